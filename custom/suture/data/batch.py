@@ -1,0 +1,68 @@
+"""Batches: what a model reads and what is known about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Inputs with their labels; pixels and tokens alike.
+
+    Attributes:
+        inputs: named tensors, first axis n. Images: ``{"image": [n, channels, h, w]}``.
+        y: labels [n, c], 1 or 0; 0 where unknown (never NaN, because NaN * 0 is NaN).
+        known: boolean mask [n, c]; False means "no information", not "absent".
+    """
+
+    inputs: Mapping[str, Tensor]
+    y: Tensor
+    known: Tensor
+
+    def __len__(self) -> int:
+        return int(self.y.shape[0])
+
+    def to(self, device: torch.device | str) -> Batch:
+        """The same batch on another device."""
+        return Batch({k: v.to(device) for k, v in self.inputs.items()}, self.y.to(device), self.known.to(device))
+
+
+@dataclass(frozen=True)
+class Samples:
+    """A split held in memory (or memory-mapped), ready to be cut into batches.
+
+    Attributes:
+        inputs: named tensors, first axis n; images as uint8 [n, channels, h, w].
+        y: float32 labels [n, c], NaN where unknown.
+        patients: patient identifier of each row.
+    """
+
+    inputs: Mapping[str, Tensor]
+    y: Tensor
+    patients: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return int(self.y.shape[0])
+
+    def batch(self, rows: Tensor) -> Batch:
+        """The batch of the given rows [m]: NaN becomes y = 0 with known = False."""
+        y = self.y[rows]
+        known = ~torch.isnan(y)
+        return Batch({k: v[rows] for k, v in self.inputs.items()}, torch.nan_to_num(y, nan=0.0), known)
+
+    def batches(self, size: int, generator: torch.Generator | None = None) -> Iterator[Batch]:
+        """All rows once, shuffled if a generator is given.
+
+        A last batch of a single row joins the batch before it: batch norm has no variance of one value.
+        """
+        n = len(self)
+        order = torch.arange(n) if generator is None else torch.randperm(n, generator=generator)
+        cuts = list(range(0, n, size))
+        if len(cuts) > 1 and n - cuts[-1] == 1:
+            cuts.pop()
+        for start, stop in zip(cuts, [*cuts[1:], n], strict=True):
+            yield self.batch(order[start:stop])

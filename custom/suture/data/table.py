@@ -1,0 +1,71 @@
+"""A data set before any pixel is read: who, which image, what is known, and which split."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from suture.errors import DataError
+from suture.labels import LabelSet
+
+Split = Literal["train", "validation", "test"]
+SPLITS: tuple[Split, ...] = ("train", "validation", "test")
+
+
+@dataclass(frozen=True)
+class Table:
+    """One row per image.
+
+    Attributes:
+        labels: the classes of the columns of `y`.
+        images: name of each image within `root`, n of them.
+        patients: patient identifier of each row; a patient is never in two splits.
+        y: labels [n, c] as float32: 1 present, 0 absent, NaN unknown.
+        split: ``train``, ``validation`` or ``test`` for each row; the empty string where a row is unused.
+        root: the folder of the images, or a tar archive (or folder of archives) that holds them.
+    """
+
+    labels: LabelSet
+    images: tuple[str, ...]
+    patients: tuple[str, ...]
+    y: NDArray[np.float32]
+    split: tuple[str, ...]
+    root: Path
+
+    def __post_init__(self) -> None:
+        n = len(self.images)
+        if not (len(self.patients) == len(self.split) == n and self.y.shape == (n, len(self.labels))):
+            raise DataError(
+                f"{self.root}: {n} images, {len(self.patients)} patients, {len(self.split)} splits and "
+                f"labels of shape {self.y.shape} do not belong together"
+            )
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def rows(self, keep: NDArray[np.bool_] | NDArray[np.intp]) -> Table:
+        """The rows that a mask or an index array selects, in that order."""
+        where = np.flatnonzero(keep) if keep.dtype == np.bool_ else keep
+        return Table(
+            self.labels,
+            tuple(self.images[i] for i in where),
+            tuple(self.patients[i] for i in where),
+            self.y[where],
+            tuple(self.split[i] for i in where),
+            self.root,
+        )
+
+    def of(self, split: Split) -> Table:
+        """The rows of one split."""
+        return self.rows(np.array([s == split for s in self.split], dtype=np.bool_))
+
+    def restrict(self, labels: LabelSet) -> Table:
+        """The same rows with the columns of `labels`, in their order; a class that is not here is unknown."""
+        positions = np.array(self.labels.align(labels))
+        y = np.full((len(self), len(labels)), np.nan, dtype=np.float32)
+        y[:, positions >= 0] = self.y[:, positions[positions >= 0]]
+        return Table(labels, self.images, self.patients, y, self.split, self.root)

@@ -1,0 +1,49 @@
+"""Errors that a user reads: each names what is wrong and what to do about it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class SutureError(Exception):
+    """Base of every expected failure; the command line prints it without a traceback and exits non-zero."""
+
+
+class ConfigError(SutureError):
+    """A configuration, job or command line that cannot be used."""
+
+
+class DataError(SutureError):
+    """A site's data set that cannot be read; names the site, file, row or class."""
+
+
+class LabelError(SutureError):
+    """A label set that is empty, ambiguous or not agreed."""
+
+
+class RejectedUpdate(SutureError):
+    """An update that does not match what its method declared; it never touches the global model."""
+
+
+class FederationError(SutureError):
+    """A federation that cannot go on."""
+
+
+def nearest(name: str, options: Iterable[str]) -> str:
+    """The hint that ends an "unknown name" message: the nearest valid word, or all of them."""
+    known = sorted(options)
+    close = difflib.get_close_matches(name.casefold(), [o.casefold() for o in known], n=1, cutoff=0.6)
+    if close:
+        word = next(o for o in known if o.casefold() == close[0])
+        return f"did you mean {word!r}?"
+    return "known: " + ", ".join(known)
+
+
+def unknown(kind: str, name: str, options: Iterable[str]) -> ConfigError:
+    """A `ConfigError` for a word that is not among `options`.
+
+    >>> str(unknown("method", "surgcal", ["surgical", "vanilla"]))
+    "unknown method 'surgcal'; did you mean 'surgical'?"
+    """
+    return ConfigError(f"unknown {kind} {name!r}; {nearest(name, options)}")
