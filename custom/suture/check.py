@@ -1,0 +1,129 @@
+"""What may cross, checked whole: by the site's filter before it leaves, by the server before it counts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from suture.errors import RejectedUpdate
+from suture.messages import Abstain, Evaluation, Hello, Labels, Metrics, Reply, TaskName, Update
+from suture.methods.contract import Egress, Range
+
+_ANSWERS: dict[TaskName, type[Reply]] = {"hello": Hello, "train": Update, "evaluate": Evaluation}
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """What a site was asked, and so what it may answer.
+
+    Attributes:
+        labels: the rows that it was sent, in its own names.
+        own: the classes that it annotates.
+        committed: the round of the model that it measures.
+    """
+
+    task: TaskName
+    round: int
+    committed: int
+    split: str
+    labels: Labels
+    own: Labels
+    egress: Egress
+
+
+def check_reply(reply: Reply, expected: Expectation) -> None:
+    """Checks a reply against what was asked and what the method declared.
+
+    Raises:
+        RejectedUpdate: the first thing that does not fit. The reply is to be dropped whole.
+    """
+    if isinstance(reply, Abstain):
+        return
+    if not isinstance(reply, _ANSWERS[expected.task]):
+        raise RejectedUpdate(f"a {type(reply).__name__} is no answer to {expected.task!r}")
+    if isinstance(reply, Hello):
+        _check_labels(reply.labels)
+        if not reply.labels:
+            raise RejectedUpdate("no labels")
+    elif isinstance(reply, Evaluation):
+        _check_metrics(reply.metrics, expected, expected.round)
+    elif isinstance(reply, Update):
+        _check_update(reply, expected)
+
+
+def _check_update(update: Update, expected: Expectation) -> None:
+    egress = expected.egress
+    if update.round != expected.round:
+        raise RejectedUpdate(f"round {update.round} instead of {expected.round}")
+    if update.kind != egress.kind:
+        raise RejectedUpdate(f"kind {update.kind!r} instead of {egress.kind!r}")
+    _check_labels(update.labels)
+    if stray := set(update.labels) - set(expected.labels):
+        raise RejectedUpdate(f"unknown label {min(stray)!r}")
+    if update.labels != expected.labels:
+        raise RejectedUpdate(f"labels of {len(update.labels)} rows instead of the {len(expected.labels)} asked")
+    rows = len(update.labels)
+    _check_tensors("shared", update.shared, egress.shared)
+    _check_tensors("head", update.head, _with_rows(egress.head, rows))
+    _check_tensors("class_tensors", update.class_tensors, _with_rows(egress.class_tensors, rows))
+    _check_tensors("", {"class_weights": update.class_weights}, {"class_weights": ((rows,), "torch.float64")})
+    _check_range("weight", update.weight, egress.weight)
+    low, high = egress.class_weight
+    if not bool(((update.class_weights >= low) & (update.class_weights <= high)).all()):
+        raise RejectedUpdate(f"class_weights outside [{low}, {high}]")
+    if update.scalars.keys() != egress.scalars.keys():
+        raise RejectedUpdate(_difference("scalars", update.scalars.keys(), egress.scalars.keys()))
+    for name, value in update.scalars.items():
+        _check_range(name, value, egress.scalars[name])
+    if update.metrics is not None:
+        _check_metrics(update.metrics, expected, expected.committed)
+
+
+def _check_labels(labels: Labels) -> None:
+    if len(set(labels)) != len(labels):
+        twice = next(name for name in labels if labels.count(name) > 1)
+        raise RejectedUpdate(f"label {twice!r} appears twice")
+
+
+def _check_tensors(
+    group: str, tensors: Mapping[str, Tensor], declared: Mapping[str, tuple[tuple[int, ...], str]]
+) -> None:
+    if tensors.keys() != declared.keys():
+        raise RejectedUpdate(_difference(group, tensors.keys(), declared.keys()))
+    for name, tensor in tensors.items():
+        shape, dtype = declared[name]
+        if tuple(tensor.shape) != tuple(shape):
+            raise RejectedUpdate(f"{group}/{name} has shape {tuple(tensor.shape)} instead of {tuple(shape)}")
+        if str(tensor.dtype) != dtype:
+            raise RejectedUpdate(f"{group}/{name} is {tensor.dtype} instead of {dtype}")
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise RejectedUpdate(f"{group}/{name} is not finite")
+
+
+def _check_metrics(metrics: Metrics, expected: Expectation, of_round: int) -> None:
+    if metrics.round != of_round or (expected.task == "evaluate" and metrics.split != expected.split):
+        raise RejectedUpdate(f"metrics of round {metrics.round} ({metrics.split}) were not asked for")
+    if stray := metrics.classes.keys() - set(expected.own):
+        raise RejectedUpdate(f"metrics of the unknown label {min(stray)!r}")
+
+
+def _check_range(name: str, value: float, declared: Range) -> None:
+    low, high = declared
+    if not low <= value <= high:
+        raise RejectedUpdate(f"{name} is {value}, outside [{low}, {high}]")
+
+
+def _with_rows(
+    declared: Mapping[str, tuple[tuple[int, ...], str]], rows: int
+) -> dict[str, tuple[tuple[int, ...], str]]:
+    return {name: ((rows, *shape), dtype) for name, (shape, dtype) in declared.items()}
+
+
+def _difference(group: str, found: object, declared: object) -> str:
+    have, want = set(found), set(declared)  # type: ignore[call-overload]
+    if extra := have - want:
+        return f"{group}/{min(extra)} was not declared"
+    return f"{group}/{min(want - have)} is missing"

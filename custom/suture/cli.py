@@ -1,0 +1,260 @@
+"""The `suture` command."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from datetime import datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from suture.errors import ConfigError, SutureError
+
+app = typer.Typer(
+    help="Train one model over sites that annotate different labels.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+data_app = typer.Typer(help="A site's own data.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+console = Console()
+
+
+class Env(StrEnum):
+    """Where a job runs."""
+
+    local = "local"
+    sim = "sim"
+    poc = "poc"
+    prod = "prod"
+
+
+Rounds = Annotated[int | None, typer.Option(help="Communication rounds.")]
+Seed = Annotated[int | None, typer.Option(help="Seed of initialisation, shuffling and augmentation.")]
+Out = Annotated[Path | None, typer.Option(help="Folder of the run; by default runs/JOB-TIME.")]
+Sets = Annotated[list[str] | None, typer.Option("--set", help="Change a setting: key=value. Repeatable.")]
+Accept = Annotated[list[str] | None, typer.Option(help="A look-alike label that is a class of its own, or 'all'.")]
+
+
+@app.command()
+def demo(env: Env = Env.sim, rounds: Rounds = None, seed: Seed = None, out: Out = None) -> None:
+    """Run the main job on embedded data: three sites with different findings."""
+    run("demo", env=env, rounds=rounds, seed=seed, out=out)
+
+
+@app.command()
+def run(
+    job: Annotated[str, typer.Argument(help="A name in jobs/, or a path.")],
+    env: Annotated[Env, typer.Option(help="local: a plain loop; sim: FLARE's simulator.")] = Env.sim,
+    rounds: Rounds = None,
+    seed: Seed = None,
+    out: Out = None,
+    settings: Sets = None,
+    accept_labels: Accept = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the unfinished run in --out.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in --out.")] = False,
+    threads: Annotated[int | None, typer.Option(help="Simulator processes; fewer than sites share them.")] = None,
+    startup_kit: Annotated[Path | None, typer.Option(help="Admin startup kit, for --env poc and prod.")] = None,
+) -> None:
+    """Run a job."""
+    from suture.job import load_job
+
+    execute(
+        load_job(job),
+        env=env,
+        settings=_all_settings(rounds, seed, settings, accept_labels),
+        out=out,
+        resume=resume,
+        overwrite=overwrite,
+        threads=threads,
+        startup_kit=startup_kit,
+    )
+
+
+def _all_settings(
+    rounds: int | None, seed: int | None, settings: list[str] | None, accept: list[str] | None
+) -> list[str]:
+    import json
+
+    found = list(settings or ())
+    if rounds is not None:
+        found.append(f"rounds={rounds}")
+    if seed is not None:
+        found.append(f"seed={seed}")
+    if accept:
+        found.append(f"accept_labels={'true' if accept == ['all'] else json.dumps(accept)}")
+    return found
+
+
+def execute(
+    job: Any,
+    *,
+    env: Env,
+    settings: list[str],
+    out: Path | None,
+    resume: bool = False,
+    overwrite: bool = False,
+    threads: int | None = None,
+    startup_kit: Path | None = None,
+) -> None:
+    """Runs a job and shows its table."""
+    from suture.job import with_settings
+    from suture.run import run_here
+
+    job = with_settings(job, settings)
+    if env in (Env.poc, Env.prod):
+        from suture.flare.submit import submit
+
+        console.print(f"submitted as {submit(job, env.value, startup_kit)}")
+        return
+    folder = (out or Path("runs") / f"{job.name}-{datetime.now():%Y%m%d-%H%M%S}").resolve()
+    report_path = run_here(job, env.value, folder, resume=resume, overwrite=overwrite, threads=threads)
+    _show(folder)
+    console.print(f"report: {report_path}", soft_wrap=True, highlight=False)
+
+
+def _show(folder: Path) -> None:
+    import json
+
+    from suture.evaluation.table import per_class_table
+
+    run_facts = json.loads((folder / "run.json").read_text())
+    console.print(per_class_table(run_facts, json.loads((folder / "metrics.json").read_text())))
+
+
+@app.command()
+def export(
+    job: Annotated[str, typer.Argument(help="A name in jobs/, or a path.")],
+    out: Annotated[Path, typer.Option(help="Folder to write the job into.")],
+    experiment: Annotated[str | None, typer.Option(help="Identifier that a later job continues.")] = None,
+    settings: Sets = None,
+    bundle: Annotated[bool, typer.Option(help="Whether the package travels with the job.")] = True,
+) -> None:
+    """Write a job as a folder that FLARE's admin console accepts."""
+    from suture.flare.submit import export_job
+    from suture.job import load_job, with_settings
+
+    console.print(f"job: {export_job(with_settings(load_job(job), settings or []), out, experiment, bundle)}")
+
+
+@app.command()
+def report(directory: Annotated[Path, typer.Argument(help="Folder of a run.")]) -> None:
+    """Render the report of a run again, and show its table."""
+    from suture.evaluation.report import write_report
+
+    path = write_report(directory)
+    if (directory / "metrics.json").exists():
+        _show(directory)
+    console.print(f"report: {path}", soft_wrap=True, highlight=False)
+
+
+@app.command()
+def predict(
+    model: Annotated[Path, typer.Argument(help="The model/ folder of a run.")],
+    images: Annotated[Path, typer.Argument(help="An image, a folder of images, or a CSV with an image column.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="CSV to write.")],
+    device: str = "cpu",
+) -> None:
+    """Write one probability per class for each image."""
+    from suture.prediction import predict_to_csv
+
+    count, skipped = predict_to_csv(model, images, out, device)
+    for name in skipped:
+        console.print(f"skipped, unreadable: {name}", style="yellow", highlight=False)
+    console.print(f"{count} images: {out}")
+
+
+@app.command("list")
+def list_() -> None:
+    """List methods, models, data sets and jobs."""
+    from suture.data import DATASETS
+    from suture.job import known_jobs, load_job
+    from suture.methods import METHODS
+    from suture.models import MODELS
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("kind", "name", "what it is"):
+        table.add_column(column)
+    for method in METHODS.values():
+        table.add_row("method", method.name, f"{method.title} ({method.paper})")
+    for name, text in MODELS.items():
+        table.add_row("model", name, text)
+    for name, text in DATASETS.items():
+        table.add_row("data set", name, text)
+    for name, path in known_jobs().items():
+        table.add_row("job", name, load_job(str(path)).title)
+    console.print(table)
+
+
+@data_app.command("check")
+def check(
+    config: Annotated[Path, typer.Argument(help="A site's suture.toml.")],
+) -> None:
+    """Check a site's configuration and data: counts, unreadable images, empty classes, split leaks."""
+    from suture.config import load_site_config
+    from suture.data.check import check as check_data
+    from suture.data.check import render
+
+    findings = check_data(load_site_config(config))
+    console.print(render(findings))
+    if findings.problems:
+        raise SutureError(f"{config}: {len(findings.problems)} problems; mend them before you take part")
+
+
+def run_job_file(job: Any) -> None:
+    """The command line of a job.py: the options of `suture run` without the job's name."""
+    file_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+    @file_app.command(help=job.title)
+    def main_(
+        env: Env = Env.sim,
+        rounds: Rounds = None,
+        seed: Seed = None,
+        out: Out = None,
+        settings: Sets = None,
+        resume: bool = False,
+        overwrite: bool = False,
+        export: Annotated[bool, typer.Option("--export", help="Write the job for the admin console.")] = False,
+        export_dir: Annotated[Path, typer.Option(help="Where to.")] = Path("exported"),
+        startup_kit: Annotated[Path | None, typer.Option(help="Admin startup kit.")] = None,
+    ) -> None:
+        chosen = _all_settings(rounds, seed, settings, None)
+        if export:
+            from suture.flare.submit import export_job
+            from suture.job import with_settings
+
+            console.print(f"job: {export_job(with_settings(job, chosen), export_dir, None, True)}")
+            return
+        execute(
+            job,
+            env=env,
+            settings=chosen,
+            out=out,
+            resume=resume,
+            overwrite=overwrite,
+            startup_kit=startup_kit,
+        )
+
+    _guarded(file_app)
+
+
+def main() -> None:
+    """Entry point: an expected error is one message and exit code 1; Ctrl-C is exit code 130."""
+    _guarded(app)
+
+
+def _guarded(command: Callable[[], Any]) -> None:
+    try:
+        command()
+    except SutureError as error:
+        Console(stderr=True).print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        sys.exit(2 if isinstance(error, ConfigError) else 1)
+    except KeyboardInterrupt:
+        Console(stderr=True).print("interrupted; what was committed is kept, continue with --resume", style="yellow")
+        sys.exit(130)

@@ -1,0 +1,222 @@
+"""A site's own `suture.toml`: read where the data lies, never part of a job.
+
+    [data]
+    dataset = "hospital"
+    root = "images"
+    table = "labels.csv"
+
+Everything else has a default. Relative paths start at the folder of the file.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tomli_w
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
+
+from suture.errors import ConfigError, nearest
+from suture.files import atomic_write
+
+Dataset = Literal["hospital", "nih"]
+SplitRule = Literal["column", "official", "patients"]
+
+SPLIT_RULES: dict[Dataset, tuple[SplitRule, ...]] = {
+    "hospital": ("column", "patients"),
+    "nih": ("official", "patients"),
+}
+"""The ways in which a data set can be divided; the first is the default."""
+
+
+def _resolve(path: Path, info: ValidationInfo) -> Path:
+    path = path.expanduser()
+    return info.context["folder"] / path if info.context else path
+
+
+SitePath = Annotated[Path, AfterValidator(_resolve)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+class DataConfig(_Section):
+    """What the site's data are.
+
+    Attributes:
+        dataset: the format of `table`.
+        root: the image folder, a tar archive, or a folder of tar archives.
+        table: the CSV with one row per image.
+        image_column: the hospital's column of image names within `root`.
+        patient_column: the hospital's column of patient identifiers.
+        labels: the classes that this site annotates; by default every label that `table` has.
+        synonyms: the table's spelling of a label, and the name it stands for.
+        split: who decides which rows train: a column of the table, the official lists, or a 70/10/20 cut of
+            the patients; by default the first that the data set has.
+        split_column: the hospital's column of train, validation, test or blank (unused).
+        seed: of every random division of the patients.
+        color: read images as RGB rather than gray.
+        lists: folder of train_val_list.txt and test_list.txt; by default the folder of `table`.
+        partial: the table lists more images than `root` holds; the rows without an image are left out.
+    """
+
+    dataset: Dataset
+    root: SitePath
+    table: SitePath
+    image_column: str = "image"
+    patient_column: str = "patient"
+    labels: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
+    synonyms: dict[str, str] = Field(default_factory=dict)
+    split: SplitRule | None = None
+    split_column: str = "split"
+    seed: int = Field(default=1337, ge=0)
+    color: bool = False
+    lists: SitePath | None = None
+    partial: bool = False
+
+    @property
+    def split_rule(self) -> SplitRule:
+        """`split`, or the data set's default."""
+        return self.split or SPLIT_RULES[self.dataset][0]
+
+    @model_validator(mode="after")
+    def _split_fits(self) -> DataConfig:
+        rules = SPLIT_RULES[self.dataset]
+        if self.split_rule not in rules:
+            known = " or ".join(map(repr, rules))
+            raise ValueError(f"split = {self.split!r} is not for dataset {self.dataset!r}; use {known}")
+        return self
+
+
+class TrainingConfig(_Section):
+    """How this site's machine trains.
+
+    Attributes:
+        batch_size: replaces the job's; at least 2, because batch norm has no variance of one image.
+        learning_rate: replaces the job's.
+        device: a torch device.
+        amp: train in mixed precision.
+        threads: torch threads; another number gives other sums.
+    """
+
+    batch_size: int | None = Field(default=None, ge=2)
+    learning_rate: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    device: str = "cpu"
+    amp: bool = False
+    threads: int = Field(default=1, ge=1)
+
+
+class PrivacyConfig(_Section):
+    """What this site agrees to.
+
+    Attributes:
+        label_view: the class names that the site agrees to see: its own, or all of the federation.
+        min_count: a count below this is withheld.
+        max_faults: the share of unreadable images that is tolerated.
+    """
+
+    label_view: Literal["own", "all"] = "own"
+    min_count: int = Field(default=5, ge=0)
+    max_faults: float = Field(default=0.05, ge=0, le=1)
+
+
+class StorageConfig(_Section):
+    """Folders that the site keeps: its state between rounds, and its decoded images."""
+
+    state: SitePath = Path("state")
+    cache: SitePath = Path("cache")
+
+
+class SiteConfig(_Section):
+    """All of a `suture.toml`."""
+
+    data: DataConfig
+    # Made by the validator, not once at import, so that default folders start at the file's folder.
+    training: TrainingConfig = Field(default_factory=lambda: TrainingConfig.model_validate({}))
+    privacy: PrivacyConfig = Field(default_factory=lambda: PrivacyConfig.model_validate({}))
+    storage: StorageConfig = Field(default_factory=dict)
+
+
+_SECTIONS: dict[str, type[_Section]] = {
+    "data": DataConfig,
+    "training": TrainingConfig,
+    "privacy": PrivacyConfig,
+    "storage": StorageConfig,
+}
+
+
+def load_site_config(path: Path) -> SiteConfig:
+    """Reads a site's configuration; relative paths in it become absolute.
+
+    Raises:
+        ConfigError: the file is missing or not TOML (with its line), or a key is unknown (with the nearest
+            valid word), missing or out of range.
+    """
+    path = path.absolute()
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}; a site needs a suture.toml there") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+    try:
+        return SiteConfig.model_validate(raw, context={"folder": path.parent})
+    except ValidationError as error:
+        raise ConfigError("\n".join(_explain(path, fault) for fault in error.errors())) from error
+
+
+def find_site_config(site: str, workspace: Path | None) -> Path:
+    """Where the `suture.toml` of a site is.
+
+    `$SUTURE_SITES/<site>/suture.toml` where that variable is set (a simulation: several sites on one machine),
+    else `local/suture.toml` or `suture.toml` in the site's FLARE workspace.
+
+    Raises:
+        ConfigError: it is in none of these places; the message lists them.
+    """
+    sites = os.environ.get("SUTURE_SITES")
+    if sites:
+        places = [Path(sites) / site / "suture.toml"]
+    else:
+        folders = [workspace / "local", workspace] if workspace else []
+        places = [folder / "suture.toml" for folder in folders]
+    for place in places:
+        if place.is_file():
+            return place
+    looked = ", ".join(map(str, places)) or "no folder (SUTURE_SITES is not set and there is no workspace)"
+    raise ConfigError(f"site {site!r} has no suture.toml; looked at {looked}")
+
+
+def write_site_config(path: Path, config: SiteConfig) -> None:
+    """Writes a configuration that `load_site_config` reads back; the file is whole or not there.
+
+    Raises:
+        OSError: the folder does not exist or is not writable.
+    """
+    atomic_write(path, tomli_w.dumps(config.model_dump(mode="json", exclude_none=True)).encode())
+
+
+def _explain(path: Path, fault: Any) -> str:
+    """One fault of pydantic in the words of the file."""
+    where = [str(part) for part in fault["loc"]]
+    key = f"[{where[0]}] {'.'.join(where[1:])}".strip() if len(where) > 1 or where[0] in _SECTIONS else where[0]
+    if fault["type"] == "extra_forbidden":
+        options = _SECTIONS if len(where) == 1 else _SECTIONS[where[0]].model_fields
+        return f"{path}: unknown key {key}; {nearest(where[-1], options)}"
+    if fault["type"] == "missing":
+        return f"{path}: {key} is missing; write it"
+    if fault["type"] == "literal_error":
+        words = [word.strip("'") for word in fault["ctx"]["expected"].replace(" or ", ", ").split(", ")]
+        return f"{path}: unknown {key} = {fault['input']!r}; {nearest(str(fault['input']), words)}"
+    return f"{path}: {key} = {fault['input']!r}: {fault['msg']}" if len(where) > 1 else f"{path}: {fault['msg']}"

@@ -1,0 +1,151 @@
+"""A run as one page: report.html, which needs no other file and prints well."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from suture.evaluation import formats
+from suture.evaluation.figures import Chart, Scale, Series, Tick, bar_chart, line_chart
+from suture.evaluation.metrics import mean_defined
+from suture.evaluation.records import Metrics, Round, Run, SiteRound, read_history, read_metrics, read_run
+from suture.evaluation.rows import UNIQUE, class_groups, kind
+from suture.files import atomic_write
+
+FORMATS = ("area", "interval", "count", "size", "duration", "moment", "setting")
+
+
+def write_report(run_dir: Path) -> Path:
+    """Writes report.html beside run.json and returns its path.
+
+    history.jsonl and metrics.json may be absent, as they are when a run has failed; the page says so.
+
+    Raises:
+        DataError: run.json is absent, or a file cannot be read.
+        OSError: the folder cannot be written to.
+    """
+    run, history, metrics = read_run(run_dir), read_history(run_dir), read_metrics(run_dir)
+    page = _environment().get_template("report.html").render(**_content(run, history, metrics))
+    path = run_dir / "report.html"
+    atomic_write(path, page.encode())
+    return path
+
+
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {name: getattr(formats, name) for name in FORMATS}
+    return environment
+
+
+def _content(run: Run, history: list[Round], metrics: Metrics | None) -> dict[str, Any]:
+    """What the template is given."""
+    return {
+        "run": run,
+        "metrics": metrics,
+        "history": history,
+        "seconds": (run.finished - run.started).total_seconds() if run.finished else None,
+        "unique": [label for label in run.labels if kind(run, label) == UNIQUE],
+        "groups": class_groups(run, metrics) if metrics else [],
+        "axis": _axis(metrics) if metrics else None,
+        "site_means": {s: mean_defined(v.values()) for s, v in metrics.sites.items()} if metrics else {},
+        "phases": _phases(history),
+        "curves": _curves(run, history),
+        "costs": _costs(history),
+        "totals": _totals(history),
+        "events": _events(history),
+    }
+
+
+def _axis(metrics: Metrics) -> tuple[Scale, list[Tick]]:
+    """The AUROC axis, in per cent of its width: from 0.5, or lower where a class needs it, to 1."""
+    areas = [v for v in metrics.auroc.values() if v is not None]
+    bounds = [v[0] for v in metrics.intervals.values() if v is not None]
+    low = math.floor(10 * min([0.5, *areas, *bounds])) / 10
+    scale = Scale(low, 1.0, 3.0, 97.0)
+    return scale, [Tick(scale(k / 10), f"{k / 10:.1f}") for k in range(round(10 * low), 11)]
+
+
+def _curves(run: Run, history: Sequence[Round]) -> list[Chart]:
+    """Validation loss and AUROC of each round's model, and each site's training loss."""
+    if not history:
+        return []
+    rounds = [r.round for r in history]
+    starts = [first for first, _ in _phases(history)[1:]]
+    drawn = {
+        "Validation loss, mean over sites": [Series("loss", [r.validation.loss for r in history])],
+        "Validation AUROC, mean over sites": [Series("AUROC", [r.validation.auroc for r in history])],
+        "Training loss, per site": [
+            Series(site, [r.sites[site].train_loss if site in r.sites else None for r in history])
+            for site in run.sites
+        ],
+    }
+    charts = [line_chart(title, rounds, s, starts, run.selected_round) for title, s in drawn.items()]
+    return [chart for chart in charts if chart]
+
+
+def _phases(history: Sequence[Round]) -> list[tuple[int, str]]:
+    """The first round and the name of each phase."""
+    runs = itertools.groupby(history, key=lambda r: r.phase)
+    return [(next(rounds).round, name) for name, rounds in runs]
+
+
+def _costs(history: Sequence[Round]) -> list[Chart]:
+    """Seconds and bytes of each round."""
+    if not history:
+        return []
+    rounds = [r.round for r in history]
+    factor, unit = formats.byte_unit(max(max(r.bytes_down, r.bytes_up) for r in history))
+    traffic = [
+        Series("to the sites", [r.bytes_down / factor for r in history]),
+        Series("from the sites", [r.bytes_up / factor for r in history]),
+    ]
+    charts = [
+        bar_chart(f"Traffic per round, {unit}", rounds, traffic),
+        bar_chart("Time per round, s", rounds, [Series("seconds", [r.seconds for r in history])]),
+    ]
+    return [chart for chart in charts if chart]
+
+
+def _totals(history: Sequence[Round]) -> dict[str, dict[str, Any]]:
+    """Of each site over all rounds: updates accepted, bytes either way, seconds at work."""
+    sites = dict.fromkeys(name for r in history for name in r.sites)
+    return {name: _total([r.sites[name] for r in history if name in r.sites]) for name in sites}
+
+
+def _total(site: Sequence[SiteRound]) -> dict[str, Any]:
+    return {
+        "rounds": len(site),
+        "accepted": sum(r.status == "accepted" for r in site),
+        "down": sum(r.bytes_down for r in site),
+        "up": sum(r.bytes_up for r in site),
+        "seconds": math.fsum(r.seconds or 0.0 for r in site),
+    }
+
+
+def _events(history: Sequence[Round]) -> list[dict[str, str]]:
+    """What did not go as planned, equal events of several rounds as one."""
+    rounds: dict[tuple[str, str, str], list[int]] = {}
+    for r in history:
+        if r.status == "unchanged":
+            rounds.setdefault(("the federation", "unchanged", "the global model was kept"), []).append(
+                r.round
+            )
+        for name, site in r.sites.items():
+            if site.status != "accepted":
+                event = (name, site.status, site.reason or "no reason was given")
+                rounds.setdefault(event, []).append(r.round)
+    return [
+        {"who": who, "what": what, "why": why, "rounds": formats.spans(numbers)}
+        for (who, what, why), numbers in rounds.items()
+    ]

@@ -1,0 +1,53 @@
+"""Writing files that are whole or not there."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from suture.errors import SutureError
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary file beside `path` that takes its place when the block ends well, and vanishes otherwise.
+
+    Raises:
+        OSError: the folder does not exist, is not writable or is full; `path` is then what it was.
+    """
+    # Not `tempfile`: its files are readable by their owner alone, and the replaced file would be too.
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        yield temporary
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def atomic_write(path: Path, data: bytes) -> None:
+    """Replaces `path` by `data`: a reader, or a crash at any moment, finds the old bytes or the new ones.
+
+    Raises:
+        OSError: the folder does not exist, is not writable or is full; `path` is then what it was.
+    """
+    with replacing(path) as temporary:
+        temporary.write_bytes(data)
+
+
+def write_json(path: Path, value: object) -> None:
+    """Writes strict JSON (RFC 8259: no NaN, no Infinity) with `atomic_write`.
+
+    Raises:
+        SutureError: a number is not finite.
+    """
+    try:
+        text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
+    except ValueError as error:
+        raise SutureError(f"{path}: {error}; write an undefined number as null") from error
+    atomic_write(path, f"{text}\n".encode())

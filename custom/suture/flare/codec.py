@@ -1,0 +1,43 @@
+"""A packed message as a FLARE Shareable, and back."""
+
+from __future__ import annotations
+
+from nvflare.apis.dxo import DXO, DataKind, from_shareable
+from nvflare.apis.shareable import Shareable
+from nvflare.app_opt.pt.decomposers import TensorDecomposer
+from nvflare.fuel.utils import fobs
+
+from suture.errors import RejectedUpdate
+from suture.packing import Packed
+
+_HEADER = "suture"
+
+
+def register() -> None:
+    """Teaches FLARE's serialiser torch tensors; call it once in each process."""
+    fobs.register(TensorDecomposer)
+
+
+def to_shareable(packed: Packed) -> Shareable:
+    """Tensors as the weights of a DXO, the header as its meta."""
+    return DXO(DataKind.WEIGHTS, dict(packed.tensors), {_HEADER: dict(packed.header)}).to_shareable()
+
+
+def from_shareable_(shareable: Shareable) -> Packed:
+    """The packed message of a Shareable.
+
+    Raises:
+        RejectedUpdate: it is no DXO of weights, or its meta holds anything but the header.
+    """
+    try:
+        dxo = from_shareable(shareable)
+    except ValueError as error:
+        raise RejectedUpdate(f"not a message of suture: {error}") from None
+    if dxo.data_kind != DataKind.WEIGHTS or not isinstance(dxo.data, dict):
+        raise RejectedUpdate(f"unexpected kind of data {dxo.data_kind!r}")
+    if stray := dxo.meta.keys() - {_HEADER}:
+        raise RejectedUpdate(f"undeclared field {min(map(str, stray))[:200]!r}")
+    header = dxo.meta.get(_HEADER)
+    if not isinstance(header, dict):
+        raise RejectedUpdate("the message has no header")
+    return Packed(dxo.data, header)

@@ -1,0 +1,143 @@
+"""The server's side of FLARE: one task per site, and the server's files where a download finds them."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from nvflare.apis.client import Client
+from nvflare.apis.controller_spec import ClientTask, Task
+from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.impl.controller import Controller
+from nvflare.apis.shareable import Shareable
+from nvflare.apis.signal import Signal
+
+from suture.config import SiteConfig, find_site_config, load_site_config
+from suture.errors import ConfigError, FederationError, RejectedUpdate, SutureError
+from suture.federation import Receive, federate
+from suture.flare.codec import from_shareable_, register, to_shareable
+from suture.flare.executor import workspace_root
+from suture.messages import TaskName
+from suture.packing import Packed
+from suture.plan import Plan, Schedule
+from suture.server.open import open_server
+from suture.server.server import Server
+
+log = logging.getLogger(__name__)
+
+_POLL = 0.02
+_RESULTS = ("run.json", "history.jsonl", "metrics.json", "report.html", "model")
+
+
+class FederationController(Controller):
+    """Runs the server's half of a federation.
+
+    Args:
+        plan: `Plan.to_dict()`.
+        schedule: `Schedule.to_dict()`.
+        task_check_period: seconds between two looks at the standing tasks; a floor of every round's time.
+    """
+
+    def __init__(self, plan: dict[str, Any], schedule: dict[str, Any], task_check_period: float = 0.02) -> None:
+        super().__init__(task_check_period=task_check_period)
+        self.plan = plan
+        self.schedule = schedule
+        self.task_check_period = task_check_period
+
+    def start_controller(self, fl_ctx: FLContext) -> None:  # noqa: ARG002
+        register()
+
+    def stop_controller(self, fl_ctx: FLContext) -> None:
+        self.cancel_all_tasks(fl_ctx=fl_ctx)
+
+    def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
+        try:
+            server = self._open(fl_ctx)
+        except SutureError as error:
+            self.system_panic(str(error), fl_ctx)
+            return
+        try:
+            federate(server, FlareTransport(self, fl_ctx, abort_signal, server.schedule.round_timeout))
+        except (SutureError, OSError) as error:
+            status = "interrupted" if abort_signal.triggered else "failed"
+            log.error("%s: %s", status, error)
+            server.record.close(status, str(error))
+            self.system_panic(str(error), fl_ctx)
+        finally:
+            self._hand_out(server.record.folder, fl_ctx)
+
+    def process_result_of_unknown_task(
+        self, client: Client, task_name: str, client_task_id: str, result: Shareable, fl_ctx: FLContext  # noqa: ARG002
+    ) -> None:
+        log.warning("an answer of %s to %r came too late and is dropped", client.name, task_name)
+
+    def _open(self, fl_ctx: FLContext) -> Server:
+        root = workspace_root(fl_ctx)
+        config: SiteConfig | None = None
+        try:
+            config = load_site_config(find_site_config("server", root))
+        except ConfigError as error:
+            log.info("the server has no data of its own: %s", error)
+        return open_server(Plan.from_dict(self.plan), Schedule.from_dict(self.schedule), config, root / "suture")
+
+    def _hand_out(self, folder: Path, fl_ctx: FLContext) -> None:
+        """Copies what a user wants to where FLARE's job download finds it."""
+        target = Path(fl_ctx.get_engine().get_workspace().get_result_root(fl_ctx.get_job_id()))
+        target.mkdir(parents=True, exist_ok=True)
+        for name in _RESULTS:
+            source = folder / name
+            if source.is_dir():
+                shutil.copytree(source, target / name, dirs_exist_ok=True)
+            elif source.exists():
+                shutil.copy2(source, target / name)
+
+
+class FlareTransport:
+    """Carries tasks to FLARE's clients and answers back."""
+
+    def __init__(self, controller: Controller, fl_ctx: FLContext, abort: Signal, timeout: int) -> None:
+        self._controller = controller
+        self._fl_ctx = fl_ctx
+        self._abort = abort
+        self._timeout = timeout
+
+    @property
+    def sites(self) -> list[str]:
+        """The clients of the job."""
+        return sorted(client.name for client in self._fl_ctx.get_engine().get_clients())
+
+    def exchange(self, task: TaskName, payloads: Mapping[str, Packed], receive: Receive) -> dict[str, str]:
+        """One task per site, because payloads differ; ends when all have answered or timed out."""
+        missing = {site: f"no answer within {self._timeout} s" for site in payloads}
+
+        def take(client_task: ClientTask, _: FLContext) -> None:
+            # FLARE's own name of the client, never one that the message claims.
+            site, result = client_task.client.name, client_task.result
+            client_task.result = None
+            code = result.get_return_code()
+            if code != ReturnCode.OK:
+                missing[site] = f"FLARE answered {code}"
+                return
+            missing.pop(site, None)
+            try:
+                receive(site, from_shareable_(result))
+            except RejectedUpdate as error:
+                missing[site] = str(error)
+
+        for site, packed in payloads.items():
+            self._controller.broadcast(
+                Task(task, to_shareable(packed), timeout=self._timeout, result_received_cb=take),
+                self._fl_ctx,
+                targets=[site],
+                min_responses=1,
+            )
+        while self._controller.get_num_standing_tasks():
+            if self._abort.triggered:
+                raise FederationError("the job was aborted")
+            time.sleep(_POLL)
+        return missing

@@ -1,0 +1,70 @@
+"""The site's side of FLARE: hands tasks to `Site` and answers back."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from nvflare.apis.event_type import EventType
+from nvflare.apis.executor import Executor
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import Shareable
+from nvflare.apis.signal import Signal
+
+from suture.config import find_site_config, load_site_config
+from suture.errors import RejectedUpdate
+from suture.flare.codec import from_shareable_, register, to_shareable
+from suture.messages import Abstain, Payload
+from suture.packing import pack, unpack
+from suture.plan import Plan
+from suture.site import Site
+
+log = logging.getLogger(__name__)
+
+EXPECTATION = "suture.expectation"
+
+
+class SiteExecutor(Executor):
+    """Runs the site's half of a federation.
+
+    Args:
+        plan: `Plan.to_dict()`.
+        rounds: how many rounds the plan's phases stretch over.
+    """
+
+    def __init__(self, plan: dict[str, Any], rounds: int) -> None:
+        super().__init__()
+        self.plan = plan
+        self.rounds = rounds
+        self._site: Site | None = None
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:  # noqa: ARG002
+        if event_type == EventType.START_RUN:
+            register()
+
+    def execute(
+        self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal  # noqa: ARG002
+    ) -> Shareable:
+        site = self._site or self._open(fl_ctx)
+        self._site = site
+        task = unpack(from_shareable_(shareable))
+        if not isinstance(task, Payload) or task.task != task_name:
+            raise RejectedUpdate(f"the task {task_name!r} carries something else")
+        reply = site.answer(task)
+        expectation = None if isinstance(reply, Abstain) else site.expectation(task)
+        fl_ctx.set_prop(EXPECTATION, expectation, private=True, sticky=False)
+        return to_shareable(pack(reply))
+
+    def _open(self, fl_ctx: FLContext) -> Site:
+        name = fl_ctx.get_identity_name()
+        root = workspace_root(fl_ctx)
+        plan = Plan.from_dict(self.plan)
+        config = load_site_config(find_site_config(name, root))
+        state = (config.storage.state or root / "suture") / plan.experiment
+        return Site(name, config, plan, self.rounds, state)
+
+
+def workspace_root(fl_ctx: FLContext) -> Path:
+    """The folder of this party that outlives its jobs."""
+    return Path(fl_ctx.get_engine().get_workspace().get_root_dir()).resolve()

@@ -1,0 +1,149 @@
+"""The messages of a federation: all that crosses between server and sites.
+
+Down goes a `Payload`; up comes a `Hello`, an `Update`, an `Evaluation` or, when a site cannot do what was
+asked, an `Abstain`. Each is a frozen value whose plain fields are validated as it is made, so that a message
+read from the wire is either well-formed or an error. `packing.py` turns them into tensors and a header.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import torch
+from pydantic import ConfigDict, Field, FiniteFloat, NonNegativeInt, StringConstraints
+from pydantic.dataclasses import dataclass
+from torch import Tensor
+
+from suture.evaluation.metrics import ClassScore
+
+STRICT = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+
+Name = Annotated[str, StringConstraints(min_length=1, max_length=200)]
+Tensors = dict[Name, Tensor]
+Labels = tuple[Name, ...]
+
+TaskName = Literal["hello", "train", "evaluate"]
+Reason = Literal[
+    "code_mismatch",
+    "configuration",
+    "data_fault",
+    "disk_full",
+    "label_view",
+    "labels",
+    "missing_state",
+    "non_finite_loss",
+    "out_of_memory",
+    "threads",
+]
+
+
+@dataclass(frozen=True, config=STRICT)
+class Metrics:
+    """How a model did on one split of a site's data; `classes` names the site's own classes only."""
+
+    round: NonNegativeInt
+    split: Literal["validation", "test"]
+    n: NonNegativeInt
+    loss: FiniteFloat | None
+    classes: dict[Name, ClassScore]
+
+
+@dataclass(frozen=True, config=STRICT)
+class Hello:
+    """A site introduces itself.
+
+    Attributes:
+        labels: the site's own class names.
+        n: number of images in each split.
+        threads: torch threads; another count gives other sums, so it is part of a run's identity.
+        code: hash of the package that the site runs.
+    """
+
+    labels: Labels
+    n: dict[Literal["train", "validation", "test"], NonNegativeInt]
+    threads: Annotated[int, Field(ge=1, le=4096)]
+    code: Name
+
+
+@dataclass(frozen=True, config=STRICT)
+class Payload:
+    """What the server sends to one site.
+
+    Attributes:
+        round: the round to be trained, or, for `evaluate`, the round of the model.
+        committed: the newest round that the server has committed; the site restores its newest state that
+            is not later.
+        labels: the classes of the head's rows, in the site's own names.
+        shared: the tensors that every site shares.
+        head: the rows of `labels`, each ``[len(labels), ...]``.
+        fixed: tensors that never change (frozen batch norm); sent once, then kept by the site.
+    """
+
+    task: TaskName
+    round: NonNegativeInt = 0
+    committed: NonNegativeInt = 0
+    phase: Name = "main"
+    split: Literal["validation", "test"] = "validation"
+    labels: Labels = ()
+    shared: Tensors = Field(default_factory=dict)
+    head: Tensors = Field(default_factory=dict)
+    fixed: Tensors = Field(default_factory=dict)
+
+
+@dataclass(frozen=True, config=STRICT)
+class Update:
+    """All that leaves a site after local training.
+
+    Attributes:
+        shared: tensors shared by every site, in the model's shapes.
+        head: rows of the head, ``[len(labels), ...]`` each.
+        labels: the classes of those rows, in the site's own names.
+        weight: how much the site counts in the mean of each shared tensor.
+        class_weights: how much it counts in the mean of each row, ``[len(labels)]``.
+        scalars: further numbers that the method declares.
+        train_loss: mean loss of the round's local steps.
+        metrics: the received global model on the site's validation data.
+    """
+
+    round: NonNegativeInt
+    labels: Labels
+    shared: Tensors
+    head: Tensors
+    class_weights: Tensor
+    weight: FiniteFloat = 1.0
+    kind: Literal["weights", "gradient"] = "weights"
+    class_tensors: Tensors = Field(default_factory=dict)
+    scalars: dict[Name, FiniteFloat] = Field(default_factory=dict)
+    train_loss: FiniteFloat | None = None
+    metrics: Metrics | None = None
+
+
+@dataclass(frozen=True, config=STRICT)
+class Evaluation:
+    """A site's answer to `evaluate`."""
+
+    metrics: Metrics
+
+
+@dataclass(frozen=True, config=STRICT)
+class Abstain:
+    """A site could not do what was asked, and says why without a path, a patient or a message text.
+
+    Attributes:
+        reason: one of the known reasons.
+        error: class name of the exception; the text stays in the site's own log.
+        rows: how many rows of data were at fault, where that is what it is about.
+    """
+
+    reason: Reason
+    error: Name
+    rows: NonNegativeInt | None = None
+
+
+Reply = Hello | Update | Evaluation | Abstain
+Message = Payload | Reply
+
+
+def ones(labels: Labels) -> Tensor:
+    """Every class of a site counts once."""
+    return torch.ones(len(labels), dtype=torch.float64)

@@ -1,0 +1,169 @@
+"""What a method is: one value with two halves, what a site does and what the server does.
+
+A method is a frozen dataclass; its fields are its hyperparameters. The same value runs in the loop of one
+process (`federation.py`) and under NVIDIA FLARE, and knows neither. To add one, see docs/adding_a_method.md.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from suture.mean import WeightedMean
+from suture.messages import Labels, Payload, Update
+from suture.models.classifier import Layout
+from suture.models.norm import NormPolicy
+from suture.packing import Packed
+from suture.training import Workbench
+
+LabelView = Literal["own", "all"]
+Range = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A stretch of rounds in which the same things are trained.
+
+    Attributes:
+        trainable: ``all`` of the model, or its ``head`` (with the hidden block) while the backbone rests.
+        lr: learning rate of the phase; None takes the method's.
+    """
+
+    name: str
+    rounds: int
+    trainable: Literal["all", "head"] = "all"
+    lr: float | None = None
+
+
+@dataclass(frozen=True)
+class Context:
+    """Where a federation stands; the same for every site of a round."""
+
+    round: int
+    phase: Phase
+    seed: int
+
+
+@dataclass(frozen=True)
+class GlobalModel:
+    """The server's half of the state, one serialisable value.
+
+    Attributes:
+        labels: the union C of the sites' classes; names the rows of `head`.
+        shared: tensors that every site trains or holds in common.
+        head: rows ``[len(labels), ...]``.
+        fixed: tensors that no round changes, sent to a site once.
+        memory: what a method keeps at the server besides (an optimiser's moments, say).
+    """
+
+    labels: Labels
+    shared: Mapping[str, Tensor]
+    head: Mapping[str, Tensor]
+    fixed: Mapping[str, Tensor] = field(default_factory=dict)
+    memory: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def rows(self, labels: Labels) -> dict[str, Tensor]:
+        """The head's rows of `labels`, in that order."""
+        index = {name: i for i, name in enumerate(self.labels)}
+        where = torch.tensor([index[name] for name in labels], dtype=torch.long)
+        return {name: tensor[where] for name, tensor in self.head.items()}
+
+
+@dataclass(frozen=True)
+class Egress:
+    """All that may leave a site in an update; the site's filter and the server both check against it.
+
+    Attributes:
+        shared: names of the tensors that leave, with their shapes and types.
+        head: names of the head's tensors, with the shape of one row.
+        class_tensors: further tensors with one row per class.
+        weight, class_weight: closed ranges.
+        scalars: names and closed ranges of the numbers that leave.
+        why: a sentence for the report, what each part is for.
+    """
+
+    shared: Mapping[str, tuple[tuple[int, ...], str]]
+    head: Mapping[str, tuple[tuple[int, ...], str]]
+    class_tensors: Mapping[str, tuple[tuple[int, ...], str]] = field(default_factory=dict)
+    weight: Range = (1.0, 1.0)
+    class_weight: Range = (1.0, 1.0)
+    scalars: Mapping[str, Range] = field(default_factory=dict)
+    kind: Literal["weights", "gradient"] = "weights"
+    why: Mapping[str, str] = field(default_factory=dict)
+
+
+class Method(ABC):
+    """The contract. A method states its paper, what a site may see, and its two halves.
+
+    Class attributes:
+        name: word of the registry and the command line.
+        title, paper: for people.
+        label_view: ``own``, a site sees the rows of its own classes only; ``all``, it sees every class of
+            the federation, which its configuration must permit.
+        personal: the method leaves a model at each site instead of a global one.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    paper: ClassVar[str]
+    label_view: ClassVar[LabelView]
+    personal: ClassVar[bool] = False
+    batch_norm: NormPolicy
+
+    def phases(self, rounds: int) -> tuple[Phase, ...]:
+        """The stretches of a run of `rounds` rounds."""
+        return (Phase("main", rounds),)
+
+    @abstractmethod
+    def egress(self, layout: Layout) -> Egress:
+        """All that may leave a site, for a model of this layout (its shared tensors are those that cross)."""
+
+    # The site's half
+
+    @abstractmethod
+    def train(
+        self, site: Workbench, received: Payload, state: Packed, ctx: Context
+    ) -> tuple[Update, dict[str, Tensor]]:
+        """One round at a site.
+
+        Args:
+            site: the site's data and a model that holds what was received.
+            received: the server's payload.
+            state: what the site kept from the round before (empty at first).
+            ctx: round, phase and seed.
+
+        Returns:
+            the update, and the tensors to keep for the next round.
+
+        Raises:
+            NonFiniteLoss: the loss stopped being a number.
+        """
+
+    @abstractmethod
+    def loss(self, logits: Tensor, y: Tensor, known: Tensor) -> Tensor:
+        """The site's objective: logits, y, known ``[n, c]`` to a scalar."""
+
+    # The server's half
+
+    @abstractmethod
+    def merge(self, previous: GlobalModel, updates: Iterable[Update], ctx: Context) -> GlobalModel:
+        """The next global model.
+
+        Args:
+            previous: the model that this round started from.
+            updates: the accepted updates in the order of the sites' names, read one at a time; label names
+                are the server's. They can be walked through once.
+        """
+
+
+def weighted_mean(previous: GlobalModel, updates: Iterable[Update]) -> WeightedMean:
+    """The running mean of all updates, each shared tensor by site weight and each row by class weight."""
+    mean = WeightedMean(previous.labels, previous.shared, previous.head)
+    for update in updates:
+        mean.add(update)
+    return mean

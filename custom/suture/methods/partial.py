@@ -1,0 +1,64 @@
+"""FL with partial loss: the loss covers the known classes, the mean still covers every site.
+
+    Kulkarni et al. 2024, arXiv:2301.06683v5, Sec. 3.3.3 (Eq. 8), after Jin and Ghahramani, Learning with
+    Multiple Labels, NeurIPS 2002. "Naive FedAvg" of the MIDL 2023 version.
+
+    at site k:   minimise  L = 1/|C_k| sum_{c in C_k} BCE_c                              (Eq. 8)
+    server:      backbone  w^F     = 1/K sum_k w_k^F
+                 head      (w^G)_c = 1/K sum_k (w_k^G)_c over all sites
+
+A site that does not know class c gets no gradient for its row and would return it as it came. So it need not
+be told of the row at all: the server supplies it. With m owners of class c,
+
+                 (w^G)_c = (sum over owners of (w_k^G)_c + (K - m) * previous (w^G)_c) / K
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import field, replace
+from typing import ClassVar
+
+from pydantic.dataclasses import dataclass
+from torch import Tensor
+
+from suture.losses import masked_bce
+from suture.messages import STRICT, Payload, Update
+from suture.methods.contract import Context, Egress, GlobalModel, LabelView, Method, weighted_mean
+from suture.methods.local import train_weights, weights_egress
+from suture.models.classifier import Layout
+from suture.models.norm import NormPolicy
+from suture.packing import Packed
+from suture.training import LocalTraining, Workbench
+
+
+@dataclass(frozen=True, config=STRICT)
+class PartialLoss(Method):
+    """FL with partial loss. See `SurgicalAggregation` for the fields."""
+
+    name: ClassVar[str] = "partial"
+    title: ClassVar[str] = "FL with partial loss"
+    paper: ClassVar[str] = "Kulkarni et al. 2024, Sec. 3.3.3"
+    label_view: ClassVar[LabelView] = "own"
+
+    local: LocalTraining = field(default_factory=LocalTraining)
+    batch_norm: NormPolicy = "average"
+
+    def egress(self, layout: Layout) -> Egress:
+        return weights_egress(layout)
+
+    def loss(self, logits: Tensor, y: Tensor, known: Tensor) -> Tensor:
+        return masked_bce(logits, y, known)
+
+    def train(
+        self, site: Workbench, received: Payload, state: Packed, ctx: Context
+    ) -> tuple[Update, dict[str, Tensor]]:
+        return train_weights(
+            site, received, state, ctx, loss=self.loss, local=self.local, policy=self.batch_norm
+        )
+
+    def merge(self, previous: GlobalModel, updates: Iterable[Update], ctx: Context) -> GlobalModel:
+        mean = weighted_mean(previous, updates)
+        stale = mean.weight - mean.class_weights  # K - m: the sites that would return the row as it came
+        mean.add_rows(previous.labels, previous.head, stale)
+        return replace(previous, shared=mean.shared(), head=mean.head())

@@ -1,0 +1,126 @@
+"""A backbone with a head whose rows are classes with names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from pydantic.dataclasses import dataclass as validated
+from torch import Tensor, nn
+
+from suture.labels import LabelSet
+from suture.messages import STRICT
+from suture.seeds import generator_for
+
+Shapes = Mapping[str, tuple[tuple[int, ...], str]]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Shapes and types of what a model shares: whole tensors, and one row of each tensor of the head."""
+
+    shared: Shapes
+    head: Shapes
+
+
+@validated(frozen=True, config=STRICT)
+class Preprocessing:
+    """How pixels become a model's input; recorded with the model.
+
+    Attributes:
+        size: side of the square image.
+        color: whether images have three channels of their own; gray ones are repeated where a backbone
+            takes three.
+        channels: what the backbone takes.
+        mean, std: of each channel, of values in [0, 1].
+    """
+
+    size: int
+    color: bool
+    channels: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def __call__(self, image: Tensor) -> Tensor:
+        """uint8 ``[n, 1 or 3, h, w]`` to normalised float ``[n, channels, h, w]``."""
+        x = image.float().div_(255.0)
+        if x.shape[1] != self.channels:
+            x = x.expand(-1, self.channels, -1, -1)
+        mean = torch.tensor(self.mean, device=x.device).view(1, -1, 1, 1)
+        std = torch.tensor(self.std, device=x.device).view(1, -1, 1, 1)
+        return (x - mean) / std
+
+
+class Classifier(nn.Module):
+    """Backbone, an optional hidden block, and a linear head with one row per class.
+
+    Its tensors are named ``backbone.*``, ``hidden.*``, ``head.weight`` [c, d] and ``head.bias`` [c]. The
+    hidden block is ordinary shared representation: only the head's rows belong to classes.
+
+    Args:
+        backbone: inputs to features ``[n, features]``.
+        labels: names the head's rows, in order.
+        hidden: width of the hidden block (Dense, ReLU, Dropout); 0 for none.
+    """
+
+    def __init__(
+        self, backbone: nn.Module, features: int, labels: LabelSet, hidden: int = 0, dropout: float = 0.0
+    ) -> None:
+        super().__init__()
+        self.labels = labels
+        self.backbone = backbone
+        self.hidden: nn.Module = (
+            nn.Sequential(nn.Linear(features, hidden), nn.ReLU(), nn.Dropout(dropout)) if hidden else nn.Identity()
+        )
+        self.head = nn.Linear(hidden or features, len(labels))
+
+    def features(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """What the head reads: ``[n, d]``."""
+        out: Tensor = self.hidden(self.backbone(inputs["image"]))
+        return out
+
+    def forward(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """Logits ``[n, c]``."""
+        out: Tensor = self.head(self.features(inputs))
+        return out
+
+
+def head_rows(labels: LabelSet, features: int, seed: int) -> dict[str, Tensor]:
+    """Initial rows of the head, each from a seed of its own class name.
+
+    A class begins with the same row whatever other classes there are, and in whatever order.
+
+    Returns:
+        ``head.weight`` [c, features] and ``head.bias`` [c], uniform in +-1/sqrt(features) as `nn.Linear`'s.
+    """
+    bound = features**-0.5
+    rows = [
+        torch.empty(features + 1).uniform_(-bound, bound, generator=generator_for(seed, "head", name))
+        for name in labels.names
+    ]
+    stacked = torch.stack(rows)
+    return {"head.weight": stacked[:, :-1].contiguous(), "head.bias": stacked[:, -1].contiguous()}
+
+
+def split_state(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """A state dict as its shared tensors and the head's."""
+    head = {name: t for name, t in state.items() if name.startswith("head.")}
+    return {name: t for name, t in state.items() if name not in head}, head
+
+
+def layout_of(model: Classifier, shared: Iterable[str]) -> Layout:
+    """The shapes of the named shared tensors and of the head's rows."""
+    state, head = split_state(model.state_dict())
+    return Layout(
+        {name: (tuple(state[name].shape), str(state[name].dtype)) for name in shared},
+        {name: (tuple(t.shape[1:]), str(t.dtype)) for name, t in head.items()},
+    )
+
+
+def load_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Copies tensors into the model by name; those that it lacks are passed over."""
+    with torch.no_grad():
+        for name, target in model.state_dict().items():
+            if name in tensors:
+                target.copy_(tensors[name])

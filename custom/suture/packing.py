@@ -1,0 +1,119 @@
+"""A message, or a state, as tensors and a header: the one form that is sent, spooled and saved.
+
+The header is plain JSON. Tensors keep their names behind the field that they belong to
+(``shared/backbone.conv.weight``), so that the form says what each one is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from suture.errors import RejectedUpdate, SutureError
+from suture.files import replacing
+from suture.messages import Abstain, Evaluation, Hello, Message, Payload, Update
+
+_TYPES: dict[str, type[Message]] = {t.__name__.lower(): t for t in (Payload, Hello, Update, Evaluation, Abstain)}
+_ADAPTERS: dict[type[Message], TypeAdapter[Any]] = {t: TypeAdapter(t) for t in _TYPES.values()}
+_GROUPS = ("shared", "head", "fixed", "class_tensors")
+_SINGLE = "class_weights"
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Named tensors and a JSON header."""
+
+    tensors: Mapping[str, Tensor]
+    header: Mapping[str, Any]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that must move: tensors and header."""
+        return sum(t.nbytes for t in self.tensors.values()) + len(json.dumps(self.header))
+
+
+def pack(message: Message) -> Packed:
+    """The message as tensors and header; tensors are passed on, not copied, unless they are views."""
+    tensors: dict[str, Tensor] = {}
+    header: dict[str, Any] = {"type": type(message).__name__.lower()}
+    for field in dataclasses.fields(message):
+        value = getattr(message, field.name)
+        if field.name in _GROUPS:
+            tensors |= {f"{field.name}/{name}": t.contiguous() for name, t in value.items()}
+        elif field.name == _SINGLE:
+            tensors[_SINGLE] = value.contiguous()
+        else:
+            header[field.name] = dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value  # type: ignore[arg-type]
+    return Packed(tensors, json.loads(json.dumps(header, allow_nan=False)))
+
+
+def unpack(packed: Packed) -> Message:
+    """The message of a packed form.
+
+    Raises:
+        RejectedUpdate: an unknown type, field or tensor, or a value of the wrong kind or out of range.
+    """
+    fields = dict(packed.header)
+    kind = _TYPES.get(str(fields.pop("type", None)))
+    if kind is None:
+        raise RejectedUpdate(f"unknown message type {packed.header.get('type')!r}")
+    groups = {f.name for f in dataclasses.fields(kind)} & {*_GROUPS, _SINGLE}
+    if stray := groups & fields.keys():
+        raise RejectedUpdate(f"{kind.__name__}: {min(stray)} must be tensors")
+    fields |= {g: {} for g in groups if g != _SINGLE}
+    for name, tensor in packed.tensors.items():
+        group, _, rest = name.partition("/")
+        if name == _SINGLE and _SINGLE in groups:
+            fields[name] = tensor
+        elif group in groups and rest:
+            fields[group][rest] = tensor
+        else:
+            raise RejectedUpdate(f"{kind.__name__}: undeclared tensor {name[:200]!r}")
+    try:
+        message: Message = _ADAPTERS[kind].validate_python(fields)
+    except ValidationError as error:
+        raise RejectedUpdate(f"{kind.__name__}: {_first(error)}") from None
+    return message
+
+
+def _first(error: ValidationError) -> str:
+    """The first problem of a validation, without the offending value (it may not be fit to be logged)."""
+    problem = error.errors(include_input=False, include_url=False)[0]
+    where = ".".join(str(part)[:80] for part in problem["loc"])
+    return f"{where}: {problem['msg']}"
+
+
+def save(path: Path, packed: Packed) -> None:
+    """Writes a packed form to `path`, whole or not at all.
+
+    Raises:
+        OSError: the disk is full or the folder cannot be written; the file that was there is untouched.
+    """
+    with replacing(path) as temporary:
+        try:
+            save_file(dict(packed.tensors), temporary, {"suture": json.dumps(packed.header, allow_nan=False)})
+        except SafetensorError as error:
+            raise OSError(f"{path}: {error}") from error
+
+
+def load(path: Path) -> Packed:
+    """Reads what `save` wrote.
+
+    Raises:
+        SutureError: the file is corrupt or not one of ours.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = json.loads(file.metadata()["suture"])
+            return Packed({name: file.get_tensor(name) for name in file.keys()}, header)  # noqa: SIM118
+    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise SutureError(f"{path} is corrupt ({error}); delete it to fall back to an earlier round") from error

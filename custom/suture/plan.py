@@ -1,0 +1,134 @@
+"""What a federation is about to do: the part that every site may know, and the part that is the server's."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from suture.data.transforms import Augmentation
+from suture.errors import ConfigError
+from suture.messages import STRICT
+from suture.methods import method_class
+from suture.methods.contract import Context, Method
+from suture.models import ModelSpec
+from suture.validation import parse
+
+Selection = Literal["site_loss", "server_metric", "last"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What every party needs to know, and nothing about who knows which label.
+
+    Attributes:
+        experiment: identifier under which server and sites keep their state; a new job with it continues.
+        code: hash of the package that the job was made with.
+    """
+
+    method: Method
+    model: ModelSpec
+    augmentation: Augmentation
+    seed: int
+    experiment: str
+    code: str
+
+    def __post_init__(self) -> None:
+        if self.method.batch_norm == "local" and not self.method.personal:
+            raise ConfigError(
+                f"batch_norm='local' (FedBN) leaves no global model to evaluate, so {self.method.title} cannot "
+                "use it; choose 'average' (FedAvg) or 'frozen' (FedBN+)"
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, as they stand in a job's configuration."""
+        return {
+            "method": self.method.name,
+            "hyperparameters": dataclasses.asdict(self.method),  # type: ignore[call-overload]
+            "model": dataclasses.asdict(self.model),
+            "augmentation": dataclasses.asdict(self.augmentation),
+            "seed": self.seed,
+            "experiment": self.experiment,
+            "code": self.code,
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Plan:
+        """The plan of a job's configuration.
+
+        Raises:
+            ConfigError: a key is unknown or missing, or a value does not fit.
+        """
+        if wrong := values.keys() ^ {"method", "hyperparameters", "model", "augmentation", "seed", "experiment", "code"}:
+            raise ConfigError(f"the job's plan has a missing or unknown key {min(wrong)!r}; export the job anew")
+        method = parse(method_class(values["method"]), values["hyperparameters"], "hyperparameters")
+        return cls(
+            method,
+            parse(ModelSpec, values["model"], "model"),
+            parse(Augmentation, values["augmentation"], "augmentation"),
+            int(values["seed"]),
+            str(values["experiment"]),
+            str(values["code"]),
+        )
+
+
+@dataclass(frozen=True, config=STRICT)
+class Schedule:
+    """What the server alone needs to know.
+
+    Attributes:
+        rounds: communication rounds.
+        min_sites: usable updates that a round needs; None means every site that was accepted at the start.
+        round_timeout: seconds that a site has for a task.
+        selection: the round whose model is kept: lowest mean validation loss of the sites (`site_loss`),
+            highest mean AUROC on the server's own validation data (`server_metric`), or the `last`.
+        max_failed_rounds: rounds in a row that may leave the model as it was before the job stops.
+        label_map: site spelling to federation name, for names that differ by more than spelling.
+        accept_labels: look-alike names that are meant to be different classes; True accepts all.
+    """
+
+    rounds: Annotated[int, Field(ge=1)]
+    min_sites: Annotated[int, Field(ge=1)] | None = None
+    round_timeout: Annotated[int, Field(ge=1)] = 3600
+    selection: Selection = "site_loss"
+    max_failed_rounds: Annotated[int, Field(ge=1)] = 2
+    label_map: dict[str, str] = Field(default_factory=dict)
+    accept_labels: bool | tuple[str, ...] = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, as they stand in a job's configuration."""
+        values = dataclasses.asdict(self)
+        if isinstance(self.accept_labels, tuple):
+            values["accept_labels"] = list(self.accept_labels)
+        return values
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Schedule:
+        """The schedule of a job's configuration."""
+        return parse(cls, values, "schedule")
+
+
+def context(plan: Plan, rounds: int, round_: int) -> Context:
+    """Where round `round_` (from 1) of `rounds` stands: its phase and the seed."""
+    last = 0
+    for phase in plan.method.phases(rounds):
+        last += phase.rounds
+        if round_ <= last:
+            return Context(round_, phase, plan.seed)
+    raise ConfigError(f"round {round_} lies beyond the {rounds} rounds of the plan")
+
+
+@cache
+def code_hash() -> str:
+    """A hash of the package's own source: parties that run other code do not take part."""
+    root = Path(__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]

@@ -1,0 +1,160 @@
+"""Running a job on this machine: as a plain loop, or in FLARE's simulator."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from suture.config import load_site_config
+from suture.errors import ConfigError, FederationError, SutureError
+from suture.federation import Loop, federate
+from suture.files import write_json
+from suture.job import Job
+from suture.progress import following
+from suture.server.open import open_server
+from suture.server.record import Record, now
+from suture.simulation import SERVER
+from suture.site import Site
+
+log = logging.getLogger(__name__)
+
+_ENDED = ("finished",)
+
+
+def run_here(job: Job, env: str, out: Path, *, resume: bool, overwrite: bool, threads: int | None) -> Path:
+    """Runs a job with simulated sites, in this process (`local`) or in FLARE's simulator (`sim`).
+
+    Args:
+        out: DIR of the run; its last part is the experiment's name.
+        resume: continue an unfinished run in DIR.
+        overwrite: delete what DIR holds.
+        threads: processes of the simulator; fewer than sites share them.
+
+    Returns:
+        the path of the report.
+
+    Raises:
+        SutureError: the run failed; run.json says so, and the first site's own error is in the message.
+    """
+    if job.simulation is None:
+        raise ConfigError(f"{job.name} simulates no sites; submit it with --env poc or --env prod")
+    _make_way(out, job, resume=resume, overwrite=overwrite)
+    with _locked(out):
+        sites = job.simulation.prepare(out / "sites", out, job.seed, job.method.label_view)
+        plan, schedule = job.plan(out.name), job.schedule()
+        record = Record(out)
+        record.update(
+            job=job.name, title=job.title, env=env, status="running", error=None, started=now(), finished=None
+        )
+        content = {"name": job.name, "plan": plan.to_dict(), "schedule": schedule.to_dict(), "sites": sites}
+        write_json(out / "job.json", content)
+        try:
+            with following(out, job.title, env):
+                if env == "local":
+                    _loop(job, out, sites)
+                else:
+                    _simulate(out, threads)
+        except KeyboardInterrupt:
+            Record(out).close("interrupted", "stopped by the user")
+            raise
+        except SutureError as error:
+            whole = _first_error(out, str(error))
+            Record(out).close("failed", whole)
+            raise FederationError(whole) from error
+    return out / "report.html"
+
+
+def _loop(job: Job, out: Path, sites: list[str]) -> None:
+    """The plain loop in one process."""
+    plan, schedule = job.plan(out.name), job.schedule()
+    configs = {name: load_site_config(out / "sites" / name / "suture.toml") for name in sites}
+    members = {
+        name: Site(name, config, plan, job.rounds, out / "sites" / name / "state" / plan.experiment)
+        for name, config in configs.items()
+    }
+    server_config = out / "sites" / SERVER / "suture.toml"
+    config = load_site_config(server_config) if server_config.exists() else None
+    federate(open_server(plan, schedule, config, out.parent), Loop(members))
+
+
+def _simulate(out: Path, threads: int | None) -> None:
+    """FLARE's simulator, in a process of its own; what it prints goes to DIR/flare.log."""
+    command = [sys.executable, "-m", "suture.flare.simulate", str(out), *([str(threads)] if threads else [])]
+    environment = {**os.environ, "SUTURE_SITES": str((out / "sites").resolve())}
+    with (out / "flare.log").open("ab") as printed:
+        process = subprocess.Popen(
+            command, env=environment, stdout=printed, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            code = process.wait()
+        except BaseException:
+            # The simulator ends its own children when it is interrupted.
+            os.killpg(process.pid, signal.SIGINT)
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+            raise
+    status = Record(out).run
+    if status.get("status") != "finished":
+        raise FederationError(status.get("error") or f"the simulator ended with code {code}; see {out / 'flare.log'}")
+
+
+def _first_error(out: Path, message: str) -> str:
+    """The message, with the first site's own error where one was noted."""
+    notes: list[dict[str, Any]] = []
+    for path in sorted((out / "sites").glob("*/state/*/errors.jsonl")):
+        notes += [json.loads(line) for line in path.read_text().splitlines()]
+    if not notes:
+        return message
+    first = min(notes, key=lambda note: str(note["time"]))
+    return f"{first['message']}\n({message})"
+
+
+def _make_way(out: Path, job: Job, *, resume: bool, overwrite: bool) -> None:
+    """Makes DIR ready, and never touches a run that is there without being told to."""
+    path = out / "run.json"
+    if not out.exists() or not any(out.iterdir()):
+        if resume:
+            raise ConfigError(f"{out} holds no run to resume")
+        out.mkdir(parents=True, exist_ok=True)
+        return
+    if not path.exists():
+        raise ConfigError(f"{out} is not empty and holds no run of suture; choose another --out")
+    run = json.loads(path.read_text())
+    what = f"{out} holds a run of {run.get('job')} ({run.get('status')})"
+    if overwrite:
+        with _locked(out):
+            shutil.rmtree(out)
+        out.mkdir(parents=True)
+    elif not resume:
+        raise ConfigError(f"{what}; choose another --out, continue it with --resume or replace it with --overwrite")
+    elif run.get("job") != job.name:
+        raise ConfigError(f"{what}, not of {job.name}; choose another --out")
+    elif run.get("status") in _ENDED and run.get("rounds", 0) >= job.rounds:
+        raise ConfigError(f"{what} with all its {run['rounds']} rounds; ask for more with --rounds")
+
+
+@contextmanager
+def _locked(out: Path) -> Iterator[IO[str]]:
+    """Holds DIR against a second run at the same time.
+
+    Raises:
+        ConfigError: another process runs in it.
+    """
+    with (out / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ConfigError(f"another run is using {out}; wait for it, or choose another --out") from None
+        yield file

@@ -1,0 +1,80 @@
+"""The global model: how it begins, grows by a class, and is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from suture.labels import LabelSet
+from suture.messages import Labels
+from suture.methods.contract import GlobalModel
+from suture.models import build
+from suture.models.classifier import Classifier, head_rows, split_state
+from suture.models.norm import norm_names, shared_names
+from suture.models.saved import save_model
+from suture.packing import Packed
+from suture.plan import Plan
+
+_GROUPS = ("shared", "head", "fixed", "memory")
+
+
+def initial(plan: Plan, labels: Labels) -> GlobalModel:
+    """One common initialisation for all sites; pretrained weights are read here and nowhere else."""
+    model = build(plan.model, LabelSet(labels), plan.seed, pretrained=True)
+    state, head = split_state(model.state_dict())
+    names = shared_names(model, plan.method.batch_norm)
+    fixed = sorted(norm_names(model) - set(names))
+    return GlobalModel(
+        labels,
+        {name: state[name].clone() for name in names},
+        {name: rows.clone() for name, rows in head.items()},
+        {name: state[name].clone() for name in fixed},
+    )
+
+
+def with_labels(model: GlobalModel, labels: Labels, plan: Plan) -> GlobalModel:
+    """The model with a row for each of `labels`: known classes keep theirs, new ones are initialised."""
+    if labels == model.labels:
+        return model
+    features = next(t for name, t in model.head.items() if name.endswith("weight")).shape[1]
+    fresh = head_rows(LabelSet(labels), features, plan.seed)
+    known = tuple(name for name in labels if name in model.labels)
+    where = torch.tensor([labels.index(name) for name in known], dtype=torch.long)
+    for name, rows in model.rows(known).items():
+        fresh[name][where] = rows
+    return replace(model, labels=labels, head=fresh)
+
+
+def pack_model(model: GlobalModel, header: Mapping[str, Any]) -> Packed:
+    """The model and further facts as a state."""
+    tensors = {f"{group}/{name}": t for group in _GROUPS for name, t in getattr(model, group).items()}
+    return Packed(tensors, {**header, "labels": list(model.labels)})
+
+
+def unpack_model(packed: Packed) -> GlobalModel:
+    """The model of a state."""
+    groups: dict[str, dict[str, torch.Tensor]] = {group: {} for group in _GROUPS}
+    for name, tensor in packed.tensors.items():
+        group, _, rest = name.partition("/")
+        groups[group][rest] = tensor
+    return GlobalModel(tuple(packed.header["labels"]), **groups)
+
+
+def classifier(model: GlobalModel, plan: Plan) -> Classifier:
+    """The global model as a network that predicts every class."""
+    network = build(plan.model, LabelSet(model.labels), plan.seed, pretrained=False)
+    tensors = {**model.shared, **model.head, **model.fixed}
+    with torch.no_grad():
+        for name, target in network.state_dict().items():
+            if name in tensors:
+                target.copy_(tensors[name])
+    return network.eval()
+
+
+def export(model: GlobalModel, plan: Plan, folder: Path, facts: Mapping[str, Any]) -> None:
+    """Writes model/ of a run: weights, class names, backbone and preprocessing."""
+    save_model(classifier(model, plan), plan.model, folder, facts)

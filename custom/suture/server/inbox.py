@@ -1,0 +1,147 @@
+"""One exchange with the sites: who was asked what, and what came back, checked whole and spooled to disk."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from suture.check import Expectation, check_reply
+from suture.errors import FederationError, RejectedUpdate
+from suture.messages import Abstain, Evaluation, Hello, Metrics, Payload, Reply, Update
+from suture.packing import Packed, load, pack, save, unpack
+
+log = logging.getLogger(__name__)
+
+Line = dict[str, Any]
+
+
+class Inbox:
+    """Takes the answers of one exchange after the other.
+
+    An update is spooled as it comes and read back when the round closes, so that memory does not grow with
+    the number of sites.
+
+    Args:
+        spool: folder for the updates of the open exchange.
+        notify: told of each answer, for the progress display.
+    """
+
+    def __init__(self, spool: Path, notify: Callable[..., None]) -> None:
+        self._spool = spool
+        self._notify = notify
+        self._lock = threading.Lock()
+        self._asked: dict[str, Expectation] = {}
+        self._answers: dict[str, Reply] = {}
+        self._fault: OSError | None = None
+        self.lines: dict[str, Line] = {}
+        self.since = time.monotonic()
+
+    def open(self, asked: Mapping[str, tuple[Payload, Expectation]]) -> dict[str, Packed]:
+        """Begins an exchange; returns what to send to each site."""
+        shutil.rmtree(self._spool, ignore_errors=True)
+        packed = {site: pack(payload) for site, (payload, _) in asked.items()}
+        self._asked = {site: expected for site, (_, expected) in asked.items()}
+        self._answers, self._fault, self.since = {}, None, time.monotonic()
+        self.lines = {
+            site: {"status": "missing", "reason": None, "bytes_down": p.nbytes, "bytes_up": 0}
+            for site, p in packed.items()
+        }
+        return packed
+
+    def receive(self, site: str, packed: Packed) -> None:
+        """Takes a site's answer.
+
+        Never raises, since a transport may swallow what its callbacks raise: a bad answer is rejected and
+        logged, and a failing disk is raised by `close`.
+
+        Args:
+            site: who answered, as the transport knows it; never taken from the message.
+        """
+        with self._lock:
+            if site not in self._asked or site in self._answers:
+                log.warning("an answer of %s that was not asked for, or came twice, is dropped", site)
+                return
+            line = self.lines[site]
+            line |= {"bytes_up": packed.nbytes, "seconds": round(time.monotonic() - self.since, 3)}
+            try:
+                reply = unpack(packed)
+                if isinstance(reply, Payload):
+                    raise RejectedUpdate("a payload is no answer")
+                check_reply(reply, self._asked[site])
+                line |= self._keep(site, reply)
+            except RejectedUpdate as error:
+                line |= {"status": "rejected", "reason": str(error)}
+                log.warning("rejected: %s, round %d: %s", site, self._asked[site].round, error)
+            except OSError as error:
+                self._fault = error
+            self._notify("answer", site=site, status=line["status"], reason=line["reason"])
+
+    def _keep(self, site: str, reply: Reply) -> Line:
+        if isinstance(reply, Abstain):
+            self._answers[site] = reply
+            rows = f", {reply.rows} rows" if reply.rows is not None else ""
+            return {"status": "abstained", "reason": f"{reply.reason} ({reply.error}{rows})"}
+        line: Line = {"status": "accepted"}
+        if isinstance(reply, Update):
+            self._spool.mkdir(parents=True, exist_ok=True)
+            save(self._spool / f"{site}.safetensors", pack(reply))
+            line |= {"weight": reply.weight, "train_loss": reply.train_loss}
+            # The tensors are on disk now; what stays in memory does not grow with the model.
+            reply = Update(reply.round, (), {}, {}, reply.class_weights[:0], metrics=reply.metrics)
+        self._answers[site] = reply
+        return line
+
+    def close(self, missing: Mapping[str, str]) -> dict[str, Line]:
+        """Ends the exchange.
+
+        Args:
+            missing: why a site did not answer, where the transport knows.
+
+        Returns:
+            a line for each site: status, reason, bytes, seconds.
+
+        Raises:
+            FederationError: an update could not be kept, because the server's disk failed.
+        """
+        with self._lock:
+            self._asked = {}
+            if self._fault:
+                raise FederationError(f"the server could not keep an update: {self._fault}") from self._fault
+            for site, line in self.lines.items():
+                if line["status"] == "missing":
+                    line["reason"] = missing.get(site, "no answer")
+                    self._notify("answer", site=site, status="missing", reason=line["reason"])
+            return self.lines
+
+    def hellos(self) -> dict[str, Hello]:
+        """The sites that introduced themselves."""
+        return {s: r for s, r in self._answers.items() if isinstance(r, Hello)}
+
+    def metrics(self) -> dict[str, Metrics]:
+        """What the sites measured on their own data."""
+        found = {s: r.metrics for s, r in self._answers.items() if isinstance(r, (Update, Evaluation))}
+        return {site: metrics for site, metrics in found.items() if metrics is not None}
+
+    def abstained(self, reason: str) -> set[str]:
+        """The sites that abstained for this reason."""
+        return {s for s, r in self._answers.items() if isinstance(r, Abstain) and r.reason == reason}
+
+    def accepted(self) -> list[str]:
+        """The sites whose update counts, sorted."""
+        return sorted(s for s, r in self._answers.items() if isinstance(r, Update))
+
+    def updates(self) -> Iterator[tuple[str, Update]]:
+        """The accepted updates, read one at a time, in the order of the sites' names."""
+        for site in self.accepted():
+            update = unpack(load(self._spool / f"{site}.safetensors"))
+            if isinstance(update, Update):
+                yield site, update
+
+    def empty(self) -> None:
+        """Drops the spooled updates of a closed exchange."""
+        shutil.rmtree(self._spool, ignore_errors=True)

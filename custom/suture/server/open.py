@@ -1,0 +1,60 @@
+"""Opening a server where its configuration says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from suture.config import SiteConfig
+from suture.plan import Plan, Schedule, code_hash
+from suture.errors import ConfigError
+from suture.server.finish import declared
+from suture.server.record import now, versions
+from suture.server.selection import HeldOut
+from suture.server.server import Server
+
+
+def open_server(plan: Plan, schedule: Schedule, config: SiteConfig | None, default: Path) -> Server:
+    """The server of an experiment, with its labelled data if its configuration names some.
+
+    Args:
+        config: the server's own suture.toml.
+        default: folder for experiments where the configuration names none.
+
+    Raises:
+        ConfigError: the server runs other code than the job was made with.
+        DataError: the server's data cannot be read.
+    """
+    torch.set_num_threads(1)
+    if plan.code != code_hash():
+        raise ConfigError(
+            f"the server runs another version of suture ({code_hash()}) than the job was made with ({plan.code})"
+        )
+    state = (config.storage.state if config else None) or default
+    held_out = HeldOut(config, plan) if config and config.data else None
+    server = Server(plan, schedule, state / plan.experiment, held_out)
+    described = plan.to_dict()
+    server.record.update(
+        job=server.record.run.get("job", plan.experiment),
+        method={
+            "name": plan.method.name,
+            "title": plan.method.title,
+            "paper": plan.method.paper,
+            "hyperparameters": described["hyperparameters"],
+        },
+        model=described["model"],
+        augmentation=described["augmentation"],
+        seed=plan.seed,
+        experiment=plan.experiment,
+        code=plan.code,
+        versions=versions(),
+        egress=declared(plan),
+        started=server.record.run.get("started") or now(),
+        status="running",
+        error=None,
+        finished=None,
+        selected_round=None,
+        selection=schedule.selection,
+    )
+    return server

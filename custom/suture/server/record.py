@@ -1,0 +1,73 @@
+"""What a run leaves for people: run.json, history.jsonl, events.jsonl, metrics.json, model/ and report.html."""
+
+from __future__ import annotations
+
+import json
+import platform
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from suture import __version__
+from suture.evaluation.report import write_report
+from suture.files import atomic_write, write_json
+
+
+def now() -> str:
+    """The time in UTC, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+class Record:
+    """Writes the files of one run folder.
+
+    Args:
+        folder: DIR of the run; `run.json` in it may already name the job.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / "run.json"
+        self.run: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+
+    def update(self, **facts: Any) -> None:
+        """Adds facts to run.json."""
+        self.run |= facts
+        write_json(self.folder / "run.json", self.run)
+
+    def event(self, kind: str, **facts: Any) -> None:
+        """Appends a line to events.jsonl: what is happening right now, for the progress display."""
+        with (self.folder / "events.jsonl").open("a") as file:
+            file.write(json.dumps({"time": now(), "event": kind, **facts}) + "\n")
+
+    def history(self, line: dict[str, Any]) -> None:
+        """Appends a round to history.jsonl."""
+        with (self.folder / "history.jsonl").open("a") as file:
+            file.write(json.dumps(line, allow_nan=False) + "\n")
+
+    def rewind(self, committed: int) -> None:
+        """Drops the rounds after the last one whose successor was committed: they will be written again."""
+        path = self.folder / "history.jsonl"
+        if path.exists():
+            lines = [text for text in path.read_text().splitlines() if json.loads(text)["round"] < committed]
+            atomic_write(path, "".join(f"{text}\n" for text in lines).encode())
+
+    def metrics(self, content: dict[str, Any]) -> None:
+        """Writes metrics.json."""
+        write_json(self.folder / "metrics.json", content)
+
+    def close(self, status: str, error: str | None = None) -> Path:
+        """Sets the final status and renders the report."""
+        self.update(status=status, error=error, finished=now())
+        return write_report(self.folder)
+
+
+def versions() -> dict[str, str]:
+    """Versions of what a number may depend on."""
+    packages = ("nvflare", "torch", "torchvision", "monai", "numpy", "pandas", "scikit-learn")
+    found = {name: version(name) for name in packages}
+    return {"suture": __version__, "python": platform.python_version(), **found, "torch build": torch.__version__}

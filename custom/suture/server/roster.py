@@ -1,0 +1,131 @@
+"""Who knows which label: what the sites said of themselves, and the names they agree on.
+
+The server alone holds this. A site keeps its own spelling of each class; the server translates between that
+and the federation's name, so that a site learns nothing of the others' names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from suture.errors import FederationError, LabelError
+from suture.evaluation.metrics import ClassScore
+from suture.labels import canonical, lookalikes
+from suture.messages import Hello, Labels, Metrics, Update
+from suture.methods.contract import LabelView
+
+
+@dataclass(frozen=True)
+class Member:
+    """A site that takes part.
+
+    Attributes:
+        own: its class names as it writes them, in its order.
+        names: the federation's name of each of them, in the same order.
+        n: images in each split.
+    """
+
+    own: Labels
+    names: Labels
+    n: Mapping[str, int]
+    threads: int
+
+
+@dataclass(frozen=True)
+class Roster:
+    """The sites and the union C of their classes.
+
+    Attributes:
+        members: by site name.
+        labels: every class that a site knows or once knew, sorted.
+    """
+
+    members: Mapping[str, Member]
+    labels: Labels
+
+    def owners(self) -> dict[str, tuple[str, ...]]:
+        """For each class, the sites that know it, in order."""
+        return {
+            label: tuple(s for s in sorted(self.members) if label in self.members[s].names)
+            for label in self.labels
+        }
+
+    def rows_for(self, site: str, view: LabelView) -> Labels:
+        """The federation's names of the rows that a site is sent: its own, or all."""
+        return self.members[site].names if view == "own" else self.labels
+
+    def to_site(self, site: str, labels: Labels) -> Labels:
+        """The site's own spelling of federation names."""
+        own = dict(zip(self.members[site].names, self.members[site].own, strict=True))
+        return tuple(own.get(name, name) for name in labels)
+
+    def from_site(self, site: str, update: Update) -> Update:
+        """The update with its rows under the federation's names."""
+        names = dict(zip(self.members[site].own, self.members[site].names, strict=True))
+        return replace(update, labels=tuple(names.get(label, label) for label in update.labels))
+
+    def classes_from_site(self, site: str, metrics: Metrics) -> dict[str, ClassScore]:
+        """What a site measured of each class, under the federation's names."""
+        names = dict(zip(self.members[site].own, self.members[site].names, strict=True))
+        return {names[own]: score for own, score in metrics.classes.items()}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for the state and the run record."""
+        return {
+            "labels": list(self.labels),
+            "members": {
+                site: {"own": list(m.own), "names": list(m.names), "n": dict(m.n), "threads": m.threads}
+                for site, m in self.members.items()
+            },
+        }
+
+
+def agree(
+    hellos: Mapping[str, Hello],
+    previous: Labels,
+    label_map: Mapping[str, str],
+    accept: bool | tuple[str, ...],
+) -> Roster:
+    """The roster of the sites that introduced themselves.
+
+    Args:
+        hellos: by site name.
+        previous: classes of the model so far; a class whose last owner left keeps its row.
+        label_map: site spelling to federation name.
+        accept: look-alike names that are different classes on purpose; True accepts all.
+
+    Raises:
+        LabelError: two names of a site become one.
+        FederationError: names of different sites are nearly the same and nobody said what they are.
+    """
+    renamed = {canonical(spelling): canonical(name) for spelling, name in label_map.items()}
+    members = {}
+    for site, hello in sorted(hellos.items()):
+        names = tuple(renamed.get(canonical(label), canonical(label)) for label in hello.labels)
+        for label, name in zip(hello.labels, names, strict=True):
+            if names.count(name) > 1:
+                raise LabelError(f"{site}: {label!r} and another of its labels are both {name!r}; mend the label map")
+        members[site] = Member(hello.labels, names, dict(hello.n), hello.threads)
+    roster = Roster(members, tuple(sorted({n for m in members.values() for n in m.names} | set(previous))))
+    _refuse_lookalikes(roster, accept)
+    return roster
+
+
+def _refuse_lookalikes(roster: Roster, accept: bool | tuple[str, ...]) -> None:
+    if accept is True:
+        return
+    accepted = {canonical(name) for name in accept or ()}
+    pairs = [(a, b) for a, b in lookalikes(roster.labels) if not {a, b} & accepted]
+    if not pairs:
+        return
+    owners = roster.owners()
+    lines = [f"  {a!r} ({', '.join(owners[a])}) and {b!r} ({', '.join(owners[b])})" for a, b in pairs]
+    raise FederationError(
+        "these names of different sites are nearly the same:\n"
+        + "\n".join(lines)
+        + "\nIf they are one class, map one to the other in the job's label_map "
+        + f"(for example --set label_map.{pairs[0][0].replace(' ', '_')}={pairs[0][1].replace(' ', '_')}); "
+        + f'if they are two, accept them (--accept-labels "{pairs[0][0]}").'
+    )

@@ -1,0 +1,75 @@
+"""Which round's model is kept, and the labelled data that may lie at the server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from suture.config import SiteConfig
+from suture.data.cache import load_samples
+from suture.data.table import Split
+from suture.data.transforms import Augmentation
+from suture.evaluation.metrics import ClassScore, mean_defined, score_classes
+from suture.methods.contract import GlobalModel
+from suture.plan import Plan
+from suture.server.global_model import classifier
+from suture.training import Workbench, predict
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best round so far and its value; more is better."""
+
+    round: int
+    value: float
+
+
+def better(best: Best | None, candidate: Best) -> Best:
+    """The better of two; the earlier one where they are equal."""
+    return candidate if best is None or candidate.value > best.value else best
+
+
+class HeldOut:
+    """Labelled data at the server, evaluated where it lies.
+
+    Args:
+        config: the server's own suture.toml.
+        plan: for the image size and the preprocessing.
+    """
+
+    def __init__(self, config: SiteConfig, plan: Plan) -> None:
+        self._device = torch.device(config.training.device)
+        self._plan = plan
+        self.labels, self._samples = load_samples(config, plan.model.size, "server")
+
+    def has(self, split: Split) -> bool:
+        """Whether there is anything in a split."""
+        return split in self._samples and len(self._samples[split]) > 0
+
+    def count(self, split: Split) -> int:
+        """Images of a split."""
+        return len(self._samples[split]) if self.has(split) else 0
+
+    def scores(self, model: GlobalModel, split: Split, bootstrap: int = 0) -> Mapping[str, ClassScore]:
+        """AUROC of every class that both the model and the data know."""
+        samples = self._samples[split]
+        network = classifier(model, self._plan).to(self._device)
+        bench = Workbench(
+            "server", network, self._samples, self._plan.model.preprocessing, Augmentation(), self._device
+        )
+        logits = predict(bench, samples)
+        shared = [name for name in model.labels if name in self.labels]
+        return score_classes(
+            tuple(shared),
+            samples.y[:, [self.labels.index(name) for name in shared]].numpy(),
+            logits[:, [model.labels.index(name) for name in shared]].numpy(),
+            samples.patients,
+            bootstrap,
+            self._plan.seed,
+        )
+
+    def mean_auroc(self, model: GlobalModel, split: Split) -> float | None:
+        """Mean over the classes where it is defined."""
+        return mean_defined(score.auroc for score in self.scores(model, split).values())

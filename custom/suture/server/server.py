@@ -1,0 +1,327 @@
+"""The server: it sends each site its part, merges what comes back, commits, and keeps the best round.
+
+It knows no transport. `federation.federate` drives it, with sites in this process or across NVIDIA FLARE.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal
+
+from suture.check import Expectation
+from suture.errors import FederationError
+from suture.evaluation.metrics import mean_defined
+from suture.evaluation.summary import across_sites
+from suture.messages import Hello, Metrics, Payload, TaskName, Update
+from suture.methods.contract import GlobalModel
+from suture.models.classifier import Layout
+from suture.packing import Packed, load
+from suture.plan import Plan, Schedule, context
+from suture.server.global_model import initial, pack_model, unpack_model, with_labels
+from suture.server.inbox import Inbox, Line
+from suture.server.record import Record
+from suture.server.roster import Roster, agree
+from suture.server.selection import Best, HeldOut, better
+from suture.store import Rounds
+
+log = logging.getLogger(__name__)
+
+_SITE_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+
+
+class Server:
+    """The server of a federation.
+
+    Args:
+        plan, schedule: what is about to be done.
+        folder: of the experiment; holds the committed rounds, and everything that the run leaves.
+        held_out: labelled data that lies at the server, if it has any.
+    """
+
+    def __init__(self, plan: Plan, schedule: Schedule, folder: Path, held_out: HeldOut | None) -> None:
+        if schedule.selection == "server_metric" and not (held_out and held_out.has("validation")):
+            raise FederationError(
+                "selection='server_metric' needs labelled validation data at the server; name it in the "
+                "server's suture.toml, or select by 'site_loss'"
+            )
+        self.plan = plan
+        self.schedule = schedule
+        self.held_out = held_out
+        self.record = Record(folder)
+        self.states = Rounds(folder / "state")
+        self.inbox = Inbox(self.states.folder / "spool", self.record.event)
+        self.round = 0
+        self.roster = Roster({}, ())
+        self.model: GlobalModel
+        self.best: Best | None = None
+        self._holders: set[str] = set()  # sites that keep the fixed tensors
+        self._pending: Line | None = None  # the last round's history, until its losses have come
+        self._failures = 0
+
+    # The start
+
+    def greet(self, sites: list[str]) -> dict[str, Packed]:
+        """The payload that asks every site to introduce itself."""
+        if wrong := [name for name in sites if not _SITE_NAME.fullmatch(name)]:
+            raise FederationError(f"{wrong[0]!r} is no site name; use letters, digits, '.', '_' and '-'")
+        egress = self.plan.method.egress(Layout({}, {}))
+        expected = Expectation("hello", 0, 0, "", (), (), egress)
+        return self.inbox.open({site: (Payload("hello"), expected) for site in sites})
+
+    def begin(self, missing: Mapping[str, str]) -> None:
+        """Agrees on the labels with the sites that introduced themselves, and starts or continues.
+
+        Raises:
+            FederationError: a site that the job needs did not introduce itself, or labels are not settled.
+        """
+        lines = self.inbox.close(missing)
+        hellos = self._welcome(lines)
+        found = self.states.newest()
+        previous = unpack_model(found[1]) if found else None
+        self.roster = agree(
+            hellos, previous.labels if previous else (), self.schedule.label_map, self.schedule.accept_labels
+        )
+        if found and previous:
+            self._restore(found[0], found[1].header)
+            self.model = with_labels(previous, self.roster.labels, self.plan)
+        else:
+            self.model = initial(self.plan, self.roster.labels)
+            self._commit(0)
+        self.record.rewind(self.round)
+        self._introduce(previous, {s: x["reason"] for s, x in lines.items() if s not in hellos})
+
+    def _welcome(self, lines: dict[str, Line]) -> dict[str, Hello]:
+        """The sites that can take part."""
+        hellos = self.inbox.hellos()
+        for site in [s for s, hello in hellos.items() if not hello.n.get("train")]:
+            lines[site] |= {"status": "rejected", "reason": "it has no training images"}
+            del hellos[site]
+        refused = {s: line["reason"] for s, line in lines.items() if s not in hellos}
+        if len(hellos) < (self.schedule.min_sites or len(lines)):
+            raise FederationError(f"the federation cannot start; {_reasons(refused)}")
+        return hellos
+
+    def _introduce(self, previous: GlobalModel | None, refused: Mapping[str, str]) -> None:
+        """Writes down who takes part and, when a run continues, what is new."""
+        members = self.roster.members
+        added = [name for name in self.roster.labels if previous and name not in previous.labels]
+        self.record.update(
+            status="running",
+            rounds=self.schedule.rounds,
+            labels=list(self.roster.labels),
+            sites={s: {"labels": list(m.names), "n": dict(m.n)} for s, m in members.items()},
+            threads={"server": 1, **{s: m.threads for s, m in members.items()}},
+            **({"new_labels": added} if added else {}),
+        )
+        self.record.event(
+            "begin",
+            round=self.round,
+            rounds=self.schedule.rounds,
+            sites=sorted(members),
+            labels=list(self.roster.labels),
+            refused=dict(refused),
+            new_labels=added,
+        )
+
+    def _restore(self, number: int, header: Mapping[str, Any]) -> None:
+        self.round = number
+        self.best = Best(**header["best"]) if header["best"] else None
+        self._pending = header["pending"]
+        self._holders = set(header["holders"])
+        self._keep_best()
+        log.info("continuing after round %d", number)
+
+    # Rounds
+
+    @property
+    def done(self) -> bool:
+        """Whether every round has been committed."""
+        return self.round >= self.schedule.rounds
+
+    def assign(self) -> dict[str, Packed]:
+        """The payload of the next round for each site: the shared tensors, and its own rows."""
+        ctx = context(self.plan, self.schedule.rounds, self.round + 1)
+        self.record.event("round", round=ctx.round, phase=ctx.phase.name)
+        return self._send("train", ctx.round, self.model, ctx.phase.name)
+
+    def close_round(self, missing: Mapping[str, str]) -> None:
+        """Merges what was accepted and commits the round; with too few updates the model stays as it was.
+
+        Raises:
+            FederationError: too many rounds in a row failed, or the server's disk did.
+            OSError: the round could not be committed; the one before stands.
+        """
+        ctx = context(self.plan, self.schedule.rounds, self.round + 1)
+        lines = self.inbox.close(missing)
+        self._holders -= self.inbox.abstained("missing_state")
+        usable = self.inbox.accepted()
+        needed = self.schedule.min_sites or len(self.roster.members)
+        if len(usable) < needed:
+            self._failed(self._line(ctx.round, ctx.phase.name, lines), usable, needed)
+            return
+        self._failures = 0
+        self._validated()
+        self.model = self.plan.method.merge(self.model, self._updates(), ctx)
+        self._holders |= set(usable)
+        self._pending = self._line(ctx.round, ctx.phase.name, lines)
+        self._select_here(ctx.round)
+        self._commit(ctx.round)
+        self.inbox.empty()
+        self.record.event("committed", round=ctx.round, seconds=self._pending["seconds"])
+
+    def _updates(self) -> Iterator[Update]:
+        """The accepted updates under the federation's names, one at a time."""
+        for site, update in self.inbox.updates():
+            yield self.roster.from_site(site, update)
+
+    def _failed(self, line: Line, usable: list[str], needed: int) -> None:
+        self._failures += 1
+        reasons = {s: x["reason"] for s, x in line["sites"].items() if s not in usable}
+        why = f"round {line['round']}: {len(usable)} usable updates of {needed} needed; {_reasons(reasons)}"
+        self.record.history(line | {"status": "unchanged"})
+        self.record.event("unchanged", round=line["round"], why=why)
+        log.warning("%s; the model stays as it was", why)
+        if self._failures >= self.schedule.max_failed_rounds:
+            raise FederationError(f"{why}. The model of round {self.round} is kept.")
+
+    def _validated(self) -> None:
+        """Notes the sites' losses of the last committed model, and whether it is the best so far."""
+        if self._pending is None:
+            return
+        metrics = self.inbox.metrics()
+        losses = {s: m.loss for s, m in metrics.items() if m.loss is not None}
+        for site, value in losses.items():
+            self._pending["sites"].setdefault(site, {})["validation_loss"] = value
+        areas = across_sites({s: self.roster.classes_from_site(s, m) for s, m in metrics.items()})
+        loss, auroc = mean_defined(losses.values()), mean_defined(s.auroc for s in areas.values())
+        self._pending["validation"] |= {"loss": loss, "auroc": auroc}
+        self.record.history(self._pending)
+        self.record.event("validated", round=self.round, loss=loss, auroc=auroc)
+        self._pending = None
+        if self.schedule.selection == "site_loss" and loss is not None:
+            self.best = better(self.best, Best(self.round, -loss))
+
+    def _select_here(self, number: int) -> None:
+        """The selections that need no site: labelled data at the server, or simply the last round."""
+        if self.schedule.selection == "last":
+            self.best = Best(number, 0.0)
+        elif self.schedule.selection == "server_metric" and self.held_out and self._pending:
+            value = self.held_out.mean_auroc(self.model, "validation")
+            self._pending["validation"]["server_auroc"] = value
+            if value is not None:
+                self.best = better(self.best, Best(number, value))
+
+    # The end
+
+    def assign_validation(self) -> dict[str, Packed]:
+        """The payload that asks for the losses of the last round's model."""
+        return self._send("evaluate", self.round, self.model, "evaluate")
+
+    def close_validation(self, missing: Mapping[str, str]) -> None:
+        """Selects the round whose model is kept.
+
+        Raises:
+            FederationError: nothing was measured that could select one.
+        """
+        self.inbox.close(missing)
+        self._validated()
+        if self.best is None:
+            raise FederationError(
+                "no validation loss was ever measured, so no round can be selected; give the sites "
+                "validation data, or set selection = 'last'"
+            )
+        self._keep_best()
+
+    def assign_test(self) -> dict[str, Packed]:
+        """The payload that asks for the selected model's figures on the sites' own test data."""
+        return self._send("evaluate", self.selected_round, self.selected(), "evaluate", "test")
+
+    def close_test(self, missing: Mapping[str, str]) -> dict[str, Metrics]:
+        """What the sites measured on their own test data."""
+        self.inbox.close(missing)
+        return self.inbox.metrics()
+
+    @property
+    def selected_round(self) -> int:
+        """The round whose model is kept."""
+        return self.best.round if self.best else self.round
+
+    def selected(self) -> GlobalModel:
+        """The model of the selected round."""
+        return unpack_model(load(self._best_path(self.selected_round)))
+
+    # What they share
+
+    def _send(
+        self,
+        task: TaskName,
+        number: int,
+        model: GlobalModel,
+        phase: str,
+        split: Literal["validation", "test"] = "validation",
+    ) -> dict[str, Packed]:
+        layout = Layout(
+            {name: (tuple(t.shape), str(t.dtype)) for name, t in model.shared.items()},
+            {name: (tuple(t.shape[1:]), str(t.dtype)) for name, t in model.head.items()},
+        )
+        egress = self.plan.method.egress(layout)
+        asked = {}
+        for site, member in sorted(self.roster.members.items()):
+            rows = self.roster.rows_for(site, self.plan.method.label_view)
+            labels = self.roster.to_site(site, rows)
+            fixed = {} if site in self._holders else dict(model.fixed)
+            asked[site] = (
+                Payload(
+                    task, number, self.round, phase, split, labels, dict(model.shared), model.rows(rows), fixed
+                ),
+                Expectation(task, number, self.round, split, labels, member.own, egress),
+            )
+        return self.inbox.open(asked)
+
+    def _line(self, number: int, phase: str, lines: Mapping[str, Line]) -> Line:
+        """A round of history.jsonl."""
+        return {
+            "round": number,
+            "phase": phase,
+            "status": "committed",
+            "seconds": round(time.monotonic() - self.inbox.since, 3),
+            "bytes_down": sum(line["bytes_down"] for line in lines.values()),
+            "bytes_up": sum(line["bytes_up"] for line in lines.values()),
+            "sites": {site: dict(line) for site, line in sorted(lines.items())},
+            "validation": {"loss": None, "auroc": None},
+        }
+
+    def _commit(self, number: int) -> None:
+        header = {
+            "roster": self.roster.to_dict(),
+            "best": asdict(self.best) if self.best else None,
+            "pending": self._pending,
+            "holders": sorted(self._holders),
+        }
+        self.states.save(number, pack_model(self.model, header), committed=self.round)
+        self.round = number
+        self._keep_best()
+
+    def _keep_best(self) -> None:
+        """Makes sure that the best round's model outlives the two newest."""
+        if self.best is None:
+            return
+        path = self._best_path(self.best.round)
+        if not path.exists():
+            os.link(self.states.path(self.best.round), path)
+        for other in self.states.folder.glob("best-*.safetensors"):
+            if other != path:
+                other.unlink()
+
+    def _best_path(self, number: int) -> Path:
+        return self.states.folder / f"best-{number:06d}.safetensors"
+
+
+def _reasons(reasons: Mapping[str, str]) -> str:
+    return "; ".join(f"{site}: {reason}" for site, reason in sorted(reasons.items())) or "no site was asked"

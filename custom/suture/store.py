@@ -1,0 +1,54 @@
+"""State on disk: one file a round, the newest two kept, each written whole or not at all."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from suture.packing import Packed, load, save
+
+_FILE = re.compile(r"round-(\d{6})\.safetensors")
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """The states of one party in one folder.
+
+    Two are kept: the newest that the server has committed, and the one on top of it. So a round that the
+    server never committed can be taken back, and leaves no trace.
+    """
+
+    folder: Path
+
+    def save(self, round_: int, state: Packed, committed: int) -> None:
+        """Writes the state of a round, then drops all others but the newest that is committed.
+
+        Raises:
+            OSError: nothing was written; the states that were there are untouched.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        save(self.path(round_), state)
+        base = max((r for r in self.rounds() if r <= committed), default=round_)
+        for other in self.rounds():
+            if other not in (round_, base):
+                self.path(other).unlink(missing_ok=True)
+
+    def newest(self, not_later_than: int | None = None) -> tuple[int, Packed] | None:
+        """The newest state, or the newest one that is not later than a round; None if there is none.
+
+        Raises:
+            SutureError: the file is corrupt.
+        """
+        fit = [r for r in self.rounds() if not_later_than is None or r <= not_later_than]
+        return (fit[-1], load(self.path(fit[-1]))) if fit else None
+
+    def rounds(self) -> list[int]:
+        """The rounds on disk, in order."""
+        if not self.folder.is_dir():
+            return []
+        return sorted(int(m[1]) for p in self.folder.iterdir() if (m := _FILE.fullmatch(p.name)))
+
+    def path(self, round_: int) -> Path:
+        """The file of a round."""
+        return self.folder / f"round-{round_:06d}.safetensors"

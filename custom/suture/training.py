@@ -1,0 +1,195 @@
+"""The one training loop, and prediction, at a site."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass as validated
+from torch import Tensor, nn
+
+from suture.data.batch import Batch, Samples
+from suture.data.table import Split
+from suture.data.transforms import Augmentation, augment
+from suture.errors import SutureError
+from suture.messages import STRICT
+from suture.models.classifier import Classifier, Preprocessing
+from suture.models.norm import NormPolicy, train_mode
+from suture.seeds import generator_for, seed_for, seeded
+
+log = logging.getLogger(__name__)
+
+Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+class NonFiniteLoss(SutureError):
+    """The loss of a local step stopped being a number."""
+
+
+@validated(frozen=True, config=STRICT)
+class LocalTraining:
+    """How a site trains between two exchanges.
+
+    Attributes:
+        lr: learning rate of Adam; a site may set its own.
+        epochs: passes over the local data a round (E of the paper).
+        batch_size: images a step; a site may set its own.
+        weight_decay: L2 penalty in Adam.
+    """
+
+    lr: Annotated[float, Field(gt=0)] = 5e-5
+    epochs: Annotated[int, Field(ge=1)] = 1
+    batch_size: Annotated[int, Field(ge=1)] = 64
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+
+
+@dataclass(frozen=True)
+class Workbench:
+    """What a method's site half works with.
+
+    Attributes:
+        name: the site, for seeds and errors.
+        model: holds what was received; its head has one row for each of its `labels`.
+        samples: the site's data, cut to the model's labels.
+        prepare: uint8 images to normalised floats.
+        lr, batch_size: the site's own, where its configuration names them.
+    """
+
+    name: str
+    model: Classifier
+    samples: Mapping[Split, Samples]
+    prepare: Preprocessing
+    augmentation: Augmentation
+    device: torch.device
+    amp: bool = False
+    lr: float | None = None
+    batch_size: int | None = None
+
+    def own(self, local: LocalTraining) -> LocalTraining:
+        """The method's local training with the site's own learning rate and batch size."""
+        return replace(local, lr=self.lr or local.lr, batch_size=self.batch_size or local.batch_size)
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """The mean loss of the local steps, and the optimiser's moments by parameter name."""
+
+    loss: float
+    moments: dict[str, Tensor]
+
+
+def fit(
+    site: Workbench,
+    loss: Loss,
+    local: LocalTraining,
+    *,
+    policy: NormPolicy,
+    moments: Mapping[str, Tensor],
+    head_only: bool,
+    seed: int,
+    round_: int,
+) -> Fitted:
+    """Trains the model in place.
+
+    Args:
+        policy: what batch norm does while training.
+        moments: the optimiser's, from the round before.
+        head_only: the backbone rests, in eval mode.
+        seed, round_: with the site's name they seed shuffling, augmentation and dropout.
+
+    Raises:
+        NonFiniteLoss: naming site, round and step.
+    """
+    local = site.own(local)
+    model = site.model
+    rest(model, head_only)
+    train_mode(model, policy)
+    if head_only:
+        model.backbone.eval()
+    optimiser = torch.optim.Adam(
+        [p for p in model.parameters() if p.requires_grad], lr=local.lr, weight_decay=local.weight_decay
+    )
+    load_moments(optimiser, model, moments)
+    total, steps = 0.0, 0
+    with seeded(seed_for(seed, site.name, round_, "dropout"), site.device):
+        for batch in training_batches(site, local, seed, round_):
+            with torch.autocast(site.device.type, torch.bfloat16, enabled=site.amp):
+                value = loss(model(batch.inputs), batch.y, batch.known)
+            if not torch.isfinite(value):
+                raise NonFiniteLoss(
+                    f"{site.name}: the loss of round {round_}, step {steps + 1} is {value.item()}; "
+                    "lower the learning rate or look for broken images"
+                )
+            optimiser.zero_grad(set_to_none=True)
+            value.backward()  # type: ignore[no-untyped-call]
+            optimiser.step()
+            total, steps = total + value.item(), steps + 1
+    if not steps:
+        raise SutureError(f"{site.name} has no training images; give it a split with some")
+    return Fitted(total / steps, save_moments(optimiser, model))
+
+
+def rest(model: Classifier, head_only: bool) -> None:
+    """Sets which parameters are trained: all, or all but the backbone."""
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(not (head_only and name.startswith("backbone.")))
+
+
+def training_batches(site: Workbench, local: LocalTraining, seed: int, round_: int) -> Iterator[Batch]:
+    """Augmented, normalised batches of E epochs, on the site's device."""
+    shuffle = generator_for(seed, site.name, round_, "shuffle")
+    noise = generator_for(seed, site.name, round_, "augmentation")
+    for _ in range(local.epochs):
+        for batch in site.samples["train"].batches(local.batch_size, shuffle):
+            ready = ready_inputs(site, batch).to(site.device)
+            image = ready.inputs.get("image")
+            if image is not None and site.augmentation.active:
+                ready = replace(ready, inputs={**ready.inputs, "image": augment(image, noise, site.augmentation)})
+            yield ready
+
+
+def ready_inputs(site: Workbench, batch: Batch) -> Batch:
+    """The batch with its image normalised; other inputs (tokens, say) pass as they are."""
+    image = batch.inputs.get("image")
+    return batch if image is None else replace(batch, inputs={**batch.inputs, "image": site.prepare(image)})
+
+
+@torch.no_grad()
+def predict(site: Workbench, samples: Samples) -> Tensor:
+    """Logits ``[n, c]`` of the model in eval mode, on the CPU as float32."""
+    site.model.eval()
+    size = site.batch_size or 256
+    parts = []
+    for batch in samples.batches(size):
+        ready = ready_inputs(site, batch).to(site.device)
+        with torch.autocast(site.device.type, torch.bfloat16, enabled=site.amp):
+            parts.append(site.model(ready.inputs).float().cpu())
+    return torch.cat(parts) if parts else torch.empty(0, len(site.model.labels))
+
+
+def save_moments(optimiser: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
+    """The optimiser's state as ``parameter/field`` tensors."""
+    return {
+        f"{name}/{field}": value.detach().cpu().clone()
+        for name, parameter in model.named_parameters()
+        for field, value in optimiser.state.get(parameter, {}).items()
+    }
+
+
+def load_moments(optimiser: torch.optim.Optimizer, model: nn.Module, moments: Mapping[str, Tensor]) -> None:
+    """Puts saved moments back; those of a parameter whose shape changed (new classes) start afresh."""
+    trained = {id(p) for group in optimiser.param_groups for p in group["params"]}
+    for name, parameter in model.named_parameters():
+        saved = {k.removeprefix(f"{name}/"): v for k, v in moments.items() if k.startswith(f"{name}/")}
+        if not saved or id(parameter) not in trained:
+            continue
+        if any(v.dim() and v.shape != parameter.shape for v in saved.values()):
+            log.warning("the moments of %s start afresh: its shape is now %s", name, tuple(parameter.shape))
+            continue
+        optimiser.state[parameter] = {
+            k: v.clone() if k == "step" else v.to(parameter.device).clone() for k, v in saved.items()
+        }

@@ -1,0 +1,27 @@
+"""The demo: three made-up hospitals that annotate different findings train one model together.
+
+    suture demo                        # or: suture run demo --env sim
+    suture run demo --set method=vanilla
+    python jobs/demo/job.py --env local --rounds 3
+"""
+
+from suture.cli import run_job_file
+from suture.data.transforms import MILD
+from suture.job import Job
+from suture.methods.surgical import SurgicalAggregation
+from suture.models import ModelSpec
+from suture.simulation import PhantomSites
+from suture.training import LocalTraining
+
+JOB = Job(
+    name="demo",
+    title="Three sites with different findings, Surgical Aggregation",
+    method=SurgicalAggregation(local=LocalTraining(lr=2e-3, epochs=1, batch_size=32)),
+    model=ModelSpec("cnn", size=64),
+    rounds=15,
+    augmentation=MILD,
+    simulation=PhantomSites(),
+)
+
+if __name__ == "__main__":
+    run_job_file(JOB)

@@ -1,0 +1,87 @@
+import math
+
+import pytest
+
+from suture.errors import LabelError
+from suture.evaluation.metrics import ClassScore
+from suture.evaluation.summary import across_sites, summarise
+
+LABELS = ("Edema", "Hernia", "Mass", "Nodule")
+OWNERS = {"Edema": ("a", "b"), "Hernia": ("a",), "Mass": ("b",), "Nodule": ("a", "b")}
+SCORES = {
+    "Edema": ClassScore(0.9, 0.8, 0.95, 10, 90),
+    "Hernia": ClassScore(None, None, None, 0, 100),
+    "Mass": ClassScore(0.6, 0.5, 0.7, 5, 95),
+    "Nodule": ClassScore(0.7, None, None, 50, 50),
+}
+
+
+def test_the_summary_by_hand() -> None:
+    at_a = {"Edema": ClassScore(0.8, None, None, 1, 9), "Hernia": ClassScore(None, None, None, 0, 10)}
+    assert summarise(LABELS, OWNERS, SCORES, {"a": at_a}, 100, "server test set", 5) == {
+        "mean_auroc": pytest.approx((0.9 + 0.6 + 0.7) / 3),
+        "auroc": {"Edema": 0.9, "Hernia": None, "Mass": 0.6, "Nodule": 0.7},
+        "intervals": {"Edema": [0.8, 0.95], "Hernia": None, "Mass": [0.5, 0.7], "Nodule": None},
+        "counts": {"Edema": [10, 90], "Hernia": [0, 100], "Mass": [5, 95], "Nodule": [50, 50]},
+        "groups": {"shared": pytest.approx(0.8), "unique": pytest.approx(0.6)},
+        "sites": {"a": {"Edema": 0.8, "Hernia": None}},
+        "n": 100,
+        "source": "server test set",
+        "selected_round": 5,
+        "undefined": {"Hernia": "no positive among 100 labelled images"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("score", "reason"),
+    [
+        (None, "not evaluated"),
+        (ClassScore(None, None, None, 0, 0), "no labelled image"),
+        (ClassScore(None, None, None, 1, 0), "no negative among 1 labelled image"),
+        (ClassScore(None, None, None, 3, 4), "positives and negatives lie at different sites"),
+        (ClassScore(None, None, None, None, None), "too few positives"),
+    ],
+)
+def test_an_undefined_class_has_a_reason(score: ClassScore | None, reason: str) -> None:
+    scores = {} if score is None else {"Edema": score}
+    summary = summarise(("Edema",), {"Edema": ("a",)}, scores, {}, 4, "server test set", 1)
+    assert summary["undefined"]["Edema"].startswith(reason)
+    assert summary["mean_auroc"] is None
+    assert summary["groups"] == {"shared": None, "unique": None}
+
+
+def test_foreign_classes_are_refused() -> None:
+    score = {"Edemma": ClassScore(0.5, None, None, 1, 1)}
+    with pytest.raises(LabelError, match="the scores: class 'Edemma'"):
+        summarise(("Edema",), {}, score, {}, 1, "server test set", 1)
+    with pytest.raises(LabelError, match="site 'a': class 'Edemma'"):
+        summarise(("Edema",), {}, {}, {"a": score}, 1, "server test set", 1)
+
+
+def test_across_sites_is_an_unweighted_mean() -> None:
+    merged = across_sites(
+        {
+            "a": {"Edema": ClassScore(0.9, 0.8, 1.0, 1, 1), "Hernia": ClassScore(None, None, None, 0, 4)},
+            "b": {"Edema": ClassScore(0.5, 0.4, 0.6, 99, 901), "Hernia": ClassScore(0.7, 0.6, 0.8, 2, 3)},
+        }
+    )
+    assert merged["Edema"] == ClassScore(pytest.approx(0.7), None, None, 100, 902)
+    # One site defines Hernia: its interval stands, and the counts are everybody's.
+    assert merged["Hernia"] == ClassScore(0.7, 0.6, 0.8, 2, 7)
+
+
+def test_a_withheld_count_withholds_the_sum() -> None:
+    merged = across_sites(
+        {
+            "a": {"Edema": ClassScore(None, None, None, None, 12)},
+            "b": {"Edema": ClassScore(0.5, None, None, 5, 5)},
+        }
+    )
+    assert merged["Edema"] == ClassScore(0.5, None, None, None, 17)
+
+
+def test_nothing_anywhere_is_undefined() -> None:
+    merged = across_sites({"a": {"Edema": ClassScore(None, None, None, 0, 3)}, "b": {}})
+    assert merged == {"Edema": ClassScore(None, None, None, 0, 3)}
+    assert not any(isinstance(v, float) and math.isnan(v) for v in vars(merged["Edema"]).values())
+    assert across_sites({}) == {}

@@ -1,0 +1,86 @@
+"""Messages survive packing; what is not a message does not pass."""
+
+from __future__ import annotations
+
+import errno
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from suture.errors import RejectedUpdate, SutureError
+from suture.evaluation.metrics import ClassScore
+from suture.messages import Abstain, Evaluation, Hello, Message, Metrics, Payload, Update, ones
+from suture.packing import Packed, load, pack, save, unpack
+
+METRICS = Metrics(3, "validation", 7, 0.5, {"Mass": ClassScore(0.75, None, None, 2, 5)})
+MESSAGES: list[Message] = [
+    Payload("train", 4, 3, "main", "validation", ("Mass",), {"w": torch.ones(2)}, {"b": torch.ones(1)}),
+    Hello(("Mass", "Nodule"), {"train": 5, "test": 0}, 1, "abc"),
+    Update(4, ("Mass",), {"w": torch.ones(2)}, {"b": torch.ones(1)}, ones(("Mass",)), metrics=METRICS),
+    Evaluation(METRICS),
+    Abstain("data_fault", "DataError", 12),
+]
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda m: type(m).__name__)
+def test_round_trip_through_a_file(message: Message, tmp_path: Path) -> None:
+    save(tmp_path / "m", pack(message))
+    got = unpack(load(tmp_path / "m"))
+    assert type(got) is type(message)
+    assert pack(got).header == pack(message).header
+    for name, tensor in pack(message).tensors.items():
+        assert torch.equal(pack(got).tensors[name], tensor)
+
+
+def test_size_counts_tensors_and_header() -> None:
+    packed = Packed({"shared/w": torch.zeros(10)}, {"type": "x"})
+    assert packed.nbytes == 40 + len('{"type": "x"}')
+
+
+@pytest.mark.parametrize(
+    ("change", "tensors", "says"),
+    [
+        ({"type": "letter"}, {}, "unknown message type"),
+        ({"patients": ["p1"]}, {}, "patients"),
+        ({"weight": float("nan")}, {}, "weight"),
+        ({"labels": ["x" * 300]}, {}, "labels"),
+        ({"shared": {"w": [1.0]}}, {}, "must be tensors"),
+        ({}, {"secret": torch.ones(1)}, "undeclared tensor"),
+        ({}, {"fixed/w": torch.ones(1)}, "undeclared tensor"),
+        ({"metrics": {"round": 1, "split": "test", "n": 1, "loss": None, "classes": {}, "ids": [1]}}, {}, "ids"),
+    ],
+)
+def test_a_stray_field_or_tensor_is_refused(change: dict[str, object], tensors: dict[str, torch.Tensor], says: str) -> None:
+    packed = pack(MESSAGES[2])
+    broken = Packed({**packed.tensors, **tensors}, {**packed.header, **change})
+    with pytest.raises(RejectedUpdate, match=says):
+        unpack(broken)
+
+
+def test_an_error_names_no_value() -> None:
+    packed = pack(MESSAGES[2])
+    with pytest.raises(RejectedUpdate) as caught:
+        unpack(replace(packed, header={**packed.header, "weight": "patient 00012"}))
+    assert "00012" not in str(caught.value)
+
+
+def test_corrupt_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "m").write_bytes(b"not a file of ours")
+    with pytest.raises(SutureError, match="corrupt"):
+        load(tmp_path / "m")
+
+
+def test_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path / "m", pack(MESSAGES[4]))
+    before = (tmp_path / "m").read_bytes()
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("suture.packing.save_file", full)
+    with pytest.raises(OSError, match="No space"):
+        save(tmp_path / "m", pack(MESSAGES[3]))
+    assert (tmp_path / "m").read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["m"]
