@@ -142,10 +142,9 @@ class SiteConfig(_Section):
     """All of a `suture.toml`."""
 
     data: DataConfig
-    # Made by the validator, not once at import, so that default folders start at the file's folder.
-    training: TrainingConfig = Field(default_factory=lambda: TrainingConfig.model_validate({}))
-    privacy: PrivacyConfig = Field(default_factory=lambda: PrivacyConfig.model_validate({}))
-    storage: StorageConfig = Field(default_factory=dict)
+    training: TrainingConfig = TrainingConfig()
+    privacy: PrivacyConfig = PrivacyConfig()
+    storage: StorageConfig = StorageConfig()
 
 
 _SECTIONS: dict[str, type[_Section]] = {
@@ -170,6 +169,8 @@ def load_site_config(path: Path) -> SiteConfig:
         raise ConfigError(f"{path}: {error.strerror}; a site needs a suture.toml there") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
+    # An absent section is an empty one: its default folders, too, start at the folder of the file.
+    raw = {"storage": {}} | raw
     try:
         return SiteConfig.model_validate(raw, context={"folder": path.parent})
     except ValidationError as error:
@@ -179,8 +180,8 @@ def load_site_config(path: Path) -> SiteConfig:
 def find_site_config(site: str, workspace: Path | None) -> Path:
     """Where the `suture.toml` of a site is.
 
-    `$SUTURE_SITES/<site>/suture.toml` where that variable is set (a simulation: several sites on one machine),
-    else `local/suture.toml` or `suture.toml` in the site's FLARE workspace.
+    `$SUTURE_SITES/<site>/suture.toml` where that variable is set (a simulation: several sites on one
+    machine), else `local/suture.toml` or `suture.toml` in the site's FLARE workspace.
 
     Raises:
         ConfigError: it is in none of these places; the message lists them.
@@ -210,7 +211,9 @@ def write_site_config(path: Path, config: SiteConfig) -> None:
 def _explain(path: Path, fault: Any) -> str:
     """One fault of pydantic in the words of the file."""
     where = [str(part) for part in fault["loc"]]
-    key = f"[{where[0]}] {'.'.join(where[1:])}".strip() if len(where) > 1 or where[0] in _SECTIONS else where[0]
+    key = (
+        f"[{where[0]}] {'.'.join(where[1:])}".strip() if len(where) > 1 or where[0] in _SECTIONS else where[0]
+    )
     if fault["type"] == "extra_forbidden":
         options = _SECTIONS if len(where) == 1 else _SECTIONS[where[0]].model_fields
         return f"{path}: unknown key {key}; {nearest(where[-1], options)}"
@@ -219,4 +222,6 @@ def _explain(path: Path, fault: Any) -> str:
     if fault["type"] == "literal_error":
         words = [word.strip("'") for word in fault["ctx"]["expected"].replace(" or ", ", ").split(", ")]
         return f"{path}: unknown {key} = {fault['input']!r}; {nearest(str(fault['input']), words)}"
-    return f"{path}: {key} = {fault['input']!r}: {fault['msg']}" if len(where) > 1 else f"{path}: {fault['msg']}"
+    return (
+        f"{path}: {key} = {fault['input']!r}: {fault['msg']}" if len(where) > 1 else f"{path}: {fault['msg']}"
+    )

@@ -58,6 +58,8 @@ class Job:
         """What the server alone needs to know."""
         return Schedule(
             rounds=self.rounds,
+            job=self.name,
+            title=self.title,
             min_sites=self.min_sites,
             round_timeout=self.round_timeout,
             selection=self.selection,

@@ -83,6 +83,7 @@ class Schedule:
     """What the server alone needs to know.
 
     Attributes:
+        job, title: for people.
         rounds: communication rounds.
         min_sites: usable updates that a round needs; None means every site that was accepted at the start.
         round_timeout: seconds that a site has for a task.
@@ -94,6 +95,8 @@ class Schedule:
     """
 
     rounds: Annotated[int, Field(ge=1)]
+    job: str = "job"
+    title: str = "federated training"
     min_sites: Annotated[int, Field(ge=1)] | None = None
     round_timeout: Annotated[int, Field(ge=1)] = 3600
     selection: Selection = "site_loss"

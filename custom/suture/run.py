@@ -52,10 +52,7 @@ def run_here(job: Job, env: str, out: Path, *, resume: bool, overwrite: bool, th
     with _locked(out):
         sites = job.simulation.prepare(out / "sites", out, job.seed, job.method.label_view)
         plan, schedule = job.plan(out.name), job.schedule()
-        record = Record(out)
-        record.update(
-            job=job.name, title=job.title, env=env, status="running", error=None, started=now(), finished=None
-        )
+        Record(out).update(job=job.name, env=env, status="running", started=now())
         content = {"name": job.name, "plan": plan.to_dict(), "schedule": schedule.to_dict(), "sites": sites}
         write_json(out / "job.json", content)
         try:

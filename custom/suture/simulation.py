@@ -21,3 +21,13 @@ from suture.messages import STRICT
 from suture.methods.contract import LabelView
 
 SERVER = "server"
+
+
+def _config(folder: Path, data: DataConfig, view: LabelView) -> SiteConfig:
+    """A simulated site's own configuration; its data are public, so it withholds no count."""
+    return SiteConfig(
+        data=data,
+        training=TrainingConfig(),
+        privacy=PrivacyConfig(label_view=view, min_count=0),
+        storage=StorageConfig(state=folder / "state", cache=folder / "cache"),
+    )

@@ -21,7 +21,7 @@ from torch import Tensor
 from suture.check import Expectation
 from suture.config import SiteConfig
 from suture.data.batch import Samples
-from suture.data.cache import load_samples
+from suture.data.site import load_samples
 from suture.data.table import Split
 from suture.errors import ConfigError, DataError, LabelError, SutureError
 from suture.evaluation.metrics import ClassScore, score_classes

@@ -1,0 +1,62 @@
+"""A site's data: tables of labels, images, splits, and the registry of data sets."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+
+from suture.config import DataConfig, Dataset
+from suture.data.hospital import read_hospital
+from suture.data.images import ImageSource, present
+from suture.data.nih import read_nih
+from suture.data.reading import Reading
+from suture.data.table import Table
+from suture.errors import DataError
+
+LOG = logging.getLogger(__name__)
+
+
+DATASETS: dict[Dataset, str] = {
+    "hospital": "a hospital's own CSV: image, patient, split, one column per label",
+    "nih": "NIH ChestX-ray14 in its official format: Data_Entry_2017*.csv",
+}
+
+_READERS: dict[Dataset, Callable[[DataConfig], Reading]] = {"hospital": read_hospital, "nih": read_nih}
+
+
+def read_table(config: DataConfig) -> Reading:
+    """Reads a site's table with all its faults, for a person to look at.
+
+    Where the site says that its table is longer than its image folder (`partial`), rows without an image are
+    left out and counted; otherwise a missing image is an unreadable one.
+
+    Raises:
+        SutureError: the table cannot be read at all.
+    """
+    reading = _READERS[config.dataset](config)
+    if not config.partial:
+        return reading
+    with ImageSource(config.root) as source:
+        table, absent = present(reading.table, source)
+    if not len(table):
+        raise DataError(
+            f"{config.root} has none of the {absent} images of {config.table}; correct [data] root"
+        )
+    return replace(reading, table=table, absent=absent)
+
+
+def load_table(config: DataConfig) -> Table:
+    """Reads a site's table for training.
+
+    Raises:
+        SutureError: the table cannot be read, or has any fault; the message gives the first.
+    """
+    reading = read_table(config)
+    if reading.faults:
+        more = len(reading.faults) - 1
+        also = f" (and {more} more; `suture data check` lists them)" if more else ""
+        raise DataError(reading.faults[0] + also)
+    if reading.absent:
+        LOG.warning("%s: %d rows of %s have no image", config.root, reading.absent, config.table)
+    return reading.table

@@ -74,7 +74,9 @@ def _chosen(sheet: Sheet, columns: list[tuple[str, int]], config: DataConfig) ->
     found = [(canonical(name, config.synonyms), name, i) for name, i in columns]
     for name in wanted:
         if name not in {label for label, _, _ in found}:
-            raise unknown(f"[data] labels entry (no such column in {sheet.path})", name, (n for n, _ in columns))
+            raise unknown(
+                f"[data] labels entry (no such column in {sheet.path})", name, (n for n, _ in columns)
+            )
     return [(name, i) for want in wanted for label, name, i in found if label == want]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import io
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -35,7 +36,7 @@ class Sheet:
     Attributes:
         path: the file, for messages.
         header: names of the columns, without outer white space.
-        rows: cells without outer white space, as many in each row as in the header.
+        rows: as many cells in each row as in the header.
         numbers: the number of each row as a spreadsheet shows it (the header is row 1).
     """
 
@@ -62,24 +63,23 @@ class Sheet:
         return self.header.index(name)
 
     def cells(self, position: int) -> list[str]:
-        """The cells of a column."""
-        return [row[position] for row in self.rows]
+        """The cells of a column, without outer white space."""
+        return [row[position].strip() for row in self.rows]
 
 
-def read_lines(path: Path) -> list[str]:
-    """The lines of a text file, gzipped or not, with their ends.
+def read_text(path: Path) -> str:
+    """The text of a file, gzipped or not.
 
     Raises:
         DataError: the file is missing, cut short or not UTF-8 text.
     """
     try:
         raw = path.read_bytes()
-        text = (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode("utf-8-sig")
+        return (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8 text ({error}); save it as UTF-8") from error
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path} cannot be read: {error}") from error
-    return text.splitlines(keepends=True)
 
 
 def read_sheet(path: Path) -> Sheet:
@@ -88,13 +88,14 @@ def read_sheet(path: Path) -> Sheet:
     Raises:
         DataError: the file cannot be read, has no row, or a row has more or fewer cells than the header.
     """
+    lines = io.StringIO(read_text(path), newline="")
     try:
-        records = [[cell.strip() for cell in row] for row in csv.reader(read_lines(path), strict=True)]
+        records = list(csv.reader(lines, strict=True))
     except csv.Error as error:
         raise DataError(f"{path} is not a comma-separated table: {error}") from error
     if not records or not any(records[0]):
         raise DataError(f"{path} is empty; it needs a header and one row per image")
-    header = tuple(records[0])
+    header = tuple(name.strip() for name in records[0])
     numbers = [number for number, row in enumerate(records, 1) if number > 1 and any(row)]
     if not numbers:
         raise DataError(f"{path} has a header and no rows; it needs one row per image")
@@ -113,7 +114,9 @@ def rows_text(numbers: Sequence[int]) -> str:
     return f"row{'s' if len(numbers) > 1 else ''} {shown}{more}"
 
 
-def row_faults(sheet: Sheet, images: Sequence[str], patients: Sequence[str], split: Sequence[str]) -> list[str]:
+def row_faults(
+    sheet: Sheet, images: Sequence[str], patients: Sequence[str], split: Sequence[str]
+) -> list[str]:
     """Faults of who and where: blank or repeated images, blank patients, a patient in two splits."""
     seen: dict[str, int] = {}
     twice = [

@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 
 from suture.config import SiteConfig
-from suture.plan import Plan, Schedule, code_hash
 from suture.errors import ConfigError
+from suture.plan import Plan, Schedule, code_hash
 from suture.server.finish import declared
 from suture.server.record import now, versions
 from suture.server.selection import HeldOut
@@ -32,11 +32,13 @@ def open_server(plan: Plan, schedule: Schedule, config: SiteConfig | None, defau
             f"the server runs another version of suture ({code_hash()}) than the job was made with ({plan.code})"
         )
     state = (config.storage.state if config else None) or default
-    held_out = HeldOut(config, plan) if config and config.data else None
+    held_out = HeldOut(config, plan) if config else None
     server = Server(plan, schedule, state / plan.experiment, held_out)
     described = plan.to_dict()
     server.record.update(
-        job=server.record.run.get("job", plan.experiment),
+        job=schedule.job,
+        title=schedule.title,
+        env=server.record.run.get("env", "flare"),
         method={
             "name": plan.method.name,
             "title": plan.method.title,
@@ -51,6 +53,10 @@ def open_server(plan: Plan, schedule: Schedule, config: SiteConfig | None, defau
         versions=versions(),
         egress=declared(plan),
         started=server.record.run.get("started") or now(),
+        rounds=schedule.rounds,
+        labels=[],
+        sites={},
+        threads={"server": 1},
         status="running",
         error=None,
         finished=None,

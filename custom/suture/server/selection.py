@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from suture.config import SiteConfig
-from suture.data.cache import load_samples
+from suture.data.site import load_samples
 from suture.data.table import Split
 from suture.data.transforms import Augmentation
 from suture.evaluation.metrics import ClassScore, mean_defined, score_classes

@@ -1,0 +1,140 @@
+"""Looking over a site's data before it joins: what is there, and what is wrong with it, all at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.table import Table as Grid
+
+from suture.config import SiteConfig
+from suture.data import read_table
+from suture.data.images import ImageSource, read_all
+from suture.data.reading import Reading
+from suture.data.table import SPLITS, Split, Table
+from suture.errors import DataError, SutureError
+from suture.labels import lookalikes
+from suture.vocabulary import CANONICAL
+
+
+@dataclass(frozen=True)
+class Count:
+    """Labels of one class in one split."""
+
+    positives: int
+    negatives: int
+    unknown: int
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What `check` found. It stays at the site: it names files and holds exact counts.
+
+    Attributes:
+        images: number of images of each split.
+        patients: number of patients of each split.
+        counts: labels of each class of each split.
+        unreadable: one message per image that cannot be read.
+        empty: classes without any positive label in the training rows.
+        problems: what must be mended before the site can join.
+        warnings: what a person should know.
+    """
+
+    images: dict[Split, int] = field(default_factory=dict)
+    patients: dict[Split, int] = field(default_factory=dict)
+    counts: dict[str, dict[Split, Count]] = field(default_factory=dict)
+    unreadable: tuple[str, ...] = ()
+    empty: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+def check(config: SiteConfig) -> Findings:
+    """Reads the table and decodes every image that is in use, and reports all that is wrong.
+
+    It raises nothing that the data can cause; a table that cannot be read at all is the only problem then.
+    """
+    try:
+        reading = read_table(config.data)
+    except SutureError as error:
+        return Findings(problems=(str(error),))
+    table = reading.table
+    used = table.rows(np.array([split != "" for split in table.split], dtype=np.bool_))
+    unreadable, broken = _unreadable(used, config.data.color)
+    counts = {name: _counts(used, column) for column, name in enumerate(used.labels)}
+    empty = tuple(name for name, of in counts.items() if not of["train"].positives)
+    lost, most = len(unreadable), config.privacy.max_faults
+    too_many = lost > most * len(used)
+    lost_text = f"{lost} of {len(used)} images cannot be read ([privacy] max_faults tolerates {most:.0%})"
+    return Findings(
+        images={split: used.split.count(split) for split in SPLITS},
+        patients={split: len(set(used.of(split).patients)) for split in SPLITS},
+        counts=counts,
+        unreadable=unreadable,
+        empty=empty,
+        problems=(*reading.faults, *broken, *([lost_text] if too_many else [])),
+        warnings=(*([lost_text] if lost and not too_many else []), *_warnings(reading, used, empty)),
+    )
+
+
+def render(findings: Findings) -> RenderableType:
+    """The findings for a terminal: a grid of counts per class, then problems and warnings."""
+    grid = Grid(title="Labels: present / absent / unknown")
+    grid.add_column("class")
+    for split in SPLITS:
+        images, patients = findings.images.get(split, 0), findings.patients.get(split, 0)
+        grid.add_column(f"{split}\n{images:,} images, {patients:,} patients", justify="right")
+    for name, of in findings.counts.items():
+        cells = [
+            f"{c.positives:,} / {c.negatives:,} / {c.unknown:,}" for c in (of[split] for split in SPLITS)
+        ]
+        grid.add_row(escape(name), *cells)
+    lines = [
+        *(f"[bold red]problem[/] {escape(text)}" for text in findings.problems),
+        *(f"[bold yellow]warning[/] {escape(text)}" for text in findings.warnings),
+        *(f"[dim]unreadable[/] {escape(text)}" for text in findings.unreadable[:20]),
+    ]
+    if len(findings.unreadable) > 20:
+        lines.append(f"[dim]and {len(findings.unreadable) - 20} more unreadable images[/]")
+    return Group(*([grid] if findings.counts else []), *lines)
+
+
+def _counts(table: Table, column: int) -> dict[Split, Count]:
+    counts: dict[Split, Count] = {}
+    for split in SPLITS:
+        y = table.of(split).y[:, column]
+        counts[split] = Count(int((y == 1).sum()), int((y == 0).sum()), int(np.isnan(y).sum()))
+    return counts
+
+
+def _unreadable(table: Table, color: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Messages of unreadable images in the order of the rows, and of a root that cannot be read at all."""
+    try:
+        with ImageSource(table.root) as source:
+            results = read_all(source, table.images, color)
+            faults = {row: str(result) for row, result in results if isinstance(result, DataError)}
+    except DataError as error:
+        return (), (str(error),)
+    return tuple(faults[row] for row in sorted(faults)), ()
+
+
+def _warnings(reading: Reading, used: Table, empty: tuple[str, ...]) -> list[str]:
+    unused = len(reading.table) - len(used)
+    own = set(used.labels)
+    pairs = [pair for pair in lookalikes([*own, *CANONICAL]) if own & set(pair)]
+    return [
+        *(
+            [f"{reading.absent} rows have no image and are left out ([data] partial)"]
+            if reading.absent
+            else []
+        ),
+        *([f"{unused} rows belong to no split and are not used"] if unused else []),
+        *([] if used.split.count("train") else ["no row is for training: this site can only evaluate"]),
+        *(f"class {name!r} has no positive label among the training rows" for name in empty),
+        *(
+            f"labels {a!r} and {b!r} look alike; if they are one, name it in [data.synonyms]"
+            for a, b in pairs
+        ),
+    ]

@@ -1,0 +1,225 @@
+"""Images as arrays: from a folder, a tar archive or a folder of archives, in the formats of radiology."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import tarfile
+import threading
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import IO, cast
+
+import numpy as np
+
+from suture.data.decoding import Pixels, decode_image
+from suture.data.table import Table
+from suture.errors import DataError
+
+ARCHIVES = (".tar", ".tar.gz", ".tgz")
+
+CHUNK = 256
+"""Encoded images held in memory at a time by `read_all`."""
+
+
+@dataclass(frozen=True, order=True)
+class _Place:
+    """Where the bytes of an image are: a stretch of an archive's content, or (size -1) a whole file."""
+
+    file: Path
+    offset: int = 0
+    size: int = -1
+
+
+class ImageSource:
+    """The images of a `root`, by path within it or by base name where that is unique.
+
+    A folder that holds archives (`images_001.tar.gz`, ... as the NIH distributes them) is read from those
+    alone. Gzipped archives are read fastest in the order of `position`; a plain tar is as fast as a folder.
+    """
+
+    def __init__(self, root: Path) -> None:
+        """Opens a root; archives are not indexed before the first image is asked for.
+
+        Raises:
+            DataError: `root` is neither a folder nor an archive.
+        """
+        self.root = root
+        self._open: dict[Path, IO[bytes]] = {}
+        self._lock = threading.Lock()
+        if root.is_dir():
+            self.archives = tuple(sorted(p for p in root.iterdir() if p.name.endswith(ARCHIVES)))
+        elif root.is_file() and root.name.endswith(ARCHIVES):
+            self.archives = (root,)
+        else:
+            raise DataError(
+                f"{root} is neither a folder nor a {', '.join(ARCHIVES)} archive; correct [data] root"
+            )
+
+    def __enter__(self) -> ImageSource:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for file in self._open.values():
+            file.close()
+        self._open.clear()
+
+    def __contains__(self, name: str) -> bool:
+        return self.missing(name) is None
+
+    def position(self, name: str) -> tuple[str, int]:
+        """The archive (or file) and the offset of an image: reading in this order reads forwards.
+
+        Raises:
+            DataError: there is no such image, or more than one.
+        """
+        place = self._place(name)
+        return str(place.file), place.offset
+
+    def missing(self, name: str) -> DataError | None:
+        """Why there is no such image, or None if there is."""
+        found = self._found(name)
+        if not found:
+            return DataError(f"image {name!r} is not in {self.root}; correct the table or [data] root")
+        if len(found) > 1:
+            return DataError(f"{self.root} has {len(found)} images {name!r}; write the path within it")
+        return None
+
+    def raw(self, name: str) -> bytes:
+        """The encoded bytes of an image.
+
+        Raises:
+            DataError: there is no such image, or it cannot be read.
+        """
+        place = self._place(name)
+        try:
+            if place.size < 0:
+                return place.file.read_bytes()
+            with self._lock:
+                if place.file not in self._open:
+                    self._open[place.file] = _opened(place.file)
+                self._open[place.file].seek(place.offset)
+                return self._open[place.file].read(place.size)
+        except (OSError, EOFError, zlib.error) as error:
+            raise DataError(f"image {name!r} of {self.root} cannot be read: {error}") from error
+
+    def read(self, name: str, color: bool) -> Pixels:
+        """An image as uint8, [h, w] or (color) [h, w, 3].
+
+        Raises:
+            DataError: there is no such image, or it cannot be decoded.
+        """
+        return decode_image(self.raw(name), name, color)
+
+    def stamp(self, names: tuple[str, ...]) -> list[tuple[str, int, int]]:
+        """Name, size and modification time [ns] of the files that hold these images; changes if they do.
+
+        A missing image has the size -1.
+        """
+        if self.archives:
+            return [_stat(path) for path in self.archives]
+        places = (self._found(name) for name in names)
+        return [_stat(found[0].file) if len(found) == 1 else ("", -1, 0) for found in places]
+
+    @cached_property
+    def _index(self) -> tuple[dict[str, list[_Place]], dict[str, list[_Place]]]:
+        """Places by path and by base name."""
+        paths: dict[str, list[_Place]] = {}
+        bases: dict[str, list[_Place]] = {}
+        members = map(_members, self.archives) if self.archives else [_files(self.root)]
+        for path, place in (pair for each in members for pair in each):
+            paths.setdefault(path, []).append(place)
+            bases.setdefault(path.rpartition("/")[2], []).append(place)
+        return paths, bases
+
+    def _found(self, name: str) -> list[_Place]:
+        paths, bases = self._index
+        return paths.get(name.removeprefix("./")) or bases.get(name) or []
+
+    def _place(self, name: str) -> _Place:
+        error = self.missing(name)
+        if error:
+            raise error
+        return self._found(name)[0]
+
+
+def present(table: Table, source: ImageSource) -> tuple[Table, int]:
+    """The rows whose images `source` has, and how many rows have none (a partial download)."""
+    here = np.array([name in source for name in table.images], dtype=np.bool_)
+    return table.rows(here), int((~here).sum())
+
+
+def read_all(
+    source: ImageSource, names: Sequence[str], color: bool, finish: Callable[[Pixels], Pixels] | None = None
+) -> Iterator[tuple[int, Pixels | DataError]]:
+    """Reads many images: bytes in the order of the archives, decoding on a few threads.
+
+    Args:
+        source: where they are.
+        names: of the images.
+        color: as in `ImageSource.read`.
+        finish: a further step for each image, such as resizing, done on the same threads.
+
+    Yields:
+        For each name, in any order, its position in `names` and the image or what is wrong with it.
+    """
+
+    def work(row: int, data: bytes | DataError) -> tuple[int, Pixels | DataError]:
+        try:
+            if isinstance(data, DataError):
+                return row, data
+            image = decode_image(data, names[row], color)
+            return row, finish(image) if finish else image
+        except DataError as error:
+            return row, error
+
+    missing = {row: error for row, name in enumerate(names) if (error := source.missing(name))}
+    yield from missing.items()
+    rows = sorted(
+        (row for row in range(len(names)) if row not in missing), key=lambda r: source.position(names[r])
+    )
+    with ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
+        for start in range(0, len(rows), CHUNK):
+            chunk = rows[start : start + CHUNK]
+            yield from pool.map(work, chunk, [_attempt(source, names[row]) for row in chunk])
+
+
+def _attempt(source: ImageSource, name: str) -> bytes | DataError:
+    try:
+        return source.raw(name)
+    except DataError as error:
+        return error
+
+
+def _stat(path: Path) -> tuple[str, int, int]:
+    stat = path.stat()
+    return path.name, stat.st_size, stat.st_mtime_ns
+
+
+def _files(root: Path) -> Iterator[tuple[str, _Place]]:
+    for folder, _, names in os.walk(root):
+        for name in names:
+            path = Path(folder, name)
+            yield path.relative_to(root).as_posix(), _Place(path)
+
+
+def _opened(archive: Path) -> IO[bytes]:
+    return cast(IO[bytes], archive.open("rb") if archive.suffix == ".tar" else gzip.open(archive))
+
+
+def _members(archive: Path) -> Iterator[tuple[str, _Place]]:
+    """The files of an archive; of a member that was added twice, the last counts, as in `tar -x`."""
+    places: dict[str, _Place] = {}
+    try:
+        with _opened(archive) as file, tarfile.open(fileobj=file, mode="r:") as tar:
+            for member in tar:
+                if member.isfile():
+                    name = member.name.removeprefix("./")
+                    places[name] = _Place(archive, member.offset_data, member.size)
+    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
+        raise DataError(f"archive {archive} is broken ({error}); fetch it again") from error
+    return iter(places.items())

@@ -1,0 +1,62 @@
+"""A model on disk: model.safetensors and model.json, all that prediction needs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from suture import __version__
+from suture.errors import ConfigError
+from suture.files import replacing, write_json
+from suture.labels import LabelSet
+from suture.models import ModelSpec, build
+from suture.models.classifier import Classifier, Preprocessing
+from suture.validation import parse
+
+
+def save_model(model: Classifier, spec: ModelSpec, folder: Path, facts: Mapping[str, Any]) -> None:
+    """Writes the weights, and beside them class names, backbone and preprocessing.
+
+    Args:
+        facts: whatever else is to be remembered (job, round).
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with replacing(folder / "model.safetensors") as temporary:
+        save_file({name: t.contiguous() for name, t in model.state_dict().items()}, temporary)
+    description = {
+        "format": 1,
+        "suture": __version__,
+        "labels": list(model.labels.names),
+        "task": model.labels.task,
+        "model": dataclasses.asdict(spec) | {"weights": None},
+        "preprocessing": dataclasses.asdict(spec.preprocessing),
+        **facts,
+    }
+    write_json(folder / "model.json", description)
+
+
+def load_model(folder: Path) -> tuple[Classifier, Preprocessing]:
+    """The model, in eval mode, and what its images must go through.
+
+    Raises:
+        ConfigError: the folder holds no model of ours, or a broken one.
+    """
+    path = folder / "model.json"
+    if not path.is_file():
+        raise ConfigError(f"{folder} holds no model.json; name the model/ folder of a finished run")
+    try:
+        description = json.loads(path.read_text())
+        labels = LabelSet(tuple(description["labels"]), description["task"])
+        spec = parse(ModelSpec, description["model"], str(path))
+        preprocessing = parse(Preprocessing, description["preprocessing"], str(path))
+        model = build(spec, labels, seed=0, pretrained=False)
+        model.load_state_dict(load_file(folder / "model.safetensors"))
+    except (OSError, KeyError, ValueError, RuntimeError, SafetensorError) as error:
+        raise ConfigError(f"{folder} cannot be read as a model: {error}") from error
+    return model.eval(), preprocessing

@@ -1,0 +1,137 @@
+"""What tests share: a tiny federation on disk, and a clean machine for each test."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from suture.config import SiteConfig, load_site_config
+from suture.data.transforms import Augmentation
+from suture.federation import Loop, federate
+from suture.messages import Payload
+from suture.methods.contract import Method
+from suture.models import ModelSpec
+from suture.packing import pack, unpack
+from suture.plan import Plan, Schedule, code_hash
+from suture.server.open import open_server
+from suture.server.server import Server
+from suture.site import Site
+
+LABELS = {"alpha": ("Mass", "Nodule"), "beta": ("Nodule", "Hernia"), "gamma": ("Fibrosis", "Nodule", "Mass")}
+EVERY = ("Fibrosis", "Hernia", "Mass", "Nodule")
+
+
+@pytest.fixture(autouse=True)
+def clean_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A HOME of its own, one thread, and no simulation's sites."""
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.delenv("SUTURE_SITES", raising=False)
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def data_root() -> Path:
+    """The folder of the real data; the test is skipped where there is none."""
+    root = os.environ.get("SUTURE_DATA")
+    if not root:
+        pytest.skip("SUTURE_DATA is not set")
+    return Path(root).resolve()
+
+
+def write_hospital(folder: Path, labels: tuple[str, ...], n: int, seed: int, view: str = "all") -> Path:
+    """A hospital of n small images; a bright band at a place of its own marks each class."""
+    rng = np.random.default_rng(seed)
+    (folder / "images").mkdir(parents=True)
+    rows = []
+    for i in range(n):
+        y = rng.integers(0, 2, len(EVERY))
+        image = rng.integers(60, 110, (16, 16))
+        for band in np.flatnonzero(y):
+            image[4 * band : 4 * band + 3] += 90
+        Image.fromarray(image.astype(np.uint8)).save(folder / "images" / f"{i:03d}.png")
+        split = ("train", "train", "train", "validation", "test")[i % 5]
+        rows.append([f"{i:03d}.png", f"p{i}", split, *(y[EVERY.index(label)] for label in labels)])
+    with (folder / "labels.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["image", "patient", "split", *labels], *rows])
+    config = folder / "suture.toml"
+    config.write_text(
+        f'[data]\ndataset = "hospital"\nroot = "images"\ntable = "labels.csv"\n'
+        f'[privacy]\nlabel_view = "{view}"\nmin_count = 0\n'
+    )
+    return config
+
+
+@dataclass
+class Tiny:
+    """A federation small enough to run many of."""
+
+    folder: Path
+    plan: Plan
+    schedule: Schedule
+    configs: dict[str, SiteConfig]
+
+    def server(self, out: str = "run") -> Server:
+        """The server, new or continuing."""
+        return open_server(
+            Plan(*(getattr(self.plan, f) for f in ("method", "model", "augmentation", "seed")), out, self.plan.code),
+            self.schedule,
+            self.configs.get("server"),
+            self.folder,
+        )
+
+    def sites(self, out: str = "run") -> dict[str, Site]:
+        """The sites, new or continuing."""
+        return {
+            name: Site(name, config, self.plan, self.schedule.rounds, self.folder / out / "sites" / name)
+            for name, config in self.configs.items()
+            if name != "server"
+        }
+
+    def run(self, out: str = "run") -> Server:
+        """A whole federation in this process."""
+        server = self.server(out)
+        federate(server, Loop(self.sites(out)))
+        return server
+
+
+MakeTiny = Callable[..., Tiny]
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> MakeTiny:
+    """Makes tiny federations in the test's own folder."""
+
+    def make(
+        method: Method,
+        labels: Mapping[str, tuple[str, ...]] = LABELS,
+        *,
+        n: int = 25,
+        seed: int = 1,
+        view: str = "all",
+        **schedule: object,
+    ) -> Tiny:
+        configs = {}
+        for i, (name, own) in enumerate(labels.items()):
+            folder = tmp_path / "data" / name
+            path = folder / "suture.toml"
+            configs[name] = load_site_config(path if path.exists() else write_hospital(folder, own, n, i, view))
+        plan = Plan(method, ModelSpec("cnn", size=16), Augmentation(), seed, "run", code_hash())
+        chosen = Schedule.from_dict({"rounds": 2, **schedule})
+        return Tiny(tmp_path / "runs", plan, chosen, configs)
+
+    return make
+
+
+def say(site: Site, task: Payload) -> object:
+    """A site's answer as it crosses the wire."""
+    return unpack(pack(site.answer(task)))

@@ -1,0 +1,37 @@
+import io
+
+import pytest
+from example_run import metrics_record, run_record
+from rich.console import Console
+
+from suture.errors import DataError
+from suture.evaluation.table import per_class_table
+
+
+def shown(run: dict, metrics: dict) -> list[list[str]]:
+    console = Console(file=io.StringIO(), width=140, record=True)
+    console.print(per_class_table(run, metrics))
+    return [[cell.strip() for cell in line.split("│")] for line in console.export_text().splitlines()]
+
+
+def test_the_table_by_hand() -> None:
+    rows = shown(run_record(), metrics_record())
+    assert ["Edema", "harbour", "0.862", "0.827–0.894", "98"] in rows
+    assert ["Pleural Effusion", "3 of 3 sites", "0.893", "0.880–0.905", "744"] in rows
+    assert ["Hernia", "harbour", "—", "no positive among 2901 labelled images", "0"] in rows
+    means = [(r[0], r[2]) for r in rows if r[0].startswith("Mean")]
+    assert means == [("Mean of 4", "0.816"), ("Mean of 4", "0.764"), ("Mean of all defined", "0.790")]
+
+
+def test_names_are_not_markup() -> None:
+    run = run_record() | {"title": "[red]x", "labels": ["[bold]y"]}
+    rows = shown(run, metrics_record())
+    assert rows[0][0] == "[red]x"
+    assert any(r[0] == "[bold]y" for r in rows)
+
+
+def test_a_missing_field_is_named() -> None:
+    metrics = metrics_record()
+    del metrics["counts"]
+    with pytest.raises(DataError, match=r"metrics\.json: counts: Field required"):
+        per_class_table(run_record(), metrics)
