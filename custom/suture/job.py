@@ -18,7 +18,7 @@ from suture.errors import ConfigError, unknown
 from suture.methods.contract import Method
 from suture.models import ModelSpec
 from suture.plan import Plan, Schedule, Selection, code_hash
-from suture.simulation import NihSites, PhantomSites
+from suture.simulation import NihSites
 from suture.validation import parse
 
 _STRICT = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
@@ -48,7 +48,7 @@ class Job:
     max_failed_rounds: Annotated[int, Field(ge=1)] = 2
     label_map: dict[str, str] = dataclasses.field(default_factory=dict)
     accept_labels: bool | tuple[str, ...] = False
-    simulation: PhantomSites | NihSites | None = None
+    simulation: NihSites | None = None
 
     def plan(self, experiment: str) -> Plan:
         """What every party needs to know."""

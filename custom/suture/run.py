@@ -23,7 +23,7 @@ from suture.job import Job
 from suture.progress import following
 from suture.server.open import open_server
 from suture.server.record import Record, now
-from suture.simulation import SERVER
+from suture.data.partition import SERVER
 from suture.site import Site
 
 log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ def run_here(job: Job, env: str, out: Path, *, resume: bool, overwrite: bool, th
         raise ConfigError(f"{job.name} simulates no sites; submit it with --env poc or --env prod")
     _make_way(out, job, resume=resume, overwrite=overwrite)
     with _locked(out):
-        sites = job.simulation.prepare(out / "sites", out, job.seed, job.method.label_view)
+        sites = job.simulation.prepare(out / "sites", out.parent, job.seed, job.method.label_view)
         plan, schedule = job.plan(out.name), job.schedule()
         Record(out).update(job=job.name, env=env, status="running", started=now())
         content = {"name": job.name, "plan": plan.to_dict(), "schedule": schedule.to_dict(), "sites": sites}
