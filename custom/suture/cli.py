@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
@@ -39,6 +39,7 @@ Rounds = Annotated[int | None, typer.Option(help="Communication rounds.")]
 Seed = Annotated[int | None, typer.Option(help="Seed of initialisation, shuffling and augmentation.")]
 Out = Annotated[Path | None, typer.Option(help="Folder of the run; by default runs/JOB-TIME.")]
 Sets = Annotated[list[str] | None, typer.Option("--set", help="Change a setting: key=value. Repeatable.")]
+Sites = Annotated[str | None, typer.Option(help="Names of the sites, comma-separated: an app for each.")]
 Accept = Annotated[list[str] | None, typer.Option(help="A look-alike label that is a class of its own, or 'all'.")]
 
 
@@ -61,6 +62,7 @@ def run(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in --out.")] = False,
     threads: Annotated[int | None, typer.Option(help="Simulator processes; fewer than sites share them.")] = None,
     startup_kit: Annotated[Path | None, typer.Option(help="Admin startup kit, for --env poc and prod.")] = None,
+    sites: Sites = None,
 ) -> None:
     """Run a job."""
     from suture.job import load_job
@@ -74,7 +76,12 @@ def run(
         overwrite=overwrite,
         threads=threads,
         startup_kit=startup_kit,
+        sites=_names(sites),
     )
+
+
+def _names(sites: str | None) -> tuple[str, ...]:
+    return tuple(name.strip() for name in (sites or "").split(",") if name.strip())
 
 
 def _all_settings(
@@ -102,6 +109,7 @@ def execute(
     overwrite: bool = False,
     threads: int | None = None,
     startup_kit: Path | None = None,
+    sites: Sequence[str] = (),
 ) -> None:
     """Runs a job and shows its table."""
     from suture.job import with_settings
@@ -111,7 +119,7 @@ def execute(
     if env in (Env.poc, Env.prod):
         from suture.flare.submit import submit
 
-        console.print(f"submitted as {submit(job, env.value, startup_kit)}")
+        console.print(f"submitted as {submit(job, env.value, startup_kit, sites)}")
         return
     folder = (out or Path("runs") / f"{job.name}-{datetime.now():%Y%m%d-%H%M%S}").resolve()
     report_path = run_here(job, env.value, folder, resume=resume, overwrite=overwrite, threads=threads)
@@ -134,13 +142,15 @@ def export(
     out: Annotated[Path, typer.Option(help="Folder to write the job into.")],
     experiment: Annotated[str | None, typer.Option(help="Identifier that a later job continues.")] = None,
     settings: Sets = None,
+    sites: Sites = None,
     bundle: Annotated[bool, typer.Option(help="Whether the package travels with the job.")] = True,
 ) -> None:
     """Write a job as a folder that FLARE's admin console accepts."""
     from suture.flare.submit import export_job
     from suture.job import load_job, with_settings
 
-    console.print(f"job: {export_job(with_settings(load_job(job), settings or []), out, experiment, bundle)}")
+    chosen = with_settings(load_job(job), settings or [])
+    console.print(f"job: {export_job(chosen, out, experiment, _names(sites), bundle)}", soft_wrap=True)
 
 
 @app.command()
@@ -186,7 +196,7 @@ def list_() -> None:
     for name, text in MODELS.items():
         table.add_row("model", name, text)
     for name, text in DATASETS.items():
-        table.add_row("data set", name, text)
+        table.add_row("data set", name, text.description)
     for name, path in known_jobs().items():
         table.add_row("job", name, load_job(str(path)).title)
     console.print(table)
@@ -229,7 +239,7 @@ def run_job_file(job: Any) -> None:
             from suture.flare.submit import export_job
             from suture.job import with_settings
 
-            console.print(f"job: {export_job(with_settings(job, chosen), export_dir, None, True)}")
+            console.print(f"job: {export_job(with_settings(job, chosen), export_dir)}", soft_wrap=True)
             return
         execute(
             job,

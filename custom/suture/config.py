@@ -202,6 +202,8 @@ def find_site_config(site: str, workspace: Path | None) -> Path:
 def write_site_config(path: Path, config: SiteConfig) -> None:
     """Writes a configuration that `load_site_config` reads back; the file is whole or not there.
 
+    Its paths are written as they are, and a relative one will start at the folder of `path`.
+
     Raises:
         OSError: the folder does not exist or is not writable.
     """
@@ -210,18 +212,15 @@ def write_site_config(path: Path, config: SiteConfig) -> None:
 
 def _explain(path: Path, fault: Any) -> str:
     """One fault of pydantic in the words of the file."""
-    where = [str(part) for part in fault["loc"]]
-    key = (
-        f"[{where[0]}] {'.'.join(where[1:])}".strip() if len(where) > 1 or where[0] in _SECTIONS else where[0]
-    )
+    section, *rest = (str(part) for part in fault["loc"])
+    key = f"[{section}] {'.'.join(rest)}".strip() if section in _SECTIONS else section
+    value = f" = {fault['input']!r}" if rest else ""
     if fault["type"] == "extra_forbidden":
-        options = _SECTIONS if len(where) == 1 else _SECTIONS[where[0]].model_fields
-        return f"{path}: unknown key {key}; {nearest(where[-1], options)}"
+        options = _SECTIONS[section].model_fields if rest else _SECTIONS
+        return f"{path}: unknown key {key}; {nearest(rest[-1] if rest else section, options)}"
     if fault["type"] == "missing":
         return f"{path}: {key} is missing; write it"
     if fault["type"] == "literal_error":
         words = [word.strip("'") for word in fault["ctx"]["expected"].replace(" or ", ", ").split(", ")]
-        return f"{path}: unknown {key} = {fault['input']!r}; {nearest(str(fault['input']), words)}"
-    return (
-        f"{path}: {key} = {fault['input']!r}: {fault['msg']}" if len(where) > 1 else f"{path}: {fault['msg']}"
-    )
+        return f"{path}: unknown {key}{value}; {nearest(str(fault['input']), words)}"
+    return f"{path}: {key}{value}: {fault['msg']}"

@@ -21,8 +21,8 @@ from suture.federation import Loop, federate
 from suture.files import write_json
 from suture.job import Job
 from suture.progress import following
-from suture.server.open import open_server
-from suture.server.record import Record, now
+from suture.server.open import describe, open_server
+from suture.server.record import Record
 from suture.data.partition import SERVER
 from suture.site import Site
 
@@ -52,7 +52,9 @@ def run_here(job: Job, env: str, out: Path, *, resume: bool, overwrite: bool, th
     with _locked(out):
         sites = job.simulation.prepare(out / "sites", out.parent, job.seed, job.method.label_view)
         plan, schedule = job.plan(out.name), job.schedule()
-        Record(out).update(job=job.name, env=env, status="running", started=now())
+        record = Record(out)
+        record.update(env=env)
+        describe(record, plan, schedule)
         content = {"name": job.name, "plan": plan.to_dict(), "schedule": schedule.to_dict(), "sites": sites}
         write_json(out / "job.json", content)
         try:

@@ -87,8 +87,9 @@ def _values(sheet: Sheet, findings: list[str]) -> tuple[NDArray[np.float32], lis
             if word in column:
                 y[row, column[word]] = 1
             else:
-                y[row] = np.nan
                 bad.setdefault(word, []).append(sheet.numbers[row])
+    for numbers in bad.values():
+        y[np.isin(sheet.numbers, numbers)] = np.nan
     return y, [
         f"{sheet.path} {rows_text(numbers)}: unknown finding {word!r}; {nearest(word, SPELLINGS)}"
         for word, numbers in bad.items()

@@ -8,6 +8,8 @@ import io
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import compress
+from operator import not_
 from pathlib import Path
 
 from suture.data.table import Table
@@ -42,7 +44,7 @@ class Sheet:
 
     path: Path
     header: tuple[str, ...]
-    rows: list[list[str]]
+    rows: tuple[tuple[str, ...], ...]
     numbers: tuple[int, ...]
 
     def position(self, name: str, key: str) -> int:
@@ -88,23 +90,22 @@ def read_sheet(path: Path) -> Sheet:
     Raises:
         DataError: the file cannot be read, has no row, or a row has more or fewer cells than the header.
     """
-    lines = io.StringIO(read_text(path), newline="")
+    text = read_text(path)
+    if not text.strip():
+        raise DataError(f"{path} is empty; it needs a header and one row per image")
     try:
-        records = list(csv.reader(lines, strict=True))
+        # Tuples, because the collector of cycles looks through lists again and again: half of the time.
+        header, *records = map(tuple, csv.reader(io.StringIO(text, newline=""), strict=True))
     except csv.Error as error:
         raise DataError(f"{path} is not a comma-separated table: {error}") from error
-    if not records or not any(records[0]):
-        raise DataError(f"{path} is empty; it needs a header and one row per image")
-    header = tuple(name.strip() for name in records[0])
-    numbers = [number for number, row in enumerate(records, 1) if number > 1 and any(row)]
-    if not numbers:
+    rows = tuple(filter(any, records))
+    numbers = tuple(number for number, row in enumerate(records, 2) if any(row))
+    if not rows:
         raise DataError(f"{path} has a header and no rows; it needs one row per image")
-    for number in numbers:
-        if len(records[number - 1]) != len(header):
-            raise DataError(
-                f"{path} row {number} has {len(records[number - 1])} cells where the header has {len(header)}"
-            )
-    return Sheet(path, header, [records[number - 1] for number in numbers], tuple(numbers))
+    for number, row in zip(numbers, rows, strict=True):
+        if len(row) != len(header):
+            raise DataError(f"{path} row {number} has {len(row)} cells where the header has {len(header)}")
+    return Sheet(path, tuple(name.strip() for name in header), rows, numbers)
 
 
 def rows_text(numbers: Sequence[int]) -> str:
@@ -118,29 +119,25 @@ def row_faults(
     sheet: Sheet, images: Sequence[str], patients: Sequence[str], split: Sequence[str]
 ) -> list[str]:
     """Faults of who and where: blank or repeated images, blank patients, a patient in two splits."""
-    seen: dict[str, int] = {}
-    twice = [
-        n for image, n in zip(images, sheet.numbers, strict=True) if image and seen.setdefault(image, n) != n
-    ]
-    splits: dict[str, set[str]] = {}
-    for patient, part in zip(patients, split, strict=True):
-        splits.setdefault(patient, set()).add(part)
-    torn = {patient for patient, parts in splits.items() if patient and len(parts - {""}) > 1}
+    earlier: dict[str, int] = {}
+    twice = [image != "" and earlier.setdefault(image, row) != row for row, image in enumerate(images)]
+    first: dict[str, str] = {}
+    torn = {
+        patient
+        for patient, part in zip(patients, split, strict=True)
+        if patient and part and first.setdefault(patient, part) != part
+    }
+    many = f"{len(torn)} patient{'s' if len(torn) > 1 else ''}"
     return [
-        *_fault(sheet, "no image name; write it or remove the row", _where(sheet, (not i for i in images))),
-        *_fault(sheet, "no patient; write one per image", _where(sheet, (not p for p in patients))),
-        *_fault(sheet, "an image that an earlier row has; remove the repetition", twice),
+        *_fault(sheet, map(not_, images), "no image name; write it or remove the row"),
+        *_fault(sheet, map(not_, patients), "no patient; write one per image"),
+        *_fault(sheet, twice, "an image that an earlier row has; remove the repetition"),
         *_fault(
-            sheet,
-            f"{len(torn)} patient{'s' if len(torn) > 1 else ''} in two splits; keep a patient in one split",
-            _where(sheet, (p in torn for p in patients)),
+            sheet, map(torn.__contains__, patients), f"{many} in two splits; keep a patient in one split"
         ),
     ]
 
 
-def _where(sheet: Sheet, mask: Iterable[bool]) -> list[int]:
-    return [number for number, bad in zip(sheet.numbers, mask, strict=True) if bad]
-
-
-def _fault(sheet: Sheet, what: str, numbers: list[int]) -> list[str]:
+def _fault(sheet: Sheet, rows: Iterable[bool], what: str) -> list[str]:
+    numbers = list(compress(sheet.numbers, rows))
     return [f"{sheet.path} {rows_text(numbers)}: {what}"] if numbers else []

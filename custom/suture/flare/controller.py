@@ -113,9 +113,10 @@ class FlareTransport:
 
     def exchange(self, task: TaskName, payloads: Mapping[str, Packed], receive: Receive) -> dict[str, str]:
         """One task per site, because payloads differ; ends when all have answered or timed out."""
-        missing = {site: f"no answer within {self._timeout} s" for site in payloads}
+        missing = {site: "the task ended without an answer" for site in payloads}
+        deadline = time.monotonic() + self._timeout
 
-        def take(client_task: ClientTask, _: FLContext) -> None:
+        def take(client_task: ClientTask, fl_ctx: FLContext) -> None:  # noqa: ARG001 - FLARE passes it by name
             # FLARE's own name of the client, never one that the message claims.
             site, result = client_task.client.name, client_task.result
             client_task.result = None
@@ -140,4 +141,5 @@ class FlareTransport:
             if self._abort.triggered:
                 raise FederationError("the job was aborted")
             time.sleep(_POLL)
-        return missing
+        late = time.monotonic() >= deadline
+        return {site: f"no answer within {self._timeout} s" if late else why for site, why in missing.items()}

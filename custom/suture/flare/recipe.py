@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
+from nvflare.apis.job_def import ALL_SITES, SERVER_SITE_NAME
 from nvflare.job_config.api import FedJob
+from nvflare.job_config.defs import FilterType
 from nvflare.recipe.spec import Recipe
 
+from suture.errors import ConfigError
 from suture.flare.controller import FederationController
 from suture.flare.executor import SiteExecutor
 from suture.flare.filters import EgressFilter
@@ -21,23 +25,40 @@ class FederationRecipe(Recipe):
 
     Args:
         name: of the job.
-        plan, schedule: what is about to be done; the sites' apps get the plan alone.
+        plan, schedule: what is about to be done.
+        sites: names of the sites. Each gets an app of its own, without the schedule. Where they are not
+            named, FLARE sends one app to all parties, the server's part included.
         min_clients: clients that the job must be deployed to.
         bundle: whether the package travels with the job; otherwise it is installed at every party.
+
+    Raises:
+        ConfigError: the schedule names labels, and the sites are not named.
     """
 
     def __init__(
-        self, name: str, plan: Plan, schedule: Schedule, min_clients: int = 1, bundle: bool = True
+        self,
+        name: str,
+        plan: Plan,
+        schedule: Schedule,
+        sites: Sequence[str] = (),
+        min_clients: int = 1,
+        bundle: bool = True,
     ) -> None:
+        if not sites and (schedule.label_map or schedule.accept_labels):
+            raise ConfigError(
+                "the job's label_map or accept_labels names labels, which only the server may see; name the "
+                "sites (--sites a,b,c) so that each gets an app of its own"
+            )
         job = FedJob(name=name, min_clients=min_clients)
         job.to_server(FederationController(plan.to_dict(), schedule.to_dict()), id="controller")
         # Sites ask for work this often; FLARE's default of 2 s would be the floor of every round.
         job.to_server({"server": {"task_request_interval": 0.02}})
-        job.to_clients(SiteExecutor(plan.to_dict(), schedule.rounds), tasks=_TASKS)
-        job.to_clients(EgressFilter(), filter_type="task_result_filters", tasks=_TASKS)
+        for target in sites or [ALL_SITES]:
+            job.to(SiteExecutor(plan.to_dict(), schedule.rounds), target, tasks=_TASKS)
+            job.to(EgressFilter(), target, tasks=_TASKS, filter_type=FilterType.TASK_RESULT)
         if bundle:
-            job.add_file_to_server(str(_PACKAGE), dest_dir="suture", app_folder_type="custom")
-            job.add_file_to_clients(str(_PACKAGE), dest_dir="suture", app_folder_type="custom")
+            for target in [SERVER_SITE_NAME, *(sites or [ALL_SITES])]:
+                job.add_file_to(str(_PACKAGE), target, dest_dir="suture", app_folder_type="custom")
         else:
-            job.job.app_packages = ["suture"]
+            job.set_app_packages(["suture"])
         super().__init__(job)

@@ -10,8 +10,11 @@ import json
 import sys
 from pathlib import Path
 
+from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
+from nvflare.app_common.widgets.component_path_authorizer import CLASS_ALLOW_LIST
 from nvflare.recipe import SimEnv
 
+from suture.files import write_json
 from suture.flare.recipe import FederationRecipe
 from suture.plan import Plan, Schedule
 
@@ -20,11 +23,15 @@ def main(folder: Path, threads: int | None) -> None:
     """Runs the job described by DIR/job.json."""
     job = json.loads((folder / "job.json").read_text())
     sites: list[str] = job["sites"]
-    recipe = FederationRecipe(
-        job["name"], Plan.from_dict(job["plan"]), Schedule.from_dict(job["schedule"]), len(sites), bundle=False
-    )
-    env = SimEnv(clients=sites, num_threads=threads or len(sites), workspace_root=str(folder / "flare"))
-    recipe.execute(env)
+    plan, schedule = Plan.from_dict(job["plan"]), Schedule.from_dict(job["schedule"])
+    recipe = FederationRecipe(job["name"], plan, schedule, sites, bundle=False)
+    workspace = folder / "flare"
+    # The package is installed here, so its classes are allowed as a site that preinstalls it would allow them.
+    policy = {"format_version": 2, CLASS_ALLOW_LIST: ["suture.flare.", *DEFAULT_CLASS_ALLOW_LIST]}
+    local = workspace / job["name"] / "local"
+    local.mkdir(parents=True, exist_ok=True)
+    write_json(local / "resources.json.default", policy)
+    recipe.execute(SimEnv(clients=sites, num_threads=threads or len(sites), workspace_root=str(workspace)))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -15,17 +16,22 @@ from suture.job import Job
 _POC = Path("example_project") / "prod_00" / "admin@nvidia.com"
 
 
-def recipe_of(job: Job, experiment: str | None = None, bundle: bool = True) -> FederationRecipe:
+def recipe_of(
+    job: Job, experiment: str | None = None, sites: Sequence[str] = (), bundle: bool = True
+) -> FederationRecipe:
     """The FLARE recipe of a job.
 
     Args:
         experiment: identifier under which the parties keep their state; a new one by default.
+        sites, bundle: as in `FederationRecipe`.
     """
     name = experiment or f"{job.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
-    return FederationRecipe(job.name, job.plan(name), job.schedule(), job.min_sites or 1, bundle)
+    return FederationRecipe(job.name, job.plan(name), job.schedule(), sites, job.min_sites or 1, bundle)
 
 
-def export_job(job: Job, folder: Path, experiment: str | None, bundle: bool) -> Path:
+def export_job(
+    job: Job, folder: Path, experiment: str | None = None, sites: Sequence[str] = (), bundle: bool = True
+) -> Path:
     """Writes the job as a folder that FLARE's admin console accepts.
 
     Raises:
@@ -34,11 +40,11 @@ def export_job(job: Job, folder: Path, experiment: str | None, bundle: bool) -> 
     target = folder / job.name
     if target.exists():
         raise ConfigError(f"{target} already exists; choose another folder")
-    recipe_of(job, experiment, bundle).export(str(folder))
+    recipe_of(job, experiment, sites, bundle).export(str(folder))
     return target
 
 
-def submit(job: Job, env: str, startup_kit: Path | None) -> str:
+def submit(job: Job, env: str, startup_kit: Path | None, sites: Sequence[str] = ()) -> str:
     """Submits the job; returns FLARE's job id.
 
     Args:
@@ -56,7 +62,7 @@ def submit(job: Job, env: str, startup_kit: Path | None) -> str:
         where = f"{kit} is none" if kit else "none was named"
         raise ConfigError(f"--env {env} needs an administrator's startup kit and {where}; give --startup-kit DIR")
     try:
-        run = recipe_of(job).execute(ProdEnv(startup_kit_location=str(kit), username=kit.name))
+        run = recipe_of(job, sites=sites).execute(ProdEnv(startup_kit_location=str(kit), username=kit.name))
     except RuntimeError as error:
         raise FederationError(f"the job was not accepted: {error}; is the server running?") from error
     return str(run.get_job_id())

@@ -10,7 +10,7 @@ from suture.config import SiteConfig
 from suture.errors import ConfigError
 from suture.plan import Plan, Schedule, code_hash
 from suture.server.finish import declared
-from suture.server.record import now, versions
+from suture.server.record import Record, now, versions
 from suture.server.selection import HeldOut
 from suture.server.server import Server
 
@@ -34,11 +34,17 @@ def open_server(plan: Plan, schedule: Schedule, config: SiteConfig | None, defau
     state = (config.storage.state if config else None) or default
     held_out = HeldOut(config, plan) if config else None
     server = Server(plan, schedule, state / plan.experiment, held_out)
+    describe(server.record, plan, schedule)
+    return server
+
+
+def describe(record: Record, plan: Plan, schedule: Schedule) -> None:
+    """Writes down what is about to be run."""
     described = plan.to_dict()
-    server.record.update(
+    record.update(
         job=schedule.job,
         title=schedule.title,
-        env=server.record.run.get("env", "flare"),
+        env=record.run.get("env", "flare"),
         method={
             "name": plan.method.name,
             "title": plan.method.title,
@@ -47,20 +53,19 @@ def open_server(plan: Plan, schedule: Schedule, config: SiteConfig | None, defau
         },
         model=described["model"],
         augmentation=described["augmentation"],
+        rounds=schedule.rounds,
         seed=plan.seed,
         experiment=plan.experiment,
         code=plan.code,
         versions=versions(),
         egress=declared(plan),
-        started=server.record.run.get("started") or now(),
-        rounds=schedule.rounds,
         labels=[],
         sites={},
         threads={"server": 1},
+        started=now(),
         status="running",
         error=None,
         finished=None,
         selected_round=None,
         selection=schedule.selection,
     )
-    return server

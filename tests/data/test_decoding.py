@@ -1,0 +1,172 @@
+"""suture.data.decoding: pixels from the formats of radiology, by hand."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+from pydicom.dataset import FileDataset, FileMetaDataset
+from pydicom.uid import ExplicitVRLittleEndian, SecondaryCaptureImageStorage, generate_uid
+
+from suture.data.decoding import decode_image, images_to_predict, read_image, resize_pad
+from suture.errors import DataError
+
+GRAY = np.array([[0, 100], [200, 255]], dtype=np.uint8)
+
+
+def encoded(image: Image.Image, form: str = "PNG", **options: Any) -> bytes:
+    file = io.BytesIO()
+    image.save(file, form, **options)
+    return file.getvalue()
+
+
+def dicom(pixels: np.ndarray, **tags: Any) -> bytes:
+    meta = FileMetaDataset()
+    meta.TransferSyntaxUID = ExplicitVRLittleEndian
+    meta.MediaStorageSOPClassUID = SecondaryCaptureImageStorage
+    meta.MediaStorageSOPInstanceUID = generate_uid()
+    dataset = FileDataset("", {}, file_meta=meta, preamble=b"\0" * 128)
+    bits = pixels.dtype.itemsize * 8
+    defaults = {
+        "SamplesPerPixel": 1,
+        "PhotometricInterpretation": "MONOCHROME2",
+        "PixelRepresentation": 0,
+        "BitsAllocated": bits,
+        "BitsStored": bits,
+        "HighBit": bits - 1,
+        "Rows": pixels.shape[0],
+        "Columns": pixels.shape[1],
+    }
+    for name, value in (defaults | tags).items():
+        setattr(dataset, name, value)
+    dataset.PixelData = pixels.tobytes()
+    file = io.BytesIO()
+    dataset.save_as(file, enforce_file_format=True)
+    return file.getvalue()
+
+
+def test_gray_is_read_as_it_is_and_repeated_for_colour() -> None:
+    data = encoded(Image.fromarray(GRAY))
+    np.testing.assert_array_equal(decode_image(data, "a", color=False), GRAY)
+    np.testing.assert_array_equal(decode_image(data, "a", color=True), np.stack([GRAY] * 3, axis=-1))
+
+
+def test_sixteen_bits_are_scaled_not_clipped() -> None:
+    data = encoded(Image.fromarray(np.array([[0, 257], [25700, 65535]], dtype=np.uint16)))
+    np.testing.assert_array_equal(decode_image(data, "a", color=False), [[0, 1], [100, 255]])
+
+
+def test_one_bit_a_palette_and_transparency() -> None:
+    bit = Image.fromarray(np.array([[False, True]]))
+    assert decode_image(encoded(bit), "a", color=False).tolist() == [[0, 255]]
+    palette = Image.fromarray(np.array([[0, 1]], dtype=np.uint8), mode="P")
+    palette.putpalette([10, 20, 30, 200, 200, 200])
+    data = encoded(palette, transparency=1)
+    assert decode_image(data, "a", color=True).tolist() == [[[10, 20, 30], [200, 200, 200]]]
+    clear = Image.new("RGBA", (1, 1), (50, 50, 50, 0))
+    assert decode_image(encoded(clear), "a", color=False).tolist() == [[50]]
+    assert decode_image(encoded(Image.new("LA", (1, 1), (70, 128))), "a", color=False).tolist() == [[70]]
+
+
+def test_a_jpeg_is_read() -> None:
+    data = encoded(Image.new("RGB", (8, 6), (255, 0, 0)), "JPEG")
+    assert decode_image(data, "a", color=True).shape == (6, 8, 3)
+    # ITU-R 601-2: 0.299 * 254 (JPEG is not exact).
+    assert abs(int(decode_image(data, "a", color=False)[0, 0]) - 76) <= 1
+
+
+def test_dicom_spans_its_own_range() -> None:
+    pixels = np.array([[1000, 1051], [1102, 1255]], dtype=np.uint16)
+    assert decode_image(dicom(pixels), "a", color=False).tolist() == [[0, 51], [102, 255]]
+
+
+def test_dicom_monochrome1_is_inverted() -> None:
+    pixels = np.array([[0, 55], [200, 255]], dtype=np.uint8)
+    data = dicom(pixels, PhotometricInterpretation="MONOCHROME1")
+    assert decode_image(data, "a", color=False).tolist() == [[255, 200], [55, 0]]
+
+
+def test_dicom_rescale_goes_before_the_window() -> None:
+    # 2 * stored - 100 = [-100, 0, 50, 100, 900]; PS3.3 C.11.2.1.2.1 with centre 50.5 and width 101 maps 0 to
+    # the lowest and 100 to the highest value, and what lies outside is cut off.
+    pixels = np.array([[0, 50, 75, 100, 500]], dtype=np.uint16)
+    data = dicom(pixels, RescaleSlope=2, RescaleIntercept=-100, WindowCenter=50.5, WindowWidth=101)
+    assert decode_image(data, "a", color=False)[0, [0, 1, 3, 4]].tolist() == [0, 0, 255, 255]
+    assert decode_image(data, "a", color=False)[0, 2] in (127, 128)
+
+
+def test_dicom_of_one_value_is_black() -> None:
+    assert decode_image(dicom(np.full((2, 2), 700, np.uint16)), "a", color=False).tolist() == [[0, 0], [0, 0]]
+
+
+def test_dicom_colour() -> None:
+    pixels = np.array([[[10, 20, 30], [255, 255, 255]]], dtype=np.uint8)
+    data = dicom(pixels, SamplesPerPixel=3, PlanarConfiguration=0, PhotometricInterpretation="RGB")
+    assert decode_image(data, "a", color=True).tolist() == pixels.tolist()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"not an image",
+        encoded(Image.fromarray(np.arange(10000, dtype=np.uint8).reshape(100, 100)))[:-500],
+        encoded(Image.new("F", (2, 2)), "TIFF"),
+        dicom(np.zeros((2, 2), np.uint16))[:-6],
+        dicom(np.zeros((4, 2), np.uint16), NumberOfFrames=2, Rows=2),
+        b"\0" * 128 + b"DICM",
+    ],
+)
+def test_an_unreadable_image_is_named(data: bytes) -> None:
+    with pytest.raises(DataError, match="image 'ward/7' "):
+        decode_image(data, "ward/7", color=False)
+
+
+def test_an_empty_file_is_called_so() -> None:
+    with pytest.raises(DataError, match=r"'a\.png' is an empty file"):
+        decode_image(b"", "a.png", color=False)
+
+
+def test_a_wide_image_is_padded_above_and_below() -> None:
+    image = np.full((2, 4), 9, dtype=np.uint8)
+    assert resize_pad(image, 4).tolist() == [[0] * 4, [9] * 4, [9] * 4, [0] * 4]
+    assert resize_pad(image, 2).tolist() == [[9, 9], [0, 0]]
+
+
+@given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 40), st.booleans())
+def test_a_resized_image_touches_two_sides_and_keeps_its_value(
+    h: int, w: int, size: int, color: bool
+) -> None:
+    image = np.full((h, w, 3) if color else (h, w), 7, dtype=np.uint8)
+    square = resize_pad(image, size)
+    assert square.shape == ((size, size, 3) if color else (size, size))
+    assert set(np.unique(square)) <= {0, 7}
+    filled = square.reshape(size, size, -1).any(axis=2)
+    assert filled.any(axis=1).sum() == max(1, round(h * size / max(h, w)))
+    assert filled.any(axis=0).sum() == max(1, round(w * size / max(h, w)))
+
+
+def test_what_to_predict_is_a_folder_a_table_or_an_image(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    for name in ("b.png", "sub/a.JPG"):
+        Image.fromarray(GRAY).save(tmp_path / name)
+    (tmp_path / "list.csv").write_text("image,age\nsub/a.JPG,50\n")
+    assert images_to_predict(tmp_path) == [tmp_path / "b.png", tmp_path / "sub/a.JPG"]
+    assert images_to_predict(tmp_path / "list.csv") == [tmp_path / "sub/a.JPG"]
+    assert images_to_predict(tmp_path / "b.png") == [tmp_path / "b.png"]
+    assert read_image(tmp_path / "b.png", color=False).tolist() == GRAY.tolist()
+    with pytest.raises(DataError, match="does not exist"):
+        images_to_predict(tmp_path / "c.png")
+    with pytest.raises(DataError, match="'img'; did you mean 'image'"):
+        images_to_predict(tmp_path / "list.csv", "img")
+    (tmp_path / "none").mkdir()
+    with pytest.raises(DataError, match="holds no image"):
+        images_to_predict(tmp_path / "none")
+    with pytest.raises(DataError, match=r"c\.png cannot be read: No such file"):
+        read_image(tmp_path / "c.png", color=False)
