@@ -83,7 +83,11 @@ class Tiny:
     def server(self, out: str = "run") -> Server:
         """The server, new or continuing."""
         return open_server(
-            Plan(*(getattr(self.plan, f) for f in ("method", "model", "augmentation", "seed")), out, self.plan.code),
+            Plan(
+                *(getattr(self.plan, f) for f in ("method", "model", "augmentation", "seed")),
+                out,
+                self.plan.code,
+            ),
             self.schedule,
             self.configs.get("server"),
             self.folder,
@@ -124,7 +128,9 @@ def tiny(tmp_path: Path) -> MakeTiny:
         for i, (name, own) in enumerate(labels.items()):
             folder = tmp_path / "data" / name
             path = folder / "suture.toml"
-            configs[name] = load_site_config(path if path.exists() else write_hospital(folder, own, n, i, view))
+            configs[name] = load_site_config(
+                path if path.exists() else write_hospital(folder, own, n, i, view)
+            )
         plan = Plan(method, ModelSpec("cnn", size=16), Augmentation(), seed, "run", code_hash())
         chosen = Schedule.from_dict({"rounds": 2, **schedule})
         return Tiny(tmp_path / "runs", plan, chosen, configs)

@@ -70,7 +70,10 @@ def nan() -> torch.Tensor:
         ({"class_weights": ones(("Mass",))}, "shape"),
         ({"scalars": {"leak": 1.0}}, "scalars/leak was not declared"),
         ({"metrics": replace(METRICS, round=2)}, "not asked for"),
-        ({"metrics": replace(METRICS, classes={"Hernia": ClassScore(0.5, None, None, 1, 1)})}, "unknown label"),
+        (
+            {"metrics": replace(METRICS, classes={"Hernia": ClassScore(0.5, None, None, 1, 1)})},
+            "unknown label",
+        ),
     ],
 )
 def test_malicious_update_is_refused(change: dict[str, Any], says: str) -> None:

@@ -49,10 +49,16 @@ def test_size_counts_tensors_and_header() -> None:
         ({"shared": {"w": [1.0]}}, {}, "must be tensors"),
         ({}, {"secret": torch.ones(1)}, "undeclared tensor"),
         ({}, {"fixed/w": torch.ones(1)}, "undeclared tensor"),
-        ({"metrics": {"round": 1, "split": "test", "n": 1, "loss": None, "classes": {}, "ids": [1]}}, {}, "ids"),
+        (
+            {"metrics": {"round": 1, "split": "test", "n": 1, "loss": None, "classes": {}, "ids": [1]}},
+            {},
+            "ids",
+        ),
     ],
 )
-def test_a_stray_field_or_tensor_is_refused(change: dict[str, object], tensors: dict[str, torch.Tensor], says: str) -> None:
+def test_a_stray_field_or_tensor_is_refused(
+    change: dict[str, object], tensors: dict[str, torch.Tensor], says: str
+) -> None:
     packed = pack(MESSAGES[2])
     broken = Packed({**packed.tensors, **tensors}, {**packed.header, **change})
     with pytest.raises(RejectedUpdate, match=says):

@@ -64,7 +64,9 @@ def _check_update(update: Update, expected: Expectation) -> None:
     if stray := set(update.labels) - set(expected.labels):
         raise RejectedUpdate(f"unknown label {min(stray)!r}")
     if update.labels != expected.labels:
-        raise RejectedUpdate(f"labels of {len(update.labels)} rows instead of the {len(expected.labels)} asked")
+        raise RejectedUpdate(
+            f"labels of {len(update.labels)} rows instead of the {len(expected.labels)} asked"
+        )
     rows = len(update.labels)
     _check_tensors("shared", update.shared, egress.shared)
     _check_tensors("head", update.head, _with_rows(egress.head, rows))

@@ -40,7 +40,9 @@ Seed = Annotated[int | None, typer.Option(help="Seed of initialisation, shufflin
 Out = Annotated[Path | None, typer.Option(help="Folder of the run; by default runs/JOB-TIME.")]
 Sets = Annotated[list[str] | None, typer.Option("--set", help="Change a setting: key=value. Repeatable.")]
 Sites = Annotated[str | None, typer.Option(help="Names of the sites, comma-separated: an app for each.")]
-Accept = Annotated[list[str] | None, typer.Option(help="A look-alike label that is a class of its own, or 'all'.")]
+Accept = Annotated[
+    list[str] | None, typer.Option(help="A look-alike label that is a class of its own, or 'all'.")
+]
 
 
 @app.command()
@@ -60,8 +62,12 @@ def run(
     accept_labels: Accept = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the unfinished run in --out.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in --out.")] = False,
-    threads: Annotated[int | None, typer.Option(help="Simulator processes; fewer than sites share them.")] = None,
-    startup_kit: Annotated[Path | None, typer.Option(help="Admin startup kit, for --env poc and prod.")] = None,
+    threads: Annotated[
+        int | None, typer.Option(help="Simulator processes; fewer than sites share them.")
+    ] = None,
+    startup_kit: Annotated[
+        Path | None, typer.Option(help="Admin startup kit, for --env poc and prod.")
+    ] = None,
     sites: Sites = None,
 ) -> None:
     """Run a job."""
@@ -167,7 +173,9 @@ def report(directory: Annotated[Path, typer.Argument(help="Folder of a run.")]) 
 @app.command()
 def predict(
     model: Annotated[Path, typer.Argument(help="The model/ folder of a run.")],
-    images: Annotated[Path, typer.Argument(help="An image, a folder of images, or a CSV with an image column.")],
+    images: Annotated[
+        Path, typer.Argument(help="An image, a folder of images, or a CSV with an image column.")
+    ],
     out: Annotated[Path, typer.Option("-o", "--out", help="CSV to write.")],
     device: str = "cpu",
 ) -> None:
@@ -196,7 +204,7 @@ def list_() -> None:
     for name, text in MODELS.items():
         table.add_row("model", name, text)
     for name, text in DATASETS.items():
-        table.add_row("data set", name, text.description)
+        table.add_row("data set", name, text)
     for name, path in known_jobs().items():
         table.add_row("job", name, load_job(str(path)).title)
     console.print(table)
@@ -230,7 +238,9 @@ def run_job_file(job: Any) -> None:
         settings: Sets = None,
         resume: bool = False,
         overwrite: bool = False,
-        export: Annotated[bool, typer.Option("--export", help="Write the job for the admin console.")] = False,
+        export: Annotated[
+            bool, typer.Option("--export", help="Write the job for the admin console.")
+        ] = False,
         export_dir: Annotated[Path, typer.Option(help="Where to.")] = Path("exported"),
         startup_kit: Annotated[Path | None, typer.Option(help="Admin startup kit.")] = None,
     ) -> None:
@@ -263,8 +273,12 @@ def _guarded(command: Callable[[], Any]) -> None:
     try:
         command()
     except SutureError as error:
-        Console(stderr=True).print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        Console(stderr=True).print(
+            f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True
+        )
         sys.exit(2 if isinstance(error, ConfigError) else 1)
     except KeyboardInterrupt:
-        Console(stderr=True).print("interrupted; what was committed is kept, continue with --resume", style="yellow")
+        Console(stderr=True).print(
+            "interrupted; what was committed is kept, continue with --resume", style="yellow"
+        )
         sys.exit(130)

@@ -18,7 +18,7 @@ from suture.errors import ConfigError, unknown
 from suture.methods.contract import Method
 from suture.models import ModelSpec
 from suture.plan import Plan, Schedule, Selection, code_hash
-from suture.simulation import NihSites
+from suture.simulation import NihSites, PhantomSites
 from suture.validation import parse
 
 _STRICT = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
@@ -48,7 +48,7 @@ class Job:
     max_failed_rounds: Annotated[int, Field(ge=1)] = 2
     label_map: dict[str, str] = dataclasses.field(default_factory=dict)
     accept_labels: bool | tuple[str, ...] = False
-    simulation: NihSites | None = None
+    simulation: PhantomSites | NihSites | None = None
 
     def plan(self, experiment: str) -> Plan:
         """What every party needs to know."""
@@ -88,7 +88,9 @@ def load_job(name: str) -> Job:
     """
     path = Path(name)
     if path.suffix != ".py":
-        path = path / "job.py" if path.is_dir() and (path / "job.py").exists() else known_jobs().get(name, path)
+        path = (
+            path / "job.py" if path.is_dir() and (path / "job.py").exists() else known_jobs().get(name, path)
+        )
     if not path.is_file():
         raise unknown("job", name, known_jobs())
     spec = importlib.util.spec_from_file_location(f"suture_job_{path.parent.name}", path)

@@ -22,7 +22,9 @@ from suture.errors import RejectedUpdate, SutureError
 from suture.files import replacing
 from suture.messages import Abstain, Evaluation, Hello, Message, Payload, Update
 
-_TYPES: dict[str, type[Message]] = {t.__name__.lower(): t for t in (Payload, Hello, Update, Evaluation, Abstain)}
+_TYPES: dict[str, type[Message]] = {
+    t.__name__.lower(): t for t in (Payload, Hello, Update, Evaluation, Abstain)
+}
 _ADAPTERS: dict[type[Message], TypeAdapter[Any]] = {t: TypeAdapter(t) for t in _TYPES.values()}
 _GROUPS = ("shared", "head", "fixed", "class_tensors")
 _SINGLE = "class_weights"
@@ -116,4 +118,6 @@ def load(path: Path) -> Packed:
             header = json.loads(file.metadata()["suture"])
             return Packed({name: file.get_tensor(name) for name in file.keys()}, header)  # noqa: SIM118
     except (SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise SutureError(f"{path} is corrupt ({error}); delete it to fall back to an earlier round") from error
+        raise SutureError(
+            f"{path} is corrupt ({error}); delete it to fall back to an earlier round"
+        ) from error

@@ -65,8 +65,18 @@ class Plan:
         Raises:
             ConfigError: a key is unknown or missing, or a value does not fit.
         """
-        if wrong := values.keys() ^ {"method", "hyperparameters", "model", "augmentation", "seed", "experiment", "code"}:
-            raise ConfigError(f"the job's plan has a missing or unknown key {min(wrong)!r}; export the job anew")
+        if wrong := values.keys() ^ {
+            "method",
+            "hyperparameters",
+            "model",
+            "augmentation",
+            "seed",
+            "experiment",
+            "code",
+        }:
+            raise ConfigError(
+                f"the job's plan has a missing or unknown key {min(wrong)!r}; export the job anew"
+            )
         method = parse(method_class(values["method"]), values["hyperparameters"], "hyperparameters")
         return cls(
             method,

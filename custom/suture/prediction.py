@@ -34,6 +34,10 @@ def predict_to_csv(model_folder: Path, images: Path, out: Path, device: str = "c
     model, prepare = load_model(model_folder)
     model.to(device)
     paths = images_to_predict(images)
+    done: list[str] = []
+    skipped: list[str] = []
+    rows: list[list[float]] = []
+    pending: list[torch.Tensor] = []
     for path in paths:
         try:
             pixels = torch.from_numpy(resize_pad(read_image(path, prepare.color), prepare.size))

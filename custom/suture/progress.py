@@ -16,7 +16,12 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-_MARKS = {"accepted": "[green]✓[/]", "rejected": "[red]✗[/]", "abstained": "[yellow]–[/]", "missing": "[red]?[/]"}
+_MARKS = {
+    "accepted": "[green]✓[/]",
+    "rejected": "[red]✗[/]",
+    "abstained": "[yellow]–[/]",
+    "missing": "[red]?[/]",
+}
 
 
 class Progress:
@@ -58,7 +63,9 @@ class Progress:
         elif kind == "committed":
             self._done_rounds += 1
             self.doing = "evaluating" if self.round == self.rounds else "training"
-            line = f"round {self.round}/{self.rounds}  {event['seconds']:.1f} s{self._figures()}{self._left()}"
+            line = (
+                f"round {self.round}/{self.rounds}  {event['seconds']:.1f} s{self._figures()}{self._left()}"
+            )
         elif kind == "unchanged":
             line = event["why"]
         elif kind == "finished":

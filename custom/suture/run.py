@@ -106,7 +106,9 @@ def _simulate(out: Path, threads: int | None) -> None:
             raise
     status = Record(out).run
     if status.get("status") != "finished":
-        raise FederationError(status.get("error") or f"the simulator ended with code {code}; see {out / 'flare.log'}")
+        raise FederationError(
+            status.get("error") or f"the simulator ended with code {code}; see {out / 'flare.log'}"
+        )
 
 
 def _first_error(out: Path, message: str) -> str:
@@ -137,7 +139,9 @@ def _make_way(out: Path, job: Job, *, resume: bool, overwrite: bool) -> None:
             shutil.rmtree(out)
         out.mkdir(parents=True)
     elif not resume:
-        raise ConfigError(f"{what}; choose another --out, continue it with --resume or replace it with --overwrite")
+        raise ConfigError(
+            f"{what}; choose another --out, continue it with --resume or replace it with --overwrite"
+        )
     elif run.get("job") != job.name:
         raise ConfigError(f"{what}, not of {job.name}; choose another --out")
     elif run.get("status") in _ENDED and run.get("rounds", 0) >= job.rounds:

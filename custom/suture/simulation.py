@@ -13,12 +13,58 @@ from typing import Annotated
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from suture.config import DataConfig, PrivacyConfig, SiteConfig, StorageConfig, TrainingConfig, write_site_config
+from suture.config import (
+    DataConfig,
+    PrivacyConfig,
+    SiteConfig,
+    StorageConfig,
+    TrainingConfig,
+    write_site_config,
+)
 from suture.data import load_table
 from suture.data.partition import SERVER, nih_sites, write_site
+from suture.data.phantom_sites import PhantomSpec, write_hospitals
 from suture.errors import ConfigError
 from suture.messages import STRICT
 from suture.methods.contract import LabelView
+
+
+@dataclass(frozen=True, config=STRICT)
+class PhantomSites:
+    """Three made-up hospitals with phantoms of their own; see `suture.data.phantom_sites`.
+
+    Attributes:
+        images: of each site.
+        held_out: fully labelled images at the server.
+        contrast: how strongly findings are drawn; lower is harder.
+        shift: how different the sites' scanners are; 0 makes them one.
+        seed: of the images; None takes the job's.
+    """
+
+    images: Annotated[int, Field(ge=20)] = 1000
+    held_out: Annotated[int, Field(ge=30)] = 1500
+    contrast: Annotated[float, Field(gt=0)] = 1.0
+    shift: Annotated[float, Field(ge=0)] = 1.0
+    seed: Annotated[int, Field(ge=0)] | None = None
+
+    def prepare(self, folder: Path, runs: Path, seed: int, view: LabelView) -> list[str]:
+        """Writes a folder for each site: its images, its labels.csv and its suture.toml.
+
+        Args:
+            folder: where to.
+            runs: where the server keeps its experiments.
+            seed: of the job.
+            view: the label view that the method needs; a simulated site permits it.
+
+        Returns:
+            the names of the sites, without the server's.
+        """
+        spec = PhantomSpec(self.images, self.held_out, contrast=self.contrast, shift=self.shift)
+        tables = write_hospitals(folder, spec, seed if self.seed is None else self.seed)
+        for name, table in tables.items():
+            data = DataConfig(dataset="hospital", root=folder / name / "images", table=table)
+            _write(folder / name, data, runs if name == SERVER else folder / name / "state", view)
+        return [name for name in tables if name != SERVER]
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -40,9 +86,18 @@ class NihSites:
         root = self._root()
         tables = sorted(root.glob("Data_Entry_2017*.csv*"))
         if not tables:
-            raise ConfigError(f"{root} has no Data_Entry_2017*.csv; name the folder with --set simulation.root=DIR")
+            raise ConfigError(
+                f"{root} has no Data_Entry_2017*.csv; name the folder with --set simulation.root=DIR"
+            )
         pooled = load_table(
-            DataConfig(dataset="nih", root=_images(root), table=tables[0], split="patients", seed=self.seed, partial=True)
+            DataConfig(
+                dataset="nih",
+                root=_images(root),
+                table=tables[0],
+                split="patients",
+                seed=self.seed,
+                partial=True,
+            )
         )
         sites = nih_sites(pooled, self.clients, self.seed)
         for name, table in sites.items():

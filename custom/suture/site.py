@@ -110,7 +110,9 @@ class Site:
     def expectation(self, task: Payload) -> Expectation:
         """What this site may answer to a task; the site's filter holds the answer against it."""
         labels = task.labels or self._data()[0].names
-        layout = layout_of(self._model(labels), shared_names(self._model(labels), self.plan.method.batch_norm))
+        layout = layout_of(
+            self._model(labels), shared_names(self._model(labels), self.plan.method.batch_norm)
+        )
         return Expectation(
             task.task,
             task.round,
@@ -136,7 +138,10 @@ class Site:
             )
         labels, samples = self._data()
         return Hello(
-            labels.names, {s: len(part) for s, part in samples.items()}, self.config.training.threads, code_hash()
+            labels.names,
+            {s: len(part) for s, part in samples.items()},
+            self.config.training.threads,
+            code_hash(),
         )
 
     def _train(self, task: Payload) -> Reply:
@@ -149,7 +154,9 @@ class Site:
         model_state = bench.model.state_dict()
         fixed = {f"fixed/{name}": model_state[name].detach().cpu() for name in self._fixed_names(bench.model)}
         header = {"threads": self.config.training.threads, "labels": list(task.labels)}
-        self.states.save(task.round, Packed({**fixed, **{f"kept/{k}": t for k, t in keep.items()}}, header), task.committed)
+        self.states.save(
+            task.round, Packed({**fixed, **{f"kept/{k}": t for k, t in keep.items()}}, header), task.committed
+        )
         return replace(update, metrics=metrics)
 
     def _evaluate(self, task: Payload) -> Evaluation:
@@ -176,7 +183,9 @@ class Site:
                 "counts give other sums: set it back, or begin a new experiment"
             )
         if task.fixed:
-            return replace(state, tensors={**state.tensors, **{f"fixed/{k}": t for k, t in task.fixed.items()}})
+            return replace(
+                state, tensors={**state.tensors, **{f"fixed/{k}": t for k, t in task.fixed.items()}}
+            )
         return state
 
     def _workbench(self, task: Payload, state: Packed) -> Workbench:
@@ -184,7 +193,9 @@ class Site:
         model = self._model(task.labels)
         fixed = {name: state.tensors.get(f"fixed/{name}") for name in self._fixed_names(model)}
         if missing := [name for name, tensor in fixed.items() if tensor is None]:
-            raise MissingState(f"{self.name} no longer holds {missing[0]} and {len(missing) - 1} more tensors")
+            raise MissingState(
+                f"{self.name} no longer holds {missing[0]} and {len(missing) - 1} more tensors"
+            )
         tensors = {**task.shared, **task.head, **{k: t for k, t in fixed.items() if t is not None}}
         with torch.no_grad():
             for name, target in model.state_dict().items():
@@ -226,7 +237,12 @@ class Site:
         loss = float(self.plan.method.loss(logits, torch.nan_to_num(part.y), known))
         mine = [bench.model.labels.index(name) for name in own.names]
         scores = score_classes(
-            own.names, part.y[:, mine].numpy(), logits[:, mine].numpy(), part.patients, bootstrap, self.plan.seed
+            own.names,
+            part.y[:, mine].numpy(),
+            logits[:, mine].numpy(),
+            part.patients,
+            bootstrap,
+            self.plan.seed,
         )
         return Metrics(
             of_round,
@@ -239,7 +255,11 @@ class Site:
     def _withhold(self, score: ClassScore) -> ClassScore:
         """The score, or nothing of it where a count lies below the site's limit."""
         counts = (score.positives or 0, score.negatives or 0)
-        return score if min(counts) >= self.config.privacy.min_count else ClassScore(None, None, None, None, None)
+        return (
+            score
+            if min(counts) >= self.config.privacy.min_count
+            else ClassScore(None, None, None, None, None)
+        )
 
     def _note(self, task: Payload, error: Exception) -> None:
         """Keeps the whole error at the site."""

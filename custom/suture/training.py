@@ -148,7 +148,9 @@ def training_batches(site: Workbench, local: LocalTraining, seed: int, round_: i
             ready = ready_inputs(site, batch).to(site.device)
             image = ready.inputs.get("image")
             if image is not None and site.augmentation.active:
-                ready = replace(ready, inputs={**ready.inputs, "image": augment(image, noise, site.augmentation)})
+                ready = replace(
+                    ready, inputs={**ready.inputs, "image": augment(image, noise, site.augmentation)}
+                )
             yield ready
 
 

@@ -31,7 +31,9 @@ def parse(kind: type[T], values: Mapping[str, Any], where: str) -> T:
         if problem["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
             known = _fields(kind, path[:-1])
             raise ConfigError(f"{where}: unknown key {place!r}; {nearest(path[-1], known)}") from None
-        raise ConfigError(f"{where}: {place or 'value'}: {problem['msg']} (got {problem['input']!r})") from None
+        raise ConfigError(
+            f"{where}: {place or 'value'}: {problem['msg']} (got {problem['input']!r})"
+        ) from None
 
 
 def _fields(kind: Any, path: list[str]) -> list[str]:

@@ -1,8 +1,8 @@
 """The demo: three made-up hospitals that annotate different findings train one model together.
 
-    suture demo                        # or: suture run demo --env sim
-    suture run demo --set method=vanilla
-    python jobs/demo/job.py --env local --rounds 3
+suture demo                        # or: suture run demo --env sim
+suture run demo --set method=vanilla
+python jobs/demo/job.py --env local --rounds 3
 """
 
 from suture.cli import run_job_file

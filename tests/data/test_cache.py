@@ -7,6 +7,7 @@ import json
 import logging
 import os
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -130,19 +131,17 @@ def test_a_table_without_rows_is_an_error(table: Table, folder: Path) -> None:
         decode(table.rows(np.array([], dtype=np.intp)), 4, False, folder)
 
 
-@pytest.mark.parametrize("where", ["os.replace", "os.fsync", "write_json", "write"])
+@pytest.mark.parametrize(
+    ("module", "function"), [(os, "replace"), (os, "fsync"), (cache, "write_json"), (cache, "_header")]
+)
 def test_a_full_disk_is_told_and_leaves_nothing(
-    table: Table, folder: Path, monkeypatch: pytest.MonkeyPatch, where: str
+    table: Table, folder: Path, monkeypatch: pytest.MonkeyPatch, module: ModuleType, function: str
 ) -> None:
     def full(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr(
-            {"write_json": cache, "write": cache}.get(where, os),
-            {"write": "_header"}.get(where, where.removeprefix("os.")),
-            full,
-        )
+        patch.setattr(module, function, full)
         with pytest.raises(
             DataError, match=r"'alpha'.*the disk is full; make room, or set \[storage\] cache"
         ):
@@ -154,7 +153,7 @@ def test_a_full_disk_is_told_and_leaves_nothing(
 
 def test_a_cache_folder_that_is_a_file_is_told(table: Table, folder: Path) -> None:
     folder.touch()
-    with pytest.raises(DataError, match="cannot write .* decoded images"):
+    with pytest.raises(DataError, match=r"cannot write .* decoded images"):
         decode(table, 4, False, folder)
 
 

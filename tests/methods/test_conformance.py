@@ -65,7 +65,9 @@ def test_says_what_it_is_and_survives_a_job_file(name: str) -> None:
     assert method.name == name
     assert method.title
     assert method.paper
-    plan = Plan(method, __import__("suture.models", fromlist=["x"]).ModelSpec(), _no_augmentation(), 3, "e", "c")
+    plan = Plan(
+        method, __import__("suture.models", fromlist=["x"]).ModelSpec(), _no_augmentation(), 3, "e", "c"
+    )
     again = Plan.from_dict(json.loads(json.dumps(plan.to_dict())))
     assert again == plan
     assert dataclasses.is_dataclass(method)
@@ -80,7 +82,10 @@ def _no_augmentation() -> Any:
 @ALL
 def test_order_of_sites_does_not_matter_beyond_rounding(name: str) -> None:
     method, before = make(name), a_model()
-    updates = [an_update(before, labels_for(method, own), i) for i, own in enumerate([("A", "B"), ("B", "C"), ("B",)])]
+    updates = [
+        an_update(before, labels_for(method, own), i)
+        for i, own in enumerate([("A", "B"), ("B", "C"), ("B",)])
+    ]
     one = tensors(method.merge(before, updates, context()))
     two = tensors(method.merge(before, updates[::-1], context()))
     for key, tensor in one.items():
@@ -90,7 +95,9 @@ def test_order_of_sites_does_not_matter_beyond_rounding(name: str) -> None:
 @ALL
 def test_same_updates_in_the_same_order_give_the_same_bytes(name: str) -> None:
     method, before = make(name), a_model()
-    updates = [an_update(before, labels_for(method, own), i) for i, own in enumerate([("A", "B"), ("B", "C")])]
+    updates = [
+        an_update(before, labels_for(method, own), i) for i, own in enumerate([("A", "B"), ("B", "C")])
+    ]
     one, two = (tensors(method.merge(before, iter(updates), context())) for _ in range(2))
     assert all(torch.equal(one[key], two[key]) for key in one)
 

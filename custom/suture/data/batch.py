@@ -28,7 +28,9 @@ class Batch:
 
     def to(self, device: torch.device | str) -> Batch:
         """The same batch on another device."""
-        return Batch({k: v.to(device) for k, v in self.inputs.items()}, self.y.to(device), self.known.to(device))
+        return Batch(
+            {k: v.to(device) for k, v in self.inputs.items()}, self.y.to(device), self.known.to(device)
+        )
 
 
 @dataclass(frozen=True)

@@ -103,7 +103,7 @@ def _seal(entry: _Entry, n: int) -> list[str] | None:
         unreadable: list[str] = seal["unreadable"]
         with entry.images.open("rb") as file:
             whole = hashlib.file_digest(file, "sha256").hexdigest() == seal["sha256"]
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
         LOG.warning("cache entry %s is unreadable (%s) and is made again", entry.seal, error)
@@ -124,12 +124,24 @@ def _tolerate(unreadable: list[str], table: Table, max_faults: float, site: str)
 
 
 def _build(entry: _Entry, table: Table, source: ImageSource, max_faults: float, site: str) -> list[str]:
-    """Decodes into a temporary file, then moves it; the names of the unreadable images."""
-    temporary = entry.images.with_name(f".{entry.images.name}.{secrets.token_hex(4)}.tmp")
+    """Makes an entry, whole or not at all; the names of the unreadable images."""
     try:
         entry.images.parent.mkdir(parents=True, exist_ok=True)
+        return _replace(entry, table, source, max_faults, site)
+    except OSError as error:
+        gigabytes = len(table) * entry.channels * entry.size**2 / 1e9
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        raise DataError(
+            f"site {site!r}: cannot write {gigabytes:.2f} GB of decoded images to {entry.images.parent}: "
+            f"{'the disk is full' if full else error}; make room, or set [storage] cache to another folder"
+        ) from error
+
+
+def _replace(entry: _Entry, table: Table, source: ImageSource, max_faults: float, site: str) -> list[str]:
+    temporary = entry.images.with_name(f".{entry.images.name}.{secrets.token_hex(4)}.tmp")
+    try:
         entry.seal.unlink(missing_ok=True)
-        with temporary.open("w+b") as file:
+        with temporary.open("xb+") as file:
             unreadable = _write(file, entry, table, source)
             _tolerate(unreadable, table, max_faults, site)
             file.flush()
@@ -138,16 +150,10 @@ def _build(entry: _Entry, table: Table, source: ImageSource, max_faults: float, 
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         os.replace(temporary, entry.images)
         write_json(entry.seal, {"n": len(table), "sha256": digest, "unreadable": unreadable})
-    except OSError as error:
-        entry.images.unlink(missing_ok=True)
-        gigabytes = len(table) * entry.channels * entry.size**2 / 1e9
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        raise DataError(
-            f"site {site!r}: cannot write {gigabytes:.2f} GB of decoded images to {entry.images.parent}: "
-            f"{'the disk is full' if full else error}; make room, or set [storage] cache to another folder"
-        ) from error
-    finally:
+    except BaseException:
         temporary.unlink(missing_ok=True)
+        entry.images.unlink(missing_ok=True)
+        raise
     return unreadable
 
 

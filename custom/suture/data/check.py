@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table as Grid
@@ -63,14 +64,19 @@ def check(config: SiteConfig) -> Findings:
     table = reading.table
     used = table.rows(np.array([split != "" for split in table.split], dtype=np.bool_))
     unreadable, broken = _unreadable(used, config.data.color)
-    counts = {name: _counts(used, column) for column, name in enumerate(used.labels)}
-    empty = tuple(name for name, of in counts.items() if not of["train"].positives)
+    parts = {split: used.of(split) for split in SPLITS}
+    counts = {
+        name: {split: _count(part.y[:, column]) for split, part in parts.items()}
+        for column, name in enumerate(used.labels)
+    }
+    trains = len(parts["train"]) > 0
+    empty = tuple(name for name, of in counts.items() if trains and not of["train"].positives)
     lost, most = len(unreadable), config.privacy.max_faults
     too_many = lost > most * len(used)
     lost_text = f"{lost} of {len(used)} images cannot be read ([privacy] max_faults tolerates {most:.0%})"
     return Findings(
-        images={split: used.split.count(split) for split in SPLITS},
-        patients={split: len(set(used.of(split).patients)) for split in SPLITS},
+        images={split: len(part) for split, part in parts.items()},
+        patients={split: len(set(part.patients)) for split, part in parts.items()},
         counts=counts,
         unreadable=unreadable,
         empty=empty,
@@ -101,12 +107,8 @@ def render(findings: Findings) -> RenderableType:
     return Group(*([grid] if findings.counts else []), *lines)
 
 
-def _counts(table: Table, column: int) -> dict[Split, Count]:
-    counts: dict[Split, Count] = {}
-    for split in SPLITS:
-        y = table.of(split).y[:, column]
-        counts[split] = Count(int((y == 1).sum()), int((y == 0).sum()), int(np.isnan(y).sum()))
-    return counts
+def _count(y: NDArray[np.float32]) -> Count:
+    return Count(int((y == 1).sum()), int((y == 0).sum()), int(np.isnan(y).sum()))
 
 
 def _unreadable(table: Table, color: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -121,20 +123,18 @@ def _unreadable(table: Table, color: bool) -> tuple[tuple[str, ...], tuple[str, 
 
 
 def _warnings(reading: Reading, used: Table, empty: tuple[str, ...]) -> list[str]:
-    unused = len(reading.table) - len(used)
+    warnings = []
+    if reading.absent:
+        warnings.append(f"rows without an image, left out as [data] partial says: {reading.absent}")
+    if len(used) < len(reading.table):
+        warnings.append(f"rows of no split, not used: {len(reading.table) - len(used)}")
+    if not used.split.count("train"):
+        warnings.append("no row is for training: this site can only evaluate")
+    warnings += [f"class {name!r} has no positive label among the training rows" for name in empty]
     own = set(used.labels)
-    pairs = [pair for pair in lookalikes([*own, *CANONICAL]) if own & set(pair)]
-    return [
-        *(
-            [f"{reading.absent} rows have no image and are left out ([data] partial)"]
-            if reading.absent
-            else []
-        ),
-        *([f"{unused} rows belong to no split and are not used"] if unused else []),
-        *([] if used.split.count("train") else ["no row is for training: this site can only evaluate"]),
-        *(f"class {name!r} has no positive label among the training rows" for name in empty),
-        *(
-            f"labels {a!r} and {b!r} look alike; if they are one, name it in [data.synonyms]"
-            for a, b in pairs
-        ),
+    warnings += [
+        f"labels {a!r} and {b!r} look alike; if they are one, name it in [data.synonyms]"
+        for a, b in lookalikes([*own, *CANONICAL])
+        if a in own or b in own
     ]
+    return warnings

@@ -42,7 +42,9 @@ SURGICAL = Augmentation(rotation=72.0, flip=0.5, zoom=0.5, contrast=0.75)
 MILD = Augmentation(rotation=10.0, zoom=0.1, contrast=0.2)
 """For chest images whose sides carry meaning."""
 
-_RESAMPLE = AffineTransform(mode="bilinear", padding_mode="border", align_corners=False, reverse_indexing=False)
+_RESAMPLE = AffineTransform(
+    mode="bilinear", padding_mode="border", align_corners=False, reverse_indexing=False
+)
 
 
 def augment(images: Tensor, generator: torch.Generator, spec: Augmentation) -> Tensor:

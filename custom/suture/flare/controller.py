@@ -43,7 +43,9 @@ class FederationController(Controller):
         task_check_period: seconds between two looks at the standing tasks; a floor of every round's time.
     """
 
-    def __init__(self, plan: dict[str, Any], schedule: dict[str, Any], task_check_period: float = 0.02) -> None:
+    def __init__(
+        self, plan: dict[str, Any], schedule: dict[str, Any], task_check_period: float = 0.02
+    ) -> None:
         super().__init__(task_check_period=task_check_period)
         self.plan = plan
         self.schedule = schedule
@@ -72,7 +74,12 @@ class FederationController(Controller):
             self._hand_out(server.record.folder, fl_ctx)
 
     def process_result_of_unknown_task(
-        self, client: Client, task_name: str, client_task_id: str, result: Shareable, fl_ctx: FLContext  # noqa: ARG002
+        self,
+        client: Client,
+        task_name: str,
+        client_task_id: str,
+        result: Shareable,
+        fl_ctx: FLContext,  # noqa: ARG002
     ) -> None:
         log.warning("an answer of %s to %r came too late and is dropped", client.name, task_name)
 
@@ -83,7 +90,9 @@ class FederationController(Controller):
             config = load_site_config(find_site_config("server", root))
         except ConfigError as error:
             log.info("the server has no data of its own: %s", error)
-        return open_server(Plan.from_dict(self.plan), Schedule.from_dict(self.schedule), config, root / "suture")
+        return open_server(
+            Plan.from_dict(self.plan), Schedule.from_dict(self.schedule), config, root / "suture"
+        )
 
     def _hand_out(self, folder: Path, fl_ctx: FLContext) -> None:
         """Copies what a user wants to where FLARE's job download finds it."""

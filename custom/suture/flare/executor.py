@@ -44,7 +44,11 @@ class SiteExecutor(Executor):
             register()
 
     def execute(
-        self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal  # noqa: ARG002
+        self,
+        task_name: str,
+        shareable: Shareable,
+        fl_ctx: FLContext,
+        abort_signal: Signal,  # noqa: ARG002
     ) -> Shareable:
         site = self._site or self._open(fl_ctx)
         self._site = site

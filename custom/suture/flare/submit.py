@@ -60,7 +60,9 @@ def submit(job: Job, env: str, startup_kit: Path | None, sites: Sequence[str] = 
         kit = Path(os.environ.get("NVFLARE_POC_WORKSPACE", "/tmp/nvflare/poc")) / _POC
     if kit is None or not (kit / "startup").is_dir():
         where = f"{kit} is none" if kit else "none was named"
-        raise ConfigError(f"--env {env} needs an administrator's startup kit and {where}; give --startup-kit DIR")
+        raise ConfigError(
+            f"--env {env} needs an administrator's startup kit and {where}; give --startup-kit DIR"
+        )
     try:
         run = recipe_of(job, sites=sites).execute(ProdEnv(startup_kit_location=str(kit), username=kit.name))
     except RuntimeError as error:

@@ -71,7 +71,9 @@ class Classifier(nn.Module):
         self.labels = labels
         self.backbone = backbone
         self.hidden: nn.Module = (
-            nn.Sequential(nn.Linear(features, hidden), nn.ReLU(), nn.Dropout(dropout)) if hidden else nn.Identity()
+            nn.Sequential(nn.Linear(features, hidden), nn.ReLU(), nn.Dropout(dropout))
+            if hidden
+            else nn.Identity()
         )
         self.head = nn.Linear(hidden or features, len(labels))
 

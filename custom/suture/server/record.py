@@ -70,4 +70,9 @@ def versions() -> dict[str, str]:
     """Versions of what a number may depend on."""
     packages = ("nvflare", "torch", "torchvision", "monai", "numpy", "pandas", "scikit-learn")
     found = {name: version(name) for name in packages}
-    return {"suture": __version__, "python": platform.python_version(), **found, "torch build": torch.__version__}
+    return {
+        "suture": __version__,
+        "python": platform.python_version(),
+        **found,
+        "torch build": torch.__version__,
+    }

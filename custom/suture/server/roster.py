@@ -106,7 +106,9 @@ def agree(
         names = tuple(renamed.get(canonical(label), canonical(label)) for label in hello.labels)
         for label, name in zip(hello.labels, names, strict=True):
             if names.count(name) > 1:
-                raise LabelError(f"{site}: {label!r} and another of its labels are both {name!r}; mend the label map")
+                raise LabelError(
+                    f"{site}: {label!r} and another of its labels are both {name!r}; mend the label map"
+                )
         members[site] = Member(hello.labels, names, dict(hello.n), hello.threads)
     roster = Roster(members, tuple(sorted({n for m in members.values() for n in m.names} | set(previous))))
     _refuse_lookalikes(roster, accept)

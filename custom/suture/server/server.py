@@ -278,7 +278,15 @@ class Server:
             fixed = {} if site in self._holders else dict(model.fixed)
             asked[site] = (
                 Payload(
-                    task, number, self.round, phase, split, labels, dict(model.shared), model.rows(rows), fixed
+                    task,
+                    number,
+                    self.round,
+                    phase,
+                    split,
+                    labels,
+                    dict(model.shared),
+                    model.rows(rows),
+                    fixed,
                 ),
                 Expectation(task, number, self.round, split, labels, member.own, egress),
             )

@@ -1,0 +1,129 @@
+"""suture.data.partition: sites out of a pooled data set."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from suture.config import DataConfig
+from suture.data import load_table
+from suture.data.nih import LABELS
+from suture.data.partition import client_classes, nih_sites, patient_blocks, write_site
+from suture.data.table import Table
+from suture.errors import ConfigError, DataError
+from suture.labels import LabelSet, union
+
+
+def pooled(abnormal: int, none: int, labels: LabelSet = LABELS) -> Table:
+    """Two images per patient, the second of an abnormal one with every finding; a fifth is for testing."""
+    n = abnormal + none
+    y = np.zeros((2 * n, len(labels)), dtype=np.float32)
+    y[1 : 2 * abnormal : 2] = 1
+    patients = tuple(f"p{i // 2}" for i in range(2 * n))
+    images = tuple(f"{i}.png" for i in range(2 * n))
+    parts = ("train", "train", "train", "validation", "test")
+    return Table(
+        labels, images, patients, y, tuple(parts[i // 2 % 5] for i in range(2 * n)), Path("images.tar")
+    )
+
+
+@given(st.integers(1, 6), st.integers(6, 40), st.integers(6, 40), st.integers(0, 3))
+def test_blocks_are_equal_and_apart(k: int, abnormal: int, none: int, seed: int) -> None:
+    blocks = patient_blocks(pooled(abnormal, none), k, seed)
+    everyone = [set(block.patients) for block in blocks]
+    assert len(set().union(*everyone)) == sum(map(len, everyone))
+    for block, patients in zip(blocks, everyone, strict=True):
+        assert len(patients) == abnormal // k + none // k
+        assert len({p for p in patients if int(p[1:]) < abnormal}) == abnormal // k
+        assert len(block) == 2 * len(patients)
+
+
+def test_too_few_patients_are_told() -> None:
+    with pytest.raises(DataError, match="3 patients cannot be cut into 4 equal blocks"):
+        patient_blocks(pooled(3, 10), 4, seed=0)
+
+
+def test_the_published_class_lists() -> None:
+    sizes = {k: [len(c) for c in client_classes(k=k)] for k in (2, 3, 4, 5, 6, 8, 10)}
+    assert sizes == {
+        2: [11, 7],
+        3: [12, 8, 8],
+        4: [7, 9, 8, 10],
+        5: [8, 7, 7, 7, 6],
+        6: [6, 5, 4, 6, 7, 3],
+        8: [5, 5, 3, 6, 5, 3, 4, 3],
+        10: [5, 5, 3, 6, 5, 3, 3, 3, 3, 3],
+    }
+    first, second = client_classes(k=2)
+    assert set(first) & set(second) == {"Cardiomegaly", "Emphysema", "Mass", "Pleural Effusion"}
+
+
+@pytest.mark.parametrize("shared", [0, 1, 2, 4, 8, 12, 14])
+def test_four_clients_share_as_many_classes_as_told(shared: int) -> None:
+    clients = client_classes(shared=shared)
+    assert len(clients) == 4
+    assert len(set.intersection(*(set(c) for c in clients))) == shared
+
+
+def test_only_published_experiments_have_lists() -> None:
+    with pytest.raises(ConfigError, match="unknown number of clients '7'"):
+        client_classes(k=7)
+    with pytest.raises(ConfigError, match="unknown number of shared classes '3'"):
+        client_classes(shared=3)
+    for wrong in ({}, {"k": 2, "shared": 2}):
+        with pytest.raises(ConfigError, match="either k"):
+            client_classes(**wrong)
+
+
+def test_nih_becomes_two_sites_and_a_server() -> None:
+    table = pooled(40, 60)
+    sites = nih_sites(table, k=2, seed=0)
+    assert list(sites) == ["site-1", "site-2", "server"]
+    assert [len(t.labels) for t in sites.values()] == [11, 7, 14]
+    assert set(union(t.labels for t in (sites["site-1"], sites["site-2"]))) == set(LABELS)
+    assert set(sites["server"].split) == {"test"}
+    assert set(sites["site-1"].split) == set(sites["site-2"].split) == {"train", "validation"}
+    everyone = [set(t.patients) for t in sites.values()]
+    assert len(set().union(*everyone)) == sum(map(len, everyone)) == 100
+    assert not np.isnan(sites["site-1"].y).any()
+
+
+def test_a_written_site_is_an_ordinary_hospital(tmp_path: Path) -> None:
+    own = LabelSet(("Nodule", "Mass"))
+    table = pooled(2, 1).rows(np.arange(4))
+    table.y[0, LABELS.index("Mass")] = np.nan
+    path = write_site(tmp_path / "alpha", table, own)
+    assert path.read_text() == (
+        "image,patient,split,Nodule,Mass\n"
+        "0.png,p0,train,0,\n"
+        "1.png,p0,train,1,1\n"
+        "2.png,p1,train,0,0\n"
+        "3.png,p1,train,1,1\n"
+    )
+    read = load_table(DataConfig(dataset="hospital", root=table.root, table=path))
+    assert (read.labels, read.images, read.patients, read.split) == (
+        own,
+        *(table.images, table.patients, table.split),
+    )
+    np.testing.assert_array_equal(read.y, table.restrict(own).y)
+
+
+@pytest.mark.data
+def test_real_nih_becomes_ten_sites(data_root: Path) -> None:
+    folder = data_root / "nih_cxr14_64px"
+    table = load_table(
+        DataConfig(
+            dataset="nih",
+            split="patients",
+            root=folder / "images.tar",
+            table=folder / "Data_Entry_2017_v2020.csv",
+        )
+    )
+    sites = nih_sites(table, k=10)
+    assert len(sites) == 11
+    patients = {len(set(t.patients)) for name, t in sites.items() if name != "server"}
+    assert len(patients) == 1
