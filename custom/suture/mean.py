@@ -1,8 +1,8 @@
 """The weighted mean that every aggregation here is made of.
 
 Weights belong to classes, not only to sites: a shared tensor is averaged with one weight per site, a row of
-the head with one weight per site and class. FedAvg, surgical aggregation, proxies of FedLSM and the owner-only
-mean differ in the weights alone.
+the head with one weight per site and class. FedAvg, surgical aggregation, the proxies of FedLSM and the mean
+over owners differ in the weights alone.
 """
 
 from __future__ import annotations

@@ -42,8 +42,8 @@ class Plan:
     def __post_init__(self) -> None:
         if self.method.batch_norm == "local" and not self.method.personal:
             raise ConfigError(
-                f"batch_norm='local' (FedBN) leaves no global model to evaluate, so {self.method.title} cannot "
-                "use it; choose 'average' (FedAvg) or 'frozen' (FedBN+)"
+                "batch_norm='local' (FedBN) leaves no global model to evaluate, so "
+                f"{self.method.title} cannot use it; choose 'average' (FedAvg) or 'frozen' (FedBN+)"
             )
 
     def to_dict(self) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from suture.config import load_site_config
+from suture.data.partition import SERVER
 from suture.errors import ConfigError, FederationError, SutureError
 from suture.federation import Loop, federate
 from suture.files import write_json
@@ -23,7 +24,6 @@ from suture.job import Job
 from suture.progress import following
 from suture.server.open import describe, open_server
 from suture.server.record import Record
-from suture.data.partition import SERVER
 from suture.site import Site
 
 log = logging.getLogger(__name__)

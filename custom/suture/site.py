@@ -14,9 +14,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Literal
 
 import torch
-from torch import Tensor
 
 from suture.check import Expectation
 from suture.config import SiteConfig
@@ -133,8 +133,8 @@ class Site:
             )
         if self.plan.method.label_view == "all" and self.config.privacy.label_view != "all":
             raise LabelViewRefused(
-                f"{self.name}: {self.plan.method.title} shows every class name of the federation to each site; "
-                'permit it with label_view = "all" under [privacy] in suture.toml'
+                f"{self.name}: {self.plan.method.title} shows every class name of the federation to each "
+                'site; permit it with label_view = "all" under [privacy] in suture.toml'
             )
         labels, samples = self._data()
         return Hello(
@@ -226,7 +226,9 @@ class Site:
         """Tensors that do not cross each round: batch norm, unless it is averaged."""
         return sorted(norm_names(model) - set(shared_names(model, self.plan.method.batch_norm)))
 
-    def _measure(self, bench: Workbench, split: Split, of_round: int, bootstrap: int) -> Metrics:
+    def _measure(
+        self, bench: Workbench, split: Literal["validation", "test"], of_round: int, bootstrap: int
+    ) -> Metrics:
         """The model on one split: the method's loss, and AUROC of the site's own classes."""
         own, _ = self._data()
         part = bench.samples.get(split)
@@ -295,8 +297,3 @@ def _columns(samples: Samples, own: LabelSet, wanted: LabelSet) -> Samples:
         if position >= 0:
             y[:, column] = samples.y[:, position]
     return replace(samples, y=y)
-
-
-def model_tensors(model: Classifier) -> dict[str, Tensor]:
-    """The model's state dict on the CPU."""
-    return {name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}

@@ -1,8 +1,8 @@
 """Chest-like radiographs drawn from numbers: the embedded data of the demo and the tests.
 
-No image of a person is in here. A phantom has lungs, heart, mediastinum, spine, ribs and collar bones that vary
-from patient to patient, and findings that are drawn into them with a size, side, place and contrast of their
-own. The same seed gives the same bytes.
+No image of a person is in here. A phantom has lungs, heart, mediastinum, spine, ribs and collar bones that
+vary from patient to patient, and findings that are drawn into them with a size, side, place and contrast of
+their own. The same seed gives the same bytes.
 """
 
 from __future__ import annotations
@@ -99,7 +99,8 @@ def _texture(rng: Rng, size: int, scale: float) -> Image:
     """Smooth noise of unit range."""
     field = gaussian_filter(rng.standard_normal((size, size)).astype(np.float32), scale * size / 64)
     low, high = field.min(), field.max()
-    return ((field - low) / (high - low + 1e-6)).astype(np.float32)
+    unit: Image = ((field - low) / (high - low + 1e-6)).astype(np.float32)
+    return unit
 
 
 def chest(anatomy: Anatomy, findings: frozenset[str], size: int, contrast: float, rng: Rng) -> Image:
@@ -110,8 +111,9 @@ def chest(anatomy: Anatomy, findings: frozenset[str], size: int, contrast: float
         contrast: how strongly findings are drawn; 1 is the demo's.
     """
     axis = (np.arange(size, dtype=np.float32) + 0.5) / size * 2 - 1
-    y, x = np.meshgrid(axis, axis, indexing="ij")
-    x = x + np.float32(anatomy.tilt) * y
+    down, right = np.meshgrid(axis, axis, indexing="ij")
+    y: Image = down.astype(np.float32)
+    x: Image = (right + np.float32(anatomy.tilt) * down).astype(np.float32)
     wide = rng.uniform(1.15, 1.5) if "Cardiomegaly" in findings else 1.0
     grown = rng.uniform(1.03, 1.13) if "Emphysema" in findings else 1.0
     a = anatomy

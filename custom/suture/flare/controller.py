@@ -51,7 +51,7 @@ class FederationController(Controller):
         self.schedule = schedule
         self.task_check_period = task_check_period
 
-    def start_controller(self, fl_ctx: FLContext) -> None:  # noqa: ARG002
+    def start_controller(self, fl_ctx: FLContext) -> None:
         register()
 
     def stop_controller(self, fl_ctx: FLContext) -> None:
@@ -79,7 +79,7 @@ class FederationController(Controller):
         task_name: str,
         client_task_id: str,
         result: Shareable,
-        fl_ctx: FLContext,  # noqa: ARG002
+        fl_ctx: FLContext,
     ) -> None:
         log.warning("an answer of %s to %r came too late and is dropped", client.name, task_name)
 
@@ -122,7 +122,7 @@ class FlareTransport:
 
     def exchange(self, task: TaskName, payloads: Mapping[str, Packed], receive: Receive) -> dict[str, str]:
         """One task per site, because payloads differ; ends when all have answered or timed out."""
-        missing = {site: "the task ended without an answer" for site in payloads}
+        missing = dict.fromkeys(payloads, "the task ended without an answer")
         deadline = time.monotonic() + self._timeout
 
         def take(client_task: ClientTask, fl_ctx: FLContext) -> None:  # noqa: ARG001 - FLARE passes it by name

@@ -39,7 +39,7 @@ class SiteExecutor(Executor):
         self.rounds = rounds
         self._site: Site | None = None
 
-    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:  # noqa: ARG002
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type == EventType.START_RUN:
             register()
 
@@ -48,7 +48,7 @@ class SiteExecutor(Executor):
         task_name: str,
         shareable: Shareable,
         fl_ctx: FLContext,
-        abort_signal: Signal,  # noqa: ARG002
+        abort_signal: Signal,
     ) -> Shareable:
         site = self._site or self._open(fl_ctx)
         self._site = site

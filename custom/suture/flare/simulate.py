@@ -26,7 +26,7 @@ def main(folder: Path, threads: int | None) -> None:
     plan, schedule = Plan.from_dict(job["plan"]), Schedule.from_dict(job["schedule"])
     recipe = FederationRecipe(job["name"], plan, schedule, sites, bundle=False)
     workspace = folder / "flare"
-    # The package is installed here, so its classes are allowed as a site that preinstalls it would allow them.
+    # The package is installed here: allow its classes, as a site that preinstalls it would.
     policy = {"format_version": 2, CLASS_ALLOW_LIST: ["suture.flare.", *DEFAULT_CLASS_ALLOW_LIST]}
     local = workspace / job["name"] / "local"
     local.mkdir(parents=True, exist_ok=True)

@@ -29,7 +29,8 @@ def open_server(plan: Plan, schedule: Schedule, config: SiteConfig | None, defau
     torch.set_num_threads(1)
     if plan.code != code_hash():
         raise ConfigError(
-            f"the server runs another version of suture ({code_hash()}) than the job was made with ({plan.code})"
+            f"the server runs another version of suture ({code_hash()}) than the job was made with "
+            f"({plan.code}); install the same one"
         )
     state = (config.storage.state if config else None) or default
     held_out = HeldOut(config, plan) if config else None

@@ -1,4 +1,4 @@
-"""What a run leaves for people: run.json, history.jsonl, events.jsonl, metrics.json, model/ and report.html."""
+"""What a run leaves for people: run.json, history, events, metrics.json and report.html."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ def agree(
                 raise LabelError(
                     f"{site}: {label!r} and another of its labels are both {name!r}; mend the label map"
                 )
-        members[site] = Member(hello.labels, names, dict(hello.n), hello.threads)
+        members[site] = Member(hello.labels, names, {str(k): n for k, n in hello.n.items()}, hello.threads)
     roster = Roster(members, tuple(sorted({n for m in members.values() for n in m.names} | set(previous))))
     _refuse_lookalikes(roster, accept)
     return roster
