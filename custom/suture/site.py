@@ -235,6 +235,8 @@ class Site:
         if part is None or not len(part):
             return Metrics(of_round, split, 0, None, {})
         logits = predict(bench, part)
+        if not bool(torch.isfinite(logits).all()):
+            raise NonFiniteLoss(f"{self.name}: the model of round {of_round} no longer gives numbers; it diverged")
         known = ~torch.isnan(part.y)
         loss = float(self.plan.method.loss(logits, torch.nan_to_num(part.y), known))
         mine = [bench.model.labels.index(name) for name in own.names]
@@ -250,7 +252,7 @@ class Site:
             of_round,
             split,
             len(part),
-            loss if torch.isfinite(torch.tensor(loss)) else None,
+            loss,
             {name: self._withhold(score) for name, score in scores.items()},
         )
 

@@ -197,7 +197,8 @@ class Server:
         metrics = self.inbox.metrics()
         losses = {s: m.loss for s, m in metrics.items() if m.loss is not None}
         for site, value in losses.items():
-            self._pending["sites"].setdefault(site, {})["validation_loss"] = value
+            newcomer = {"status": "missing", "reason": "joined after this round"}
+            self._pending["sites"].setdefault(site, newcomer)["validation_loss"] = value
         areas = across_sites({s: self.roster.classes_from_site(s, m) for s, m in metrics.items()})
         loss, auroc = mean_defined(losses.values()), mean_defined(s.auroc for s in areas.values())
         self._pending["validation"] |= {"loss": loss, "auroc": auroc}

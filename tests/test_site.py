@@ -1,0 +1,133 @@
+"""A site's answers when its data, its memory or its configuration fail it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from suture.messages import Abstain, Hello, Payload
+from suture.methods.surgical import SurgicalAggregation
+from suture.site import Site
+from suture.training import LocalTraining
+
+METHOD = SurgicalAggregation(local=LocalTraining(lr=1e-2, batch_size=8))
+
+
+@pytest.fixture
+def site(tiny: Any) -> Site:
+    return tiny(METHOD).sites()["alpha"]  # type: ignore[no-any-return]
+
+
+def errors(site: Site) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (site.folder / "errors.jsonl").read_text().splitlines()]
+
+
+def test_introduces_itself_with_its_own_labels_only(site: Site) -> None:
+    hello = site.answer(Payload("hello"))
+    assert isinstance(hello, Hello)
+    assert hello.labels == ("Mass", "Nodule")
+    assert hello.n == {"train": 15, "validation": 5, "test": 5}
+
+
+@pytest.mark.parametrize(
+    ("break_it", "reason"),
+    [
+        (lambda table: table.write_text("image,patient,split\n000.png,p,train\n"), "labels"),
+        (lambda table: table.write_text(""), "data_fault"),
+        (lambda table: table.write_text(table.read_text().replace("patient", "person", 1)), "data_fault"),
+        (lambda table: table.write_text(table.read_text().replace("Nodule", "Mass", 1)), "labels"),
+        (lambda table: [p.write_bytes(b"x") for p in (table.parent / "images").iterdir()], "data_fault"),
+    ],
+    ids=["no label", "empty file", "missing column", "duplicate label", "unreadable images"],
+)
+def test_bad_data_is_an_abstention_and_the_whole_story_stays_at_the_site(
+    break_it: Any, reason: str, site: Site
+) -> None:
+    break_it(site.config.data.table)
+    answer = site.answer(Payload("hello"))
+    assert isinstance(answer, Abstain)
+    assert answer.reason == reason
+    assert "/" not in answer.error
+    assert errors(site)[0]["message"]
+
+
+def test_memory_and_loss_that_is_no_number(site: Site, tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = _train_task(tiny)
+
+    def out_of_memory(*_: Any, **__: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("suture.methods.local.fit", out_of_memory)
+    answer = site.answer(task)
+    assert isinstance(answer, Abstain)
+    assert answer.reason == "out_of_memory"
+    monkeypatch.undo()
+    huge = replace(task, shared={k: t * 1e30 for k, t in task.shared.items()})
+    answer = site.answer(huge)
+    assert isinstance(answer, Abstain)
+    assert answer.reason == "non_finite_loss"
+    assert "diverged" in errors(site)[-1]["message"]
+
+
+def _train_task(tiny: Any) -> Payload:
+    from suture.packing import unpack
+
+    federation = tiny(METHOD)
+    server = federation.server("tasks")
+    asked = server.greet(["alpha"])
+    server.inbox.receive("alpha", _packed(federation.sites("tasks")["alpha"], asked["alpha"]))
+    server.begin({})
+    task = unpack(server.assign()["alpha"])
+    assert isinstance(task, Payload)
+    return task
+
+
+def _packed(site: Site, packed: Any) -> Any:
+    from suture.packing import pack, unpack
+
+    task = unpack(packed)
+    assert isinstance(task, Payload)
+    return pack(site.answer(task))
+
+
+def test_other_threads_or_other_code_are_refused(site: Site, tiny: Any) -> None:
+    task = _train_task(tiny)
+    site.answer(task)
+    two = site.config.model_copy(update={"training": site.config.training.model_copy(update={"threads": 2})})
+    again = Site(site.name, two, site.plan, site.rounds, site.folder)
+    answer = again.answer(replace(task, round=2, committed=1))
+    assert isinstance(answer, Abstain)
+    assert answer.reason == "threads"
+    other = Site(site.name, site.config, replace(site.plan, code="another"), site.rounds, site.folder)
+    answer = other.answer(Payload("hello"))
+    assert isinstance(answer, Abstain)
+    assert answer.reason == "configuration"
+
+
+def test_a_bug_is_not_hidden_as_an_abstention(site: Site, tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = _train_task(tiny)
+
+    def bug(*_: Any, **__: Any) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("suture.methods.local.fit", bug)
+    with pytest.raises(ZeroDivisionError):
+        site.answer(task)
+    assert errors(site)[-1]["error"] == "ZeroDivisionError"
+
+
+def test_small_counts_are_withheld(tiny: Any) -> None:
+    federation = tiny(METHOD)
+    config = federation.configs["alpha"]
+    strict = config.model_copy(update={"privacy": config.privacy.model_copy(update={"min_count": 100})})
+    site = Site("alpha", strict, federation.plan, 2, Path(federation.folder) / "x")
+    task = _train_task(tiny)
+    answer = site.answer(replace(task, task="evaluate", round=0, split="test"))
+    classes = answer.metrics.classes  # type: ignore[union-attr]
+    assert {score.auroc for score in classes.values()} == {None}
+    assert {score.positives for score in classes.values()} == {None}
