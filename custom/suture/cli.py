@@ -282,3 +282,7 @@ def _guarded(command: Callable[[], Any]) -> None:
             "interrupted; what was committed is kept, continue with --resume", style="yellow"
         )
         sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from nvflare.apis.filter import Filter
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.fl_context import FLContext
-from nvflare.apis.shareable import Shareable
+from nvflare.apis.shareable import Shareable, make_reply
 
 from suture.check import Expectation, check_reply
 from suture.errors import RejectedUpdate
@@ -30,7 +30,7 @@ class EgressFilter(Filter):
                 the answer's place.
         """
         if shareable.get_return_code() != ReturnCode.OK:
-            return Shareable({"__headers__": {"__rc__": shareable.get_return_code()}})
+            return make_reply(shareable.get_return_code())
         reply = unpack(from_shareable_(shareable))
         if isinstance(reply, Payload):
             raise RejectedUpdate("a payload does not leave a site")

@@ -1,0 +1,86 @@
+"""FLARE's form of a message, and the site's filter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from nvflare.apis.dxo import DXO, DataKind, from_shareable
+from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import Shareable, make_reply
+from nvflare.fuel.utils import fobs
+
+from suture.check import Expectation
+from suture.errors import RejectedUpdate
+from suture.flare.codec import from_shareable_, register, to_shareable
+from suture.flare.executor import EXPECTATION
+from suture.flare.filters import EgressFilter
+from suture.messages import Abstain, Payload, Update, ones
+from suture.methods.contract import Egress
+from suture.packing import Packed, pack, unpack
+
+F32 = "torch.float32"
+UPDATE = Update(1, ("Mass",), {"w": torch.arange(3.0)}, {"b": torch.ones(1)}, ones(("Mass",)))
+EXPECTED = Expectation("train", 1, 0, "validation", ("Mass",), ("Mass",), Egress({"w": ((3,), F32)}, {"b": ((), F32)}))
+
+
+def context(expected: Expectation | None = EXPECTED) -> FLContext:
+    fl_ctx = FLContext()
+    fl_ctx.set_prop(EXPECTATION, expected, private=True, sticky=False)
+    return fl_ctx
+
+
+def test_a_message_survives_flares_serialiser() -> None:
+    register()
+    sent = fobs.dumps(to_shareable(pack(UPDATE)))
+    got = unpack(from_shareable_(fobs.loads(sent)))
+    assert isinstance(got, Update)
+    assert torch.equal(got.shared["w"], UPDATE.shared["w"])
+    assert got.labels == ("Mass",)
+
+
+def test_what_was_declared_passes_unchanged() -> None:
+    out = EgressFilter().process(to_shareable(pack(UPDATE)), context())
+    assert pack(unpack(from_shareable_(out))).header == pack(UPDATE).header
+
+
+def stray(where: str) -> Shareable:
+    packed = pack(UPDATE)
+    if where == "tensor":
+        return to_shareable(Packed({**packed.tensors, "shared/more": torch.ones(1)}, packed.header))
+    if where == "size":
+        return to_shareable(Packed({**packed.tensors, "shared/w": torch.ones(4)}, packed.header))
+    if where == "field":
+        return to_shareable(Packed(packed.tensors, {**packed.header, "note": "patient 17"}))
+    if where == "meta":
+        dxo = from_shareable(to_shareable(packed))
+        dxo.set_meta_prop("diary", "patient 17")
+        return dxo.to_shareable()
+    if where == "kind":
+        return DXO(DataKind.METRICS, {"loss": 1.0}).to_shareable()
+    if where == "task":
+        return to_shareable(pack(Payload("train")))
+    return Shareable({"raw": b"pixels"})
+
+
+@pytest.mark.parametrize("where", ["tensor", "size", "field", "meta", "kind", "task", "raw"])
+def test_anything_undeclared_raises(where: str) -> None:
+    with pytest.raises(RejectedUpdate):
+        EgressFilter().process(stray(where), context())
+
+
+def test_nothing_leaves_unasked() -> None:
+    with pytest.raises(RejectedUpdate, match="nothing was asked"):
+        EgressFilter().process(to_shareable(pack(UPDATE)), context(None))
+
+
+def test_abstentions_and_error_codes_pass_without_their_luggage() -> None:
+    out = EgressFilter().process(to_shareable(pack(Abstain("disk_full", "OSError"))), context(None))
+    assert isinstance(unpack(from_shareable_(out)), Abstain)
+    reply: Any = make_reply(ReturnCode.EXECUTION_EXCEPTION)
+    reply["text"] = "patient 17"
+    out = EgressFilter().process(reply, context())
+    assert out.get_return_code() == ReturnCode.EXECUTION_EXCEPTION
+    assert "text" not in out

@@ -1,0 +1,92 @@
+"""An exported job: every argument survives, and no site's app names a foreign label."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from suture.errors import ConfigError
+from suture.flare.submit import export_job
+from suture.job import Job, load_job, with_settings
+from suture.plan import Plan, Schedule
+
+JOBS = ["demo", "surgical_nih"]
+
+
+def built(component: dict[str, Any]) -> Any:
+    """The component as FLARE builds it from a configuration."""
+    module, _, name = component["path"].rpartition(".")
+    return getattr(importlib.import_module(module), name)(**component.get("args", {}))
+
+
+def configs(folder: Path, name: str) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in sorted(folder.rglob(name))]
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_every_argument_survives_export(name: str, tmp_path: Path) -> None:
+    job = with_settings(load_job(name), ["rounds=7", "lr=0.0123", "min_sites=2", "max_failed_rounds=5", "seed=9"])
+    folder = export_job(job, tmp_path, "trial", ("a", "b"))
+    (server,) = configs(folder, "config_fed_server.json")
+    controller = built(server["workflows"][0])
+    assert Schedule.from_dict(controller.schedule) == job.schedule()
+    assert Plan.from_dict(controller.plan) == job.plan("trial")
+    assert server["server"]["task_request_interval"] == 0.02
+    clients = configs(folder, "config_fed_client.json")
+    assert len(clients) == 2
+    for client in clients:
+        executor = built(client["executors"][0]["executor"])
+        assert Plan.from_dict(executor.plan) == job.plan("trial")
+        assert executor.rounds == 7
+        assert set(client["executors"][0]["tasks"]) == {"hello", "train", "evaluate"}
+        (entry,) = client["task_result_filters"]
+        assert built(entry["filters"][0]).process
+        assert set(entry["tasks"]) == {"hello", "train", "evaluate"}
+    meta = json.loads((folder / "meta.json").read_text())
+    assert meta["deploy_map"] == {"app_server": ["server"], "app_a": ["a"], "app_b": ["b"]}
+
+
+def test_constructors_are_closed_and_keep_what_they_are_given() -> None:
+    """FLARE exports an argument only if it is kept under its own name."""
+    from suture.flare.controller import FederationController
+    from suture.flare.executor import SiteExecutor
+
+    for kind in (FederationController, SiteExecutor):
+        parameters = list(inspect.signature(kind.__init__).parameters.values())[1:]
+        assert all(p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters)
+        source = inspect.getsource(kind.__init__)
+        assert all(f"self.{p.name} = {p.name}" in source for p in parameters)
+
+
+def test_no_sites_app_names_a_label(tmp_path: Path) -> None:
+    """Neither the classes of a simulation nor the server's label map stand in what a site receives."""
+    job: Job = with_settings(load_job("demo"), ["label_map.Nodul=Nodule", 'accept_labels=["Lung Scar"]'])
+    folder = export_job(job, tmp_path, "trial", ("harbor", "lakeside"))
+    text = "\n".join(p.read_text() for p in folder.glob("app_harbor/config/*"))
+    for label in ("Nodul", "Lung Scar", "Mass", "Emphysema", "Atelectasis", "label_map", "accept_labels"):
+        assert label not in text
+    assert "Nodul" in "\n".join(p.read_text() for p in folder.glob("app_server/config/*"))
+    assert (folder / "app_harbor" / "custom" / "suture" / "methods" / "surgical.py").is_file()
+
+
+def test_unnamed_sites_and_a_label_map_do_not_go_together(tmp_path: Path) -> None:
+    job = with_settings(load_job("demo"), ["label_map.Nodul=Nodule"])
+    with pytest.raises(ConfigError, match="--sites"):
+        export_job(job, tmp_path)
+
+
+def test_one_app_for_all_where_sites_are_not_named(tmp_path: Path) -> None:
+    folder = export_job(load_job("demo"), tmp_path, "trial")
+    assert json.loads((folder / "meta.json").read_text())["deploy_map"] == {"app": ["@ALL"]}
+    with pytest.raises(ConfigError, match="already exists"):
+        export_job(load_job("demo"), tmp_path, "trial")
+
+
+def test_preinstalled_code_does_not_travel(tmp_path: Path) -> None:
+    folder = export_job(load_job("demo"), tmp_path, "trial", ("a",), bundle=False)
+    assert not list(folder.rglob("custom"))

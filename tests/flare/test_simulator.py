@@ -1,0 +1,93 @@
+"""FLARE's simulator gives what the loop gives; these start processes and take their time."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from suture.errors import FederationError
+from suture.job import Job, load_job, with_settings
+from suture.packing import load
+from suture.run import run_here
+from suture.simulation import PhantomSites
+
+pytestmark = pytest.mark.flare
+
+SMALL = ["rounds=3", "images=60", "held_out=90", "epochs=1"]
+
+
+def job() -> Job:
+    return with_settings(load_job("demo"), SMALL)
+
+
+def run(env: str, out: Path, threads: int | None = None) -> Path:
+    run_here(job(), env, out, resume=False, overwrite=False, threads=threads)
+    return out
+
+
+def furthest(one: Path, two: Path) -> float:
+    """The largest difference of any number in the last committed state."""
+    a, b = (load(out / "state" / "round-000003.safetensors").tensors for out in (one, two))
+    assert a.keys() == b.keys()
+    return max(float((a[k].double() - b[k].double()).abs().max()) for k in a if a[k].numel())
+
+
+@pytest.mark.parametrize("threads", [None, 2], ids=["a process per site", "threads fewer than sites"])
+def test_simulator_equals_the_loop(threads: int | None, tmp_path: Path) -> None:
+    loop = run("local", tmp_path / "same")
+    (tmp_path / "same").rename(tmp_path / "loop")
+    sim = run("sim", tmp_path / "same", threads)
+    assert furthest(tmp_path / "loop", sim) <= 1e-6
+    metrics = [json.loads((out / "metrics.json").read_text()) for out in (tmp_path / "loop", sim)]
+    assert metrics[0]["auroc"] == pytest.approx(metrics[1]["auroc"], abs=1e-6)
+    assert loop.name == sim.name
+    lines = [json.loads(text) for text in (sim / "history.jsonl").read_text().splitlines()]
+    assert [line["status"] for line in lines] == ["committed"] * 3
+    results = list((sim / "flare").rglob("report.html"))
+    assert results, "the results are not where FLARE's job download looks"
+
+
+def test_failure_in_the_simulator_tells_the_sites_own_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare = PhantomSites.prepare
+
+    def spoil(self: PhantomSites, folder: Path, *rest: object) -> list[str]:
+        sites = prepare(self, folder, *rest)  # type: ignore[arg-type]
+        table = folder / "northfield" / "labels.csv"
+        table.write_text(table.read_text().replace("Nodule", "Cardiomegaly", 1))
+        return sites
+
+    monkeypatch.setattr(PhantomSites, "prepare", spoil)
+    with pytest.raises(FederationError, match="both 'Cardiomegaly'") as caught:
+        run("sim", tmp_path / "r")
+    assert "Traceback" not in str(caught.value)
+    assert json.loads((tmp_path / "r" / "run.json").read_text())["status"] == "failed"
+
+
+def test_ctrl_c_stops_everything_and_resume_ends_with_the_same_bytes(tmp_path: Path) -> None:
+    out = tmp_path / "same"
+    settings = [part for s in SMALL for part in ("--set", s)]
+    command = [sys.executable, "-m", "suture.cli", "run", "demo", "--env", "sim", "--out", str(out), *settings]
+    process = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    events = out / "events.jsonl"
+    deadline = time.monotonic() + 240
+    while time.monotonic() < deadline and not (events.exists() and '"committed"' in events.read_text()):
+        assert process.poll() is None
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGINT)
+    assert process.wait(60) == 130
+    assert json.loads((out / "run.json").read_text())["status"] == "interrupted"
+    left = subprocess.run(["pgrep", "-f", str(out)], capture_output=True, text=True, check=False).stdout
+    assert not left.strip(), f"processes are left: {left}"
+    run_here(job(), "local", out, resume=True, overwrite=False, threads=None)
+    model = (out / "model" / "model.safetensors").read_bytes()
+    out.rename(tmp_path / "cut")
+    assert model == (run("local", tmp_path / "same") / "model" / "model.safetensors").read_bytes()
+    assert torch.get_num_threads() == 1
