@@ -41,7 +41,7 @@ class PhantomSites:
         seed: of the images; None takes the job's.
     """
 
-    images: Annotated[int, Field(ge=20)] = 1000
+    images: Annotated[int, Field(ge=20)] = 1500
     held_out: Annotated[int, Field(ge=30)] = 1500
     contrast: Annotated[float, Field(gt=0)] = 1.0
     shift: Annotated[float, Field(ge=0)] = 1.0

@@ -236,7 +236,9 @@ class Site:
             return Metrics(of_round, split, 0, None, {})
         logits = predict(bench, part)
         if not bool(torch.isfinite(logits).all()):
-            raise NonFiniteLoss(f"{self.name}: the model of round {of_round} no longer gives numbers; it diverged")
+            raise NonFiniteLoss(
+                f"{self.name}: the model of round {of_round} no longer gives numbers; it diverged"
+            )
         known = ~torch.isnan(part.y)
         loss = float(self.plan.method.loss(logits, torch.nan_to_num(part.y), known))
         mine = [bench.model.labels.index(name) for name in own.names]

@@ -16,9 +16,9 @@ from suture.training import LocalTraining
 JOB = Job(
     name="demo",
     title="Three sites with different findings, Surgical Aggregation",
-    method=SurgicalAggregation(local=LocalTraining(lr=2e-3, epochs=1, batch_size=32)),
+    method=SurgicalAggregation(local=LocalTraining(lr=4e-3, epochs=2, batch_size=16)),
     model=ModelSpec("cnn", size=64),
-    rounds=15,
+    rounds=20,
     augmentation=MILD,
     simulation=PhantomSites(),
 )

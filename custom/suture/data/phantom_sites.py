@@ -92,17 +92,17 @@ HOSPITALS: tuple[Hospital, ...] = (
     Hospital(
         "harbor",
         ("Cardiomegaly", "Pleural Effusion", "Pneumothorax", "Nodule", "Mass", "Edema"),
-        Scanner(blur=0.0, gamma=0.9, gain=1.0, offset=0.0, noise=0.04),
+        Scanner(blur=0.0, gamma=0.95, gain=1.0, offset=0.0, noise=0.035),
     ),
     Hospital(
         "lakeside",
         ("Cardiomegaly", "Pleural Effusion", "Pneumothorax", "Consolidation", "Emphysema", "Atelectasis"),
-        Scanner(blur=0.55, gamma=1.1, gain=0.9, offset=0.06, noise=0.03),
+        Scanner(blur=0.28, gamma=1.05, gain=0.95, offset=0.03, noise=0.03),
     ),
     Hospital(
         "northfield",
         ("Cardiomegaly", "Pleural Effusion", "Nodule", "Consolidation", "Support Devices"),
-        Scanner(blur=0.3, gamma=1.25, gain=1.1, offset=-0.03, noise=0.05),
+        Scanner(blur=0.15, gamma=1.12, gain=1.05, offset=-0.015, noise=0.04),
     ),
 )
 
@@ -119,7 +119,7 @@ class PhantomSpec:
         shift: how different the sites' scanners are; 0 makes them one.
     """
 
-    images: int = 1000
+    images: int = 1500
     held_out: int = 1500
     size: int = 64
     contrast: float = 1.0

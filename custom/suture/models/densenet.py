@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from monai.networks.nets import DenseNet121
 from torch import Tensor, nn
 
 from suture.errors import ConfigError
@@ -19,6 +18,8 @@ class DenseNetBackbone(nn.Module):
     """DenseNet121 (Huang et al. 2017) without its classifier: images ``[n, 3, h, w]`` to ``[n, 1024]``."""
 
     def __init__(self) -> None:
+        from monai.networks.nets import DenseNet121  # costs seconds, and only this backbone needs it
+
         super().__init__()
         network = DenseNet121(spatial_dims=2, in_channels=3, out_channels=1)
         self.features = network.features
