@@ -15,6 +15,7 @@ from pydantic.dataclasses import dataclass
 
 from suture.data.transforms import Augmentation
 from suture.errors import ConfigError, unknown
+from suture.methods import method_class
 from suture.methods.contract import Method
 from suture.models import ModelSpec
 from suture.plan import Plan, Schedule, Selection, code_hash
@@ -121,8 +122,20 @@ def with_settings(job: Job, settings: Iterable[str]) -> Job:
             value: Any = json.loads(text)
         except ValueError:
             value = text
-        job = _set(job, _path(job, key.strip()), value, key)
+        job = (
+            _with_method(job, text)
+            if key.strip() == "method"
+            else _set(job, _path(job, key.strip()), value, key)
+        )
     return job
+
+
+def _with_method(job: Job, name: str) -> Job:
+    """The job with another method, which keeps the hyperparameters that both have."""
+    kind = method_class(name)
+    fields = {f.name for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    kept = {f.name: getattr(job.method, f.name) for f in dataclasses.fields(job.method) if f.name in fields}  # type: ignore[arg-type]
+    return dataclasses.replace(job, method=parse(kind, kept, "method"))
 
 
 def _leaves(value: Any, prefix: tuple[str, ...] = ()) -> dict[str, tuple[str, ...]]:

@@ -38,6 +38,7 @@ class PhantomSites:
         held_out: fully labelled images at the server.
         contrast: how strongly findings are drawn; lower is harder.
         shift: how different the sites' scanners are; 0 makes them one.
+        every_label: whether each site annotates every finding: the reference for partial labels.
         seed: of the images; None takes the job's.
     """
 
@@ -45,6 +46,7 @@ class PhantomSites:
     held_out: Annotated[int, Field(ge=30)] = 1500
     contrast: Annotated[float, Field(gt=0)] = 1.0
     shift: Annotated[float, Field(ge=0)] = 1.0
+    every_label: bool = False
     seed: Annotated[int, Field(ge=0)] | None = None
 
     def prepare(self, folder: Path, runs: Path, seed: int, view: LabelView) -> list[str]:
@@ -59,7 +61,13 @@ class PhantomSites:
         Returns:
             the names of the sites, without the server's.
         """
-        spec = PhantomSpec(self.images, self.held_out, contrast=self.contrast, shift=self.shift)
+        spec = PhantomSpec(
+            self.images,
+            self.held_out,
+            contrast=self.contrast,
+            shift=self.shift,
+            every_label=self.every_label,
+        )
         tables = write_hospitals(folder, spec, seed if self.seed is None else self.seed)
         for name, table in tables.items():
             data = DataConfig(dataset="hospital", root=folder / name / "images", table=table)

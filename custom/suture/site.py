@@ -237,7 +237,7 @@ class Site:
         logits = predict(bench, part)
         if not bool(torch.isfinite(logits).all()):
             raise NonFiniteLoss(
-                f"{self.name}: the model of round {of_round} no longer gives numbers; it diverged"
+                f"{self.name}: the model of round {of_round} diverged; lower the learning rate"
             )
         known = ~torch.isnan(part.y)
         loss = float(self.plan.method.loss(logits, torch.nan_to_num(part.y), known))

@@ -18,7 +18,7 @@ JOB = Job(
     title="Three sites with different findings, Surgical Aggregation",
     method=SurgicalAggregation(local=LocalTraining(lr=4e-3, epochs=2, batch_size=16)),
     model=ModelSpec("cnn", size=64),
-    rounds=20,
+    rounds=15,
     augmentation=MILD,
     simulation=PhantomSites(),
 )

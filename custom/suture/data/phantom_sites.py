@@ -117,6 +117,8 @@ class PhantomSpec:
         size: side in pixels.
         contrast: how strongly findings are drawn; lower is harder.
         shift: how different the sites' scanners are; 0 makes them one.
+        every_label: whether each site annotates every finding: the reference that partial labels are held
+            against.
     """
 
     images: int = 1500
@@ -124,6 +126,7 @@ class PhantomSpec:
     size: int = 64
     contrast: float = 1.0
     shift: float = 1.0
+    every_label: bool = False
 
 
 def findings_of(rng: Rng, before: frozenset[str] | None = None) -> frozenset[str]:
@@ -180,7 +183,14 @@ def write_hospitals(folder: Path, spec: PhantomSpec, seed: int) -> dict[str, Pat
         target = folder / hospital.name
         if not _is_there(target, spec, seed):
             part = _of(hospital, spec.images, spec, seed, "site")
-            _write(target, part, LabelSet(hospital.labels), (0.7, 0.1, 0.2), spec, seed)
+            _write(
+                target,
+                part,
+                LabelSet(FINDINGS if spec.every_label else hospital.labels),
+                (0.7, 0.1, 0.2),
+                spec,
+                seed,
+            )
         tables[hospital.name] = target / "labels.csv"
     target = folder / SERVER
     if not _is_there(target, spec, seed):
