@@ -1,7 +1,7 @@
 """Methods against each other on the phantoms: `python benchmarks/phantom_study.py --out FOLDER`.
 
-Runs the demo job as a plain loop for every method, seed, contrast and shift asked for, and prints the mean AUROC
-of three groups of findings on the fully labelled test set. `full` is Surgical Aggregation with every site
+Runs the demo job as a plain loop for every method, seed, contrast and shift asked for, and prints the mean
+AUROC of three groups of findings on the fully labelled test set. `full` is Surgical Aggregation with every site
 annotating every finding, at the same budget. A run that is done is not repeated.
 """
 
