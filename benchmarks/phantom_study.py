@@ -1,8 +1,8 @@
 """Methods against each other on the phantoms: `python benchmarks/phantom_study.py --out FOLDER`.
 
 Runs the demo job as a plain loop for every method, seed, contrast and shift asked for, and prints the mean
-AUROC of three groups of findings on the fully labelled test set. `full` is Surgical Aggregation with every site
-annotating every finding, at the same budget. A run that is done is not repeated.
+AUROC of three groups of findings on the fully labelled test set. `full` is Surgical Aggregation with every
+site annotating every finding, at the same budget. A run that is done is not repeated.
 """
 
 from __future__ import annotations
@@ -27,12 +27,14 @@ def run(
     """One run; returns the group means."""
     folder = out / f"{method}-c{contrast}-s{shift}-{seed}"
     if not (folder / "metrics.json").exists():
+        every = "true" if method == "full" else "false"
         settings = [
             f"method={'surgical' if method == 'full' else method}",
-            f"contrast={contrast}",
-            f"shift={shift}",
+            f"simulation.contrast={contrast}",
+            f"simulation.shift={shift}",
+            f"simulation.every_label={every}",
+            *extra,
         ]
-        settings += [f"every_label={'true' if method == 'full' else 'false'}", *extra]
         command = [sys.executable, "-m", "suture.cli", "run", "demo", "--env", "local", "--seed", str(seed)]
         command += ["--out", str(folder), *(part for s in settings for part in ("--set", s))]
         if folder.exists():

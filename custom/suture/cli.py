@@ -210,6 +210,24 @@ def list_() -> None:
     console.print(table)
 
 
+@data_app.command()
+def simulate(
+    job: Annotated[str, typer.Argument(help="A name in jobs/, or a path.")],
+    out: Annotated[Path, typer.Option(help="Folder to write the sites into.")],
+    settings: Sets = None,
+) -> None:
+    """Write the sites of a job's simulation as ordinary hospital folders, for a POC on this machine."""
+    from suture.job import load_job, with_settings
+
+    chosen = with_settings(load_job(job), settings or [])
+    if chosen.simulation is None:
+        raise ConfigError(f"{chosen.name} simulates no sites")
+    out = out.resolve()
+    names = chosen.simulation.prepare(out, out, chosen.seed, chosen.method.label_view)
+    for name in [*names, "server"]:
+        console.print(f"{out / name / 'suture.toml'}", soft_wrap=True, highlight=False)
+
+
 @data_app.command("check")
 def check(
     config: Annotated[Path, typer.Argument(help="A site's suture.toml.")],

@@ -12,6 +12,8 @@ from suture.errors import ConfigError, nearest
 
 T = TypeVar("T")
 
+_UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
+
 
 def parse(kind: type[T], values: Mapping[str, Any], where: str) -> T:
     """`values` as a `kind` (a pydantic model or dataclass).
@@ -25,10 +27,12 @@ def parse(kind: type[T], values: Mapping[str, Any], where: str) -> T:
     try:
         return TypeAdapter(kind).validate_python(dict(values))
     except ValidationError as error:
-        problem = error.errors(include_url=False)[0]
+        problems = error.errors(include_url=False)
+        # A misspelt key also leaves its place empty; the misspelling is what to mend.
+        problem = next((p for p in problems if p["type"] in _UNKNOWN), problems[0])
         path = [str(part) for part in problem["loc"]]
         place = ".".join(path)
-        if problem["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        if problem["type"] in _UNKNOWN:
             known = _fields(kind, path[:-1])
             raise ConfigError(f"{where}: unknown key {place!r}; {nearest(path[-1], known)}") from None
         raise ConfigError(

@@ -23,7 +23,9 @@ from suture.packing import Packed, pack, unpack
 
 F32 = "torch.float32"
 UPDATE = Update(1, ("Mass",), {"w": torch.arange(3.0)}, {"b": torch.ones(1)}, ones(("Mass",)))
-EXPECTED = Expectation("train", 1, 0, "validation", ("Mass",), ("Mass",), Egress({"w": ((3,), F32)}, {"b": ((), F32)}))
+EXPECTED = Expectation(
+    "train", 1, 0, "validation", ("Mass",), ("Mass",), Egress({"w": ((3,), F32)}, {"b": ((), F32)})
+)
 
 
 def context(expected: Expectation | None = EXPECTED) -> FLContext:

@@ -30,7 +30,9 @@ def configs(folder: Path, name: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("name", JOBS)
 def test_every_argument_survives_export(name: str, tmp_path: Path) -> None:
-    job = with_settings(load_job(name), ["rounds=7", "lr=0.0123", "min_sites=2", "max_failed_rounds=5", "seed=9"])
+    job = with_settings(
+        load_job(name), ["rounds=7", "lr=0.0123", "min_sites=2", "max_failed_rounds=5", "seed=9"]
+    )
     folder = export_job(job, tmp_path, "trial", ("a", "b"))
     (server,) = configs(folder, "config_fed_server.json")
     controller = built(server["workflows"][0])

@@ -55,7 +55,9 @@ def test_simulator_equals_the_loop(threads: int | None, tmp_path: Path) -> None:
     assert results, "the results are not where FLARE's job download looks"
 
 
-def test_failure_in_the_simulator_tells_the_sites_own_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failure_in_the_simulator_tells_the_sites_own_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     prepare = PhantomSites.prepare
 
     def spoil(self: PhantomSites, folder: Path, *rest: object) -> list[str]:
@@ -74,8 +76,21 @@ def test_failure_in_the_simulator_tells_the_sites_own_error(tmp_path: Path, monk
 def test_ctrl_c_stops_everything_and_resume_ends_with_the_same_bytes(tmp_path: Path) -> None:
     out = tmp_path / "same"
     settings = [part for s in SMALL for part in ("--set", s)]
-    command = [sys.executable, "-m", "suture.cli", "run", "demo", "--env", "sim", "--out", str(out), *settings]
-    process = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    command = [
+        sys.executable,
+        "-m",
+        "suture.cli",
+        "run",
+        "demo",
+        "--env",
+        "sim",
+        "--out",
+        str(out),
+        *settings,
+    ]
+    process = subprocess.Popen(
+        command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     events = out / "events.jsonl"
     deadline = time.monotonic() + 240
     while time.monotonic() < deadline and not (events.exists() and '"committed"' in events.read_text()):

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from suture.messages import Payload, Update, ones
 from suture.methods import METHODS
 from suture.methods.contract import Context, GlobalModel, Method, Phase
-from suture.messages import Payload, Update, ones
 from suture.packing import load
 from suture.plan import Plan
 from suture.server.server import Server

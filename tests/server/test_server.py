@@ -73,7 +73,16 @@ def broken(update: Update) -> dict[str, Packed]:
     }
 
 
-KINDS = ["nan", "weight", "foreign label", "another round", "extra field", "extra tensor", "another shape", "no answer at all"]
+KINDS = [
+    "nan",
+    "weight",
+    "foreign label",
+    "another round",
+    "extra field",
+    "extra tensor",
+    "another shape",
+    "no answer at all",
+]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -108,7 +117,9 @@ def test_identity_comes_from_the_transport(tiny: Any) -> None:
     server, sites = federation.server(), federation.sites()
 
     class Twice(Loop):
-        def exchange(self, task: TaskName, payloads: Mapping[str, Packed], receive: Receive) -> dict[str, str]:
+        def exchange(
+            self, task: TaskName, payloads: Mapping[str, Packed], receive: Receive
+        ) -> dict[str, str]:
             super().exchange(task, payloads, receive)
             payload = unpack(next(iter(payloads.values())))
             assert isinstance(payload, Payload)
@@ -156,7 +167,9 @@ class Died(Exception):
 
 
 @pytest.mark.parametrize("moment", ["after the answers", "after the commit", "in the last validation"])
-def test_a_dead_server_continues_to_the_same_bytes(moment: str, tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dead_server_continues_to_the_same_bytes(
+    moment: str, tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     federation = tiny(METHOD, rounds=4)
     whole = federation.run("whole")
     server = federation.server("cut")
@@ -170,7 +183,7 @@ def test_a_dead_server_continues_to_the_same_bytes(moment: str, tiny: Any, monke
 
         monkeypatch.setattr(Server, "_commit", die)
     elif moment == "after the commit":
-        monkeypatch.setattr("suture.server.inbox.Inbox.empty", lambda self: _die_at(server, 3))
+        monkeypatch.setattr("suture.server.inbox.Inbox.empty", lambda _: _die_at(server, 3))
     else:
         monkeypatch.setattr(Server, "close_validation", lambda *_: _die_at(server, 4))
     with pytest.raises(Died):
@@ -257,7 +270,9 @@ def test_a_full_disk_at_the_server_commits_nothing(tiny: Any, monkeypatch: pytes
     assert same(state(again), state(federation.run("whole")))
 
 
-def test_a_full_disk_at_a_site_is_an_abstention_without_a_path(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_at_a_site_is_an_abstention_without_a_path(
+    tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     federation = tiny(METHOD, min_sites=2, rounds=1)
     server, sites = federation.server(), federation.sites()
 
@@ -321,7 +336,7 @@ def test_selection_keeps_the_best_round(tiny: Any) -> None:
 
 
 def test_server_metric_needs_labelled_data_at_the_server(tiny: Any) -> None:
-    with pytest.raises(FederationError, match="server's suture.toml"):
+    with pytest.raises(FederationError, match=r"server's suture\.toml"):
         tiny(METHOD, selection="server_metric").server()
     labels = {"alpha": ("Mass", "Nodule"), "server": ("Fibrosis", "Hernia", "Mass", "Nodule")}
     server = tiny(METHOD, labels, selection="server_metric", rounds=3).run("own")

@@ -1,0 +1,58 @@
+"""A head whose rows are classes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from suture.errors import ConfigError
+from suture.labels import LabelSet
+from suture.models import ModelSpec, build
+from suture.models.classifier import head_rows, layout_of, split_state
+from suture.models.norm import shared_names
+
+AB = LabelSet(("Edema", "Mass"))
+
+
+def test_a_class_begins_alike_whatever_the_others_are() -> None:
+    one = head_rows(AB, 8, seed=3)
+    two = head_rows(LabelSet(("Nodule", "Mass", "Hernia")), 8, seed=3)
+    assert torch.equal(one["head.weight"][1], two["head.weight"][1])
+    assert torch.equal(one["head.bias"][1], two["head.bias"][1])
+    assert not torch.equal(one["head.weight"][0], one["head.weight"][1])
+    assert not torch.equal(one["head.weight"], head_rows(AB, 8, seed=4)["head.weight"])
+    assert bool((one["head.weight"].abs() <= 8**-0.5).all())
+
+
+def test_build_is_deterministic_and_leaves_the_global_generator_alone() -> None:
+    torch.manual_seed(5)
+    expected = torch.rand(1)
+    torch.manual_seed(5)
+    one = build(ModelSpec(), AB, 1, pretrained=False)
+    assert torch.equal(torch.rand(1), expected)
+    two = build(ModelSpec(), AB, 1, pretrained=False)
+    assert all(torch.equal(t, two.state_dict()[k]) for k, t in one.state_dict().items())
+
+
+def test_names_and_shapes_of_what_is_shared() -> None:
+    model = build(ModelSpec("cnn", hidden=4, dropout=0.3), AB, 1, pretrained=False)
+    shared, head = split_state(model.state_dict())
+    assert {name.split(".")[0] for name in shared} == {"backbone", "hidden"}
+    assert {name: tuple(t.shape) for name, t in head.items()} == {"head.weight": (2, 4), "head.bias": (2,)}
+    layout = layout_of(model, shared_names(model, "average"))
+    assert layout.head == {"head.weight": ((4,), "torch.float32"), "head.bias": ((), "torch.float32")}
+    assert layout.shared["hidden.0.weight"] == ((4, 128), "torch.float32")
+
+
+def test_gray_images_are_repeated_for_a_backbone_of_colour() -> None:
+    prepare = ModelSpec("densenet121", size=32).preprocessing
+    out = prepare(torch.full((2, 1, 32, 32), 255, dtype=torch.uint8))
+    assert out.shape == (2, 3, 32, 32)
+    assert out[0, 0, 0, 0].item() == pytest.approx((1 - 0.485) / 0.229, abs=1e-5)
+    cnn = ModelSpec("cnn", size=32).preprocessing
+    assert cnn(torch.zeros(1, 1, 32, 32, dtype=torch.uint8)).unique().tolist() == [-2.0]
+
+
+def test_an_unknown_model_names_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'densenet121'"):
+        ModelSpec("densnet121")

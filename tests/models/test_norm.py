@@ -1,0 +1,52 @@
+"""Batch norm by module type."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from suture.labels import LabelSet
+from suture.models import ModelSpec, build
+from suture.models.norm import counters, norm_names, shared_names, train_mode
+
+LABELS = LabelSet(("Edema", "Mass"))
+
+
+def test_densenet_has_121_batch_norms_and_none_is_called_bn() -> None:
+    model = build(ModelSpec("densenet121", size=32), LABELS, 1, pretrained=False)
+    names = [n for n, m in model.named_modules() if isinstance(m, nn.BatchNorm2d)]
+    assert len(names) == 121
+    assert not any("bn" in n for n in names)
+    assert len(norm_names(model)) == 4 * 121
+    assert len(counters(model)) == 121
+
+
+def test_frozen_leaves_124_trainable_tensors() -> None:
+    """120 convolutions and the four arrays of two dense layers, as in the paper's program."""
+    model = build(ModelSpec("densenet121", size=32, hidden=256, dropout=0.3), LABELS, 1, pretrained=False)
+    train_mode(model, "frozen")
+    assert sum(p.requires_grad for p in model.parameters()) == 124
+    assert len(shared_names(model, "frozen")) == 122
+
+
+def test_what_crosses_under_each_policy() -> None:
+    model = build(ModelSpec("cnn", size=32), LABELS, 1, pretrained=False)
+    average, local = shared_names(model, "average"), shared_names(model, "local")
+    assert set(average) - set(local) == norm_names(model)
+    assert local == shared_names(model, "frozen")
+    assert not set(average) & counters(model)
+    assert not any(name.startswith("head.") for name in average)
+
+
+def test_frozen_norm_rests_while_the_rest_trains() -> None:
+    model = build(ModelSpec("cnn", size=32), LABELS, 1, pretrained=False)
+    before = {k: t.clone() for k, t in model.state_dict().items()}
+    train_mode(model, "frozen")
+    model({"image": torch.randn(4, 1, 32, 32)}).sum().backward()
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.grad is not None:
+                p -= 0.1 * p.grad
+    after = model.state_dict()
+    assert all(torch.equal(after[k], before[k]) for k in norm_names(model))
+    assert not torch.equal(after["backbone.conv1.weight"], before["backbone.conv1.weight"])

@@ -1,0 +1,34 @@
+"""A model on disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from suture.errors import ConfigError
+from suture.labels import LabelSet
+from suture.models import ModelSpec, build
+from suture.models.saved import load_model, save_model
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    spec = ModelSpec("cnn", size=32, hidden=8)
+    model = build(spec, LabelSet(("Edema", "Mass")), 1, pretrained=False).eval()
+    save_model(model, spec, tmp_path / "m", {"round": 3})
+    again, prepare = load_model(tmp_path / "m")
+    assert again.labels.names == ("Edema", "Mass")
+    assert prepare == spec.preprocessing
+    x = torch.randn(2, 1, 32, 32)
+    assert torch.equal(model({"image": x}), again({"image": x}))
+
+
+def test_a_folder_that_holds_no_model(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no model\.json"):
+        load_model(tmp_path)
+    spec = ModelSpec("cnn", size=32)
+    save_model(build(spec, LabelSet(("Edema",)), 1, pretrained=False), spec, tmp_path, {})
+    (tmp_path / "model.safetensors").write_bytes(b"cut off")
+    with pytest.raises(ConfigError, match="cannot be read as a model"):
+        load_model(tmp_path)

@@ -1,0 +1,94 @@
+"""The command line, as a person types it."""
+
+from __future__ import annotations
+
+import csv
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def suture(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "suture.cli", *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd)
+
+
+SMALL = ["--env", "local", "--rounds", "1", "--set", "images=40", "--set", "held_out=60"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "r"
+    done = suture("run", "demo", *SMALL, "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    assert "Cardiomegaly" in done.stdout
+    assert str(out / "report.html") in done.stdout
+    return out
+
+
+def test_list_names_everything() -> None:
+    said = suture("list").stdout
+    for word in (
+        "surgical",
+        "vanilla",
+        "partial",
+        "cnn",
+        "densenet121",
+        "hospital",
+        "nih",
+        "demo",
+        "surgical_nih",
+    ):
+        assert word in said
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["run", "dmeo"], "did you mean 'demo'"),
+        (["run", "demo", "--set", "rouns=2"], "did you mean 'rounds'"),
+        (["run", "demo", "--env", "prod"], "startup kit"),
+        (["report", "nowhere"], "nowhere"),
+        (["predict", "nowhere", "x.png", "-o", "o.csv"], "model.json"),
+        (["data", "check", "nowhere.toml"], "nowhere.toml"),
+    ],
+)
+def test_a_mistake_is_one_clear_line_and_a_code(words: list[str], says: str, tmp_path: Path) -> None:
+    done = suture(*words, cwd=tmp_path)
+    assert done.returncode != 0
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.glob("runs/*"))
+
+
+def test_second_run_report_and_predict(run: Path, tmp_path: Path) -> None:
+    again = suture("run", "demo", *SMALL, "--out", str(run))
+    assert again.returncode == 2
+    assert "--overwrite" in again.stderr
+    assert "Mean of" in suture("report", str(run)).stdout
+    images = run / "sites" / "harbor" / "images"
+    (tmp_path / "broken.png").write_bytes(b"x")
+    (tmp_path / "good.png").write_bytes((images / "00000.png").read_bytes())
+    done = suture("predict", str(run / "model"), str(tmp_path), "-o", str(tmp_path / "p.csv"))
+    assert done.returncode == 0, done.stderr
+    assert "skipped" in done.stdout
+    rows = list(csv.DictReader((tmp_path / "p.csv").open()))
+    assert len(rows) == 1
+    assert len(rows[0]) == 1 + 10
+    assert all(0 <= float(v) <= 1 for k, v in rows[0].items() if k != "image")
+
+
+def test_data_check_of_a_simulated_site_and_of_a_broken_one(run: Path) -> None:
+    config = run / "sites" / "lakeside" / "suture.toml"
+    good = suture("data", "check", str(config))
+    assert good.returncode == 0, good.stderr
+    assert "Emphysema" in good.stdout
+    table = config.parent / "labels.csv"
+    text = table.read_text()
+    table.write_text(text.replace(",train,", ",trian,", 1))
+    bad = suture("data", "check", str(config))
+    table.write_text(text)
+    assert bad.returncode != 0
+    assert "trian" in bad.stdout + bad.stderr
