@@ -56,7 +56,7 @@ class WeightedMean:
         previous = self._previous[0]
         if self.weight <= 0:
             return dict(previous)
-        return {k: (total / self.weight).to(previous[k].dtype) for k, total in self._shared.items()}
+        return {k: total.div(self.weight).to(previous[k].dtype) for k, total in self._shared.items()}
 
     def head(self) -> dict[str, Tensor]:
         """The mean of the rows; the previous row for a class of no weight, never NaN."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated
@@ -36,13 +37,13 @@ class LocalTraining:
 
     Attributes:
         lr: learning rate of Adam; a site may set its own.
-        epochs: passes over the local data a round (E of the paper).
+        epochs: passes over the local data a round (E of the paper); 0 trains nothing, to measure the rest.
         batch_size: images a step; a site may set its own.
         weight_decay: L2 penalty in Adam.
     """
 
     lr: Annotated[float, Field(gt=0)] = 5e-5
-    epochs: Annotated[int, Field(ge=1)] = 1
+    epochs: Annotated[int, Field(ge=0)] = 1
     batch_size: Annotated[int, Field(ge=1)] = 64
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
 
@@ -76,9 +77,9 @@ class Workbench:
 
 @dataclass(frozen=True)
 class Fitted:
-    """The mean loss of the local steps, and the optimiser's moments by parameter name."""
+    """The mean loss of the local steps (None if there were none), and the moments by parameter name."""
 
-    loss: float
+    loss: float | None
     moments: dict[str, Tensor]
 
 
@@ -119,18 +120,19 @@ def fit(
         for batch in training_batches(site, local, seed, round_):
             with torch.autocast(site.device.type, torch.bfloat16, enabled=site.amp):
                 value = loss(model(batch.inputs), batch.y, batch.known)
-            if not torch.isfinite(value):
+            number = value.item()
+            if not math.isfinite(number):
                 raise NonFiniteLoss(
-                    f"{site.name}: the loss of round {round_}, step {steps + 1} is {value.item()}; "
+                    f"{site.name}: the loss of round {round_}, step {steps + 1} is {number}; "
                     "lower the learning rate or look for broken images"
                 )
             optimiser.zero_grad(set_to_none=True)
             value.backward()  # type: ignore[no-untyped-call]
             optimiser.step()
-            total, steps = total + value.item(), steps + 1
-    if not steps:
+            total, steps = total + number, steps + 1
+    if local.epochs and not steps:
         raise SutureError(f"{site.name} has no training images; give it a split with some")
-    return Fitted(total / steps, save_moments(optimiser, model))
+    return Fitted(total / steps if steps else None, save_moments(optimiser, model))
 
 
 def rest(model: Classifier, head_only: bool) -> None:
@@ -176,14 +178,17 @@ def predict(site: Workbench, samples: Samples) -> Tensor:
 def save_moments(optimiser: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
     """The optimiser's state as ``parameter/field`` tensors."""
     return {
-        f"{name}/{field}": value.detach().cpu().clone()
+        f"{name}/{field}": value.detach().cpu()
         for name, parameter in model.named_parameters()
         for field, value in optimiser.state.get(parameter, {}).items()
     }
 
 
 def load_moments(optimiser: torch.optim.Optimizer, model: nn.Module, moments: Mapping[str, Tensor]) -> None:
-    """Puts saved moments back; those of a parameter whose shape changed (new classes) start afresh."""
+    """Hands saved moments over to the optimiser, which goes on to change them in place.
+
+    Those of a parameter whose shape changed (new classes) start afresh.
+    """
     trained = {id(p) for group in optimiser.param_groups for p in group["params"]}
     for name, parameter in model.named_parameters():
         saved = {k.removeprefix(f"{name}/"): v for k, v in moments.items() if k.startswith(f"{name}/")}
@@ -193,5 +198,5 @@ def load_moments(optimiser: torch.optim.Optimizer, model: nn.Module, moments: Ma
             log.warning("the moments of %s start afresh: its shape is now %s", name, tuple(parameter.shape))
             continue
         optimiser.state[parameter] = {
-            k: v.clone() if k == "step" else v.to(parameter.device).clone() for k, v in saved.items()
+            k: v if k == "step" else v.to(parameter.device) for k, v in saved.items()
         }

@@ -23,7 +23,7 @@ def finish(server: Server, tested: Mapping[str, Metrics]) -> None:
             labelled test set.
     """
     model, selected = server.selected(), server.selected_round
-    sites = {site: server.roster.classes_from_site(site, metrics) for site, metrics in tested.items()}
+    sites = {site: server.roster.classes_from_site(site, metrics) for site, metrics in sorted(tested.items())}
     scores: Mapping[str, ClassScore]
     source: Source
     if server.held_out and server.held_out.has("test"):

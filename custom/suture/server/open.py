@@ -42,6 +42,7 @@ def open_server(plan: Plan, schedule: Schedule, config: SiteConfig | None, defau
 def describe(record: Record, plan: Plan, schedule: Schedule) -> None:
     """Writes down what is about to be run."""
     described = plan.to_dict()
+    begun = record.run.get("started") if record.run.get("status") == "running" else None
     record.update(
         job=schedule.job,
         title=schedule.title,
@@ -63,7 +64,7 @@ def describe(record: Record, plan: Plan, schedule: Schedule) -> None:
         labels=[],
         sites={},
         threads={"server": 1},
-        started=now(),
+        started=begun or now(),
         status="running",
         error=None,
         finished=None,

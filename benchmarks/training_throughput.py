@@ -1,0 +1,71 @@
+"""Training at a site against a bare PyTorch loop: `python benchmarks/training_throughput.py`."""
+
+from __future__ import annotations
+
+import statistics
+import time
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from suture.data.batch import Samples
+from suture.data.phantom import FINDINGS
+from suture.data.phantom_sites import HOSPITALS, PhantomSpec, generate
+from suture.data.transforms import MILD, augment
+from suture.labels import LabelSet
+from suture.losses import masked_bce
+from suture.models import ModelSpec, build
+from suture.training import LocalTraining, Workbench, fit
+
+REPEATS = 7
+SPEC = ModelSpec("cnn", size=64)
+
+
+def ours(site: Workbench, local: LocalTraining, round_: int) -> None:
+    """The training loop of a site."""
+    fit(site, masked_bce, local, policy="average", moments={}, head_only=False, seed=1, round_=round_)
+
+
+def bare(site: Workbench, local: LocalTraining, round_: int) -> None:
+    """What one would write by hand."""
+    model, samples = site.model, site.samples["train"]
+    model.train()
+    optimiser = torch.optim.Adam(model.parameters(), lr=local.lr)
+    shuffle, noise = torch.Generator().manual_seed(round_), torch.Generator().manual_seed(round_)
+    for rows in torch.randperm(len(samples), generator=shuffle).split(local.batch_size):
+        image = augment(site.prepare(samples.inputs["image"][rows]), noise, MILD)
+        y = samples.y[rows]
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(model({"image": image}), y)
+        optimiser.zero_grad(set_to_none=True)
+        loss.backward()
+        optimiser.step()
+
+
+def main() -> None:
+    """Alternates the two and prints medians."""
+    torch.set_num_threads(1)
+    images, y, patients = generate(HOSPITALS[0].scanner, 960, PhantomSpec(), seed=1)
+    samples = Samples({"image": torch.from_numpy(images)[:, None]}, torch.from_numpy(y), patients)
+    table = Table("batch", "suture images/s", "bare images/s", "ratio", box=None)
+    for size in (16, 32, 64):
+        local = LocalTraining(lr=1e-3, batch_size=size)
+        model = build(SPEC, LabelSet(FINDINGS), 1, pretrained=False)
+        site = Workbench("site", model, {"train": samples}, SPEC.preprocessing, MILD, torch.device("cpu"))
+        times: dict[str, list[float]] = {"ours": [], "bare": []}
+        for repeat in range(REPEATS + 1):
+            for name, step in (("ours", ours), ("bare", bare)):
+                began = time.perf_counter()
+                step(site, local, repeat)
+                if repeat:  # the first one warms up
+                    times[name].append(time.perf_counter() - began)
+        speed = {name: len(samples) / statistics.median(found) for name, found in times.items()}
+        table.add_row(
+            str(size), f"{speed['ours']:.0f}", f"{speed['bare']:.0f}", f"{speed['ours'] / speed['bare']:.3f}"
+        )
+    Console().print(f"small CNN, 64 px, 1 torch thread, torch {torch.__version__}, median of {REPEATS}")
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()
