@@ -2,6 +2,7 @@
 
 Four sites that train nothing (epochs=0); the plain loop and FLARE side by side at 0.25 and 28 MB of weights.
 Times are medians without the first two rounds.
+"""
 
 from __future__ import annotations
 

@@ -94,13 +94,16 @@ def _first(error: ValidationError) -> str:
     return f"{where}: {problem['msg']}"
 
 
-def save(path: Path, packed: Packed) -> None:
+def save(path: Path, packed: Packed, durable: bool = True) -> None:
     """Writes a packed form to `path`, whole or not at all.
+
+    Args:
+        durable: see `suture.files.replacing`.
 
     Raises:
         OSError: the disk is full or the folder cannot be written; the file that was there is untouched.
     """
-    with replacing(path) as temporary:
+    with replacing(path, durable) as temporary:
         try:
             save_file(dict(packed.tensors), temporary, {"suture": json.dumps(packed.header, allow_nan=False)})
         except SafetensorError as error:

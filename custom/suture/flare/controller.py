@@ -133,11 +133,12 @@ class FlareTransport:
             if code != ReturnCode.OK:
                 missing[site] = f"FLARE answered {code}"
                 return
-            missing.pop(site, None)
             try:
                 receive(site, from_shareable_(result))
             except RejectedUpdate as error:
                 missing[site] = str(error)
+                return
+            missing.pop(site)
 
         for site, packed in payloads.items():
             self._controller.broadcast(
@@ -146,7 +147,8 @@ class FlareTransport:
                 targets=[site],
                 min_responses=1,
             )
-        while self._controller.get_num_standing_tasks():
+        # Not until FLARE has retired the tasks: it looks at them five times a second only.
+        while missing and self._controller.get_num_standing_tasks():
             if self._abort.triggered:
                 raise FederationError("the job was aborted")
             time.sleep(_POLL)

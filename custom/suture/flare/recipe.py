@@ -17,6 +17,7 @@ from suture.flare.filters import EgressFilter
 from suture.plan import Plan, Schedule
 
 _TASKS = ["hello", "train", "evaluate"]
+_POLL = 0.1
 _PACKAGE = Path(__file__).resolve().parent.parent
 
 
@@ -52,7 +53,7 @@ class FederationRecipe(Recipe):
         job = FedJob(name=name, min_clients=min_clients)
         job.to_server(FederationController(plan.to_dict(), schedule.to_dict()), id="controller")
         # Sites ask for work this often; FLARE's default of 2 s would be the floor of every round.
-        job.to_server({"server": {"task_request_interval": 0.02}})
+        job.to_server({"server": {"task_request_interval": _POLL}})
         for target in sites or [ALL_SITES]:
             job.to(SiteExecutor(plan.to_dict(), schedule.rounds), target, tasks=_TASKS)
             job.to(EgressFilter(), target, tasks=_TASKS, filter_type=FilterType.TASK_RESULT)

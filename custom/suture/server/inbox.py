@@ -89,7 +89,8 @@ class Inbox:
         line: Line = {"status": "accepted"}
         if isinstance(reply, Update):
             self._spool.mkdir(parents=True, exist_ok=True)
-            save(self._spool / f"{site}.safetensors", pack(reply))
+            # A spool does not outlive the process that reads it, so it need not reach the disk itself.
+            save(self._spool / f"{site}.safetensors", pack(reply), durable=False)
             line |= {"weight": reply.weight, "train_loss": reply.train_loss}
             # The tensors are on disk now; what stays in memory does not grow with the model.
             reply = Update(reply.round, (), {}, {}, reply.class_weights[:0], metrics=reply.metrics)
