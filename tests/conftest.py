@@ -30,11 +30,9 @@ EVERY = ("Fibrosis", "Hernia", "Mass", "Nodule")
 
 
 @pytest.fixture(autouse=True)
-def clean_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def clean_machine(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """A HOME of its own, one thread, and no simulation's sites."""
-    home = tmp_path / "home"
-    home.mkdir()
-    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
     monkeypatch.delenv("SUTURE_SITES", raising=False)
     torch.set_num_threads(1)
 

@@ -38,7 +38,9 @@ def test_every_argument_survives_export(name: str, tmp_path: Path) -> None:
     controller = built(server["workflows"][0])
     assert Schedule.from_dict(controller.schedule) == job.schedule()
     assert Plan.from_dict(controller.plan) == job.plan("trial")
-    assert server["server"]["task_request_interval"] == 0.02
+    assert (
+        0 < server["server"]["task_request_interval"] < 0.5
+    )  # FLARE's own default of 2 s would rule every round
     clients = configs(folder, "config_fed_client.json")
     assert len(clients) == 2
     for client in clients:
