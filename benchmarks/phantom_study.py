@@ -16,6 +16,8 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from machine import machine
+
 from suture.data.phantom_sites import HOSPITALS
 
 OWNERS = {label: [h.name for h in HOSPITALS if label in h.labels] for h in HOSPITALS for label in h.labels}
@@ -25,7 +27,9 @@ def run(
     out: Path, method: str, seed: int, contrast: float, shift: float, extra: list[str]
 ) -> dict[str, float]:
     """One run; returns the group means."""
-    folder = out / f"{method}-c{contrast}-s{shift}-{seed}"
+    name = f"{method}-c{contrast}-s{shift}-{seed}"
+    # Further settings are part of a run's name: a run made with others is another run.
+    folder = out / "-".join([name, *(s.replace("/", "_") for s in sorted(extra))])
     if not (folder / "metrics.json").exists():
         every = "true" if method == "full" else "false"
         settings = [
@@ -48,6 +52,11 @@ def run(
     return {**means, "all": statistics.mean(auroc[c] for c in OWNERS)}
 
 
+def _sd(values: list[float]) -> str:
+    """The sample's standard deviation; a dash for a single value."""
+    return f"{statistics.stdev(values):.3f}" if len(values) > 1 else "–"
+
+
 def main() -> None:
     """Runs what is missing and prints a Markdown table."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -56,21 +65,25 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--contrast", nargs="+", type=float, default=[1.0])
     parser.add_argument("--shift", nargs="+", type=float, default=[1.0])
+    parser.add_argument("--rounds", type=int, help="rounds of each run; the demo's by default")
     parser.add_argument("--set", dest="extra", nargs="*", default=[], help="further settings of the job")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time, one thread each")
     asked = parser.parse_args()
+    if asked.rounds:
+        asked.extra.append(f"rounds={asked.rounds}")
     asked.out.mkdir(parents=True, exist_ok=True)
     cells = list(itertools.product(asked.contrast, asked.shift, asked.methods, asked.seeds))
     with ThreadPoolExecutor(asked.jobs) as pool:
         found = pool.map(lambda cell: run(asked.out, cell[2], cell[3], cell[0], cell[1], asked.extra), cells)
         results = dict(zip(cells, found, strict=True))
-    print(f"mean over seeds {asked.seeds} (SD over seeds)\n")
+    print(f"mean over seeds {asked.seeds} (sample SD over seeds), settings {asked.extra or 'of the demo'}\n")
+    print(f"{machine()}\n")
     print("| contrast | shift | method | single-site | two sites | all sites | all findings |")
     print("|---|---|---|---|---|---|---|")
     for contrast, shift, method in itertools.product(asked.contrast, asked.shift, asked.methods):
         runs = [results[contrast, shift, method, seed] for seed in asked.seeds]
         columns = [[r[group] for r in runs] for group in ("single-site", "two sites", "all sites", "all")]
-        cells_ = [f"{statistics.mean(c):.3f} ({statistics.pstdev(c):.3f})" for c in columns]
+        cells_ = [f"{statistics.mean(c):.3f} ({_sd(c)})" for c in columns]
         print(f"| {contrast} | {shift} | {method} | {' | '.join(cells_)} |")
 
 

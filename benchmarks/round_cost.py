@@ -1,7 +1,9 @@
 """What a round costs beside training: `python benchmarks/round_cost.py`.
 
 Four sites that train nothing (epochs=0); the plain loop and FLARE side by side at 0.25 and 28 MB of weights.
-Times are medians without the first two rounds.
+Times are medians without the first two rounds. `seconds` is what history.jsonl says of a round: from its
+payloads to its merged model. `pace` is from the start of one round to the start of the next, as
+events.jsonl is written: saving the round is in it. With frozen batch norm, what never changes is sent once.
 """
 
 from __future__ import annotations
@@ -9,16 +11,20 @@ from __future__ import annotations
 import argparse
 import csv
 import json
-import os
+import resource
 import statistics
 import tempfile
 import threading
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import psutil
 import torch
+from machine import machine
 from PIL import Image
 from rich.console import Console
 from rich.table import Table
@@ -29,6 +35,7 @@ from suture.files import write_json
 from suture.job import Job
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec
+from suture.models.norm import NormPolicy
 from suture.run import _simulate
 from suture.server.open import describe, open_server
 from suture.server.record import Record
@@ -37,6 +44,7 @@ from suture.training import LocalTraining
 
 SITES = ("a", "b", "c", "d")
 MODELS = {"0.25 MB": ModelSpec("cnn", size=16), "28 MB": ModelSpec("cnn", size=16, hidden=54_000)}
+_TICK = 0.01  # seconds between two looks at the events
 LABELS = ("Edema", "Mass")
 
 
@@ -55,21 +63,23 @@ def write_site(folder: Path, state: Path) -> None:
     )
 
 
-def job(model: ModelSpec, rounds: int) -> Job:
+def job(model: ModelSpec, rounds: int, batch_norm: NormPolicy = "average") -> Job:
     """Surgical Aggregation without local work."""
-    method = SurgicalAggregation(local=LocalTraining(epochs=0))
+    method = SurgicalAggregation(local=LocalTraining(epochs=0), batch_norm=batch_norm)
     return Job(name="cost", title="cost of a round", method=method, model=model, rounds=rounds)
 
 
-class Peak:
-    """Peak resident memory of this process's tree, by the role in each command line."""
+class Watch:
+    """Peak resident memory of this process's children by role, and when each round began."""
 
-    def __init__(self) -> None:
+    def __init__(self, events: Path) -> None:
         self.mib: dict[str, float] = {}
+        self.began: list[float] = []
+        self._events = events
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
-    def __enter__(self) -> Peak:
+    def __enter__(self) -> Watch:
         self._thread.start()
         return self
 
@@ -78,78 +88,116 @@ class Peak:
         self._thread.join()
 
     def _watch(self) -> None:
-        while not self._stop.wait(0.2):
-            for process in psutil.Process(os.getpid()).children(recursive=True):
-                try:
-                    words, memory = " ".join(process.cmdline()), process.memory_info().rss / 2**20
-                except psutil.Error:
-                    continue
-                role = "site" if "client_worker" in words or "simulator_worker" in words else "server"
-                self.mib[role] = max(self.mib.get(role, 0.0), memory)
+        tick = 0
+        while not self._stop.wait(_TICK):
+            text = self._events.read_text() if self._events.exists() else ""
+            new = text.count('"event": "round"') - len(self.began)
+            self.began += [time.monotonic()] * new
+            tick += 1
+            if tick % 20 == 0:
+                self._weigh()
+
+    def _weigh(self) -> None:
+        for process in psutil.Process().children(recursive=True):
+            try:
+                words, memory = " ".join(process.cmdline()), process.memory_info().rss / 2**20
+            except psutil.Error:  # it has just ended
+                continue
+            role = "site" if "simulator_worker" in words else "server"
+            self.mib[role] = max(self.mib.get(role, 0.0), memory)
 
 
-def run(
-    env: str, model: ModelSpec, rounds: int, folder: Path
-) -> tuple[list[dict[str, float]], dict[str, float]]:
-    """One federation; returns its history and peak memory."""
-    out = folder / env
+@dataclass(frozen=True)
+class Cost:
+    """What one federation took: lines of history.jsonl, seconds from round to round, MiB, and in all."""
+
+    lines: list[dict[str, float]]
+    paces: list[float]
+    peak: dict[str, float]
+    whole: float
+
+
+def loop(chosen: Job, out: Path) -> None:
+    """The federation in this process."""
+    torch.set_num_threads(1)
+    plan = chosen.plan(out.name)
+    sites = {}
     for name in SITES:
-        write_site(out / "sites" / name, out / "sites" / name / "state")
-    write_site(out / "sites" / "server", folder)
-    chosen = job(model, rounds)
+        folder = out / "sites" / name
+        config = load_site_config(folder / "suture.toml")
+        sites[name] = Site(name, config, plan, chosen.rounds, folder / "state" / plan.experiment)
+    federate(open_server(plan, chosen.schedule(), None, out.parent), Loop(sites))
+
+
+def flare(chosen: Job, out: Path) -> None:
+    """The federation in FLARE's simulator."""
     plan, schedule = chosen.plan(out.name), chosen.schedule()
-    with Peak() as peak:
-        if env == "loop":
-            torch.set_num_threads(1)
-            sites = {}
-            for name in SITES:
-                config = load_site_config(out / "sites" / name / "suture.toml")
-                sites[name] = Site(
-                    name, config, plan, rounds, out / "sites" / name / "state" / plan.experiment
-                )
-            federate(open_server(plan, schedule, None, folder), Loop(sites))
-        else:
-            describe(Record(out), plan, schedule)
-            content = {
-                "name": "cost",
-                "plan": plan.to_dict(),
-                "schedule": schedule.to_dict(),
-                "sites": list(SITES),
-            }
-            write_json(out / "job.json", content)
-            _simulate(out, None)
-    lines = [json.loads(text) for text in (out / "history.jsonl").read_text().splitlines()]
-    if env == "loop":
-        peak.mib["one process"] = psutil.Process().memory_info().rss / 2**20
-    return lines, peak.mib
+    describe(Record(out), plan, schedule)
+    content = {"name": "cost", "plan": plan.to_dict(), "schedule": schedule.to_dict(), "sites": list(SITES)}
+    write_json(out / "job.json", content)
+    _simulate(out, None)
+
+
+def run(federation: Callable[[Job, Path], None], chosen: Job) -> Cost:
+    """One federation in a temporary folder."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / federation.__name__
+        for name in SITES:
+            write_site(out / "sites" / name, out / "sites" / name / "state")
+        write_site(out / "sites" / "server", Path(folder))
+        start = time.monotonic()
+        with Watch(out / "events.jsonl") as watch:
+            federation(chosen, out)
+        whole = time.monotonic() - start
+        lines = [json.loads(text) for text in (out / "history.jsonl").read_text().splitlines()]
+    if federation is loop:
+        watch.mib["one process"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return Cost(lines, [b - a for a, b in pairwise(watch.began)], watch.mib, whole)
+
+
+def spread(values: list[float]) -> str:
+    """Median and range."""
+    return f"{statistics.median(values):.3f} ({min(values):.3f}-{max(values):.3f})"
+
+
+def costs(rounds: int) -> Table:
+    """Time, bytes and memory, by size and transport."""
+    table = Table("weights", "env", "seconds", "pace", "MB down", "MB up", "peak MiB", "in all, s", box=None)
+    for size, model in MODELS.items():
+        for federation in (loop, flare):
+            cost = run(federation, job(model, rounds))
+            table.add_row(
+                size,
+                federation.__name__,
+                spread([line["seconds"] for line in cost.lines[2:]]),
+                spread(cost.paces[2:]),
+                f"{cost.lines[-1]['bytes_down'] / 1e6:.2f}",
+                f"{cost.lines[-1]['bytes_up'] / 1e6:.2f}",
+                ", ".join(f"{role} {mib:.0f}" for role, mib in sorted(cost.peak.items())),
+                f"{cost.whole:.0f}",
+            )
+    return table
+
+
+def frozen() -> Table:
+    """Bytes of three rounds under either policy of batch norm."""
+    table = Table("batch norm", *(f"round {i}, bytes down / up" for i in (1, 2, 3)), box=None)
+    policies: tuple[NormPolicy, ...] = ("average", "frozen")
+    for policy in policies:
+        lines = run(loop, job(MODELS["0.25 MB"], 3, policy)).lines
+        table.add_row(policy, *(f"{line['bytes_down']:,} / {line['bytes_up']:,}" for line in lines))
+    return table
 
 
 def main() -> None:
-    """Prints one table."""
+    """Prints two tables."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=20, choices=range(4, 1001), metavar="N")
     rounds = parser.parse_args().rounds
-    table = Table("weights", "env", "seconds a round", "range", "MB down", "MB up", "peak MiB", box=None)
-    for size, model in MODELS.items():
-        for env in ("loop", "flare"):
-            with tempfile.TemporaryDirectory() as folder:
-                began = time.monotonic()
-                lines, peak = run(env, model, rounds, Path(folder))
-                whole = time.monotonic() - began
-            seconds = [line["seconds"] for line in lines[2:]]
-            table.add_row(
-                size,
-                f"{env} ({whole:.0f} s in all)",
-                f"{statistics.median(seconds):.3f}",
-                f"{min(seconds):.3f}-{max(seconds):.3f}",
-                f"{lines[-1]['bytes_down'] / 1e6:.2f}",
-                f"{lines[-1]['bytes_up'] / 1e6:.2f}",
-                ", ".join(f"{role} {mib:.0f}" for role, mib in sorted(peak.items())),
-            )
-    Console(width=150).print(
-        f"{len(SITES)} sites, {rounds} rounds, 1 torch thread each, {os.cpu_count()} cores"
-    )
-    Console(width=150).print(table)
+    console = Console(width=150)
+    console.print(f"{machine()}\n\n{len(SITES)} sites, {rounds} rounds; median (range) after the first two")
+    console.print(costs(rounds))
+    console.print(frozen())
 
 
 if __name__ == "__main__":

@@ -53,3 +53,18 @@ def test_cross_entropy_leaves_out_rows_of_no_known_class() -> None:
     y = torch.tensor([[1.0, 0.0, 0.0], [0.0, 0.0, 0.0]])  # the second row: none of my classes
     assert masked_ce(logits, y, known).item() == pytest.approx(math.log(2), abs=1e-6)
     assert masked_ce(logits, torch.zeros(2, 3), known).item() == 0
+
+
+def test_cross_entropy_sends_no_gradient_to_an_unknown_class() -> None:
+    known = torch.tensor([[True, True, False], [True, True, True]])
+    grads = []
+    for unknown in (0.0, 1.0, float("nan")):
+        logits = torch.tensor([[1.0, 2.0, 9.0], [0.0, 0.0, 0.0]], requires_grad=True)
+        masked_ce(logits, torch.tensor([[1.0, 0.0, unknown], [0.0, 0.0, 1.0]]), known).backward()  # type: ignore[no-untyped-call]
+        assert logits.grad is not None
+        grads.append(logits.grad)
+    assert grads[0][0, 2].item() == 0
+    # (softmax - y) / 2 rows; the second row's softmax is a third each
+    torch.testing.assert_close(grads[0][1], torch.tensor([1 / 6, 1 / 6, -1 / 3]))
+    assert torch.equal(grads[0], grads[1])
+    assert torch.equal(grads[0], grads[2])

@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from suture.cli_data import Sets, data_app
 from suture.errors import ConfigError, SutureError
 
 app = typer.Typer(
@@ -21,7 +22,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-data_app = typer.Typer(help="A site's own data.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 console = Console()
 
@@ -38,7 +38,6 @@ class Env(StrEnum):
 Rounds = Annotated[int | None, typer.Option(help="Communication rounds.")]
 Seed = Annotated[int | None, typer.Option(help="Seed of initialisation, shuffling and augmentation.")]
 Out = Annotated[Path | None, typer.Option(help="Folder of the run; by default runs/JOB-TIME.")]
-Sets = Annotated[list[str] | None, typer.Option("--set", help="Change a setting: key=value. Repeatable.")]
 Sites = Annotated[str | None, typer.Option(help="Names of the sites, comma-separated: an app for each.")]
 Accept = Annotated[
     list[str] | None, typer.Option(help="A look-alike label that is a class of its own, or 'all'.")
@@ -208,39 +207,6 @@ def list_() -> None:
     for name, path in known_jobs().items():
         table.add_row("job", name, load_job(str(path)).title)
     console.print(table)
-
-
-@data_app.command()
-def simulate(
-    job: Annotated[str, typer.Argument(help="A name in jobs/, or a path.")],
-    out: Annotated[Path, typer.Option(help="Folder to write the sites into.")],
-    settings: Sets = None,
-) -> None:
-    """Write the sites of a job's simulation as ordinary hospital folders, for a POC on this machine."""
-    from suture.job import load_job, with_settings
-
-    chosen = with_settings(load_job(job), settings or [])
-    if chosen.simulation is None:
-        raise ConfigError(f"{chosen.name} simulates no sites")
-    out = out.resolve()
-    names = chosen.simulation.prepare(out, out, chosen.seed, chosen.method.label_view)
-    for name in [*names, "server"]:
-        console.print(f"{out / name / 'suture.toml'}", soft_wrap=True, highlight=False)
-
-
-@data_app.command("check")
-def check(
-    config: Annotated[Path, typer.Argument(help="A site's suture.toml.")],
-) -> None:
-    """Check a site's configuration and data: counts, unreadable images, empty classes, split leaks."""
-    from suture.config import load_site_config
-    from suture.data.check import check as check_data
-    from suture.data.check import render
-
-    findings = check_data(load_site_config(config))
-    console.print(render(findings))
-    if findings.problems:
-        raise SutureError(f"{config}: {len(findings.problems)} problems; mend them before you take part")
 
 
 def run_job_file(job: Any) -> None:

@@ -20,7 +20,7 @@ import torch
 
 from suture.check import Expectation
 from suture.config import SiteConfig
-from suture.data.batch import Samples
+from suture.data.batch import Samples, columns
 from suture.data.site import load_samples
 from suture.data.table import Split
 from suture.errors import ConfigError, DataError, LabelError, SutureError
@@ -207,7 +207,7 @@ class Site:
         return Workbench(
             self.name,
             model,
-            {split: _columns(part, own, wanted) for split, part in samples.items()},
+            {split: columns(part, own, wanted) for split, part in samples.items()},
             self.plan.model.preprocessing,
             self.plan.augmentation,
             torch.device(training.device),
@@ -292,12 +292,3 @@ def _reason(error: BaseException) -> Reason | None:
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return "disk_full"
     return next((reason for kind, reason in _REASONS if isinstance(error, kind)), None)
-
-
-def _columns(samples: Samples, own: LabelSet, wanted: LabelSet) -> Samples:
-    """The samples with one label column for each wanted class, NaN where it is not the site's own."""
-    y = torch.full((len(samples), len(wanted)), float("nan"))
-    for column, position in enumerate(own.align(wanted)):
-        if position >= 0:
-            y[:, column] = samples.y[:, position]
-    return replace(samples, y=y)

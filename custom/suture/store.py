@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,6 +49,18 @@ class Rounds:
         if not self.folder.is_dir():
             return []
         return sorted(int(m[1]) for p in self.folder.iterdir() if (m := _FILE.fullmatch(p.name)))
+
+    def keep(self, round_: int) -> None:
+        """Keeps one round beyond the newest two, as a link to its file; the one kept before goes."""
+        if not self.kept(round_).exists():
+            os.link(self.path(round_), self.kept(round_))
+        for other in self.folder.glob("best-*.safetensors"):
+            if other != self.kept(round_):
+                other.unlink()
+
+    def kept(self, round_: int) -> Path:
+        """The file of the round that is kept."""
+        return self.folder / f"best-{round_:06d}.safetensors"
 
     def path(self, round_: int) -> Path:
         """The file of a round."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
@@ -10,6 +12,7 @@ from suture.labels import LabelSet
 from suture.models import ModelSpec, build
 from suture.models.classifier import head_rows, layout_of, split_state
 from suture.models.norm import shared_names
+from suture.validation import parse
 
 AB = LabelSet(("Edema", "Mass"))
 
@@ -56,3 +59,24 @@ def test_gray_images_are_repeated_for_a_backbone_of_colour() -> None:
 def test_an_unknown_model_names_the_nearest() -> None:
     with pytest.raises(ConfigError, match="did you mean 'densenet121'"):
         ModelSpec("densnet121")
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (ModelSpec("densenet121", size=28), "model.size 28 is too small for densenet121; 29 or more"),
+        (ModelSpec("cnn", weights="x.pth"), "model.weights: there are none for cnn"),
+        (ModelSpec("cnn", dropout=0.3), "model.dropout is that of the hidden block"),
+        (ModelSpec("cnn", mean=(0.5, 0.5, 0.5)), "model.mean has 3 values; cnn takes 1 channels"),
+        (ModelSpec("densenet121", std=(0.2,)), "model.std has 1 values; densenet121 takes 3 channels"),
+    ],
+)
+def test_settings_that_contradict_each_other(spec: ModelSpec, message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        build(spec, AB, 1, pretrained=False)
+
+
+@pytest.mark.parametrize("std", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_standard_deviation_that_divides_by_nothing(std: float) -> None:
+    with pytest.raises(ConfigError, match=r"model: std\.0: "):
+        parse(ModelSpec, {"std": (std,)}, "model")

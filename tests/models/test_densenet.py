@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from urllib.error import URLError
 
 import pytest
 import torch
@@ -59,3 +60,18 @@ def test_weights_that_do_not_fit_name_file_and_tensor(tmp_path: Path) -> None:
     torch.save({"fc.weight": torch.ones(1)}, tmp_path / "other.pth")
     with pytest.raises(ConfigError, match=r"other\.pth is no DenseNet121.*features\.conv0"):
         load(tmp_path / "other.pth")
+    torch.save([torch.ones(1)], tmp_path / "list.pth")
+    with pytest.raises(ConfigError, match=r"list\.pth is no DenseNet121.*holds a list"):
+        load(tmp_path / "list.pth")
+
+
+def test_a_download_without_a_network_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def offline(*args: object, **kwargs: object) -> None:
+        raise URLError("no network")
+
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    monkeypatch.setattr("torch.hub.download_url_to_file", offline)
+    with pytest.raises(ConfigError, match=r"densenet121-\w+\.pth cannot be downloaded.*name the file"):
+        build(ModelSpec("densenet121", weights="download"), LABELS, 1, pretrained=True)

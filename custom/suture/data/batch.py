@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+
+from suture.labels import LabelSet
 
 
 @dataclass(frozen=True)
@@ -68,3 +70,12 @@ class Samples:
             cuts.pop()
         for start, stop in zip(cuts, [*cuts[1:], n], strict=True):
             yield self.batch(order[start:stop])
+
+
+def columns(samples: Samples, own: LabelSet, wanted: LabelSet) -> Samples:
+    """The samples with one label column for each wanted class, NaN where it is not the site's own."""
+    y = torch.full((len(samples), len(wanted)), float("nan"))
+    for column, position in enumerate(own.align(wanted)):
+        if position >= 0:
+            y[:, column] = samples.y[:, position]
+    return replace(samples, y=y)

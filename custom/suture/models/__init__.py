@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import nn
 
-from suture.errors import unknown
+from suture.errors import ConfigError, unknown
 from suture.labels import LabelSet
 from suture.messages import STRICT
 from suture.models.classifier import Classifier, Preprocessing, head_rows, load_tensors
@@ -45,8 +45,8 @@ class ModelSpec:
     hidden: Annotated[int, Field(ge=0)] = 0
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     weights: str | None = None
-    mean: tuple[float, ...] | None = None
-    std: tuple[float, ...] | None = None
+    mean: tuple[Annotated[float, Field(allow_inf_nan=False)], ...] | None = None
+    std: tuple[Annotated[float, Field(gt=0, allow_inf_nan=False)], ...] | None = None
 
     def __post_init__(self) -> None:
         if self.name not in MODELS:
@@ -67,8 +67,9 @@ def build(spec: ModelSpec, labels: LabelSet, seed: int, *, pretrained: bool) -> 
         pretrained: whether `spec.weights` are read; sites do not need them.
 
     Raises:
-        ConfigError: the weights cannot be read or do not fit.
+        ConfigError: the weights cannot be read or do not fit, or settings contradict each other.
     """
+    _check(spec)
     with seeded(seed_for(seed, "model")):
         backbone, features = _backbone(spec, pretrained)
         model = Classifier(backbone, features, labels, spec.hidden, spec.dropout)
@@ -82,8 +83,19 @@ def _backbone(spec: ModelSpec, pretrained: bool) -> tuple[nn.Module, int]:
     return small_cnn(spec.preprocessing.channels)
 
 
-def describe(spec: ModelSpec) -> dict[str, Any]:
-    """The specification and its preprocessing, for model.json."""
-    import dataclasses
+def _check(spec: ModelSpec) -> None:
+    """Settings that contradict each other; here, because `--set` changes them one at a time.
 
-    return {"model": dataclasses.asdict(spec), "preprocessing": dataclasses.asdict(spec.preprocessing)}
+    Raises:
+        ConfigError: naming the setting and the remedy.
+    """
+    if spec.name == "densenet121" and spec.size < 29:  # its last pooling would leave no pixel
+        raise ConfigError(f"model.size {spec.size} is too small for densenet121; 29 or more")
+    if spec.weights and spec.name == "cnn":
+        raise ConfigError("model.weights: there are none for cnn; remove it, or set model.name=densenet121")
+    if spec.dropout and not spec.hidden:
+        raise ConfigError("model.dropout is that of the hidden block; set model.hidden, or remove it")
+    for name in ("mean", "std"):
+        given, channels = getattr(spec.preprocessing, name), spec.preprocessing.channels
+        if len(given) != channels:
+            raise ConfigError(f"model.{name} has {len(given)} values; {spec.name} takes {channels} channels")

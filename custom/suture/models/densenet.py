@@ -67,16 +67,24 @@ def _read(weights: str) -> Mapping[str, Tensor]:
     if weights == "download":
         from torchvision.models import DenseNet121_Weights
 
-        state: Mapping[str, Tensor] = DenseNet121_Weights.IMAGENET1K_V1.get_state_dict(progress=True)
+        official = DenseNet121_Weights.IMAGENET1K_V1
+        try:
+            state: Mapping[str, Tensor] = official.get_state_dict(progress=True, check_hash=True)
+        except (OSError, RuntimeError) as error:  # no network, or another file under that name
+            raise ConfigError(
+                f"{official.url} cannot be downloaded: {error}; fetch it elsewhere and name the file"
+            ) from error
         return state
     path = Path(weights)
     if not path.is_file():
         raise ConfigError(f"the ImageNet weights {path} do not exist; name a file, or 'download'")
     try:
-        loaded: Mapping[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True)
+        loaded = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch.load raises whatever the unpickler meets
         raise ConfigError(f"{path} cannot be read as a PyTorch checkpoint: {error}") from error
-    return loaded
+    if not isinstance(loaded, Mapping):
+        raise ConfigError(f"{path} is no DenseNet121 of torchvision: it holds a {type(loaded).__name__}")
+    return {str(name): tensor for name, tensor in loaded.items() if isinstance(tensor, Tensor)}
 
 
 def _monai_name(name: str) -> str:

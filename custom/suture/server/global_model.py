@@ -13,7 +13,7 @@ from suture.labels import LabelSet
 from suture.messages import Labels
 from suture.methods.contract import GlobalModel
 from suture.models import build
-from suture.models.classifier import Classifier, head_rows, split_state
+from suture.models.classifier import Classifier, Layout, head_rows, split_state
 from suture.models.norm import norm_names, shared_names
 from suture.models.saved import save_model
 from suture.packing import Packed
@@ -47,6 +47,14 @@ def with_labels(model: GlobalModel, labels: Labels, plan: Plan) -> GlobalModel:
     for name, rows in model.rows(known).items():
         fresh[name][where] = rows
     return replace(model, labels=labels, head=fresh)
+
+
+def layout_of_global(model: GlobalModel) -> Layout:
+    """Shapes and types of what a site is sent and sends back."""
+    return Layout(
+        {name: (tuple(t.shape), str(t.dtype)) for name, t in model.shared.items()},
+        {name: (tuple(t.shape[1:]), str(t.dtype)) for name, t in model.head.items()},
+    )
 
 
 def pack_model(model: GlobalModel, header: Mapping[str, Any]) -> Packed:

@@ -119,6 +119,19 @@ class Inbox:
                     self._notify("answer", site=site, status="missing", reason=line["reason"])
             return self.lines
 
+    def summary(self, number: int, phase: str) -> Line:
+        """The closed exchange as a round of history.jsonl."""
+        return {
+            "round": number,
+            "phase": phase,
+            "status": "committed",
+            "seconds": round(time.monotonic() - self.since, 3),
+            "bytes_down": sum(line["bytes_down"] for line in self.lines.values()),
+            "bytes_up": sum(line["bytes_up"] for line in self.lines.values()),
+            "sites": {site: dict(line) for site, line in sorted(self.lines.items())},
+            "validation": {"loss": None, "auroc": None},
+        }
+
     def hellos(self) -> dict[str, Hello]:
         """The sites that introduced themselves."""
         return {s: r for s, r in self._answers.items() if isinstance(r, Hello)}
@@ -146,3 +159,8 @@ class Inbox:
     def empty(self) -> None:
         """Drops the spooled updates of a closed exchange."""
         shutil.rmtree(self._spool, ignore_errors=True)
+
+
+def told(reasons: Mapping[str, str]) -> str:
+    """Why each site did not take part, in a line."""
+    return "; ".join(f"{site}: {reason}" for site, reason in sorted(reasons.items())) or "no site was asked"

@@ -6,9 +6,6 @@ It knows no transport. `federation.federate` drives it, with sites in this proce
 from __future__ import annotations
 
 import logging
-import os
-import re
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -23,16 +20,14 @@ from suture.methods.contract import GlobalModel
 from suture.models.classifier import Layout
 from suture.packing import Packed, load
 from suture.plan import Plan, Schedule, context
-from suture.server.global_model import initial, pack_model, unpack_model, with_labels
-from suture.server.inbox import Inbox, Line
+from suture.server.global_model import initial, layout_of_global, pack_model, unpack_model, with_labels
+from suture.server.inbox import Inbox, Line, told
 from suture.server.record import Record
-from suture.server.roster import Roster, agree
+from suture.server.roster import Roster, agree, check_names
 from suture.server.selection import Best, HeldOut, better
 from suture.store import Rounds
 
 log = logging.getLogger(__name__)
-
-_SITE_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 class Server:
@@ -68,8 +63,7 @@ class Server:
 
     def greet(self, sites: list[str]) -> dict[str, Packed]:
         """The payload that asks every site to introduce itself."""
-        if wrong := [name for name in sites if not _SITE_NAME.fullmatch(name)]:
-            raise FederationError(f"{wrong[0]!r} is no site name; use letters, digits, '.', '_' and '-'")
+        check_names(sites)
         egress = self.plan.method.egress(Layout({}, {}))
         expected = Expectation("hello", 0, 0, "", (), (), egress)
         return self.inbox.open({site: (Payload("hello"), expected) for site in sites})
@@ -104,7 +98,7 @@ class Server:
             del hellos[site]
         refused = {s: line["reason"] for s, line in lines.items() if s not in hellos}
         if len(hellos) < (self.schedule.min_sites or len(lines)):
-            raise FederationError(f"the federation cannot start; {_reasons(refused)}")
+            raise FederationError(f"the federation cannot start; {told(refused)}")
         return hellos
 
     def _introduce(self, previous: GlobalModel | None, refused: Mapping[str, str]) -> None:
@@ -158,18 +152,18 @@ class Server:
             OSError: the round could not be committed; the one before stands.
         """
         ctx = context(self.plan, self.schedule.rounds, self.round + 1)
-        lines = self.inbox.close(missing)
+        self.inbox.close(missing)
         self._holders -= self.inbox.abstained("missing_state")
         usable = self.inbox.accepted()
         needed = self.schedule.min_sites or len(self.roster.members)
         if len(usable) < needed:
-            self._failed(self._line(ctx.round, ctx.phase.name, lines), usable, needed)
+            self._failed(self.inbox.summary(ctx.round, ctx.phase.name), usable, needed)
             return
         self._failures = 0
         self._validated()
         self.model = self.plan.method.merge(self.model, self._updates(), ctx)
         self._holders |= set(usable)
-        self._pending = self._line(ctx.round, ctx.phase.name, lines)
+        self._pending = self.inbox.summary(ctx.round, ctx.phase.name)
         self._select_here(ctx.round)
         self._commit(ctx.round)
         self.inbox.empty()
@@ -183,7 +177,7 @@ class Server:
     def _failed(self, line: Line, usable: list[str], needed: int) -> None:
         self._failures += 1
         reasons = {s: x["reason"] for s, x in line["sites"].items() if s not in usable}
-        why = f"round {line['round']}: {len(usable)} usable updates of {needed} needed; {_reasons(reasons)}"
+        why = f"round {line['round']}: {len(usable)} usable updates of {needed} needed; {told(reasons)}"
         self.record.history(line | {"status": "unchanged"})
         self.record.event("unchanged", round=line["round"], why=why)
         log.warning("%s; the model stays as it was", why)
@@ -240,7 +234,7 @@ class Server:
         self._keep_best()
 
     def assign_test(self) -> dict[str, Packed]:
-        """The payload that asks for the selected model's figures on the sites' own test data."""
+        """The payload that asks for the selected model's figures on the sites' test data."""
         return self._send("evaluate", self.selected_round, self.selected(), "evaluate", "test")
 
     def close_test(self, missing: Mapping[str, str]) -> dict[str, Metrics]:
@@ -255,7 +249,7 @@ class Server:
 
     def selected(self) -> GlobalModel:
         """The model of the selected round."""
-        return unpack_model(load(self._best_path(self.selected_round)))
+        return unpack_model(load(self.states.kept(self.selected_round)))
 
     # What they share
 
@@ -267,10 +261,7 @@ class Server:
         phase: str,
         split: Literal["validation", "test"] = "validation",
     ) -> dict[str, Packed]:
-        layout = Layout(
-            {name: (tuple(t.shape), str(t.dtype)) for name, t in model.shared.items()},
-            {name: (tuple(t.shape[1:]), str(t.dtype)) for name, t in model.head.items()},
-        )
+        layout = layout_of_global(model)
         egress = self.plan.method.egress(layout)
         asked = {}
         for site, member in sorted(self.roster.members.items()):
@@ -293,19 +284,6 @@ class Server:
             )
         return self.inbox.open(asked)
 
-    def _line(self, number: int, phase: str, lines: Mapping[str, Line]) -> Line:
-        """A round of history.jsonl."""
-        return {
-            "round": number,
-            "phase": phase,
-            "status": "committed",
-            "seconds": round(time.monotonic() - self.inbox.since, 3),
-            "bytes_down": sum(line["bytes_down"] for line in lines.values()),
-            "bytes_up": sum(line["bytes_up"] for line in lines.values()),
-            "sites": {site: dict(line) for site, line in sorted(lines.items())},
-            "validation": {"loss": None, "auroc": None},
-        }
-
     def _commit(self, number: int) -> None:
         header = {
             "roster": self.roster.to_dict(),
@@ -318,19 +296,5 @@ class Server:
         self._keep_best()
 
     def _keep_best(self) -> None:
-        """Makes sure that the best round's model outlives the two newest."""
-        if self.best is None:
-            return
-        path = self._best_path(self.best.round)
-        if not path.exists():
-            os.link(self.states.path(self.best.round), path)
-        for other in self.states.folder.glob("best-*.safetensors"):
-            if other != path:
-                other.unlink()
-
-    def _best_path(self, number: int) -> Path:
-        return self.states.folder / f"best-{number:06d}.safetensors"
-
-
-def _reasons(reasons: Mapping[str, str]) -> str:
-    return "; ".join(f"{site}: {reason}" for site, reason in sorted(reasons.items())) or "no site was asked"
+        if self.best is not None:
+            self.states.keep(self.best.round)
