@@ -75,7 +75,9 @@ def test_failure_in_the_simulator_tells_the_sites_own_error(
 
 def test_ctrl_c_stops_everything_and_resume_ends_with_the_same_bytes(tmp_path: Path) -> None:
     out = tmp_path / "same"
-    settings = [part for s in SMALL for part in ("--set", s)]
+    # Enough rounds that the interrupt always comes before the last one.
+    small = [*SMALL, "rounds=20"]
+    settings = [part for s in small for part in ("--set", s)]
     command = [
         sys.executable,
         "-m",
@@ -101,8 +103,10 @@ def test_ctrl_c_stops_everything_and_resume_ends_with_the_same_bytes(tmp_path: P
     assert json.loads((out / "run.json").read_text())["status"] == "interrupted"
     left = subprocess.run(["pgrep", "-f", str(out)], capture_output=True, text=True, check=False).stdout
     assert not left.strip(), f"processes are left: {left}"
-    run_here(job(), "local", out, resume=True, overwrite=False, threads=None)
+    same = with_settings(load_job("demo"), small)
+    run_here(same, "local", out, resume=True, overwrite=False, threads=None)
     model = (out / "model" / "model.safetensors").read_bytes()
     out.rename(tmp_path / "cut")
-    assert model == (run("local", tmp_path / "same") / "model" / "model.safetensors").read_bytes()
+    run_here(same, "local", out, resume=False, overwrite=False, threads=None)
+    assert model == (out / "model" / "model.safetensors").read_bytes()
     assert torch.get_num_threads() == 1

@@ -40,16 +40,12 @@ class FederationController(Controller):
     Args:
         plan: `Plan.to_dict()`.
         schedule: `Schedule.to_dict()`.
-        task_check_period: seconds between two looks at the standing tasks; a floor of every round's time.
     """
 
-    def __init__(
-        self, plan: dict[str, Any], schedule: dict[str, Any], task_check_period: float = 0.02
-    ) -> None:
-        super().__init__(task_check_period=task_check_period)
+    def __init__(self, plan: dict[str, Any], schedule: dict[str, Any]) -> None:
+        super().__init__()
         self.plan = plan
         self.schedule = schedule
-        self.task_check_period = task_check_period
 
     def start_controller(self, fl_ctx: FLContext) -> None:
         register()
@@ -138,7 +134,7 @@ class FlareTransport:
             except RejectedUpdate as error:
                 missing[site] = str(error)
                 return
-            missing.pop(site)
+            missing.pop(site, None)
 
         for site, packed in payloads.items():
             self._controller.broadcast(

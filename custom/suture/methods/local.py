@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import Tensor
 
 from suture.messages import Payload, Update, ones
@@ -44,7 +46,7 @@ def train_weights(
     fitted = fit(
         site,
         loss,
-        local if ctx.phase.lr is None else LocalTraining(ctx.phase.lr, local.epochs, local.batch_size),
+        local if ctx.phase.lr is None else replace(local, lr=ctx.phase.lr),
         policy=policy,
         moments=state.tensors,
         head_only=ctx.phase.trainable == "head",
