@@ -29,12 +29,13 @@ from pydantic import (
 from suture.errors import ConfigError, nearest
 from suture.files import atomic_write
 
-Dataset = Literal["hospital", "nih"]
+Dataset = Literal["hospital", "nih", "chexpert"]
 SplitRule = Literal["column", "official", "patients"]
 
 SPLIT_RULES: dict[Dataset, tuple[SplitRule, ...]] = {
     "hospital": ("column", "patients"),
     "nih": ("official", "patients"),
+    "chexpert": ("patients", "official"),
 }
 """The ways in which a data set can be divided; the first is the default."""
 
@@ -67,7 +68,10 @@ class DataConfig(_Section):
         split_column: the hospital's column of train, validation, test or blank (unused).
         seed: of every random division of the patients.
         color: read images as RGB rather than gray.
-        lists: folder of train_val_list.txt and test_list.txt; by default the folder of `table`.
+        lists: folder of the official split: NIH's train_val_list.txt and test_list.txt, CheXpert's valid.csv;
+            by default the folder of `table`.
+        uncertain: what CheXpert's -1 means: absent (U-Zeros), present (U-Ones) or unknown.
+        views: CheXpert's frontal images, or the lateral ones too.
         partial: the table lists more images than `root` holds; the rows without an image are left out.
     """
 
@@ -83,6 +87,8 @@ class DataConfig(_Section):
     seed: int = Field(default=1337, ge=0)
     color: bool = False
     lists: SitePath | None = None
+    uncertain: Literal["zeros", "ones", "ignore"] = "zeros"
+    views: Literal["frontal", "all"] = "frontal"
     partial: bool = False
 
     @property

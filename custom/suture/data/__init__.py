@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from suture.config import DataConfig, Dataset
+from suture.data.chexpert import read_chexpert
 from suture.data.hospital import read_hospital
 from suture.data.images import ImageSource, present
 from suture.data.nih import read_nih
@@ -20,9 +21,14 @@ LOG = logging.getLogger(__name__)
 DATASETS: dict[Dataset, str] = {
     "hospital": "a hospital's own CSV: image, patient, split, one column per label",
     "nih": "NIH ChestX-ray14 in its official format: Data_Entry_2017*.csv",
+    "chexpert": "CheXpert in its official format: train.csv, valid.csv",
 }
 
-_READERS: dict[Dataset, Callable[[DataConfig], Reading]] = {"hospital": read_hospital, "nih": read_nih}
+_READERS: dict[Dataset, Callable[[DataConfig], Reading]] = {
+    "hospital": read_hospital,
+    "nih": read_nih,
+    "chexpert": read_chexpert,
+}
 
 
 def read_table(config: DataConfig) -> Reading:

@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from suture.config import DataConfig
-from suture.data.reading import Reading, Sheet, read_sheet, read_text, row_faults, rows_text
+from suture.data.reading import Reading, Sheet, read_sheet, read_text, restricted, row_faults, rows_text
 from suture.data.split import by_patient
 from suture.data.table import Table
-from suture.errors import DataError, LabelError, nearest, unknown
+from suture.errors import DataError, nearest
 from suture.labels import LabelSet
 
 SPELLINGS = (
@@ -61,18 +61,7 @@ def read_nih(config: DataConfig) -> Reading:
         faults += more
     faults += row_faults(sheet, images, patients, split)
     table = Table(LABELS, tuple(images), tuple(patients), y, split, config.root)
-    return Reading(table.restrict(_own(config)) if config.labels else table, tuple(faults))
-
-
-def _own(config: DataConfig) -> LabelSet:
-    try:
-        own = LabelSet.of(config.labels or (), config.synonyms)
-    except LabelError as error:
-        raise LabelError(f"[data] labels: {error}") from error
-    for name in own:
-        if name not in LABELS:
-            raise unknown("[data] labels entry", name, LABELS)
-    return own
+    return Reading(restricted(table, config), tuple(faults))
 
 
 def _values(sheet: Sheet, findings: list[str]) -> tuple[NDArray[np.float32], list[str]]:

@@ -12,8 +12,10 @@ from itertools import compress
 from operator import not_
 from pathlib import Path
 
+from suture.config import DataConfig
 from suture.data.table import Table
-from suture.errors import DataError, nearest
+from suture.errors import DataError, LabelError, nearest, unknown
+from suture.labels import LabelSet
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,25 @@ def read_sheet(path: Path) -> Sheet:
         if len(row) != len(header):
             raise DataError(f"{path} row {number} has {len(row)} cells where the header has {len(header)}")
     return Sheet(path, tuple(name.strip() for name in header), rows, numbers)
+
+
+def restricted(table: Table, config: DataConfig) -> Table:
+    """The table of a public data set with the findings that the site says it annotates; by default all.
+
+    Raises:
+        ConfigError: `labels` names something that the data set does not know.
+        LabelError: `labels` names one finding twice.
+    """
+    if not config.labels:
+        return table
+    try:
+        own = LabelSet.of(config.labels, config.synonyms)
+    except LabelError as error:
+        raise LabelError(f"[data] labels: {error}") from error
+    for name in own:
+        if name not in table.labels:
+            raise unknown("[data] labels entry", name, table.labels)
+    return table.restrict(own)
 
 
 def rows_text(numbers: Sequence[int]) -> str:
