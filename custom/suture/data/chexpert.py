@@ -1,9 +1,9 @@
 """CheXpert (Irvin et al., AAAI 2019) in its official format: `train.csv` and `valid.csv`.
 
 A path there starts with the name of the release, as in
-`CheXpert-v1.0-small/train/patient00001/study1/view1_frontal.jpg`; `root` is the folder of the release, in which
-the two tables lie. A blank cell is a finding that the report does not mention and counts as absent; -1 is one
-of which the report is not certain.
+`CheXpert-v1.0-small/train/patient00001/study1/view1_frontal.jpg`; `root` is the folder of the
+release, in which the two tables lie. A blank cell is a finding that the report does not mention and
+counts as absent; -1 is one of which the report is not certain.
 """
 
 from __future__ import annotations
