@@ -200,8 +200,8 @@ def list_() -> None:
         table.add_column(column)
     for method in METHODS.values():
         table.add_row("method", method.name, f"{method.title} ({method.paper})")
-    for name, text in MODELS.items():
-        table.add_row("model", name, text)
+    for name, backbone in MODELS.items():
+        table.add_row("model", name, backbone.text)
     for name, text in DATASETS.items():
         table.add_row("data set", name, text)
     for name, path in known_jobs().items():

@@ -29,7 +29,7 @@ def simulate(
     if chosen.simulation is None:
         raise ConfigError(f"{chosen.name} simulates no sites")
     out = out.resolve()
-    names = chosen.simulation.prepare(out, out, chosen.seed, chosen.method.label_view)
+    names = chosen.simulation.prepare(out, out, chosen.seed, chosen.method)
     for name in [*names, "server"]:
         console.print(f"{out / name / 'suture.toml'}", soft_wrap=True, highlight=False)
 

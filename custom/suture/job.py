@@ -19,7 +19,7 @@ from suture.methods import method_class
 from suture.methods.contract import Method
 from suture.models import ModelSpec
 from suture.plan import Plan, Schedule, Selection, code_hash
-from suture.simulation import NihSites, PhantomSites
+from suture.simulation import Simulation
 from suture.validation import parse
 
 _STRICT = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
@@ -44,12 +44,13 @@ class Job:
     seed: int = 1
     augmentation: Augmentation = dataclasses.field(default_factory=Augmentation)
     selection: Selection = "site_loss"
+    patience: Annotated[int, Field(ge=1)] | None = None
     min_sites: Annotated[int, Field(ge=1)] | None = None
     round_timeout: Annotated[int, Field(ge=1)] = 3600
     max_failed_rounds: Annotated[int, Field(ge=1)] = 2
     label_map: dict[str, str] = dataclasses.field(default_factory=dict)
     accept_labels: bool | tuple[str, ...] = False
-    simulation: PhantomSites | NihSites | None = None
+    simulation: Simulation | None = None
 
     def plan(self, experiment: str) -> Plan:
         """What every party needs to know."""
@@ -64,6 +65,7 @@ class Job:
             min_sites=self.min_sites,
             round_timeout=self.round_timeout,
             selection=self.selection,
+            patience=self.patience,
             max_failed_rounds=self.max_failed_rounds,
             label_map=self.label_map,
             accept_labels=self.accept_labels,
@@ -131,11 +133,12 @@ def with_settings(job: Job, settings: Iterable[str]) -> Job:
 
 
 def _with_method(job: Job, name: str) -> Job:
-    """The job with another method, which keeps the hyperparameters that both have."""
+    """The job with another method, which keeps the hyperparameters that both have, and has its title."""
     kind = method_class(name)
     fields = {f.name for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
     kept = {f.name: getattr(job.method, f.name) for f in dataclasses.fields(job.method) if f.name in fields}  # type: ignore[arg-type]
-    return dataclasses.replace(job, method=parse(kind, kept, "method"))
+    title = job.title.replace(job.method.title, kind.title)
+    return dataclasses.replace(job, method=parse(kind, kept, "method"), title=title)
 
 
 def _leaves(value: Any, prefix: tuple[str, ...] = ()) -> dict[str, tuple[str, ...]]:

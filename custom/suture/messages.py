@@ -76,7 +76,8 @@ class Payload:
         labels: the classes of the head's rows, in the site's own names.
         shared: the tensors that every site shares.
         head: the rows of `labels`, each ``[len(labels), ...]``.
-        fixed: tensors that never change (frozen batch norm); sent once, then kept by the site.
+        fixed: tensors that stay at the site (frozen or local batch norm, a personal head); sent once.
+        best: the best round so far, whose personal tensors the site is to keep; 0 while there is none.
     """
 
     task: TaskName
@@ -88,6 +89,7 @@ class Payload:
     shared: Tensors = Field(default_factory=dict)
     head: Tensors = Field(default_factory=dict)
     fixed: Tensors = Field(default_factory=dict)
+    best: NonNegativeInt = 0
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -40,7 +40,7 @@ class Plan:
     code: str
 
     def __post_init__(self) -> None:
-        if self.method.batch_norm == "local" and not self.method.personal:
+        if self.method.batch_norm == "local" and self.method.personal == "nothing":
             raise ConfigError(
                 "batch_norm='local' (FedBN) leaves no global model to evaluate, so "
                 f"{self.method.title} cannot use it; choose 'average' (FedAvg) or 'frozen' (FedBN+)"
@@ -99,6 +99,7 @@ class Schedule:
         round_timeout: seconds that a site has for a task.
         selection: the round whose model is kept: lowest mean validation loss of the sites (`site_loss`),
             highest mean AUROC on the server's own validation data (`server_metric`), or the `last`.
+        patience: rounds without a better one after which training stops; None trains all `rounds`.
         max_failed_rounds: rounds in a row that may leave the model as it was before the job stops.
         label_map: site spelling to federation name, for names that differ by more than spelling.
         accept_labels: look-alike names that are meant to be different classes; True accepts all.
@@ -110,6 +111,7 @@ class Schedule:
     min_sites: Annotated[int, Field(ge=1)] | None = None
     round_timeout: Annotated[int, Field(ge=1)] = 3600
     selection: Selection = "site_loss"
+    patience: Annotated[int, Field(ge=1)] | None = None
     max_failed_rounds: Annotated[int, Field(ge=1)] = 2
     label_map: dict[str, str] = Field(default_factory=dict)
     accept_labels: bool | tuple[str, ...] = False
@@ -131,9 +133,9 @@ def context(plan: Plan, rounds: int, round_: int) -> Context:
     """Where round `round_` (from 1) of `rounds` stands: its phase and the seed."""
     last = 0
     for phase in plan.method.phases(rounds):
+        if round_ <= last + phase.rounds:
+            return Context(round_, phase, plan.seed, round_ - last)
         last += phase.rounds
-        if round_ <= last:
-            return Context(round_, phase, plan.seed)
     raise ConfigError(f"round {round_} lies beyond the {rounds} rounds of the plan")
 
 

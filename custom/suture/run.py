@@ -10,25 +10,31 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from suture.config import load_site_config
+from suture.config import SiteConfig, load_site_config
 from suture.data.partition import SERVER
+from suture.data.site import SiteSamples, load_samples, pooled
 from suture.errors import ConfigError, FederationError, SutureError
 from suture.federation import Loop, federate
 from suture.files import write_json
 from suture.job import Job
+from suture.plan import Plan
 from suture.progress import following
 from suture.server.open import describe, open_server
 from suture.server.record import Record
+from suture.server.roster import Member
 from suture.site import Site
 
 log = logging.getLogger(__name__)
 
 _ENDED = ("finished",)
+
+POOLED = "pooled"
+"""The one party of a reference that holds the data of all sites."""
 
 
 def run_here(job: Job, env: str, out: Path, *, resume: bool, overwrite: bool, threads: int | None) -> Path:
@@ -46,11 +52,15 @@ def run_here(job: Job, env: str, out: Path, *, resume: bool, overwrite: bool, th
     Raises:
         SutureError: the run failed; run.json says so, and the first site's own error is in the message.
     """
+    if job.method.here_only and env != "local":
+        raise ConfigError(
+            f"{job.method.title} {job.method.here_only}, so it cannot run in a federation; use --env local"
+        )
     if job.simulation is None:
         raise ConfigError(f"{job.name} simulates no sites; submit it with --env poc or --env prod")
     _make_way(out, job, resume=resume, overwrite=overwrite)
     with _locked(out):
-        sites = job.simulation.prepare(out / "sites", out.parent, job.seed, job.method.label_view)
+        sites = job.simulation.prepare(out / "sites", out.parent, job.seed, job.method)
         plan, schedule = job.plan(out.name), job.schedule()
         record = Record(out)
         record.update(env=env)
@@ -75,15 +85,33 @@ def run_here(job: Job, env: str, out: Path, *, resume: bool, overwrite: bool, th
 
 def _loop(job: Job, out: Path, sites: list[str]) -> None:
     """The plain loop in one process."""
-    plan, schedule = job.plan(out.name), job.schedule()
-    configs = {name: load_site_config(out / "sites" / name / "suture.toml") for name in sites}
-    members = {
-        name: Site(name, config, plan, job.rounds, out / "sites" / name / "state" / plan.experiment)
-        for name, config in configs.items()
-    }
+    plan = job.plan(out.name)
+    members, known = _members(job, plan, out, sites)
     server_config = out / "sites" / SERVER / "suture.toml"
     config = load_site_config(server_config) if server_config.exists() else None
-    federate(open_server(plan, schedule, config, out.parent), Loop(members))
+    federate(open_server(plan, job.schedule(), config, out.parent, known), Loop(members))
+
+
+def _members(
+    job: Job, plan: Plan, out: Path, sites: list[str]
+) -> tuple[dict[str, Site], dict[str, Member] | None]:
+    """The sites of a simulation; or the one party that holds all their data, and whose data these are."""
+    configs = {name: load_site_config(out / "sites" / name / "suture.toml") for name in sites}
+
+    def site(name: str, config: SiteConfig, load: Callable[[], SiteSamples] | None = None) -> Site:
+        return Site(name, config, plan, job.rounds, out / "sites" / name / "state" / plan.experiment, load)
+
+    if not job.method.pooled:
+        return {name: site(name, config) for name, config in configs.items()}, None
+    parts, known = {}, {}
+    for name, config in configs.items():
+        every = config.data.model_copy(update={"labels": None}) if job.method.every_label else config.data
+        labels, samples = load_samples(config.model_copy(update={"data": every}), job.model.size, name)
+        own = config.data.labels or labels.names
+        known[name] = Member(own, own, {s: len(part) for s, part in samples.items()}, threads=1)
+        parts[name] = labels, samples
+    together = pooled(parts)
+    return {POOLED: site(POOLED, configs[sites[0]], lambda: together)}, known
 
 
 def _simulate(out: Path, threads: int | None) -> None:

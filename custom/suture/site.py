@@ -6,30 +6,28 @@ as a typed `Abstain`; the text of the error stays in the site's own log.
 
 from __future__ import annotations
 
-import errno
-import json
 import logging
-import traceback
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
 import torch
+from torch import Tensor
 
+from suture.abstain import LabelViewRefused, MissingState, ThreadsChanged, note, reason_of
 from suture.check import Expectation
 from suture.config import SiteConfig
-from suture.data.batch import Samples, columns
-from suture.data.site import load_samples
-from suture.data.table import Split
-from suture.errors import ConfigError, DataError, LabelError, SutureError
+from suture.data.batch import columns
+from suture.data.site import SiteSamples, load_samples
+from suture.errors import ConfigError
 from suture.evaluation.metrics import ClassScore, score_classes
 from suture.labels import LabelSet
-from suture.messages import Abstain, Evaluation, Hello, Labels, Metrics, Payload, Reason, Reply
+from suture.messages import Abstain, Evaluation, Hello, Labels, Metrics, Payload, Reply
+from suture.methods.crossing import crossing, staying
 from suture.models import build
-from suture.models.classifier import Classifier, layout_of
-from suture.models.norm import norm_names, shared_names
+from suture.models.classifier import Classifier, layout_of, load_tensors, relabelled
+from suture.models.saved import save_model
 from suture.packing import Packed
 from suture.plan import Plan, code_hash, context
 from suture.store import Rounds
@@ -38,31 +36,6 @@ from suture.training import NonFiniteLoss, Workbench, predict
 log = logging.getLogger(__name__)
 
 _BOOTSTRAP = 1000
-
-
-class LabelViewRefused(SutureError):
-    """The method would show this site every class name, which its configuration does not permit."""
-
-
-class MissingState(SutureError):
-    """What the site kept is gone; the server has to send it again."""
-
-
-class ThreadsChanged(SutureError):
-    """Another number of torch threads than the run began with gives other sums."""
-
-
-_REASONS: tuple[tuple[type[BaseException], Reason], ...] = (
-    (LabelViewRefused, "label_view"),
-    (MissingState, "missing_state"),
-    (ThreadsChanged, "threads"),
-    (NonFiniteLoss, "non_finite_loss"),
-    (DataError, "data_fault"),
-    (LabelError, "labels"),
-    (ConfigError, "configuration"),
-    (torch.OutOfMemoryError, "out_of_memory"),
-    (MemoryError, "out_of_memory"),
-)
 
 
 class Site:
@@ -74,16 +47,26 @@ class Site:
         plan: what the federation is about to do.
         rounds: how many rounds the plan's phases stretch over.
         state: folder of its kept states and its error log, outside any job's run directory.
+        load: reads its data; by default as its suture.toml says.
     """
 
-    def __init__(self, name: str, config: SiteConfig, plan: Plan, rounds: int, state: Path) -> None:
+    def __init__(
+        self,
+        name: str,
+        config: SiteConfig,
+        plan: Plan,
+        rounds: int,
+        state: Path,
+        load: Callable[[], SiteSamples] | None = None,
+    ) -> None:
         self.name = name
         self.config = config
         self.plan = plan
         self.rounds = rounds
         self.folder = state
         self.states = Rounds(state)
-        self._samples: tuple[LabelSet, dict[Split, Samples]] | None = None
+        self._load = load or (lambda: load_samples(config, plan.model.size, name))
+        self._samples: SiteSamples | None = None
         self._models: dict[Labels, Classifier] = {}
 
     def answer(self, task: Payload) -> Reply:
@@ -99,10 +82,11 @@ class Site:
             "evaluate": self._evaluate,
         }
         try:
+            self._keep(task.best)
             return steps[task.task](task)
         except Exception as error:
-            self._note(task, error)
-            reason = _reason(error)
+            note(self.folder, self.name, task, error)
+            reason = reason_of(error)
             if reason is None:
                 raise
             return Abstain(reason, type(error).__name__, getattr(error, "rows", None))
@@ -110,9 +94,7 @@ class Site:
     def expectation(self, task: Payload) -> Expectation:
         """What this site may answer to a task; the site's filter holds the answer against it."""
         labels = task.labels or self._data()[0].names
-        layout = layout_of(
-            self._model(labels), shared_names(self._model(labels), self.plan.method.batch_norm)
-        )
+        layout = layout_of(self._model(labels), crossing(self._model(labels), self.plan.method))
         return Expectation(
             task.task,
             task.round,
@@ -148,12 +130,17 @@ class Site:
         state = self._state(task)
         bench = self._workbench(task, state)
         metrics = self._measure(bench, "validation", task.committed, bootstrap=0)
-        kept = Packed({k[5:]: t for k, t in state.tensors.items() if k.startswith("kept/")}, {})
         ctx = context(self.plan, self.rounds, task.round)
-        update, keep = self.plan.method.train(bench, task, kept, ctx)
+        kept = {k.removeprefix("kept/"): t for k, t in state.tensors.items() if k.startswith("kept/")}
+        update, keep = self.plan.method.train(bench, task, Packed(kept, state.header), ctx)
         model_state = bench.model.state_dict()
-        fixed = {f"fixed/{name}": model_state[name].detach().cpu() for name in self._fixed_names(bench.model)}
-        header = {"threads": self.config.training.threads, "labels": list(task.labels)}
+        names = staying(bench.model, self.plan.method)
+        fixed = {f"fixed/{name}": model_state[name].detach().cpu() for name in names}
+        header = {
+            "threads": self.config.training.threads,
+            "labels": list(task.labels),
+            "phase": ctx.phase.name,
+        }
         self.states.save(
             task.round, Packed({**fixed, **{f"kept/{k}": t for k, t in keep.items()}}, header), task.committed
         )
@@ -162,19 +149,34 @@ class Site:
     def _evaluate(self, task: Payload) -> Evaluation:
         bench = self._workbench(task, self._state(task))
         draws = _BOOTSTRAP if task.split == "test" else 0
-        return Evaluation(self._measure(bench, task.split, task.round, draws))
+        measured = Evaluation(self._measure(bench, task.split, task.round, draws))
+        if task.split == "test" and self.plan.method.personal != "nothing":
+            facts = {"site": self.name, "round": task.round, "experiment": self.plan.experiment}
+            save_model(bench.model, self.plan.model, self.folder / "model", facts)
+        return measured
 
     # What they share
 
-    def _data(self) -> tuple[LabelSet, dict[Split, Samples]]:
+    def _data(self) -> SiteSamples:
         """The site's own classes and its samples, read once."""
         if self._samples is None:
-            self._samples = load_samples(self.config, self.plan.model.size, self.name)
+            self._samples = self._load()
         return self._samples
 
+    def _keep(self, best: int) -> None:
+        """Keeps the personal tensors that belong to the best round so far: they may be wanted again."""
+        if self.plan.method.personal != "nothing":
+            earlier = [number for number in self.states.rounds() if number <= best]
+            if earlier:
+                self.states.keep(earlier[-1])
+
     def _state(self, task: Payload) -> Packed:
-        """The newest kept state that the server has committed, with what was sent for good in this task."""
-        found = self.states.newest(not_later_than=task.committed)
+        """The newest state of a committed round, or that of the model to be measured.
+
+        What was sent for good in this task fills up what the site does not hold.
+        """
+        limit = task.round if task.task == "evaluate" else task.committed
+        found = self.states.newest(not_later_than=limit)
         state = found[1] if found else Packed({}, {})
         threads = self.config.training.threads
         if state.header.get("threads", threads) != threads:
@@ -182,25 +184,13 @@ class Site:
                 f"{self.name} ran with {state.header['threads']} threads and now has {threads}; other thread "
                 "counts give other sums: set it back, or begin a new experiment"
             )
-        if task.fixed:
-            return replace(
-                state, tensors={**state.tensors, **{f"fixed/{k}": t for k, t in task.fixed.items()}}
-            )
-        return state
+        sent = {f"fixed/{name}": tensor for name, tensor in task.fixed.items()}
+        return replace(state, tensors=sent | dict(state.tensors))
 
     def _workbench(self, task: Payload, state: Packed) -> Workbench:
         """The model with everything that was received, and the data cut to its classes."""
         model = self._model(task.labels)
-        fixed = {name: state.tensors.get(f"fixed/{name}") for name in self._fixed_names(model)}
-        if missing := [name for name, tensor in fixed.items() if tensor is None]:
-            raise MissingState(
-                f"{self.name} no longer holds {missing[0]} and {len(missing) - 1} more tensors"
-            )
-        tensors = {**task.shared, **task.head, **{k: t for k, t in fixed.items() if t is not None}}
-        with torch.no_grad():
-            for name, target in model.state_dict().items():
-                if name in tensors:
-                    target.copy_(tensors[name])
+        load_tensors(model, {**task.shared, **task.head, **self._fixed(task, state, model)})
         own, samples = self._data()
         wanted = LabelSet(task.labels, own.task)
         training = self.config.training
@@ -222,9 +212,18 @@ class Site:
             self._models = {labels: model.to(self.config.training.device)}
         return self._models[labels]
 
-    def _fixed_names(self, model: Classifier) -> list[str]:
-        """Tensors that do not cross each round: batch norm, unless it is averaged."""
-        return sorted(norm_names(model) - set(shared_names(model, self.plan.method.batch_norm)))
+    def _fixed(self, task: Payload, state: Packed, model: Classifier) -> dict[str, Tensor]:
+        """What stays at the site: batch norm unless it is averaged, and what is personal."""
+        names = staying(model, self.plan.method)
+        missing = [name for name in names if f"fixed/{name}" not in state.tensors]
+        if missing:
+            raise MissingState(
+                f"{self.name} no longer holds {missing[0]} and {len(missing) - 1} more tensors"
+            )
+        fixed = {name: state.tensors[f"fixed/{name}"] for name in names}
+        head = {name: rows for name, rows in fixed.items() if name.startswith("head.")}
+        before = tuple(state.header.get("labels", task.labels))
+        return fixed | relabelled(head, before, task.labels, self.plan.seed) if head else fixed
 
     def _measure(
         self, bench: Workbench, split: Literal["validation", "test"], of_round: int, bootstrap: int
@@ -266,29 +265,3 @@ class Site:
             if min(counts) >= self.config.privacy.min_count
             else ClassScore(None, None, None, None, None)
         )
-
-    def _note(self, task: Payload, error: Exception) -> None:
-        """Keeps the whole error at the site."""
-        log.error("%s: %s", self.name, error, exc_info=_reason(error) is None)
-        record = {
-            "time": datetime.now(UTC).isoformat(timespec="seconds"),
-            "site": self.name,
-            "task": task.task,
-            "round": task.round,
-            "error": type(error).__name__,
-            "message": str(error),
-            "traceback": "".join(traceback.format_exception(error)),
-        }
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            with (self.folder / "errors.jsonl").open("a") as file:
-                file.write(json.dumps(record) + "\n")
-        except OSError as full:
-            log.error("%s: the error could not be written to %s: %s", self.name, self.folder, full)
-
-
-def _reason(error: BaseException) -> Reason | None:
-    """The typed reason of an expected failure, None for any other."""
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return "disk_full"
-    return next((reason for kind, reason in _REASONS if isinstance(error, kind)), None)

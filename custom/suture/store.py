@@ -10,6 +10,7 @@ from pathlib import Path
 from suture.packing import Packed, load, save
 
 _FILE = re.compile(r"round-(\d{6})\.safetensors")
+_KEPT = re.compile(r"best-(\d{6})\.safetensors")
 
 
 @dataclass(frozen=True)
@@ -38,17 +39,23 @@ class Rounds:
     def newest(self, not_later_than: int | None = None) -> tuple[int, Packed] | None:
         """The newest state, or the newest one that is not later than a round; None if there is none.
 
+        A round that is kept counts too.
+
         Raises:
             SutureError: the file is corrupt.
         """
-        fit = [r for r in self.rounds() if not_later_than is None or r <= not_later_than]
-        return (fit[-1], load(self.path(fit[-1]))) if fit else None
+        files = {r: self.kept(r) for r in self._numbers(_KEPT)} | {r: self.path(r) for r in self.rounds()}
+        fit = [r for r in files if not_later_than is None or r <= not_later_than]
+        return (max(fit), load(files[max(fit)])) if fit else None
 
     def rounds(self) -> list[int]:
         """The rounds on disk, in order."""
+        return self._numbers(_FILE)
+
+    def _numbers(self, pattern: re.Pattern[str]) -> list[int]:
         if not self.folder.is_dir():
             return []
-        return sorted(int(m[1]) for p in self.folder.iterdir() if (m := _FILE.fullmatch(p.name)))
+        return sorted(int(m[1]) for p in self.folder.iterdir() if (m := pattern.fullmatch(p.name)))
 
     def keep(self, round_: int) -> None:
         """Keeps one round beyond the newest two, as a link to its file; the one kept before goes."""

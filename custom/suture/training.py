@@ -40,12 +40,26 @@ class LocalTraining:
         epochs: passes over the local data a round (E of the paper); 0 trains nothing, to measure the rest.
         batch_size: images a step; a site may set its own.
         weight_decay: L2 penalty in Adam.
+        final_lr: the learning rate of the last round, to which it falls along half a cosine; None keeps it
+            constant.
+        warmup_epochs: epochs of a first round that trains the head on the resting backbone; 0 for none.
+        warmup_lr: learning rate of that round, at every site.
     """
 
     lr: Annotated[float, Field(gt=0)] = 5e-5
     epochs: Annotated[int, Field(ge=0)] = 1
     batch_size: Annotated[int, Field(ge=1)] = 64
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    final_lr: Annotated[float, Field(gt=0)] | None = None
+    warmup_epochs: Annotated[int, Field(ge=0)] = 0
+    warmup_lr: Annotated[float, Field(gt=0)] = 5e-3
+
+    def lr_of(self, round_: int, rounds: int) -> float:
+        """The learning rate of a round (from 1) of a stretch of rounds."""
+        if self.final_lr is None:
+            return self.lr
+        fall = (1 + math.cos(math.pi * round_ / rounds)) / 2
+        return self.final_lr + (self.lr - self.final_lr) * fall
 
 
 @dataclass(frozen=True)
@@ -71,7 +85,7 @@ class Workbench:
     batch_size: int | None = None
 
     def own(self, local: LocalTraining) -> LocalTraining:
-        """The method's local training with the site's own learning rate and batch size."""
+        """A method's local training with the site's own learning rate and batch size."""
         return replace(local, lr=self.lr or local.lr, batch_size=self.batch_size or local.batch_size)
 
 
@@ -93,46 +107,61 @@ def fit(
     head_only: bool,
     seed: int,
     round_: int,
+    after_epoch: Callable[[], None] | None = None,
 ) -> Fitted:
     """Trains the model in place.
 
     Args:
+        local: the learning rate, epochs and batch size to use, the site's own already among them.
         policy: what batch norm does while training.
         moments: the optimiser's, from the round before.
         head_only: the backbone rests, in eval mode.
         seed, round_: with the site's name they seed shuffling, augmentation and dropout.
+        after_epoch: called when an epoch is over; it may measure the model, and change its tensors.
 
     Raises:
         NonFiniteLoss: naming site, round and step.
     """
-    local = site.own(local)
     model = site.model
     rest(model, head_only)
-    train_mode(model, policy)
-    if head_only:
-        model.backbone.eval()
+    set_training(model, policy, head_only)
     optimiser = torch.optim.Adam(
         [p for p in model.parameters() if p.requires_grad], lr=local.lr, weight_decay=local.weight_decay
     )
     load_moments(optimiser, model, moments)
+    shuffle = generator_for(seed, site.name, round_, "shuffle")
+    noise = generator_for(seed, site.name, round_, "augmentation")
     total, steps = 0.0, 0
     with seeded(seed_for(seed, site.name, round_, "dropout"), site.device):
-        for batch in training_batches(site, local, seed, round_):
-            with torch.autocast(site.device.type, torch.bfloat16, enabled=site.amp):
-                value = loss(model(batch.inputs), batch.y, batch.known)
-            number = value.item()
-            if not math.isfinite(number):
-                raise NonFiniteLoss(
-                    f"{site.name}: the loss of round {round_}, step {steps + 1} is {number}; "
-                    "lower the learning rate or look for broken images"
-                )
-            optimiser.zero_grad(set_to_none=True)
-            value.backward()  # type: ignore[no-untyped-call]
-            optimiser.step()
-            total, steps = total + number, steps + 1
+        for _ in range(local.epochs):
+            set_training(model, policy, head_only)
+            for batch in training_batches(site, local.batch_size, shuffle, noise):
+                steps += 1
+                total += step(site, loss, optimiser, batch, f"round {round_}, step {steps}")
+            if after_epoch:
+                after_epoch()
     if local.epochs and not steps:
         raise SutureError(f"{site.name} has no training images; give it a split with some")
     return Fitted(total / steps if steps else None, save_moments(optimiser, model))
+
+
+def step(site: Workbench, loss: Loss, optimiser: torch.optim.Optimizer, batch: Batch, when: str) -> float:
+    """One step of the optimiser; returns the loss before it.
+
+    Raises:
+        NonFiniteLoss: the loss is no number, and nothing was changed.
+    """
+    with torch.autocast(site.device.type, torch.bfloat16, enabled=site.amp):
+        value = loss(site.model(batch.inputs), batch.y, batch.known)
+    number = value.item()
+    if not math.isfinite(number):
+        raise NonFiniteLoss(
+            f"{site.name}: the loss of {when} is {number}; lower the learning rate or look for broken images"
+        )
+    optimiser.zero_grad(set_to_none=True)
+    value.backward()  # type: ignore[no-untyped-call]
+    optimiser.step()
+    return number
 
 
 def rest(model: Classifier, head_only: bool) -> None:
@@ -141,19 +170,23 @@ def rest(model: Classifier, head_only: bool) -> None:
         parameter.requires_grad_(not (head_only and name.startswith("backbone.")))
 
 
-def training_batches(site: Workbench, local: LocalTraining, seed: int, round_: int) -> Iterator[Batch]:
-    """Augmented, normalised batches of E epochs, on the site's device."""
-    shuffle = generator_for(seed, site.name, round_, "shuffle")
-    noise = generator_for(seed, site.name, round_, "augmentation")
-    for _ in range(local.epochs):
-        for batch in site.samples["train"].batches(local.batch_size, shuffle):
-            ready = ready_inputs(site, batch).to(site.device)
-            image = ready.inputs.get("image")
-            if image is not None and site.augmentation.active:
-                ready = replace(
-                    ready, inputs={**ready.inputs, "image": augment(image, noise, site.augmentation)}
-                )
-            yield ready
+def set_training(model: Classifier, policy: NormPolicy, head_only: bool) -> None:
+    """Training mode, but for a resting backbone and for batch norm under `frozen`."""
+    train_mode(model, policy)
+    if head_only:
+        model.backbone.eval()
+
+
+def training_batches(
+    site: Workbench, size: int, shuffle: torch.Generator, noise: torch.Generator
+) -> Iterator[Batch]:
+    """The augmented, normalised batches of one epoch, on the site's device."""
+    for batch in site.samples["train"].batches(size, shuffle):
+        ready = ready_inputs(site, batch).to(site.device)
+        image = ready.inputs.get("image")
+        if image is not None and site.augmentation.active:
+            ready = replace(ready, inputs={**ready.inputs, "image": augment(image, noise, site.augmentation)})
+        yield ready
 
 
 def ready_inputs(site: Workbench, batch: Batch) -> Batch:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from suture.config import DataConfig
 from suture.data import load_table
 from suture.data.nih import LABELS
-from suture.data.partition import client_classes, nih_sites, patient_blocks, write_site
+from suture.data.partition import client_classes, deal, patient_blocks, write_site
 from suture.data.table import Table
 from suture.errors import ConfigError, DataError
 from suture.labels import LabelSet, union
@@ -81,7 +81,7 @@ def test_only_published_experiments_have_lists() -> None:
 
 def test_nih_becomes_two_sites_and_a_server() -> None:
     table = pooled(40, 60)
-    sites = nih_sites(table, k=2, seed=0)
+    sites = deal(table, client_classes(k=2), seed=0)
     assert list(sites) == ["site-1", "site-2", "server"]
     assert [len(t.labels) for t in sites.values()] == [11, 7, 14]
     assert set(union(t.labels for t in (sites["site-1"], sites["site-2"]))) == set(LABELS)
@@ -123,7 +123,7 @@ def test_real_nih_becomes_ten_sites(data_root: Path) -> None:
             table=folder / "Data_Entry_2017_v2020.csv",
         )
     )
-    sites = nih_sites(table, k=10)
+    sites = deal(table, client_classes(k=10))
     assert len(sites) == 11
     patients = {len(set(t.patients)) for name, t in sites.items() if name != "server"}
     assert len(patients) == 1

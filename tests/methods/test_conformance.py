@@ -33,17 +33,22 @@ def context() -> Context:
     return Context(1, Phase("main", 1), 0)
 
 
-def a_model(seed: int = 0) -> GlobalModel:
-    g = torch.Generator().manual_seed(seed)
+def a_model(method: Method) -> GlobalModel:
+    g = torch.Generator().manual_seed(0)
     head = {"head.weight": torch.randn(3, 4, generator=g), "head.bias": torch.randn(3, generator=g)}
-    return GlobalModel(LABELS, {"w": torch.randn(5, generator=g)}, head)
+    shared = {} if method.personal == "model" else {"w": torch.randn(5, generator=g)}
+    return GlobalModel(LABELS, shared, head)
 
 
-def an_update(previous: GlobalModel, labels: tuple[str, ...], seed: int) -> Update:
+def an_update(
+    method: Method, previous: GlobalModel, labels: tuple[str, ...], seed: int, noise: float = 1.0
+) -> Update:
+    """What a site sends: the shared tensors, and its rows where they are not personal."""
     g = torch.Generator().manual_seed(seed)
-    noise = lambda t: t + torch.randn(t.shape, generator=g)  # noqa: E731
-    head = {k: noise(t) for k, t in previous.rows(labels).items()}
-    return Update(1, labels, {k: noise(t) for k, t in previous.shared.items()}, head, ones(labels))
+    moved = lambda t: t + noise * torch.randn(t.shape, generator=g)  # noqa: E731
+    rows = previous.rows(labels) if method.personal == "nothing" else {}
+    shared = {k: moved(t) for k, t in previous.shared.items()}
+    return Update(1, labels, shared, {k: moved(t) for k, t in rows.items()}, ones(labels))
 
 
 def labels_for(method: Method, own: tuple[str, ...]) -> tuple[str, ...]:
@@ -81,9 +86,9 @@ def _no_augmentation() -> Any:
 
 @ALL
 def test_order_of_sites_does_not_matter_beyond_rounding(name: str) -> None:
-    method, before = make(name), a_model()
+    method, before = make(name), a_model(make(name))
     updates = [
-        an_update(before, labels_for(method, own), i)
+        an_update(method, before, labels_for(method, own), i)
         for i, own in enumerate([("A", "B"), ("B", "C"), ("B",)])
     ]
     one = tensors(method.merge(before, updates, context()))
@@ -94,9 +99,10 @@ def test_order_of_sites_does_not_matter_beyond_rounding(name: str) -> None:
 
 @ALL
 def test_same_updates_in_the_same_order_give_the_same_bytes(name: str) -> None:
-    method, before = make(name), a_model()
+    method, before = make(name), a_model(make(name))
     updates = [
-        an_update(before, labels_for(method, own), i) for i, own in enumerate([("A", "B"), ("B", "C")])
+        an_update(method, before, labels_for(method, own), i)
+        for i, own in enumerate([("A", "B"), ("B", "C")])
     ]
     one, two = (tensors(method.merge(before, iter(updates), context())) for _ in range(2))
     assert all(torch.equal(one[key], two[key]) for key in one)
@@ -105,9 +111,9 @@ def test_same_updates_in_the_same_order_give_the_same_bytes(name: str) -> None:
 @ALL
 def test_identical_updates_are_a_fixed_point(name: str) -> None:
     """Sites that send back what they got leave the model as it was."""
-    method, before = make(name), a_model()
+    method, before = make(name), a_model(make(name))
     updates = [
-        Update(1, rows, dict(before.shared), before.rows(rows), ones(rows))
+        an_update(method, before, rows, 0, noise=0.0)
         for rows in (labels_for(method, ("A", "B")), labels_for(method, ("B", "C")))
     ]
     after = tensors(method.merge(before, updates, context()))
@@ -117,8 +123,8 @@ def test_identical_updates_are_a_fixed_point(name: str) -> None:
 
 @ALL
 def test_one_site_alone_is_local_training(name: str) -> None:
-    method, before = make(name), a_model()
-    update = an_update(before, LABELS, 3)
+    method, before = make(name), a_model(make(name))
+    update = an_update(method, before, LABELS, 3)
     after = method.merge(before, [update], context())
     for key, tensor in {**update.shared, **update.head}.items():
         torch.testing.assert_close(tensors(after)[key], tensor, rtol=1e-6, atol=1e-7)
@@ -126,8 +132,10 @@ def test_one_site_alone_is_local_training(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(n for n, m in METHODS.items() if m.label_view == "own"))
 def test_a_class_that_nobody_sent_keeps_its_row(name: str) -> None:
-    method, before = make(name), a_model()
-    after = method.merge(before, [an_update(before, ("A",), 1), an_update(before, ("B",), 2)], context())
+    method, before = make(name), a_model(make(name))
+    after = method.merge(
+        before, [an_update(method, before, ("A",), 1), an_update(method, before, ("B",), 2)], context()
+    )
     for key in before.head:
         assert torch.equal(after.head[key][2], before.head[key][2])
         assert bool(torch.isfinite(after.head[key]).all())

@@ -5,11 +5,13 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from suture.data.split import strata
 from suture.data.table import Table
@@ -17,8 +19,10 @@ from suture.errors import ConfigError, DataError, unknown
 from suture.files import atomic_write
 from suture.labels import LabelSet
 
+Classes = Literal["published", "disjoint", "single", "all"]
+
 SERVER = "server"
-"""The name under which `nih_sites` gives the held-out test rows."""
+"""The name under which `deal` gives the held-out test rows."""
 
 _CELLS = {1.0: "1", 0.0: "0"}
 
@@ -70,32 +74,90 @@ def client_classes(*, k: int | None = None, shared: int | None = None) -> tuple[
     return tuple(LabelSet.of(names) for names in lists[word])
 
 
-def nih_sites(table: Table, k: int = 2, seed: int = 1337) -> dict[str, Table]:
-    """NIH ChestX-ray14 as K sites and a server.
+def class_lists(
+    kind: Classes, labels: LabelSet, clients: int, shared: int | None = None, seed: int = 1337
+) -> tuple[LabelSet, ...]:
+    """Which classes each site of a simulation knows.
 
     Args:
-        table: the pooled data with all fourteen findings and a split.
-        k: number of sites; for 2 they know 11 and 7 classes, of which 4 are shared.
+        kind: ``published``, the lists of Surgical Aggregation 2024 (NIH only; 11 and 7 for two sites);
+            ``disjoint``, every class at one site, dealt in the order of a seeded shuffle (7 and 7 for the two
+            sites of the MIDL 2023 version, whose own lists are not recoverable); ``single``, one class per
+            site; ``all``, every class everywhere.
+        labels: every class.
+        clients: number of sites; `single` has as many as there are classes.
+        shared: of the published lists those of four sites that all know this many classes.
+        seed: of the shuffle.
+
+    Raises:
+        ConfigError: no published lists, fewer classes than sites, or settings that contradict each other.
+    """
+    if shared is not None and (kind, clients) != ("published", 4):
+        raise ConfigError("shared classes are those of the published lists of 4 clients; set clients=4")
+    if kind == "published":
+        return client_classes(k=clients) if shared is None else client_classes(shared=shared)
+    if kind == "all":
+        return (labels,) * clients
+    if kind == "single":
+        clients = len(labels)
+    if clients > len(labels):
+        raise ConfigError(f"{len(labels)} classes cannot be dealt to {clients} sites without sharing one")
+    dealt = np.random.default_rng(seed).permutation(len(labels)) if kind == "disjoint" else range(len(labels))
+    owner = {labels.names[int(c)]: i % clients for i, c in enumerate(dealt)}
+    return tuple(LabelSet(tuple(n for n in labels if owner[n] == site)) for site in range(clients))
+
+
+def deal(
+    table: Table, classes: Sequence[LabelSet], seed: int = 1337, *, test: bool = False
+) -> dict[str, Table]:
+    """A pooled data set as sites that know different classes, and a server with the test rows.
+
+    Args:
+        table: the pooled data with every class and a split.
+        classes: of each site.
         seed: of the patient blocks.
+        test: whether every site also gets the test rows, as its own test data: models that stay at the sites
+            are then measured on the same images as a global one.
 
     Returns:
-        ``site-1`` ... ``site-K`` with the training and validation rows of their patients and the columns of
-        their classes; ``server`` with the test rows and all classes.
+        ``site-01`` ... with the training and validation rows of their patients and the columns of their
+        classes; ``server`` with the test rows and all classes.
 
     Raises:
         DataError: too few patients.
-        ConfigError: no published class lists for K sites.
     """
-    classes = client_classes(k=k)
-    learning = table.rows(
-        np.array([split in ("train", "validation") for split in table.split], dtype=np.bool_)
-    )
-    blocks = patient_blocks(learning, k, seed)
-    sites = {
-        f"site-{i}": block.restrict(own)
-        for i, (block, own) in enumerate(zip(blocks, classes, strict=True), 1)
-    }
+    split = np.array(table.split)
+    blocks = patient_blocks(table.rows((split == "train") | (split == "validation")), len(classes), seed)
+    patients = np.asarray(table.patients, dtype=np.str_)
+    sites = {}
+    for i, (block, own) in enumerate(zip(blocks, classes, strict=True), 1):
+        rows = np.isin(patients, block.patients) & (split != "")
+        name = f"site-{i:0{len(str(len(classes)))}d}"
+        sites[name] = table.rows(rows | (split == "test") if test else rows).restrict(own)
     return sites | {SERVER: table.of("test")}
+
+
+def subset(table: Table, training_images: int, seed: int = 1337) -> Table:
+    """At most so many training images: the same share of the patients of each stratum, in training and
+    validation; all test rows stay.
+    """
+    split = np.array(table.split)
+    total = int((split == "train").sum())
+    if total <= training_images:
+        return table
+    groups = {part: _strata_of(table.rows(split == part), seed) for part in ("train", "validation")}
+    patients = np.asarray(table.patients, dtype=np.str_)
+    share = training_images / total
+    while True:
+        kept = np.concatenate([g[: int(len(g) * share)] for pair in groups.values() for g in pair])
+        rows = np.isin(patients, kept) | (split == "test")
+        if int((rows & (split == "train")).sum()) <= training_images:
+            return table.rows(rows)
+        share *= 0.99
+
+
+def _strata_of(table: Table, seed: int) -> tuple[NDArray[np.str_], NDArray[np.str_]]:
+    return strata(table.patients, table.y, seed)
 
 
 def write_site(folder: Path, table: Table, labels: LabelSet) -> Path:

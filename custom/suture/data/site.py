@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import torch
 
 from suture.config import SiteConfig
 from suture.data import load_table
-from suture.data.batch import Samples
+from suture.data.batch import Samples, columns
 from suture.data.cache import decode
 from suture.data.table import SPLITS, Split
 from suture.labels import LabelSet
 
+SiteSamples = tuple[LabelSet, dict[Split, Samples]]
+"""A site's own classes, and its samples of each split."""
 
-def load_samples(config: SiteConfig, size: int, site: str) -> tuple[LabelSet, dict[Split, Samples]]:
+
+def load_samples(config: SiteConfig, size: int, site: str) -> SiteSamples:
     """All that a site trains and evaluates on.
 
     Args:
@@ -44,3 +49,22 @@ def load_samples(config: SiteConfig, size: int, site: str) -> tuple[LabelSet, di
         samples[name] = Samples({"image": images[start:stop]}, y[start:stop], table.patients[start:stop])
         start = stop
     return table.labels, samples
+
+
+def pooled(sites: Mapping[str, SiteSamples]) -> SiteSamples:
+    """The samples of several sites as if one party held them: every class of any site, NaN where unknown.
+
+    The images are copied into memory.
+
+    Args:
+        sites: by name, which goes before the patients' so that those of two sites stay apart.
+    """
+    names = sorted({name for labels, _ in sites.values() for name in labels})
+    union = LabelSet(tuple(names))
+    samples: dict[Split, Samples] = {}
+    for split in SPLITS:
+        parts = [columns(own[split], labels, union) for labels, own in sites.values()]
+        patients = [f"{site}/{p}" for site, (_, own) in sites.items() for p in own[split].patients]
+        inputs = {key: torch.cat([part.inputs[key] for part in parts]) for key in parts[0].inputs}
+        samples[split] = Samples(inputs, torch.cat([part.y for part in parts]), tuple(patients))
+    return union, samples

@@ -21,10 +21,17 @@ def recipe_of(
 ) -> FederationRecipe:
     """The FLARE recipe of a job.
 
+    Raises:
+        ConfigError: its method is no federation.
+
     Args:
         experiment: identifier under which the parties keep their state; a new one by default.
         sites, bundle: as in `FederationRecipe`.
     """
+    if job.method.here_only:
+        raise ConfigError(
+            f"{job.method.title} {job.method.here_only}, so it cannot run in a federation; use --env local"
+        )
     name = experiment or f"{job.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     return FederationRecipe(job.name, job.plan(name), job.schedule(), sites, job.min_sites or 1, bundle)
 

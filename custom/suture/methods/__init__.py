@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 from suture.errors import unknown
+from suture.methods.central import Central, CentralFull
 from suture.methods.contract import Method
+from suture.methods.individual import Individual
 from suture.methods.partial import PartialLoss
+from suture.methods.pfl import PersonalisedFL
 from suture.methods.surgical import SurgicalAggregation
 from suture.methods.vanilla import VanillaFL
 
-METHODS: dict[str, type[Method]] = {m.name: m for m in (SurgicalAggregation, VanillaFL, PartialLoss)}
+METHODS: dict[str, type[Method]] = {
+    method.name: method
+    for method in (
+        SurgicalAggregation,
+        VanillaFL,
+        PartialLoss,
+        PersonalisedFL,
+        Individual,
+        Central,
+        CentralFull,
+    )
+}
 
 
 def method_class(name: str) -> type[Method]:

@@ -19,9 +19,10 @@ from suture.messages import Labels, Payload, Update
 from suture.models.classifier import Layout
 from suture.models.norm import NormPolicy
 from suture.packing import Packed
-from suture.training import Workbench
+from suture.training import LocalTraining, Workbench
 
 LabelView = Literal["own", "all"]
+Personal = Literal["nothing", "head", "model"]
 Range = tuple[float, float]
 
 
@@ -31,22 +32,32 @@ class Phase:
 
     Attributes:
         trainable: ``all`` of the model, or its ``head`` (with the hidden block) while the backbone rests.
-        lr: learning rate of the phase; None takes the method's.
+        lr: constant learning rate of the phase; None takes the method's, or the site's own.
+        epochs: passes over the local data a round; None takes the method's.
+        keep_best: a site returns the epoch of the lowest validation loss rather than the last.
     """
 
     name: str
     rounds: int
     trainable: Literal["all", "head"] = "all"
     lr: float | None = None
+    epochs: int | None = None
+    keep_best: bool = False
 
 
 @dataclass(frozen=True)
 class Context:
-    """Where a federation stands; the same for every site of a round."""
+    """Where a federation stands; the same for every site of a round.
+
+    Attributes:
+        round: from 1.
+        phase_round: the same within the phase.
+    """
 
     round: int
     phase: Phase
     seed: int
+    phase_round: int = 1
 
 
 @dataclass(frozen=True)
@@ -105,19 +116,37 @@ class Method(ABC):
         title, paper: for people.
         label_view: ``own``, a site sees the rows of its own classes only; ``all``, it sees every class of
             the federation, which its configuration must permit.
-        personal: the method leaves a model at each site instead of a global one.
+        personal: what stays at the site: ``nothing``, its ``head``, or its whole ``model``. A personal
+            method leaves a model at each site instead of a global one.
+        pooled: one party trains on the data of all sites together: a reference, not a federation.
+        every_label: of such a reference: a simulation gives it every label of every image.
+        here_only: why the method cannot run in a federation; empty where it can.
+        local: how a site trains.
+        batch_norm: what happens to batch norm.
     """
 
     name: ClassVar[str]
     title: ClassVar[str]
     paper: ClassVar[str]
     label_view: ClassVar[LabelView]
-    personal: ClassVar[bool] = False
+    personal: ClassVar[Personal] = "nothing"
+    pooled: ClassVar[bool] = False
+    every_label: ClassVar[bool] = False
+    here_only: ClassVar[str] = ""
+    local: LocalTraining
     batch_norm: NormPolicy
 
     def phases(self, rounds: int) -> tuple[Phase, ...]:
-        """The stretches of a run of `rounds` rounds."""
-        return (Phase("main", rounds),)
+        """The stretches of a run of `rounds` rounds: the warm-up of the head, if there is one, and the rest.
+
+        The warm-up is one exchange: each site trains the head on the resting backbone by itself, and the
+        heads are merged as in any other round.
+        """
+        local = self.local
+        if not local.warmup_epochs:
+            return (Phase("main", rounds),)
+        warm_up = Phase("warm-up", 1, "head", local.warmup_lr, local.warmup_epochs, keep_best=True)
+        return (warm_up, Phase("main", rounds - 1)) if rounds > 1 else (warm_up,)
 
     @abstractmethod
     def egress(self, layout: Layout) -> Egress:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from suture.messages import Payload, Update, ones
 from suture.methods.contract import Context, Egress
-from suture.models.classifier import Layout, split_state
-from suture.models.norm import NormPolicy, shared_names
+from suture.models.classifier import Layout, load_tensors, split_state
+from suture.models.norm import NormPolicy
 from suture.packing import Packed
-from suture.training import LocalTraining, Loss, Workbench, fit
+from suture.training import LocalTraining, Loss, Workbench, fit, predict
 
 WHY = {
     "shared": "backbone weights, averaged over sites",
@@ -38,28 +40,68 @@ def train_weights(
     local: LocalTraining,
     policy: NormPolicy,
 ) -> tuple[Update, dict[str, Tensor]]:
-    """E epochs of Adam from the received model; the moments stay at the site.
+    """E epochs of Adam from the received model; the moments stay at the site, and end with their phase.
 
     Returns:
         the trained weights with every class of the head counting once, and the moments to keep.
     """
+    best = Best(site, loss) if ctx.phase.keep_best else None
     fitted = fit(
         site,
         loss,
-        local if ctx.phase.lr is None else replace(local, lr=ctx.phase.lr),
+        in_phase(site.own(local), ctx),
         policy=policy,
-        moments=state.tensors,
+        moments=state.tensors if state.header.get("phase") == ctx.phase.name else {},
         head_only=ctx.phase.trainable == "head",
         seed=ctx.seed,
         round_=ctx.round,
+        after_epoch=best,
     )
+    if best:
+        best.restore()
     shared, head = split_state(site.model.state_dict())
     update = Update(
         round=ctx.round,
         labels=received.labels,
-        shared={name: shared[name].detach().cpu() for name in shared_names(site.model, policy)},
-        head={name: rows.detach().cpu() for name, rows in head.items()},
+        shared={name: shared[name].detach().cpu() for name in received.shared},
+        head={name: head[name].detach().cpu() for name in received.head},
         class_weights=ones(received.labels),
         train_loss=fitted.loss,
     )
     return update, fitted.moments
+
+
+def in_phase(local: LocalTraining, ctx: Context) -> LocalTraining:
+    """The local training of one round: the epochs and learning rate of its phase, or else the method's."""
+    phase = ctx.phase
+    lr = local.lr_of(ctx.phase_round, phase.rounds) if phase.lr is None else phase.lr
+    return replace(local, lr=lr, epochs=local.epochs if phase.epochs is None else phase.epochs)
+
+
+class Best:
+    """Remembers the epoch of the lowest validation loss; without validation data, the last."""
+
+    def __init__(self, site: Workbench, loss: Loss) -> None:
+        self._site, self._loss = site, loss
+        self._lowest = math.inf
+        self._tensors: dict[str, Tensor] = {}
+
+    def __call__(self) -> None:
+        """Measures the model, and keeps it if it is the best so far."""
+        value = validation_loss(self._site, self._loss)
+        if value is None or value < self._lowest:
+            self._lowest = math.inf if value is None else value
+            self._tensors = {k: t.detach().clone() for k, t in self._site.model.state_dict().items()}
+
+    def restore(self) -> None:
+        """Puts the best model back."""
+        load_tensors(self._site.model, self._tensors)
+
+
+def validation_loss(site: Workbench, loss: Loss) -> float | None:
+    """The loss on the site's validation data, None if it has none."""
+    part = site.samples.get("validation")
+    if part is None or not len(part):
+        return None
+    known = ~torch.isnan(part.y)
+    return float(loss(predict(site, part), torch.nan_to_num(part.y), known))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
 from typing import Annotated
 
 from pydantic import Field
@@ -14,14 +16,67 @@ from suture.messages import STRICT
 from suture.models.classifier import Classifier, Preprocessing, head_rows, load_tensors
 from suture.models.cnn import small_cnn
 from suture.models.densenet import densenet121
+from suture.models.efficientnet import efficientnet_lite0
+from suture.models.resnet import resnet18, small_resnet
 from suture.seeds import seed_for, seeded
 
-MODELS: dict[str, str] = {
-    "cnn": "small CNN of four blocks, 98 thousand parameters, for the demo and tests",
-    "densenet121": "MONAI DenseNet121, ImageNet weights from a path or by download",
-}
+Normalisation = tuple[tuple[float, ...], tuple[float, ...]]
 
-_IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+IMAGENET: Normalisation = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+LITE: Normalisation = ((127 / 255,) * 3, (128 / 255,) * 3)
+"""What EfficientNet-Lite was trained with."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Backbone:
+    """An entry of the registry.
+
+    Attributes:
+        text: for `suture list`.
+        build: (channels, size, weights) to the network and its number of features.
+        smallest: the smallest image that it takes.
+        weights: the words that `ModelSpec.weights` may be besides a path; without any it takes no weights.
+        normalisation: mean and std of its pretraining; None for a network that is made for gray images.
+    """
+
+    text: str
+    build: Callable[[int, int, str | None], tuple[nn.Module, int]]
+    smallest: int = 16
+    weights: tuple[str, ...] = ()
+    normalisation: Normalisation | None = None
+
+
+MODELS: dict[str, Backbone] = {
+    "cnn": Backbone(
+        "small CNN of four blocks, 98 thousand parameters, for the demo and tests",
+        lambda channels, _size, _weights: small_cnn(channels),
+    ),
+    "resnet_small": Backbone(
+        "small ResNet of four blocks, 0.3 million parameters, for 64 px images on a CPU",
+        lambda channels, _size, _weights: small_resnet(channels),
+    ),
+    "resnet18": Backbone(
+        "torchvision ResNet-18, ImageNet weights from a path or by download",
+        lambda _channels, _size, weights: resnet18(weights),
+        smallest=33,
+        weights=("download",),
+        normalisation=IMAGENET,
+    ),
+    "densenet121": Backbone(
+        "MONAI DenseNet121, ImageNet weights from a path or by download",
+        lambda _channels, _size, weights: densenet121(weights),
+        smallest=29,
+        weights=("download",),
+        normalisation=IMAGENET,
+    ),
+    "efficientnet_lite0": Backbone(
+        "EfficientNet-Lite0 with the ImageNet weights of its package (suture[lite])",
+        lambda _channels, size, weights: efficientnet_lite0(size, weights),
+        smallest=32,
+        weights=("package",),
+        normalisation=LITE,
+    ),
+}
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -35,8 +90,10 @@ class ModelSpec:
         hidden: width of a Dense block between backbone and head, 0 for none (256 in the program of
             Surgical Aggregation).
         dropout: of that block.
-        weights: path of pretrained weights, read at the server only; ``download`` fetches them.
-        mean, std: normalisation per channel; ImageNet's for densenet121, else 0.5 and 0.25.
+        weights: path of pretrained weights, read at the server only; ``download`` fetches torchvision's,
+            ``package`` takes those that the backbone's package carries.
+        mean, std: normalisation per channel; that of its pretraining where a backbone has one, else 0.5 and
+            0.25.
     """
 
     name: str = "cnn"
@@ -55,8 +112,9 @@ class ModelSpec:
     @property
     def preprocessing(self) -> Preprocessing:
         """How pixels become this model's input."""
-        channels = 3 if self.color or self.name == "densenet121" else 1
-        mean, std = _IMAGENET if self.name == "densenet121" else ((0.5,) * channels, (0.25,) * channels)
+        own = MODELS[self.name].normalisation
+        channels = 3 if self.color or own else 1
+        mean, std = own or ((0.5,) * channels, (0.25,) * channels)
         return Preprocessing(self.size, self.color, channels, self.mean or mean, self.std or std)
 
 
@@ -71,16 +129,11 @@ def build(spec: ModelSpec, labels: LabelSet, seed: int, *, pretrained: bool) -> 
     """
     _check(spec)
     with seeded(seed_for(seed, "model")):
-        backbone, features = _backbone(spec, pretrained)
+        weights = spec.weights if pretrained else None
+        backbone, features = MODELS[spec.name].build(spec.preprocessing.channels, spec.size, weights)
         model = Classifier(backbone, features, labels, spec.hidden, spec.dropout)
     load_tensors(model, head_rows(labels, model.head.in_features, seed))
     return model
-
-
-def _backbone(spec: ModelSpec, pretrained: bool) -> tuple[nn.Module, int]:
-    if spec.name == "densenet121":
-        return densenet121(spec.weights if pretrained else None)
-    return small_cnn(spec.preprocessing.channels)
 
 
 def _check(spec: ModelSpec) -> None:
@@ -89,10 +142,17 @@ def _check(spec: ModelSpec) -> None:
     Raises:
         ConfigError: naming the setting and the remedy.
     """
-    if spec.name == "densenet121" and spec.size < 29:  # its last pooling would leave no pixel
-        raise ConfigError(f"model.size {spec.size} is too small for densenet121; 29 or more")
-    if spec.weights and spec.name == "cnn":
-        raise ConfigError("model.weights: there are none for cnn; remove it, or set model.name=densenet121")
+    entry = MODELS[spec.name]
+    if spec.size < entry.smallest:  # its last pooling would leave no pixel, or batch norm a single one
+        raise ConfigError(f"model.size {spec.size} is too small for {spec.name}; {entry.smallest} or more")
+    if spec.weights and not entry.weights:
+        raise ConfigError(f"model.weights: there are none for {spec.name}; remove it, or set model.name")
+    words = {word for other in MODELS.values() for word in other.weights}
+    if spec.weights in words - set(entry.weights):
+        raise ConfigError(
+            f"model.weights={spec.weights} is not for {spec.name}; name a file, or "
+            + " or ".join(entry.weights)
+        )
     if spec.dropout and not spec.hidden:
         raise ConfigError("model.dropout is that of the hidden block; set model.hidden, or remove it")
     for name in ("mean", "std"):

@@ -105,6 +105,25 @@ def head_rows(labels: LabelSet, features: int, seed: int) -> dict[str, Tensor]:
     return {"head.weight": stacked[:, :-1].contiguous(), "head.bias": stacked[:, -1].contiguous()}
 
 
+def relabelled(
+    head: Mapping[str, Tensor], before: tuple[str, ...], labels: tuple[str, ...], seed: int
+) -> dict[str, Tensor]:
+    """The rows of `labels`: classes known before keep theirs, new ones are initialised.
+
+    Args:
+        head: ``head.weight`` [len(before), d] and ``head.bias`` [len(before)].
+    """
+    if before == labels:
+        return dict(head)
+    fresh = head_rows(LabelSet(labels), head["head.weight"].shape[1], seed)
+    known = [name for name in labels if name in before]
+    to = torch.tensor([labels.index(name) for name in known], dtype=torch.long)
+    source = torch.tensor([before.index(name) for name in known], dtype=torch.long)
+    for name, rows in head.items():
+        fresh[name][to] = rows[source]
+    return fresh
+
+
 def split_state(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """A state dict as its shared tensors and the head's."""
     head = {name: t for name, t in state.items() if name.startswith("head.")}

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from pathlib import Path
 
-import torch
 from torch import Tensor, nn
 
-from suture.errors import ConfigError
+from suture.models.weights import fill, read_weights
 
 FEATURES = 1024
 
@@ -41,50 +38,12 @@ def densenet121(weights: str | None) -> tuple[nn.Module, int]:
     """
     backbone = DenseNetBackbone()
     if weights:
-        load_imagenet(backbone, weights)
-    return backbone, FEATURES
-
-
-def load_imagenet(backbone: DenseNetBackbone, weights: str) -> None:
-    """Fills the backbone from torchvision's DenseNet121 weights.
-
-    Raises:
-        ConfigError: naming the file, and the first tensor that is missing.
-    """
-    source = _read(weights)
-    renamed = {_monai_name(name): tensor for name, tensor in source.items()}
-    target = backbone.features.state_dict()
-    for name, tensor in target.items():
-        if name.endswith("num_batches_tracked"):
-            continue
-        found = renamed.get(name)
-        if found is None or found.shape != tensor.shape:
-            raise ConfigError(f"{weights} is no DenseNet121 of torchvision: no tensor fits features.{name}")
-        tensor.copy_(found)
-
-
-def _read(weights: str) -> Mapping[str, Tensor]:
-    if weights == "download":
         from torchvision.models import DenseNet121_Weights
 
-        official = DenseNet121_Weights.IMAGENET1K_V1
-        try:
-            state: Mapping[str, Tensor] = official.get_state_dict(progress=True, check_hash=True)
-        except (OSError, RuntimeError) as error:  # no network, or another file under that name
-            raise ConfigError(
-                f"{official.url} cannot be downloaded: {error}; fetch it elsewhere and name the file"
-            ) from error
-        return state
-    path = Path(weights)
-    if not path.is_file():
-        raise ConfigError(f"the ImageNet weights {path} do not exist; name a file, or 'download'")
-    try:
-        loaded = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch.load raises whatever the unpickler meets
-        raise ConfigError(f"{path} cannot be read as a PyTorch checkpoint: {error}") from error
-    if not isinstance(loaded, Mapping):
-        raise ConfigError(f"{path} is no DenseNet121 of torchvision: it holds a {type(loaded).__name__}")
-    return {str(name): tensor for name, tensor in loaded.items() if isinstance(tensor, Tensor)}
+        source = read_weights(weights, DenseNet121_Weights.IMAGENET1K_V1)
+        renamed = {_monai_name(name): tensor for name, tensor in source.items()}
+        fill(backbone.features.state_dict(), renamed, weights, "DenseNet121 of torchvision")
+    return backbone, FEATURES
 
 
 def _monai_name(name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from suture.evaluation.metrics import ClassScore
 from suture.evaluation.summary import Source, across_sites, summarise
@@ -26,15 +27,17 @@ def finish(server: Server, tested: Mapping[str, Metrics]) -> None:
     sites = {site: server.roster.classes_from_site(site, metrics) for site, metrics in sorted(tested.items())}
     scores: Mapping[str, ClassScore]
     source: Source
-    if server.held_out and server.held_out.has("test"):
+    personal = server.plan.method.personal != "nothing"
+    if server.held_out and server.held_out.has("test") and not personal:
         scores, source = server.held_out.scores(model, "test", _BOOTSTRAP), "server test set"
         n = server.held_out.count("test")
     else:
         scores, source = across_sites(sites), "sites' test data"
         n = sum(metrics.n for metrics in tested.values())
-    owners = server.roster.owners()
-    facts = {"round": selected, "job": server.record.run.get("job")}
-    export(model, server.plan, server.record.folder / "model", facts)
+    owners = replace(server.roster, members=server.known).owners()
+    if not personal:
+        facts = {"round": selected, "job": server.record.run.get("job")}
+        export(model, server.plan, server.record.folder / "model", facts)
     server.record.metrics(summarise(model.labels, owners, scores, sites, n, source, selected))
     server.record.update(selected_round=selected, selection=server.schedule.selection)
     server.record.close("finished")

@@ -12,9 +12,9 @@ import torch
 from suture.labels import LabelSet
 from suture.messages import Labels
 from suture.methods.contract import GlobalModel
+from suture.methods.crossing import crossing, staying
 from suture.models import build
-from suture.models.classifier import Classifier, Layout, head_rows, split_state
-from suture.models.norm import norm_names, shared_names
+from suture.models.classifier import Classifier, Layout, relabelled, split_state
 from suture.models.saved import save_model
 from suture.packing import Packed
 from suture.plan import Plan
@@ -26,27 +26,17 @@ def initial(plan: Plan, labels: Labels) -> GlobalModel:
     """One common initialisation for all sites; pretrained weights are read here and nowhere else."""
     model = build(plan.model, LabelSet(labels), plan.seed, pretrained=True)
     state, head = split_state(model.state_dict())
-    names = shared_names(model, plan.method.batch_norm)
-    fixed = sorted(norm_names(model) - set(names))
     return GlobalModel(
         labels,
-        {name: state[name].clone() for name in names},
+        {name: state[name].clone() for name in crossing(model, plan.method)},
         {name: rows.clone() for name, rows in head.items()},
-        {name: state[name].clone() for name in fixed},
+        {name: state[name].clone() for name in staying(model, plan.method) if name in state},
     )
 
 
 def with_labels(model: GlobalModel, labels: Labels, plan: Plan) -> GlobalModel:
     """The model with a row for each of `labels`: known classes keep theirs, new ones are initialised."""
-    if labels == model.labels:
-        return model
-    features = next(t for name, t in model.head.items() if name.endswith("weight")).shape[1]
-    fresh = head_rows(LabelSet(labels), features, plan.seed)
-    known = tuple(name for name in labels if name in model.labels)
-    where = torch.tensor([labels.index(name) for name in known], dtype=torch.long)
-    for name, rows in model.rows(known).items():
-        fresh[name][where] = rows
-    return replace(model, labels=labels, head=fresh)
+    return replace(model, labels=labels, head=relabelled(model.head, model.labels, labels, plan.seed))
 
 
 def layout_of_global(model: GlobalModel) -> Layout:

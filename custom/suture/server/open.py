@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -11,16 +12,24 @@ from suture.errors import ConfigError
 from suture.plan import Plan, Schedule, code_hash
 from suture.server.finish import declared
 from suture.server.record import Record, now, versions
+from suture.server.roster import Member
 from suture.server.selection import HeldOut
 from suture.server.server import Server
 
 
-def open_server(plan: Plan, schedule: Schedule, config: SiteConfig | None, default: Path) -> Server:
+def open_server(
+    plan: Plan,
+    schedule: Schedule,
+    config: SiteConfig | None,
+    default: Path,
+    pooled: Mapping[str, Member] | None = None,
+) -> Server:
     """The server of an experiment, with its labelled data if its configuration names some.
 
     Args:
         config: the server's own suture.toml.
         default: folder for experiments where the configuration names none.
+        pooled: as in `Server`.
 
     Raises:
         ConfigError: the server runs other code than the job was made with.
@@ -34,7 +43,7 @@ def open_server(plan: Plan, schedule: Schedule, config: SiteConfig | None, defau
         )
     state = (config.storage.state if config else None) or default
     held_out = HeldOut(config, plan) if config else None
-    server = Server(plan, schedule, state / plan.experiment, held_out)
+    server = Server(plan, schedule, state / plan.experiment, held_out, pooled)
     describe(server.record, plan, schedule)
     return server
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import torch
 
@@ -29,6 +30,43 @@ class Best:
 def better(best: Best | None, candidate: Best) -> Best:
     """The better of two; the earlier one where they are equal."""
     return candidate if best is None or candidate.value > best.value else best
+
+
+@dataclass
+class Standings:
+    """The best round so far, of the federation and of each site by itself.
+
+    Attributes:
+        best: by the rule of the job.
+        own: by each site's validation loss, where every site has a model of its own.
+    """
+
+    best: Best | None = None
+    own: dict[str, Best] = field(default_factory=dict)
+
+    def note(self, candidate: Best) -> None:
+        """A round that may be the best."""
+        self.best = better(self.best, candidate)
+
+    def note_own(self, round_: int, losses: Mapping[str, float]) -> None:
+        """A round that may be the best of some sites."""
+        for site, loss in losses.items():
+            self.own[site] = better(self.own.get(site), Best(round_, -loss))
+
+    def of(self, site: str) -> int:
+        """The round that a site is to keep; 0 while there is none."""
+        found = self.own.get(site, self.best)
+        return found.round if found else 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for the state."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Standings:
+        """What `to_dict` gave."""
+        best = Best(**values["best"]) if values["best"] else None
+        return cls(best, {site: Best(**own) for site, own in values["own"].items()})
 
 
 class HeldOut:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,16 +14,18 @@ from suture.check import Expectation
 from suture.errors import FederationError
 from suture.evaluation.metrics import mean_defined
 from suture.evaluation.summary import across_sites
-from suture.messages import Hello, Metrics, Payload, TaskName, Update
+from suture.messages import Metrics, Payload, TaskName, Update
 from suture.methods.contract import GlobalModel
 from suture.models.classifier import Layout
 from suture.packing import Packed, load
 from suture.plan import Plan, Schedule, context
-from suture.server.global_model import initial, layout_of_global, pack_model, unpack_model, with_labels
+from suture.server.assignment import assignments
+from suture.server.global_model import initial, pack_model, unpack_model, with_labels
 from suture.server.inbox import Inbox, Line, told
 from suture.server.record import Record
-from suture.server.roster import Roster, agree, check_names
-from suture.server.selection import Best, HeldOut, better
+from suture.server.roster import Member, Roster, agree, check_names
+from suture.server.selection import Best, HeldOut, Standings
+from suture.server.welcome import introduce, welcome
 from suture.store import Rounds
 
 log = logging.getLogger(__name__)
@@ -37,9 +38,17 @@ class Server:
         plan, schedule: what is about to be done.
         folder: of the experiment; holds the committed rounds, and everything that the run leaves.
         held_out: labelled data that lies at the server, if it has any.
+        pooled: the sites whose data one party holds, where that is so; the report is about them.
     """
 
-    def __init__(self, plan: Plan, schedule: Schedule, folder: Path, held_out: HeldOut | None) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        schedule: Schedule,
+        folder: Path,
+        held_out: HeldOut | None,
+        pooled: Mapping[str, Member] | None = None,
+    ) -> None:
         if schedule.selection == "server_metric" and not (held_out and held_out.has("validation")):
             raise FederationError(
                 "selection='server_metric' needs labelled validation data at the server; name it in the "
@@ -48,13 +57,14 @@ class Server:
         self.plan = plan
         self.schedule = schedule
         self.held_out = held_out
+        self._pooled = pooled
         self.record = Record(folder)
         self.states = Rounds(folder / "state")
         self.inbox = Inbox(self.states.folder / "spool", self.record.event)
         self.round = 0
         self.roster = Roster({}, ())
         self.model: GlobalModel
-        self.best: Best | None = None
+        self.standings = Standings()
         self._holders: set[str] = set()  # sites that keep the fixed tensors
         self._pending: Line | None = None  # the last round's history, until its losses have come
         self._failures = 0
@@ -75,7 +85,7 @@ class Server:
             FederationError: a site that the job needs did not introduce itself, or labels are not settled.
         """
         lines = self.inbox.close(missing)
-        hellos = self._welcome(lines)
+        hellos = welcome(self.inbox.hellos(), lines, self.schedule.min_sites)
         found = self.states.newest()
         previous = unpack_model(found[1]) if found else None
         self.roster = agree(
@@ -88,55 +98,35 @@ class Server:
             self.model = initial(self.plan, self.roster.labels)
             self._commit(0)
         self.record.rewind(self.round)
-        self._introduce(previous, {s: x["reason"] for s, x in lines.items() if s not in hellos})
-
-    def _welcome(self, lines: dict[str, Line]) -> dict[str, Hello]:
-        """The sites that can take part."""
-        hellos = self.inbox.hellos()
-        for site in [s for s, hello in hellos.items() if not hello.n.get("train")]:
-            lines[site] |= {"status": "rejected", "reason": "it has no training images"}
-            del hellos[site]
-        refused = {s: line["reason"] for s, line in lines.items() if s not in hellos}
-        if len(hellos) < (self.schedule.min_sites or len(lines)):
-            raise FederationError(f"the federation cannot start; {told(refused)}")
-        return hellos
-
-    def _introduce(self, previous: GlobalModel | None, refused: Mapping[str, str]) -> None:
-        """Writes down who takes part and, when a run continues, what is new."""
-        members = self.roster.members
         added = [name for name in self.roster.labels if previous and name not in previous.labels]
-        self.record.update(
-            status="running",
-            rounds=self.schedule.rounds,
-            labels=list(self.roster.labels),
-            sites={s: {"labels": list(m.names), "n": dict(m.n)} for s, m in members.items()},
-            threads={"server": 1, **{s: m.threads for s, m in members.items()}},
-            **({"new_labels": added} if added else {}),
-        )
-        self.record.event(
-            "begin",
-            round=self.round,
-            rounds=self.schedule.rounds,
-            sites=sorted(members),
-            labels=list(self.roster.labels),
-            refused=dict(refused),
-            new_labels=added,
-        )
+        refused = {s: str(x["reason"]) for s, x in lines.items() if s not in hellos}
+        introduce(self.record, self.roster, self.known, self.round, self.schedule.rounds, added, refused)
 
     def _restore(self, number: int, header: Mapping[str, Any]) -> None:
         self.round = number
-        self.best = Best(**header["best"]) if header["best"] else None
+        self.standings = Standings.from_dict(header["standings"])
         self._pending = header["pending"]
         self._holders = set(header["holders"])
         self._keep_best()
         log.info("continuing after round %d", number)
 
+    @property
+    def known(self) -> Mapping[str, Member]:
+        """The sites whose labels these are."""
+        return self._pooled or self.roster.members
+
     # Rounds
 
     @property
     def done(self) -> bool:
-        """Whether every round has been committed."""
-        return self.round >= self.schedule.rounds
+        """Whether every round has been committed, or patience has run out."""
+        return self.round >= self.schedule.rounds or self._patience_is_over()
+
+    def _patience_is_over(self) -> bool:
+        if self.schedule.patience is None or self.standings.best is None:
+            return False
+        measured = self.round - (self.schedule.selection == "site_loss")
+        return measured - self.standings.best.round >= self.schedule.patience
 
     def assign(self) -> dict[str, Packed]:
         """The payload of the next round for each site: the shared tensors, and its own rows."""
@@ -200,17 +190,19 @@ class Server:
         self.record.event("validated", round=self.round, loss=loss, auroc=auroc)
         self._pending = None
         if self.schedule.selection == "site_loss" and loss is not None:
-            self.best = better(self.best, Best(self.round, -loss))
+            self.standings.note(Best(self.round, -loss))
+        if self.plan.method.personal == "model":
+            self.standings.note_own(self.round, losses)
 
     def _select_here(self, number: int) -> None:
         """The selections that need no site: labelled data at the server, or simply the last round."""
         if self.schedule.selection == "last":
-            self.best = Best(number, 0.0)
+            self.standings.best = Best(number, 0.0)
         elif self.schedule.selection == "server_metric" and self.held_out and self._pending:
             value = self.held_out.mean_auroc(self.model, "validation")
             self._pending["validation"]["server_auroc"] = value
             if value is not None:
-                self.best = better(self.best, Best(number, value))
+                self.standings.note(Best(number, value))
 
     # The end
 
@@ -226,7 +218,7 @@ class Server:
         """
         self.inbox.close(missing)
         self._validated()
-        if self.best is None:
+        if self.standings.best is None:
             raise FederationError(
                 "no validation loss was ever measured, so no round can be selected; give the sites "
                 "validation data, or set selection = 'last'"
@@ -235,7 +227,7 @@ class Server:
 
     def assign_test(self) -> dict[str, Packed]:
         """The payload that asks for the selected model's figures on the sites' test data."""
-        return self._send("evaluate", self.selected_round, self.selected(), "evaluate", "test")
+        return self._send("evaluate", None, self.selected(), "evaluate", "test")
 
     def close_test(self, missing: Mapping[str, str]) -> dict[str, Metrics]:
         """What the sites measured on their own test data."""
@@ -245,7 +237,7 @@ class Server:
     @property
     def selected_round(self) -> int:
         """The round whose model is kept."""
-        return self.best.round if self.best else self.round
+        return self.standings.best.round if self.standings.best else self.round
 
     def selected(self) -> GlobalModel:
         """The model of the selected round."""
@@ -256,38 +248,30 @@ class Server:
     def _send(
         self,
         task: TaskName,
-        number: int,
+        number: int | None,
         model: GlobalModel,
         phase: str,
         split: Literal["validation", "test"] = "validation",
     ) -> dict[str, Packed]:
-        layout = layout_of_global(model)
-        egress = self.plan.method.egress(layout)
-        asked = {}
-        for site, member in sorted(self.roster.members.items()):
-            rows = self.roster.rows_for(site, self.plan.method.label_view)
-            labels = self.roster.to_site(site, rows)
-            fixed = {} if site in self._holders else dict(model.fixed)
-            asked[site] = (
-                Payload(
-                    task,
-                    number,
-                    self.round,
-                    phase,
-                    split,
-                    labels,
-                    dict(model.shared),
-                    model.rows(rows),
-                    fixed,
-                ),
-                Expectation(task, number, self.round, split, labels, member.own, egress),
-            )
+        best = {site: self.standings.of(site) for site in self.roster.members}
+        asked = assignments(
+            self.plan.method,
+            self.roster,
+            model,
+            task,
+            best if number is None else dict.fromkeys(best, number),
+            committed=self.round,
+            best=best,
+            holders=self._holders,
+            phase=phase,
+            split=split,
+        )
         return self.inbox.open(asked)
 
     def _commit(self, number: int) -> None:
         header = {
             "roster": self.roster.to_dict(),
-            "best": asdict(self.best) if self.best else None,
+            "standings": self.standings.to_dict(),
             "pending": self._pending,
             "holders": sorted(self._holders),
         }
@@ -296,5 +280,5 @@ class Server:
         self._keep_best()
 
     def _keep_best(self) -> None:
-        if self.best is not None:
-            self.states.keep(self.best.round)
+        if self.standings.best is not None:
+            self.states.keep(self.standings.best.round)

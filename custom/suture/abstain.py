@@ -1,0 +1,70 @@
+"""Why a site abstains: expected failures as typed reasons. The text of an error stays at the site."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import traceback
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+
+from suture.errors import ConfigError, DataError, LabelError, SutureError
+from suture.messages import Payload, Reason
+from suture.training import NonFiniteLoss
+
+log = logging.getLogger(__name__)
+
+
+class LabelViewRefused(SutureError):
+    """The method would show this site every class name, which its configuration does not permit."""
+
+
+class MissingState(SutureError):
+    """What the site kept is gone; the server has to send it again."""
+
+
+class ThreadsChanged(SutureError):
+    """Another number of torch threads than the run began with gives other sums."""
+
+
+_REASONS: tuple[tuple[type[BaseException], Reason], ...] = (
+    (LabelViewRefused, "label_view"),
+    (MissingState, "missing_state"),
+    (ThreadsChanged, "threads"),
+    (NonFiniteLoss, "non_finite_loss"),
+    (DataError, "data_fault"),
+    (LabelError, "labels"),
+    (ConfigError, "configuration"),
+    (torch.OutOfMemoryError, "out_of_memory"),
+    (MemoryError, "out_of_memory"),
+)
+
+
+def reason_of(error: BaseException) -> Reason | None:
+    """The typed reason of an expected failure, None for any other."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "disk_full"
+    return next((reason for kind, reason in _REASONS if isinstance(error, kind)), None)
+
+
+def note(folder: Path, site: str, task: Payload, error: Exception) -> None:
+    """Keeps the whole error at the site, in errors.jsonl of its folder."""
+    log.error("%s: %s", site, error, exc_info=reason_of(error) is None)
+    record = {
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "site": site,
+        "task": task.task,
+        "round": task.round,
+        "error": type(error).__name__,
+        "message": str(error),
+        "traceback": "".join(traceback.format_exception(error)),
+    }
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / "errors.jsonl").open("a") as file:
+            file.write(json.dumps(record) + "\n")
+    except OSError as full:
+        log.error("%s: the error could not be written to %s: %s", site, folder, full)

@@ -1,0 +1,100 @@
+"""Centralised training: the data of all sites in one place. Two references, no federation.
+
+    Kulkarni et al. 2024, arXiv:2301.06683v5, Sec. 3.3.1 ("Central"; "Naive" of the MIDL 2023 version), and
+    the baseline trained on complete data of the simulations (Sec. 4.2.1).
+
+    central:        minimise  L = 1/|C| sum_{c in C} BCE_c,  with y_c = 0 for c not in C_k
+    central_full:   minimise  L = 1/|C| sum_{c in C} BCE_c,  every label known: the upper bound
+
+Hospitals that could pool their images would need no federation; these say what the federation costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import field, replace
+from typing import ClassVar
+
+import torch
+from pydantic.dataclasses import dataclass
+from torch import Tensor
+
+from suture.losses import masked_bce
+from suture.messages import STRICT, Payload, Update
+from suture.methods.contract import Context, Egress, GlobalModel, LabelView, Method, weighted_mean
+from suture.methods.local import train_weights, weights_egress
+from suture.models.classifier import Layout
+from suture.models.norm import NormPolicy
+from suture.packing import Packed
+from suture.training import LocalTraining, Workbench
+
+_WHY = "pools the images of all sites"
+
+
+@dataclass(frozen=True, config=STRICT)
+class Central(Method):
+    """Pooled data; what a site does not annotate is absent. See `SurgicalAggregation` for the fields."""
+
+    name: ClassVar[str] = "central"
+    title: ClassVar[str] = "Centralised training"
+    paper: ClassVar[str] = "Kulkarni et al. 2024, Sec. 3.3.1"
+    label_view: ClassVar[LabelView] = "own"
+    pooled: ClassVar[bool] = True
+    here_only: ClassVar[str] = _WHY
+
+    local: LocalTraining = field(default_factory=LocalTraining)
+    batch_norm: NormPolicy = "average"
+
+    def egress(self, layout: Layout) -> Egress:
+        return weights_egress(layout)
+
+    def loss(self, logits: Tensor, y: Tensor, known: Tensor) -> Tensor:
+        return masked_bce(logits, torch.where(known, y, 0.0), torch.ones_like(known))
+
+    def train(
+        self, site: Workbench, received: Payload, state: Packed, ctx: Context
+    ) -> tuple[Update, dict[str, Tensor]]:
+        return train_weights(
+            site, received, state, ctx, loss=self.loss, local=self.local, policy=self.batch_norm
+        )
+
+    def merge(self, previous: GlobalModel, updates: Iterable[Update], ctx: Context) -> GlobalModel:
+        return only(previous, updates)
+
+
+@dataclass(frozen=True, config=STRICT)
+class CentralFull(Method):
+    """Pooled data of which every label is known. See `SurgicalAggregation` for the fields."""
+
+    name: ClassVar[str] = "central_full"
+    title: ClassVar[str] = "Centralised training on complete labels"
+    paper: ClassVar[str] = "Kulkarni et al. 2024, Sec. 4.2.1"
+    label_view: ClassVar[LabelView] = "own"
+    pooled: ClassVar[bool] = True
+    every_label: ClassVar[bool] = True
+    here_only: ClassVar[str] = _WHY
+
+    local: LocalTraining = field(default_factory=LocalTraining)
+    batch_norm: NormPolicy = "average"
+
+    def egress(self, layout: Layout) -> Egress:
+        return weights_egress(layout)
+
+    def loss(self, logits: Tensor, y: Tensor, known: Tensor) -> Tensor:
+        return masked_bce(logits, y, known)
+
+    def train(
+        self, site: Workbench, received: Payload, state: Packed, ctx: Context
+    ) -> tuple[Update, dict[str, Tensor]]:
+        return train_weights(
+            site, received, state, ctx, loss=self.loss, local=self.local, policy=self.batch_norm
+        )
+
+    def merge(self, previous: GlobalModel, updates: Iterable[Update], ctx: Context) -> GlobalModel:
+        return only(previous, updates)
+
+
+def only(previous: GlobalModel, updates: Iterable[Update]) -> GlobalModel:
+    """The model of the one party: a mean of one."""
+    mean = weighted_mean(previous, updates)
+    return replace(previous, shared=mean.shared(), head=mean.head())

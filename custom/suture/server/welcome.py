@@ -1,0 +1,65 @@
+"""Who can take part, and what is written down about it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from suture.errors import FederationError
+from suture.messages import Hello
+from suture.server.inbox import Line, told
+from suture.server.record import Record
+from suture.server.roster import Member, Roster
+
+
+def welcome(hellos: Mapping[str, Hello], lines: dict[str, Line], min_sites: int | None) -> dict[str, Hello]:
+    """The sites that can take part.
+
+    Args:
+        hellos: of the sites that introduced themselves.
+        lines: one for each site that was asked; that of a site without training images is changed.
+
+    Raises:
+        FederationError: there are too few; says why each one is missing.
+    """
+    for site in [s for s, hello in hellos.items() if not hello.n.get("train")]:
+        lines[site] |= {"status": "rejected", "reason": "it has no training images"}
+    welcomed = {s: hello for s, hello in hellos.items() if hello.n.get("train")}
+    if len(welcomed) < (min_sites or len(lines)):
+        refused = {s: line["reason"] for s, line in lines.items() if s not in welcomed}
+        raise FederationError(f"the federation cannot start; {told(refused)}")
+    return welcomed
+
+
+def introduce(
+    record: Record,
+    roster: Roster,
+    known: Mapping[str, Member],
+    round_: int,
+    rounds: int,
+    added: Sequence[str],
+    refused: Mapping[str, str],
+) -> None:
+    """Writes down who takes part and, when a run continues, what is new.
+
+    Args:
+        known: the sites whose labels these are.
+        added: classes that the model did not have before.
+        refused: why other sites do not take part.
+    """
+    record.update(
+        status="running",
+        rounds=rounds,
+        labels=list(roster.labels),
+        sites={s: {"labels": list(m.names), "n": dict(m.n)} for s, m in known.items()},
+        threads={"server": 1, **{s: m.threads for s, m in roster.members.items()}},
+        **({"new_labels": list(added)} if added else {}),
+    )
+    record.event(
+        "begin",
+        round=round_,
+        rounds=rounds,
+        sites=sorted(roster.members),
+        labels=list(roster.labels),
+        refused=dict(refused),
+        new_labels=list(added),
+    )

