@@ -1,0 +1,1 @@
+"""Experiments as data: a table or figure of a paper, run and rendered from one file."""

@@ -1,0 +1,173 @@
+"""The runs of an experiment: named by their settings, so that none is done twice."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from suture.errors import DataError
+from suture.experiment.spec import Experiment, Preset, Settings, Value
+from suture.files import write_json
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a job.
+
+    Attributes:
+        row: of the experiment.
+        x: value of the series, None without one.
+        settings: all that differ from the job's own, the seed among them; paths still with ``{data}``.
+    """
+
+    row: str
+    x: Value
+    job: str
+    settings: Settings = field(hash=False)
+
+    @property
+    def name(self) -> str:
+        """Job, method and a hash of all settings: equal runs of two experiments have one name."""
+        text = json.dumps([self.job, sorted(self.settings.items())], sort_keys=True)
+        digest = hashlib.sha256(text.encode()).hexdigest()[:10]
+        return f"{self.job}-{self.settings.get('method', 'job')}-s{self.settings['seed']}-{digest}"
+
+    def arguments(self, data_root: Path | None) -> list[str]:
+        """The settings as options of `suture run`."""
+        options = []
+        for key, value in self.settings.items():
+            text = value if isinstance(value, str) else json.dumps(value)
+            if data_root is not None:
+                text = text.replace("{data}", str(data_root))
+            options += ["--set", f"{key}={text}"]
+        return options
+
+
+def final_runs(
+    experiment: Experiment, preset: Preset, tuned: Mapping[tuple[str, str], Value]
+) -> Iterator[Run]:
+    """The runs that make the table.
+
+    Args:
+        tuned: the chosen value of the tuned setting, by row and value of the series.
+    """
+    for row, x in cells(experiment, preset):
+        extra = {preset.tune.key: tuned[row, str(x)]} if preset.tune else {}
+        for seed in preset.seeds:
+            yield _run(experiment, preset, row, x, seed, extra)
+
+
+def tuning_runs(experiment: Experiment, preset: Preset) -> Iterator[Run]:
+    """The runs that choose the tuned setting; one of each row also counts in the table."""
+    if preset.tune is None:
+        return
+    for row, x in cells(experiment, preset):
+        for value in preset.tune.values:
+            yield _run(experiment, preset, row, x, preset.tune.seed, {preset.tune.key: value})
+
+
+def cells(experiment: Experiment, preset: Preset) -> Iterator[tuple[str, Value]]:
+    """Rows and values of the series, in the order of the file; every row of one value before the next."""
+    for x in values_of(experiment, preset):
+        for row in experiment.rows:
+            if row not in preset.skip:
+                yield row, x
+
+
+def values_of(experiment: Experiment, preset: Preset) -> tuple[Value, ...]:
+    """The values of the series, or a single None."""
+    return (preset.series or experiment.series.values) if experiment.series else (None,)
+
+
+def _run(experiment: Experiment, preset: Preset, row: str, x: Value, seed: int, extra: Settings) -> Run:
+    series: Settings = {experiment.series.key: x} if experiment.series else {}
+    # The method first: another one forgets hyperparameters that it does not have.
+    settings = {
+        **experiment.rows[row].set,
+        **experiment.set,
+        **preset.set,
+        **preset.rows.get(row, {}),
+        **series,
+        **extra,
+        "seed": seed,
+    }
+    return Run(row, x, experiment.job, settings)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What is kept of a finished run: its figures, and what they cost."""
+
+    run: dict[str, Any]
+    metrics: dict[str, Any]
+    validation_auroc: float | None
+    validation_loss: float | None
+    seconds: float
+
+    def area(self, group: str) -> float | None:
+        """The mean AUROC of a group of classes."""
+        value = self.metrics["mean_auroc"] if group == "mean" else self.metrics["groups"][group]
+        return None if value is None else float(value)
+
+
+def read_result(folder: Path, run: Run) -> Result | None:
+    """The result of a run, None if it has not been done.
+
+    Raises:
+        DataError: the file is not what `keep_result` writes.
+    """
+    path = folder / f"{run.name}.json"
+    if not path.exists():
+        return None
+    try:
+        return Result(**json.loads(path.read_text()))
+    except (ValueError, TypeError) as error:
+        raise DataError(f"{path} cannot be read: {error}; delete it, and the run is done again") from error
+
+
+def keep_result(folder: Path, run: Run, done: Path) -> Result:
+    """Takes from the folder of a finished run what is worth keeping, a few kilobytes.
+
+    Raises:
+        DataError: the run did not finish.
+    """
+    facts = json.loads((done / "run.json").read_text())
+    if facts.get("status") != "finished":
+        raise DataError(f"{done} holds no finished run ({facts.get('status')}: {facts.get('error')})")
+    history = [json.loads(line) for line in (done / "history.jsonl").read_text().splitlines()]
+    selected = next((r for r in history if r["round"] == facts["selected_round"]), None)
+    measured = selected["validation"] if selected else {"auroc": None, "loss": None}
+    metrics = json.loads((done / "metrics.json").read_text())
+    for key in ("intervals", "counts"):
+        metrics.pop(key, None)
+    result = Result(
+        {
+            "job": run.job,
+            "settings": run.settings,
+            "env": facts.get("env"),
+            "selected_round": facts["selected_round"],
+            "sites": {name: site["labels"] for name, site in facts["sites"].items()},
+            "versions": facts["versions"],
+            "finished": facts["finished"],
+        },
+        metrics,
+        measured["auroc"],
+        measured["loss"],
+        round(sum(r["seconds"] for r in history), 1),
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / f"{run.name}.json", _rounded(vars(result)))
+    return result
+
+
+def _rounded(value: Any) -> Any:
+    """Numbers to six digits: more would pretend."""
+    if isinstance(value, float):
+        return round(value, 6)
+    if isinstance(value, dict):
+        return {k: _rounded(v) for k, v in value.items()}
+    return [_rounded(v) for v in value] if isinstance(value, list | tuple) else value

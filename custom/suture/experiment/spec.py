@@ -1,0 +1,166 @@
+"""An experiment: which runs make a table or a figure, and what the paper printed there."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from suture.errors import ConfigError, unknown
+from suture.messages import STRICT
+from suture.validation import parse
+
+Value = str | int | float | bool | None | list[Any] | dict[str, Any]
+Settings = dict[str, Value]
+Group = Literal["mean", "shared", "unique"]
+
+
+@dataclass(frozen=True, config=STRICT)
+class Row:
+    """A row of a table, or a line of a figure.
+
+    Attributes:
+        name: for people.
+        set: settings of the job, as of `suture run --set`.
+        published: what the paper printed, by column.
+    """
+
+    name: str
+    set: Settings = field(default_factory=dict)
+    published: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, config=STRICT)
+class Series:
+    """A setting that takes several values: the x axis of a figure."""
+
+    key: str
+    values: Annotated[tuple[Value, ...], Field(min_length=1)]
+    label: str
+
+
+@dataclass(frozen=True, config=STRICT)
+class Tuning:
+    """A setting chosen for each row by its mean validation AUROC; test data have no say.
+
+    Attributes:
+        key, values: the setting and the values that are tried.
+        seed: of the runs that choose.
+    """
+
+    key: str
+    values: Annotated[tuple[Value, ...], Field(min_length=2)]
+    seed: int = 1
+
+
+@dataclass(frozen=True, config=STRICT)
+class Preset:
+    """A size of the experiment: the paper's, or one for a small machine.
+
+    Attributes:
+        note: what it costs and how it differs.
+        seeds: of the runs of each row.
+        set: settings of every run; ``{data}`` in a text stands for the data root.
+        rows: further settings of single rows.
+        skip: rows that this preset leaves out.
+        tune: a setting to be tuned on validation data.
+        series: values of the experiment's series, where they are fewer.
+    """
+
+    note: str
+    seeds: Annotated[tuple[int, ...], Field(min_length=1)]
+    set: Settings = field(default_factory=dict)
+    rows: dict[str, Settings] = field(default_factory=dict)
+    skip: tuple[str, ...] = ()
+    tune: Tuning | None = None
+    series: tuple[Value, ...] | None = None
+
+
+@dataclass(frozen=True, config=STRICT)
+class Experiment:
+    """A table or figure.
+
+    Attributes:
+        title, source: what it shows, and where the paper has it.
+        job: whose settings the rows change.
+        rows: by a short name.
+        presets: by name; the first one is the default.
+        reference: the row that all others are compared with.
+        pairs: what the paired t-test pairs: ``runs`` (over seeds, and over a series' values), or ``classes``.
+        columns: groups of classes: all (mean), those of several sites, those of one.
+        series: the x axis, for a figure.
+        set: settings of every run.
+        note: what a reader should know besides.
+    """
+
+    title: str
+    source: str
+    job: str
+    rows: dict[str, Row]
+    presets: Annotated[dict[str, Preset], Field(min_length=1)]
+    reference: str
+    pairs: Literal["runs", "classes"] = "runs"
+    columns: tuple[Group, ...] = ("mean", "shared", "unique")
+    series: Series | None = None
+    set: Settings = field(default_factory=dict)
+    note: str = ""
+
+    def preset(self, name: str | None) -> Preset:
+        """The preset of that name, or the first.
+
+        Raises:
+            ConfigError: unknown; names the nearest.
+        """
+        chosen = name or next(iter(self.presets))
+        if chosen not in self.presets:
+            raise unknown("preset", chosen, self.presets)
+        return self.presets[chosen]
+
+
+def experiments_folder() -> Path:
+    """The folder of the experiments: beside the source of the package, else in the working directory."""
+    beside = Path(__file__).resolve().parents[3] / "experiments"
+    return beside if beside.is_dir() else Path("experiments").resolve()
+
+
+def known_experiments() -> dict[str, Path]:
+    """The experiments by name."""
+    return {path.stem: path for path in sorted(experiments_folder().glob("*.toml"))}
+
+
+def load_experiment(name: str) -> Experiment:
+    """The experiment of that name in experiments/, or in the file of that path.
+
+    Raises:
+        ConfigError: there is none, or its file has an unknown or missing key.
+    """
+    path = Path(name) if name.endswith(".toml") else known_experiments().get(name, Path(name))
+    if not path.is_file():
+        raise unknown("experiment", name, known_experiments())
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+    experiment = parse(Experiment, raw, str(path))
+    _check(experiment, path)
+    return experiment
+
+
+def _check(experiment: Experiment, path: Path) -> None:
+    """Names of rows that other parts of the file use.
+
+    Raises:
+        ConfigError: one of them is no row.
+    """
+    used: dict[str, Mapping[str, object] | tuple[str, ...]] = {"reference": (experiment.reference,)}
+    for name, preset in experiment.presets.items():
+        used |= {f"presets.{name}.rows": preset.rows, f"presets.{name}.skip": preset.skip}
+    for where, names in used.items():
+        for row in names:
+            if row not in experiment.rows:
+                raise unknown(f"row in {where} of {path}", row, experiment.rows)
