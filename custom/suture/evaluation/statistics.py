@@ -11,6 +11,8 @@ from scipy import stats
 
 from suture.errors import DataError
 
+_MARKS = ((0.001, "***"), (0.01, "**"), (0.05, "*"))
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -40,9 +42,7 @@ class Comparison:
         """The papers' marks: ns, *, **, ***; a dagger where the differences are not normal."""
         if math.isnan(self.p):
             return "–"
-        stars = next(
-            (mark for limit, mark in ((0.001, "***"), (0.01, "**"), (0.05, "*")) if self.p < limit), "ns"
-        )
+        stars = next((mark for limit, mark in _MARKS if self.p < limit), "ns")
         return stars if stars == "ns" or self.significant else f"{stars}†"
 
 

@@ -1,0 +1,80 @@
+"""Conducting an experiment: tune on validation data, do the runs, collect what each cell of the table needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from suture.experiment.pool import do_runs
+from suture.experiment.runs import Result, Run, cells, final_runs, read_result, tuning_runs
+from suture.experiment.spec import Experiment, Preset, Value
+
+Cell = tuple[str, str]
+"""A row, and the value of the series as text."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a table or figure is drawn from.
+
+    Attributes:
+        results: of each cell, one for each seed that has been run.
+        tuned: the chosen value of the tuned setting of each cell.
+    """
+
+    results: Mapping[Cell, Mapping[int, Result]]
+    tuned: Mapping[Cell, Value]
+
+
+def conduct(
+    experiment: Experiment,
+    preset: Preset,
+    results: Path,
+    work: Path,
+    data_root: Path | None,
+    at_once: int,
+    say: Callable[[str], None],
+) -> Outcome:
+    """Does what is missing; the arguments are those of `do_runs`.
+
+    Raises:
+        FederationError: a run failed.
+    """
+    do_runs(tuning_runs(experiment, preset), results, work, data_root, at_once, say)
+    tuned = chosen(experiment, preset, results)
+    do_runs(final_runs(experiment, preset, tuned), results, work, data_root, at_once, say)
+    return collect(experiment, preset, results)
+
+
+def chosen(experiment: Experiment, preset: Preset, results: Path) -> dict[Cell, Value]:
+    """The value of the tuned setting with the highest validation AUROC, of each cell that was tried whole."""
+    done: dict[Cell, list[tuple[float, Value]]] = {}
+    for run in tuning_runs(experiment, preset):
+        result = read_result(results, run)
+        if result is not None and result.validation_auroc is not None and preset.tune:
+            value = run.settings[preset.tune.key]
+            done.setdefault((run.row, str(run.x)), []).append((result.validation_auroc, value))
+    wanted = len(preset.tune.values) if preset.tune else 0
+    return {
+        cell: max(tried, key=lambda pair: pair[0])[1] for cell, tried in done.items() if len(tried) == wanted
+    }
+
+
+def collect(experiment: Experiment, preset: Preset, results: Path) -> Outcome:
+    """The results that are there, complete or not; a cell whose tuning is not done has none."""
+    found: dict[Cell, dict[int, Result]] = {(row, str(x)): {} for row, x in cells(experiment, preset)}
+    tuned = chosen(experiment, preset, results)
+    open_ = {cell for cell in found if preset.tune and cell not in tuned}
+    for run in final_runs(experiment, preset, {cell: tuned.get(cell) for cell in found}):
+        cell = (run.row, str(run.x))
+        result = None if cell in open_ else read_result(results, run)
+        if result is not None:
+            found[cell][_seed(run)] = result
+    return Outcome(found, tuned)
+
+
+def _seed(run: Run) -> int:
+    seed = run.settings["seed"]
+    assert isinstance(seed, int)
+    return seed
