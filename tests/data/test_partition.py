@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from suture.config import DataConfig
 from suture.data import load_table
 from suture.data.nih import LABELS
-from suture.data.partition import client_classes, deal, patient_blocks, write_site
+from suture.data.partition import class_lists, client_classes, deal, patient_blocks, subset, write_site
 from suture.data.table import Table
 from suture.errors import ConfigError, DataError
 from suture.labels import LabelSet, union
@@ -127,3 +127,41 @@ def test_real_nih_becomes_ten_sites(data_root: Path) -> None:
     assert len(sites) == 11
     patients = {len(set(t.patients)) for name, t in sites.items() if name != "server"}
     assert len(patients) == 1
+
+
+def test_class_lists_of_every_kind() -> None:
+    disjoint = class_lists("disjoint", LABELS, 2)
+    assert [len(c) for c in disjoint] == [7, 7]
+    assert not set(disjoint[0]) & set(disjoint[1])
+    assert set(disjoint[0]) | set(disjoint[1]) == set(LABELS)
+    assert disjoint == class_lists("disjoint", LABELS, 2)
+    assert disjoint != class_lists("disjoint", LABELS, 2, seed=1)
+    assert [c.names for c in class_lists("single", LABELS, 2)] == [(name,) for name in LABELS]
+    assert class_lists("all", LABELS, 3) == (LABELS,) * 3
+    assert class_lists("published", LABELS, 4, shared=8) == client_classes(shared=8)
+    with pytest.raises(ConfigError, match="set clients=4"):
+        class_lists("published", LABELS, 2, shared=8)
+    with pytest.raises(ConfigError, match="14 classes cannot be dealt to 15 sites"):
+        class_lists("disjoint", LABELS, 15)
+
+
+def test_test_rows_at_every_site_are_the_servers() -> None:
+    sites = deal(pooled(40, 60), class_lists("single", LABELS, 0), seed=0, test=True)
+    assert list(sites)[:2] == ["site-01", "site-02"]
+    held_out = sites.pop("server")
+    for table in sites.values():
+        assert table.of("test").images == held_out.images
+        assert len(table.labels) == 1
+
+
+@given(st.integers(1, 200), st.integers(0, 5))
+def test_a_subset_has_no_more_training_images_than_asked(limit: int, seed: int) -> None:
+    table = pooled(40, 60)
+    part = subset(table, limit, seed)
+    assert part.split.count("train") <= limit
+    assert part.of("test").images == table.of("test").images
+    kept = set(part.patients)
+    expected = [p for p in table.patients if p in kept]
+    assert list(part.patients) == expected  # whole patients
+    if limit >= table.split.count("train"):
+        assert part is table

@@ -1,4 +1,4 @@
-"""Conducting an experiment: tune on validation data, do the runs, collect what each cell of the table needs."""
+"""Conducting an experiment: tune on validation data, do the runs, collect what the table needs."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -59,13 +60,17 @@ def do_runs(
 def _do(run: Run, results: Path, work: Path, data_root: Path | None, say: Callable[[str], None]) -> None:
     out, began = work / run.name, time.monotonic()
     say(f"begins: {run.name} ({run.row}{'' if run.x is None else f', {run.x}'})")
-    finished = (out / "metrics.json").exists()
-    if not finished:
+    if not _finished(out):
         _start(run, out, data_root)
     result = keep_result(results, run, out)
     shutil.rmtree(out / "sites", ignore_errors=True)  # decoded images and states; the rest is small
     shutil.rmtree(out / "state", ignore_errors=True)
     say(f"done: {run.name}, mean AUROC {result.area('mean')}, {time.monotonic() - began:.0f} s")
+
+
+def _finished(out: Path) -> bool:
+    path = out / "run.json"
+    return path.exists() and json.loads(path.read_text()).get("status") == "finished"
 
 
 def _start(run: Run, out: Path, data_root: Path | None) -> None:

@@ -1,0 +1,167 @@
+"""An experiment as Markdown, as a page, and as a figure; complete or not, it says what it rests on."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
+
+from suture.experiment.conduct import Outcome
+from suture.experiment.figure import draw
+from suture.experiment.spec import Experiment, Group, Preset, Value
+from suture.experiment.table import DASH, Figure, Line, class_means, lines, over_series
+from suture.files import atomic_write
+
+HEADS: dict[Group, str] = {
+    "mean": "AUROC, all classes",
+    "shared": "AUROC, classes of several sites",
+    "unique": "AUROC, classes of one site",
+}
+MARKS = "ns p ≥ .05, * p < .05, ** p < .01, *** p < .001; † differences that are not normal (Shapiro-Wilk)"
+
+
+@dataclass(frozen=True)
+class Table:
+    """Text in cells."""
+
+    caption: str
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+def write_tables(
+    experiment: Experiment, preset: Preset, outcome: Outcome, folder: Path, name: str
+) -> list[Path]:
+    """Writes NAME.md, NAME.html and NAME.svg.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    drawn = draw(experiment, preset, outcome)
+    second = series_table if experiment.series else class_table
+    tables = [main_table(experiment, preset, outcome), second(experiment, preset, outcome)]
+    facts = preamble(experiment, preset, outcome, name)
+    page = _template().render(title=experiment.title, facts=facts, tables=tables, svg=drawn.decode())
+    written = {
+        folder / f"{name}.md": markdown(experiment.title, facts, tables, f"{name}.svg").encode(),
+        folder / f"{name}.html": page.encode(),
+        folder / f"{name}.svg": drawn,
+    }
+    for path, content in written.items():
+        atomic_write(path, content)
+    return list(written)
+
+
+def main_table(experiment: Experiment, preset: Preset, outcome: Outcome) -> Table:
+    """A line for each row and value of the series."""
+    published = any(row.published for row in experiment.rows.values())
+    heads = [
+        *([experiment.series.label] if experiment.series else []),
+        "method",
+        *(head for group in experiment.columns for head in (HEADS[group], "p")),
+        *([preset.tune.key.rsplit(".", 1)[-1]] if preset.tune else []),
+        "runs",
+        *(["published"] if published else []),
+    ]
+    rows = [
+        [
+            *([str(line.x)] if experiment.series else []),
+            line.name,
+            *_figures(experiment, line),
+            *([_value(line.tuned)] if preset.tune else []),
+            str(line.runs),
+            *([_published(line)] if published else []),
+        ]
+        for line in lines(experiment, preset, outcome)
+    ]
+    over = "seeds" if experiment.pairs == "runs" else "classes"
+    pairs = "runs of the same seed" if experiment.pairs == "runs" else "classes"
+    reference = experiment.rows[experiment.reference].name
+    caption = f"Mean ± SD over {over}; p of paired two-tailed t-tests of {reference} over {pairs}. {MARKS}."
+    return Table(caption, heads, rows)
+
+
+def series_table(experiment: Experiment, preset: Preset, outcome: Outcome) -> Table:
+    """Each row over the whole series."""
+    rows = {row: [experiment.rows[row].name] for row in experiment.rows if row not in preset.skip}
+    for group in experiment.columns:
+        for row, figure in over_series(experiment, preset, outcome, group).items():
+            rows[row] += [figure.text, p_text(figure)]
+    heads = ["method", *(head for group in experiment.columns for head in (HEADS[group], "p"))]
+    return Table("Over all values of the series, compared run by run.", heads, list(rows.values()))
+
+
+def class_table(experiment: Experiment, preset: Preset, outcome: Outcome) -> Table:
+    """The AUROC of each class, mean over the runs."""
+    rows = [row for row in experiment.rows if row not in preset.skip]
+    areas = [class_means(outcome.results[row, "None"]) for row in rows]
+    names = sorted({name for found in areas for name in found})
+    cells = [[name, *(f"{a[name]:.3f}" if name in a else DASH for a in areas)] for name in names]
+    heads = ["class", *(experiment.rows[row].name for row in rows)]
+    return Table("AUROC of each class, mean over the runs.", heads, cells)
+
+
+def preamble(experiment: Experiment, preset: Preset, outcome: Outcome, name: str) -> list[tuple[str, str]]:
+    """What the figures are, how they were made and what they cost."""
+    results = [result for cell in outcome.results.values() for result in cell.values()]
+    size = next(key for key, value in experiment.presets.items() if value is preset)
+    settings = {**experiment.set, **preset.set}
+    hours = sum(result.seconds for result in results) / 3600
+    facts = [
+        ("published in", experiment.source),
+        ("preset", f"{size}: {preset.note}"),
+        ("command", f"suture experiment {name} --preset {size} --data-root DIR"),
+        ("settings", ", ".join(f"{key}={_value(value)}" for key, value in settings.items())),
+        ("seeds", ", ".join(map(str, preset.seeds))),
+        ("cost", f"{len(results)} runs in the table, {hours:.1f} hours of one thread"),
+    ]
+    if preset.tune:
+        tried = ", ".join(map(_value, preset.tune.values))
+        how = f"{preset.tune.key} of {tried}, by mean validation AUROC of seed {preset.tune.seed}"
+        facts.append(("tuned", how))
+    return [*facts, ("note", experiment.note)] if experiment.note else facts
+
+
+def markdown(title: str, facts: Sequence[tuple[str, str]], tables: Sequence[Table], figure: str) -> str:
+    """The experiment as a page of the documentation."""
+    parts = [f"# {title}", "\n".join(f"- {key}: {value}" for key, value in facts), f"![{title}]({figure})"]
+    for table in tables:
+        grid = [table.heads, ["---"] * len(table.heads), *table.rows]
+        body = "\n".join("| " + " | ".join(row) + " |" for row in grid)
+        parts += [body, table.caption]
+    return "\n\n".join(parts).replace("*", "\\*") + "\n"
+
+
+def p_text(figure: Figure) -> str:
+    """A p value of three digits, without the leading 0."""
+    if figure.against is None or math.isnan(figure.against.p):
+        return DASH
+    return "< .001" if figure.against.p < 0.001 else f"{figure.against.p:.3f}".removeprefix("0")
+
+
+def _figures(experiment: Experiment, line: Line) -> list[str]:
+    return [text for group in experiment.columns for text in _cell(line.figures[group])]
+
+
+def _cell(figure: Figure) -> tuple[str, str]:
+    return figure.text, p_text(figure)
+
+
+def _published(line: Line) -> str:
+    return ", ".join(f"{key} {value}" for key, value in line.published.items()) or DASH
+
+
+def _value(value: Value) -> str:
+    if value is None:
+        return DASH
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _template() -> Template:
+    loader = FileSystemLoader(Path(__file__).parent)
+    return Environment(loader=loader, autoescape=True, undefined=StrictUndefined).get_template("table.html")

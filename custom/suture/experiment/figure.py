@@ -1,0 +1,85 @@
+"""The figure of an experiment: rows as dots, or lines over a series."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from matplotlib import rc_context
+from matplotlib.figure import Figure as Canvas
+
+from suture.experiment.conduct import Outcome
+from suture.experiment.spec import Experiment, Group, Preset
+from suture.experiment.table import DASH, Line, lines
+
+HEADS: dict[Group, str] = {"mean": "all classes", "shared": "of several sites", "unique": "of one site"}
+TONES = ("#0b6e8a", "#c2571a", "#5a7d2b", "#7a4d9c", "#9c2f4d", "#56616d", "#b58900", "#2c5aa0", "#333333")
+# The same input gives the same bytes: no date, and element names from a fixed salt.
+STYLE = {"svg.hashsalt": "suture", "font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
+
+
+def draw(experiment: Experiment, preset: Preset, outcome: Outcome) -> bytes:
+    """The figure as SVG."""
+    with rc_context(STYLE):
+        found = lines(experiment, preset, outcome)
+        canvas = _series(experiment, found) if experiment.series else _dots(experiment, found)
+        out = io.BytesIO()
+        canvas.savefig(out, format="svg", metadata={"Date": None})
+    text = out.getvalue()
+    return text[text.index(b"<svg") :]
+
+
+def _dots(experiment: Experiment, found: Sequence[Line]) -> Canvas:
+    """A panel for each group of classes: the values of each row, their mean, and the mark of the test."""
+    columns = experiment.columns
+    canvas = Canvas(figsize=(2.2 + 2.6 * len(columns), 0.9 + 0.32 * len(found)), layout="constrained")
+    axes: Any = canvas.subplots(1, len(columns), sharey=True, squeeze=False)
+    for axis, group in zip(axes[0], columns, strict=True):
+        for place, line in enumerate(found):
+            cell = line.figures[group]
+            tone = TONES[0] if line.row == experiment.reference else TONES[5]
+            values = [v for v in cell.values if v is not None]
+            if experiment.pairs == "runs":
+                axis.plot(
+                    values, [place] * len(values), "o", color=tone, alpha=0.35, markersize=4, linewidth=0
+                )
+            if not math.isnan(cell.mean):
+                axis.plot([cell.mean], [place], "|", color=tone, markersize=14, markeredgewidth=2.5)
+            if cell.against is not None and cell.against.mark != DASH:
+                axis.annotate(
+                    cell.against.mark, (1, place), xycoords=("axes fraction", "data"), va="center", fontsize=8
+                )
+        axis.set_title(f"AUROC, {HEADS[group]}", fontsize=9, loc="left")
+        axis.grid(axis="x", color="#dde3e9")
+        axis.set_axisbelow(True)
+    axes[0][0].set_yticks(range(len(found)), [line.name for line in found])
+    axes[0][0].invert_yaxis()
+    return canvas
+
+
+def _series(experiment: Experiment, found: Sequence[Line]) -> Canvas:
+    """A panel for each group of classes: a line for each row over the values of the series."""
+    columns = experiment.columns
+    canvas = Canvas(figsize=(1.5 + 3.0 * len(columns), 3.2), layout="constrained")
+    axes: Any = canvas.subplots(1, len(columns), squeeze=False)
+    xs = list(dict.fromkeys(line.x for line in found))
+    for axis, group in zip(axes[0], columns, strict=True):
+        for tone, row in enumerate(dict.fromkeys(line.row for line in found)):
+            own = [line for line in found if line.row == row]
+            means = [line.figures[group].mean for line in own]
+            spread = [0.0 if math.isnan(s) else s for s in (line.figures[group].spread for line in own)]
+            width = 2.4 if row == experiment.reference else 1.2
+            color = TONES[tone % len(TONES)]
+            axis.errorbar(
+                [xs.index(line.x) for line in own], means, spread, marker="o", markersize=4, color=color,
+                linewidth=width, capsize=2, label=own[0].name,
+            )  # fmt: skip
+        axis.set_xticks(range(len(xs)), [str(x) for x in xs])
+        axis.set_xlabel(experiment.series.label if experiment.series else "")
+        axis.set_title(f"AUROC, {HEADS[group]}", fontsize=9, loc="left")
+        axis.grid(axis="y", color="#dde3e9")
+        axis.set_axisbelow(True)
+    canvas.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
+    return canvas

@@ -1,0 +1,237 @@
+"""Experiments as data: which runs they need, what is kept of them, and how they are rendered."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from suture.errors import ConfigError, DataError, FederationError
+from suture.experiment.conduct import chosen, collect, conduct
+from suture.experiment.pool import do_runs
+from suture.experiment.render import write_tables
+from suture.experiment.runs import Run, final_runs, keep_result, read_result, tuning_runs
+from suture.experiment.spec import Experiment, known_experiments, load_experiment
+from suture.experiment.table import class_means, lines, over_series
+from suture.job import load_job, with_settings
+from suture.validation import parse
+
+SPEC: dict[str, Any] = {
+    "title": "two methods",
+    "source": "nowhere",
+    "job": "demo",
+    "reference": "ours",
+    "rows": {
+        "theirs": {"name": "Vanilla FL", "set": {"method": "vanilla"}, "published": {"mean": "0.79"}},
+        "ours": {"name": "Surgical Aggregation", "set": {"method": "surgical"}},
+    },
+    "presets": {"tiny": {"note": "for tests", "seeds": [1, 2, 3], "set": {"rounds": 1}}},
+}
+
+
+def experiment(**changes: Any) -> Experiment:
+    return parse(Experiment, {**SPEC, **changes}, "test")
+
+
+def result(
+    run: Run, folder: Path, areas: dict[str, float | None], auroc: float = 0.5, **settings: Any
+) -> None:
+    """Writes a kept result by hand: class A is known to both sites, B to one."""
+    a, b = areas["A"], areas["B"]
+    content = {
+        "run": {"job": run.job, "settings": run.settings, "sites": {"x": ["A", "B"], "y": ["A"]}, **settings},
+        "metrics": {
+            "mean_auroc": None if a is None or b is None else (a + b) / 2,
+            "auroc": areas,
+            "groups": {"shared": a, "unique": b},
+        },
+        "validation_auroc": auroc,
+        "validation_loss": 0.1,
+        "seconds": 36.0,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{run.name}.json").write_text(json.dumps(content))
+
+
+def test_every_experiment_of_the_repository_can_be_run() -> None:
+    """Each row of each preset is a job whose settings exist; nothing is trained."""
+    assert known_experiments()
+    for name in known_experiments():
+        spec = load_experiment(name)
+        for preset in spec.presets.values():
+            found = dict.fromkeys(_cells(spec, preset), preset.tune.values[0]) if preset.tune else {}
+            runs = [*final_runs(spec, preset, found), *tuning_runs(spec, preset)]
+            for run in runs:
+                options = run.arguments(Path("/data"))
+                job = with_settings(load_job(run.job), options[1::2])
+                assert job.method.name == run.settings.get("method", job.method.name)
+                assert "{data}" not in str(options)
+                job.plan("x")
+
+
+def _cells(spec: Experiment, preset: Any) -> list[tuple[str, str]]:
+    from suture.experiment.runs import cells
+
+    return [(row, str(x)) for row, x in cells(spec, preset)]
+
+
+def test_a_run_is_named_by_its_settings_alone() -> None:
+    spec = experiment()
+    runs = list(final_runs(spec, spec.preset(None), {}))
+    assert [(run.row, run.settings["seed"]) for run in runs] == [
+        *(("theirs", s) for s in (1, 2, 3)),
+        *(("ours", s) for s in (1, 2, 3)),
+    ]
+    assert len({run.name for run in runs}) == 6
+    again = experiment(title="another title", source="elsewhere")
+    assert [run.name for run in final_runs(again, again.preset(None), {})] == [run.name for run in runs]
+    longer = experiment(set={"augmentation.flip": 0.5})
+    assert not {run.name for run in final_runs(longer, longer.preset(None), {})} & {r.name for r in runs}
+
+
+def test_the_data_root_is_no_part_of_a_runs_name() -> None:
+    run = Run("a", None, "surgical_nih", {"simulation.root": "{data}/nih", "seed": 1, "rounds": 2})
+    assert run.arguments(Path("/mnt")) == [
+        "--set", "simulation.root=/mnt/nih", "--set", "seed=1", "--set", "rounds=2",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"reference": "our"}, r"unknown row in reference.*did you mean 'ours'"),
+        ({"presets": {"t": {"note": "", "seeds": [1], "skip": ["thiers"]}}}, "did you mean 'theirs'"),
+        ({"titel": "x"}, "unknown key 'titel'; did you mean 'title'"),
+        ({"presets": {"t": {"note": "", "seeds": []}}}, r"presets\.t\.seeds"),
+    ],
+)
+def test_a_file_with_a_mistake_says_where(changes: dict[str, Any], says: str, tmp_path: Path) -> None:
+    import tomli_w
+
+    path = tmp_path / "e.toml"
+    path.write_text(tomli_w.dumps({**SPEC, **changes}))
+    with pytest.raises(ConfigError, match=says):
+        load_experiment(str(path))
+    with pytest.raises(ConfigError, match="unknown experiment"):
+        load_experiment("nih_overlapp")
+    with pytest.raises(ConfigError, match="unknown preset 'tin'; did you mean 'tiny'"):
+        experiment().preset("tin")
+
+
+def test_tuning_chooses_by_validation_and_reuses_its_runs(tmp_path: Path) -> None:
+    tune = {"key": "method.local.lr", "values": [1e-3, 1e-2], "seed": 1}
+    spec = experiment(presets={"tiny": {"note": "", "seeds": [1, 2], "tune": tune}})
+    preset = spec.preset("tiny")
+    tried = list(tuning_runs(spec, preset))
+    assert len(tried) == 4
+    for run in tried:
+        high = (run.settings["method.local.lr"] == 1e-2) == (run.row == "ours")
+        result(run, tmp_path, {"A": 0.1, "B": 0.1}, auroc=0.7 if high else 0.6)
+    best = chosen(spec, preset, tmp_path)
+    assert best == {("theirs", "None"): 1e-3, ("ours", "None"): 1e-2}
+    names = {run.name for run in final_runs(spec, preset, best)}
+    assert len(names) == 4
+    assert len(names & {run.name for run in tried}) == 2
+    (tmp_path / f"{tried[0].name}.json").unlink()
+    assert ("theirs", "None") not in chosen(spec, preset, tmp_path)
+    assert not collect(spec, preset, tmp_path).results["theirs", "None"]
+
+
+def test_the_table_by_hand(tmp_path: Path) -> None:
+    """Ours - theirs on the classes of one site: .1, .2, .3: t = 2 sqrt(3), p = .0742."""
+    spec = experiment()
+    preset = spec.preset(None)
+    for run in final_runs(spec, preset, {}):
+        seed = int(str(run.settings["seed"]))
+        b = 0.5 + (0.1 * seed if run.row == "ours" else 0.0)
+        result(run, tmp_path / "runs", {"A": 0.8, "B": b})
+    outcome = collect(spec, preset, tmp_path / "runs")
+    theirs, ours = lines(spec, preset, outcome)
+    against = theirs.figures["unique"].against
+    assert against is not None
+    assert against.p == pytest.approx(0.0742, abs=1e-4)
+    assert against.difference == pytest.approx(0.2)
+    assert theirs.figures["unique"].text == "0.500 ± 0.000 ns"
+    assert ours.figures["unique"].text == "0.700 ± 0.100"
+    assert ours.figures["unique"].against is None
+    assert theirs.figures["shared"].against is not None
+    assert theirs.figures["shared"].against.p == 1
+    assert class_means(outcome.results["ours", "None"]) == pytest.approx({"A": 0.8, "B": 0.7})
+    assert class_means(outcome.results["ours", "None"], "shared") == pytest.approx({"A": 0.8})
+    paths = write_tables(spec, preset, outcome, tmp_path, "two")
+    page = paths[0].read_text()
+    assert "| Vanilla FL | 0.650 ± 0.000 ns | .074 |" in page
+    assert "mean 0.79" in page
+    assert "6 runs in the table, 0.1 hours" in page
+    ElementTree.fromstring(paths[2].read_text())
+    before = [path.read_bytes() for path in paths]
+    assert [path.read_bytes() for path in write_tables(spec, preset, outcome, tmp_path, "two")] == before
+
+
+def test_over_classes_a_class_that_one_of_them_does_not_know_is_no_pair(tmp_path: Path) -> None:
+    spec = experiment(pairs="classes")
+    preset = spec.preset(None)
+    for run in final_runs(spec, preset, {}):
+        result(run, tmp_path, {"A": 0.8, "B": None if run.row == "theirs" else 0.6})
+    theirs, ours = lines(spec, preset, collect(spec, preset, tmp_path))
+    assert theirs.figures["mean"].against is not None
+    assert theirs.figures["mean"].against.n == 1
+    assert ours.figures["mean"].text == "0.700 ± 0.100"  # population SD over classes
+
+
+def test_a_series_is_drawn_over_its_values(tmp_path: Path) -> None:
+    series = {"key": "simulation.images", "values": [20, 40], "label": "images"}
+    spec = experiment(series=series, columns=["mean"])
+    preset = spec.preset(None)
+    runs = list(final_runs(spec, preset, {}))
+    assert [run.x for run in runs] == [20] * 6 + [40] * 6
+    for run in runs:
+        more = 0.02 * int(str(run.settings["seed"])) if run.row == "ours" else 0.0
+        result(run, tmp_path / "runs", {"A": 0.6 + more, "B": 0.6 + more})
+    outcome = collect(spec, preset, tmp_path / "runs")
+    found = over_series(spec, preset, outcome, "mean")
+    assert found["theirs"].against is not None
+    assert found["theirs"].against.n == 6
+    page = write_tables(spec, preset, outcome, tmp_path, "s")[0].read_text()
+    assert page.count("| 20 |") == 2
+    assert "Over all values of the series" in page
+
+
+def test_nothing_done_yet_is_an_empty_table(tmp_path: Path) -> None:
+    spec = experiment()
+    outcome = collect(spec, spec.preset(None), tmp_path)
+    page = write_tables(spec, spec.preset(None), outcome, tmp_path, "empty")[0].read_text()
+    assert "| Surgical Aggregation | – | – |" in page
+
+
+def test_runs_are_done_once_and_failures_are_told(tmp_path: Path) -> None:
+    small = {"simulation.images": 20, "simulation.held_out": 30, "model.size": 32, "rounds": 1}
+    spec = experiment(presets={"tiny": {"note": "", "seeds": [1], "set": small}})
+    said: list[str] = []
+    kept, work = tmp_path / "runs", tmp_path / "work"
+    outcome = conduct(spec, spec.preset(None), kept, work, None, 2, said.append)
+    assert {len(cell) for cell in outcome.results.values()} == {1}
+    before = {path: path.stat().st_mtime_ns for path in kept.iterdir()}
+    assert len(before) == 2
+    assert all(path.stat().st_size < 8_000 for path in before)
+    assert not list(work.glob("*/sites"))
+    conduct(spec, spec.preset(None), kept, work, None, 2, said.append)
+    assert {path: path.stat().st_mtime_ns for path in kept.iterdir()} == before
+    assert said[-1] == "2 runs, 2 of them done before"
+    wrong = Run("ours", None, "demo", {"method": "surgical", "rounds": 0, "seed": 1})
+    with pytest.raises(FederationError, match=r"1 of 1 runs failed(.|\n)*rounds"):
+        do_runs([wrong], kept, work, None, 1, said.append)
+
+
+def test_a_broken_result_says_what_to_do(tmp_path: Path) -> None:
+    run = Run("ours", None, "demo", {"seed": 1})
+    assert read_result(tmp_path, run) is None
+    (tmp_path / f"{run.name}.json").write_text("{")
+    with pytest.raises(DataError, match="delete it, and the run is done again"):
+        read_result(tmp_path, run)
+    (tmp_path / "run.json").write_text('{"status": "failed", "error": "no data"}')
+    with pytest.raises(DataError, match=r"no finished run \(failed: no data\)"):
+        keep_result(tmp_path, run, tmp_path)

@@ -1,0 +1,176 @@
+"""Personalised FL: one backbone, a head at each site; and training that shares nothing at all."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from suture.errors import ConfigError
+from suture.federation import Loop, federate
+from suture.messages import Payload, Update, ones
+from suture.methods.central import Central, CentralFull
+from suture.methods.contract import Context, GlobalModel, Phase
+from suture.methods.individual import Individual
+from suture.methods.pfl import PersonalisedFL
+from suture.methods.surgical import SurgicalAggregation
+from suture.models.saved import load_model
+from suture.packing import load, unpack
+from suture.training import LocalTraining
+
+FAST = LocalTraining(lr=1e-2, batch_size=8)
+
+
+def states(folder: Any, site: str) -> dict[str, Tensor]:
+    """What a site keeps after the newest round."""
+    files = sorted((folder / "run" / "sites" / site).glob("round-*.safetensors"))
+    return dict(load(files[-1]).tensors)
+
+
+def test_only_the_backbone_is_averaged() -> None:
+    before = GlobalModel(
+        ("A", "B"), {"w": torch.tensor([0.0])}, {"head.weight": torch.tensor([[7.0], [8.0]])}
+    )
+    sent = [Update(1, (n,), {"w": torch.tensor([v])}, {}, ones((n,))) for n, v in (("A", 10.0), ("B", 30.0))]
+    after = PersonalisedFL().merge(before, sent, Context(1, Phase("main", 1), 0))
+    assert after.shared["w"].tolist() == [20.0]
+    assert torch.equal(after.head["head.weight"], before.head["head.weight"])
+
+
+def test_heads_never_leave_their_sites(tiny: Any) -> None:
+    federation = tiny(PersonalisedFL(local=FAST))
+    server, sites = federation.server(), federation.sites()
+    seen: list[Any] = []
+
+    class Watching(Loop):
+        def exchange(self, task: Any, payloads: Any, receive: Any) -> dict[str, str]:
+            def keep(site: str, packed: Any) -> None:
+                seen.append(unpack(packed))
+                receive(site, packed)
+
+            return super().exchange(task, payloads, keep)
+
+    federate(server, Watching(sites))
+    assert all(not update.head for update in seen if isinstance(update, Update))
+    rows = {site: states(federation.folder, site)["fixed/head.weight"] for site in sites}
+    assert rows["alpha"].shape[0] == 2
+    assert not torch.equal(rows["alpha"][0], rows["gamma"][2])  # Mass at both, trained apart
+    assert not (server.record.folder / "model").exists()
+
+
+def test_fedbn_keeps_batch_norm_at_the_site_and_fedavg_does_not(tiny: Any) -> None:
+    name = "fixed/backbone.norm1.running_mean"
+    local = tiny(PersonalisedFL(local=FAST, batch_norm="local"))
+    server = local.run()
+    alpha, beta = (states(local.folder, site)[name] for site in ("alpha", "beta"))
+    assert not torch.equal(alpha, beta)
+    assert not any("norm" in key for key in server.model.shared)
+    assert torch.equal(server.model.fixed["backbone.norm1.running_mean"], torch.zeros(16))
+
+
+def test_fedbn_of_a_global_method_is_refused(tiny: Any) -> None:
+    with pytest.raises(ConfigError, match="leaves no global model to evaluate"):
+        tiny(SurgicalAggregation(local=FAST, batch_norm="local"))
+
+
+@pytest.mark.parametrize("method", [PersonalisedFL(local=FAST), Individual(local=FAST)])
+def test_an_interrupted_run_goes_on_with_the_same_personal_tensors(method: Any, tiny: Any) -> None:
+    whole = tiny(method, rounds=4)
+    whole.run()
+    expected = states(whole.folder, "beta")
+    cut = tiny(method, rounds=4)
+    cut.folder = whole.folder / "again"
+    server, sites = cut.server(), cut.sites()
+
+    class Dies(Loop):
+        def exchange(self, task: Any, payloads: Any, receive: Any) -> dict[str, str]:
+            if server.round == 2:
+                # Everyone has answered, and the server dies before it commits.
+                super().exchange(task, payloads, lambda *_: None)
+                raise KeyboardInterrupt
+            return super().exchange(task, payloads, receive)
+
+    with pytest.raises(KeyboardInterrupt):
+        federate(server, Dies(sites))
+    cut.run()
+    again = states(cut.folder, "beta")
+    assert again.keys() == expected.keys()
+    assert all(torch.equal(t, expected[k]) for k, t in again.items())
+
+
+def test_a_site_leaves_with_the_head_of_the_selected_round(tiny: Any) -> None:
+    """A learning rate that overshoots makes an early round the best; its head is the one that is kept."""
+    method = PersonalisedFL(local=LocalTraining(lr=0.3, batch_size=8))
+    federation = tiny(method, rounds=5)
+    server = federation.run()
+    assert server.selected_round < 5
+    shorter = tiny(method, rounds=server.selected_round)
+    shorter.folder = federation.folder / "shorter"
+    shorter.run()
+    model, _ = load_model(federation.folder / "run" / "sites" / "alpha" / "model")
+    assert torch.equal(model.head.weight, states(shorter.folder, "alpha")["fixed/head.weight"])
+    measured = json.loads((server.record.folder / "metrics.json").read_text())
+    assert measured["source"] == "sites' test data"
+    assert measured["selected_round"] == server.selected_round
+
+
+def test_a_new_class_adds_a_row_to_a_personal_head(tiny: Any) -> None:
+    method = PersonalisedFL(local=FAST)
+    tiny(method, {"alpha": ("Mass",), "beta": ("Nodule",)}, rounds=1).run()
+    federation = tiny(method, {"alpha": ("Mass",), "beta": ("Nodule",)}, rounds=1)
+    before = states(federation.folder, "beta")["fixed/head.weight"]
+    table = federation.configs["beta"].data.table
+    lines = table.read_text().splitlines()
+    table.write_text(
+        "\n".join([lines[0] + ",Hernia", *(f"{line},{i % 2}" for i, line in enumerate(lines[1:]))])
+    )
+    site = federation.sites()["beta"]
+    server = federation.server()
+    server.begin(Loop({"beta": site, "alpha": federation.sites()["alpha"]}).exchange(
+        "hello", server.greet(["alpha", "beta"]), server.inbox.receive))  # fmt: skip
+    packed = server.assign_validation()["beta"]
+    task = unpack(packed)
+    assert isinstance(task, Payload)
+    bench = site._workbench(task, site._state(task))
+    assert bench.model.labels.names == ("Nodule", "Hernia")
+    assert torch.equal(bench.model.head.weight[0], before[0])
+
+
+def test_individual_models_do_not_touch_each_other(tiny: Any) -> None:
+    """What a site ends with does not depend on who else is there."""
+    both = tiny(Individual(local=FAST), {"alpha": ("Mass",), "beta": ("Nodule",)}, rounds=3)
+    both.run()
+    together = states(both.folder, "alpha")
+    alone = tiny(Individual(local=FAST), {"alpha": ("Mass",)}, rounds=3)
+    alone.folder = both.folder / "alone"
+    server = alone.run()
+    for key, tensor in states(alone.folder, "alpha").items():
+        assert torch.equal(tensor, together[key]), key
+    assert not server.model.shared
+    model, _ = load_model(both.folder / "run" / "sites" / "alpha" / "model")
+    assert model.labels.names == ("Mass",)
+
+
+def test_each_site_keeps_its_own_best_round(tiny: Any) -> None:
+    federation = tiny(Individual(local=LocalTraining(lr=0.05, batch_size=8)), rounds=6)
+    server = federation.run()
+    lines = [json.loads(x) for x in (server.record.folder / "history.jsonl").read_text().splitlines()]
+    for site in federation.sites():
+        losses = {line["round"]: line["sites"][site]["validation_loss"] for line in lines}
+        assert server.standings.of(site) == min(losses, key=lambda r: (losses[r], r))
+        described = json.loads(
+            (federation.folder / "run" / "sites" / site / "model" / "model.json").read_text()
+        )
+        assert described["round"] == server.standings.of(site)
+
+
+def test_central_counts_unknown_as_absent_and_complete_labels_do_not() -> None:
+    logits = torch.zeros(2, 2)
+    y, known = torch.tensor([[1.0, 0.0], [0.0, 0.0]]), torch.tensor([[True, False], [True, False]])
+    steep = torch.tensor([[0.0, 5.0], [0.0, 5.0]])
+    assert float(Central().loss(logits, y, known)) == pytest.approx(0.6931472, abs=1e-6)
+    assert float(Central().loss(steep, y, known)) == pytest.approx((0.6931472 + 5.0067153) / 2, abs=1e-6)
+    assert float(CentralFull().loss(steep, y, known)) == pytest.approx(0.6931472, abs=1e-6)

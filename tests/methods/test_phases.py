@@ -1,0 +1,105 @@
+"""Warm-up of the head, falling learning rates, and patience."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from suture.messages import Payload
+from suture.methods.contract import Context, Phase
+from suture.methods.local import Best, in_phase, validation_loss
+from suture.methods.surgical import SurgicalAggregation
+from suture.plan import context
+from suture.training import LocalTraining
+
+
+def test_a_learning_rate_falls_along_half_a_cosine() -> None:
+    """HyperKvasir's, 200 rounds: methods with a schedule start just below the first value."""
+    local = LocalTraining(lr=0.1, final_lr=1e-4)
+    assert local.lr_of(1, 200) == pytest.approx(0.0999938, abs=1e-7)
+    assert local.lr_of(100, 200) == pytest.approx(0.05005, abs=1e-7)
+    assert local.lr_of(200, 200) == pytest.approx(1e-4)
+    assert LocalTraining(lr=0.1).lr_of(7, 200) == 0.1
+
+
+def test_the_warm_up_is_the_first_round_and_has_its_own_learning_rate(tiny: Any) -> None:
+    method = SurgicalAggregation(local=LocalTraining(lr=1e-2, warmup_epochs=4, warmup_lr=5e-2))
+    assert [(p.name, p.rounds, p.trainable) for p in method.phases(5)] == [
+        ("warm-up", 1, "head"),
+        ("main", 4, "all"),
+    ]
+    plan = tiny(method).plan
+    assert context(plan, 5, 1).phase.name == "warm-up"
+    assert (context(plan, 5, 3).phase.name, context(plan, 5, 3).phase_round) == ("main", 2)
+    warm = in_phase(replace(method.local, lr=0.3), context(plan, 5, 1))
+    assert (warm.lr, warm.epochs) == (5e-2, 4)
+    main = in_phase(replace(method.local, lr=0.3), context(plan, 5, 2))
+    assert (main.lr, main.epochs) == (0.3, 1)
+
+
+def test_the_backbone_rests_while_the_head_warms_up(tiny: Any) -> None:
+    local = LocalTraining(lr=1e-2, batch_size=8, warmup_epochs=3)
+    federation = tiny(SurgicalAggregation(local=local), rounds=2)
+    server, sites = federation.server(), federation.sites()
+    from suture.federation import Loop
+
+    loop = Loop(sites)
+    server.begin(loop.exchange("hello", server.greet(loop.sites), server.inbox.receive))
+    before = server.model
+    server.close_round(loop.exchange("train", server.assign(), server.inbox.receive))
+    assert all(torch.equal(t, before.shared[k]) for k, t in server.model.shared.items())
+    assert not torch.equal(server.model.head["head.weight"], before.head["head.weight"])
+    warm = server.model
+    server.close_round(loop.exchange("train", server.assign(), server.inbox.receive))
+    assert not torch.equal(server.model.shared["backbone.conv1.weight"], warm.shared["backbone.conv1.weight"])
+
+
+def test_moments_of_the_warm_up_end_with_it(tiny: Any) -> None:
+    """Adam of the main phase begins afresh: its first step has been taken once per batch since."""
+    local = LocalTraining(lr=1e-2, batch_size=8, warmup_epochs=3)
+    federation = tiny(SurgicalAggregation(local=local), rounds=2)
+    federation.run()
+    from suture.packing import load
+
+    newest = sorted((federation.folder / "run" / "sites" / "alpha").glob("round-*"))[-1]
+    assert float(load(newest).tensors["kept/head.weight/step"]) == 2  # 15 images, batches of 8
+
+
+def test_the_best_epoch_is_kept(tiny: Any) -> None:
+    site = tiny(SurgicalAggregation()).sites()["alpha"]
+    from suture.server.global_model import initial
+
+    model = initial(site.plan, ("Mass", "Nodule"))
+    task = Payload("train", 1, 0, labels=("Mass", "Nodule"), shared=dict(model.shared), head=dict(model.head))
+    bench = site._workbench(task, site._state(task))
+    best = Best(bench, site.plan.method.loss)
+    best()
+    good = validation_loss(bench, site.plan.method.loss)
+    with torch.no_grad():
+        bench.model.head.bias += 9
+    best()
+    worse = validation_loss(bench, site.plan.method.loss)
+    best.restore()
+    assert good is not None
+    assert worse is not None
+    assert worse > good
+    assert validation_loss(bench, site.plan.method.loss) == good
+    nothing = replace(bench, samples={"train": bench.samples["train"]})
+    assert validation_loss(nothing, site.plan.method.loss) is None
+    assert in_phase(LocalTraining(epochs=2), Context(1, Phase("main", 1), 0)).epochs == 2
+
+
+def test_patience_stops_a_run_that_gets_no_better(tiny: Any) -> None:
+    method = SurgicalAggregation(local=LocalTraining(lr=0.2, batch_size=8))
+    server = tiny(method, rounds=30, patience=3).run()
+    lines = [json.loads(x) for x in (server.record.folder / "history.jsonl").read_text().splitlines()]
+    losses = [line["validation"]["loss"] for line in lines]
+    best = min(range(len(losses)), key=lambda i: losses[i]) + 1
+    assert server.round < 30
+    assert server.selected_round == best
+    # One round late: a model is measured when the next one is trained.
+    assert server.round == best + 3 + 1
