@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from suture.cli_data import Sets, data_app
+from suture.cli_research import evaluate, experiment
 from suture.errors import ConfigError, SutureError
 
 app = typer.Typer(
@@ -23,6 +24,8 @@ app = typer.Typer(
     add_completion=False,
 )
 app.add_typer(data_app, name="data")
+app.command()(evaluate)
+app.command()(experiment)
 console = Console()
 
 
@@ -185,37 +188,6 @@ def predict(
     for name in skipped:
         console.print(f"skipped, unreadable: {name}", style="yellow", highlight=False)
     console.print(f"{count} images: {out}")
-
-
-@app.command()
-def experiment(
-    name: Annotated[str, typer.Argument(help="A name in experiments/, or a path.")],
-    preset: Annotated[str | None, typer.Option(help="A preset; by default the first.")] = None,
-    data_root: Annotated[
-        Path | None, typer.Option(help="Folder of the data sets.", envvar="SUTURE_DATA")
-    ] = None,
-    work: Annotated[Path, typer.Option(help="Folder of the runs.")] = Path("runs/experiments"),
-    results: Annotated[Path, typer.Option(help="Folder of tables and kept figures.")] = Path("docs/results"),
-    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time, each of one torch thread.")] = 2,
-    render: Annotated[bool, typer.Option("--render", help="Only render what is there.")] = False,
-) -> None:
-    """Do the missing runs of a paper's table or figure, and render it."""
-    from suture.experiment.conduct import collect, conduct
-    from suture.experiment.render import write_tables
-    from suture.experiment.spec import load_experiment
-
-    chosen = load_experiment(name)
-    size = chosen.preset(preset)
-    kept = results / "runs"
-    if not render:
-        root = data_root.resolve() if data_root else None
-        conduct(chosen, size, kept, work.resolve(), root, jobs, _say)
-    for path in write_tables(chosen, size, collect(chosen, size, kept), results, Path(name).stem):
-        console.print(f"written: {path}", soft_wrap=True, highlight=False)
-
-
-def _say(line: str) -> None:
-    console.print(f"{datetime.now():%H:%M:%S} {line}", soft_wrap=True, highlight=False)
 
 
 @app.command("list")

@@ -14,7 +14,7 @@ from suture.experiment.conduct import chosen, collect, conduct
 from suture.experiment.pool import do_runs
 from suture.experiment.render import write_tables
 from suture.experiment.runs import Run, final_runs, keep_result, read_result, tuning_runs
-from suture.experiment.spec import Experiment, known_experiments, load_experiment
+from suture.experiment.spec import OWN_COLUMNS, Experiment, known_experiments, load_experiment
 from suture.experiment.table import class_means, lines, over_series
 from suture.job import load_job, with_settings
 from suture.validation import parse
@@ -25,7 +25,11 @@ SPEC: dict[str, Any] = {
     "job": "demo",
     "reference": "ours",
     "rows": {
-        "theirs": {"name": "Vanilla FL", "set": {"method": "vanilla"}, "published": {"mean": "0.79"}},
+        "theirs": {
+            "name": "Vanilla FL",
+            "set": {"method": "vanilla"},
+            "published": {"AUROC, all classes": "0.79"},
+        },
         "ours": {"name": "Surgical Aggregation", "set": {"method": "surgical"}},
     },
     "presets": {"tiny": {"note": "for tests", "seeds": [1, 2, 3], "set": {"rounds": 1}}},
@@ -150,21 +154,25 @@ def test_the_table_by_hand(tmp_path: Path) -> None:
         result(run, tmp_path / "runs", {"A": 0.8, "B": b})
     outcome = collect(spec, preset, tmp_path / "runs")
     theirs, ours = lines(spec, preset, outcome)
-    against = theirs.figures["unique"].against
+    against = theirs.figures["AUROC, classes of one site"].against
     assert against is not None
     assert against.p == pytest.approx(0.0742, abs=1e-4)
     assert against.difference == pytest.approx(0.2)
-    assert theirs.figures["unique"].text == "0.500 ± 0.000 ns"
-    assert ours.figures["unique"].text == "0.700 ± 0.100"
-    assert ours.figures["unique"].against is None
-    assert theirs.figures["shared"].against is not None
-    assert theirs.figures["shared"].against.p == 1
-    assert class_means(outcome.results["ours", "None"]) == pytest.approx({"A": 0.8, "B": 0.7})
-    assert class_means(outcome.results["ours", "None"], "shared") == pytest.approx({"A": 0.8})
+    assert theirs.figures["AUROC, classes of one site"].text == "0.500 ± 0.000 ns"
+    assert ours.figures["AUROC, classes of one site"].text == "0.700 ± 0.100"
+    assert ours.figures["AUROC, classes of one site"].against is None
+    assert theirs.figures["AUROC, classes of several sites"].against is not None
+    assert theirs.figures["AUROC, classes of several sites"].against.p == 1
+    assert class_means(spec, "ours", outcome.results["ours", "None"], OWN_COLUMNS[0]) == pytest.approx(
+        {"A": 0.8, "B": 0.7}
+    )
+    assert class_means(spec, "ours", outcome.results["ours", "None"], OWN_COLUMNS[1]) == pytest.approx(
+        {"A": 0.8}
+    )
     paths = write_tables(spec, preset, outcome, tmp_path, "two")
     page = paths[0].read_text()
     assert "| Vanilla FL | 0.650 ± 0.000 ns | .074 |" in page
-    assert "mean 0.79" in page
+    assert "0.79 |" in page
     assert "6 runs in the table, 0.1 hours" in page
     ElementTree.fromstring(paths[2].read_text())
     before = [path.read_bytes() for path in paths]
@@ -177,14 +185,14 @@ def test_over_classes_a_class_that_one_of_them_does_not_know_is_no_pair(tmp_path
     for run in final_runs(spec, preset, {}):
         result(run, tmp_path, {"A": 0.8, "B": None if run.row == "theirs" else 0.6})
     theirs, ours = lines(spec, preset, collect(spec, preset, tmp_path))
-    assert theirs.figures["mean"].against is not None
-    assert theirs.figures["mean"].against.n == 1
-    assert ours.figures["mean"].text == "0.700 ± 0.100"  # population SD over classes
+    assert theirs.figures["AUROC, all classes"].against is not None
+    assert theirs.figures["AUROC, all classes"].against.n == 1
+    assert ours.figures["AUROC, all classes"].text == "0.700 ± 0.100"  # population SD over classes
 
 
 def test_a_series_is_drawn_over_its_values(tmp_path: Path) -> None:
     series = {"key": "simulation.images", "values": [20, 40], "label": "images"}
-    spec = experiment(series=series, columns=["mean"])
+    spec = experiment(series=series, columns=[{"name": "all"}])
     preset = spec.preset(None)
     runs = list(final_runs(spec, preset, {}))
     assert [run.x for run in runs] == [20] * 6 + [40] * 6
@@ -192,7 +200,7 @@ def test_a_series_is_drawn_over_its_values(tmp_path: Path) -> None:
         more = 0.02 * int(str(run.settings["seed"])) if run.row == "ours" else 0.0
         result(run, tmp_path / "runs", {"A": 0.6 + more, "B": 0.6 + more})
     outcome = collect(spec, preset, tmp_path / "runs")
-    found = over_series(spec, preset, outcome, "mean")
+    found = over_series(spec, preset, outcome, spec.columns[0])
     assert found["theirs"].against is not None
     assert found["theirs"].against.n == 6
     page = write_tables(spec, preset, outcome, tmp_path, "s")[0].read_text()

@@ -16,12 +16,14 @@ Number = FiniteFloat | None
 
 @dataclass(frozen=True)
 class MethodRecord:
-    """The method, its paper and its hyperparameters."""
+    """The method, its paper and its hyperparameters; and what of the model stays at a site."""
 
     name: str
     title: str
     paper: str
     hyperparameters: dict[str, Any]
+    personal: Literal["nothing", "head", "model"] = "nothing"
+    pooled: bool = False
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,9 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure as Canvas
 
 from suture.experiment.conduct import Outcome
-from suture.experiment.spec import Experiment, Group, Preset
+from suture.experiment.spec import Experiment, Preset
 from suture.experiment.table import DASH, Line, lines
 
-HEADS: dict[Group, str] = {"mean": "all classes", "shared": "of several sites", "unique": "of one site"}
 TONES = ("#0b6e8a", "#c2571a", "#5a7d2b", "#7a4d9c", "#9c2f4d", "#56616d", "#b58900", "#2c5aa0", "#333333")
 # The same input gives the same bytes: no date, and element names from a fixed salt.
 STYLE = {"svg.hashsalt": "suture", "font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
@@ -36,9 +35,9 @@ def _dots(experiment: Experiment, found: Sequence[Line]) -> Canvas:
     columns = experiment.columns
     canvas = Canvas(figsize=(2.2 + 2.6 * len(columns), 0.9 + 0.32 * len(found)), layout="constrained")
     axes: Any = canvas.subplots(1, len(columns), sharey=True, squeeze=False)
-    for axis, group in zip(axes[0], columns, strict=True):
+    for axis, column in zip(axes[0], columns, strict=True):
         for place, line in enumerate(found):
-            cell = line.figures[group]
+            cell = line.figures[column.name]
             tone = TONES[0] if line.row == experiment.reference else TONES[5]
             values = [v for v in cell.values if v is not None]
             if experiment.pairs == "runs":
@@ -51,7 +50,7 @@ def _dots(experiment: Experiment, found: Sequence[Line]) -> Canvas:
                 axis.annotate(
                     cell.against.mark, (1, place), xycoords=("axes fraction", "data"), va="center", fontsize=8
                 )
-        axis.set_title(f"AUROC, {HEADS[group]}", fontsize=9, loc="left")
+        axis.set_title(column.name, fontsize=9, loc="left")
         axis.grid(axis="x", color="#dde3e9")
         axis.set_axisbelow(True)
     axes[0][0].set_yticks(range(len(found)), [line.name for line in found])
@@ -65,11 +64,11 @@ def _series(experiment: Experiment, found: Sequence[Line]) -> Canvas:
     canvas = Canvas(figsize=(1.5 + 3.0 * len(columns), 3.2), layout="constrained")
     axes: Any = canvas.subplots(1, len(columns), squeeze=False)
     xs = list(dict.fromkeys(line.x for line in found))
-    for axis, group in zip(axes[0], columns, strict=True):
+    for axis, column in zip(axes[0], columns, strict=True):
         for tone, row in enumerate(dict.fromkeys(line.row for line in found)):
             own = [line for line in found if line.row == row]
-            means = [line.figures[group].mean for line in own]
-            spread = [0.0 if math.isnan(s) else s for s in (line.figures[group].spread for line in own)]
+            means = [line.figures[column.name].mean for line in own]
+            spread = [0.0 if math.isnan(s) else s for s in (line.figures[column.name].spread for line in own)]
             width = 2.4 if row == experiment.reference else 1.2
             color = TONES[tone % len(TONES)]
             axis.errorbar(
@@ -78,7 +77,7 @@ def _series(experiment: Experiment, found: Sequence[Line]) -> Canvas:
             )  # fmt: skip
         axis.set_xticks(range(len(xs)), [str(x) for x in xs])
         axis.set_xlabel(experiment.series.label if experiment.series else "")
-        axis.set_title(f"AUROC, {HEADS[group]}", fontsize=9, loc="left")
+        axis.set_title(column.name, fontsize=9, loc="left")
         axis.grid(axis="y", color="#dde3e9")
         axis.set_axisbelow(True)
     canvas.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)

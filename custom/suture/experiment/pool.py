@@ -14,6 +14,7 @@ from pathlib import Path
 
 from suture.errors import FederationError, SutureError
 from suture.experiment.runs import Result, Run, keep_result, read_result
+from suture.experiment.testing import test_models
 
 
 def do_runs(
@@ -62,10 +63,10 @@ def _do(run: Run, results: Path, work: Path, data_root: Path | None, say: Callab
     say(f"begins: {run.name} ({run.row}{'' if run.x is None else f', {run.x}'})")
     if not _finished(out):
         _start(run, out, data_root)
-    result = keep_result(results, run, out)
+    result = keep_result(results, run, out, test_models(run, out, work, data_root))
     shutil.rmtree(out / "sites", ignore_errors=True)  # decoded images and states; the rest is small
     shutil.rmtree(out / "state", ignore_errors=True)
-    say(f"done: {run.name}, mean AUROC {result.area('mean')}, {time.monotonic() - began:.0f} s")
+    say(f"done: {run.name}, mean AUROC {result.metrics['mean_auroc']}, {time.monotonic() - began:.0f} s")
 
 
 def _finished(out: Path) -> bool:

@@ -12,15 +12,10 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
 from suture.experiment.conduct import Outcome
 from suture.experiment.figure import draw
-from suture.experiment.spec import Experiment, Group, Preset, Value
+from suture.experiment.spec import OWN_COLUMNS, Experiment, Preset, Value
 from suture.experiment.table import DASH, Figure, Line, class_means, lines, over_series
 from suture.files import atomic_write
 
-HEADS: dict[Group, str] = {
-    "mean": "AUROC, all classes",
-    "shared": "AUROC, classes of several sites",
-    "unique": "AUROC, classes of one site",
-}
 MARKS = "ns p ≥ .05, * p < .05, ** p < .01, *** p < .001; † differences that are not normal (Shapiro-Wilk)"
 
 
@@ -63,7 +58,7 @@ def main_table(experiment: Experiment, preset: Preset, outcome: Outcome) -> Tabl
     heads = [
         *([experiment.series.label] if experiment.series else []),
         "method",
-        *(head for group in experiment.columns for head in (HEADS[group], "p")),
+        *(head for column in experiment.columns for head in (column.name, "p")),
         *([preset.tune.key.rsplit(".", 1)[-1]] if preset.tune else []),
         "runs",
         *(["published"] if published else []),
@@ -89,21 +84,23 @@ def main_table(experiment: Experiment, preset: Preset, outcome: Outcome) -> Tabl
 def series_table(experiment: Experiment, preset: Preset, outcome: Outcome) -> Table:
     """Each row over the whole series."""
     rows = {row: [experiment.rows[row].name] for row in experiment.rows if row not in preset.skip}
-    for group in experiment.columns:
-        for row, figure in over_series(experiment, preset, outcome, group).items():
+    for column in experiment.columns:
+        for row, figure in over_series(experiment, preset, outcome, column).items():
             rows[row] += [figure.text, p_text(figure)]
-    heads = ["method", *(head for group in experiment.columns for head in (HEADS[group], "p"))]
+    heads = ["method", *(head for column in experiment.columns for head in (column.name, "p"))]
     return Table("Over all values of the series, compared run by run.", heads, list(rows.values()))
 
 
 def class_table(experiment: Experiment, preset: Preset, outcome: Outcome) -> Table:
     """The AUROC of each class, mean over the runs."""
     rows = [row for row in experiment.rows if row not in preset.skip]
-    areas = [class_means(outcome.results[row, "None"]) for row in rows]
+    column = experiment.columns[0] if experiment.tests else OWN_COLUMNS[0]
+    areas = [class_means(experiment, row, outcome.results[row, "None"], column) for row in rows]
     names = sorted({name for found in areas for name in found})
     cells = [[name, *(f"{a[name]:.3f}" if name in a else DASH for a in areas)] for name in names]
     heads = ["class", *(experiment.rows[row].name for row in rows)]
-    return Table("AUROC of each class, mean over the runs.", heads, cells)
+    where = f" ({column.name})" if experiment.tests else ""
+    return Table(f"AUROC of each class{where}, mean over the runs.", heads, cells)
 
 
 def preamble(experiment: Experiment, preset: Preset, outcome: Outcome, name: str) -> list[tuple[str, str]]:
@@ -145,7 +142,7 @@ def p_text(figure: Figure) -> str:
 
 
 def _figures(experiment: Experiment, line: Line) -> list[str]:
-    return [text for group in experiment.columns for text in _cell(line.figures[group])]
+    return [text for column in experiment.columns for text in _cell(line.figures[column.name])]
 
 
 def _cell(figure: Figure) -> tuple[str, str]:
@@ -153,7 +150,8 @@ def _cell(figure: Figure) -> tuple[str, str]:
 
 
 def _published(line: Line) -> str:
-    return ", ".join(f"{key} {value}" for key, value in line.published.items()) or DASH
+    several = len(line.published) > 1
+    return "; ".join(f"{k}: {v}" if several else v for k, v in line.published.items()) or DASH
 
 
 def _value(value: Value) -> str:

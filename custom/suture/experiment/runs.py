@@ -10,8 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from suture.errors import DataError
-from suture.experiment.spec import Experiment, Preset, Settings, Value
+from suture.experiment.spec import Experiment, Preset, Settings, Test, Value
 from suture.files import write_json
+
+GLOBAL = "global"
+"""The model of a run that leaves one, among the models of a test."""
 
 
 @dataclass(frozen=True)
@@ -22,17 +25,22 @@ class Run:
         row: of the experiment.
         x: value of the series, None without one.
         settings: all that differ from the job's own, the seed among them; paths still with ``{data}``.
+        tests: test sets on which its models are measured.
     """
 
     row: str
     x: Value
     job: str
     settings: Settings = field(hash=False)
+    tests: Mapping[str, Test] = field(default_factory=dict, hash=False)
 
     @property
     def name(self) -> str:
         """Job, method and a hash of all settings: equal runs of two experiments have one name."""
-        text = json.dumps([self.job, sorted(self.settings.items())], sort_keys=True)
+        content: list[Any] = [self.job, sorted(self.settings.items())]
+        if self.tests:
+            content.append({name: test.data for name, test in self.tests.items()})
+        text = json.dumps(content, sort_keys=True)
         digest = hashlib.sha256(text.encode()).hexdigest()[:10]
         return f"{self.job}-{self.settings.get('method', 'job')}-s{self.settings['seed']}-{digest}"
 
@@ -95,23 +103,24 @@ def _run(experiment: Experiment, preset: Preset, row: str, x: Value, seed: int, 
         **extra,
         "seed": seed,
     }
-    return Run(row, x, experiment.job, settings)
+    return Run(row, x, experiment.job, settings, experiment.tests)
 
 
 @dataclass(frozen=True)
 class Result:
-    """What is kept of a finished run: its figures, and what they cost."""
+    """What is kept of a finished run: its figures, and what they cost.
+
+    Attributes:
+        tests: by test set and model (`GLOBAL`, or a site): the AUROC of each class that the model has
+            learned, null where undefined, and the classes of the data that it has not learned.
+    """
 
     run: dict[str, Any]
     metrics: dict[str, Any]
     validation_auroc: float | None
     validation_loss: float | None
     seconds: float
-
-    def area(self, group: str) -> float | None:
-        """The mean AUROC of a group of classes."""
-        value = self.metrics["mean_auroc"] if group == "mean" else self.metrics["groups"][group]
-        return None if value is None else float(value)
+    tests: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 def read_result(folder: Path, run: Run) -> Result | None:
@@ -129,8 +138,11 @@ def read_result(folder: Path, run: Run) -> Result | None:
         raise DataError(f"{path} cannot be read: {error}; delete it, and the run is done again") from error
 
 
-def keep_result(folder: Path, run: Run, done: Path) -> Result:
+def keep_result(folder: Path, run: Run, done: Path, tests: dict[str, dict[str, Any]] | None = None) -> Result:
     """Takes from the folder of a finished run what is worth keeping, a few kilobytes.
+
+    Args:
+        tests: as in `Result`.
 
     Raises:
         DataError: the run did not finish.
@@ -158,6 +170,7 @@ def keep_result(folder: Path, run: Run, done: Path) -> Result:
         measured["auroc"],
         measured["loss"],
         round(sum(r["seconds"] for r in history), 1),
+        tests or {},
     )
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / f"{run.name}.json", _rounded(vars(result)))

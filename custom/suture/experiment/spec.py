@@ -27,12 +27,52 @@ class Row:
     Attributes:
         name: for people.
         set: settings of the job, as of `suture run --set`.
+        site: of methods that leave a model at each site, the site whose model the row is about; by default
+            the one that a test set is at home at, and else all of them.
         published: what the paper printed, by column.
     """
 
     name: str
     set: Settings = field(default_factory=dict)
+    site: str | None = None
     published: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, config=STRICT)
+class Test:
+    """A test set of its own, beside what a run measures by itself.
+
+    Attributes:
+        data: as under [data] of a suture.toml; ``{data}`` in a text stands for the data root.
+        home: the site that its training images are at.
+    """
+
+    data: dict[str, Any]
+    home: str | None = None
+
+
+@dataclass(frozen=True, config=STRICT)
+class Column:
+    """A mean AUROC.
+
+    Attributes:
+        name: for people.
+        test: one of the experiment's tests; None for what the run measured by itself.
+        group: all classes, those of several sites, or those of one.
+        classes: only these.
+    """
+
+    name: str
+    test: str | None = None
+    group: Group = "mean"
+    classes: tuple[str, ...] | None = None
+
+
+OWN_COLUMNS = (
+    Column("AUROC, all classes"),
+    Column("AUROC, classes of several sites", group="shared"),
+    Column("AUROC, classes of one site", group="unique"),
+)
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -92,7 +132,8 @@ class Experiment:
         presets: by name; the first one is the default.
         reference: the row that all others are compared with.
         pairs: what the paired t-test pairs: ``runs`` (over seeds, and over a series' values), or ``classes``.
-        columns: groups of classes: all (mean), those of several sites, those of one.
+        columns: by default the mean over all classes, over those of several sites and over those of one.
+        tests: test sets by name.
         series: the x axis, for a figure.
         set: settings of every run.
         note: what a reader should know besides.
@@ -105,7 +146,8 @@ class Experiment:
     presets: Annotated[dict[str, Preset], Field(min_length=1)]
     reference: str
     pairs: Literal["runs", "classes"] = "runs"
-    columns: tuple[Group, ...] = ("mean", "shared", "unique")
+    columns: tuple[Column, ...] = OWN_COLUMNS
+    tests: dict[str, Test] = field(default_factory=dict)
     series: Series | None = None
     set: Settings = field(default_factory=dict)
     note: str = ""
@@ -164,3 +206,11 @@ def _check(experiment: Experiment, path: Path) -> None:
         for row in names:
             if row not in experiment.rows:
                 raise unknown(f"row in {where} of {path}", row, experiment.rows)
+    for column in experiment.columns:
+        if column.test is not None and column.test not in experiment.tests:
+            raise unknown(f"test of column {column.name!r} of {path}", column.test, experiment.tests)
+    heads = {column.name for column in experiment.columns}
+    for described in experiment.rows.values():
+        for head in described.published:
+            if head not in heads:
+                raise unknown(f"published column of {described.name!r} in {path}", head, heads)

@@ -6,10 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from suture.evaluation.metrics import mean_defined
 from suture.evaluation.statistics import Comparison, mean_sd, paired
 from suture.experiment.conduct import Outcome
 from suture.experiment.runs import Result, values_of
-from suture.experiment.spec import Experiment, Group, Preset, Value
+from suture.experiment.spec import Column, Experiment, Preset, Value
 
 DASH = "–"
 
@@ -41,14 +42,14 @@ class Figure:
 
 @dataclass(frozen=True)
 class Line:
-    """A row: its name, its figures by group of classes, and what they rest on."""
+    """A row: its name, its figures by column, and what they rest on."""
 
     row: str
     name: str
     x: Value
     runs: int
     tuned: Value
-    figures: Mapping[Group, Figure]
+    figures: Mapping[str, Figure]
     published: Mapping[str, str]
 
 
@@ -62,12 +63,14 @@ def lines(experiment: Experiment, preset: Preset, outcome: Outcome) -> list[Line
     ]
 
 
-def over_series(experiment: Experiment, preset: Preset, outcome: Outcome, group: Group) -> dict[str, Figure]:
+def over_series(
+    experiment: Experiment, preset: Preset, outcome: Outcome, column: Column
+) -> dict[str, Figure]:
     """Each row over all values of the series, compared run by run (Kulkarni et al. 2024, Figs. 6 and 7)."""
 
     def values(row: str) -> list[float | None]:
         return [
-            outcome.results[row, str(x)][seed].area(group) if seed in outcome.results[row, str(x)] else None
+            mean_of(experiment, row, outcome.results[row, str(x)].get(seed), column)
             for x in values_of(experiment, preset)
             for seed in preset.seeds
         ]
@@ -83,41 +86,77 @@ def over_series(experiment: Experiment, preset: Preset, outcome: Outcome, group:
 
 
 def _line(experiment: Experiment, outcome: Outcome, row: str, x: Value) -> Line:
-    own = outcome.results[row, str(x)]
-    reference = outcome.results[experiment.reference, str(x)]
-    figures: dict[Group, Figure] = {}
-    for group in experiment.columns:
-        if experiment.pairs == "classes":
-            mine, theirs = class_means(own, group), class_means(reference, group)
-            names = sorted(mine.keys() | theirs.keys())
-            a, b = [theirs.get(n) for n in names], [mine.get(n) for n in names]
-        else:
-            seeds = sorted(own.keys() | reference.keys())
-            a = [reference[s].area(group) if s in reference else None for s in seeds]
-            b = [own[s].area(group) if s in own else None for s in seeds]
-        against = None if row == experiment.reference else paired(a, b)
-        figures[group] = Figure(*mean_sd(b, sample=experiment.pairs == "runs"), tuple(b), against)
-    described = experiment.rows[row]
+    own, described = outcome.results[row, str(x)], experiment.rows[row]
+    figures = {column.name: _figure(experiment, outcome, row, x, column) for column in experiment.columns}
     tuned = outcome.tuned.get((row, str(x)))
     return Line(row, described.name, x, len(own), tuned, figures, described.published)
 
 
-def class_means(results: Mapping[int, Result], group: Group = "mean") -> dict[str, float]:
-    """The AUROC of each class of a group, the mean over the runs that define it."""
+def _figure(experiment: Experiment, outcome: Outcome, row: str, x: Value, column: Column) -> Figure:
+    own, reference = (outcome.results[name, str(x)] for name in (row, experiment.reference))
+    a: list[float | None]
+    b: list[float | None]
+    if experiment.pairs == "classes":
+        mine = class_means(experiment, row, own, column)
+        theirs = class_means(experiment, experiment.reference, reference, column)
+        names = sorted(mine.keys() | theirs.keys())
+        a, b = [theirs.get(n) for n in names], [mine.get(n) for n in names]
+    else:
+        seeds = sorted(own.keys() | reference.keys())
+        a = [mean_of(experiment, experiment.reference, reference.get(s), column) for s in seeds]
+        b = [mean_of(experiment, row, own.get(s), column) for s in seeds]
+    against = None if row == experiment.reference else paired(a, b)
+    return Figure(*mean_sd(b, sample=experiment.pairs == "runs"), tuple(b), against)
+
+
+def mean_of(experiment: Experiment, row: str, result: Result | None, column: Column) -> float | None:
+    """The mean AUROC of a column; None where it has not been run, or a class has not been learned."""
+    areas = areas_of(experiment, row, result, column) if result else None
+    return mean_defined(areas.values()) if areas else None
+
+
+def class_means(
+    experiment: Experiment, row: str, results: Mapping[int, Result], column: Column
+) -> dict[str, float]:
+    """The AUROC of each class of a column, the mean over the runs that define it."""
     found: dict[str, list[float]] = {}
     for result in results.values():
-        members = group_of(result, group)
-        for name, value in result.metrics["auroc"].items():
-            if value is not None and name in members:
-                found.setdefault(name, []).append(float(value))
+        for name, value in (areas_of(experiment, row, result, column) or {}).items():
+            if value is not None:
+                found.setdefault(name, []).append(value)
     return {name: math.fsum(v) / len(v) for name, v in found.items()}
 
 
-def group_of(result: Result, group: Group) -> Sequence[str]:
-    """The classes of a group: all, those of several sites, or those of one."""
-    sites: Mapping[str, Sequence[str]] = result.run["sites"]
-    names = list(result.metrics["auroc"])
-    if group == "mean":
-        return names
-    owners = {name: sum(name in labels for labels in sites.values()) for name in names}
-    return [name for name in names if (owners[name] > 1) == (group == "shared") and owners[name]]
+def areas_of(
+    experiment: Experiment, row: str, result: Result, column: Column
+) -> dict[str, float | None] | None:
+    """The AUROC of each class of a column.
+
+    Returns:
+        None if the row's model has not learned one of them: the mean is not defined then (Kulkarni et al.
+        2024, Sec. 4.3).
+    """
+    if column.test is None:
+        areas, unlearned = result.metrics["auroc"], set[str]()
+    else:
+        models = result.tests[column.test]
+        home = experiment.rows[row].site or experiment.tests[column.test].home
+        chosen = [models[home]] if home in models else list(models.values())
+        areas = _across([model["auroc"] for model in chosen])
+        unlearned = set.intersection(*(set(model["unlearned"]) for model in chosen))
+    wanted = [name for name in [*areas, *unlearned] if _belongs(result, name, column)]
+    return None if unlearned & set(wanted) else {name: areas[name] for name in wanted}
+
+
+def _across(models: Sequence[Mapping[str, float | None]]) -> dict[str, float | None]:
+    """Class by class, the mean over the models that have learned it."""
+    names = dict.fromkeys(name for model in models for name in model)
+    return {name: mean_defined(model.get(name) for model in models) for name in names}
+
+
+def _belongs(result: Result, name: str, column: Column) -> bool:
+    """Whether a class is of a column's group and list."""
+    if column.classes is not None and name not in column.classes:
+        return False
+    owners = sum(name in labels for labels in result.run["sites"].values())
+    return column.group == "mean" or (owners > 1 if column.group == "shared" else owners == 1)

@@ -61,6 +61,8 @@ def describe(record: Record, plan: Plan, schedule: Schedule) -> None:
             "title": plan.method.title,
             "paper": plan.method.paper,
             "hyperparameters": described["hyperparameters"],
+            "personal": plan.method.personal,
+            "pooled": plan.method.pooled,
         },
         model=described["model"],
         augmentation=described["augmentation"],

@@ -1,0 +1,115 @@
+"""A saved model on any labelled data: a test set that its training never saw."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from suture.config import SiteConfig
+from suture.data.site import load_samples
+from suture.data.table import Split
+from suture.data.transforms import Augmentation
+from suture.errors import DataError
+from suture.evaluation.metrics import ClassScore, mean_defined, score_classes
+from suture.files import atomic_write
+from suture.models.saved import load_model
+from suture.training import Workbench, predict
+
+BOOTSTRAP = 1000
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """A model's scores on a test set.
+
+    Attributes:
+        labels: the classes of the model.
+        tested: the classes that both the model and the data know.
+        y: labels [n, len(labels)], NaN where unknown.
+        scores: probabilities [n, len(labels)].
+        patients: of each image.
+        classes: AUROC of each of `tested`, with its interval and counts.
+        unlearned: classes of the data that the model does not know.
+    """
+
+    labels: tuple[str, ...]
+    tested: tuple[str, ...]
+    y: NDArray[np.float32]
+    scores: NDArray[np.float32]
+    patients: tuple[str, ...]
+    classes: Mapping[str, ClassScore]
+    unlearned: tuple[str, ...]
+
+    @property
+    def mean(self) -> float | None:
+        """Mean AUROC over the classes of the data; undefined if the model has not learned one of them
+        (Kulkarni et al. 2024, Sec. 4.3).
+        """
+        return None if self.unlearned else mean_defined(s.auroc for s in self.classes.values())
+
+
+def evaluate(model_folder: Path, config: SiteConfig, split: Split, device: str = "cpu") -> Evaluated:
+    """Scores a saved model on one split of a site's data.
+
+    Raises:
+        ConfigError: the folder holds no model.
+        DataError: the data cannot be read, have nothing in the split, or share no class with the model.
+    """
+    model, prepare = load_model(model_folder)
+    own, samples = load_samples(config, prepare.size, config.data.root.name)
+    part = samples[split]
+    if not len(part):
+        raise DataError(f"{config.data.table} has no {split} images; choose another --split")
+    labels = model.labels.names
+    tested = tuple(name for name in labels if name in own)
+    if not tested:
+        raise DataError(f"{config.data.table} has none of the model's classes: {', '.join(labels)}")
+    bench = Workbench(
+        "evaluation", model.to(device), samples, prepare, Augmentation(), torch.device(device), batch_size=256
+    )
+    logits = predict(bench, part).numpy()
+    where = own.align(model.labels)
+    y = np.full(logits.shape, np.nan, dtype=np.float32)
+    for column, position in enumerate(where):
+        if position >= 0:
+            y[:, column] = part.y[:, position].numpy()
+    columns = [labels.index(name) for name in tested]
+    classes = score_classes(tested, y[:, columns], logits[:, columns], part.patients, BOOTSTRAP)
+    scores = 1 / (1 + np.exp(-logits.astype(np.float64)))
+    unlearned = tuple(name for name in own if name not in labels)
+    return Evaluated(labels, tested, y, scores.astype(np.float32), part.patients, classes, unlearned)
+
+
+def as_metrics(done: Evaluated) -> dict[str, Any]:
+    """The figures as plain values."""
+    return {
+        "n": len(done.patients),
+        "mean_auroc": done.mean,
+        "auroc": {name: score.auroc for name, score in done.classes.items()},
+        "classes": {name: asdict(score) for name, score in done.classes.items()},
+        "unlearned": list(done.unlearned),
+    }
+
+
+def write_scores(done: Evaluated, path: Path) -> None:
+    """Writes one row per image: patient, the label and the probability of every class; blank is unknown.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["patient", *(f"{name} label" for name in done.labels), *done.labels])
+    for patient, y, scores in zip(done.patients, done.y, done.scores, strict=True):
+        known = ("" if np.isnan(v) else f"{v:g}" for v in y)
+        writer.writerow([patient, *known, *(f"{s:.6f}" for s in scores)])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    atomic_write(path, text.getvalue().encode())

@@ -1,0 +1,63 @@
+"""Measuring the models of a run on test sets of their own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from suture.config import DataConfig, SiteConfig, StorageConfig
+from suture.errors import FederationError
+from suture.evaluating import as_metrics, evaluate
+from suture.experiment.runs import GLOBAL, Run
+from suture.experiment.spec import Test
+from suture.validation import parse
+
+
+def test_models(run: Run, out: Path, work: Path, data_root: Path | None) -> dict[str, dict[str, Any]]:
+    """The models of a finished run on every test set, as in `Result.tests`.
+
+    Args:
+        out: folder of the run.
+        work: decoded test images are kept there, for all runs.
+
+    Raises:
+        SutureError: a test set cannot be read, or the run left no model.
+    """
+    if not run.tests:
+        return {}
+    models = models_of(out)
+    found: dict[str, dict[str, Any]] = {}
+    for name, test in run.tests.items():
+        config = site_config(name, test, work, data_root)
+        done = {model: as_metrics(evaluate(path, config, "test")) for model, path in models.items()}
+        found[name] = {m: {"auroc": d["auroc"], "unlearned": d["unlearned"]} for m, d in done.items()}
+    return found
+
+
+def models_of(out: Path) -> dict[str, Path]:
+    """The models that a run left: the global one, or one at each site."""
+    if (out / "model" / "model.json").exists():
+        return {GLOBAL: out / "model"}
+    experiment = json.loads((out / "run.json").read_text())["experiment"]
+    sites = sorted((out / "sites").glob(f"*/state/{experiment}/model/model.json"))
+    if not sites:
+        raise FederationError(f"{out} has no model; delete the folder, and the run is done again")
+    return {path.relative_to(out / "sites").parts[0]: path.parent for path in sites}
+
+
+def site_config(name: str, test: Test, work: Path, data_root: Path | None) -> SiteConfig:
+    """The configuration of a test set.
+
+    Raises:
+        ConfigError: its data are described wrongly.
+    """
+    filled = {key: _filled(value, data_root) for key, value in test.data.items()}
+    data = parse(DataConfig, filled, f"tests.{name}.data")
+    return SiteConfig(data=data, storage=StorageConfig(state=work, cache=work / "tests"))
+
+
+def _filled(value: Any, data_root: Path | None) -> Any:
+    if isinstance(value, str) and data_root is not None:
+        return value.replace("{data}", str(data_root))
+    return value
