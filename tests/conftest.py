@@ -69,6 +69,12 @@ def write_hospital(folder: Path, labels: tuple[str, ...], n: int, seed: int, vie
     return config
 
 
+@pytest.fixture
+def hospital() -> Callable[..., Path]:
+    """Writes a hospital: see `write_hospital`."""
+    return write_hospital
+
+
 @dataclass
 class Tiny:
     """A federation small enough to run many of."""

@@ -64,7 +64,7 @@ def evaluate(model_folder: Path, config: SiteConfig, split: Split, device: str =
         DataError: the data cannot be read, have nothing in the split, or share no class with the model.
     """
     model, prepare = load_model(model_folder)
-    own, samples = load_samples(config, prepare.size, config.data.root.name)
+    own, samples = load_samples(config, prepare.size, config.data.root.name, only=split)
     part = samples[split]
     if not len(part):
         raise DataError(f"{config.data.table} has no {split} images; choose another --split")

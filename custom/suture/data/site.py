@@ -18,13 +18,14 @@ SiteSamples = tuple[LabelSet, dict[Split, Samples]]
 """A site's own classes, and its samples of each split."""
 
 
-def load_samples(config: SiteConfig, size: int, site: str) -> SiteSamples:
+def load_samples(config: SiteConfig, size: int, site: str, only: Split | None = None) -> SiteSamples:
     """All that a site trains and evaluates on.
 
     Args:
         config: the site's own.
         size: pixels of a side, the model's.
         site: its name, for messages.
+        only: read the images of this split alone.
 
     Returns:
         the site's own classes; and for each of the three splits the images as uint8
@@ -37,7 +38,7 @@ def load_samples(config: SiteConfig, size: int, site: str) -> SiteSamples:
     table = load_table(config.data)
     # One split after the other, so that each is a stretch of one memory-mapped file rather than a copy.
     split = np.array(table.split)
-    order = np.concatenate([np.flatnonzero(split == name) for name in SPLITS])
+    order = np.concatenate([np.flatnonzero(split == name) for name in SPLITS if only in (None, name)])
     images, table = decode(
         table.rows(order), size, config.data.color, config.storage.cache, config.privacy.max_faults, site
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from suture.errors import DataError
-from suture.experiment.spec import Experiment, Preset, Settings, Test, Value
+from suture.experiment.spec import Experiment, ExternalTest, Preset, Settings, Value
 from suture.files import write_json
 
 GLOBAL = "global"
@@ -32,7 +32,7 @@ class Run:
     x: Value
     job: str
     settings: Settings = field(hash=False)
-    tests: Mapping[str, Test] = field(default_factory=dict, hash=False)
+    tests: Mapping[str, ExternalTest] = field(default_factory=dict, hash=False)
 
     @property
     def name(self) -> str:

@@ -39,7 +39,7 @@ class Row:
 
 
 @dataclass(frozen=True, config=STRICT)
-class Test:
+class ExternalTest:
     """A test set of its own, beside what a run measures by itself.
 
     Attributes:
@@ -147,7 +147,7 @@ class Experiment:
     reference: str
     pairs: Literal["runs", "classes"] = "runs"
     columns: tuple[Column, ...] = OWN_COLUMNS
-    tests: dict[str, Test] = field(default_factory=dict)
+    tests: dict[str, ExternalTest] = field(default_factory=dict)
     series: Series | None = None
     set: Settings = field(default_factory=dict)
     note: str = ""

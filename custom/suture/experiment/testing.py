@@ -10,7 +10,7 @@ from suture.config import DataConfig, SiteConfig, StorageConfig
 from suture.errors import FederationError
 from suture.evaluating import as_metrics, evaluate
 from suture.experiment.runs import GLOBAL, Run
-from suture.experiment.spec import Test
+from suture.experiment.spec import ExternalTest
 from suture.validation import parse
 
 
@@ -46,7 +46,7 @@ def models_of(out: Path) -> dict[str, Path]:
     return {path.relative_to(out / "sites").parts[0]: path.parent for path in sites}
 
 
-def site_config(name: str, test: Test, work: Path, data_root: Path | None) -> SiteConfig:
+def site_config(name: str, test: ExternalTest, work: Path, data_root: Path | None) -> SiteConfig:
     """The configuration of a test set.
 
     Raises:

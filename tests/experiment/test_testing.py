@@ -1,0 +1,124 @@
+"""Test sets of an experiment: which model each row is measured with, and what is undefined."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from suture.errors import FederationError
+from suture.experiment.pool import do_runs
+from suture.experiment.runs import GLOBAL, Result, Run, final_runs
+from suture.experiment.spec import Column, Experiment, ExternalTest
+from suture.experiment.table import areas_of, mean_of
+from suture.experiment.testing import models_of, site_config
+from suture.validation import parse
+
+TESTS = {
+    "home": {
+        "home": "x",
+        "data": {"dataset": "hospital", "root": "{data}/a", "table": "{data}/a/labels.csv"},
+    },
+    "away": {"data": {"dataset": "hospital", "root": "{data}/b", "table": "{data}/b/labels.csv"}},
+}
+
+
+def experiment(**changes: Any) -> Experiment:
+    rows = {
+        "ours": {"name": "Surgical", "set": {"method": "surgical"}},
+        "baseline": {"name": "Y alone", "set": {"method": "individual"}, "site": "y"},
+        "pfl": {"name": "PFL", "set": {"method": "pfl"}},
+    }
+    spec = {
+        "title": "t",
+        "source": "s",
+        "job": "demo",
+        "reference": "ours",
+        "rows": rows,
+        "tests": TESTS,
+        "columns": [{"name": "home", "test": "home"}, {"name": "away", "test": "away"}],
+        "presets": {"tiny": {"note": "", "seeds": [1]}},
+    }
+    return parse(Experiment, {**spec, **changes}, "test")
+
+
+def measured(**models: dict[str, Any]) -> Result:
+    """Class A is known to sites x and y, B to y alone; the away test set also has C."""
+    tests = {"home": dict(models), "away": dict(models)}
+    sites = {"x": ["A"], "y": ["A", "B"]}
+    return Result({"sites": sites, "settings": {}}, {"auroc": {}}, None, None, 1.0, tests)
+
+
+def model(unlearned: list[str] | None = None, **auroc: float | None) -> dict[str, Any]:
+    return {"auroc": auroc, "unlearned": unlearned or []}
+
+
+def test_a_global_model_is_measured_on_every_test_set() -> None:
+    result = measured(**{GLOBAL: model(A=0.8, B=0.6)})
+    spec = experiment()
+    assert mean_of(spec, "ours", result, spec.columns[0]) == pytest.approx(0.7)
+    assert mean_of(spec, "ours", result, Column("u", "home", "unique")) == 0.6
+    assert mean_of(spec, "ours", result, Column("s", "home", "shared")) == 0.8
+    assert mean_of(spec, "ours", result, Column("c", "away", classes=("A",))) == 0.8
+
+
+def test_a_class_not_learned_leaves_a_mean_undefined_but_one_without_positives_does_not() -> None:
+    spec = experiment()
+    lacking = measured(**{GLOBAL: model(["C"], A=0.8, B=0.6)})
+    assert mean_of(spec, "ours", lacking, spec.columns[1]) is None
+    assert mean_of(spec, "ours", lacking, Column("c", "away", classes=("A", "B"))) == pytest.approx(0.7)
+    empty = measured(**{GLOBAL: model(A=0.8, B=None)})
+    assert mean_of(spec, "ours", empty, spec.columns[0]) == 0.8
+
+
+def test_personal_models_are_measured_at_home_by_name_or_all_together() -> None:
+    spec = experiment()
+    result = measured(x=model(["B"], A=0.8), y=model(A=0.6, B=0.9))
+    home, away = spec.columns
+    assert mean_of(spec, "pfl", result, home) is None  # that of site x, which does not know B
+    assert areas_of(spec, "pfl", result, away) == {"A": pytest.approx(0.7), "B": 0.9}
+    assert areas_of(spec, "baseline", result, home) == {"A": 0.6, "B": 0.9}
+    assert mean_of(spec, "pfl", None, home) is None
+
+
+def test_models_are_found_and_tested_after_their_run(tmp_path: Path) -> None:
+    from suture.job import load_job, with_settings
+
+    small = {"simulation.images": 30, "simulation.held_out": 30, "model.size": 32, "rounds": 1}
+    data = tmp_path / "data"
+    settings = [f"{k}={v}" for k, v in small.items()]
+    job = with_settings(load_job("demo"), settings)
+    assert job.simulation is not None
+    job.simulation.prepare(data, data, 7, job.method)
+    test = {"dataset": "hospital", "root": "{data}/server/images", "table": "{data}/server/labels.csv"}
+    tests = {"away": {"data": test}}
+    spec = experiment(
+        tests=tests,
+        columns=[{"name": "away", "test": "away"}],
+        presets={"tiny": {"note": "", "seeds": [1], "set": small}},
+        rows={
+            "ours": {"name": "Surgical", "set": {"method": "surgical"}},
+            "pfl": {"name": "PFL", "set": {"method": "pfl"}},
+        },
+    )
+    runs = list(final_runs(spec, spec.preset(None), {}))
+    results = do_runs(runs, tmp_path / "results", tmp_path / "work", data, 1, lambda _: None)
+    ours, pfl = (results[run.name].tests["away"] for run in runs)
+    assert set(ours) == {GLOBAL}
+    assert len(ours[GLOBAL]["auroc"]) == 10
+    assert set(pfl) == {"harbor", "lakeside", "northfield"}
+    assert len(pfl["northfield"]["unlearned"]) == 5
+    shutil.rmtree(tmp_path / "work" / runs[0].name / "model")
+    with pytest.raises(FederationError, match="delete the folder, and the run is done again"):
+        models_of(tmp_path / "work" / runs[0].name)
+
+
+def test_a_test_set_is_part_of_a_runs_name() -> None:
+    with_tests, without = experiment(), experiment(tests={}, columns=[{"name": "all"}])
+    names = [{run.name for run in final_runs(e, e.preset(None), {})} for e in (with_tests, without)]
+    assert not names[0] & names[1]
+    config = site_config("home", parse(ExternalTest, TESTS["home"], "t"), Path("/work"), Path("/mnt"))
+    assert config.data.root == Path("/mnt/a")
+    assert Run("a", None, "demo", {"seed": 1}).name == Run("b", None, "demo", {"seed": 1}).name
