@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from suture.cli_data import Sets, data_app
-from suture.cli_research import evaluate, experiment
+from suture.cli_research import compare, evaluate, experiment, latent, relate
 from suture.errors import ConfigError, SutureError
 
 app = typer.Typer(
@@ -24,8 +24,8 @@ app = typer.Typer(
     add_completion=False,
 )
 app.add_typer(data_app, name="data")
-app.command()(evaluate)
-app.command()(experiment)
+for command in (evaluate, compare, relate, latent, experiment):
+    app.command()(command)
 console = Console()
 
 

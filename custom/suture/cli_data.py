@@ -47,3 +47,29 @@ def check(
     console.print(render(findings))
     if findings.problems:
         raise SutureError(f"{config}: {len(findings.problems)} problems; mend them before you take part")
+
+
+@data_app.command()
+def draw(
+    configs: Annotated[list[Path], typer.Argument(help="The suture.toml of each data set.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="Folder to write into.")],
+) -> None:
+    """Draw how often each class occurs in some data sets, and which classes occur together in each."""
+    from suture.config import load_site_config
+    from suture.data import load_table
+    from suture.evaluation.drawings import draw_cooccurrence, draw_frequencies
+    from suture.evaluation.labels_overview import cooccurrence, frequencies
+    from suture.files import atomic_write
+
+    tables = {path.resolve().parent.name: load_table(load_site_config(path).data) for path in configs}
+    if len(tables) < len(configs):
+        raise ConfigError(
+            "two of the data sets lie in folders of one name, by which they are told apart; rename one"
+        )
+    out.mkdir(parents=True, exist_ok=True)
+    drawn = {"frequencies.svg": draw_frequencies({name: frequencies(t) for name, t in tables.items()})}
+    for name, table in tables.items():
+        drawn[f"cooccurrence-{name}.svg"] = draw_cooccurrence(table.labels.names, cooccurrence(table), name)
+    for file, content in drawn.items():
+        atomic_write(out / file, content)
+        console.print(f"written: {out / file}", soft_wrap=True, highlight=False)

@@ -31,9 +31,9 @@ def evaluate(
     device: str = "cpu",
 ) -> None:
     """Measure a saved model on labelled data: AUROC of every class, with its interval."""
+    from suture.analysis.evaluate import as_metrics, write_scores
+    from suture.analysis.evaluate import evaluate as evaluate_model
     from suture.config import load_site_config
-    from suture.evaluating import as_metrics, write_scores
-    from suture.evaluating import evaluate as evaluate_model
     from suture.evaluation.formats import area, count, interval
     from suture.files import write_json
 
@@ -53,6 +53,88 @@ def evaluate(
         write_json(out, as_metrics(done))
     if scores:
         write_scores(done, scores)
+
+
+def compare(
+    first: Annotated[Path, typer.Argument(help="The model/ folder of a run.")],
+    second: Annotated[Path, typer.Argument(help="That of another.")],
+    data: Annotated[Path, typer.Argument(help="A suture.toml that describes the labelled data.")],
+    split: Annotated[Part, typer.Option(help="Which images.")] = Part.test,
+    device: str = "cpu",
+) -> None:
+    """Compare two saved models on the same images: AUROC of every class, with p of a paired bootstrap."""
+    from suture.analysis.compare import compare as compare_models
+    from suture.config import load_site_config
+    from suture.evaluation.formats import area
+
+    title = "AUROC (95 % CI), difference first - second, p"
+    table = Table(title=title, title_justify="left", show_edge=False)
+    table.add_column("Class")
+    for head in ("first", "second", "difference (95 % CI)", "p"):
+        table.add_column(head, justify="right")
+    for name, one in compare_models(first, second, load_site_config(data), split.value, device).items():
+        d = one.difference
+        scores = [f"{area(s.auroc)} {_bounds(s.low, s.high)}" for s in (one.a, one.b)]
+        change = f"{d.difference:+.3f} {_bounds(d.low, d.high)}" if d.difference == d.difference else "—"
+        table.add_row(name, *scores, change, "—" if d.p != d.p else "<.001" if d.p < 0.001 else f"{d.p:.3f}")
+    console.print(table)
+
+
+def relate(
+    model: Annotated[Path, typer.Argument(help="The model/ folder of a run.")],
+    data: Annotated[
+        list[Path], typer.Argument(help="The suture.toml of the images; more for thresholds it cannot give.")
+    ],
+    out: Annotated[Path, typer.Option("-o", "--out", help="SVG to write.")],
+    pair: Annotated[
+        list[str] | None, typer.Option(help="Two classes, 'Mass:Lung Lesion'; by default those of the paper.")
+    ] = None,
+    split: Annotated[Part, typer.Option(help="Which images.")] = Part.test,
+    device: str = "cpu",
+) -> None:
+    """Draw how a model's predictions of related classes go together."""
+    from suture.analysis.relate import relate as relate_classes
+    from suture.config import load_site_config
+    from suture.errors import ConfigError
+    from suture.evaluation.contingency import RELATED
+    from suture.evaluation.drawings import draw_contingencies
+    from suture.files import atomic_write
+
+    for text in pair or ():
+        if text.count(":") != 1:
+            raise ConfigError(f"--pair {text!r} is no pair; write 'First Class:Second Class'")
+    pairs = [(a.strip(), b.strip()) for a, b in (text.split(":") for text in pair or ())] or RELATED
+    found = relate_classes(model, [load_site_config(p) for p in data], split.value, pairs, device)
+    for one in found:
+        console.print(f"P({one.second} | {one.first}) = {one.second_given_first:.2f}", highlight=False)
+        console.print(f"P({one.first} | {one.second}) = {one.first_given_second:.2f}", highlight=False)
+        if one.why:
+            console.print(one.why, style="yellow", highlight=False)
+    atomic_write(out, draw_contingencies(found))
+    console.print(f"written: {out}", soft_wrap=True, highlight=False)
+
+
+def latent(
+    model: Annotated[Path, typer.Argument(help="The model/ folder of a run.")],
+    data: Annotated[list[Path], typer.Argument(help="The suture.toml of each source.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="SVG to write.")],
+    images: Annotated[int, typer.Option(min=3, help="At most so many of each source.")] = 500,
+    split: Annotated[Part, typer.Option(help="Which images.")] = Part.test,
+    seed: int = 1,
+    device: str = "cpu",
+) -> None:
+    """Draw a model's features of images of several sources in two dimensions (t-SNE)."""
+    from suture.analysis.latent import latent as draw
+    from suture.config import load_site_config
+    from suture.files import atomic_write
+
+    configs = {path.resolve().parent.name: load_site_config(path) for path in data}
+    atomic_write(out, draw(model, configs, split.value, images, seed, device))
+    console.print(f"written: {out}", soft_wrap=True, highlight=False)
+
+
+def _bounds(low: float | None, high: float | None) -> str:
+    return "" if low is None or high is None or low != low else f"({low:.3f}, {high:.3f})"
 
 
 def experiment(

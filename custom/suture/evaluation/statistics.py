@@ -50,14 +50,14 @@ def paired(a: Sequence[float | None], b: Sequence[float | None]) -> Comparison:
     """Paired t-test over runs or classes, with Shapiro-Wilk on the differences.
 
     Args:
-        a, b: values of the same runs or classes, in the same order; None where undefined.
+        a, b: values of the same runs or classes, in the same order; None or NaN where undefined.
 
     Raises:
         DataError: they are not equally many.
     """
     if len(a) != len(b):
         raise DataError(f"{len(a)} and {len(b)} values are no pairs")
-    pairs = [(x, y) for x, y in zip(a, b, strict=True) if x is not None and y is not None]
+    pairs = [(x, y) for x, y in zip(_numbers(a), _numbers(b), strict=True) if x == x and y == y]
     if not pairs:
         return Comparison(0, math.nan, math.nan, math.nan, "no pair is defined")
     d = np.array([x - y for x, y in pairs], dtype=np.float64)
@@ -73,13 +73,17 @@ def paired(a: Sequence[float | None], b: Sequence[float | None]) -> Comparison:
     )
 
 
+def _numbers(values: Sequence[float | None]) -> list[float]:
+    return [math.nan if v is None else float(v) for v in values]
+
+
 def mean_sd(values: Sequence[float | None], *, sample: bool) -> tuple[float, float]:
     """Mean and standard deviation of the defined values; NaN where there are none.
 
     Args:
         sample: divide by n - 1 (over runs) rather than by n (over classes, as Kulkarni et al. 2024).
     """
-    defined = np.array([v for v in values if v is not None], dtype=np.float64)
+    defined = np.array([v for v in _numbers(values) if v == v], dtype=np.float64)
     if not len(defined):
         return math.nan, math.nan
     spread = float(defined.std(ddof=1 if sample else 0)) if len(defined) > sample else math.nan

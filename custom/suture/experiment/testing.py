@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from suture.analysis.evaluate import as_metrics, evaluate
 from suture.config import DataConfig, SiteConfig, StorageConfig
 from suture.errors import FederationError
-from suture.evaluating import as_metrics, evaluate
 from suture.experiment.runs import GLOBAL, Run
 from suture.experiment.spec import ExternalTest
 from suture.validation import parse

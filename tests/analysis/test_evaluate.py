@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from suture.analysis.evaluate import as_metrics, evaluate, write_scores
 from suture.config import load_site_config
 from suture.errors import ConfigError, DataError
-from suture.evaluating import as_metrics, evaluate, write_scores
 from suture.methods.surgical import SurgicalAggregation
 from suture.training import LocalTraining
 
