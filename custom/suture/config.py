@@ -29,13 +29,14 @@ from pydantic import (
 from suture.errors import ConfigError, nearest
 from suture.files import atomic_write
 
-Dataset = Literal["hospital", "nih", "chexpert"]
-SplitRule = Literal["column", "official", "patients"]
+Dataset = Literal["hospital", "nih", "chexpert", "mimic"]
+SplitRule = Literal["column", "official", "patients", "test"]
 
 SPLIT_RULES: dict[Dataset, tuple[SplitRule, ...]] = {
     "hospital": ("column", "patients"),
     "nih": ("official", "patients"),
     "chexpert": ("patients", "official"),
+    "mimic": ("test", "official", "patients"),
 }
 """The ways in which a data set can be divided; the first is the default."""
 
@@ -64,14 +65,14 @@ class DataConfig(_Section):
         labels: the classes that this site annotates; by default every label that `table` has.
         synonyms: the table's spelling of a label, and the name it stands for.
         split: who decides which rows train: a column of the table, the official lists, or a 70/10/20 cut of
-            the patients; by default the first that the data set has.
+            the patients; or ``test``, every row is for testing. By default the first that the data set has.
         split_column: the hospital's column of train, validation, test or blank (unused).
         seed: of every random division of the patients.
         color: read images as RGB rather than gray.
         lists: folder of the official split: NIH's train_val_list.txt and test_list.txt, CheXpert's valid.csv;
-            by default the folder of `table`.
-        uncertain: what CheXpert's -1 means: absent (U-Zeros), present (U-Ones) or unknown.
-        views: CheXpert's frontal images, or the lateral ones too.
+            and of MIMIC's metadata. By default the folder of `table`.
+        uncertain: what -1 means in CheXpert and MIMIC: absent (U-Zeros), present (U-Ones) or unknown.
+        views: frontal images of CheXpert and MIMIC, or the lateral ones too.
         partial: the table lists more images than `root` holds; the rows without an image are left out.
     """
 

@@ -243,3 +243,18 @@ def test_a_broken_result_says_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text('{"status": "failed", "error": "no data"}')
     with pytest.raises(DataError, match=r"no finished run \(failed: no data\)"):
         keep_result(tmp_path, run, tmp_path)
+
+
+def test_the_command_renders_what_is_there(tmp_path: Path) -> None:
+    import tomli_w
+    from typer.testing import CliRunner
+
+    from suture.cli import app
+
+    path = tmp_path / "mine.toml"
+    path.write_text(tomli_w.dumps(SPEC))
+    words = ["experiment", str(path), "--render", "--results", str(tmp_path / "results")]
+    shown = CliRunner().invoke(app, words, catch_exceptions=False)
+    assert shown.exit_code == 0
+    assert {p.name for p in (tmp_path / "results").iterdir()} == {"mine.md", "mine.html", "mine.svg"}
+    assert "href" not in (tmp_path / "results" / "mine.html").read_text().replace("xlink:href", "")

@@ -10,6 +10,7 @@ from suture.config import DataConfig, Dataset
 from suture.data.chexpert import read_chexpert
 from suture.data.hospital import read_hospital
 from suture.data.images import ImageSource, present
+from suture.data.mimic import read_mimic
 from suture.data.nih import read_nih
 from suture.data.reading import Reading
 from suture.data.table import Table
@@ -22,12 +23,14 @@ DATASETS: dict[Dataset, str] = {
     "hospital": "a hospital's own CSV: image, patient, split, one column per label",
     "nih": "NIH ChestX-ray14 in its official format: Data_Entry_2017*.csv",
     "chexpert": "CheXpert in its official format: train.csv, valid.csv",
+    "mimic": "MIMIC-CXR-JPG in its official format, or with the labels of CXR-LT",
 }
 
 _READERS: dict[Dataset, Callable[[DataConfig], Reading]] = {
     "hospital": read_hospital,
     "nih": read_nih,
     "chexpert": read_chexpert,
+    "mimic": read_mimic,
 }
 
 

@@ -8,6 +8,7 @@ counts as absent; -1 is one of which the report is not certain.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -101,27 +102,24 @@ def _read(path: Path, config: DataConfig) -> _Part:
     used = [config.views == "all" or view == "Frontal" for view in views]
     if not any(used):
         raise DataError(f'{path} has no frontal image; write [data] views = "all" to use the others')
-    sheet = Sheet(
-        path,
-        sheet.header,
-        tuple(row for row, use in zip(sheet.rows, used, strict=True) if use),
-        tuple(number for number, use in zip(sheet.numbers, used, strict=True) if use),
-    )
+    sheet = sheet.only(used)
     names = [name.split("/") for name, use in zip(paths, used, strict=True) if use]
     images = ["/".join(parts[1:]) for parts in names]
     patients = [parts[2] if len(parts) > 2 else "" for parts in names]
-    y, faults = _values(sheet, config)
+    y, faults = values(sheet, SPELLINGS, config)
     return _Part(sheet, images, patients, y, faults + row_faults(sheet, images, patients, [""] * len(images)))
 
 
-def _values(sheet: Sheet, config: DataConfig) -> tuple[NDArray[np.float32], list[str]]:
-    """Labels [n, 13], and a fault for each column with cells that are none of 1, 0, -1 and blank."""
+def values(
+    sheet: Sheet, spellings: Sequence[str], config: DataConfig
+) -> tuple[NDArray[np.float32], list[str]]:
+    """Labels [n, c] of the named columns, and a fault for each with cells other than 1, 0, -1 and blank."""
     meaning = {"": 0.0, "0.0": 0.0, "0": 0.0, "1.0": 1.0, "1": 1.0}
     meaning |= dict.fromkeys(("-1.0", "-1"), _UNCERTAIN[config.uncertain])
-    y = np.full((len(sheet.rows), len(SPELLINGS)), np.nan, dtype=np.float32)
+    y = np.full((len(sheet.rows), len(spellings)), np.nan, dtype=np.float32)
     faults = []
-    for column, name in enumerate(SPELLINGS):
-        cells = sheet.cells(sheet.position(name, 'dataset = "chexpert"'))
+    for column, name in enumerate(spellings):
+        cells = sheet.cells(sheet.position(name, f'dataset = "{config.dataset}"'))
         y[:, column] = [meaning.get(cell, np.nan) for cell in cells]
         bad = [number for number, cell in zip(sheet.numbers, cells, strict=True) if cell not in meaning]
         if bad:

@@ -70,6 +70,12 @@ class Sheet:
         """The cells of a column, without outer white space."""
         return [row[position].strip() for row in self.rows]
 
+    def only(self, keep: Sequence[bool]) -> Sheet:
+        """The rows that a mask selects, under their own numbers."""
+        return Sheet(
+            self.path, self.header, tuple(compress(self.rows, keep)), tuple(compress(self.numbers, keep))
+        )
+
 
 def read_text(path: Path) -> str:
     """The text of a file, gzipped or not.
