@@ -28,6 +28,12 @@ CHEST: tuple[str, ...] = (
     "No Finding",
     "Pleural Other",
     "Support Devices",
+    # CXR-LT
+    "Calcification of the Aorta",
+    "Pneumomediastinum",
+    "Pneumoperitoneum",
+    "Subcutaneous Emphysema",
+    "Tortuous Aorta",
 )
 
 SKIN: tuple[str, ...] = (

@@ -78,7 +78,8 @@ def test_personal_models_are_measured_at_home_by_name_or_all_together() -> None:
     result = measured(x=model(["B"], A=0.8), y=model(A=0.6, B=0.9))
     home, away = spec.columns
     assert mean_of(spec, "pfl", result, home) is None  # that of site x, which does not know B
-    assert areas_of(spec, "pfl", result, away) == {"A": pytest.approx(0.7), "B": 0.9}
+    assert areas_of(spec, "pfl", result, away) == {"A": 0.6, "B": 0.9}  # of y, which alone knows both
+    assert areas_of(spec, "pfl", result, Column("a", "away", classes=("A",))) == {"A": pytest.approx(0.7)}
     assert areas_of(spec, "baseline", result, home) == {"A": 0.6, "B": 0.9}
     assert mean_of(spec, "pfl", None, home) is None
 

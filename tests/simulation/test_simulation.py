@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 
+from official import write_chexpert, write_nih
 from suture.config import load_site_config
 from suture.data import load_table
 from suture.data.chexpert import LABELS as CHEXPERT
-from suture.data.chexpert import SPELLINGS
 from suture.data.nih import LABELS as NIH
 from suture.errors import ConfigError
 from suture.job import Job, with_settings
@@ -29,20 +28,8 @@ from suture.training import LocalTraining
 
 @pytest.fixture
 def nih(tmp_path: Path) -> Path:
-    """120 patients of one image each in the official format; every second one has some findings."""
-    root = tmp_path / "nih"
-    (root / "images").mkdir(parents=True)
-    rng = np.random.default_rng(0)
-    lines = ["Image Index,Finding Labels,Follow-up #,Patient ID,Patient Age,Patient Gender,View Position"]
-    for i in range(120):
-        found = (
-            "|".join(["Mass", "Edema", "Nodule", "Effusion"][i % 4 : i % 4 + 2]) if i % 2 else "No Finding"
-        )
-        name = f"{i:08d}_000.png"
-        lines.append(f"{name},{found},0,{i},50,F,PA")
-        Image.fromarray(rng.integers(0, 256, (16, 16), dtype=np.uint8)).save(root / "images" / name)
-    (root / "Data_Entry_2017.csv").write_text("\n".join(lines) + "\n")
-    return root
+    """120 patients of one image each in the official format; every second one has findings."""
+    return write_nih(tmp_path / "nih")
 
 
 def job(simulation: Any, method: str = "surgical") -> Job:
@@ -141,15 +128,7 @@ def test_fourteen_sites_of_one_class(nih: Path) -> None:
 
 
 def test_two_data_sets_are_two_sites(nih: Path) -> None:
-    root = nih.parent / "chexpert"
-    rows = ["Path,Sex,Age,Frontal/Lateral,AP/PA,No Finding," + ",".join(SPELLINGS)]
-    for i in range(40):
-        name = f"train/patient{i:05d}/study1/view1_frontal.jpg"
-        (root / name).parent.mkdir(parents=True)
-        Image.fromarray(np.full((16, 16), i * 5, dtype=np.uint8)).save(root / name)
-        labels = ",".join("1.0" if (i + k) % 3 == 0 else "" for k in range(len(SPELLINGS)))
-        rows.append(f"CheXpert-v1.0-small/{name},Female,68,Frontal,AP,,{labels}")
-    (root / "train.csv").write_text("\n".join(rows) + "\n")
+    root = write_chexpert(nih.parent / "chexpert")
     simulation = ChestSites(nih=str(nih), chexpert=str(root))
     metrics = figures(job(simulation), nih.parent / "both")
     facts = json.loads((nih.parent / "both" / "run.json").read_text())

@@ -111,11 +111,17 @@ def _read(path: Path, config: DataConfig) -> _Part:
 
 
 def values(
-    sheet: Sheet, spellings: Sequence[str], config: DataConfig
+    sheet: Sheet, spellings: Sequence[str], config: DataConfig, *, blank: bool = True
 ) -> tuple[NDArray[np.float32], list[str]]:
-    """Labels [n, c] of the named columns, and a fault for each with cells other than 1, 0, -1 and blank."""
-    meaning = {"": 0.0, "0.0": 0.0, "0": 0.0, "1.0": 1.0, "1": 1.0}
-    meaning |= dict.fromkeys(("-1.0", "-1"), _UNCERTAIN[config.uncertain])
+    """Labels [n, c] of the named columns, and a fault for each with cells that mean nothing.
+
+    Args:
+        blank: whether a cell may also be blank (absent) or -1 (uncertain), and not only 1 or 0.
+    """
+    meaning = {"0.0": 0.0, "0": 0.0, "1.0": 1.0, "1": 1.0}
+    if blank:
+        meaning |= {"": 0.0} | dict.fromkeys(("-1.0", "-1"), _UNCERTAIN[config.uncertain])
+    words = "1.0, 0.0, -1.0 and blank" if blank else "1 and 0"
     y = np.full((len(sheet.rows), len(spellings)), np.nan, dtype=np.float32)
     faults = []
     for column, name in enumerate(spellings):
@@ -123,5 +129,5 @@ def values(
         y[:, column] = [meaning.get(cell, np.nan) for cell in cells]
         bad = [number for number, cell in zip(sheet.numbers, cells, strict=True) if cell not in meaning]
         if bad:
-            faults.append(f"{sheet.path} {rows_text(bad)}: {name!r} is none of 1.0, 0.0, -1.0 and blank")
+            faults.append(f"{sheet.path} {rows_text(bad)}: {name!r} is none of {words}")
     return y, faults

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from suture.evaluation.metrics import mean_defined
@@ -133,25 +133,19 @@ def areas_of(
     """The AUROC of each class of a column.
 
     Returns:
-        None if the row's model has not learned one of them: the mean is not defined then (Kulkarni et al.
-        2024, Sec. 4.3).
+        None if no model of the row has learned them all: the mean is not defined then (Kulkarni et al. 2024,
+        Sec. 4.3). Of several that have, the mean.
     """
     if column.test is None:
-        areas, unlearned = result.metrics["auroc"], set[str]()
-    else:
-        models = result.tests[column.test]
-        home = experiment.rows[row].site or experiment.tests[column.test].home
-        chosen = [models[home]] if home in models else list(models.values())
-        areas = _across([model["auroc"] for model in chosen])
-        unlearned = set.intersection(*(set(model["unlearned"]) for model in chosen))
-    wanted = [name for name in [*areas, *unlearned] if _belongs(result, name, column)]
-    return None if unlearned & set(wanted) else {name: areas[name] for name in wanted}
-
-
-def _across(models: Sequence[Mapping[str, float | None]]) -> dict[str, float | None]:
-    """Class by class, the mean over the models that have learned it."""
-    names = dict.fromkeys(name for model in models for name in model)
-    return {name: mean_defined(model.get(name) for model in models) for name in names}
+        own: dict[str, float | None] = result.metrics["auroc"]
+        return {name: value for name, value in own.items() if _belongs(result, name, column)}
+    models = result.tests[column.test]
+    home = experiment.rows[row].site or experiment.tests[column.test].home
+    chosen = [models[home]] if home in models else list(models.values())
+    classes = dict.fromkeys(name for model in chosen for name in [*model["auroc"], *model["unlearned"]])
+    wanted = [name for name in classes if _belongs(result, name, column)]
+    able = [model["auroc"] for model in chosen if not set(wanted) & set(model["unlearned"])]
+    return {name: mean_defined(areas[name] for areas in able) for name in wanted} if able else None
 
 
 def _belongs(result: Result, name: str, column: Column) -> bool:

@@ -1,0 +1,62 @@
+"""Small releases of the public data sets, written in their official formats."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from suture.data.chexpert import SPELLINGS
+from suture.data.mimic import CXR_LT
+from suture.data.nih import SPELLINGS as NIH
+
+
+def _image(path: Path, seed: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.random.default_rng(seed).integers(0, 256, (16, 16), dtype=np.uint8)
+    Image.fromarray(pixels).save(path)
+
+
+def write_nih(root: Path, patients: int = 120) -> Path:
+    """One image a patient; every second one has two findings."""
+    lines = ["Image Index,Finding Labels,Follow-up #,Patient ID,Patient Age,Patient Gender,View Position"]
+    for i in range(patients):
+        found = f"{NIH[i % 14]}|{NIH[(i + 5) % 14]}" if i % 2 else "No Finding"
+        lines.append(f"{i:08d}_000.png,{found},0,{i},50,F,PA")
+        _image(root / "images" / f"{i:08d}_000.png", i)
+    (root / "Data_Entry_2017.csv").write_text("\n".join(lines) + "\n")
+    return root
+
+
+def write_chexpert(root: Path, patients: int = 60) -> Path:
+    """One frontal image a patient in train.csv, ten more in valid.csv; every third one has each finding."""
+    for name, first, n in (("train", 0, patients), ("valid", patients, 10)):
+        rows = ["Path,Sex,Age,Frontal/Lateral,AP/PA,No Finding," + ",".join(SPELLINGS)]
+        for i in range(first, first + n):
+            image = f"{name}/patient{i:05d}/study1/view1_frontal.jpg"
+            _image(root / image, i)
+            labels = ",".join("1.0" if (i + k) % 3 == 0 else "" for k in range(len(SPELLINGS)))
+            rows.append(f"CheXpert-v1.0-small/{image},Female,68,Frontal,AP,,{labels}")
+        (root / f"{name}.csv").write_text("\n".join(rows) + "\n")
+    return root
+
+
+def write_mimic(root: Path, patients: int = 30) -> Path:
+    """One frontal image a patient, with metadata, the labels of its study and those of CXR-LT."""
+    metadata = ["dicom_id,subject_id,study_id,ViewPosition"]
+    studies = ["subject_id,study_id," + ",".join(SPELLINGS)]
+    images = ["dicom_id,subject_id,study_id," + ",".join(CXR_LT)]
+    for i in range(patients):
+        who, study = f"1{i:07d}", f"5{i:07d}"
+        _image(root / f"files/p{who[:2]}/p{who}/s{study}/d{i}.jpg", i)
+        metadata.append(f"d{i},{who},{study},{'AP' if i % 2 else 'PA'}")
+        studies.append(f"{who},{study}," + ",".join("1.0" if (i + k) % 3 == 0 else "" for k in range(13)))
+        images.append(f"d{i},{who},{study}," + ",".join(str(int((i + k) % 4 == 0)) for k in range(25)))
+    for name, lines in (
+        ("mimic-cxr-2.0.0-metadata.csv", metadata),
+        ("mimic-cxr-2.0.0-chexpert.csv", studies),
+        ("cxr-lt.csv", images),
+    ):
+        (root / name).write_text("\n".join(lines) + "\n")
+    return root
