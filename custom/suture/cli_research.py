@@ -45,7 +45,7 @@ def evaluate(
     for name, score in done.classes.items():
         bounds = None if score.low is None or score.high is None else (score.low, score.high)
         table.add_row(name, area(score.auroc), interval(bounds), count(score.positives))
-    table.add_row("[bold]Mean", f"[bold]{area(done.mean)}", "", "")
+    table.add_row("[bold]Mean ± SD", f"[bold]{area(done.mean)} ± {area(done.spread)}", "", "")
     console.print(table)
     if done.unlearned:
         console.print(f"the mean is undefined: the model has not learned {', '.join(done.unlearned)}")

@@ -35,6 +35,7 @@ def test_classes_are_matched_by_name_and_the_mean_is_over_those_of_the_data(
     assert done.unlearned == ()
     values = [score.auroc for score in done.classes.values()]
     assert done.mean == pytest.approx(np.mean([v for v in values if v is not None]))
+    assert done.spread == pytest.approx(np.std([v for v in values if v is not None]))
     assert as_metrics(done)["n"] == 10
 
 

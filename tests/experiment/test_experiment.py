@@ -258,3 +258,22 @@ def test_the_command_renders_what_is_there(tmp_path: Path) -> None:
     assert shown.exit_code == 0
     assert {p.name for p in (tmp_path / "results").iterdir()} == {"mine.md", "mine.html", "mine.svg"}
     assert "href" not in (tmp_path / "results" / "mine.html").read_text().replace("xlink:href", "")
+
+
+def test_a_run_that_was_cut_off_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[list[str]] = []
+
+    def record(command: list[str], **_: Any) -> Any:
+        seen.append(command)
+        return type("Done", (), {"returncode": 1, "stderr": "stopped"})
+
+    monkeypatch.setattr("suture.experiment.pool.subprocess.run", record)
+    run = Run("ours", None, "demo", {"method": "surgical", "seed": 1})
+    out = tmp_path / "work" / run.name
+    for status, again in ((None, False), ("interrupted", True)):
+        if status:
+            out.mkdir(parents=True)
+            (out / "run.json").write_text(json.dumps({"status": status}))
+        with pytest.raises(FederationError, match="stopped"):
+            do_runs([run], tmp_path / "runs", tmp_path / "work", None, 1, lambda _: None)
+        assert ("--resume" in seen[-1]) is again

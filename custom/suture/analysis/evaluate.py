@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from suture.data.table import Split
 from suture.data.transforms import Augmentation
 from suture.errors import DataError
 from suture.evaluation.metrics import ClassScore, mean_defined, score_classes
+from suture.evaluation.statistics import mean_sd
 from suture.files import atomic_write
 from suture.models.saved import load_model
 from suture.training import Workbench, predict
@@ -54,6 +56,12 @@ class Evaluated:
         (Kulkarni et al. 2024, Sec. 4.3).
         """
         return None if self.unlearned else mean_defined(s.auroc for s in self.classes.values())
+
+    @property
+    def spread(self) -> float | None:
+        """The population SD over the classes that `mean` is over."""
+        spread = mean_sd([score.auroc for score in self.classes.values()], sample=False)[1]
+        return None if self.mean is None or math.isnan(spread) else spread
 
 
 def evaluate(model_folder: Path, config: SiteConfig, split: Split, device: str = "cpu") -> Evaluated:
@@ -93,6 +101,7 @@ def as_metrics(done: Evaluated) -> dict[str, Any]:
     return {
         "n": len(done.patients),
         "mean_auroc": done.mean,
+        "sd_auroc": done.spread,
         "auroc": {name: score.auroc for name, score in done.classes.items()},
         "classes": {name: asdict(score) for name, score in done.classes.items()},
         "unlearned": list(done.unlearned),
