@@ -86,8 +86,7 @@ def test_a_run_is_named_by_its_settings_alone() -> None:
     spec = experiment()
     runs = list(final_runs(spec, spec.preset(None), {}))
     assert [(run.row, run.settings["seed"]) for run in runs] == [
-        *(("theirs", s) for s in (1, 2, 3)),
-        *(("ours", s) for s in (1, 2, 3)),
+        (row, seed) for seed in (1, 2, 3) for row in ("theirs", "ours")
     ]
     assert len({run.name for run in runs}) == 6
     again = experiment(title="another title", source="elsewhere")
@@ -195,7 +194,7 @@ def test_a_series_is_drawn_over_its_values(tmp_path: Path) -> None:
     spec = experiment(series=series, columns=[{"name": "all"}])
     preset = spec.preset(None)
     runs = list(final_runs(spec, preset, {}))
-    assert [run.x for run in runs] == [20] * 6 + [40] * 6
+    assert [run.x for run in runs] == [20, 20, 40, 40] * 3
     for run in runs:
         more = 0.02 * int(str(run.settings["seed"])) if run.row == "ours" else 0.0
         result(run, tmp_path / "runs", {"A": 0.6 + more, "B": 0.6 + more})

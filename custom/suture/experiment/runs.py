@@ -63,9 +63,10 @@ def final_runs(
     Args:
         tuned: the chosen value of the tuned setting, by row and value of the series.
     """
-    for row, x in cells(experiment, preset):
-        extra = {preset.tune.key: tuned[row, str(x)]} if preset.tune else {}
-        for seed in preset.seeds:
+    # Seed by seed, so that an experiment that is cut off still compares its rows.
+    for seed in preset.seeds:
+        for row, x in cells(experiment, preset):
+            extra = {preset.tune.key: tuned[row, str(x)]} if preset.tune else {}
             yield _run(experiment, preset, row, x, seed, extra)
 
 
