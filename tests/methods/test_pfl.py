@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from suture.errors import ConfigError
+from suture.errors import ConfigError, FederationError
 from suture.federation import Loop, federate
 from suture.messages import Payload, Update, ones
 from suture.methods.central import Central, CentralFull
@@ -69,6 +69,11 @@ def test_fedbn_keeps_batch_norm_at_the_site_and_fedavg_does_not(tiny: Any) -> No
     assert not torch.equal(alpha, beta)
     assert not any("norm" in key for key in server.model.shared)
     assert torch.equal(server.model.fixed["backbone.norm1.running_mean"], torch.zeros(16))
+
+
+def test_the_server_cannot_select_models_that_lie_at_the_sites(tiny: Any) -> None:
+    with pytest.raises(FederationError, match="leaves its models at the sites.*select by 'site_loss'"):
+        tiny(PersonalisedFL(local=FAST), selection="server_metric").server()
 
 
 def test_fedbn_of_a_global_method_is_refused(tiny: Any) -> None:

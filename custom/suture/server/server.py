@@ -49,6 +49,11 @@ class Server:
         held_out: HeldOut | None,
         pooled: Mapping[str, Member] | None = None,
     ) -> None:
+        if schedule.selection == "server_metric" and plan.method.personal != "nothing":
+            raise FederationError(
+                f"{plan.method.title} leaves its models at the sites, where the server cannot measure them; "
+                "select by 'site_loss'"
+            )
         if schedule.selection == "server_metric" and not (held_out and held_out.has("validation")):
             raise FederationError(
                 "selection='server_metric' needs labelled validation data at the server; name it in the "
