@@ -72,7 +72,7 @@ def test_fedbn_keeps_batch_norm_at_the_site_and_fedavg_does_not(tiny: Any) -> No
 
 
 def test_the_server_cannot_select_models_that_lie_at_the_sites(tiny: Any) -> None:
-    with pytest.raises(FederationError, match="leaves its models at the sites.*select by 'site_loss'"):
+    with pytest.raises(FederationError, match=r"leaves its models at the sites.*select by 'site_loss'"):
         tiny(PersonalisedFL(local=FAST), selection="server_metric").server()
 
 
