@@ -233,6 +233,14 @@ def test_runs_are_done_once_and_failures_are_told(tmp_path: Path) -> None:
         do_runs([wrong], kept, work, None, 1, said.append)
 
 
+def test_a_data_root_is_asked_for_before_anything_is_run(tmp_path: Path) -> None:
+    reads = {"small": {"note": "", "seeds": [1], "set": {"simulation.root": "{data}/nih"}}}
+    spec = experiment(job="surgical_nih", presets=reads)
+    for root, says in ((None, r"reads \{data\}/nih; give --data-root"), (tmp_path / "x", "is no folder")):
+        with pytest.raises(ConfigError, match=says):
+            conduct(spec, spec.preset(None), tmp_path, tmp_path, root, 1, lambda _: None)
+
+
 def test_a_broken_result_says_what_to_do(tmp_path: Path) -> None:
     run = Run("ours", None, "demo", {"seed": 1})
     assert read_result(tmp_path, run) is None

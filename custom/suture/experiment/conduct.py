@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from suture.errors import ConfigError
 from suture.experiment.pool import do_runs
 from suture.experiment.runs import Result, Run, cells, final_runs, read_result, tuning_runs
 from suture.experiment.spec import Experiment, Preset, Value
@@ -39,12 +40,28 @@ def conduct(
     """Does what is missing; the arguments are those of `do_runs`.
 
     Raises:
+        ConfigError: the data root is not given, or is not there.
         FederationError: a run failed.
     """
-    do_runs(tuning_runs(experiment, preset), results, work, data_root, at_once, say)
+    check_data_root(experiment, preset, data_root)
+    if preset.tune:
+        do_runs(tuning_runs(experiment, preset), results, work, data_root, at_once, say)
     tuned = chosen(experiment, preset, results)
     do_runs(final_runs(experiment, preset, tuned), results, work, data_root, at_once, say)
     return collect(experiment, preset, results)
+
+
+def check_data_root(experiment: Experiment, preset: Preset, data_root: Path | None) -> None:
+    """Says so before anything is run, if the settings need a folder of data and there is none.
+
+    Raises:
+        ConfigError: the data root is not given, or is not there.
+    """
+    used = [value for value in preset.set.values() if "{data}" in str(value)]
+    if used and data_root is None:
+        raise ConfigError(f"this preset reads {used[0]}; give --data-root DIR, or set SUTURE_DATA")
+    if used and data_root is not None and not data_root.is_dir():
+        raise ConfigError(f"the data root {data_root} is no folder; correct --data-root or SUTURE_DATA")
 
 
 def chosen(experiment: Experiment, preset: Preset, results: Path) -> dict[Cell, Value]:

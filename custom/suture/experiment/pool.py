@@ -39,7 +39,7 @@ def do_runs(
     wanted = {run.name: run for run in runs}
     missing = [run for name, run in wanted.items() if read_result(results, run) is None]
     say(f"{len(wanted)} runs, {len(wanted) - len(missing)} of them done before")
-    failed: list[str] = []
+    failed: dict[str, list[str]] = {}  # the same error of many runs is told once
     with ThreadPoolExecutor(at_once) as pool:
         futures = {pool.submit(_do, run, results, work, data_root, say): run for run in missing}
         try:
@@ -47,13 +47,14 @@ def do_runs(
                 try:
                     future.result()
                 except SutureError as error:
-                    failed.append(f"{futures[future].name}: {error}")
-                    say(f"failed: {failed[-1]}")
+                    failed.setdefault(str(error), []).append(futures[future].name)
+                    say(f"failed: {futures[future].name}")
         except KeyboardInterrupt:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
     if failed:
-        raise FederationError(f"{len(failed)} of {len(missing)} runs failed\n" + "\n".join(failed))
+        told = "\n".join(f"{', '.join(names)}: {error}" for error, names in failed.items())
+        raise FederationError(f"{sum(map(len, failed.values()))} of {len(missing)} runs failed\n{told}")
     found = {name: read_result(results, run) for name, run in wanted.items()}
     return {name: result for name, result in found.items() if result is not None}
 
@@ -91,4 +92,6 @@ def _start(run: Run, out: Path, data_root: Path | None) -> None:
         check=False,
     )
     if process.returncode:
-        raise FederationError(process.stderr.strip()[-2000:] or f"exit code {process.returncode}")
+        raise FederationError(
+            process.stderr.strip().removeprefix("error: ")[-2000:] or f"exit code {process.returncode}"
+        )
