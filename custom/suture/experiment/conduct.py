@@ -43,7 +43,7 @@ def conduct(
         ConfigError: the data root is not given, or is not there.
         FederationError: a run failed.
     """
-    check_data_root(experiment, preset, data_root)
+    check_data_root(preset, data_root)
     if preset.tune:
         do_runs(tuning_runs(experiment, preset), results, work, data_root, at_once, say)
     tuned = chosen(experiment, preset, results)
@@ -51,7 +51,7 @@ def conduct(
     return collect(experiment, preset, results)
 
 
-def check_data_root(experiment: Experiment, preset: Preset, data_root: Path | None) -> None:
+def check_data_root(preset: Preset, data_root: Path | None) -> None:
     """Says so before anything is run, if the settings need a folder of data and there is none.
 
     Raises:
