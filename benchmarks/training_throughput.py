@@ -18,7 +18,7 @@ from suture.data.transforms import MILD, augment
 from suture.labels import LabelSet
 from suture.losses import masked_bce
 from suture.models import ModelSpec, build
-from suture.training import LocalTraining, Workbench, fit
+from suture.training import LocalTraining, Workbench, fit, on_known
 
 REPEATS = 8
 Step = Callable[[Workbench, LocalTraining, int], None]
@@ -27,7 +27,16 @@ SPEC = ModelSpec("cnn", size=64)
 
 def ours(site: Workbench, local: LocalTraining, round_: int) -> None:
     """The training loop of a site."""
-    fit(site, masked_bce, local, policy="average", moments={}, head_only=False, seed=1, round_=round_)
+    fit(
+        site,
+        on_known(masked_bce),
+        local,
+        policy="average",
+        moments={},
+        head_only=False,
+        seed=1,
+        round_=round_,
+    )
 
 
 def bare(site: Workbench, local: LocalTraining, round_: int) -> None:

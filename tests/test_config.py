@@ -9,6 +9,7 @@ import pytest
 
 from suture.config import (
     SPLIT_RULES,
+    TASKS,
     DataConfig,
     Dataset,
     PrivacyConfig,
@@ -19,6 +20,7 @@ from suture.config import (
 )
 from suture.data import DATASETS
 from suture.errors import ConfigError
+from suture.labels import Task
 
 MINIMAL = '[data]\ndataset = "hospital"\nroot = "images"\ntable = "labels.csv"\n'
 
@@ -72,6 +74,19 @@ def test_the_defaults_are_the_careful_ones(toml: Path) -> None:
         (MINIMAL + "labels = []\n", ["[data] labels"]),
         (MINIMAL + 'split = "official"\n', ["split = 'official' is not for dataset 'hospital'"]),
         (MINIMAL.replace("hospital", "nih") + 'split = "column"\n', ["use 'official' or 'patients'"]),
+        (MINIMAL + 'task = "multiclas"\n', ["[data] task = 'multiclas'", "did you mean 'multiclass'?"]),
+        (
+            MINIMAL.replace("hospital", "nih") + 'task = "multiclass"\n',
+            ["task = 'multiclass' is not for dataset 'nih'; use 'multilabel'"],
+        ),
+        (
+            MINIMAL.replace("hospital", "isic2018") + 'task = "multilabel"\n',
+            ["task = 'multilabel' is not for dataset 'isic2018'; use 'multiclass'"],
+        ),
+        (
+            MINIMAL.replace("hospital", "isic2018") + 'split = "patients"\n',
+            ["use 'lesions' or 'images'"],
+        ),
         ("[data]\nroot = \n", ["not valid TOML", "line 2"]),
         ("data = 3\n", ["[data]"]),
     ],
@@ -151,5 +166,22 @@ def test_a_site_without_a_file_is_told_where_one_was_looked_for(
     assert all(word in str(caught.value) for word in ["'alpha'", *expected])
 
 
-def test_every_data_set_has_a_reader_and_split_rules() -> None:
-    assert set(DATASETS) == set(SPLIT_RULES) == set(get_args(Dataset))
+def test_every_data_set_has_a_reader_split_rules_and_tasks() -> None:
+    assert set(DATASETS) == set(SPLIT_RULES) == set(TASKS) == set(get_args(Dataset))
+
+
+@pytest.mark.parametrize(
+    ("dataset", "task"), [("hospital", "multilabel"), ("nih", "multilabel"), ("isic2018", "multiclass")]
+)
+def test_a_data_set_has_a_task(dataset: Dataset, task: Task) -> None:
+    config = DataConfig(dataset=dataset, root=Path("images"), table=Path("labels.csv"))
+    assert config.label_task == task
+    assert config.model_copy(update={"task": task}).label_task == task
+
+
+def test_a_hospital_may_be_multiclass(toml: Path) -> None:
+    toml.write_text(MINIMAL + 'task = "multiclass"\n')
+    config = load_site_config(toml)
+    assert config.data.label_task == "multiclass"
+    write_site_config(toml, config)
+    assert load_site_config(toml).data == config.data

@@ -12,7 +12,7 @@ from suture.data.transforms import MILD
 from suture.labels import LabelSet
 from suture.losses import masked_bce
 from suture.models import ModelSpec, build
-from suture.training import LocalTraining, NonFiniteLoss, Workbench, fit, predict
+from suture.training import LocalTraining, NonFiniteLoss, Workbench, fit, on_known, predict
 
 SPEC = ModelSpec("cnn", size=16, hidden=6, dropout=0.5)
 LOCAL = LocalTraining(lr=1e-2, batch_size=4)
@@ -30,7 +30,7 @@ def bench(n: int = 9) -> Workbench:
 def train(site: Workbench, round_: int = 1, moments: Any = None, **options: Any) -> Any:
     chosen = {"policy": "average", "head_only": False, "local": LOCAL, **options}
     local = chosen.pop("local")
-    return fit(site, masked_bce, local, moments=moments or {}, seed=1, round_=round_, **chosen)
+    return fit(site, on_known(masked_bce), local, moments=moments or {}, seed=1, round_=round_, **chosen)
 
 
 def state(site: Workbench) -> dict[str, torch.Tensor]:

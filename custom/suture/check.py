@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from suture.errors import RejectedUpdate
+from suture.evaluation.single_label import KEYS
 from suture.messages import Abstain, Evaluation, Hello, Labels, Metrics, Reply, TaskName, Update
-from suture.methods.contract import Egress, Range
+from suture.methods.contract import IMAGES, Egress, Range
 
 _ANSWERS: dict[TaskName, type[Reply]] = {"hello": Hello, "train": Update, "evaluate": Evaluation}
 
@@ -23,6 +24,7 @@ class Expectation:
         labels: the rows that it was sent, in its own names.
         own: the classes that it annotates.
         committed: the round of the model that it measures.
+        images: training images that it announced.
     """
 
     task: TaskName
@@ -32,6 +34,7 @@ class Expectation:
     labels: Labels
     own: Labels
     egress: Egress
+    images: int = 0
 
 
 def check_reply(reply: Reply, expected: Expectation) -> None:
@@ -48,6 +51,8 @@ def check_reply(reply: Reply, expected: Expectation) -> None:
         _check_labels(reply.labels)
         if not reply.labels:
             raise RejectedUpdate("no labels")
+        if reply.counts.keys() != (set(reply.labels) if expected.egress.counts else set()):
+            raise RejectedUpdate("counts of other classes than were asked for")
     elif isinstance(reply, Evaluation):
         _check_metrics(reply.metrics, expected, expected.round)
     elif isinstance(reply, Update):
@@ -72,7 +77,8 @@ def _check_update(update: Update, expected: Expectation) -> None:
     _check_tensors("head", update.head, _with_rows(egress.head, rows))
     _check_tensors("class_tensors", update.class_tensors, _with_rows(egress.class_tensors, rows))
     _check_tensors("", {"class_weights": update.class_weights}, {"class_weights": ((rows,), "torch.float64")})
-    _check_range("weight", update.weight, egress.weight)
+    images = float(expected.images)
+    _check_range("weight", update.weight, (images, images) if egress.weight == IMAGES else egress.weight)
     low, high = egress.class_weight
     if not bool(((update.class_weights >= low) & (update.class_weights <= high)).all()):
         raise RejectedUpdate(f"class_weights outside [{low}, {high}]")
@@ -111,6 +117,8 @@ def _check_metrics(metrics: Metrics, expected: Expectation, of_round: int) -> No
         raise RejectedUpdate(f"metrics of round {metrics.round} ({metrics.split}) were not asked for")
     if stray := metrics.classes.keys() - set(expected.own):
         raise RejectedUpdate(f"metrics of the unknown label {min(stray)!r}")
+    if stray := metrics.overall.keys() - set(KEYS):
+        raise RejectedUpdate(f"the metric {min(stray)!r} was not asked for")
 
 
 def _check_range(name: str, value: float, declared: Range) -> None:

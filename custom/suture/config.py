@@ -28,17 +28,28 @@ from pydantic import (
 
 from suture.errors import ConfigError, nearest
 from suture.files import atomic_write
+from suture.labels import Task
 
-Dataset = Literal["hospital", "nih", "chexpert", "mimic"]
-SplitRule = Literal["column", "official", "patients", "test"]
+Dataset = Literal["hospital", "nih", "chexpert", "mimic", "isic2018"]
+SplitRule = Literal["column", "official", "patients", "test", "lesions", "images"]
 
 SPLIT_RULES: dict[Dataset, tuple[SplitRule, ...]] = {
     "hospital": ("column", "patients"),
     "nih": ("official", "patients"),
     "chexpert": ("patients", "official"),
     "mimic": ("test", "official", "patients"),
+    "isic2018": ("lesions", "images"),
 }
 """The ways in which a data set can be divided; the first is the default."""
+
+TASKS: dict[Dataset, tuple[Task, ...]] = {
+    "hospital": ("multilabel", "multiclass"),
+    "nih": ("multilabel",),
+    "chexpert": ("multilabel",),
+    "mimic": ("multilabel",),
+    "isic2018": ("multiclass",),
+}
+"""What the labels of a data set can be; the first is the default."""
 
 
 def _resolve(path: Path, info: ValidationInfo) -> Path:
@@ -64,16 +75,21 @@ class DataConfig(_Section):
         patient_column: the hospital's column of patient identifiers.
         labels: the classes that this site annotates; by default every label that `table` has.
         synonyms: the table's spelling of a label, and the name it stands for.
+        task: of a hospital's own table: any subset of the classes is true of an image (multilabel, the
+            default), or exactly one of them, or of those that other sites know (multiclass).
         split: who decides which rows train: a column of the table, the official lists, or a 70/10/20 cut of
-            the patients; or ``test``, every row is for testing. By default the first that the data set has.
+            the patients, or of ISIC's lesions or images; or ``test``, every row is for testing. By default
+            the first that the data set has.
         split_column: the hospital's column of train, validation, test or blank (unused).
-        seed: of every random division of the patients.
+        seed: of every random division.
         color: read images as RGB rather than gray.
         lists: folder of the official split: NIH's train_val_list.txt and test_list.txt, CheXpert's valid.csv;
-            and of MIMIC's metadata. By default the folder of `table`.
+            and of MIMIC's metadata and ISIC's lesion groupings. By default the folder of `table`.
         uncertain: what -1 means in CheXpert and MIMIC: absent (U-Zeros), present (U-Ones) or unknown.
         views: frontal images of CheXpert and MIMIC, or the lateral ones too.
         partial: the table lists more images than `root` holds; the rows without an image are left out.
+        truth: a simulation's table of every label. Training never reads it: it says how many pseudo-labels
+            were right, and that stays at the site.
     """
 
     dataset: Dataset
@@ -83,6 +99,7 @@ class DataConfig(_Section):
     patient_column: str = "patient"
     labels: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
     synonyms: dict[str, str] = Field(default_factory=dict)
+    task: Task | None = None
     split: SplitRule | None = None
     split_column: str = "split"
     seed: int = Field(default=1337, ge=0)
@@ -91,11 +108,17 @@ class DataConfig(_Section):
     uncertain: Literal["zeros", "ones", "ignore"] = "zeros"
     views: Literal["frontal", "all"] = "frontal"
     partial: bool = False
+    truth: SitePath | None = None
 
     @property
     def split_rule(self) -> SplitRule:
         """`split`, or the data set's default."""
         return self.split or SPLIT_RULES[self.dataset][0]
+
+    @property
+    def label_task(self) -> Task:
+        """`task`, or the data set's default."""
+        return self.task or TASKS[self.dataset][0]
 
     @model_validator(mode="after")
     def _split_fits(self) -> DataConfig:
@@ -103,6 +126,14 @@ class DataConfig(_Section):
         if self.split_rule not in rules:
             known = " or ".join(map(repr, rules))
             raise ValueError(f"split = {self.split!r} is not for dataset {self.dataset!r}; use {known}")
+        return self
+
+    @model_validator(mode="after")
+    def _task_fits(self) -> DataConfig:
+        tasks = TASKS[self.dataset]
+        if self.label_task not in tasks:
+            known = " or ".join(map(repr, tasks))
+            raise ValueError(f"task = {self.task!r} is not for dataset {self.dataset!r}; use {known}")
         return self
 
 

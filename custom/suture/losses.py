@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from suture.labels import Task
+
 
 def masked_bce(logits: Tensor, y: Tensor, known: Tensor) -> Tensor:
     """Binary cross-entropy over the known entries (Surgical Aggregation, Eq. 3; partial loss, Eq. 8).
@@ -41,3 +43,13 @@ def masked_ce(logits: Tensor, y: Tensor, known: Tensor) -> Tensor:
     visible = torch.where(known, logits, torch.finfo(logits.dtype).min)
     each = -(target * F.log_softmax(visible, dim=1)).sum(dim=1)
     return torch.where(labelled, each, 0.0).sum() / labelled.sum().clamp(min=1)
+
+
+def masked_loss(logits: Tensor, y: Tensor, known: Tensor, task: Task) -> Tensor:
+    """`masked_bce` of a multilabel task, `masked_ce` of a multiclass one."""
+    return (masked_bce if task == "multilabel" else masked_ce)(logits, y, known)
+
+
+def probabilities(logits: Tensor, task: Task) -> Tensor:
+    """Of each class by itself (multilabel), or of each class against the others (multiclass)."""
+    return torch.sigmoid(logits) if task == "multilabel" else torch.softmax(logits, dim=1)

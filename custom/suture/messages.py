@@ -15,6 +15,7 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from suture.evaluation.metrics import ClassScore
+from suture.labels import Task
 
 STRICT = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
 
@@ -23,6 +24,9 @@ Tensors = dict[Name, Tensor]
 Labels = tuple[Name, ...]
 
 TaskName = Literal["hello", "train", "evaluate"]
+Counts = tuple[NonNegativeInt, NonNegativeInt]
+"""Positive and negative images of a class."""
+
 Reason = Literal[
     "code_mismatch",
     "configuration",
@@ -39,13 +43,19 @@ Reason = Literal[
 
 @dataclass(frozen=True, config=STRICT)
 class Metrics:
-    """How a model did on one split of a site's data; `classes` names the site's own classes only."""
+    """How a model did on one split of a site's data.
+
+    Attributes:
+        classes: of the site's own classes only.
+        overall: accuracy and its like, of a multiclass task.
+    """
 
     round: NonNegativeInt
     split: Literal["validation", "test"]
     n: NonNegativeInt
     loss: FiniteFloat | None
     classes: dict[Name, ClassScore]
+    overall: dict[Name, FiniteFloat | None] = Field(default_factory=dict)
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -57,12 +67,17 @@ class Hello:
         n: number of images in each split.
         threads: torch threads; another count gives other sums, so it is part of a run's identity.
         code: hash of the package that the site runs.
+        task: multilabel or multiclass.
+        counts: training images with and without each class, None where the site withholds them; empty unless
+            the method asks for them.
     """
 
     labels: Labels
     n: dict[Literal["train", "validation", "test"], NonNegativeInt]
     threads: Annotated[int, Field(ge=1, le=4096)]
     code: Name
+    task: Task = "multilabel"
+    counts: dict[Name, Counts | None] = Field(default_factory=dict)
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -77,6 +92,7 @@ class Payload:
         shared: the tensors that every site shares.
         head: the rows of `labels`, each ``[len(labels), ...]``.
         fixed: tensors that stay at the site (frozen or local batch norm, a personal head); sent once.
+        class_tensors: what else the server says of each class, ``[len(labels)]``.
         best: the best round so far, whose personal tensors the site is to keep; 0 while there is none.
     """
 
@@ -89,6 +105,7 @@ class Payload:
     shared: Tensors = Field(default_factory=dict)
     head: Tensors = Field(default_factory=dict)
     fixed: Tensors = Field(default_factory=dict)
+    class_tensors: Tensors = Field(default_factory=dict)
     best: NonNegativeInt = 0
 
 

@@ -11,6 +11,7 @@ import torch
 from suture.data.decoding import images_to_predict, read_image, resize_pad
 from suture.errors import DataError
 from suture.files import atomic_write
+from suture.losses import probabilities
 from suture.models.saved import load_model
 
 _BATCH = 64
@@ -33,6 +34,7 @@ def predict_to_csv(model_folder: Path, images: Path, out: Path, device: str = "c
     """
     model, prepare = load_model(model_folder)
     model.to(device)
+    task = model.labels.task
     paths = images_to_predict(images)
     done: list[str] = []
     skipped: list[str] = []
@@ -47,10 +49,10 @@ def predict_to_csv(model_folder: Path, images: Path, out: Path, device: str = "c
         pending.append(pixels.permute(2, 0, 1) if prepare.color else pixels[None])
         done.append(str(path))
         if len(pending) == _BATCH:
-            rows += torch.sigmoid(model({"image": prepare(torch.stack(pending)).to(device)})).tolist()
+            rows += probabilities(model({"image": prepare(torch.stack(pending)).to(device)}), task).tolist()
             pending.clear()
     if pending:
-        rows += torch.sigmoid(model({"image": prepare(torch.stack(pending)).to(device)})).tolist()
+        rows += probabilities(model({"image": prepare(torch.stack(pending)).to(device)}), task).tolist()
     if not done:
         raise DataError(f"none of the {len(paths)} images of {images} can be read; the first is {paths[0]}")
     text = io.StringIO()

@@ -18,7 +18,9 @@ from typing import IO, Any
 from suture.config import SiteConfig, load_site_config
 from suture.data.partition import SERVER
 from suture.data.site import SiteSamples, load_samples, pooled
+from suture.diagnostics import collect
 from suture.errors import ConfigError, FederationError, SutureError
+from suture.evaluation.report import write_report
 from suture.federation import Loop, federate
 from suture.files import write_json
 from suture.job import Job
@@ -73,6 +75,7 @@ def run_here(job: Job, env: str, out: Path, *, resume: bool, overwrite: bool, th
                     _loop(job, out, sites)
                 else:
                     _simulate(out, threads)
+            _add_diagnostics(out)
         except KeyboardInterrupt:
             Record(out).close("interrupted", "stopped by the user")
             raise
@@ -137,6 +140,12 @@ def _simulate(out: Path, threads: int | None) -> None:
         raise FederationError(
             status.get("error") or f"the simulator ended with code {code}; see {out / 'flare.log'}"
         )
+
+
+def _add_diagnostics(out: Path) -> None:
+    """What the simulated sites counted of their pseudo-labels, in the run folder and its report."""
+    if collect(out):
+        write_report(out)
 
 
 def _first_error(out: Path, message: str) -> str:

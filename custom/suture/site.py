@@ -20,18 +20,19 @@ from suture.check import Expectation
 from suture.config import SiteConfig
 from suture.data.batch import columns
 from suture.data.site import SiteSamples, load_samples
+from suture.diagnostics import Diagnostics
 from suture.errors import ConfigError
-from suture.evaluation.metrics import ClassScore, score_classes
 from suture.labels import LabelSet
+from suture.measuring import class_counts, measure
 from suture.messages import Abstain, Evaluation, Hello, Labels, Metrics, Payload, Reply
 from suture.methods.crossing import crossing, staying
 from suture.models import build
-from suture.models.classifier import Classifier, layout_of, load_tensors, relabelled
+from suture.models.classifier import Classifier, Layout, layout_of, load_tensors, relabelled
 from suture.models.saved import save_model
 from suture.packing import Packed
 from suture.plan import Plan, code_hash, context
 from suture.store import Rounds
-from suture.training import NonFiniteLoss, Workbench, predict
+from suture.training import Observer, Workbench
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +68,7 @@ class Site:
         self.states = Rounds(state)
         self._load = load or (lambda: load_samples(config, plan.model.size, name))
         self._samples: SiteSamples | None = None
+        self._diagnostics: Diagnostics | None = None
         self._models: dict[Labels, Classifier] = {}
 
     def answer(self, task: Payload) -> Reply:
@@ -103,6 +105,7 @@ class Site:
             labels,
             self._data()[0].names,
             self.plan.method.egress(layout),
+            len(self._data()[1]["train"]),
         )
 
     # The three tasks
@@ -124,6 +127,10 @@ class Site:
             {s: len(part) for s, part in samples.items()},
             self.config.training.threads,
             code_hash(),
+            labels.task,
+            class_counts(labels, samples["train"], self.config.privacy.min_count)
+            if self.plan.method.egress(Layout({}, {})).counts
+            else {},
         )
 
     def _train(self, task: Payload) -> Reply:
@@ -132,7 +139,11 @@ class Site:
         metrics = self._measure(bench, "validation", task.committed, bootstrap=0)
         ctx = context(self.plan, self.rounds, task.round)
         kept = {k.removeprefix("kept/"): t for k, t in state.tensors.items() if k.startswith("kept/")}
-        update, keep = self.plan.method.train(bench, task, Packed(kept, state.header), ctx)
+        observe, write = self._watching(bench)
+        update, keep = self.plan.method.train(
+            replace(bench, observe=observe), task, Packed(kept, state.header), ctx
+        )
+        write(task.round)
         model_state = bench.model.state_dict()
         names = staying(bench.model, self.plan.method)
         fixed = {f"fixed/{name}": model_state[name].detach().cpu() for name in names}
@@ -162,6 +173,15 @@ class Site:
         if self._samples is None:
             self._samples = self._load()
         return self._samples
+
+    def _watching(self, bench: Workbench) -> tuple[Observer | None, Callable[[int], None]]:
+        """In a simulation: an observer of pseudo-labels, and what writes down how many were right."""
+        if self.config.data.truth is None or not self.plan.method.guesses:
+            return None, lambda _: None
+        if self._diagnostics is None:
+            train = self._data()[1]["train"]
+            self._diagnostics = Diagnostics(self.name, self.config, train, self.folder)
+        return self._diagnostics.watching(bench.model.labels)
 
     def _keep(self, best: int) -> None:
         """Keeps the personal tensors that belong to the best round so far: they may be wanted again."""
@@ -204,11 +224,13 @@ class Site:
             training.amp,
             training.learning_rate,
             training.batch_size,
+            torch.tensor([name in own for name in wanted]),
         )
 
     def _model(self, labels: Labels) -> Classifier:
         if labels not in self._models:
-            model = build(self.plan.model, LabelSet(labels), self.plan.seed, pretrained=False)
+            names = LabelSet(labels, self._data()[0].task)
+            model = build(self.plan.model, names, self.plan.seed, pretrained=False)
             self._models = {labels: model.to(self.config.training.device)}
         return self._models[labels]
 
@@ -228,40 +250,14 @@ class Site:
     def _measure(
         self, bench: Workbench, split: Literal["validation", "test"], of_round: int, bootstrap: int
     ) -> Metrics:
-        """The model on one split: the method's loss, and AUROC of the site's own classes."""
-        own, _ = self._data()
-        part = bench.samples.get(split)
-        if part is None or not len(part):
-            return Metrics(of_round, split, 0, None, {})
-        logits = predict(bench, part)
-        if not bool(torch.isfinite(logits).all()):
-            raise NonFiniteLoss(
-                f"{self.name}: the model of round {of_round} diverged; lower the learning rate"
-            )
-        known = ~torch.isnan(part.y)
-        loss = float(self.plan.method.loss(logits, torch.nan_to_num(part.y), known))
-        mine = [bench.model.labels.index(name) for name in own.names]
-        scores = score_classes(
-            own.names,
-            part.y[:, mine].numpy(),
-            logits[:, mine].numpy(),
-            part.patients,
-            bootstrap,
-            self.plan.seed,
-        )
-        return Metrics(
-            of_round,
+        """The model on one split of this site's data."""
+        return measure(
+            bench,
+            self.plan.method,
+            self._data()[0],
             split,
-            len(part),
-            loss,
-            {name: self._withhold(score) for name, score in scores.items()},
-        )
-
-    def _withhold(self, score: ClassScore) -> ClassScore:
-        """The score, or nothing of it where a count lies below the site's limit."""
-        counts = (score.positives or 0, score.negatives or 0)
-        return (
-            score
-            if min(counts) >= self.config.privacy.min_count
-            else ClassScore(None, None, None, None, None)
+            of_round,
+            bootstrap=bootstrap,
+            seed=self.plan.seed,
+            min_count=self.config.privacy.min_count,
         )

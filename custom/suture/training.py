@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
 from typing import Annotated
 
 import torch
@@ -13,7 +15,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass as validated
 from torch import Tensor, nn
 
-from suture.data.batch import Batch, Samples
+from suture.data.batch import Batch, Samples, endless
 from suture.data.table import Split
 from suture.data.transforms import Augmentation, augment
 from suture.errors import SutureError
@@ -25,6 +27,13 @@ from suture.seeds import generator_for, seed_for, seeded
 log = logging.getLogger(__name__)
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Logits, y and known ``[n, c]`` to a scalar."""
+
+Observer = Callable[[Tensor, Tensor], None]
+"""Told of rows ``[m]`` and of the positive pseudo-labels ``[m, c]`` that they were given."""
+
+Objective = Callable[[Tensor, Batch], Tensor]
+"""Logits ``[n, c]`` and their batch to a scalar."""
 
 
 class NonFiniteLoss(SutureError):
@@ -39,7 +48,9 @@ class LocalTraining:
         lr: learning rate of Adam; a site may set its own.
         epochs: passes over the local data a round (E of the paper); 0 trains nothing, to measure the rest.
         batch_size: images a step; a site may set its own.
+        iterations: steps a round, of batches without end, in place of whole passes; None for passes.
         weight_decay: L2 penalty in Adam.
+        betas: decay of Adam's two moments.
         final_lr: the learning rate of the last round, to which it falls along half a cosine; None keeps it
             constant.
         warmup_epochs: epochs of a first round that trains the head on the resting backbone; 0 for none.
@@ -49,7 +60,9 @@ class LocalTraining:
     lr: Annotated[float, Field(gt=0)] = 5e-5
     epochs: Annotated[int, Field(ge=0)] = 1
     batch_size: Annotated[int, Field(ge=1)] = 64
+    iterations: Annotated[int, Field(ge=1)] | None = None
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
     final_lr: Annotated[float, Field(gt=0)] | None = None
     warmup_epochs: Annotated[int, Field(ge=0)] = 0
     warmup_lr: Annotated[float, Field(gt=0)] = 5e-3
@@ -72,6 +85,8 @@ class Workbench:
         samples: the site's data, cut to the model's labels.
         prepare: uint8 images to normalised floats.
         lr, batch_size: the site's own, where its configuration names them.
+        identified: ``[c]``, which of the model's classes the site annotates; None for all.
+        observe: watches pseudo-labels and answers nothing; a simulation counts how many are right.
     """
 
     name: str
@@ -83,6 +98,8 @@ class Workbench:
     amp: bool = False
     lr: float | None = None
     batch_size: int | None = None
+    identified: Tensor | None = None
+    observe: Observer | None = None
 
     def own(self, local: LocalTraining) -> LocalTraining:
         """A method's local training with the site's own learning rate and batch size."""
@@ -97,9 +114,14 @@ class Fitted:
     moments: dict[str, Tensor]
 
 
+def on_known(loss: Loss) -> Objective:
+    """A loss over known entries as the objective of a batch."""
+    return lambda logits, batch: loss(logits, batch.y, batch.known)
+
+
 def fit(
     site: Workbench,
-    loss: Loss,
+    objective: Objective,
     local: LocalTraining,
     *,
     policy: NormPolicy,
@@ -107,6 +129,8 @@ def fit(
     head_only: bool,
     seed: int,
     round_: int,
+    batches: Callable[[torch.Generator, torch.Generator], Iterable[Batch]] | None = None,
+    after_step: Callable[[], None] | None = None,
     after_epoch: Callable[[], None] | None = None,
 ) -> Fitted:
     """Trains the model in place.
@@ -117,6 +141,9 @@ def fit(
         moments: the optimiser's, from the round before.
         head_only: the backbone rests, in eval mode.
         seed, round_: with the site's name they seed shuffling, augmentation and dropout.
+        batches: those of one epoch, from a generator for their order and one for their augmentation; by
+            default `training_batches`.
+        after_step: called when a step is done.
         after_epoch: called when an epoch is over; it may measure the model, and change its tensors.
 
     Raises:
@@ -126,33 +153,41 @@ def fit(
     rest(model, head_only)
     set_training(model, policy, head_only)
     optimiser = torch.optim.Adam(
-        [p for p in model.parameters() if p.requires_grad], lr=local.lr, weight_decay=local.weight_decay
+        [p for p in model.parameters() if p.requires_grad],
+        lr=local.lr,
+        betas=local.betas,
+        weight_decay=local.weight_decay,
     )
     load_moments(optimiser, model, moments)
+    make = batches or partial(training_batches, site, local)
     shuffle = generator_for(seed, site.name, round_, "shuffle")
     noise = generator_for(seed, site.name, round_, "augmentation")
     total, steps = 0.0, 0
     with seeded(seed_for(seed, site.name, round_, "dropout"), site.device):
-        for _ in range(local.epochs):
+        for _ in range(1 if local.iterations else local.epochs):
             set_training(model, policy, head_only)
-            for batch in training_batches(site, local.batch_size, shuffle, noise):
+            for batch in make(shuffle, noise):
                 steps += 1
-                total += step(site, loss, optimiser, batch, f"round {round_}, step {steps}")
+                total += step(site, objective, optimiser, batch, f"round {round_}, step {steps}")
+                if after_step:
+                    after_step()
             if after_epoch:
                 after_epoch()
-    if local.epochs and not steps:
+    if (local.epochs or local.iterations) and not steps:
         raise SutureError(f"{site.name} has no training images; give it a split with some")
     return Fitted(total / steps if steps else None, save_moments(optimiser, model))
 
 
-def step(site: Workbench, loss: Loss, optimiser: torch.optim.Optimizer, batch: Batch, when: str) -> float:
+def step(
+    site: Workbench, objective: Objective, optimiser: torch.optim.Optimizer, batch: Batch, when: str
+) -> float:
     """One step of the optimiser; returns the loss before it.
 
     Raises:
         NonFiniteLoss: the loss is no number, and nothing was changed.
     """
     with torch.autocast(site.device.type, torch.bfloat16, enabled=site.amp):
-        value = loss(site.model(batch.inputs), batch.y, batch.known)
+        value = objective(site.model(batch.inputs), batch)
     number = value.item()
     if not math.isfinite(number):
         raise NonFiniteLoss(
@@ -178,15 +213,28 @@ def set_training(model: Classifier, policy: NormPolicy, head_only: bool) -> None
 
 
 def training_batches(
-    site: Workbench, size: int, shuffle: torch.Generator, noise: torch.Generator
+    site: Workbench, local: LocalTraining, shuffle: torch.Generator, noise: torch.Generator
 ) -> Iterator[Batch]:
-    """The augmented, normalised batches of one epoch, on the site's device."""
-    for batch in site.samples["train"].batches(size, shuffle):
+    """The augmented, normalised batches of one epoch, or of `local.iterations` steps."""
+    train = site.samples["train"]
+    for batch in (
+        train.batches(local.batch_size, shuffle)
+        if local.iterations is None
+        else map(train.batch, islice(endless(len(train), local.batch_size, shuffle), local.iterations))
+    ):
         ready = ready_inputs(site, batch).to(site.device)
         image = ready.inputs.get("image")
-        if image is not None and site.augmentation.active:
-            ready = replace(ready, inputs={**ready.inputs, "image": augment(image, noise, site.augmentation)})
+        if image is not None:
+            ready = replace(ready, inputs={**ready.inputs, "image": view(site, image, noise)})
         yield ready
+
+
+def view(
+    site: Workbench, image: Tensor, noise: torch.Generator, augmentation: Augmentation | None = None
+) -> Tensor:
+    """Normalised images ``[n, channels, h, w]`` under an augmentation, by default the job's."""
+    spec = site.augmentation if augmentation is None else augmentation
+    return augment(image, noise, spec, std=site.prepare.std) if spec.active else image
 
 
 def ready_inputs(site: Workbench, batch: Batch) -> Batch:

@@ -47,3 +47,11 @@ def test_settings_are_text_or_json() -> None:
         "null",
         "[1, 2]",
     ]
+
+
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [(0, "0 %"), (0.001, "<1 %"), (0.625, "62 %"), (0.9999, ">99 %"), (1.0, "100 %"), (None, "—")],
+)
+def test_a_share_is_never_rounded_to_none_or_all(share: float | None, text: str) -> None:
+    assert formats.percent(share) == text.replace(" ", THIN)

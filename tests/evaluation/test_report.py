@@ -4,7 +4,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from example_run import history_records, metrics_record, run_record, write_run
+from example_run import (
+    OVERALL,
+    SITES,
+    diagnostic_records,
+    history_records,
+    metrics_record,
+    run_record,
+    with_pseudo_labels,
+    write_run,
+)
 
 from suture.evaluation.report import write_report
 
@@ -181,3 +190,74 @@ def test_many_sites_and_rounds_still_make_a_page(tmp_path: Path) -> None:
     found = page(write_run(tmp_path, run, history))
     assert found.row("site-19", "50 of 50")
     assert "20 sites trained one model of 1 class, none of them" in found.text
+
+
+def test_a_single_label_task_has_its_figures_in_the_head(tmp_path: Path) -> None:
+    text = page(write_run(tmp_path, run_record(), [], metrics_record(OVERALL))).text
+    assert "0.712 accuracy 0.569 macro F1 0.583 macro precision 0.561 macro recall" in text
+
+
+def test_another_run_has_no_such_parts(run_folder: Path) -> None:
+    text = page(run_folder).text
+    for words in ("accuracy", "macro", "Pseudo-label", "Who made each row", "notes", "diagnostics.jsonl"):
+        assert words not in text
+
+
+def test_notes_are_listed(tmp_path: Path) -> None:
+    run = run_record() | {"notes": ["No site gave counts of Hernia: its class weight is 1", "<b>"]}
+    text = page(write_run(tmp_path, run)).text
+    assert "Notes No site gave counts of Hernia: its class weight is 1 <b>" in text
+
+
+def test_pseudo_labels_have_their_section(tmp_path: Path) -> None:
+    history = with_pseudo_labels(history_records())
+    found = page(write_run(tmp_path, run_record(), history, metrics_record()))
+    assert "Positive pseudo-labels, per site harbour hillside st-anne" in found.text
+    assert "Negative pseudo-labels, per site" in found.text
+    assert "truth files" not in found.text
+
+
+def test_a_simulation_tells_how_good_they_were(tmp_path: Path) -> None:
+    history = with_pseudo_labels(history_records())
+    found = page(write_run(tmp_path, run_record(), history, None, diagnostic_records(history)))
+    assert "simulation's own truth files, which training cannot read" in found.text
+    assert found.row("Cardiomegaly", "700") == ["Cardiomegaly", "700", "427", "61 %"]
+    assert found.row("hillside", "Made") == ["hillside", "Made", "Right", "Share right"]
+    # hillside missed a round and made none of Hernia: 7 rounds of Cardiomegaly, Edema and Fracture
+    assert found.row("All classes", "2 100")[2] == "1 316"
+    assert "metrics.json and diagnostics.jsonl of this folder" in found.text
+
+
+def test_who_made_each_row(tmp_path: Path) -> None:
+    text = page(write_run(tmp_path, run_record(), with_pseudo_labels(history_records()))).text
+    assert "share of that weight in round 8" in text
+    assert "st-anne: 13 % of Atelectasis 13 %" in text  # 300 of 2300
+    assert "A row that no site gave weight to was kept as it was." in text
+    assert text.count(" kept Traffic and time") == 1  # below the column of Hernia
+
+
+def test_many_sites_and_classes_still_make_a_matrix(tmp_path: Path) -> None:
+    labels = [f"Finding of a long name {i}" for i in range(40)]
+    sites = {f"site-{i}": {"labels": labels, "n": {"train": 1}} for i in range(8)}
+    history = history_records(2)
+    for line in history:
+        site = line["sites"]["harbour"] | {"rows": dict.fromkeys(labels, 5.0)}
+        line["sites"] = dict.fromkeys(sites, site)
+    run = run_record() | {"labels": labels, "sites": sites}
+    found = page(write_run(tmp_path, run, history))
+    assert found.text.count("of Finding of a long name") == 8 * 40
+    assert "was kept as it was" not in found.text
+
+
+def test_names_in_these_parts_become_no_markup(tmp_path: Path) -> None:
+    evil = "<img src=x onerror=alert(1)>"
+    run = run_record() | {"notes": [evil], "labels": [evil], "sites": {evil: SITES["harbour"]}}
+    history = history_records(1)
+    history[0]["sites"] = {
+        evil: {"status": "accepted", "scalars": {"pseudo_positive": 1.0}, "rows": {evil: 1.0}}
+    }
+    made = [{"site": evil, "round": 1, "classes": {evil: {"made": 2, "right": 1}}}]
+    html = write_report(write_run(tmp_path, run, history, None, made)).read_text(encoding="utf-8")
+    assert evil not in html
+    assert "Who made each row" in html
+    assert "truth files" in html

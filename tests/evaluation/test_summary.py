@@ -29,7 +29,15 @@ def test_the_summary_by_hand() -> None:
         "source": "server test set",
         "selected_round": 5,
         "undefined": {"Hernia": "no positive among 100 labelled images"},
+        "overall": {},
     }
+
+
+def test_the_overall_figures_are_written() -> None:
+    summary = summarise(
+        LABELS, OWNERS, SCORES, {}, 1, "server test set", 1, overall={"accuracy": 0.5, "f1": None}
+    )
+    assert summary["overall"] == {"accuracy": 0.5, "f1": None}
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 import io
 
 import pytest
-from example_run import metrics_record, run_record
+from example_run import OVERALL, metrics_record, run_record
 from rich.console import Console
 
 from suture.errors import DataError
@@ -21,6 +21,22 @@ def test_the_table_by_hand() -> None:
     assert ["Hernia", "harbour", "—", "no positive among 2901 labelled images", "0"] in rows
     means = [(r[0], r[2]) for r in rows if r[0].startswith("Mean")]
     assert means == [("Mean of 4", "0.816"), ("Mean of 4", "0.764"), ("Mean of all defined", "0.790")]
+
+
+def test_a_single_label_task_has_its_figures_below_the_mean() -> None:
+    rows = shown(run_record(), metrics_record(OVERALL))
+    assert [(r[0], r[2]) for r in rows if len(r) > 2][-5:] == [
+        ("Mean of all defined", "0.790"),
+        ("Accuracy", "0.712"),
+        ("Macro F1", "0.569"),
+        ("Macro precision", "0.583"),
+        ("Macro recall", "0.561"),
+    ]
+
+
+def test_figures_that_nothing_defines_are_not_shown() -> None:
+    metrics = metrics_record(dict.fromkeys(OVERALL))
+    assert shown(run_record(), metrics) == shown(run_record(), metrics_record())
 
 
 def test_names_are_not_markup() -> None:

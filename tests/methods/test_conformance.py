@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from suture.labels import Task
 from suture.messages import Payload, Update, ones
 from suture.methods import METHODS
 from suture.methods.contract import Context, GlobalModel, Method, Phase
@@ -142,16 +143,16 @@ def test_a_class_that_nobody_sent_keeps_its_row(name: str) -> None:
 
 
 @ALL
-def test_what_stands_at_an_unknown_label_changes_no_gradient(name: str) -> None:
+@pytest.mark.parametrize("task", ["multilabel", "multiclass"])
+def test_what_stands_at_an_unknown_label_changes_no_gradient(name: str, task: Task) -> None:
     method = make(name)
-    g = torch.Generator().manual_seed(0)
     known = torch.tensor([[True, False, True]] * 6)
-    y = torch.randint(0, 2, (6, 3), generator=g).float()
+    y = torch.eye(3)[torch.tensor([0, 1, 2, 0, 1, 2])]
     flipped = torch.where(known, y, 1 - y)
     gradients = []
     for labels in (y, flipped):
         logits = torch.randn(6, 3, generator=torch.Generator().manual_seed(1), requires_grad=True)
-        method.loss(logits, labels, known).backward()  # type: ignore[no-untyped-call]
+        method.loss(logits, labels, known, task).backward()  # type: ignore[no-untyped-call]
         assert logits.grad is not None
         gradients.append(logits.grad)
     assert torch.equal(gradients[0], gradients[1])

@@ -176,6 +176,8 @@ def test_central_counts_unknown_as_absent_and_complete_labels_do_not() -> None:
     logits = torch.zeros(2, 2)
     y, known = torch.tensor([[1.0, 0.0], [0.0, 0.0]]), torch.tensor([[True, False], [True, False]])
     steep = torch.tensor([[0.0, 5.0], [0.0, 5.0]])
-    assert float(Central().loss(logits, y, known)) == pytest.approx(0.6931472, abs=1e-6)
-    assert float(Central().loss(steep, y, known)) == pytest.approx((0.6931472 + 5.0067153) / 2, abs=1e-6)
-    assert float(CentralFull().loss(steep, y, known)) == pytest.approx(0.6931472, abs=1e-6)
+    assert float(Central().loss(logits, y, known, "multilabel")) == pytest.approx(0.6931472, abs=1e-6)
+    assert float(Central().loss(steep, y, known, "multilabel")) == pytest.approx(
+        (0.6931472 + 5.0067153) / 2, abs=1e-6
+    )
+    assert float(CentralFull().loss(steep, y, known, "multilabel")) == pytest.approx(0.6931472, abs=1e-6)

@@ -11,7 +11,7 @@ import torch
 
 from suture.messages import Payload
 from suture.methods.contract import Context, Phase
-from suture.methods.local import Best, in_phase, validation_loss
+from suture.methods.local import Best, in_phase, loss_of, validation_loss
 from suture.methods.surgical import SurgicalAggregation
 from suture.plan import context
 from suture.training import LocalTraining
@@ -76,18 +76,18 @@ def test_the_best_epoch_is_kept(tiny: Any) -> None:
     model = initial(site.plan, ("Mass", "Nodule"))
     task = Payload("train", 1, 0, labels=("Mass", "Nodule"), shared=dict(model.shared), head=dict(model.head))
     bench = site._workbench(task, site._state(task))
-    best = Best(bench, site.plan.method.loss)
+    best = Best(bench, loss_of(site.plan.method.loss, "multilabel"))
     best()
-    good = validation_loss(bench, site.plan.method.loss)
+    good = validation_loss(bench, loss_of(site.plan.method.loss, "multilabel"))
     with torch.no_grad():
         bench.model.head.bias += 9
     best()
-    worse = validation_loss(bench, site.plan.method.loss)
+    worse = validation_loss(bench, loss_of(site.plan.method.loss, "multilabel"))
     best.restore()
     assert good is not None
     assert worse is not None
     assert worse > good
-    assert validation_loss(bench, site.plan.method.loss) == good
+    assert validation_loss(bench, loss_of(site.plan.method.loss, "multilabel")) == good
     nothing = replace(bench, samples={"train": bench.samples["train"]})
     assert validation_loss(nothing, site.plan.method.loss) is None
     assert in_phase(LocalTraining(epochs=2), Context(1, Phase("main", 1), 0)).epochs == 2

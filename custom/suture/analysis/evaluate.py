@@ -22,6 +22,8 @@ from suture.errors import DataError
 from suture.evaluation.metrics import ClassScore, mean_defined, score_classes
 from suture.evaluation.statistics import mean_sd
 from suture.files import atomic_write
+from suture.losses import probabilities
+from suture.measuring import ranking
 from suture.models.saved import load_model
 from suture.training import Workbench, predict
 
@@ -83,15 +85,16 @@ def evaluate(model_folder: Path, config: SiteConfig, split: Split, device: str =
     bench = Workbench(
         "evaluation", model.to(device), samples, prepare, Augmentation(), torch.device(device), batch_size=256
     )
-    logits = predict(bench, part).numpy()
+    logits = predict(bench, part)
+    ranked = ranking(logits, model.labels.task).numpy()
     where = own.align(model.labels)
     y = np.full(logits.shape, np.nan, dtype=np.float32)
     for column, position in enumerate(where):
         if position >= 0:
             y[:, column] = part.y[:, position].numpy()
     columns = [labels.index(name) for name in tested]
-    classes = score_classes(tested, y[:, columns], logits[:, columns], part.patients, BOOTSTRAP)
-    scores = 1 / (1 + np.exp(-logits.astype(np.float64)))
+    classes = score_classes(tested, y[:, columns], ranked[:, columns], part.patients, BOOTSTRAP)
+    scores = probabilities(logits.double(), model.labels.task).numpy()
     unlearned = tuple(name for name in own if name not in labels)
     return Evaluated(labels, tested, y, scores.astype(np.float32), part.patients, classes, unlearned)
 

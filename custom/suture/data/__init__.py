@@ -10,6 +10,7 @@ from suture.config import DataConfig, Dataset
 from suture.data.chexpert import read_chexpert
 from suture.data.hospital import read_hospital
 from suture.data.images import ImageSource, present
+from suture.data.isic import read_isic
 from suture.data.mimic import read_mimic
 from suture.data.nih import read_nih
 from suture.data.reading import Reading
@@ -24,6 +25,7 @@ DATASETS: dict[Dataset, str] = {
     "nih": "NIH ChestX-ray14 in its official format: Data_Entry_2017*.csv",
     "chexpert": "CheXpert in its official format: train.csv, valid.csv",
     "mimic": "MIMIC-CXR-JPG in its official format, or with the labels of CXR-LT",
+    "isic2018": "ISIC 2018 Task 3 / HAM10000 in its official formats: ground truth or metadata CSV",
 }
 
 _READERS: dict[Dataset, Callable[[DataConfig], Reading]] = {
@@ -31,6 +33,7 @@ _READERS: dict[Dataset, Callable[[DataConfig], Reading]] = {
     "nih": read_nih,
     "chexpert": read_chexpert,
     "mimic": read_mimic,
+    "isic2018": read_isic,
 }
 
 

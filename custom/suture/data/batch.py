@@ -19,11 +19,13 @@ class Batch:
         inputs: named tensors, first axis n. Images: ``{"image": [n, channels, h, w]}``.
         y: labels [n, c], 1 or 0; 0 where unknown (never NaN, because NaN * 0 is NaN).
         known: boolean mask [n, c]; False means "no information", not "absent".
+        weight: how much each entry counts in the loss, [n, c] or [n, 1], where a method sets that itself.
     """
 
     inputs: Mapping[str, Tensor]
     y: Tensor
     known: Tensor
+    weight: Tensor | None = None
 
     def __len__(self) -> int:
         return int(self.y.shape[0])
@@ -31,7 +33,10 @@ class Batch:
     def to(self, device: torch.device | str) -> Batch:
         """The same batch on another device."""
         return Batch(
-            {k: v.to(device) for k, v in self.inputs.items()}, self.y.to(device), self.known.to(device)
+            {k: v.to(device) for k, v in self.inputs.items()},
+            self.y.to(device),
+            self.known.to(device),
+            None if self.weight is None else self.weight.to(device),
         )
 
 
@@ -43,11 +48,13 @@ class Samples:
         inputs: named tensors, first axis n; images as uint8 [n, channels, h, w].
         y: float32 labels [n, c], NaN where unknown.
         patients: patient identifier of each row.
+        names: of each row, to find it again in another table.
     """
 
     inputs: Mapping[str, Tensor]
     y: Tensor
     patients: tuple[str, ...]
+    names: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return int(self.y.shape[0])
@@ -70,6 +77,16 @@ class Samples:
             cuts.pop()
         for start, stop in zip(cuts, [*cuts[1:], n], strict=True):
             yield self.batch(order[start:stop])
+
+
+def endless(n: int, size: int, generator: torch.Generator) -> Iterator[Tensor]:
+    """Row numbers ``[size]`` without end: one shuffled pass over `n` rows after the other."""
+    rest = torch.empty(0, dtype=torch.long)
+    while n:
+        while len(rest) < size:
+            rest = torch.cat([rest, torch.randperm(n, generator=generator)])
+        yield rest[:size]
+        rest = rest[size:]
 
 
 def columns(samples: Samples, own: LabelSet, wanted: LabelSet) -> Samples:

@@ -4,7 +4,8 @@
     a/0001.png,P17,train,1,0
     a/0002.png,P23,test,0,
 
-A label cell is 1 (present), 0 (absent) or blank (unknown; never taken for absent).
+A label cell is 1 (present), 0 (absent) or blank (unknown; never taken for absent). A multiclass table has at
+most one 1 in a row; a row of zeros is an image of none of its classes.
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ def read_hospital(config: DataConfig) -> Reading:
     patients = sheet.cells(sheet.position(config.patient_column, "[data] patient_column"))
     labels, positions = _label_columns(sheet, config)
     y, faults = _values(sheet, positions)
+    if labels.task == "multiclass":
+        faults += _one_class(sheet, y)
     if config.split_rule == "patients":
         split = by_patient(patients, y, seed=config.seed)
     else:
@@ -62,7 +65,7 @@ def _label_columns(sheet: Sheet, config: DataConfig) -> tuple[LabelSet, list[int
     try:
         if config.labels is not None:
             columns = _chosen(sheet, columns, config)
-        labels = LabelSet.of([name for name, _ in columns], config.synonyms)
+        labels = LabelSet.of([name for name, _ in columns], config.synonyms, config.label_task)
     except LabelError as error:
         raise LabelError(f"{sheet.path}: {error}") from error
     return labels, [i for _, i in columns]
@@ -95,6 +98,18 @@ def _values(sheet: Sheet, positions: list[int]) -> tuple[NDArray[np.float32], li
             )
         y[:, column] = [VALUES.get(cell, np.nan) for cell in cells]
     return y, faults
+
+
+def _one_class(sheet: Sheet, y: NDArray[np.float32]) -> list[str]:
+    """A fault if any row has more than one class; all of such a row becomes unknown."""
+    several = (y == 1).sum(axis=1) > 1
+    y[several] = np.nan
+    numbers = [number for number, bad in zip(sheet.numbers, several, strict=True) if bad]
+    fault = (
+        f"{sheet.path} {rows_text(numbers)}: more than one class of a multiclass table; keep one 1 in a row, "
+        'or write [data] task = "multilabel"'
+    )
+    return [fault] if numbers else []
 
 
 def _split_column(sheet: Sheet, config: DataConfig) -> tuple[tuple[str, ...], list[str]]:

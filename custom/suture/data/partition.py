@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import random
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
@@ -14,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from suture.data.split import strata
-from suture.data.table import Table
+from suture.data.table import Split, Table
 from suture.errors import ConfigError, DataError, unknown
 from suture.files import atomic_write
 from suture.labels import LabelSet
 
-Classes = Literal["published", "disjoint", "single", "all"]
+Classes = Literal["published", "disjoint", "single", "dealt", "all"]
 
 SERVER = "server"
 """The name under which `deal` gives the held-out test rows."""
@@ -75,7 +76,12 @@ def client_classes(*, k: int | None = None, shared: int | None = None) -> tuple[
 
 
 def class_lists(
-    kind: Classes, labels: LabelSet, clients: int, shared: int | None = None, seed: int = 1337
+    kind: Classes,
+    labels: LabelSet,
+    clients: int,
+    shared: int | None = None,
+    seed: int = 1337,
+    per_client: int = 3,
 ) -> tuple[LabelSet, ...]:
     """Which classes each site of a simulation knows.
 
@@ -83,11 +89,12 @@ def class_lists(
         kind: ``published``, the lists of Surgical Aggregation 2024 (NIH only; 11 and 7 for two sites);
             ``disjoint``, every class at one site, dealt in the order of a seeded shuffle (7 and 7 for the two
             sites of the MIDL 2023 version, whose own lists are not recoverable); ``single``, one class per
-            site; ``all``, every class everywhere.
+            site; ``dealt``, `per_client` classes at each site, as in FedLSM; ``all``, every class everywhere.
         labels: every class.
         clients: number of sites; `single` has as many as there are classes.
         shared: of the published lists those of four sites that all know this many classes.
-        seed: of the shuffle.
+        seed: of the shuffle of disjoint lists.
+        per_client: classes of each site, where they are dealt.
 
     Raises:
         ConfigError: no published lists, fewer classes than sites, or settings that contradict each other.
@@ -98,17 +105,54 @@ def class_lists(
         return client_classes(k=clients) if shared is None else client_classes(shared=shared)
     if kind == "all":
         return (labels,) * clients
+    if kind == "dealt":
+        return dealt_classes(labels, clients, per_client)
     if kind == "single":
         clients = len(labels)
     if clients > len(labels):
         raise ConfigError(f"{len(labels)} classes cannot be dealt to {clients} sites without sharing one")
     dealt = np.random.default_rng(seed).permutation(len(labels)) if kind == "disjoint" else range(len(labels))
     owner = {labels.names[int(c)]: i % clients for i, c in enumerate(dealt)}
-    return tuple(LabelSet(tuple(n for n in labels if owner[n] == site)) for site in range(clients))
+    return tuple(
+        LabelSet(tuple(n for n in labels if owner[n] == site), labels.task) for site in range(clients)
+    )
+
+
+def dealt_classes(labels: LabelSet, clients: int, per_client: int, seed: int = 523) -> tuple[LabelSet, ...]:
+    """So many classes for each client, every class at one client or more.
+
+    Shuffled classes are dealt in turn, and each client's hand is filled up with others. With the default seed
+    these are the lists of FedLSM (Deng et al., MICCAI 2023, Tables 5 and 6): 3 of NIH's 14 findings at each
+    of 8 clients, 3 of ISIC's 7 diagnoses at each of 5.
+
+    Raises:
+        ConfigError: the hands are too small for all classes, or larger than the deck.
+    """
+    if not per_client <= len(labels) <= clients * per_client:
+        raise ConfigError(
+            f"{clients} sites of {per_client} classes each cannot hold {len(labels)} classes between them; "
+            "change simulation.clients or per_client"
+        )
+    draw = random.Random(seed)
+    deck = list(labels.names)
+    draw.shuffle(deck)
+    hands = []
+    for client in range(clients):
+        own = deck[client::clients]
+        more = draw.sample(deck, per_client - len(own))
+        while set(more) & set(own):
+            more = draw.sample(deck, per_client - len(own))
+        hands.append(LabelSet(tuple(n for n in labels if n in {*own, *more}), labels.task))
+    return tuple(hands)
 
 
 def deal(
-    table: Table, classes: Sequence[LabelSet], seed: int = 1337, *, test: bool = False
+    table: Table,
+    classes: Sequence[LabelSet],
+    seed: int = 1337,
+    *,
+    test: bool = False,
+    held_out: tuple[Split, ...] = ("test",),
 ) -> dict[str, Table]:
     """A pooled data set as sites that know different classes, and a server with the test rows.
 
@@ -118,23 +162,25 @@ def deal(
         seed: of the patient blocks.
         test: whether every site also gets the test rows, as its own test data: models that stay at the sites
             are then measured on the same images as a global one.
+        held_out: the splits that lie at the server alone.
 
     Returns:
-        ``site-01`` ... with the training and validation rows of their patients and the columns of their
-        classes; ``server`` with the test rows and all classes.
+        ``site-01`` ... with the other rows of their patients and the columns of their classes; ``server``
+        with the held-out rows and all classes.
 
     Raises:
         DataError: too few patients.
     """
     split = np.array(table.split)
-    blocks = patient_blocks(table.rows((split == "train") | (split == "validation")), len(classes), seed)
+    central = np.isin(split, held_out)
+    blocks = patient_blocks(table.rows(~central & (split != "")), len(classes), seed)
     patients = np.asarray(table.patients, dtype=np.str_)
     sites = {}
     for i, (block, own) in enumerate(zip(blocks, classes, strict=True), 1):
-        rows = np.isin(patients, block.patients) & (split != "")
+        rows = np.isin(patients, block.patients) & ~central & (split != "")
         name = f"site-{i:0{len(str(len(classes)))}d}"
         sites[name] = table.rows(rows | (split == "test") if test else rows).restrict(own)
-    return sites | {SERVER: table.of("test")}
+    return sites | {SERVER: table.rows(central)}
 
 
 def subset(table: Table, training_images: int, seed: int = 1337) -> Table:
@@ -160,8 +206,8 @@ def _strata_of(table: Table, seed: int) -> tuple[NDArray[np.str_], NDArray[np.st
     return strata(table.patients, table.y, seed)
 
 
-def write_site(folder: Path, table: Table, labels: LabelSet) -> Path:
-    """Writes `folder/labels.csv` as a hospital has it: image, patient, split, and the columns of `labels`.
+def write_site(folder: Path, table: Table, labels: LabelSet, name: str = "labels.csv") -> Path:
+    """Writes `folder/name` as a hospital has it: image, patient, split, and the columns of `labels`.
 
     A simulated site is thereby an ordinary one, whose images stay where they are. Unknown is a blank cell.
 
@@ -178,6 +224,6 @@ def write_site(folder: Path, table: Table, labels: LabelSet) -> Path:
     for image, patient, split, row in zip(table.images, table.patients, table.split, y, strict=True):
         writer.writerow([image, patient, split, *(_CELLS.get(float(value), "") for value in row)])
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "labels.csv"
+    path = folder / name
     atomic_write(path, text.getvalue().encode())
     return path

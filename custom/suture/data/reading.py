@@ -126,7 +126,7 @@ def restricted(table: Table, config: DataConfig) -> Table:
     if not config.labels:
         return table
     try:
-        own = LabelSet.of(config.labels, config.synonyms)
+        own = LabelSet.of(config.labels, config.synonyms, table.labels.task)
     except LabelError as error:
         raise LabelError(f"[data] labels: {error}") from error
     for name in own:

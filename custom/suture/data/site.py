@@ -47,7 +47,8 @@ def load_samples(config: SiteConfig, size: int, site: str, only: Split | None = 
     start = 0
     for name in SPLITS:
         stop = start + table.split.count(name)
-        samples[name] = Samples({"image": images[start:stop]}, y[start:stop], table.patients[start:stop])
+        rows = slice(start, stop)
+        samples[name] = Samples({"image": images[rows]}, y[rows], table.patients[rows], table.images[rows])
         start = stop
     return table.labels, samples
 
@@ -61,7 +62,8 @@ def pooled(sites: Mapping[str, SiteSamples]) -> SiteSamples:
         sites: by name, which goes before the patients' so that those of two sites stay apart.
     """
     names = sorted({name for labels, _ in sites.values() for name in labels})
-    union = LabelSet(tuple(names))
+    tasks = {labels.task for labels, _ in sites.values()}
+    union = LabelSet(tuple(names), min(tasks))
     samples: dict[Split, Samples] = {}
     for split in SPLITS:
         parts = [columns(own[split], labels, union) for labels, own in sites.values()]

@@ -26,6 +26,16 @@ def count(value: int | None) -> str:
     return DASH if value is None else f"{value:,}".replace(",", _THIN)
 
 
+def percent(share: float | None) -> str:
+    """A share in whole per cent; little is not written as none, nor nearly all as all."""
+    if share is None:
+        return DASH
+    whole = round(100 * share)
+    if 0 < share < 1 and whole in {0, 100}:
+        return f"{'>99' if whole else '<1'}{_THIN}%"
+    return f"{whole}{_THIN}%"
+
+
 def byte_unit(largest: float) -> tuple[float, str]:
     """The unit in which a number of bytes reads best: its size and its name."""
     return next((u for u in _BYTES if largest >= u[0]), _BYTES[-1])

@@ -1,4 +1,5 @@
-"""The files of a run folder, checked as they are read: run.json, history.jsonl and metrics.json."""
+"""The files of a run folder, checked as they are read: run.json, history.jsonl, metrics.json and
+diagnostics.jsonl."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import FiniteFloat, TypeAdapter, ValidationError
+from pydantic import FiniteFloat, NonNegativeInt, TypeAdapter, ValidationError
 
 from suture.errors import DataError
 
@@ -45,7 +46,7 @@ class Egress:
 
 @dataclass(frozen=True)
 class Run:
-    """run.json: what was run, by whom, and how it ended."""
+    """run.json: what was run, by whom, and how it ended; `notes` are sentences for the reader."""
 
     job: str
     title: str
@@ -66,6 +67,8 @@ class Run:
     finished: datetime | None = None
     selected_round: int | None = None
     egress: list[Egress] = field(default_factory=list)
+    task: str = "multilabel"
+    notes: list[str] = field(default_factory=list)
 
     def owners(self, label: str) -> tuple[str, ...]:
         """The sites that know a class."""
@@ -74,7 +77,12 @@ class Run:
 
 @dataclass(frozen=True)
 class SiteRound:
-    """What one site did in one round."""
+    """What one site did in one round.
+
+    Attributes:
+        scalars: figures of the method's own, by name.
+        rows: weight of the site in the row of each class; empty where every row that it sends counts once.
+    """
 
     status: Literal["accepted", "rejected", "abstained", "missing"]
     reason: str | None = None
@@ -84,6 +92,8 @@ class SiteRound:
     train_loss: Number = None
     validation_loss: Number = None
     seconds: Number = None
+    scalars: dict[str, Number] = field(default_factory=dict)
+    rows: dict[str, Number] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -122,6 +132,28 @@ class Metrics:
     source: str
     selected_round: int | None
     undefined: dict[str, str]
+    overall: dict[str, Number] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PseudoLabels:
+    """Images that a site took for positive in one class, and how many of them are."""
+
+    made: NonNegativeInt
+    right: NonNegativeInt
+
+    def __post_init__(self) -> None:
+        if self.right > self.made:
+            raise ValueError(f"{self.right} of {self.made} pseudo-labels cannot be right")
+
+
+@dataclass(frozen=True)
+class Diagnostic:
+    """One line of diagnostics.jsonl: a site's pseudo-labels of a round against the truth."""
+
+    site: str
+    round: int
+    classes: dict[str, PseudoLabels]
 
 
 T = TypeVar("T")
@@ -159,13 +191,16 @@ def read_history(folder: Path) -> list[Round]:
     Raises:
         DataError: naming the line that cannot be read.
     """
-    path = folder / "history.jsonl"
-    lines = path.read_bytes().splitlines() if path.is_file() else []
-    return [
-        _parse_text(Round, line, f"{path}, line {number}")
-        for number, line in enumerate(lines, 1)
-        if line.strip()
-    ]
+    return _read_lines(Round, folder / "history.jsonl")
+
+
+def read_diagnostics(folder: Path) -> list[Diagnostic]:
+    """The lines of diagnostics.jsonl, none without the file: only a simulation can know the truth.
+
+    Raises:
+        DataError: naming the line that cannot be read.
+    """
+    return _read_lines(Diagnostic, folder / "diagnostics.jsonl")
 
 
 def read_metrics(folder: Path) -> Metrics | None:
@@ -176,6 +211,15 @@ def read_metrics(folder: Path) -> Metrics | None:
     """
     path = folder / "metrics.json"
     return _parse_text(Metrics, path.read_bytes(), str(path)) if path.is_file() else None
+
+
+def _read_lines(kind: type[T], path: Path) -> list[T]:
+    lines = path.read_bytes().splitlines() if path.is_file() else []
+    return [
+        _parse_text(kind, line, f"{path}, line {number}")
+        for number, line in enumerate(lines, 1)
+        if line.strip()
+    ]
 
 
 def _parse_text(kind: type[T], text: bytes, where: str) -> T:

@@ -13,24 +13,45 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from suture.evaluation import formats
 from suture.evaluation.figures import Chart, Scale, Series, Tick, bar_chart, line_chart
 from suture.evaluation.metrics import mean_defined
-from suture.evaluation.records import Metrics, Round, Run, SiteRound, read_history, read_metrics, read_run
-from suture.evaluation.rows import UNIQUE, class_groups, kind
+from suture.evaluation.pseudo_labels import (
+    checked_pseudo_labels,
+    pseudo_label_charts,
+    row_shares,
+    total,
+)
+from suture.evaluation.records import (
+    Diagnostic,
+    Metrics,
+    Round,
+    Run,
+    SiteRound,
+    read_diagnostics,
+    read_history,
+    read_metrics,
+    read_run,
+)
+from suture.evaluation.rows import UNIQUE, class_groups, kind, overall
 from suture.files import atomic_write
 
-FORMATS = ("area", "interval", "count", "size", "duration", "moment", "setting")
+FORMATS = ("area", "interval", "count", "size", "duration", "moment", "percent", "setting")
 
 
 def write_report(run_dir: Path) -> Path:
     """Writes report.html beside run.json and returns its path.
 
     history.jsonl and metrics.json may be absent, as they are when a run has failed; the page says so.
+    diagnostics.jsonl, which only a simulation has, adds how good the pseudo-labels were.
 
     Raises:
         DataError: run.json is absent, or a file cannot be read.
         OSError: the folder cannot be written to.
     """
     run, history, metrics = read_run(run_dir), read_history(run_dir), read_metrics(run_dir)
-    page = _environment().get_template("report.html").render(**_content(run, history, metrics))
+    page = (
+        _environment()
+        .get_template("report.html")
+        .render(**_content(run, history, metrics), **_pseudo_labels(run, history, read_diagnostics(run_dir)))
+    )
     path = run_dir / "report.html"
     atomic_write(path, page.encode())
     return path
@@ -57,6 +78,7 @@ def _content(run: Run, history: list[Round], metrics: Metrics | None) -> dict[st
         "seconds": (run.finished - run.started).total_seconds() if run.finished else None,
         "unique": [label for label in run.labels if kind(run, label) == UNIQUE],
         "groups": class_groups(run, metrics) if metrics else [],
+        "overall": overall(metrics) if metrics else {},
         "axis": _axis(metrics) if metrics else None,
         "site_means": {s: mean_defined(v.values()) for s, v in metrics.sites.items()} if metrics else {},
         "phases": _phases(history),
@@ -64,6 +86,16 @@ def _content(run: Run, history: list[Round], metrics: Metrics | None) -> dict[st
         "costs": _costs(history),
         "totals": _totals(history),
         "events": _events(history),
+    }
+
+
+def _pseudo_labels(run: Run, history: list[Round], diagnostics: list[Diagnostic]) -> dict[str, Any]:
+    """What the template is given of a method that makes labels of its own; empty values of any other."""
+    checked = checked_pseudo_labels(run.labels, diagnostics)
+    return {
+        "pseudo_labels": pseudo_label_charts(run, history, _phase_starts(history)),
+        "checked": {site: [*rows, total(rows)] for site, rows in checked.items()},
+        "row_shares": row_shares(run, history),
     }
 
 
@@ -81,7 +113,7 @@ def _curves(run: Run, history: Sequence[Round]) -> list[Chart]:
     if not history:
         return []
     rounds = [r.round for r in history]
-    starts = [first for first, _ in _phases(history)[1:]]
+    starts = _phase_starts(history)
     drawn = {
         "Validation loss, mean over sites": [Series("loss", [r.validation.loss for r in history])],
         "Validation AUROC, mean over sites": [Series("AUROC", [r.validation.auroc for r in history])],
@@ -98,6 +130,11 @@ def _phases(history: Sequence[Round]) -> list[tuple[int, str]]:
     """The first round and the name of each phase."""
     runs = itertools.groupby(history, key=lambda r: r.phase)
     return [(next(rounds).round, name) for name, rounds in runs]
+
+
+def _phase_starts(history: Sequence[Round]) -> list[int]:
+    """The first round of each phase after the first."""
+    return [first for first, _ in _phases(history)[1:]]
 
 
 def _costs(history: Sequence[Round]) -> list[Chart]:

@@ -7,6 +7,13 @@ from dataclasses import dataclass
 from suture.evaluation.records import Metrics, Run
 
 SHARED, UNIQUE, NOBODY = "Known to several sites", "Known to one site", "Known to no site"
+OVERALL = {
+    "accuracy": "accuracy",
+    "f1": "macro F1",
+    "precision": "macro precision",
+    "recall": "macro recall",
+}
+"""The figures over all classes of a single-label task, in the order they are shown, and their names."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +60,12 @@ def kind(run: Run, label: str) -> str:
     """The group of a class."""
     owners = len(run.owners(label))
     return SHARED if owners > 1 else UNIQUE if owners else NOBODY
+
+
+def overall(metrics: Metrics) -> dict[str, float | None]:
+    """The figures over all classes by their shown name; none where not one of them is defined."""
+    found = {name: metrics.overall[key] for key, name in OVERALL.items() if key in metrics.overall}
+    return found if any(value is not None for value in found.values()) else {}
 
 
 def _row(run: Run, metrics: Metrics, label: str) -> Row:

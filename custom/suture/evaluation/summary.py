@@ -19,6 +19,7 @@ def summarise(
     n: int | None,
     source: Source,
     selected_round: int | None,
+    overall: Mapping[str, float | None] | None = None,
 ) -> dict[str, Any]:
     """The content of metrics.json.
 
@@ -30,11 +31,12 @@ def summarise(
         n: images behind `scores`; None where a site withholds it.
         source: where `scores` come from.
         selected_round: round of the evaluated model.
+        overall: figures over all classes at once, as of `single_label`; none in a multi-label task.
 
     Returns:
         ``mean_auroc``, ``auroc``, ``intervals``, ``counts``, ``groups``, ``sites``, ``n``, ``source``,
-        ``selected_round`` and ``undefined`` (the reason of every class without an AUROC). Means are over
-        the classes where the AUROC is defined.
+        ``selected_round``, ``undefined`` (the reason of every class without an AUROC) and ``overall``.
+        Means are over the classes where the AUROC is defined.
 
     Raises:
         LabelError: `scores` or a site names a class that is not among `labels`.
@@ -56,6 +58,7 @@ def summarise(
         "source": source,
         "selected_round": selected_round,
         "undefined": {name: _reason(scores.get(name)) for name in labels if areas[name] is None},
+        "overall": dict(overall or {}),
     }
 
 

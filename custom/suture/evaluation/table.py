@@ -10,11 +10,11 @@ from rich.table import Table
 
 from suture.evaluation.formats import DASH, area, count, interval
 from suture.evaluation.records import Metrics, Run, parse
-from suture.evaluation.rows import Group, Row, class_groups
+from suture.evaluation.rows import Group, Row, class_groups, overall
 
 
 def per_class_table(run: Mapping[str, Any], metrics: Mapping[str, Any]) -> Table:
-    """AUROC of every class, grouped by how many sites know it, with the means.
+    """AUROC of every class, grouped by how many sites know it, with the means and the overall figures.
 
     Args:
         run: the content of run.json.
@@ -33,7 +33,11 @@ def per_class_table(run: Mapping[str, Any], metrics: Mapping[str, Any]) -> Table
         table.add_column(header, justify="right")
     for group in class_groups(checked, scores):
         _add(table, group)
-    table.add_row("[bold]Mean of all defined", "", f"[bold]{area(scores.mean_auroc)}", "", "")
+    table.add_row(
+        "[bold]Mean of all defined", "", f"[bold]{area(scores.mean_auroc)}", "", "", end_section=True
+    )
+    for name, value in overall(scores).items():
+        table.add_row(f"[bold]{name[:1].upper()}{name[1:]}", "", f"[bold]{area(value)}", "", "")
     return table
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from suture.errors import unknown
 from suture.methods.central import Central, CentralFull
 from suture.methods.contract import Method
+from suture.methods.fedavg import FedAvg
+from suture.methods.fedlsm import FedLSM
 from suture.methods.individual import Individual
 from suture.methods.partial import PartialLoss
 from suture.methods.pfl import PersonalisedFL
@@ -17,6 +19,8 @@ METHODS: dict[str, type[Method]] = {
         SurgicalAggregation,
         VanillaFL,
         PartialLoss,
+        FedAvg,
+        FedLSM,
         PersonalisedFL,
         Individual,
         Central,

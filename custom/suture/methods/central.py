@@ -19,7 +19,8 @@ import torch
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from suture.losses import masked_bce
+from suture.labels import Task
+from suture.losses import masked_loss
 from suture.messages import STRICT, Payload, Update
 from suture.methods.contract import Context, Egress, GlobalModel, LabelView, Method, weighted_mean
 from suture.methods.local import train_weights, weights_egress
@@ -48,8 +49,8 @@ class Central(Method):
     def egress(self, layout: Layout) -> Egress:
         return weights_egress(layout)
 
-    def loss(self, logits: Tensor, y: Tensor, known: Tensor) -> Tensor:
-        return masked_bce(logits, torch.where(known, y, 0.0), torch.ones_like(known))
+    def loss(self, logits: Tensor, y: Tensor, known: Tensor, task: Task) -> Tensor:
+        return masked_loss(logits, torch.where(known, y, 0.0), torch.ones_like(known), task)
 
     def train(
         self, site: Workbench, received: Payload, state: Packed, ctx: Context
@@ -80,8 +81,8 @@ class CentralFull(Method):
     def egress(self, layout: Layout) -> Egress:
         return weights_egress(layout)
 
-    def loss(self, logits: Tensor, y: Tensor, known: Tensor) -> Tensor:
-        return masked_bce(logits, y, known)
+    def loss(self, logits: Tensor, y: Tensor, known: Tensor, task: Task) -> Tensor:
+        return masked_loss(logits, y, known, task)
 
     def train(
         self, site: Workbench, received: Payload, state: Packed, ctx: Context

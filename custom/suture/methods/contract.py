@@ -14,8 +14,9 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from suture.labels import Task
 from suture.mean import WeightedMean
-from suture.messages import Labels, Payload, Update
+from suture.messages import Counts, Labels, Payload, Update
 from suture.models.classifier import Layout
 from suture.models.norm import NormPolicy
 from suture.packing import Packed
@@ -24,6 +25,9 @@ from suture.training import LocalTraining, Workbench
 LabelView = Literal["own", "all"]
 Personal = Literal["nothing", "head", "model"]
 Range = tuple[float, float]
+
+IMAGES: Literal["images"] = "images"
+"""As the range of a site's weight: exactly the number of training images that it announced."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,7 @@ class GlobalModel:
         head: rows ``[len(labels), ...]``.
         fixed: tensors that no round changes, sent to a site once.
         memory: what a method keeps at the server besides (an optimiser's moments, say).
+        task: of the federation.
     """
 
     labels: Labels
@@ -77,12 +82,17 @@ class GlobalModel:
     head: Mapping[str, Tensor]
     fixed: Mapping[str, Tensor] = field(default_factory=dict)
     memory: Mapping[str, Tensor] = field(default_factory=dict)
+    task: Task = "multilabel"
 
     def rows(self, labels: Labels) -> dict[str, Tensor]:
         """The head's rows of `labels`, in that order."""
-        index = {name: i for i, name in enumerate(self.labels)}
-        where = torch.tensor([index[name] for name in labels], dtype=torch.long)
+        where = self.where(labels)
         return {name: tensor[where] for name, tensor in self.head.items()}
+
+    def where(self, labels: Labels) -> Tensor:
+        """The positions of `labels` among this model's."""
+        index = {name: i for i, name in enumerate(self.labels)}
+        return torch.tensor([index[name] for name in labels], dtype=torch.long)
 
 
 @dataclass(frozen=True)
@@ -93,7 +103,8 @@ class Egress:
         shared: names of the tensors that leave, with their shapes and types.
         head: names of the head's tensors, with the shape of one row.
         class_tensors: further tensors with one row per class.
-        weight, class_weight: closed ranges.
+        weight, class_weight: closed ranges; `IMAGES` for a weight that is the number of training images.
+        counts: whether a site also says, before round 1, how many images have each of its classes.
         scalars: names and closed ranges of the numbers that leave.
         why: a sentence for the report, what each part is for.
     """
@@ -101,11 +112,40 @@ class Egress:
     shared: Mapping[str, tuple[tuple[int, ...], str]]
     head: Mapping[str, tuple[tuple[int, ...], str]]
     class_tensors: Mapping[str, tuple[tuple[int, ...], str]] = field(default_factory=dict)
-    weight: Range = (1.0, 1.0)
+    weight: Range | Literal["images"] = (1.0, 1.0)
     class_weight: Range = (1.0, 1.0)
     scalars: Mapping[str, Range] = field(default_factory=dict)
     kind: Literal["weights", "gradient"] = "weights"
+    counts: bool = False
     why: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Census:
+    """What the sites said of themselves before round 1, under the federation's names.
+
+    Attributes:
+        labels: every class of the federation.
+        images: training images of each site.
+        counts: for each site its own classes with their positive and negative images; None where withheld.
+    """
+
+    labels: Labels
+    images: Mapping[str, int]
+    counts: Mapping[str, Mapping[str, Counts | None]]
+
+
+@dataclass(frozen=True)
+class ClassFacts:
+    """What the server says to all sites of each class.
+
+    Attributes:
+        tensors: by name, ``[len(labels)]`` each.
+        notes: for the report.
+    """
+
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 class Method(ABC):
@@ -120,6 +160,7 @@ class Method(ABC):
             method leaves a model at each site instead of a global one.
         pooled: one party trains on the data of all sites together: a reference, not a federation.
         every_label: of such a reference: a simulation gives it every label of every image.
+        guesses: whether it makes pseudo-labels, of which a simulation counts how many are right.
         here_only: why the method cannot run in a federation; empty where it can.
         local: how a site trains.
         batch_norm: what happens to batch norm.
@@ -133,6 +174,7 @@ class Method(ABC):
     pooled: ClassVar[bool] = False
     every_label: ClassVar[bool] = False
     here_only: ClassVar[str] = ""
+    guesses: ClassVar[bool] = False
     local: LocalTraining
     batch_norm: NormPolicy
 
@@ -174,10 +216,14 @@ class Method(ABC):
         """
 
     @abstractmethod
-    def loss(self, logits: Tensor, y: Tensor, known: Tensor) -> Tensor:
-        """The site's objective: logits, y, known ``[n, c]`` to a scalar."""
+    def loss(self, logits: Tensor, y: Tensor, known: Tensor, task: Task) -> Tensor:
+        """The site's objective: logits, y, known ``[n, c]`` to a scalar; also its validation loss."""
 
     # The server's half
+
+    def class_facts(self, census: Census) -> ClassFacts:
+        """What the sites are told of each class, from what they said of their data; by default nothing."""
+        return ClassFacts()
 
     @abstractmethod
     def merge(self, previous: GlobalModel, updates: Iterable[Update], ctx: Context) -> GlobalModel:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from suture.labels import Task
 from suture.messages import Payload, Update, ones
 from suture.methods.contract import Context, Egress
 from suture.models.classifier import Layout, load_tensors, split_state
 from suture.models.norm import NormPolicy
 from suture.packing import Packed
-from suture.training import LocalTraining, Loss, Workbench, fit, predict
+from suture.training import Fitted, LocalTraining, Loss, Workbench, fit, on_known, predict
+
+TaskLoss = Callable[[Tensor, Tensor, Tensor, Task], Tensor]
+"""`Method.loss`: logits, y and known ``[n, c]``, and the task, to a scalar."""
 
 WHY = {
     "shared": "backbone weights, averaged over sites",
@@ -36,7 +41,7 @@ def train_weights(
     state: Packed,
     ctx: Context,
     *,
-    loss: Loss,
+    loss: TaskLoss,
     local: LocalTraining,
     policy: NormPolicy,
 ) -> tuple[Update, dict[str, Tensor]]:
@@ -45,13 +50,14 @@ def train_weights(
     Returns:
         the trained weights with every class of the head counting once, and the moments to keep.
     """
-    best = Best(site, loss) if ctx.phase.keep_best else None
+    of_task = loss_of(loss, site.model.labels.task)
+    best = Best(site, of_task) if ctx.phase.keep_best else None
     fitted = fit(
         site,
-        loss,
+        on_known(of_task),
         in_phase(site.own(local), ctx),
         policy=policy,
-        moments=state.tensors if state.header.get("phase") == ctx.phase.name else {},
+        moments=kept_moments(state, ctx),
         head_only=ctx.phase.trainable == "head",
         seed=ctx.seed,
         round_=ctx.round,
@@ -59,8 +65,13 @@ def train_weights(
     )
     if best:
         best.restore()
+    return trained(site, received, ctx, fitted), fitted.moments
+
+
+def trained(site: Workbench, received: Payload, ctx: Context, fitted: Fitted) -> Update:
+    """The update of a trained model: all that was received, the site and each of its rows counting once."""
     shared, head = split_state(site.model.state_dict())
-    update = Update(
+    return Update(
         round=ctx.round,
         labels=received.labels,
         shared={name: shared[name].detach().cpu() for name in received.shared},
@@ -68,14 +79,32 @@ def train_weights(
         class_weights=ones(received.labels),
         train_loss=fitted.loss,
     )
-    return update, fitted.moments
+
+
+def kept_moments(state: Packed, ctx: Context) -> Mapping[str, Tensor]:
+    """The optimiser's, unless another phase has begun."""
+    return state.tensors if state.header.get("phase") == ctx.phase.name else {}
+
+
+def owned(site: Workbench) -> Tensor:
+    """``[c]``: 1 for each class that the site annotates, else 0."""
+    if site.identified is None:
+        return ones(site.model.labels.names)
+    return site.identified.to(torch.float64)
+
+
+def loss_of(loss: TaskLoss, task: Task) -> Loss:
+    """A method's loss for one task."""
+    return lambda logits, y, known: loss(logits, y, known, task)
 
 
 def in_phase(local: LocalTraining, ctx: Context) -> LocalTraining:
     """The local training of one round: the epochs and learning rate of its phase, or else the method's."""
     phase = ctx.phase
     lr = local.lr_of(ctx.phase_round, phase.rounds) if phase.lr is None else phase.lr
-    return replace(local, lr=lr, epochs=local.epochs if phase.epochs is None else phase.epochs)
+    if phase.epochs is None:
+        return replace(local, lr=lr)
+    return replace(local, lr=lr, epochs=phase.epochs, iterations=None)
 
 
 class Best:

@@ -22,7 +22,8 @@ from typing import ClassVar
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from suture.losses import masked_bce
+from suture.labels import Task
+from suture.losses import masked_loss
 from suture.messages import STRICT, Payload, Update
 from suture.methods.contract import Context, Egress, GlobalModel, LabelView, Method, weighted_mean
 from suture.methods.local import train_weights, weights_egress
@@ -47,8 +48,8 @@ class PartialLoss(Method):
     def egress(self, layout: Layout) -> Egress:
         return weights_egress(layout)
 
-    def loss(self, logits: Tensor, y: Tensor, known: Tensor) -> Tensor:
-        return masked_bce(logits, y, known)
+    def loss(self, logits: Tensor, y: Tensor, known: Tensor, task: Task) -> Tensor:
+        return masked_loss(logits, y, known, task)
 
     def train(
         self, site: Workbench, received: Payload, state: Packed, ctx: Context

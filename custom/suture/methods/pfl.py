@@ -19,7 +19,8 @@ from typing import ClassVar
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from suture.losses import masked_bce
+from suture.labels import Task
+from suture.losses import masked_loss
 from suture.mean import WeightedMean
 from suture.messages import STRICT, Payload, Update
 from suture.methods.contract import Context, Egress, GlobalModel, LabelView, Method, Personal
@@ -51,8 +52,8 @@ class PersonalisedFL(Method):
     def egress(self, layout: Layout) -> Egress:
         return Egress(shared=layout.shared, head={}, why={k: v for k, v in WHY.items() if k != "head"})
 
-    def loss(self, logits: Tensor, y: Tensor, known: Tensor) -> Tensor:
-        return masked_bce(logits, y, known)
+    def loss(self, logits: Tensor, y: Tensor, known: Tensor, task: Task) -> Tensor:
+        return masked_loss(logits, y, known, task)
 
     def train(
         self, site: Workbench, received: Payload, state: Packed, ctx: Context

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Literal
 
+from torch import Tensor
+
 from suture.check import Expectation
 from suture.messages import Payload, TaskName
 from suture.methods.contract import GlobalModel, Method
@@ -25,6 +27,7 @@ def assignments(
     best: Mapping[str, int],
     holders: Collection[str],
     phase: str,
+    class_tensors: Mapping[str, Tensor] | None = None,
     split: Literal["validation", "test"] = "validation",
 ) -> Assignments:
     """The payload of every site, in the order of their names, with what it is expected to answer.
@@ -35,6 +38,7 @@ def assignments(
         committed: the newest committed round.
         best: for each site the best round so far.
         holders: the sites that hold what is sent only once.
+        class_tensors: what else is said of each class, in the order of the model's.
     """
     egress = method.egress(layout_of_global(model))
     asked: Assignments = {}
@@ -54,10 +58,13 @@ def assignments(
             dict(model.shared),
             head,
             {} if site in holders else fixed,
+            {name: tensor[model.where(rows)] for name, tensor in (class_tensors or {}).items()},
             best[site],
         )
         asked[site] = (
             payload,
-            Expectation(task, rounds[site], committed, split, labels, member.own, egress),
+            Expectation(
+                task, rounds[site], committed, split, labels, member.own, egress, member.n.get("train", 0)
+            ),
         )
     return asked

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from suture.evaluation.metrics import ClassScore
+from suture.evaluation.metrics import ClassScore, mean_defined
 from suture.evaluation.summary import Source, across_sites, summarise
 from suture.messages import Metrics
+from suture.methods.contract import IMAGES
 from suture.models.classifier import Layout
 from suture.plan import Plan
 from suture.server.global_model import export
@@ -27,21 +28,32 @@ def finish(server: Server, tested: Mapping[str, Metrics]) -> None:
     sites = {site: server.roster.classes_from_site(site, metrics) for site, metrics in sorted(tested.items())}
     scores: Mapping[str, ClassScore]
     source: Source
+    overall: Mapping[str, float | None]
     personal = server.plan.method.personal != "nothing"
     if server.held_out and server.held_out.has("test") and not personal:
         scores, source = server.held_out.scores(model, "test", _BOOTSTRAP), "server test set"
+        overall = server.held_out.overall(model, "test")
         n = server.held_out.count("test")
     else:
         scores, source = across_sites(sites), "sites' test data"
+        overall = across_sites_overall(tested)
         n = sum(metrics.n for metrics in tested.values())
     owners = replace(server.roster, members=server.known).owners()
     if not personal:
         facts = {"round": selected, "job": server.record.run.get("job")}
         export(model, server.plan, server.record.folder / "model", facts)
-    server.record.metrics(summarise(model.labels, owners, scores, sites, n, source, selected))
+    server.record.metrics(
+        summarise(model.labels, owners, scores, sites, n, source, selected, overall=overall)
+    )
     server.record.update(selected_round=selected, selection=server.schedule.selection)
     server.record.close("finished")
     server.record.event("finished", selected=selected)
+
+
+def across_sites_overall(tested: Mapping[str, Metrics]) -> Mapping[str, float | None]:
+    """Accuracy and its like: the unweighted mean over the sites where it is defined."""
+    names = dict.fromkeys(name for metrics in tested.values() for name in metrics.overall)
+    return {name: mean_defined(m.overall.get(name) for m in tested.values()) for name in names}
 
 
 def declared(plan: Plan) -> list[dict[str, str]]:
@@ -50,9 +62,12 @@ def declared(plan: Plan) -> list[dict[str, str]]:
     shapes = {
         "shared": "the model's tensors",
         "head": "one row per class of the site",
-        "weight": f"a number in [{egress.weight[0]:g}, {egress.weight[1]:g}]",
-        "class_weights": "a number per class of the site",
+        "weight": "the number of training images"
+        if egress.weight == IMAGES
+        else f"a number in [{egress.weight[0]:g}, {egress.weight[1]:g}]",
+        "class_weights": f"a number per class in [{egress.class_weight[0]:g}, {egress.class_weight[1]:g}]",
+        "counts": "two numbers per class of the site, once, at the start",
         "train_loss": "a number",
         "metrics": "loss, AUROC and counts of the site's classes",
-    }
+    } | {name: f"a number in [{low:g}, {high:g}]" for name, (low, high) in egress.scalars.items()}
     return [{"field": f, "shape": shapes.get(f, ""), "why": why} for f, why in egress.why.items()]

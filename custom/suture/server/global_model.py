@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from suture.labels import LabelSet
+from suture.labels import LabelSet, Task
 from suture.messages import Labels
 from suture.methods.contract import GlobalModel
 from suture.methods.crossing import crossing, staying
@@ -22,15 +22,16 @@ from suture.plan import Plan
 _GROUPS = ("shared", "head", "fixed", "memory")
 
 
-def initial(plan: Plan, labels: Labels) -> GlobalModel:
+def initial(plan: Plan, labels: Labels, task: Task = "multilabel") -> GlobalModel:
     """One common initialisation for all sites; pretrained weights are read here and nowhere else."""
-    model = build(plan.model, LabelSet(labels), plan.seed, pretrained=True)
+    model = build(plan.model, LabelSet(labels, task), plan.seed, pretrained=True)
     state, head = split_state(model.state_dict())
     return GlobalModel(
         labels,
         {name: state[name].clone() for name in crossing(model, plan.method)},
         {name: rows.clone() for name, rows in head.items()},
         {name: state[name].clone() for name in staying(model, plan.method) if name in state},
+        task=task,
     )
 
 
@@ -50,7 +51,7 @@ def layout_of_global(model: GlobalModel) -> Layout:
 def pack_model(model: GlobalModel, header: Mapping[str, Any]) -> Packed:
     """The model and further facts as a state."""
     tensors = {f"{group}/{name}": t for group in _GROUPS for name, t in getattr(model, group).items()}
-    return Packed(tensors, {**header, "labels": list(model.labels)})
+    return Packed(tensors, {**header, "labels": list(model.labels), "task": model.task})
 
 
 def unpack_model(packed: Packed) -> GlobalModel:
@@ -59,12 +60,12 @@ def unpack_model(packed: Packed) -> GlobalModel:
     for name, tensor in packed.tensors.items():
         group, _, rest = name.partition("/")
         groups[group][rest] = tensor
-    return GlobalModel(tuple(packed.header["labels"]), **groups)
+    return GlobalModel(tuple(packed.header["labels"]), **groups, task=packed.header.get("task", "multilabel"))
 
 
 def classifier(model: GlobalModel, plan: Plan) -> Classifier:
     """The global model as a network that predicts every class."""
-    network = build(plan.model, LabelSet(model.labels), plan.seed, pretrained=False)
+    network = build(plan.model, LabelSet(model.labels, model.task), plan.seed, pretrained=False)
     tensors = {**model.shared, **model.head, **model.fixed}
     with torch.no_grad():
         for name, target in network.state_dict().items():

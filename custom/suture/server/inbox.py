@@ -91,7 +91,9 @@ class Inbox:
             self._spool.mkdir(parents=True, exist_ok=True)
             # A spool does not outlive the process that reads it, so it need not reach the disk itself.
             save(self._spool / f"{site}.safetensors", pack(reply), durable=False)
-            line |= {"weight": reply.weight, "train_loss": reply.train_loss}
+            line |= {"weight": reply.weight, "train_loss": reply.train_loss, "scalars": dict(reply.scalars)}
+            if not bool((reply.class_weights == 1).all()):
+                line["rows"] = dict(zip(reply.labels, reply.class_weights.tolist(), strict=True))
             # The tensors are on disk now; what stays in memory does not grow with the model.
             reply = Update(reply.round, (), {}, {}, reply.class_weights[:0], metrics=reply.metrics)
         self._answers[site] = reply

@@ -9,13 +9,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from suture.errors import FederationError, LabelError
 from suture.evaluation.metrics import ClassScore
-from suture.labels import canonical, lookalikes
+from suture.labels import Task, canonical, lookalikes
 from suture.messages import Hello, Labels, Metrics, Update
-from suture.methods.contract import LabelView
+from suture.methods.contract import Census, LabelView
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -41,10 +43,12 @@ class Roster:
     Attributes:
         members: by site name.
         labels: every class that a site knows or once knew, sorted.
+        task: what every site says it is.
     """
 
     members: Mapping[str, Member]
     labels: Labels
+    task: Task = "multilabel"
 
     def owners(self) -> dict[str, tuple[str, ...]]:
         """For each class, the sites that know it, in order."""
@@ -64,18 +68,30 @@ class Roster:
 
     def from_site(self, site: str, update: Update) -> Update:
         """The update with its rows under the federation's names."""
-        names = dict(zip(self.members[site].own, self.members[site].names, strict=True))
-        return replace(update, labels=tuple(names.get(label, label) for label in update.labels))
+        return replace(update, labels=tuple(self.named(site, dict.fromkeys(update.labels))))
 
     def classes_from_site(self, site: str, metrics: Metrics) -> dict[str, ClassScore]:
         """What a site measured of each class, under the federation's names."""
+        return self.named(site, metrics.classes)
+
+    def named(self, site: str, values: Mapping[str, T]) -> dict[str, T]:
+        """Values by the site's spelling of the classes, by the federation's names."""
         names = dict(zip(self.members[site].own, self.members[site].names, strict=True))
-        return {names[own]: score for own, score in metrics.classes.items()}
+        return {names.get(label, label): value for label, value in values.items()}
+
+    def census(self, hellos: Mapping[str, Hello]) -> Census:
+        """What the sites said of their data, under the federation's names."""
+        counts = {
+            site: self.named(site, {own: hellos[site].counts.get(own) for own in m.own})
+            for site, m in self.members.items()
+        }
+        return Census(self.labels, {s: m.n.get("train", 0) for s, m in self.members.items()}, counts)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for the state and the run record."""
         return {
             "labels": list(self.labels),
+            "task": self.task,
             "members": {
                 site: {"own": list(m.own), "names": list(m.names), "n": dict(m.n), "threads": m.threads}
                 for site, m in self.members.items()
@@ -113,8 +129,13 @@ def agree(
 
     Raises:
         LabelError: two names of a site become one.
-        FederationError: names of different sites are nearly the same and nobody said what they are.
+        FederationError: names of different sites are nearly the same and nobody said what they are, or some
+            sites are multilabel and some multiclass.
     """
+    tasks = {hello.task: site for site, hello in sorted(hellos.items())}
+    if len(tasks) > 1:
+        told = " and ".join(f"{site} is {task}" for task, site in sorted(tasks.items()))
+        raise FederationError(f"{told}; one federation trains one task: set [data] task alike")
     renamed = {canonical(spelling): canonical(name) for spelling, name in label_map.items()}
     members = {}
     for site, hello in sorted(hellos.items()):
@@ -125,7 +146,8 @@ def agree(
                     f"{site}: {label!r} and another of its labels are both {name!r}; mend the label map"
                 )
         members[site] = Member(hello.labels, names, {str(k): n for k, n in hello.n.items()}, hello.threads)
-    roster = Roster(members, tuple(sorted({n for m in members.values() for n in m.names} | set(previous))))
+    labels = {n for m in members.values() for n in m.names} | set(previous)
+    roster = Roster(members, tuple(sorted(labels)), next(iter(tasks), "multilabel"))
     _refuse_lookalikes(roster, accept)
     return roster
 

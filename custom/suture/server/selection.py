@@ -7,12 +7,16 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from suture.config import SiteConfig
+from suture.data.batch import columns
 from suture.data.site import load_samples
 from suture.data.table import Split
 from suture.data.transforms import Augmentation
 from suture.evaluation.metrics import ClassScore, mean_defined, score_classes
+from suture.labels import LabelSet
+from suture.measuring import overall, ranking
 from suture.methods.contract import GlobalModel
 from suture.plan import Plan
 from suture.server.global_model import classifier
@@ -92,21 +96,28 @@ class HeldOut:
 
     def scores(self, model: GlobalModel, split: Split, bootstrap: int = 0) -> Mapping[str, ClassScore]:
         """AUROC of every class that both the model and the data know."""
-        samples = self._samples[split]
-        network = classifier(model, self._plan).to(self._device)
-        bench = Workbench(
-            "server", network, self._samples, self._plan.model.preprocessing, Augmentation(), self._device
-        )
-        logits = predict(bench, samples)
+        samples, ranked = self._samples[split], ranking(self._logits(model, split), model.task)
         shared = [name for name in model.labels if name in self.labels]
         return score_classes(
             tuple(shared),
             samples.y[:, [self.labels.index(name) for name in shared]].numpy(),
-            logits[:, [model.labels.index(name) for name in shared]].numpy(),
+            ranked[:, [model.labels.index(name) for name in shared]].numpy(),
             samples.patients,
             bootstrap,
             self._plan.seed,
         )
+
+    def overall(self, model: GlobalModel, split: Split) -> Mapping[str, float | None]:
+        """Accuracy and its like, of a multiclass task; {} for multilabel."""
+        part = columns(self._samples[split], self.labels, LabelSet(model.labels, model.task))
+        return overall(part, self._logits(model, split), model.task)
+
+    def _logits(self, model: GlobalModel, split: Split) -> Tensor:
+        network = classifier(model, self._plan).to(self._device)
+        bench = Workbench(
+            "server", network, self._samples, self._plan.model.preprocessing, Augmentation(), self._device
+        )
+        return predict(bench, self._samples[split])
 
     def mean_auroc(self, model: GlobalModel, split: Split) -> float | None:
         """Mean over the classes where it is defined."""

@@ -15,7 +15,7 @@ from suture.errors import FederationError
 from suture.evaluation.metrics import mean_defined
 from suture.evaluation.summary import across_sites
 from suture.messages import Metrics, Payload, TaskName, Update
-from suture.methods.contract import GlobalModel
+from suture.methods.contract import ClassFacts, GlobalModel
 from suture.models.classifier import Layout
 from suture.packing import Packed, load
 from suture.plan import Plan, Schedule, context
@@ -70,6 +70,7 @@ class Server:
         self.roster = Roster({}, ())
         self.model: GlobalModel
         self.standings = Standings()
+        self._facts = ClassFacts()
         self._holders: set[str] = set()  # sites that keep the fixed tensors
         self._pending: Line | None = None  # the last round's history, until its losses have come
         self._failures = 0
@@ -100,8 +101,10 @@ class Server:
             self._restore(found[0], found[1].header)
             self.model = with_labels(previous, self.roster.labels, self.plan)
         else:
-            self.model = initial(self.plan, self.roster.labels)
+            self.model = initial(self.plan, self.roster.labels, self.roster.task)
             self._commit(0)
+        self._facts = self.plan.method.class_facts(self.roster.census(hellos))
+        self.record.update(task=self.roster.task, notes=list(self._facts.notes))
         self.record.rewind(self.round)
         added = [name for name in self.roster.labels if previous and name not in previous.labels]
         refused = {s: str(x["reason"]) for s, x in lines.items() if s not in hellos}
@@ -159,6 +162,9 @@ class Server:
         self.model = self.plan.method.merge(self.model, self._updates(), ctx)
         self._holders |= set(usable)
         self._pending = self.inbox.summary(ctx.round, ctx.phase.name)
+        for site, line in self._pending["sites"].items():
+            if "rows" in line:
+                line["rows"] = self.roster.named(site, line["rows"])
         self._select_here(ctx.round)
         self._commit(ctx.round)
         self.inbox.empty()
@@ -269,6 +275,7 @@ class Server:
             best=best,
             holders=self._holders,
             phase=phase,
+            class_tensors=self._facts.tensors,
             split=split,
         )
         return self.inbox.open(asked)

@@ -7,9 +7,10 @@ suture.toml. Who knows what stays in the run folder of the machine that starts t
 from __future__ import annotations
 
 from suture.simulation.chest import ChestSites
+from suture.simulation.isic import IsicSites
 from suture.simulation.nih import NihSites
 from suture.simulation.phantoms import PhantomSites
 
-Simulation = PhantomSites | NihSites | ChestSites
+Simulation = PhantomSites | NihSites | ChestSites | IsicSites
 
-__all__ = ["ChestSites", "NihSites", "PhantomSites", "Simulation"]
+__all__ = ["ChestSites", "IsicSites", "NihSites", "PhantomSites", "Simulation"]

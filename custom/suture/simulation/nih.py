@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -11,12 +10,13 @@ from pydantic.dataclasses import dataclass
 
 from suture.config import DataConfig
 from suture.data import load_table
-from suture.data.partition import SERVER, Classes, class_lists, deal, subset, write_site
+from suture.data.partition import Classes, class_lists, subset
 from suture.data.table import Table
 from suture.errors import ConfigError
 from suture.messages import STRICT
 from suture.methods.contract import Method
-from suture.simulation.writing import write_sites
+from suture.simulation.dealing import Validation, write_dealt
+from suture.simulation.places import data_folder, images_in
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -25,9 +25,12 @@ class NihSites:
 
     Attributes:
         clients: K; for the published class lists 2, 3, 4, 5, 6, 8 or 10.
-        classes: who knows which: ``published``, ``disjoint``, ``single`` (14 sites of one class) or ``all``;
-            see `suture.data.partition.class_lists`.
+        classes: who knows which: ``published``, ``disjoint``, ``single`` (14 sites of one class), ``dealt``
+            (as FedLSM does) or ``all``; see `suture.data.partition.class_lists`.
         shared: of the published lists for 4 clients, those with so many classes known to all.
+        per_client: classes of each site, where they are dealt.
+        validation: whether the ``sites`` hold validation images, of their own classes, or the ``server``, of
+            all classes.
         training_images: take no more than so many, of all sites together.
         root: folder of Data_Entry_2017*.csv and the images; by default nih_cxr14_64px in SUTURE_DATA.
         seed: of the split by patient and of the sites' patient blocks.
@@ -37,6 +40,8 @@ class NihSites:
     clients: Annotated[int, Field(ge=1)] = 2
     classes: Classes = "published"
     shared: Annotated[int, Field(ge=0)] | None = None
+    per_client: Annotated[int, Field(ge=1)] = 3
+    validation: Validation = "sites"
     training_images: Annotated[int, Field(ge=1)] | None = None
     root: str | None = None
     seed: Annotated[int, Field(ge=0)] = 1337
@@ -44,21 +49,22 @@ class NihSites:
 
     def prepare(self, folder: Path, runs: Path, seed: int, method: type[Method] | Method) -> list[str]:  # noqa: ARG002
         """Writes each site, and the server's held-out rows; see `PhantomSites.prepare`."""
-        pooled = read_pooled(nih_folder(self.root), self.seed)
+        pooled = read_pooled(data_folder(self.root, "nih_cxr14_64px", "NIH ChestX-ray14"), self.seed)
         if self.training_images is not None:
             pooled = subset(pooled, self.training_images, self.seed)
-        lists = class_lists(self.classes, pooled.labels, self.clients, self.shared, self.seed)
-        known = (pooled.labels,) * len(lists) if method.every_label else lists
-        sites = deal(pooled, known, self.seed, test=method.personal != "nothing")
-        names = [name for name in sites if name != SERVER]
-        # Where a reference is given every label, the site still says which ones it annotates.
-        own = dict(zip(names, lists, strict=True)) if method.every_label else {}
-        data = {}
-        for name, table in sites.items():
-            path = write_site(folder / name, table, table.labels)
-            labels = own[name].names if name in own else None
-            data[name] = DataConfig(dataset="hospital", root=pooled.root, table=path, labels=labels)
-        return write_sites(folder, runs, data, method, self.learning_rates)
+        lists = class_lists(
+            self.classes, pooled.labels, self.clients, self.shared, self.seed, self.per_client
+        )
+        return write_dealt(
+            folder,
+            runs,
+            pooled,
+            lists,
+            method,
+            seed=self.seed,
+            validation=self.validation,
+            learning_rates=self.learning_rates,
+        )
 
 
 def read_pooled(root: Path, seed: int) -> Table:
@@ -84,31 +90,10 @@ def nih_config(root: Path, seed: int, labels: tuple[str, ...] | None = None) -> 
         )
     return DataConfig(
         dataset="nih",
-        root=_images(root),
+        root=images_in(root),
         table=tables[0],
         labels=labels,
         split="patients",
         seed=seed,
         partial=True,
     )
-
-
-def nih_folder(root: str | None) -> Path:
-    """The folder that is named, or nih_cxr14_64px in SUTURE_DATA.
-
-    Raises:
-        ConfigError: neither is given.
-    """
-    if root:
-        return Path(root).expanduser().resolve()
-    if shared := os.environ.get("SUTURE_DATA"):
-        return (Path(shared) / "nih_cxr14_64px").resolve()
-    raise ConfigError(
-        "where is NIH ChestX-ray14? Set SUTURE_DATA to the folder that holds nih_cxr14_64px, or name the "
-        "folder of Data_Entry_2017*.csv with --set simulation.root=DIR"
-    )
-
-
-def _images(root: Path) -> Path:
-    """The images of NIH's folder: its one archive, its folder `images`, or all of it."""
-    return next((p for p in (root / "images.tar", root / "images") if p.exists()), root)

@@ -1,0 +1,85 @@
+"""What a party measures on labelled data, and what it counts: nothing below its privacy limit leaves."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from suture.data.batch import Samples
+from suture.evaluation.metrics import ClassScore, score_classes
+from suture.evaluation.single_label import single_label
+from suture.labels import LabelSet, Task
+from suture.messages import Counts, Metrics
+from suture.methods.contract import Method
+from suture.training import NonFiniteLoss, Workbench, predict
+
+NOTHING = ClassScore(None, None, None, None, None)
+
+
+def measure(
+    bench: Workbench,
+    method: Method,
+    own: LabelSet,
+    split: Literal["validation", "test"],
+    of_round: int,
+    *,
+    bootstrap: int,
+    seed: int,
+    min_count: int,
+) -> Metrics:
+    """The model on one split of a site: the method's loss, and the figures of the site's own classes.
+
+    Args:
+        own: the classes that the site annotates.
+        of_round: the round of the model.
+        bootstrap: draws for the intervals; 0 computes none.
+        min_count: figures that rest on fewer images are withheld.
+
+    Raises:
+        NonFiniteLoss: the model predicts what is no number.
+    """
+    part = bench.samples.get(split)
+    if part is None or not len(part):
+        return Metrics(of_round, split, 0, None, {})
+    logits = predict(bench, part)
+    if not bool(torch.isfinite(logits).all()):
+        raise NonFiniteLoss(f"{bench.name}: the model of round {of_round} diverged; lower the learning rate")
+    loss = method.loss(logits, torch.nan_to_num(part.y), ~torch.isnan(part.y), own.task)
+    mine = [bench.model.labels.index(name) for name in own.names]
+    ranked = ranking(logits, own.task)
+    scores = score_classes(
+        own.names, part.y[:, mine].numpy(), ranked[:, mine].numpy(), part.patients, bootstrap, seed
+    )
+    shown = {name: withheld(score, min_count) for name, score in scores.items()}
+    return Metrics(of_round, split, len(part), float(loss), shown, overall(part, logits, own.task, min_count))
+
+
+def ranking(logits: Tensor, task: Task) -> Tensor:
+    """What ranks the images of each class: the logits, or in a multiclass task the probabilities, since there
+    a class competes with all others.
+    """
+    return logits if task == "multilabel" else torch.softmax(logits.double(), dim=1)
+
+
+def overall(part: Samples, logits: Tensor, task: Task, min_count: int = 0) -> dict[str, float | None]:
+    """Accuracy and its like over the labelled images of a multiclass task; {} for multilabel, or too few."""
+    labelled = int((part.y == 1).any(dim=1).sum())
+    if task == "multilabel" or labelled < max(min_count, 1):
+        return {}
+    return single_label(part.y.numpy(), logits.numpy())
+
+
+def class_counts(own: LabelSet, train: Samples, min_count: int) -> dict[str, Counts | None]:
+    """Training images with and without each class; None where either lies below the limit."""
+    positives, negatives = (train.y == 1).sum(dim=0).tolist(), (train.y == 0).sum(dim=0).tolist()
+    return {
+        name: (p, n) if min(p, n) >= min_count else None
+        for name, p, n in zip(own.names, positives, negatives, strict=True)
+    }
+
+
+def withheld(score: ClassScore, min_count: int) -> ClassScore:
+    """The score, or nothing of it where a count lies below the limit."""
+    return score if min(score.positives or 0, score.negatives or 0) >= min_count else NOTHING

@@ -1,0 +1,60 @@
+"""Class weights against the rarity of positives, from what the sites count before round 1.
+
+    Deng, Luo, Chen. FedLSM, MICCAI 2023, Sec. 3.2 (weighted binary cross-entropy, as in FPSL: Dong et al.,
+    IEEE TMI 2022):   w_c = sum_k negatives_kc / sum_k positives_kc
+
+The paper weights known labels; the published program also counts every image of a site that does not know a
+class as a negative of it.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from suture.methods.contract import Census, ClassFacts
+
+ClassWeights = Literal["known", "program", "none"]
+
+NAME = "positive_weight"
+
+
+def class_weights(census: Census, rule: ClassWeights) -> ClassFacts:
+    """The weight of a positive of each class, and a note on each class that has none to give.
+
+    Args:
+        rule: ``known`` counts the sites that know a class; ``program`` counts all images of the others as
+            negatives; ``none`` weights every class 1.
+    """
+    if rule == "none":
+        return ClassFacts()
+    weights, notes = [], []
+    for name in census.labels:
+        positives = negatives = 0
+        for site, counts in census.counts.items():
+            told = counts.get(name)
+            if told is not None:
+                positives, negatives = positives + told[0], negatives + told[1]
+            elif rule == "program" and name not in counts:
+                negatives += census.images[site]
+        weights.append(negatives / positives if positives and negatives else 1.0)
+        if not positives or not negatives:
+            withheld = [site for site, counts in census.counts.items() if name in counts and not counts[name]]
+            why = (
+                f"withheld by {', '.join(withheld)}" if withheld else "no site has a positive and a negative"
+            )
+            notes.append(f"{name} has the class weight 1: {why}.")
+    return ClassFacts({NAME: torch.tensor(weights, dtype=torch.float32)}, tuple(notes))
+
+
+def weighted_bce(logits: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
+    """Entry by entry -w_c y ln sigma(s) - (1 - y) ln(1 - sigma(s)).
+
+    Args:
+        logits, y: ``[n, c]``.
+        weight: ``[c]``; None for 1.
+    """
+    return F.binary_cross_entropy_with_logits(logits, y, pos_weight=weight, reduction="none")

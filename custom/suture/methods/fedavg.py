@@ -1,0 +1,111 @@
+"""FedAvg over the union of all classes, every site counting with its number of images.
+
+    McMahan et al. Communication-Efficient Learning of Deep Networks from Decentralized Data. AISTATS 2017;
+    as the baseline of Deng et al. (FedLSM), MICCAI 2023, Tables 1 to 3. `rows="owners"` is their FedAvg*,
+    the task-dependent aggregation of Dong et al. (FPSL), IEEE TMI 2022.
+
+    at site k:   minimise  L = 1/(N M) sum_i sum_c -w_c y_c ln p_c - (1 - y_c) ln(1 - p_c)
+                 with y_c = 0 for c not in I_k; in a multiclass task the cross-entropy of labelled images
+    server:      w     = sum_k n_k w_k / sum_k n_k
+                 psi_c = the same over all sites, or over those that identify class c
+
+What a site does not know is taught as absent. With `rows="owners"` that harms the backbone alone: rows of the
+head come from the sites that know them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import field, replace
+from typing import ClassVar, Literal
+
+import torch
+from pydantic.dataclasses import dataclass
+from torch import Tensor
+
+from suture.labels import Task
+from suture.losses import masked_loss
+from suture.messages import STRICT, Payload, Update, ones
+from suture.methods.class_weights import NAME, ClassWeights, class_weights, weighted_bce
+from suture.methods.contract import (
+    IMAGES,
+    Census,
+    ClassFacts,
+    Context,
+    Egress,
+    GlobalModel,
+    LabelView,
+    Method,
+    weighted_mean,
+)
+from suture.methods.local import WHY, owned, train_weights
+from suture.models.classifier import Layout
+from suture.models.norm import NormPolicy
+from suture.packing import Packed
+from suture.training import LocalTraining, Workbench
+
+
+@dataclass(frozen=True, config=STRICT)
+class FedAvg(Method):
+    """FedAvg.
+
+    Attributes:
+        local, batch_norm: see `SurgicalAggregation`.
+        rows: of the head, the mean of ``all`` sites, or of the ``owners`` of each class (FedAvg*).
+        class_weights: of positives in the binary cross-entropy; see `class_weights.py`.
+    """
+
+    name: ClassVar[str] = "fedavg"
+    title: ClassVar[str] = "FedAvg"
+    paper: ClassVar[str] = "McMahan et al., AISTATS 2017; Deng et al., MICCAI 2023"
+    label_view: ClassVar[LabelView] = "all"
+
+    local: LocalTraining = field(default_factory=LocalTraining)
+    batch_norm: NormPolicy = "average"
+    rows: Literal["all", "owners"] = "all"
+    class_weights: ClassWeights = "known"
+
+    def egress(self, layout: Layout) -> Egress:
+        return Egress(
+            shared=layout.shared,
+            head=layout.head,
+            weight=IMAGES,
+            class_weight=(0.0, 1e9),
+            counts=self.class_weights != "none",
+            why=_WHY if self.class_weights != "none" else {k: v for k, v in _WHY.items() if k != "counts"},
+        )
+
+    def loss(self, logits: Tensor, y: Tensor, known: Tensor, task: Task) -> Tensor:
+        return masked_loss(logits, torch.where(known, y, 0.0), torch.ones_like(known), task)
+
+    def train(
+        self, site: Workbench, received: Payload, state: Packed, ctx: Context
+    ) -> tuple[Update, dict[str, Tensor]]:
+        weight = received.class_tensors.get(NAME)
+
+        def loss(logits: Tensor, y: Tensor, known: Tensor, task: Task) -> Tensor:
+            if task == "multiclass" or weight is None:
+                return self.loss(logits, y, known, task)
+            return weighted_bce(logits, torch.where(known, y, 0.0), weight.to(logits.device)).mean()
+
+        update, moments = train_weights(
+            site, received, state, ctx, loss=loss, local=self.local, policy=self.batch_norm
+        )
+        images = float(len(site.samples["train"]))
+        rows = owned(site) if self.rows == "owners" else ones(received.labels)
+        return replace(update, weight=images, class_weights=images * rows), moments
+
+    def class_facts(self, census: Census) -> ClassFacts:
+        return class_weights(census, self.class_weights)
+
+    def merge(self, previous: GlobalModel, updates: Iterable[Update], ctx: Context) -> GlobalModel:
+        mean = weighted_mean(previous, updates)
+        return replace(previous, shared=mean.shared(), head=mean.head())
+
+
+_WHY = WHY | {
+    "head": "rows of all classes",
+    "weight": "n_k, how much the site counts in the mean",
+    "class_weights": "n_k, or 0 for a class that the site does not know: how much its row counts",
+    "counts": "images with and without each class, for the class weights",
+}

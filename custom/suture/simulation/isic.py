@@ -1,0 +1,91 @@
+"""ISIC 2018 Task 3 (HAM10000) dealt to several sites."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from suture.config import DataConfig
+from suture.data import load_table
+from suture.data.isic import METADATA, TRUTH
+from suture.data.partition import class_lists
+from suture.errors import ConfigError
+from suture.messages import STRICT
+from suture.methods.contract import Method
+from suture.simulation.dealing import Validation, write_dealt
+from suture.simulation.places import data_folder, images_in
+
+
+@dataclass(frozen=True, config=STRICT)
+class IsicSites:
+    """ISIC 2018 Task 3 dealt to K sites that know some of its seven diagnoses, as in FedLSM.
+
+    An image of a diagnosis that a site does not know is unlabelled there.
+
+    Attributes:
+        clients: K.
+        classes: who knows which: ``dealt`` (with the defaults the paper's lists), ``disjoint``, ``single`` (7
+            sites of one class) or ``all``; see `suture.data.partition.class_lists`.
+        per_client: classes of each site, where they are dealt.
+        split: 70/10/20 by ``lesions``, or by ``images`` as in the paper, where images of a lesion are in
+            training and test alike.
+        validation: whether the ``sites`` hold validation images, of their own classes, or the ``server``, of
+            all classes.
+        root: folder of the ground truth or metadata CSV and the images; by default ham10000_112px in
+            SUTURE_DATA.
+        seed: of the split and of the sites' blocks.
+        learning_rates: of sites that have one of their own.
+    """
+
+    clients: Annotated[int, Field(ge=1)] = 5
+    classes: Literal["dealt", "disjoint", "single", "all"] = "dealt"
+    per_client: Annotated[int, Field(ge=1)] = 3
+    split: Literal["lesions", "images"] = "lesions"
+    validation: Validation = "server"
+    root: str | None = None
+    seed: Annotated[int, Field(ge=0)] = 1337
+    learning_rates: dict[str, float] = Field(default_factory=dict)
+
+    def prepare(self, folder: Path, runs: Path, seed: int, method: type[Method] | Method) -> list[str]:  # noqa: ARG002
+        """Writes each site, and the server's held-out rows; see `PhantomSites.prepare`."""
+        root = data_folder(self.root, "ham10000_112px", "ISIC 2018 Task 3")
+        pooled = load_table(isic_config(root, self.split, self.seed))
+        lists = class_lists(
+            self.classes, pooled.labels, self.clients, seed=self.seed, per_client=self.per_client
+        )
+        return write_dealt(
+            folder,
+            runs,
+            pooled,
+            lists,
+            method,
+            seed=self.seed,
+            color=True,
+            validation=self.validation,
+            learning_rates=self.learning_rates,
+        )
+
+
+def isic_config(root: Path, split: Literal["lesions", "images"], seed: int) -> DataConfig:
+    """The data of a folder of ISIC 2018 Task 3; rows without an image are left out.
+
+    Raises:
+        ConfigError: the folder has no table.
+    """
+    tables = [path for name in (METADATA, TRUTH) for path in sorted(root.glob(f"{name}*"))]
+    if not tables:
+        raise ConfigError(
+            f"{root} has no {METADATA} and no {TRUTH}; name the folder with --set simulation.root=DIR"
+        )
+    return DataConfig(
+        dataset="isic2018",
+        root=images_in(root),
+        table=tables[0],
+        split=split,
+        seed=seed,
+        color=True,
+        partial=True,
+    )

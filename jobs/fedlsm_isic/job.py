@@ -1,0 +1,30 @@
+"""FedLSM on ISIC 2018 Task 3 (HAM10000): five sites that identify 3 of its 7 diagnoses each.
+
+The class lists are those of the paper's Table 6; the server holds the validation and test images, as there.
+Images of one lesion stay together; `--set simulation.split=images` divides single images, as the paper
+does. Point it at the data with SUTURE_DATA (its folder ham10000_112px) or with `--set simulation.root=DIR`.
+The defaults fit a CPU; the paper's own are
+
+    suture run fedlsm_isic --set model.name=densenet121 --set model.size=224 --set model.weights=download \\
+        --set rounds=50 --set iterations=30 --set method.local.lr=1e-4
+"""
+
+from suture.cli import run_job_file
+from suture.job import Job
+from suture.methods.fedlsm import FedLSM
+from suture.models import ModelSpec
+from suture.simulation import IsicSites
+from suture.training import LocalTraining
+
+JOB = Job(
+    name="fedlsm_isic",
+    title="ISIC 2018 at five sites with 3 diagnoses each, FedLSM",
+    method=FedLSM(local=LocalTraining(lr=1e-3, iterations=15, weight_decay=5e-4, betas=(0.9, 0.99))),
+    model=ModelSpec("resnet_small", size=64, color=True),
+    rounds=12,
+    selection="server_metric",
+    simulation=IsicSites(),
+)
+
+if __name__ == "__main__":
+    run_job_file(JOB)
