@@ -8,13 +8,16 @@ import numpy as np
 from PIL import Image
 
 from suture.data.chexpert import SPELLINGS
+from suture.data.isic import METADATA
+from suture.data.isic import SPELLINGS as ISIC
 from suture.data.mimic import CXR_LT
 from suture.data.nih import SPELLINGS as NIH
 
 
-def _image(path: Path, seed: int) -> None:
+def _image(path: Path, seed: int, color: bool = False) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    pixels = np.random.default_rng(seed).integers(0, 256, (16, 16), dtype=np.uint8)
+    shape = (16, 16, 3) if color else (16, 16)
+    pixels = np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
     Image.fromarray(pixels).save(path)
 
 
@@ -59,4 +62,14 @@ def write_mimic(root: Path, patients: int = 30) -> Path:
         ("cxr-lt.csv", images),
     ):
         (root / name).write_text("\n".join(lines) + "\n")
+    return root
+
+
+def write_ham10000(root: Path, lesions: int = 70) -> Path:
+    """Two images of each lesion; the seven classes take turns."""
+    lines = ["lesion_id,image_id,dx,dx_type,age,sex,localization"]
+    for i in range(2 * lesions):
+        lines.append(f"HAM_{i // 2:07d},ISIC_{i:07d},{ISIC[i // 2 % 7].lower()},histo,80.0,male,scalp")
+        _image(root / "images" / f"ISIC_{i:07d}.jpg", i, color=True)
+    (root / METADATA).write_text("\n".join(lines) + "\n")
     return root

@@ -12,7 +12,9 @@ from suture.check import Expectation, check_reply
 from suture.errors import RejectedUpdate
 from suture.evaluation.metrics import ClassScore
 from suture.messages import Abstain, Evaluation, Hello, Metrics, Update, ones
-from suture.methods.contract import Egress
+from suture.methods.contract import IMAGES, Egress
+from suture.methods.fedlsm import FedLSM
+from suture.models.classifier import Layout
 
 F32 = "torch.float32"
 EXPECTED = Expectation(
@@ -88,3 +90,59 @@ def test_the_wrong_kind_of_answer_is_refused() -> None:
         check_reply(Evaluation(METRICS), EXPECTED)
     with pytest.raises(RejectedUpdate, match="no labels"):
         check_reply(Hello((), {}, 1, "x"), replace(EXPECTED, task="hello"))
+
+
+ASKED = replace(EXPECTED, task="hello", egress=replace(EXPECTED.egress, counts=True))
+
+
+@pytest.mark.parametrize(
+    ("counts", "expected"),
+    [
+        ({"Mass": (3, 9)}, replace(EXPECTED, task="hello")),  # nobody asked
+        ({}, ASKED),
+        ({"Mass": (3, 9)}, ASKED),
+        ({"Mass": (3, 9), "Nodule": None, "Hernia": (1, 1)}, ASKED),
+    ],
+)
+def test_counts_are_of_the_sites_classes_and_only_where_they_are_asked_for(
+    counts: dict[str, Any], expected: Expectation
+) -> None:
+    hello = Hello(("Mass", "Nodule"), {"train": 12}, 1, "x", counts=counts)
+    with pytest.raises(RejectedUpdate, match="counts of other classes than were asked for"):
+        check_reply(hello, expected)
+    check_reply(replace(hello, counts={"Mass": (3, 9), "Nodule": None}), ASKED)
+    check_reply(replace(hello, counts={}), replace(EXPECTED, task="hello"))
+
+
+def test_a_weight_of_images_is_the_number_that_was_announced() -> None:
+    expected = replace(EXPECTED, egress=replace(EXPECTED.egress, weight=IMAGES), images=12)
+    check_reply(replace(GOOD, weight=12.0), expected)
+    for weight in (1.0, 11.0, 12.5):
+        with pytest.raises(RejectedUpdate, match=rf"weight is {weight}, outside \[12.0, 12.0\]"):
+            check_reply(replace(GOOD, weight=weight), expected)
+
+
+def test_a_figure_that_was_not_asked_for_is_refused() -> None:
+    tested = replace(EXPECTED, task="evaluate", round=3)
+    for name in ("accuracy", "precision", "recall", "f1"):
+        check_reply(Evaluation(replace(METRICS, overall={name: 0.5})), tested)
+    secret = replace(METRICS, overall={"accuracy": 0.5, "mean_age": 61.5})
+    with pytest.raises(RejectedUpdate, match="the metric 'mean_age' was not asked for"):
+        check_reply(Evaluation(secret), tested)
+    with pytest.raises(RejectedUpdate, match="the metric 'mean_age' was not asked for"):
+        check_reply(replace(GOOD, metrics=secret), EXPECTED)
+
+
+def test_how_many_pseudo_labels_were_right_is_not_for_the_server() -> None:
+    """A site that knows the truth, as in a simulation, has no way to send what it counted."""
+    egress = FedLSM().egress(Layout(EXPECTED.egress.shared, EXPECTED.egress.head))
+    expected = replace(EXPECTED, egress=egress, images=12)
+    made = {"pseudo_positive": 5.0, "pseudo_negative": 0.0}
+    fine = replace(GOOD, weight=12.0, scalars=made)
+    check_reply(fine, expected)
+    for leak in ({"pseudo_right": 3.0}, {"Mass": 3.0}):
+        with pytest.raises(RejectedUpdate, match=f"scalars/{min(leak)} was not declared"):
+            check_reply(replace(fine, scalars=made | leak), expected)
+    right = {"right": torch.tensor([3, 0])}
+    with pytest.raises(RejectedUpdate, match="class_tensors/right was not declared"):
+        check_reply(replace(fine, class_tensors=right), expected)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from suture.losses import masked_bce, masked_ce
+from suture.losses import masked_bce, masked_ce, masked_loss, probabilities
 
 
 def test_mean_over_known_entries_by_hand() -> None:
@@ -68,3 +68,21 @@ def test_cross_entropy_sends_no_gradient_to_an_unknown_class() -> None:
     torch.testing.assert_close(grads[0][1], torch.tensor([1 / 6, 1 / 6, -1 / 3]))
     assert torch.equal(grads[0], grads[1])
     assert torch.equal(grads[0], grads[2])
+
+
+def test_the_loss_is_that_of_the_task() -> None:
+    logits, y = torch.tensor([[0.0, math.log(3)]]), torch.tensor([[1.0, 0.0]])
+    known = torch.ones(1, 2, dtype=torch.bool)
+    # -ln .5 and -ln(1 - .75), each class by itself; -ln(1 / 4), against the other
+    expected = (math.log(2) + math.log(4)) / 2
+    assert masked_loss(logits, y, known, "multilabel").item() == pytest.approx(expected, abs=1e-6)
+    assert masked_loss(logits, y, known, "multiclass").item() == pytest.approx(math.log(4), abs=1e-6)
+    first = torch.tensor([[True, False]])  # a class alone has nothing to compete with
+    assert masked_loss(logits, y, first, "multilabel").item() == pytest.approx(math.log(2), abs=1e-6)
+    assert masked_loss(logits, y, first, "multiclass").item() == 0
+
+
+def test_probabilities_are_those_of_the_task() -> None:
+    logits = torch.tensor([[0.0, math.log(3)], [math.log(9), math.log(9)]])
+    torch.testing.assert_close(probabilities(logits, "multilabel"), torch.tensor([[0.5, 0.75], [0.9, 0.9]]))
+    torch.testing.assert_close(probabilities(logits, "multiclass"), torch.tensor([[0.25, 0.75], [0.5, 0.5]]))

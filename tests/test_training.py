@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from suture.data.batch import Samples
+from suture.data.batch import Batch, Samples
 from suture.data.transforms import MILD
+from suture.errors import SutureError
 from suture.labels import LabelSet
 from suture.losses import masked_bce
+from suture.methods.contract import Context, Phase
+from suture.methods.local import in_phase
 from suture.models import ModelSpec, build
 from suture.training import LocalTraining, NonFiniteLoss, Workbench, fit, on_known, predict
 
@@ -99,3 +104,90 @@ def test_a_last_batch_of_one_image_trains() -> None:
     assert [len(b) for b in site.samples["train"].batches(4)] == [4, 5]
     train(site)
     assert predict(site, site.samples["train"]).shape == (9, 2)
+
+
+@pytest.mark.parametrize(("epochs", "iterations"), [(1, 5), (3, 2), (0, 1)])
+def test_iterations_are_the_number_of_steps_whatever_the_epochs(epochs: int, iterations: int) -> None:
+    """Nine images in batches of four: a pass would be two steps, of four and five images."""
+    site, sizes, steps, ends = bench(9), [], [], []
+
+    def objective(logits: torch.Tensor, batch: Batch) -> torch.Tensor:
+        sizes.append(len(batch))
+        return masked_bce(logits, batch.y, batch.known)
+
+    fitted = fit(
+        site,
+        objective,
+        LocalTraining(lr=1e-2, batch_size=4, epochs=epochs, iterations=iterations),
+        policy="average",
+        moments={},
+        head_only=False,
+        seed=1,
+        round_=1,
+        after_step=lambda: steps.append(len(sizes)),
+        after_epoch=lambda: ends.append(len(sizes)),
+    )
+    assert sizes == [4] * iterations
+    assert steps == list(range(1, iterations + 1))
+    assert ends == [iterations]
+    assert float(fitted.moments["head.weight/step"]) == iterations
+    assert fitted.loss is not None
+
+
+def test_iterations_without_an_image_are_told() -> None:
+    with pytest.raises(SutureError, match="a has no training images"):
+        train(bench(0), local=LocalTraining(batch_size=4, epochs=0, iterations=3))
+
+
+@pytest.mark.parametrize(("betas", "ratio"), [((0.9, 0.99), 1.0), ((0.5, 0.5), 0.5), (None, 10.0)])
+def test_betas_reach_adam(betas: tuple[float, float] | None, ratio: float) -> None:
+    """After one step the moments are (1 - b1) g and (1 - b2) g^2: m^2 / v = (1 - b1)^2 / (1 - b2)."""
+    one = LocalTraining(lr=1e-2, batch_size=4, iterations=1)
+    moments = train(bench(), local=one if betas is None else replace(one, betas=betas)).moments
+    found = moments["head.bias/exp_avg"] ** 2 / moments["head.bias/exp_avg_sq"]
+    torch.testing.assert_close(found, torch.full((2,), ratio))
+
+
+def test_a_batch_is_made_when_the_step_before_is_done() -> None:
+    """A method may bring its own batches; a teacher that follows each step labels the next one."""
+    site, events = bench(4), []
+    batch = Batch(
+        {"image": torch.zeros(4, 1, 16, 16)},
+        torch.tensor([[1.0, 0.0]] * 4),
+        torch.ones(4, 2, dtype=torch.bool),
+        torch.full((4, 1), 0.25),
+    )
+
+    def batches(shuffle: torch.Generator, noise: torch.Generator) -> Iterator[Batch]:
+        assert shuffle.initial_seed() != noise.initial_seed()
+        for _ in range(2):
+            events.append("batch")
+            yield batch
+
+    def objective(logits: torch.Tensor, given: Batch) -> torch.Tensor:
+        assert given is batch
+        events.append("loss")
+        return logits.sum()
+
+    fit(
+        site,
+        objective,
+        LocalTraining(lr=1e-2, epochs=2),
+        policy="average",
+        moments={},
+        head_only=False,
+        seed=1,
+        round_=1,
+        batches=batches,
+        after_step=lambda: events.append("step"),
+        after_epoch=lambda: events.append("epoch"),
+    )
+    assert events == [*["batch", "loss", "step"] * 2, "epoch"] * 2
+
+
+def test_a_phase_with_epochs_of_its_own_has_no_iterations() -> None:
+    local = LocalTraining(lr=0.1, epochs=3, iterations=200)
+    warm = in_phase(local, Context(1, Phase("warm-up", 1, "head", 0.5, epochs=4), seed=0))
+    assert (warm.epochs, warm.iterations, warm.lr) == (4, None, 0.5)
+    main = in_phase(local, Context(2, Phase("main", 1), seed=0))
+    assert (main.epochs, main.iterations, main.lr) == (3, 200, 0.1)

@@ -9,6 +9,7 @@ defaults fit a CPU; the paper's own are
 """
 
 from suture.cli import run_job_file
+from suture.data.transforms import STRONG
 from suture.job import Job
 from suture.methods.fedlsm import FedLSM
 from suture.models import ModelSpec
@@ -21,6 +22,7 @@ JOB = Job(
     method=FedLSM(local=LocalTraining(lr=1e-3, iterations=15, weight_decay=5e-4, betas=(0.9, 0.99))),
     model=ModelSpec("resnet_small", size=64),
     rounds=12,
+    augmentation=STRONG,  # of the methods it is compared with; FedLSM has views of its own
     selection="server_metric",
     simulation=NihSites(clients=8, classes="dealt", per_client=3, validation="server"),
 )

@@ -11,11 +11,20 @@ from hypothesis import strategies as st
 
 from suture.config import DataConfig
 from suture.data import load_table
+from suture.data.isic import LABELS as ISIC
 from suture.data.nih import LABELS
-from suture.data.partition import class_lists, client_classes, deal, patient_blocks, subset, write_site
+from suture.data.partition import (
+    class_lists,
+    client_classes,
+    deal,
+    dealt_classes,
+    patient_blocks,
+    subset,
+    write_site,
+)
 from suture.data.table import Table
 from suture.errors import ConfigError, DataError
-from suture.labels import LabelSet, union
+from suture.labels import LabelSet, canonical, union
 
 
 def pooled(abnormal: int, none: int, labels: LabelSet = LABELS) -> Table:
@@ -165,3 +174,71 @@ def test_a_subset_has_no_more_training_images_than_asked(limit: int, seed: int) 
     assert list(part.patients) == expected  # whole patients
     if limit >= table.split.count("train"):
         assert part is table
+
+
+def test_dealt_classes_are_the_papers() -> None:
+    """FedLSM (Deng et al., MICCAI 2023), Tables 5 and 6."""
+    assert [set(hand) for hand in dealt_classes(LABELS, 8, 3)] == [
+        {"Consolidation", "Edema", "Pneumothorax"},
+        {"Pneumonia", "Fibrosis", "Hernia"},
+        {"Mass", "Pleural Thickening", "Infiltration"},
+        {"Pleural Effusion", "Atelectasis", "Cardiomegaly"},
+        {"Emphysema", "Nodule", "Pneumothorax"},
+        {"Nodule", "Pleural Thickening", "Fibrosis"},
+        {"Cardiomegaly", "Hernia", "Infiltration"},
+        {"Consolidation", "Hernia", "Infiltration"},
+    ]
+    skin = [
+        {"NV", "BKL", "VASC"},
+        {"NV", "BCC", "DF"},
+        {"MEL", "BCC", "DF"},
+        {"BCC", "AKIEC", "DF"},
+        {"BCC", "AKIEC", "BKL"},
+    ]
+    hands = dealt_classes(ISIC, 5, 3)
+    assert [set(hand) for hand in hands] == [{canonical(name) for name in hand} for hand in skin]
+    assert {hand.task for hand in hands} == {"multiclass"}
+    assert class_lists("dealt", ISIC, 5, seed=7) == hands  # the seed is that of the patients
+    assert class_lists("dealt", LABELS, 8) == dealt_classes(LABELS, 8, 3)
+
+
+@given(st.data())
+def test_every_class_is_dealt_and_every_hand_is_full(data: st.DataObject) -> None:
+    deck = LabelSet(tuple("ABCDEFGH"[: data.draw(st.integers(1, 8))]))
+    size = data.draw(st.integers(1, len(deck)))
+    clients = data.draw(st.integers(-(-len(deck) // size), 8))
+    seed = data.draw(st.integers(0, 99))
+    hands = dealt_classes(deck, clients, size, seed)
+    assert len(hands) == clients
+    assert {name for hand in hands for name in hand} == set(deck)
+    for hand in hands:
+        assert len(hand) == size
+        assert list(hand) == sorted(hand)  # in the order of the deck
+    assert hands == dealt_classes(deck, clients, size, seed)
+
+
+@pytest.mark.parametrize(("clients", "size"), [(4, 3), (1, 13), (2, 15)])
+def test_hands_that_cannot_hold_the_deck_are_refused(clients: int, size: int) -> None:
+    with pytest.raises(ConfigError, match=f"{clients} sites of {size} classes each cannot hold 14 classes"):
+        dealt_classes(LABELS, clients, size)
+
+
+def test_the_server_may_hold_the_validation_rows() -> None:
+    table = pooled(40, 60)
+    sites = deal(table, dealt_classes(LABELS, 8, 3), seed=0, held_out=("validation", "test"))
+    server = sites.pop("server")
+    assert server.split.count("validation") == table.split.count("validation") == 40
+    assert server.split.count("test") == table.split.count("test") == 40
+    assert len(server) == 80
+    assert server.labels == LABELS
+    assert {part for site in sites.values() for part in site.split} == {"train"}
+    everyone = [set(site.patients) for site in (*sites.values(), server)]
+    assert len(set().union(*everyone)) == sum(map(len, everyone))
+
+
+def test_a_table_may_have_another_name(tmp_path: Path) -> None:
+    table = pooled(2, 1).rows(np.arange(2))
+    labels = write_site(tmp_path, table, LabelSet(("Mass",)))
+    truth = write_site(tmp_path, table, LABELS, name="truth.csv")
+    assert (labels, truth) == (tmp_path / "labels.csv", tmp_path / "truth.csv")
+    assert [len(path.read_text().splitlines()[0].split(",")) for path in (labels, truth)] == [4, 17]

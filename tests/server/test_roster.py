@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from suture.errors import FederationError, LabelError
 from suture.messages import Hello, Update, ones
+from suture.methods.contract import Census
 from suture.server.roster import agree
 
 
@@ -49,3 +52,40 @@ def test_a_map_that_makes_two_names_of_a_site_one_is_an_error() -> None:
 
 def test_a_class_whose_owner_left_stays() -> None:
     assert agree({"a": hello("Mass")}, ("Edema", "Mass"), {}, False).labels == ("Edema", "Mass")
+
+
+def test_sites_of_two_tasks_are_refused_by_name() -> None:
+    single = replace(hello("Mass"), task="multiclass")
+    with pytest.raises(FederationError) as caught:
+        agree({"a": hello("Mass"), "b": single}, (), {}, False)
+    for words in ("a is multilabel", "b is multiclass", "[data] task"):
+        assert words in str(caught.value)
+    roster = agree({"a": single, "b": single}, (), {}, False)
+    assert roster.task == roster.to_dict()["task"] == "multiclass"
+    assert agree({"a": hello("Mass")}, (), {}, False).task == "multilabel"
+
+
+def test_a_census_is_under_the_federations_names() -> None:
+    one = replace(hello("Effusion", "Mass"), counts={"Effusion": (1, 2), "Mass": None})
+    two = Hello(("pleural_effusion",), {"test": 4}, 1, "code", counts={"pleural_effusion": (0, 5)})
+    roster = agree({"b": one, "a": two}, (), {}, False)
+    assert roster.census({"b": one, "a": two}) == Census(
+        ("Mass", "Pleural Effusion"),
+        {"a": 0, "b": 3},
+        {"a": {"Pleural Effusion": (0, 5)}, "b": {"Pleural Effusion": (1, 2), "Mass": None}},
+    )
+    silent = {"b": replace(one, counts={}), "a": replace(two, counts={})}
+    assert roster.census(silent).counts == {
+        "a": {"Pleural Effusion": None},
+        "b": {"Pleural Effusion": None, "Mass": None},
+    }
+
+
+def test_values_of_a_site_get_the_federations_names() -> None:
+    roster = agree({"a": hello("Effusion", "Mass"), "b": hello("Edema")}, (), {}, False)
+    # Edema is the federation's own spelling of a class that this site does not know.
+    assert roster.named("a", {"Mass": 1, "Effusion": 2, "Edema": 3}) == {
+        "Mass": 1,
+        "Pleural Effusion": 2,
+        "Edema": 3,
+    }

@@ -98,10 +98,11 @@ class SiteRound:
 
 @dataclass(frozen=True)
 class Validation:
-    """The model of a round, evaluated after aggregation: means over the sites."""
+    """The model of a round, evaluated after aggregation: means over the sites, and at the server."""
 
     loss: Number = None
     auroc: Number = None
+    server_auroc: Number = None
 
 
 @dataclass(frozen=True)

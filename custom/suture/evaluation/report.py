@@ -117,6 +117,7 @@ def _curves(run: Run, history: Sequence[Round]) -> list[Chart]:
     drawn = {
         "Validation loss, mean over sites": [Series("loss", [r.validation.loss for r in history])],
         "Validation AUROC, mean over sites": [Series("AUROC", [r.validation.auroc for r in history])],
+        "Validation AUROC, at the server": [Series("AUROC", [r.validation.server_auroc for r in history])],
         "Training loss, per site": [
             Series(site, [r.sites[site].train_loss if site in r.sites else None for r in history])
             for site in run.sites

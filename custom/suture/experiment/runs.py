@@ -154,6 +154,7 @@ def keep_result(folder: Path, run: Run, done: Path, tests: dict[str, dict[str, A
     history = [json.loads(line) for line in (done / "history.jsonl").read_text().splitlines()]
     selected = next((r for r in history if r["round"] == facts["selected_round"]), None)
     measured = selected["validation"] if selected else {"auroc": None, "loss": None}
+    auroc = measured["auroc"] if measured.get("server_auroc") is None else measured["server_auroc"]
     metrics = json.loads((done / "metrics.json").read_text())
     for key in ("intervals", "counts"):
         metrics.pop(key, None)
@@ -168,7 +169,7 @@ def keep_result(folder: Path, run: Run, done: Path, tests: dict[str, dict[str, A
             "finished": facts["finished"],
         },
         metrics,
-        measured["auroc"],
+        auroc,
         measured["loss"],
         round(sum(r["seconds"] for r in history), 1),
         tests or {},

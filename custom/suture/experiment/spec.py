@@ -53,19 +53,21 @@ class ExternalTest:
 
 @dataclass(frozen=True, config=STRICT)
 class Column:
-    """A mean AUROC.
+    """A mean AUROC, or another figure of a run.
 
     Attributes:
         name: for people.
         test: one of the experiment's tests; None for what the run measured by itself.
         group: all classes, those of several sites, or those of one.
         classes: only these.
+        metric: ``auroc``, or a figure of a multiclass task that is not class by class.
     """
 
     name: str
     test: str | None = None
     group: Group = "mean"
     classes: tuple[str, ...] | None = None
+    metric: Literal["auroc", "accuracy", "f1", "precision", "recall"] = "auroc"
 
 
 OWN_COLUMNS = (

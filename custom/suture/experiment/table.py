@@ -130,12 +130,14 @@ def class_means(
 def areas_of(
     experiment: Experiment, row: str, result: Result, column: Column
 ) -> dict[str, float | None] | None:
-    """The AUROC of each class of a column.
+    """The AUROC of each class of a column, or its one figure that is not class by class.
 
     Returns:
         None if no model of the row has learned them all: the mean is not defined then (Kulkarni et al. 2024,
         Sec. 4.3). Of several that have, the mean.
     """
+    if column.metric != "auroc":
+        return {column.metric: result.metrics.get("overall", {}).get(column.metric)}
     if column.test is None:
         own: dict[str, float | None] = result.metrics["auroc"]
         return {name: value for name, value in own.items() if _belongs(result, name, column)}

@@ -132,8 +132,9 @@ class Lessons:
         draws = endless(len(pool), size, shuffle)
         pairs = [endless(len(rows), mixed, shuffle) for rows in (self._certain, self._uncertain)]
         for _ in range(steps):
+            rows = pool[next(draws)]
             low, high = (next(p) for p in pairs) if mixed else (pool[:0], pool[:0])
-            yield self._batch(pool[next(draws)], self._certain[low], self._uncertain[high], noise)
+            yield self._batch(rows, self._certain[low], self._uncertain[high], noise)
 
     def objective(self, logits: Tensor, batch: Batch) -> Tensor:
         """L_I + L_U + lambda L_UDE."""

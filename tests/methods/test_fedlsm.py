@@ -1,0 +1,268 @@
+"""FedLSM's round: aggregation by hand, and a site's steps against the equations written out."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from suture.abstain import LabelViewRefused
+from suture.data.batch import endless
+from suture.data.transforms import augment
+from suture.errors import ConfigError
+from suture.labels import LabelSet
+from suture.messages import Payload, Update
+from suture.methods.contract import Context, GlobalModel, Phase
+from suture.methods.fedlsm import FedLSM
+from suture.methods.teaching import Lessons, Teaching, follow, subsets
+from suture.models.classifier import Classifier
+from suture.packing import Packed
+from suture.seeds import generator_for, seed_for
+from suture.server.global_model import initial
+from suture.training import LocalTraining, Workbench
+
+LABELS = ("A", "B", "C")
+CTX = Context(1, Phase("main", 1), 0)
+EVERY = ("Fibrosis", "Hernia", "Mass", "Nodule")
+
+
+def update(psi: list[list[float]], q: list[float], theta: float, n: float) -> Update:
+    rows = {"head.weight": torch.tensor(psi), "head.bias": torch.tensor([p[0] for p in psi])}
+    return Update(1, LABELS, {"theta": torch.tensor([theta])}, rows, torch.tensor(q).double(), weight=n)
+
+
+def start(rows: list[list[float]]) -> GlobalModel:
+    head = {"head.weight": torch.tensor(rows), "head.bias": torch.tensor([r[0] for r in rows])}
+    return GlobalModel(LABELS, {"theta": torch.zeros(1)}, head)
+
+
+def test_rows_are_weighted_by_what_was_counted() -> None:
+    """Eq. 7, with the extractor weighted by numbers of images: (100 x 1 + 300 x 5) / 400 = 4."""
+    before = start([[0.0, 0.0]] * 3)
+    one = update([[1, 0], [2, 2], [9, 9]], [30, 10, 0], 1.0, 100)
+    two = update([[5, 4], [6, 6], [3, 1]], [10, 30, 40], 5.0, 300)
+    after = FedLSM().merge(before, [one, two], CTX)
+    torch.testing.assert_close(after.head["head.weight"], torch.tensor([[2.0, 1.0], [5.0, 5.0], [3.0, 1.0]]))
+    torch.testing.assert_close(after.head["head.bias"], torch.tensor([2.0, 5.0, 3.0]))
+    assert after.shared["theta"].item() == pytest.approx(4)
+
+
+def test_a_class_that_nobody_counted_keeps_its_row() -> None:
+    before = start([[7.0, 7.0]] * 3)
+    after = FedLSM().merge(before, [update([[1, 0], [2, 2], [9, 9]], [1, 0, 0], 1.0, 1)], CTX)
+    assert after.head["head.weight"].tolist() == [[1, 0], [7, 7], [7, 7]]
+
+
+def test_the_teacher_follows() -> None:
+    def network(value: float) -> Classifier:
+        model = Classifier(torch.nn.BatchNorm1d(2), 2, LabelSet(("A",)))
+        for tensor in model.state_dict().values():
+            tensor.fill_(value)
+        return model
+
+    teacher = network(1)
+    follow(teacher, network(2), 0.999)
+    assert teacher.head.weight.tolist() == [[pytest.approx(1.001)] * 2]
+    assert teacher.state_dict()["backbone.running_mean"].tolist() == [2, 2]
+
+
+def bench_of(tiny: Any, method: FedLSM, **options: Any) -> tuple[Workbench, Payload]:
+    """A site of a tiny federation that holds the global model of all four classes."""
+    site = tiny(method, **options).sites()["alpha"]
+    model = initial(site.plan, EVERY)
+    task = Payload("train", 1, 0, labels=EVERY, shared=dict(model.shared), head=dict(model.head))
+    return site._workbench(task, site._state(task)), task
+
+
+METHOD = FedLSM(
+    local=LocalTraining(lr=1e-2, iterations=3, batch_size=8, betas=(0.9, 0.99), weight_decay=5e-4),
+    teaching=Teaching(
+        start_round=1,
+        positive=0.505,
+        negative=0.495,
+        mixed_positive=0.5,
+        mixed_negative=0.5,
+        mixed=2,
+        ema=0.9,
+    ),
+)
+
+
+def literal_round(site: Workbench, seed: int, weight: list[float]) -> tuple[Classifier, Tensor]:
+    """Three steps as the paper has them, entry by entry, with the same draws as the site makes."""
+    how, train, c = METHOD.teaching, site.samples["train"], len(EVERY)
+    student = copy.deepcopy(site.model)
+    teacher = copy.deepcopy(site.model).eval()
+    known = [not math.isnan(float(v)) for v in train.y[0]]
+    images = site.prepare(train.inputs["image"])
+    with torch.no_grad():
+        p = torch.sigmoid(copy.deepcopy(site.model).eval()({"image": images})).tolist()
+    bits = lambda v: -(v * math.log2(v) + (1 - v) * math.log2(1 - v))  # noqa: E731
+    entropy = [np.mean([bits(row[k]) for k in range(c) if not known[k]]) for row in p]
+    order = np.argsort(entropy, kind="stable")
+    n, n_l, n_h = len(train), round(0.21 * len(train)), round(0.05 * len(train))
+    low, pool, high = order[:n_l], order[: n - n_h], order[n - n_h :]
+    shuffle = generator_for(seed, site.name, 1, "shuffle")
+    noise = generator_for(seed, site.name, 1, "augmentation")
+    share = np.random.default_rng(seed_for(seed, site.name, 1, "mixup"))
+    draws = [endless(len(rows), size, shuffle) for rows, size in ((pool, 6), (low, 2), (high, 2))]
+    adam = torch.optim.Adam(student.parameters(), lr=1e-2, betas=(0.9, 0.99), weight_decay=5e-4)
+    student.train()
+    q = torch.zeros(c)
+
+    def target(row: int, k: int, guess: float, positive: float, negative: float) -> float | None:
+        if known[k]:
+            return float(train.y[row, k])
+        return 1.0 if guess >= positive else 0.0 if guess <= negative else None
+
+    def entry(t: float, s: Tensor, k: int) -> Tensor:
+        return -weight[k] * t * torch.log(torch.sigmoid(s)) - (1 - t) * torch.log(1 - torch.sigmoid(s))
+
+    for _ in range(3):
+        first = next(draws[0])
+        lows, highs = next(draws[1]), next(draws[2])
+        rows, xl, xh = pool[first], low[lows], high[highs]
+        weak = augment(images[rows], noise, how.weak, std=site.prepare.std)
+        with torch.no_grad():
+            guess = torch.sigmoid(teacher({"image": torch.cat([weak, images[xl], images[xh]])})).tolist()
+        strong = augment(images[rows], noise, how.strong, std=site.prepare.std)
+        lam = float(share.beta(0.2, 0.2))
+        mixed = lam * images[xl] + (1 - lam) * images[xh]
+        s = student({"image": torch.cat([strong, mixed])})
+        loss = torch.zeros(())
+        for i in range(6):
+            for k in range(c):
+                t = target(rows[i], k, guess[i][k], 0.505, 0.495)
+                if t is not None:
+                    loss = loss + entry(t, s[i, k], k) / (6 * c)
+                    q[k] += t
+        for i in range(2):
+            for k in range(c):
+                t_l = target(xl[i], k, guess[6 + i][k], 0.505, 0.495)
+                t_h = target(xh[i], k, guess[8 + i][k], 0.5, 0.5)
+                if t_l is not None and t_h is not None:
+                    loss = loss + 0.1 * entry(lam * t_l + (1 - lam) * t_h, s[6 + i, k], k) / (2 * c)
+        adam.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        adam.step()
+        follow(teacher, student, 0.9)
+    return student, q
+
+
+def test_a_round_is_that_of_the_equations(tiny: Any) -> None:
+    bench, task = bench_of(tiny, METHOD)
+    weight = [2.0, 1.0, 0.5, 3.0]
+    expected, q = literal_round(bench, 5, weight)
+    received = replace(task, class_tensors={"positive_weight": torch.tensor(weight)})
+    done, moments = METHOD.train(bench, received, Packed({}, {}), replace(CTX, seed=5))
+    for name, tensor in {**done.shared, **done.head}.items():
+        torch.testing.assert_close(tensor, expected.state_dict()[name], rtol=1e-4, atol=2e-5)
+    assert done.class_weights.tolist() == q.tolist()
+    assert q[:2].sum() > 0  # classes that the site does not know were counted too
+    assert done.weight == len(bench.samples["train"])
+    assert done.scalars["pseudo_positive"] == q[:2].sum()
+    assert moments
+
+
+def test_before_pseudo_labels_a_site_learns_what_it_knows(tiny: Any) -> None:
+    method = replace(METHOD, teaching=replace(METHOD.teaching, start_round=2))
+    bench, task = bench_of(tiny, method)
+    done, _ = method.train(bench, task, Packed({}, {}), CTX)
+    known = torch.tensor([name in ("Mass", "Nodule") for name in EVERY])
+    assert bool((done.class_weights[~known] == 0).all())
+    assert bool((done.class_weights[known] > 0).all())
+    assert done.scalars == {"pseudo_positive": 0.0, "pseudo_negative": 0.0}
+    unknown_rows = done.head["head.weight"][~known]
+    decay_only = task.head["head.weight"][~known]
+    assert float((unknown_rows - decay_only).abs().max()) < 0.04  # weight decay alone moves them
+
+
+def test_the_ablations(tiny: Any) -> None:
+    bench, task = bench_of(tiny, METHOD)
+    owners, _ = replace(METHOD, proxies="owners").train(bench, task, Packed({}, {}), CTX)
+    n = len(bench.samples["train"])
+    assert owners.class_weights.tolist() == [0, 0, n, n]
+    plain = Lessons(replace(METHOD.teaching, enhancing="none"), bench, METHOD.local, None, 0, 1)
+    g = torch.Generator()
+    batches = list(plain.batches(g, g))
+    assert [len(b) for b in batches] == [8, 8, 8]
+    whole = Lessons(METHOD.teaching, bench, METHOD.local, None, 0, 1)
+    images = next(iter(whole.batches(g, g))).inputs["image"]
+    assert len(images) == 8
+
+
+def test_subsets_are_disjoint_and_ranked(tiny: Any) -> None:
+    bench, _ = bench_of(tiny, METHOD)
+    for estimation in ("entropy", "random"):
+        how = replace(METHOD.teaching, estimation=estimation, confident=4, uncertain=3)
+        low, middle, high = subsets(how, bench, True, 0, 1)
+        assert (len(low), len(high)) == (4, 3)
+        assert sorted(torch.cat([low, middle, high]).tolist()) == list(range(len(bench.samples["train"])))
+    low, middle, high = subsets(METHOD.teaching, bench, False, 0, 1)
+    assert (len(low), len(high)) == (0, 0)
+    assert len(middle) == len(bench.samples["train"])
+
+
+def test_larger_subsets_than_the_site_has_are_refused(tiny: Any) -> None:
+    bench, _ = bench_of(tiny, METHOD)
+    with pytest.raises(ConfigError, match="alpha has 15 training images, and 2000 confident and 500"):
+        subsets(replace(METHOD.teaching, confident=2000, uncertain=500), bench, True, 0, 1)
+
+
+def test_the_loss_of_the_program_is_a_product_of_means(tiny: Any) -> None:
+    """Mean of all entries, the teacher's probability where it is unsure, times the mean masked weight."""
+    method = replace(
+        METHOD,
+        teaching=replace(METHOD.teaching, loss="program", enhancing="none", positive=0.9, negative=0.0),
+    )
+    bench, _ = bench_of(tiny, method)
+    weight = torch.tensor([2.0, 1.0, 0.5, 3.0])
+    lessons = Lessons(method.teaching, bench, method.local, weight, 0, 1)
+    g = torch.Generator().manual_seed(0)
+    batch = next(iter(lessons.batches(g, g)))
+    s = torch.randn(8, 4, generator=g)
+    bce = torch.nn.functional.binary_cross_entropy_with_logits(s, batch.y)
+    expected = bce * (batch.known * weight).mean()
+    assert 0 < batch.known.sum() < 32
+    assert float(lessons.objective(s, batch)) == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_a_site_must_agree_to_see_every_class(tiny: Any) -> None:
+    site = tiny(METHOD, view="own").sites()["alpha"]
+    answer = site.answer(Payload("hello"))
+    assert answer.reason == "label_view"  # type: ignore[union-attr]
+    assert answer.error == LabelViewRefused.__name__  # type: ignore[union-attr]
+
+
+def test_sites_take_no_larger_batches_than_the_job(tiny: Any) -> None:
+    """q counts draws: a site with larger ones would have more say."""
+    bench, task = bench_of(tiny, METHOD)
+    large, _ = METHOD.train(replace(bench, batch_size=64), task, Packed({}, {}), CTX)
+    most = METHOD.local.iterations * METHOD.local.batch_size  # type: ignore[operator]
+    assert float(large.class_weights.max()) <= most
+    assert METHOD.egress(_layout()).class_weight == (0.0, most)
+
+
+def _layout() -> Any:
+    from suture.models.classifier import Layout
+
+    return Layout({}, {})
+
+
+def test_a_federation_counts_and_says_so(tiny: Any) -> None:
+    server = tiny(METHOD, rounds=3).run()
+    lines = [json.loads(x) for x in (server.record.folder / "history.jsonl").read_text().splitlines()]
+    rows = lines[1]["sites"]["alpha"]["rows"]
+    assert set(rows) == set(EVERY)
+    assert lines[1]["sites"]["alpha"]["scalars"].keys() == {"pseudo_positive", "pseudo_negative"}
+    run = json.loads((server.record.folder / "run.json").read_text())
+    assert run["notes"] == []
+    page = (server.record.folder / "report.html").read_text()
+    assert "Pseudo-labels" in page

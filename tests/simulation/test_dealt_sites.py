@@ -1,0 +1,161 @@
+"""Sites that are dealt some of the classes, as in FedLSM: their tables, the server's, and the truth."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from official import write_ham10000, write_nih
+from suture.config import SiteConfig, load_site_config
+from suture.data import load_table
+from suture.data.isic import LABELS as ISIC
+from suture.data.isic import METADATA
+from suture.data.nih import LABELS as NIH
+from suture.data.partition import dealt_classes
+from suture.data.table import Table
+from suture.errors import ConfigError
+from suture.job import Job
+from suture.methods import METHODS
+from suture.methods.fedlsm import FedLSM
+from suture.models import ModelSpec
+from suture.run import run_here
+from suture.simulation import IsicSites, NihSites
+from suture.simulation.places import data_folder, images_in
+from suture.training import LocalTraining
+
+
+@pytest.fixture
+def ham(tmp_path: Path) -> Path:
+    return write_ham10000(tmp_path / "ham")
+
+
+def prepared(simulation: IsicSites | NihSites, folder: Path, method: str) -> dict[str, SiteConfig]:
+    names = simulation.prepare(folder, folder, 1, METHODS[method])
+    return {name: load_site_config(folder / name / "suture.toml") for name in [*names, "server"]}
+
+
+def tables(configs: dict[str, SiteConfig]) -> dict[str, Table]:
+    return {name: load_table(config.data) for name, config in configs.items()}
+
+
+def truth_of(config: SiteConfig) -> Table:
+    return load_table(config.data.model_copy(update={"table": config.data.truth}))
+
+
+def test_isic_is_dealt_as_multiclass_colour_sites(ham: Path) -> None:
+    configs = prepared(IsicSites(root=str(ham)), ham.parent / "s", "fedlsm")
+    assert {c.data.task for c in configs.values()} == {"multiclass"}
+    assert {c.data.color for c in configs.values()} == {True}
+    assert {c.privacy.label_view for c in configs.values()} == {"all"}
+    found = tables(configs)
+    server = found.pop("server")
+    assert list(found) == [f"site-{i}" for i in range(1, 6)]
+    assert [t.labels for t in found.values()] == list(dealt_classes(ISIC, 5, 3))
+    assert server.labels == ISIC
+    # 140 images of 70 lesions, 70/10/20 by lesion; 49 lesions for training are 9 for each of 5 sites.
+    assert [server.split.count(part) for part in ("validation", "test")] == [14, 28]
+    assert {part for t in found.values() for part in t.split} == {"train"}
+    assert [len(t) for t in found.values()] == [18] * 5
+    assert len({p for t in found.values() for p in t.patients} | set(server.patients)) == 45 + 21
+
+
+def test_an_image_of_a_diagnosis_that_a_site_does_not_know_is_unlabelled_there(ham: Path) -> None:
+    """The truth lies beside the site's table, for the same images."""
+    configs = prepared(IsicSites(root=str(ham)), ham.parent / "s", "fedlsm")
+    assert configs.pop("server").data.truth is None
+    unlabelled = 0
+    for name, config in configs.items():
+        own, truth = load_table(config.data), truth_of(config)
+        assert config.data.truth == ham.parent / "s" / name / "truth.csv"
+        assert (truth.images, truth.patients, truth.labels) == (own.images, own.patients, ISIC)
+        assert truth.y.sum(axis=1).tolist() == [1] * len(own)
+        np.testing.assert_array_equal(own.y, truth.restrict(own.labels).y)
+        unlabelled += int((own.y.sum(axis=1) == 0).sum())
+    assert 0 < unlabelled < 90
+
+
+@pytest.mark.parametrize("method", ["surgical", "fedavg", "individual"])
+def test_a_method_that_guesses_nothing_has_no_truth(method: str, ham: Path) -> None:
+    configs = prepared(IsicSites(root=str(ham)), ham.parent / "s", method)
+    assert {config.data.truth for config in configs.values()} == {None}
+    assert not list((ham.parent / "s").rglob("truth.csv"))
+
+
+def test_isic_in_other_ways(ham: Path) -> None:
+    simulation = IsicSites(root=str(ham), clients=2, classes="all", split="images", validation="sites")
+    found = tables(prepared(simulation, ham.parent / "s", "surgical"))
+    assert [t.labels for t in found.values()] == [ISIC] * 3
+    assert set(found["server"].split) == {"test"}
+    assert set(found["site-1"].split) == {"train", "validation"}
+    single = IsicSites(root=str(ham), classes="single").prepare(
+        ham.parent / "t", ham.parent, 1, METHODS["pfl"]
+    )
+    assert len(single) == 7
+    with pytest.raises(ConfigError, match="2 sites of 3 classes each cannot hold 7 classes"):
+        IsicSites(root=str(ham), clients=2).prepare(ham.parent / "u", ham.parent, 1, METHODS["fedavg"])
+    with pytest.raises(ConfigError, match=f"has no {METADATA} and no ISIC2018"):
+        IsicSites(root=str(ham.parent)).prepare(ham.parent / "u", ham.parent, 1, METHODS["fedavg"])
+
+
+def test_nih_is_dealt_with_validation_at_the_server(tmp_path: Path) -> None:
+    root = write_nih(tmp_path / "nih")
+    simulation = NihSites(clients=8, classes="dealt", validation="server", root=str(root))
+    configs = prepared(simulation, tmp_path / "s", "fedlsm")
+    found = tables(configs)
+    server = found.pop("server")
+    assert [t.labels for t in found.values()] == list(dealt_classes(NIH, 8, 3))
+    assert server.labels == NIH
+    # 120 patients of one image, 70/10/20; of 42 with and 42 without findings 5 each for each of 8 sites.
+    assert [server.split.count(part) for part in ("train", "validation", "test")] == [0, 12, 24]
+    assert [t.split for t in found.values()] == [("train",) * 10] * 8
+    assert not set(server.patients) & {p for t in found.values() for p in t.patients}
+    assert {c.data.label_task for c in configs.values()} == {"multilabel"}
+    truth = truth_of(configs["site-3"])
+    assert (truth.labels, truth.images) == (NIH, found["site-3"].images)
+    np.testing.assert_array_equal(truth.restrict(found["site-3"].labels).y, found["site-3"].y)
+    own = prepared(NihSites(classes="dealt", per_client=7, root=str(root)), tmp_path / "t", "fedlsm")
+    assert set(load_table(own["server"].data).split) == {"test"}
+    assert set(truth_of(own["site-1"]).split) == {"train", "validation"}
+
+
+def test_isic_runs_and_is_selected_by_the_server(ham: Path) -> None:
+    """All the way: the server alone has what to select and test with."""
+    made = Job(
+        name="small",
+        title="dealt skin",
+        method=FedLSM(local=LocalTraining(lr=1e-3, iterations=2, batch_size=8)),
+        model=ModelSpec("cnn", size=16, color=True),
+        rounds=2,
+        selection="server_metric",
+        simulation=IsicSites(root=str(ham)),
+    )
+    run_here(made, "local", ham.parent / "r", resume=False, overwrite=False, threads=None)
+    metrics = json.loads((ham.parent / "r" / "metrics.json").read_text())
+    assert (metrics["n"], metrics["source"]) == (28, "server test set")
+    assert metrics["overall"]["accuracy"] is not None
+    assert json.loads((ham.parent / "r" / "run.json").read_text())["task"] == "multiclass"
+
+
+def test_the_data_of_a_simulation_are_named_or_in_the_shared_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SUTURE_DATA", raising=False)
+    with pytest.raises(ConfigError, match=r"where is ISIC\? Set SUTURE_DATA to the folder that holds ham"):
+        data_folder(None, "ham", "ISIC")
+    with pytest.raises(ConfigError, match=r"simulation\.root=DIR"):
+        IsicSites().prepare(tmp_path / "s", tmp_path, 1, METHODS["fedlsm"])
+    monkeypatch.setenv("SUTURE_DATA", str(tmp_path))
+    assert data_folder(None, "ham", "ISIC") == tmp_path.resolve() / "ham"
+    assert data_folder(str(tmp_path / "x"), "ham", "ISIC") == tmp_path.resolve() / "x"
+
+
+def test_images_are_in_an_archive_a_folder_or_beside_the_table(tmp_path: Path) -> None:
+    assert images_in(tmp_path) == tmp_path
+    for name in ("ISIC2018_Task3_Training_Input", "images"):
+        (tmp_path / name).mkdir()
+        assert images_in(tmp_path) == tmp_path / name
+    (tmp_path / "images.tar").touch()
+    assert images_in(tmp_path) == tmp_path / "images.tar"

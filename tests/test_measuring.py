@@ -1,0 +1,156 @@
+"""What a site measures and counts, and what of it stays where it is."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from suture.data.batch import Samples
+from suture.data.transforms import Augmentation
+from suture.evaluation.metrics import ClassScore
+from suture.labels import LabelSet, Task
+from suture.measuring import NOTHING, class_counts, measure, overall, ranking, withheld
+from suture.messages import Metrics
+from suture.methods.surgical import SurgicalAggregation
+from suture.models import ModelSpec
+from suture.training import NonFiniteLoss, Workbench
+
+NAN = float("nan")
+
+
+class Told(nn.Module):
+    """Predicts what its input says."""
+
+    def __init__(self, labels: LabelSet) -> None:
+        super().__init__()
+        self.labels = labels
+
+    def forward(self, inputs: dict[str, Tensor]) -> Tensor:
+        return inputs["logits"]
+
+
+def samples(logits: list[list[float]], y: list[list[float]]) -> Samples:
+    return Samples({"logits": torch.tensor(logits)}, torch.tensor(y), tuple(f"p{i}" for i in range(len(y))))
+
+
+def bench(labels: tuple[str, ...], task: Task, part: Samples) -> Workbench:
+    model: Any = Told(LabelSet(labels, task))
+    prepare = ModelSpec("cnn", size=16).preprocessing
+    return Workbench("a", model, {"test": part}, prepare, Augmentation(), torch.device("cpu"))
+
+
+def measured(site: Workbench, own: LabelSet, min_count: int = 0, bootstrap: int = 0) -> Metrics:
+    return measure(
+        site, SurgicalAggregation(), own, "test", 3, bootstrap=bootstrap, seed=1, min_count=min_count
+    )
+
+
+# Edema, Mass and Nodule, which the site does not annotate.
+LOGITS = [[2.0, 0.0, 9.0], [1.0, 0.0, 9.0], [0.0, 0.0, 9.0], [-1.0, 0.0, 9.0]]
+Y = [[1.0, 1.0, NAN], [0.0, 0.0, NAN], [1.0, 0.0, NAN], [0.0, 0.0, NAN]]
+
+
+def test_a_multilabel_site_by_hand() -> None:
+    own = LabelSet(("Mass", "Edema"))
+    site = bench(("Edema", "Mass", "Nodule"), "multilabel", samples(LOGITS, Y))
+    found = measured(site, own)
+    # Edema: 2 > 1, 2 > -1 and 0 > -1 of four pairs; Mass: all equal.
+    assert found.classes == {
+        "Mass": ClassScore(0.5, None, None, 1, 3),
+        "Edema": ClassScore(0.75, None, None, 2, 2),
+    }
+    assert list(found.classes) == ["Mass", "Edema"]
+    edema = [math.log1p(math.exp(s)) for s in (-2.0, 1.0, 0.0, -1.0)]
+    assert found.loss == pytest.approx((sum(edema) + 4 * math.log(2)) / 8, abs=1e-6)
+    assert (found.round, found.split, found.n, found.overall) == (3, "test", 4, {})
+    few = measured(site, own, min_count=2)
+    assert few.classes == {"Mass": NOTHING, "Edema": found.classes["Edema"]}
+    assert few.loss == found.loss
+    with_bounds = measured(site, own, bootstrap=50).classes["Edema"]
+    assert with_bounds.low is not None
+    assert with_bounds.low <= 0.75
+
+
+# A and B; the last image is of neither.
+SINGLE = [[2.0, 1.0], [3.0, 9.0], [0.0, 1.0], [5.0, 0.0]]
+ONE_HOT = [[1.0, 0.0], [0.0, 1.0], [1.0, 0.0], [0.0, 0.0]]
+
+
+def test_a_multiclass_site_by_hand() -> None:
+    own = LabelSet(("A", "B"), "multiclass")
+    site = bench(("A", "B"), "multiclass", samples(SINGLE, ONE_HOT))
+    found = measured(site, own)
+    # A - B is 1, -6, -1 and 5. A: 1 > -6 and -1 > -6 of four pairs (its logits alone: none); B: all three.
+    assert {name: score.auroc for name, score in found.classes.items()} == {"A": 0.5, "B": 1.0}
+    # -ln of the softmax at the label, of the three images that have one
+    expected = (math.log1p(math.exp(-1)) + math.log1p(math.exp(-6)) + math.log1p(math.exp(1))) / 3
+    assert found.loss == pytest.approx(expected, abs=1e-6)
+    # Predicted A, B, B for A, B, A: A is right 1 of 1 and found 1 of 2, B right 1 of 2 and found.
+    assert found.overall == {
+        "accuracy": pytest.approx(2 / 3),
+        "precision": pytest.approx(0.75),
+        "recall": pytest.approx(0.75),
+        "f1": pytest.approx(2 / 3),
+    }
+    assert measured(site, own, min_count=3).overall == found.overall
+    assert measured(site, own, min_count=4).overall == {}
+
+
+def test_classes_of_a_multiclass_task_compete_for_their_rank() -> None:
+    """The second image has the higher logit of the first class, and is surely of the second."""
+    logits = torch.tensor([[2.0, 0.0], [3.0, 9.0]])
+    assert ranking(logits, "multilabel") is logits
+    ranked = ranking(logits, "multiclass")
+    assert ranked[0, 0] > ranked[1, 0]
+    assert ranked[0, 0].item() == pytest.approx(1 / (1 + math.exp(-2)))
+    assert ranked.sum(dim=1).tolist() == pytest.approx([1.0, 1.0])
+    # Sure of both, but not equally: single precision would make them ties.
+    sure = ranking(torch.tensor([[20.0, 0.0], [30.0, 0.0]]), "multiclass")
+    assert sure[1, 0] > sure[0, 0]
+
+
+def test_overall_needs_a_multiclass_task_and_enough_labels() -> None:
+    part, logits = samples(SINGLE, ONE_HOT), torch.tensor(SINGLE)
+    assert overall(part, logits, "multilabel") == {}
+    assert overall(part, logits, "multiclass", 3)["accuracy"] == pytest.approx(2 / 3)
+    assert overall(part, logits, "multiclass", 4) == {}
+    none = samples(SINGLE, [[0.0, NAN]] * 4)
+    assert overall(none, logits, "multiclass") == {}
+
+
+def test_an_empty_split_measures_nothing() -> None:
+    empty = Samples({"logits": torch.empty(0, 2)}, torch.empty(0, 2), ())
+    own = LabelSet(("A", "B"), "multiclass")
+    assert measured(bench(("A", "B"), "multiclass", empty), own) == Metrics(3, "test", 0, None, {})
+    missing = bench(("A", "B"), "multiclass", empty)
+    found = measure(missing, SurgicalAggregation(), own, "validation", 3, bootstrap=0, seed=1, min_count=0)
+    assert found == Metrics(3, "validation", 0, None, {})
+
+
+def test_a_model_that_predicts_no_number_is_named() -> None:
+    broken = bench(("A", "B"), "multiclass", samples([[NAN, 0.0]], [[1.0, 0.0]]))
+    with pytest.raises(NonFiniteLoss, match="a: the model of round 3 diverged; lower the learning rate"):
+        measured(broken, LabelSet(("A", "B"), "multiclass"))
+
+
+def test_counts_below_the_limit_stay_at_the_site() -> None:
+    """Unknown is counted as neither; two with and two without Edema, one with and four without Mass."""
+    y = [[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 0.0], [NAN, 0.0]]
+    own, train = LabelSet(("Edema", "Mass")), samples([[0.0, 0.0]] * 5, y)
+    assert class_counts(own, train, 1) == {"Edema": (2, 2), "Mass": (1, 4)}
+    assert class_counts(own, train, 2) == {"Edema": (2, 2), "Mass": None}
+    assert class_counts(own, train, 3) == {"Edema": None, "Mass": None}
+
+
+def test_a_score_that_rests_on_few_images_is_withheld_whole() -> None:
+    score = ClassScore(0.8, 0.7, 0.9, 5, 40)
+    assert withheld(score, 5) == score
+    assert withheld(score, 6) == ClassScore(None, None, None, None, None)
+    assert withheld(ClassScore(0.8, 0.7, 0.9, 40, 5), 6) == NOTHING
+    unknown = ClassScore(0.8, None, None, None, 40)
+    assert withheld(unknown, 1) == NOTHING
+    assert withheld(unknown, 0) == unknown
