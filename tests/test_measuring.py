@@ -138,12 +138,12 @@ def test_a_model_that_predicts_no_number_is_named() -> None:
 
 
 def test_counts_below_the_limit_stay_at_the_site() -> None:
-    """Unknown is counted as neither; two with and two without Edema, one with and four without Mass."""
-    y = [[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 0.0], [NAN, 0.0]]
-    own, train = LabelSet(("Edema", "Mass")), samples([[0.0, 0.0]] * 5, y)
-    assert class_counts(own, train, 1) == {"Edema": (2, 2), "Mass": (1, 4)}
-    assert class_counts(own, train, 2) == {"Edema": (2, 2), "Mass": None}
-    assert class_counts(own, train, 3) == {"Edema": None, "Mass": None}
+    """Unknown is counted as neither: two with and two without Edema."""
+    y = [[1.0, 0.0, 1.0], [1.0, 0.0, 1.0], [0.0, 1.0, 1.0], [0.0, 0.0, 1.0], [NAN, 0.0, 0.0]]
+    own, train = LabelSet(("Edema", "Mass", "Nodule")), samples([[0.0]] * 5, y)
+    assert class_counts(own, train, 1) == {"Edema": (2, 2), "Mass": (1, 4), "Nodule": (4, 1)}
+    assert class_counts(own, train, 2) == {"Edema": (2, 2), "Mass": None, "Nodule": None}
+    assert class_counts(own, train, 3) == {"Edema": None, "Mass": None, "Nodule": None}
 
 
 def test_a_score_that_rests_on_few_images_is_withheld_whole() -> None:

@@ -98,6 +98,24 @@ def test_a_federation_ends_with_a_model_of_one_class_an_image(name: str, data: P
     assert metrics["overall"]["accuracy"] == pytest.approx(sum(expected) / 3)
 
 
+@pytest.mark.parametrize("name", ["surgical", "vanilla", "fedavg", "fedlsm"])
+def test_images_of_no_known_class_teach_nothing(name: str, data: Path, tiny: Any) -> None:
+    """Every image of alpha is of a class that it does not know: its loss is 0, and it has no accuracy."""
+    table = data / "alpha" / "labels.csv"
+    header, *rows = table.read_text().splitlines()
+    table.write_text("\n".join([header, *(row.rsplit(",", 2)[0] + ",0,0" for row in rows)]) + "\n")
+    server = tiny(method(name), {site: LABELS[site] for site in ("alpha", "beta")}, rounds=1).run()
+    folder = Path(server.record.folder)
+    line = json.loads((folder / "history.jsonl").read_text())["sites"]
+    assert (line["alpha"]["train_loss"], line["alpha"]["validation_loss"]) == (0, 0)
+    assert line["beta"]["train_loss"] > 0.1
+    alone = accuracy(
+        folder / "model", data / "beta", LABELS["beta"], LABELS["beta"] if name == "surgical" else EVERY[1:]
+    )
+    overall = json.loads((folder / "metrics.json").read_text())["overall"]
+    assert overall["accuracy"] == pytest.approx(alone)
+
+
 def test_what_no_site_sees_together_is_told_apart(data: Path, tiny: Any) -> None:
     """Hernia is known at one site and Fibrosis at another; the model that is left knows both."""
     server = tiny(method("fedavg"), LABELS, rounds=8, selection="last").run()

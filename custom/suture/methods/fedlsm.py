@@ -85,9 +85,9 @@ class FedLSM(Method):
 
     @property
     def _most(self) -> float:
-        """The largest weight of a row: every image of the round, or the site's number of images."""
-        drawn = self.proxies == "counted" and self.local.iterations
-        return float(drawn * self.local.batch_size) if drawn else _COUNTED[1]
+        """The largest weight of a row: every image of a round where that is a number of steps."""
+        steps = None if self.local.warmup_epochs or self.proxies == "owners" else self.local.iterations
+        return float(steps * self.local.batch_size) if steps else _COUNTED[1]
 
     def egress(self, layout: Layout) -> Egress:
         return Egress(

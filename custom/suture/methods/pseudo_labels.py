@@ -132,7 +132,7 @@ class MultiLabel(Kind):
 
     def weights(self, targets: Targets) -> Tensor:
         """1 / (N M) for every sure entry."""
-        return targets.sure / targets.sure.numel()
+        return targets.sure.to(targets.y) / targets.sure.numel()
 
     def mixed_weights(self, targets: Targets) -> Tensor:
         return self.weights(targets)
@@ -177,11 +177,11 @@ class SingleLabel(Kind):
         labelled = targets.sure & ~targets.made
         of_labelled = labelled[:, 0].sum().clamp(min=1)
         of_others = (~labelled[:, 0]).sum().clamp(min=1)
-        return labelled / of_labelled + targets.made / of_others
+        return labelled.to(targets.y) / of_labelled + targets.made.to(targets.y) / of_others
 
     def mixed_weights(self, targets: Targets) -> Tensor:
         """1 / N for a mixture of two images that have a label or a pseudo-label each."""
-        return targets.sure / len(targets.sure)
+        return targets.sure.to(targets.y) / len(targets.sure)
 
     def losses(self, logits: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
         return -y * F.log_softmax(logits, dim=1)

@@ -100,7 +100,7 @@ class Lessons:
         positive, negative: pseudo-labels among the images drawn.
 
     Raises:
-        ConfigError: the site has fewer images than the subsets ask for.
+        ConfigError: the site has fewer images than the subsets ask for, or batches of mixtures alone.
     """
 
     def __init__(
@@ -117,6 +117,12 @@ class Lessons:
         self._kind = KINDS[self._task]
         self._weight = None if weight is None else weight.to(site.device)
         self._pseudo = round_ >= how.start_round
+        self._mixed = how.mixed if self._pseudo and how.enhancing == "mixup" else 0
+        if local.batch_size <= self._mixed:
+            raise ConfigError(
+                f"{site.name}: batches of {local.batch_size} have no room for {self._mixed} mixtures; raise "
+                "the batch size, or lower method.teaching.mixed"
+            )
         self._certain, self._usual, self._uncertain = subsets(how, site, self._pseudo, seed, round_)
         self._teacher = copy.deepcopy(site.model).eval().requires_grad_(False)
         self._shares = np.random.default_rng(seed_for(seed, site.name, round_, "mixup"))
@@ -124,11 +130,13 @@ class Lessons:
         self.positive = self.negative = 0.0
 
     def batches(self, shuffle: torch.Generator, noise: torch.Generator) -> Iterator[Batch]:
-        """The batches of the round; each is made when the teacher has learned from the one before."""
-        mixed = self._how.mixed if self._pseudo and self._how.enhancing == "mixup" else 0
+        """The batches of an epoch, or of all iterations; each is made when the teacher has learned from the
+        one before.
+        """
+        mixed = self._mixed
         pool = torch.cat([self._certain, self._usual])
         size = self._local.batch_size - mixed
-        steps = self._local.iterations or self._local.epochs * math.ceil(len(pool) / size)
+        steps = self._local.iterations or math.ceil(len(pool) / size)
         draws = endless(len(pool), size, shuffle)
         pairs = [endless(len(rows), mixed, shuffle) for rows in (self._certain, self._uncertain)]
         for _ in range(steps):
@@ -184,7 +192,7 @@ class Lessons:
             return torch.zeros_like(y)
         with torch.autocast(self._site.device.type, torch.bfloat16, enabled=self._site.amp):
             logits = self._teacher({"image": image})
-        return probabilities(logits.float(), self._task)
+        return probabilities(logits.to(torch.promote_types(logits.dtype, torch.float32)), self._task)
 
     def _weights(self, targets: Targets, paper: Tensor) -> Tensor:
         """How much each entry counts; in the program a mean loss times a mean weight (see the docs)."""

@@ -57,6 +57,10 @@ class Standings:
         for site, loss in losses.items():
             self.own[site] = better(self.own.get(site), Best(round_, -loss))
 
+    def over(self, measured: int, patience: int | None) -> bool:
+        """Whether so many rounds up to the last one measured have been no better than the best."""
+        return patience is not None and self.best is not None and measured - self.best.round >= patience
+
     def of(self, site: str) -> int:
         """The round that a site is to keep; 0 while there is none."""
         found = self.own.get(site, self.best)

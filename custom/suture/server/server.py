@@ -15,7 +15,7 @@ from suture.errors import FederationError
 from suture.evaluation.metrics import mean_defined
 from suture.evaluation.summary import across_sites
 from suture.messages import Metrics, Payload, TaskName, Update
-from suture.methods.contract import ClassFacts, GlobalModel
+from suture.methods.contract import ClassFacts, Context, GlobalModel
 from suture.models.classifier import Layout
 from suture.packing import Packed, load
 from suture.plan import Plan, Schedule, context
@@ -128,13 +128,9 @@ class Server:
     @property
     def done(self) -> bool:
         """Whether every round has been committed, or patience has run out."""
-        return self.round >= self.schedule.rounds or self._patience_is_over()
-
-    def _patience_is_over(self) -> bool:
-        if self.schedule.patience is None or self.standings.best is None:
-            return False
-        measured = self.round - (self.schedule.selection == "site_loss")
-        return measured - self.standings.best.round >= self.schedule.patience
+        late = self.schedule.selection == "site_loss"  # a model is measured when the next round is trained
+        over = self.standings.over(self.round - late, self.schedule.patience)
+        return over or self.round >= self.schedule.rounds
 
     def assign(self) -> dict[str, Packed]:
         """The payload of the next round for each site: the shared tensors, and its own rows."""
@@ -155,20 +151,25 @@ class Server:
         usable = self.inbox.accepted()
         needed = self.schedule.min_sites or len(self.roster.members)
         if len(usable) < needed:
-            self._failed(self.inbox.summary(ctx.round, ctx.phase.name), usable, needed)
+            self._failed(self._summary(ctx), usable, needed)
             return
         self._failures = 0
         self._validated()
         self.model = self.plan.method.merge(self.model, self._updates(), ctx)
         self._holders |= set(usable)
-        self._pending = self.inbox.summary(ctx.round, ctx.phase.name)
-        for site, line in self._pending["sites"].items():
-            if "rows" in line:
-                line["rows"] = self.roster.named(site, line["rows"])
+        self._pending = self._summary(ctx)
         self._select_here(ctx.round)
         self._commit(ctx.round)
         self.inbox.empty()
         self.record.event("committed", round=ctx.round, seconds=self._pending["seconds"])
+
+    def _summary(self, ctx: Context) -> Line:
+        """The closed exchange as a round of history.jsonl, under the federation's names."""
+        summary = self.inbox.summary(ctx.round, ctx.phase.name)
+        for site, line in summary["sites"].items():
+            if "rows" in line:
+                line["rows"] = self.roster.named(site, line["rows"])
+        return summary
 
     def _updates(self) -> Iterator[Update]:
         """The accepted updates under the federation's names, one at a time."""

@@ -14,7 +14,8 @@ from suture.methods.contract import Method
 from suture.simulation.writing import write_sites
 
 Validation = Literal["sites", "server"]
-"""Who holds the validation images: each site its own, or the server all of them."""
+"""Who holds the validation images: each site its own, or the server all of them. A model that stays at its
+site is selected there, so that a personal method's sites hold their own either way."""
 
 
 def write_dealt(
@@ -44,8 +45,10 @@ def write_dealt(
         the names of the sites, without the server's.
     """
     known = (pooled.labels,) * len(lists) if method.every_label else lists
-    held_out: tuple[Split, ...] = ("test",) if validation == "sites" else ("validation", "test")
-    sites = deal(pooled, known, seed, test=method.personal != "nothing", held_out=held_out)
+    personal = method.personal != "nothing"
+    at_sites = personal or validation == "sites"
+    held_out: tuple[Split, ...] = ("test",) if at_sites else ("validation", "test")
+    sites = deal(pooled, known, seed, test=personal, held_out=held_out)
     names = [name for name in sites if name != SERVER]
     # Where a reference is given every label, the site still says which ones it annotates.
     own = dict(zip(names, lists, strict=True)) if method.every_label else {}

@@ -1,0 +1,117 @@
+"""A step of FedLSM against the sum of its parts, and its uncertainty pass against an evaluation.
+
+python benchmarks/fedlsm_iteration.py
+"""
+
+from __future__ import annotations
+
+import copy
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+from machine import machine
+from rich.console import Console
+from rich.table import Table
+
+from suture.data.batch import Samples
+from suture.labels import LabelSet, Task
+from suture.methods.fedlsm import FedLSM
+from suture.methods.teaching import Lessons, Teaching, subsets
+from suture.models import ModelSpec, build
+from suture.training import LocalTraining, Workbench, fit, predict
+
+LABELS = tuple(f"Class {i}" for i in range(14))
+STEPS, REPEATS, IMAGES = 8, 9, 960
+HOW = Teaching(start_round=1)
+LOCAL = LocalTraining(lr=1e-3, iterations=STEPS)
+
+
+def site_of(spec: ModelSpec, task: Task) -> Workbench:
+    """A site of random images that knows the first three classes."""
+    g = torch.Generator().manual_seed(0)
+    channels = 3 if spec.color else 1
+    image = torch.randint(0, 256, (IMAGES, channels, spec.size, spec.size), generator=g, dtype=torch.uint8)
+    y = torch.nn.functional.one_hot(torch.randint(0, 14, (IMAGES,), generator=g), 14).float()
+    y[:, 3:] = torch.nan
+    samples = Samples({"image": image}, y, tuple(map(str, range(IMAGES))))
+    model = build(spec, LabelSet(LABELS, task), 1, pretrained=False)
+    return Workbench(
+        "site", model, {"train": samples}, spec.preprocessing, FedLSM().teaching.strong, torch.device("cpu")
+    )
+
+
+def steps_of(site: Workbench) -> float:
+    """Seconds of a step as FedLSM takes it, the ranking left out."""
+    lessons = Lessons(HOW, site, LOCAL, torch.ones(14), 1, 1)
+    began = time.perf_counter()
+    fit(
+        site,
+        lessons.objective,
+        LOCAL,
+        policy="average",
+        moments={},
+        head_only=False,
+        seed=1,
+        round_=1,
+        batches=lessons.batches,
+        after_step=lessons.teach,
+    )
+    return (time.perf_counter() - began) / STEPS
+
+
+def parts_of(site: Workbench) -> float:
+    """Seconds of a forward pass of the teacher and a whole step of the student, on 64 images each."""
+    teacher = copy.deepcopy(site.model).eval()
+    student = site.model.train()
+    adam = torch.optim.Adam(student.parameters(), lr=1e-3)
+    image, y = site.prepare(site.samples["train"].inputs["image"][:64]), torch.zeros(64, 14)
+    began = time.perf_counter()
+    for _ in range(STEPS):
+        with torch.no_grad():
+            teacher({"image": image})
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(student({"image": image}), y)
+        adam.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        adam.step()
+    return (time.perf_counter() - began) / STEPS
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """Of one call."""
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def main() -> None:
+    """Alternates whole and parts, and prints medians of their ratios."""
+    torch.set_num_threads(1)
+    table = Table("model", "step ms", "parts ms", "ratio", "range", "ranking / evaluation", box=None)
+    for spec, task in (
+        (ModelSpec("resnet_small", size=64), "multilabel"),
+        (ModelSpec("resnet_small", size=64, color=True), "multiclass"),
+    ):
+        site = site_of(spec, task)  # type: ignore[arg-type]
+        times = [(steps_of(site), parts_of(site)) for _ in range(REPEATS + 1)][1:]
+        passes = [
+            seconds(lambda site=site: subsets(HOW, site, True, 1, 1))  # type: ignore[misc]
+            / seconds(lambda site=site: predict(site, site.samples["train"]))  # type: ignore[misc]
+            for _ in range(4)
+        ][1:]
+        ratios = [step / parts for step, parts in times]
+        table.add_row(
+            f"{spec.name}, {'colour' if spec.color else 'gray'}",
+            *(f"{1000 * statistics.median(part):.0f}" for part in zip(*times, strict=True)),
+            f"{statistics.median(ratios):.2f}",
+            f"{min(ratios):.2f}-{max(ratios):.2f}",
+            f"{statistics.median(passes):.2f}",
+        )
+    console = Console()
+    console.print(machine())
+    console.print(table)
+
+
+if __name__ == "__main__":
+    main()
