@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -24,12 +25,21 @@ pytestmark = pytest.mark.flare
 SMALL = ["rounds=3", "images=60", "held_out=90", "epochs=1"]
 
 
-def job() -> Job:
-    return with_settings(load_job("demo"), SMALL)
+FEDLSM = [
+    "method=fedlsm",
+    "method.local.iterations=3",
+    "method.teaching.start_round=1",
+    "method.teaching.positive=0.5",
+    "method.teaching.negative=0.4",
+]
 
 
-def run(env: str, out: Path, threads: int | None = None) -> Path:
-    run_here(job(), env, out, resume=False, overwrite=False, threads=threads)
+def job(*more: str) -> Job:
+    return with_settings(load_job("demo"), [*SMALL, *more])
+
+
+def run(env: str, out: Path, threads: int | None = None, settings: Sequence[str] = ()) -> Path:
+    run_here(job(*settings), env, out, resume=False, overwrite=False, threads=threads)
     return out
 
 
@@ -40,11 +50,15 @@ def furthest(one: Path, two: Path) -> float:
     return max(float((a[k].double() - b[k].double()).abs().max()) for k in a if a[k].numel())
 
 
-@pytest.mark.parametrize("threads", [None, 2], ids=["a process per site", "threads fewer than sites"])
-def test_simulator_equals_the_loop(threads: int | None, tmp_path: Path) -> None:
-    loop = run("local", tmp_path / "same")
+@pytest.mark.parametrize(
+    ("threads", "settings"),
+    [(None, []), (2, []), (None, FEDLSM)],
+    ids=["a process per site", "threads fewer than sites", "FedLSM"],
+)
+def test_simulator_equals_the_loop(threads: int | None, settings: list[str], tmp_path: Path) -> None:
+    loop = run("local", tmp_path / "same", settings=settings)
     (tmp_path / "same").rename(tmp_path / "loop")
-    sim = run("sim", tmp_path / "same", threads)
+    sim = run("sim", tmp_path / "same", threads, settings)
     assert furthest(tmp_path / "loop", sim) <= 1e-6
     metrics = [json.loads((out / "metrics.json").read_text()) for out in (tmp_path / "loop", sim)]
     assert metrics[0]["auroc"] == pytest.approx(metrics[1]["auroc"], abs=1e-6)
