@@ -17,6 +17,7 @@ from suture.losses import masked_bce
 from suture.methods.contract import Context, Phase
 from suture.methods.local import in_phase
 from suture.models import ModelSpec, build
+from suture.models.classifier import Classifier
 from suture.training import LocalTraining, NonFiniteLoss, Workbench, fit, on_known, predict
 
 SPEC = ModelSpec("cnn", size=16, hidden=6, dropout=0.5)
@@ -111,9 +112,9 @@ def test_iterations_are_the_number_of_steps_whatever_the_epochs(epochs: int, ite
     """Nine images in batches of four: a pass would be two steps, of four and five images."""
     site, sizes, steps, ends = bench(9), [], [], []
 
-    def objective(logits: torch.Tensor, batch: Batch) -> torch.Tensor:
+    def objective(model: Classifier, batch: Batch) -> torch.Tensor:
         sizes.append(len(batch))
-        return masked_bce(logits, batch.y, batch.known)
+        return masked_bce(model(batch.inputs), batch.y, batch.known)
 
     fitted = fit(
         site,
@@ -164,10 +165,10 @@ def test_a_batch_is_made_when_the_step_before_is_done() -> None:
             events.append("batch")
             yield batch
 
-    def objective(logits: torch.Tensor, given: Batch) -> torch.Tensor:
+    def objective(model: Classifier, given: Batch) -> torch.Tensor:
         assert given is batch
         events.append("loss")
-        return logits.sum()
+        return model(given.inputs).sum()
 
     fit(
         site,

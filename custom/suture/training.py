@@ -32,8 +32,8 @@ Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 Observer = Callable[[Tensor, Tensor], None]
 """Told of rows ``[m]`` and of the positive pseudo-labels ``[m, c]`` that they were given."""
 
-Objective = Callable[[Tensor, Batch], Tensor]
-"""Logits ``[n, c]`` and their batch to a scalar."""
+Objective = Callable[[Classifier, Batch], Tensor]
+"""What a step minimises: the model on a batch, to a scalar."""
 
 
 class NonFiniteLoss(SutureError):
@@ -116,7 +116,7 @@ class Fitted:
 
 def on_known(loss: Loss) -> Objective:
     """A loss over known entries as the objective of a batch."""
-    return lambda logits, batch: loss(logits, batch.y, batch.known)
+    return lambda model, batch: loss(model(batch.inputs), batch.y, batch.known)
 
 
 def fit(
@@ -187,7 +187,7 @@ def step(
         NonFiniteLoss: the loss is no number, and nothing was changed.
     """
     with torch.autocast(site.device.type, torch.bfloat16, enabled=site.amp):
-        value = objective(site.model(batch.inputs), batch)
+        value = objective(site.model, batch)
     number = value.item()
     if not math.isfinite(number):
         raise NonFiniteLoss(

@@ -242,7 +242,7 @@ def test_the_loss_of_the_program_is_a_product_of_means(tiny: Any) -> None:
     bce = torch.nn.functional.binary_cross_entropy_with_logits(s, batch.y)
     expected = bce * (batch.known * weight).mean()
     assert 0 < batch.known.sum() < 32
-    assert float(lessons.objective(s, batch)) == pytest.approx(float(expected), rel=1e-5)
+    assert float(lessons.loss(s, batch)) == pytest.approx(float(expected), rel=1e-5)
 
 
 def test_a_site_must_agree_to_see_every_class(tiny: Any) -> None:

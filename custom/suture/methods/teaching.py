@@ -144,8 +144,12 @@ class Lessons:
             low, high = (next(p) for p in pairs) if mixed else (pool[:0], pool[:0])
             yield self._batch(rows, self._certain[low], self._uncertain[high], noise)
 
-    def objective(self, logits: Tensor, batch: Batch) -> Tensor:
+    def objective(self, model: Classifier, batch: Batch) -> Tensor:
         """L_I + L_U + lambda L_UDE."""
+        return self.loss(model(batch.inputs), batch)
+
+    def loss(self, logits: Tensor, batch: Batch) -> Tensor:
+        """The same of the student's logits ``[n, c]``."""
         losses = self._kind.losses(logits, batch.y, None if self._by_program else self._weight)
         return torch.sum(losses * batch.weight) if batch.weight is not None else losses.mean()
 
