@@ -53,6 +53,8 @@ def check_reply(reply: Reply, expected: Expectation) -> None:
             raise RejectedUpdate("no labels")
         if reply.counts.keys() != (set(reply.labels) if expected.egress.counts else set()):
             raise RejectedUpdate("counts of other classes than were asked for")
+        if (reply.prior is not None) != expected.egress.prior:
+            raise RejectedUpdate("a prior that was not asked for, or none where one was")
     elif isinstance(reply, Evaluation):
         _check_metrics(reply.metrics, expected, expected.round)
     elif isinstance(reply, Update):

@@ -30,8 +30,8 @@ from suture.errors import ConfigError, nearest
 from suture.files import atomic_write
 from suture.labels import Task
 
-Dataset = Literal["hospital", "nih", "chexpert", "mimic", "isic2018"]
-SplitRule = Literal["column", "official", "patients", "test", "lesions", "images"]
+Dataset = Literal["hospital", "nih", "chexpert", "mimic", "isic2018", "flamby_isic", "hyperkvasir"]
+SplitRule = Literal["column", "official", "patients", "test", "lesions", "images", "folds"]
 
 SPLIT_RULES: dict[Dataset, tuple[SplitRule, ...]] = {
     "hospital": ("column", "patients"),
@@ -39,6 +39,8 @@ SPLIT_RULES: dict[Dataset, tuple[SplitRule, ...]] = {
     "chexpert": ("patients", "official"),
     "mimic": ("test", "official", "patients"),
     "isic2018": ("lesions", "images"),
+    "flamby_isic": ("official", "lesions", "images"),
+    "hyperkvasir": ("folds", "images"),
 }
 """The ways in which a data set can be divided; the first is the default."""
 
@@ -48,6 +50,8 @@ TASKS: dict[Dataset, tuple[Task, ...]] = {
     "chexpert": ("multilabel",),
     "mimic": ("multilabel",),
     "isic2018": ("multiclass",),
+    "flamby_isic": ("multiclass",),
+    "hyperkvasir": ("multiclass",),
 }
 """What the labels of a data set can be; the first is the default."""
 
@@ -73,18 +77,21 @@ class DataConfig(_Section):
         table: the CSV with one row per image.
         image_column: the hospital's column of image names within `root`.
         patient_column: the hospital's column of patient identifiers.
+        attribute_column: the hospital's column of what figures are told apart by, such as skin tone; it is
+            no label, and training does not see it.
         labels: the classes that this site annotates; by default every label that `table` has.
         synonyms: the table's spelling of a label, and the name it stands for.
         task: of a hospital's own table: any subset of the classes is true of an image (multilabel, the
             default), or exactly one of them, or of those that other sites know (multiclass).
-        split: who decides which rows train: a column of the table, the official lists, or a 70/10/20 cut of
-            the patients, or of ISIC's lesions or images; or ``test``, every row is for testing. By default
-            the first that the data set has.
+        split: who decides which rows train: a column of the table, the official lists or folds, or a 70/10/20
+            cut of the patients, or of ISIC's lesions or images; or ``test``, every row is for testing. By
+            default the first that the data set has.
         split_column: the hospital's column of train, validation, test or blank (unused).
+        fold: of a data set with folds, the one for testing, counted from 0.
         seed: of every random division.
         color: read images as RGB rather than gray.
         lists: folder of the official split: NIH's train_val_list.txt and test_list.txt, CheXpert's valid.csv;
-            and of MIMIC's metadata and ISIC's lesion groupings. By default the folder of `table`.
+            and of MIMIC's metadata, ISIC's lesions and HyperKvasir's folds. By default the folder of `table`.
         uncertain: what -1 means in CheXpert and MIMIC: absent (U-Zeros), present (U-Ones) or unknown.
         views: frontal images of CheXpert and MIMIC, or the lateral ones too.
         partial: the table lists more images than `root` holds; the rows without an image are left out.
@@ -97,11 +104,13 @@ class DataConfig(_Section):
     table: SitePath
     image_column: str = "image"
     patient_column: str = "patient"
+    attribute_column: str | None = None
     labels: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
     synonyms: dict[str, str] = Field(default_factory=dict)
     task: Task | None = None
     split: SplitRule | None = None
     split_column: str = "split"
+    fold: int = Field(default=0, ge=0)
     seed: int = Field(default=1337, ge=0)
     color: bool = False
     lists: SitePath | None = None
@@ -126,6 +135,8 @@ class DataConfig(_Section):
         if self.split_rule not in rules:
             known = " or ".join(map(repr, rules))
             raise ValueError(f"split = {self.split!r} is not for dataset {self.dataset!r}; use {known}")
+        if self.fold and self.split_rule != "folds":
+            raise ValueError(f"fold = {self.fold} needs a data set with folds and split = 'folds'; remove it")
         return self
 
     @model_validator(mode="after")
@@ -146,6 +157,7 @@ class TrainingConfig(_Section):
         device: a torch device.
         amp: train in mixed precision.
         threads: torch threads; another number gives other sums.
+        prior: file or folder of the frozen prior at this site, where the job's path is not the place.
     """
 
     batch_size: int | None = Field(default=None, ge=2)
@@ -153,6 +165,7 @@ class TrainingConfig(_Section):
     device: str = "cpu"
     amp: bool = False
     threads: int = Field(default=1, ge=1)
+    prior: SitePath | None = None
 
 
 class PrivacyConfig(_Section):

@@ -50,6 +50,19 @@ def masked_loss(logits: Tensor, y: Tensor, known: Tensor, task: Task) -> Tensor:
     return (masked_bce if task == "multilabel" else masked_ce)(logits, y, known)
 
 
+def balanced_ce(logits: Tensor, y: Tensor, known: Tensor, counts: Tensor) -> Tensor:
+    """Balanced softmax (Ren et al., NeurIPS 2020, Eq. 4): the cross-entropy of z_c + ln(n_c / n).
+
+    A class that the site has no image of gets ln 1e-12.
+
+    Args:
+        logits, y, known: ``[n, c]``, as of `masked_ce`.
+        counts: n_c, training images of each class, ``[c]``.
+    """
+    prior = counts / counts.sum().clamp(min=1)
+    return masked_ce(logits + torch.log(prior + 1e-12), y, known)
+
+
 def probabilities(logits: Tensor, task: Task) -> Tensor:
     """Of each class by itself (multilabel), or of each class against the others (multiclass)."""
     return torch.sigmoid(logits) if task == "multilabel" else torch.softmax(logits, dim=1)

@@ -70,6 +70,7 @@ class Hello:
         task: multilabel or multiclass.
         counts: training images with and without each class, None where the site withholds them; empty unless
             the method asks for them.
+        prior: digest of the frozen network that the site holds, where the method has one.
     """
 
     labels: Labels
@@ -78,6 +79,7 @@ class Hello:
     code: Name
     task: Task = "multilabel"
     counts: dict[Name, Counts | None] = Field(default_factory=dict)
+    prior: Name | None = None
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -31,6 +32,7 @@ from suture.models.classifier import Classifier, Layout, layout_of, load_tensors
 from suture.models.saved import save_model
 from suture.packing import Packed
 from suture.plan import Plan, code_hash, context
+from suture.priors import Prior, load_prior
 from suture.store import Rounds
 from suture.training import Observer, Workbench
 
@@ -69,6 +71,7 @@ class Site:
         self._load = load or (lambda: load_samples(config, plan.model.size, name))
         self._samples: SiteSamples | None = None
         self._diagnostics: Diagnostics | None = None
+        self._cache: dict[str, Tensor] = {}
         self._models: dict[Labels, Classifier] = {}
 
     def answer(self, task: Payload) -> Reply:
@@ -131,6 +134,7 @@ class Site:
             class_counts(labels, samples["train"], self.config.privacy.min_count)
             if self.plan.method.egress(Layout({}, {})).counts
             else {},
+            self._prior.digest if self._prior else None,
         )
 
     def _train(self, task: Payload) -> Reply:
@@ -224,8 +228,18 @@ class Site:
             training.amp,
             training.learning_rate,
             training.batch_size,
+            self._prior,
+            self._cache,
             torch.tensor([name in own for name in wanted]),
         )
+
+    @cached_property
+    def _prior(self) -> Prior | None:
+        """The frozen network that the method compares models with, read once."""
+        spec, own = self.plan.method.prior, self.config.training.prior
+        if spec is None:
+            return None
+        return load_prior(replace(spec, path=str(own)) if own else spec).to(self.config.training.device)
 
     def _model(self, labels: Labels) -> Classifier:
         if labels not in self._models:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
@@ -22,6 +22,7 @@ from suture.errors import SutureError
 from suture.messages import STRICT
 from suture.models.classifier import Classifier, Preprocessing
 from suture.models.norm import NormPolicy, train_mode
+from suture.priors.prior import Prior
 from suture.seeds import generator_for, seed_for, seeded
 
 log = logging.getLogger(__name__)
@@ -45,12 +46,14 @@ class LocalTraining:
     """How a site trains between two exchanges.
 
     Attributes:
-        lr: learning rate of Adam; a site may set its own.
+        lr: learning rate; a site may set its own.
         epochs: passes over the local data a round (E of the paper); 0 trains nothing, to measure the rest.
         batch_size: images a step; a site may set its own.
         iterations: steps a round, of batches without end, in place of whole passes; None for passes.
-        weight_decay: L2 penalty in Adam.
+        optimiser: ``adam``, or ``sgd`` with Nesterov momentum.
+        weight_decay: L2 penalty.
         betas: decay of Adam's two moments.
+        momentum: of SGD.
         final_lr: the learning rate of the last round, to which it falls along half a cosine; None keeps it
             constant.
         warmup_epochs: epochs of a first round that trains the head on the resting backbone; 0 for none.
@@ -61,8 +64,10 @@ class LocalTraining:
     epochs: Annotated[int, Field(ge=0)] = 1
     batch_size: Annotated[int, Field(ge=1)] = 64
     iterations: Annotated[int, Field(ge=1)] | None = None
+    optimiser: Literal["adam", "sgd"] = "adam"
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     final_lr: Annotated[float, Field(gt=0)] | None = None
     warmup_epochs: Annotated[int, Field(ge=0)] = 0
     warmup_lr: Annotated[float, Field(gt=0)] = 5e-3
@@ -85,6 +90,8 @@ class Workbench:
         samples: the site's data, cut to the model's labels.
         prepare: uint8 images to normalised floats.
         lr, batch_size: the site's own, where its configuration names them.
+        prior: a frozen network that the method compares the model with.
+        cache: what a method has computed and may compute again; it lives as long as the process.
         identified: ``[c]``, which of the model's classes the site annotates; None for all.
         observe: watches pseudo-labels and answers nothing; a simulation counts how many are right.
     """
@@ -98,6 +105,8 @@ class Workbench:
     amp: bool = False
     lr: float | None = None
     batch_size: int | None = None
+    prior: Prior | None = None
+    cache: dict[str, Tensor] = field(default_factory=dict)
     identified: Tensor | None = None
     observe: Observer | None = None
 
@@ -152,12 +161,7 @@ def fit(
     model = site.model
     rest(model, head_only)
     set_training(model, policy, head_only)
-    optimiser = torch.optim.Adam(
-        [p for p in model.parameters() if p.requires_grad],
-        lr=local.lr,
-        betas=local.betas,
-        weight_decay=local.weight_decay,
-    )
+    optimiser = optimiser_of(model, local)
     load_moments(optimiser, model, moments)
     make = batches or partial(training_batches, site, local)
     shuffle = generator_for(seed, site.name, round_, "shuffle")
@@ -176,6 +180,15 @@ def fit(
     if (local.epochs or local.iterations) and not steps:
         raise SutureError(f"{site.name} has no training images; give it a split with some")
     return Fitted(total / steps if steps else None, save_moments(optimiser, model))
+
+
+def optimiser_of(model: nn.Module, local: LocalTraining) -> torch.optim.Optimizer:
+    """The optimiser of what is trained."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    if local.optimiser == "sgd":
+        nesterov = local.momentum > 0
+        return torch.optim.SGD(trained, local.lr, local.momentum, 0, local.weight_decay, nesterov)
+    return torch.optim.Adam(trained, local.lr, local.betas, weight_decay=local.weight_decay)
 
 
 def step(
@@ -262,6 +275,7 @@ def save_moments(optimiser: torch.optim.Optimizer, model: nn.Module) -> dict[str
         f"{name}/{field}": value.detach().cpu()
         for name, parameter in model.named_parameters()
         for field, value in optimiser.state.get(parameter, {}).items()
+        if value is not None
     }
 
 

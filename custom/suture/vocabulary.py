@@ -1,4 +1,4 @@
-"""The built-in vocabulary: canonical names of chest X-ray and skin lesion labels, and their synonyms.
+"""The built-in vocabulary: canonical names of chest X-ray, skin lesion and endoscopy labels, and synonyms.
 
 A synonym is listed only where the two names mean one thing in the data sets that use them. HAM10000's
 ``akiec`` covers actinic keratosis and intraepithelial carcinoma, so it is a class of its own.
@@ -48,7 +48,33 @@ SKIN: tuple[str, ...] = (
     "Squamous Cell Carcinoma",
 )
 
-CANONICAL: tuple[str, ...] = (*CHEST, *SKIN, "COVID-19")
+ENDOSCOPY: tuple[str, ...] = (
+    "Barrett's Esophagus",
+    "Short-segment Barrett's Esophagus",
+    "BBPS 0-1",
+    "BBPS 2-3",
+    "Cecum",
+    "Dyed Lifted Polyps",
+    "Dyed Resection Margins",
+    "Esophagitis A",
+    "Esophagitis B-D",
+    "Hemorrhoids",
+    "Ileum",
+    "Impacted Stool",
+    "Polyps",
+    "Pylorus",
+    "Retroflex Rectum",
+    "Retroflex Stomach",
+    "Ulcerative Colitis Grade 0-1",
+    "Ulcerative Colitis Grade 1",
+    "Ulcerative Colitis Grade 1-2",
+    "Ulcerative Colitis Grade 2",
+    "Ulcerative Colitis Grade 2-3",
+    "Ulcerative Colitis Grade 3",
+    "Z-line",
+)
+
+CANONICAL: tuple[str, ...] = (*CHEST, *SKIN, *ENDOSCOPY, "COVID-19")
 
 SYNONYMS: dict[str, str] = {
     "Effusion": "Pleural Effusion",
@@ -71,6 +97,32 @@ SYNONYMS: dict[str, str] = {
     "DF": "Dermatofibroma",
     "VASC": "Vascular Lesion",
     "SCC": "Squamous Cell Carcinoma",
+    # HyperKvasir: the folders of the images, and the words of the official folds
+    "barretts": "Barrett's Esophagus",
+    "barretts-short-segment": "Short-segment Barrett's Esophagus",
+    "short-segment-barretts": "Short-segment Barrett's Esophagus",
+    "bbps-0-1": "BBPS 0-1",
+    "bbps-2-3": "BBPS 2-3",
+    "normal-cecum": "Cecum",
+    "dyed-lifted-polyps": "Dyed Lifted Polyps",
+    "dyed-resection-margins": "Dyed Resection Margins",
+    "esophagitis-a": "Esophagitis A",
+    "oesophagitis-a": "Esophagitis A",
+    "esophagitis-b-d": "Esophagitis B-D",
+    "oesophagitis-b-d": "Esophagitis B-D",
+    "hemorroids": "Hemorrhoids",
+    "impacted-stool": "Impacted Stool",
+    "polyp": "Polyps",
+    "normal-pylorus": "Pylorus",
+    "retroflex-rectum": "Retroflex Rectum",
+    "retroflex-stomach": "Retroflex Stomach",
+    "ulcerative-colitis-grade-0-1": "Ulcerative Colitis Grade 0-1",
+    "ulcerative-colitis-grade-1": "Ulcerative Colitis Grade 1",
+    "ulcerative-colitis-grade-1-2": "Ulcerative Colitis Grade 1-2",
+    "ulcerative-colitis-grade-2": "Ulcerative Colitis Grade 2",
+    "ulcerative-colitis-grade-2-3": "Ulcerative Colitis Grade 2-3",
+    "ulcerative-colitis-grade-3": "Ulcerative Colitis Grade 3",
+    "normal-z-line": "Z-line",
     "COVID": "COVID-19",
     "Covid19": "COVID-19",
 }

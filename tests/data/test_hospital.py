@@ -49,6 +49,19 @@ def test_labels_choose_and_order_the_columns_under_any_spelling(path: Path) -> N
     assert table.y[0].tolist() == [0, 1]
 
 
+def test_an_attribute_is_no_label(path: Path) -> None:
+    tones = ("attribute", "light", "dark", "light", "", "dark")
+    lines = zip(TABLE.splitlines(), tones, strict=True)
+    path.write_text("".join(f"{line},{tone}\n" for line, tone in lines))
+    table = load_table(config(path, attribute_column="attribute"))
+    assert table.labels.names == ("Pleural Effusion", "Mass")
+    assert load_table(config(path, attribute_column="attribute", labels=("Mass",))).labels.names == ("Mass",)
+    with pytest.raises(DataError, match="column 'attribute': 'light' is not 1, 0 or blank"):
+        load_table(config(path))
+    with pytest.raises(DataError, match=r"no column 'tone'; .*\(\[data\] attribute_column names it\)"):
+        load_table(config(path, attribute_column="tone"))
+
+
 def test_synonyms_rename_columns(path: Path) -> None:
     path.write_text(TABLE.replace("Mass", "lump"))
     assert "Mass" in load_table(config(path, synonyms={"lump": "Mass"})).labels

@@ -8,7 +8,9 @@ from dataclasses import replace
 
 from suture.config import DataConfig, Dataset
 from suture.data.chexpert import read_chexpert
+from suture.data.flamby import read_flamby
 from suture.data.hospital import read_hospital
+from suture.data.hyperkvasir import read_hyperkvasir
 from suture.data.images import ImageSource, present
 from suture.data.isic import read_isic
 from suture.data.mimic import read_mimic
@@ -26,6 +28,8 @@ DATASETS: dict[Dataset, str] = {
     "chexpert": "CheXpert in its official format: train.csv, valid.csv",
     "mimic": "MIMIC-CXR-JPG in its official format, or with the labels of CXR-LT",
     "isic2018": "ISIC 2018 Task 3 / HAM10000 in its official formats: ground truth or metadata CSV",
+    "flamby_isic": "ISIC 2019 as FLamby divides it: its split CSV, or the list of one of six centres",
+    "hyperkvasir": "HyperKvasir's labelled images: image-labels.csv or a CSV of official folds",
 }
 
 _READERS: dict[Dataset, Callable[[DataConfig], Reading]] = {
@@ -34,6 +38,8 @@ _READERS: dict[Dataset, Callable[[DataConfig], Reading]] = {
     "chexpert": read_chexpert,
     "mimic": read_mimic,
     "isic2018": read_isic,
+    "flamby_isic": read_flamby,
+    "hyperkvasir": read_hyperkvasir,
 }
 
 

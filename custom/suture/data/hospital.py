@@ -61,6 +61,9 @@ def read_hospital(config: DataConfig) -> Reading:
 def _label_columns(sheet: Sheet, config: DataConfig) -> tuple[LabelSet, list[int]]:
     """The label set and the position of each label's column."""
     other = {config.image_column, config.patient_column, config.split_column}
+    if config.attribute_column is not None:
+        sheet.position(config.attribute_column, "[data] attribute_column")
+        other.add(config.attribute_column)
     columns = [(name, i) for i, name in enumerate(sheet.header) if name and name not in other]
     try:
         if config.labels is not None:

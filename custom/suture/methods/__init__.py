@@ -7,6 +7,7 @@ from suture.methods.central import Central, CentralFull
 from suture.methods.contract import Method
 from suture.methods.fedavg import FedAvg
 from suture.methods.fedlsm import FedLSM
+from suture.methods.fedmas import FedMAS
 from suture.methods.individual import Individual
 from suture.methods.partial import PartialLoss
 from suture.methods.pfl import PersonalisedFL
@@ -21,6 +22,7 @@ METHODS: dict[str, type[Method]] = {
         PartialLoss,
         FedAvg,
         FedLSM,
+        FedMAS,
         PersonalisedFL,
         Individual,
         Central,

@@ -20,6 +20,7 @@ from suture.messages import Counts, Labels, Payload, Update
 from suture.models.classifier import Layout
 from suture.models.norm import NormPolicy
 from suture.packing import Packed
+from suture.priors import PriorSpec
 from suture.training import LocalTraining, Workbench
 
 LabelView = Literal["own", "all"]
@@ -105,6 +106,7 @@ class Egress:
         class_tensors: further tensors with one row per class.
         weight, class_weight: closed ranges; `IMAGES` for a weight that is the number of training images.
         counts: whether a site also says, before round 1, how many images have each of its classes.
+        prior: whether it says, before round 1, which frozen network it holds.
         scalars: names and closed ranges of the numbers that leave.
         why: a sentence for the report, what each part is for.
     """
@@ -117,6 +119,7 @@ class Egress:
     scalars: Mapping[str, Range] = field(default_factory=dict)
     kind: Literal["weights", "gradient"] = "weights"
     counts: bool = False
+    prior: bool = False
     why: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -162,6 +165,7 @@ class Method(ABC):
         every_label: of such a reference: a simulation gives it every label of every image.
         guesses: whether it makes pseudo-labels, of which a simulation counts how many are right.
         here_only: why the method cannot run in a federation; empty where it can.
+        prior: the frozen network that sites compare their models with, where the method has one.
         local: how a site trains.
         batch_norm: what happens to batch norm.
     """
@@ -175,6 +179,7 @@ class Method(ABC):
     every_label: ClassVar[bool] = False
     here_only: ClassVar[str] = ""
     guesses: ClassVar[bool] = False
+    prior: PriorSpec | None = None
     local: LocalTraining
     batch_norm: NormPolicy
 

@@ -24,7 +24,7 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from suture.labels import Task
-from suture.losses import masked_loss
+from suture.losses import balanced_ce, masked_loss
 from suture.messages import STRICT, Payload, Update, ones
 from suture.methods.class_weights import NAME, ClassWeights, class_weights, weighted_bce
 from suture.methods.contract import (
@@ -53,6 +53,8 @@ class FedAvg(Method):
         local, batch_norm: see `SurgicalAggregation`.
         rows: of the head, the mean of ``all`` sites, or of the ``owners`` of each class (FedAvg*).
         class_weights: of positives in the binary cross-entropy; see `class_weights.py`.
+        softmax: of a multiclass task: ``plain``, or ``balanced`` by the site's own counts (Ren et al. 2020),
+            the baseline of Fed-MAS.
     """
 
     name: ClassVar[str] = "fedavg"
@@ -64,6 +66,7 @@ class FedAvg(Method):
     batch_norm: NormPolicy = "average"
     rows: Literal["all", "owners"] = "all"
     class_weights: ClassWeights = "known"
+    softmax: Literal["plain", "balanced"] = "plain"
 
     def egress(self, layout: Layout) -> Egress:
         return Egress(
@@ -82,8 +85,13 @@ class FedAvg(Method):
         self, site: Workbench, received: Payload, state: Packed, ctx: Context
     ) -> tuple[Update, dict[str, Tensor]]:
         weight = received.class_tensors.get(NAME)
+        counts = torch.nan_to_num(site.samples["train"].y).sum(dim=0)
 
         def loss(logits: Tensor, y: Tensor, known: Tensor, task: Task) -> Tensor:
+            if task == "multiclass" and self.softmax == "balanced":
+                return balanced_ce(
+                    logits, torch.where(known, y, 0.0), torch.ones_like(known), counts.to(logits)
+                )
             if task == "multiclass" or weight is None:
                 return self.loss(logits, y, known, task)
             return weighted_bce(logits, torch.where(known, y, 0.0), weight.to(logits.device)).mean()

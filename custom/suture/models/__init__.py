@@ -90,6 +90,8 @@ class ModelSpec:
         hidden: width of a Dense block between backbone and head, 0 for none (256 in the program of
             Surgical Aggregation).
         dropout: of that block.
+        projection: width of the projector of methods that compare features with a frozen prior's (the prior's
+            width), 0 for none.
         weights: path of pretrained weights, read at the server only; ``download`` fetches torchvision's,
             ``package`` takes those that the backbone's package carries.
         mean, std: normalisation per channel; that of its pretraining where a backbone has one, else 0.5 and
@@ -101,6 +103,7 @@ class ModelSpec:
     color: bool = False
     hidden: Annotated[int, Field(ge=0)] = 0
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    projection: Annotated[int, Field(ge=0)] = 0
     weights: str | None = None
     mean: tuple[Annotated[float, Field(allow_inf_nan=False)], ...] | None = None
     std: tuple[Annotated[float, Field(gt=0, allow_inf_nan=False)], ...] | None = None
@@ -131,7 +134,7 @@ def build(spec: ModelSpec, labels: LabelSet, seed: int, *, pretrained: bool) -> 
     with seeded(seed_for(seed, "model")):
         weights = spec.weights if pretrained else None
         backbone, features = MODELS[spec.name].build(spec.preprocessing.channels, spec.size, weights)
-        model = Classifier(backbone, features, labels, spec.hidden, spec.dropout)
+        model = Classifier(backbone, features, labels, spec.hidden, spec.dropout, spec.projection)
     load_tensors(model, head_rows(labels, model.head.in_features, seed))
     return model
 

@@ -51,6 +51,12 @@ class Preprocessing:
         std = torch.tensor(self.std, device=x.device).view(1, -1, 1, 1)
         return (x - mean) / std
 
+    def undone(self, image: Tensor) -> Tensor:
+        """Normalised float images as values in [0, 1] again."""
+        mean = torch.tensor(self.mean, device=image.device).view(1, -1, 1, 1)
+        std = torch.tensor(self.std, device=image.device).view(1, -1, 1, 1)
+        return image * std + mean
+
 
 class Classifier(nn.Module):
     """Backbone, an optional hidden block, and a linear head with one row per class.
@@ -62,10 +68,18 @@ class Classifier(nn.Module):
         backbone: inputs to features ``[n, features]``.
         labels: names the head's rows, in order.
         hidden: width of the hidden block (Dense, ReLU, Dropout); 0 for none.
+        projection: width of a projector beside the head (Linear, batch norm, ReLU, Linear; ``projector.*``),
+            for methods that compare features; 0 for none.
     """
 
     def __init__(
-        self, backbone: nn.Module, features: int, labels: LabelSet, hidden: int = 0, dropout: float = 0.0
+        self,
+        backbone: nn.Module,
+        features: int,
+        labels: LabelSet,
+        hidden: int = 0,
+        dropout: float = 0.0,
+        projection: int = 0,
     ) -> None:
         super().__init__()
         self.labels = labels
@@ -75,7 +89,15 @@ class Classifier(nn.Module):
             if hidden
             else nn.Identity()
         )
-        self.head = nn.Linear(hidden or features, len(labels))
+        width = hidden or features
+        self.head = nn.Linear(width, len(labels))
+        self.projector: nn.Module = (
+            nn.Sequential(
+                nn.Linear(width, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Linear(width, projection)
+            )
+            if projection
+            else nn.Identity()
+        )
 
     def features(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """What the head reads: ``[n, d]``."""

@@ -129,13 +129,14 @@ def agree(
 
     Raises:
         LabelError: two names of a site become one.
-        FederationError: names of different sites are nearly the same and nobody said what they are, or some
-            sites are multilabel and some multiclass.
+        FederationError: names of different sites are nearly the same and nobody said what they are, some
+            sites are multilabel and some multiclass, or they hold different priors.
     """
     tasks = {hello.task: site for site, hello in sorted(hellos.items())}
     if len(tasks) > 1:
         told = " and ".join(f"{site} is {task}" for task, site in sorted(tasks.items()))
         raise FederationError(f"{told}; one federation trains one task: set [data] task alike")
+    _refuse_other_priors(hellos)
     renamed = {canonical(spelling): canonical(name) for spelling, name in label_map.items()}
     members = {}
     for site, hello in sorted(hellos.items()):
@@ -150,6 +151,16 @@ def agree(
     roster = Roster(members, tuple(sorted(labels)), next(iter(tasks), "multilabel"))
     _refuse_lookalikes(roster, accept)
     return roster
+
+
+def _refuse_other_priors(hellos: Mapping[str, Hello]) -> None:
+    """Numbers that sites measure against different networks do not compare."""
+    held: dict[str | None, list[str]] = {}
+    for site, hello in sorted(hellos.items()):
+        held.setdefault(hello.prior, []).append(site)
+    if len(held) > 1:
+        groups = "; ".join(f"{', '.join(sites)}: {(digest or 'none')[:12]}" for digest, sites in held.items())
+        raise FederationError(f"the sites hold different priors ({groups}); give all of them the same file")
 
 
 def _refuse_lookalikes(roster: Roster, accept: bool | tuple[str, ...]) -> None:

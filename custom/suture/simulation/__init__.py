@@ -7,10 +7,23 @@ suture.toml. Who knows what stays in the run folder of the machine that starts t
 from __future__ import annotations
 
 from suture.simulation.chest import ChestSites
+from suture.simulation.flamby import AttributeSites, FlambySites
+from suture.simulation.hyperkvasir import HyperKvasirSites
 from suture.simulation.isic import IsicSites
 from suture.simulation.nih import NihSites
 from suture.simulation.phantoms import PhantomSites
 
-Simulation = PhantomSites | NihSites | ChestSites | IsicSites
+Simulation = (
+    PhantomSites | NihSites | ChestSites | IsicSites | HyperKvasirSites | FlambySites | AttributeSites
+)
 
-__all__ = ["ChestSites", "IsicSites", "NihSites", "PhantomSites", "Simulation"]
+__all__ = [
+    "AttributeSites",
+    "ChestSites",
+    "FlambySites",
+    "HyperKvasirSites",
+    "IsicSites",
+    "NihSites",
+    "PhantomSites",
+    "Simulation",
+]

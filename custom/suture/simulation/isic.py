@@ -16,6 +16,7 @@ from suture.errors import ConfigError
 from suture.messages import STRICT
 from suture.methods.contract import Method
 from suture.simulation.dealing import Validation, write_dealt
+from suture.simulation.parts import parted, write_parts
 from suture.simulation.places import data_folder, images_in
 
 
@@ -23,13 +24,17 @@ from suture.simulation.places import data_folder, images_in
 class IsicSites:
     """ISIC 2018 Task 3 dealt to K sites that know some of its seven diagnoses, as in FedLSM.
 
-    An image of a diagnosis that a site does not know is unlabelled there.
+    An image of a diagnosis that a site does not know is unlabelled there. Where every site knows all
+    (``classes=all``), the sites may instead be the long-tailed parts of Fed-MAS.
 
     Attributes:
         clients: K.
         classes: who knows which: ``dealt`` (with the defaults the paper's lists), ``disjoint``, ``single`` (7
             sites of one class) or ``all``; see `suture.data.partition.class_lists`.
         per_client: classes of each site, where they are dealt.
+        partition: equal blocks of ``patients`` (lesions or images, see `split`); ``iid``, parts alike in
+            every class; or ``dirichlet``, of each class shares drawn from Dir(alpha).
+        alpha: of that draw; smaller is less alike.
         split: 70/10/20 by ``lesions``, or by ``images`` as in the paper, where images of a lesion are in
             training and test alike.
         validation: whether the ``sites`` hold validation images, of their own classes, or the ``server``, of
@@ -43,6 +48,8 @@ class IsicSites:
     clients: Annotated[int, Field(ge=1)] = 5
     classes: Literal["dealt", "disjoint", "single", "all"] = "dealt"
     per_client: Annotated[int, Field(ge=1)] = 3
+    partition: Literal["patients", "iid", "dirichlet"] = "patients"
+    alpha: Annotated[float, Field(gt=0)] = 0.5
     split: Literal["lesions", "images"] = "lesions"
     validation: Validation = "server"
     root: str | None = None
@@ -53,6 +60,20 @@ class IsicSites:
         """Writes each site, and the server's held-out rows; see `PhantomSites.prepare`."""
         root = data_folder(self.root, "ham10000_112px", "ISIC 2018 Task 3")
         pooled = load_table(isic_config(root, self.split, self.seed))
+        if self.partition != "patients":
+            if self.classes != "all":
+                raise ConfigError(
+                    f"partition={self.partition} divides images of every class; set simulation.classes=all"
+                )
+            return write_parts(
+                folder,
+                runs,
+                pooled,
+                parted(pooled, self.partition, self.clients, self.alpha, self.seed),
+                method,
+                validation=self.validation,
+                learning_rates=self.learning_rates,
+            )
         lists = class_lists(
             self.classes, pooled.labels, self.clients, seed=self.seed, per_client=self.per_client
         )

@@ -1,0 +1,130 @@
+"""`suture pretrain`."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from suture.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+console = Console()
+
+
+def pretrain(
+    configs: Annotated[list[Path], typer.Argument(help="The suture.toml of each data set.")],
+    out: Annotated[Path, typer.Option(help="Folder to write prior.safetensors and prior.json into.")],
+    backbone: Annotated[str, typer.Option(help="cnn, resnet_small or resnet18.")] = "cnn",
+    size: Annotated[int, typer.Option(help="Side of the images.")] = 64,
+    color: Annotated[bool, typer.Option("--color", help="Images in colour.")] = False,
+    epochs: Annotated[int, typer.Option(min=1, help="Passes over the images.")] = 20,
+    batch_size: Annotated[int, typer.Option(min=2, help="Images a step.")] = 128,
+    lr: Annotated[float, typer.Option(help="Learning rate of SGD for 256 images a step.")] = 0.03,
+    momentum: Annotated[
+        float, typer.Option(help="Of the key encoder; less for few steps.", min=0, max=0.9999)
+    ] = 0.999,
+    queue: Annotated[int, typer.Option(min=2, help="Keys; at most the number of images.")] = 4096,
+    temperature: Annotated[float, typer.Option(help="Of the contrastive loss.")] = 0.2,
+    licence: Annotated[str | None, typer.Option(help="Under which others may have the prior.")] = None,
+    seed: int = 1,
+    device: str = "cpu",
+    threads: Annotated[int, typer.Option(min=1, help="Another number gives other sums.")] = 1,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the prior in --out.")] = False,
+) -> None:
+    """Train a prior by MoCo v2 on the training images of some data sets; no label is used."""
+    import torch
+
+    from suture.priors.pretrain import Pretraining
+    from suture.validation import parse
+
+    settings: dict[str, Any] = {"backbone": backbone, "size": size, "color": color, "epochs": epochs}
+    settings |= {"batch_size": batch_size, "lr": lr, "momentum": momentum}
+    settings |= {"queue": queue, "temperature": temperature}
+    spec = parse(Pretraining, settings, "suture pretrain")
+    _check_out(out, overwrite)
+    torch.set_num_threads(threads)
+    try:
+        path = _pretrain(configs, spec, out, seed, device, licence)
+    except KeyboardInterrupt:
+        Console(stderr=True).print("interrupted; nothing was written", style="yellow")
+        raise typer.Exit(130) from None
+    console.print(f"written: {path}", soft_wrap=True, highlight=False)
+
+
+def _check_out(out: Path, overwrite: bool) -> None:
+    """Before hours of training rather than after.
+
+    Raises:
+        ConfigError: there is a prior already, or the folder cannot be made.
+    """
+    if (out / "prior.json").exists() and not overwrite:
+        raise ConfigError(f"{out} already holds prior.json; name another folder, or --overwrite")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{out}: {error.strerror}; name another folder with --out") from error
+
+
+def _pretrain(
+    configs: list[Path],
+    spec: Any,
+    out: Path,
+    seed: int,
+    device: str,
+    licence: str | None,
+) -> Path:
+    """Trains and writes; the path of the .json."""
+    import dataclasses
+
+    from suture.priors.pretrain import pretrain as train
+    from suture.priors.prior import freeze
+    from suture.priors.saved import save_prior
+
+    images, data = _images(configs, spec.size, spec.color)
+    console.print(f"{len(images)} images of {len(data)} data sets", highlight=False)
+    since = time.monotonic()
+
+    def report(epoch: int, loss: float) -> None:
+        each = (time.monotonic() - since) / epoch
+        console.print(f"epoch {epoch}/{spec.epochs}  loss {loss:.4f}  {each:.1f} s each", highlight=False)
+
+    done = train(images, spec, seed, device, report)
+    text = f"MoCo v2, {spec.backbone}, {len(images)} images without labels"
+    prior = freeze(spec.backbone, done.network, done.width, spec.preprocessing, text)
+    facts = {
+        "data": data,
+        "images": len(images),
+        "seed": seed,
+        "training": dataclasses.asdict(spec),
+        "epochs": spec.epochs,
+        "losses": list(done.losses),
+        "final_loss": done.losses[-1],
+    }
+    return save_prior(out, spec.backbone, prior, licence, facts)
+
+
+def _images(configs: list[Path], size: int, color: bool) -> tuple[Tensor, list[dict[str, Any]]]:
+    """The training images of all data sets, uint8 ``[n, 1 or 3, size, size]``, and how many each has.
+
+    A prior is for others to have, so the counts go without the names of folders.
+    """
+    import torch
+
+    from suture.config import load_site_config
+    from suture.data.site import load_samples
+
+    parts, data = [], []
+    for path in configs:
+        config = load_site_config(path)
+        config = config.model_copy(update={"data": config.data.model_copy(update={"color": color})})
+        _, samples = load_samples(config, size, path.resolve().parent.name, only="train")
+        parts.append(samples["train"].inputs["image"])
+        data.append({"dataset": config.data.dataset, "images": len(parts[-1])})
+    # One data set stays memory-mapped; several are copied into memory.
+    return parts[0] if len(parts) == 1 else torch.cat(parts), data

@@ -1,0 +1,239 @@
+"""Fed-MAS: a frozen public network tells each site how much its classes need rescue; that weights the merge.
+
+    Elbatel, Wang, Marti, Fu, Li. Federated Model Aggregation via Self-Supervised Priors for Highly Imbalanced
+    Medical Image Classification. MICCAI 2023 (DeCaF). arXiv:2307.14959.
+
+g is the backbone, MLP the projector beside the head, f the frozen prior, which no message carries.
+
+    distance:    L_f(x) = 2 - 2 <y, y'>,  y = MLP(g(x)) and y' = f(x), each divided by its norm    (Eq. 1)
+    at site c:   w_k  = mean of L_f over the local images of class k, under the received model     (Eq. 2)
+                 E epochs of  L = L_sup + lambda_f L_f,  L_sup balanced softmax                    (Eq. 4)
+                 v_k  = sum over the epochs of the mean of L_f over class k, before each step
+                 RF_c = sum_k w_k v_k                                                              (Eq. 3)
+    server:      theta = sum_c RF_c theta_c / sum_c RF_c, every tensor                             (Eq. 5)
+
+A site sends one number more than in FedAvg. The published program divides w and v by their sums before the
+product (`rescue="normalised"`), which reverses who gains weight where classes are equally hard: RF then
+falls with the number of classes that a site holds, rather than rising with it. Where an image may have
+several labels, class k is every image that has it, and L_sup the binary cross-entropy of what is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import field, replace
+from typing import Annotated, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+from torch import Tensor
+
+from suture.data.batch import Batch, Samples
+from suture.errors import ConfigError
+from suture.labels import Task
+from suture.losses import balanced_ce, masked_loss
+from suture.messages import STRICT, Payload, Update, ones
+from suture.methods.contract import (
+    IMAGES,
+    Context,
+    Egress,
+    GlobalModel,
+    LabelView,
+    Method,
+    weighted_mean,
+)
+from suture.methods.local import WHY, in_phase, kept_moments, trained
+from suture.models.classifier import Classifier, Layout
+from suture.models.norm import NormPolicy
+from suture.packing import Packed
+from suture.priors import Prior, PriorSpec
+from suture.training import LocalTraining, Workbench, fit, ready_inputs, training_batches
+
+Rescue = Literal["paper", "normalised"]
+
+PRIOR = "prior"
+"""Name of the prior's features among a batch's inputs, ``[n, d]``."""
+
+
+@dataclass(frozen=True, config=STRICT)
+class FedMAS(Method):
+    """Fed-MAS.
+
+    Attributes:
+        prior: the frozen network. Every site must hold the same one.
+        local: Adam, learning rate 3e-4, 10 epochs (ISIC); for HyperKvasir SGD from 0.1 down to 1e-4.
+        batch_norm: ``average`` or ``frozen``.
+        distillation: lambda_f; 0 leaves the projector as it begins.
+        rescue: the rescue factor as in the ``paper``, or ``normalised`` as in the published program.
+        aggregation: by the ``rescue`` factor (MAS), or by numbers of ``images``, as FedAvg does.
+        prior_view: what the prior sees while the model trains: the ``same`` augmented image as the model, or
+            the ``plain`` one, whose features are computed once and kept.
+    """
+
+    name: ClassVar[str] = "fedmas"
+    title: ClassVar[str] = "Fed-MAS"
+    paper: ClassVar[str] = "Elbatel et al., MICCAI 2023"
+    label_view: ClassVar[LabelView] = "all"
+    prior: PriorSpec = field(default_factory=PriorSpec)
+    local: LocalTraining = field(default_factory=lambda: LocalTraining(lr=3e-4, epochs=10))
+    batch_norm: NormPolicy = "average"
+    distillation: Annotated[float, Field(ge=0)] = 3.0
+    rescue: Rescue = "paper"
+    aggregation: Literal["rescue", "images"] = "rescue"
+    prior_view: Literal["same", "plain"] = "same"
+
+    def egress(self, layout: Layout) -> Egress:
+        by_images = self.aggregation == "images"
+        weight = IMAGES if by_images else (1e-12, 1e9)
+        return Egress(
+            layout.shared, layout.head, weight=weight, class_weight=(0.0, 1e9), prior=True, why=_WHY
+        )
+
+    def loss(self, logits: Tensor, y: Tensor, known: Tensor, task: Task) -> Tensor:
+        return masked_loss(logits, y, known, task)
+
+    def train(
+        self, site: Workbench, received: Payload, state: Packed, ctx: Context
+    ) -> tuple[Update, dict[str, Tensor]]:
+        local = in_phase(site.own(self.local), ctx)
+        watch = Divergence(site, self)
+        before = watch.under(site.model)
+        fitted = fit(
+            site,
+            watch.objective,
+            local,
+            policy=self.batch_norm,
+            moments=kept_moments(state, ctx),
+            head_only=ctx.phase.trainable == "head",
+            seed=ctx.seed,
+            round_=ctx.round,
+            batches=lambda shuffle, noise: watch.batches(local, shuffle, noise),
+        )
+        weight = float(len(site.samples["train"]))
+        if self.aggregation == "rescue":
+            weight = rescue_factor(before, watch.while_training(), self.rescue)
+        done = trained(site, received, ctx, fitted)
+        return replace(done, weight=weight, class_weights=weight * ones(received.labels)), fitted.moments
+
+    def merge(self, previous: GlobalModel, updates: Iterable[Update], ctx: Context) -> GlobalModel:
+        mean = weighted_mean(previous, updates)  # every tensor and row of a site by its rescue factor
+        return replace(previous, shared=mean.shared(), head=mean.head())
+
+
+_WHY = WHY | {
+    "prior": "digest of the frozen prior, once: all sites must hold the same",
+    "head": "rows of all classes",
+    "weight": "RF, the rescue factor: how much the site counts in the mean",
+    "class_weights": "the same for every row",
+}
+
+
+def distance(y: Tensor, target: Tensor) -> Tensor:
+    """Eq. 1, image by image: ``[n, d]`` twice to ``[n]`` in [0, 4]."""
+    return 2 - 2 * (F.normalize(y, dim=1) * F.normalize(target, dim=1)).sum(dim=1)
+
+
+def rescue_factor(before: Tensor, during: Tensor, reading: Rescue) -> float:
+    """Eq. 3, of w and v ``[c]``; classes without images are 0 in both."""
+    if reading == "normalised":
+        before, during = (v / v.sum().clamp(min=1e-12) for v in (before, during))
+    return float((before * during).sum())
+
+
+class Divergence:
+    """How far a site's model is from the prior, class by class; and what it minimises.
+
+    Attributes:
+        images: M_k, training images of each class, ``[c]``.
+
+    Raises:
+        ConfigError: the site has no prior, or the model's projection is not as wide as the prior.
+    """
+
+    def __init__(self, site: Workbench, method: FedMAS) -> None:
+        self._site, self._method, self._task = site, method, site.model.labels.task
+        self._prior = prior_of(site)
+        train = site.samples["train"]
+        self._train = replace(train, inputs={**train.inputs, PRIOR: self._remembered(train)})
+        self.images = torch.nan_to_num(train.y).sum(dim=0).double()
+        self._sums = torch.zeros_like(self.images)
+
+    @torch.no_grad()
+    def under(self, model: Classifier) -> Tensor:
+        """w_k: the class means of the distance over all training images as they are, ``[c]``."""
+        model.eval()
+        sums = torch.zeros_like(self.images)
+        for batch in self._train.batches(self._site.batch_size or 256):
+            ready = ready_inputs(self._site, batch).to(self._site.device)
+            y = model.projector(model.features(ready.inputs))
+            sums += by_class(distance(y, ready.inputs[PRIOR]), ready.y)
+        return self._means(sums)
+
+    def while_training(self) -> Tensor:
+        """v_k: the class means of the distance before each step, added up over the epochs, ``[c]``."""
+        return self._means(self._sums)
+
+    def batches(
+        self, local: LocalTraining, shuffle: torch.Generator, noise: torch.Generator
+    ) -> Iterator[Batch]:
+        """The training batches of an epoch, with the prior's features of what the method lets it see."""
+        plain = self._method.prior_view == "plain" or not self._site.augmentation.active
+        site = replace(self._site, samples={"train": self._train}) if plain else self._site
+        for batch in training_batches(site, local, shuffle, noise):
+            if plain:
+                yield batch
+            else:
+                seen = self._prior.features(site.prepare.undone(batch.inputs["image"]))
+                yield replace(batch, inputs={**batch.inputs, PRIOR: seen})
+
+    def objective(self, model: Classifier, batch: Batch) -> Tensor:
+        """L_sup + lambda_f L_f (Eq. 4)."""
+        z = model.features(batch.inputs)
+        each = distance(model.projector(z), batch.inputs[PRIOR])
+        self._sums += by_class(each.detach(), batch.y)
+        logits, lambda_f = model.head(z), self._method.distillation
+        if self._task == "multilabel":
+            supervised = masked_loss(logits, batch.y, batch.known, self._task)
+        else:
+            supervised = balanced_ce(logits, batch.y, batch.known, self.images.to(z))
+        return supervised + lambda_f * each.mean()
+
+    def _means(self, sums: Tensor) -> Tensor:
+        return torch.where(self.images > 0, sums / self.images.clamp(min=1), 0.0)
+
+    def _remembered(self, train: Samples) -> Tensor:
+        """The prior's features of the images as they are, computed once in a process."""
+        if PRIOR not in self._site.cache:
+            parts = [
+                self._prior.features(batch.inputs["image"].to(self._site.device)).cpu()
+                for batch in train.batches(self._site.batch_size or 256)
+            ]
+            self._site.cache[PRIOR] = torch.cat(parts)
+        return self._site.cache[PRIOR]
+
+
+def by_class(each: Tensor, y: Tensor) -> Tensor:
+    """The sum of a number of each image ``[n]`` over the images of each class, ``[c]``."""
+    return (each.unsqueeze(1) * (y == 1)).sum(dim=0).double().cpu()
+
+
+def prior_of(site: Workbench) -> Prior:
+    """The site's prior.
+
+    Raises:
+        ConfigError: there is none, or the model's projection is not as wide as it.
+    """
+    if site.prior is None:
+        raise ConfigError(f"{site.name} has no prior; name one with method.prior.name")
+    inputs = site.samples["train"].batch(torch.zeros(1, dtype=torch.long))
+    with torch.no_grad():
+        z = site.model.eval().features(ready_inputs(site, inputs).to(site.device).inputs)
+        width = site.model.projector(z).shape[1]
+    if width != site.prior.width:
+        raise ConfigError(
+            f"the prior {site.prior.description!r} has {site.prior.width} features and the model {width}; "
+            f"set model.projection={site.prior.width}"
+        )
+    return site.prior

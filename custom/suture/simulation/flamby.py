@@ -1,0 +1,189 @@
+"""ISIC 2019 as FLamby's six centres, and as clients of different skin tones: both as in Fed-MAS."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from suture.config import DataConfig
+from suture.data import load_table
+from suture.data.flamby import TRUTH, centres, listed, tones, with_validation
+from suture.data.long_tail import by_attribute, classes, crossed, divided
+from suture.data.table import Table
+from suture.errors import ConfigError
+from suture.messages import STRICT
+from suture.methods.contract import Method
+from suture.simulation.dealing import Validation
+from suture.simulation.parts import lists_folder, official, write_parts
+from suture.simulation.places import data_folder, images_in
+
+LOG = logging.getLogger(__name__)
+
+Centre = Annotated[int, Field(ge=0, le=5)]
+Split = Literal["official", "lesions", "images"]
+
+
+@dataclass(frozen=True, config=STRICT)
+class FlambySites:
+    """Fed-ISIC2019: one site for each centre, all of which know eight classes, though some have not seen all.
+
+    A centre without any image is left out.
+
+    Attributes:
+        centres: 0 Barcelona, 1, 2 and 5 Vienna, 3 Rosendahl, 4 New York.
+        split: ``official``, the lists of Fed-MAS train and all other images of a centre test; or each class
+            of each centre is cut 70/10/20, by ``lesions`` or by ``images``, for want of the official ones.
+        fold: of Fed-MAS's lists, as their names count; the first is FLamby's own division.
+        validation: whether the ``server`` holds the validation images, a tenth of each class, or the
+            ``sites`` their own.
+        root: folder of the images, and for `split` lesions of the file that names these; by default
+            ham10000_112px in SUTURE_DATA.
+        lists: folder of flamby_train_test_split.csv and the training lists; by default that of the images, or
+            flamby_isic in SUTURE_DATA.
+        seed: of the divisions.
+        learning_rates: of sites that have one of their own.
+    """
+
+    centres: Annotated[tuple[Centre, ...], Field(min_length=1)] = (0, 1, 2, 3, 4, 5)
+    split: Split = "official"
+    fold: Annotated[int, Field(ge=1, le=5)] = 1
+    validation: Validation = "server"
+    root: str | None = None
+    lists: str | None = None
+    seed: Annotated[int, Field(ge=0)] = 1337
+    learning_rates: dict[str, float] = Field(default_factory=dict)
+
+    def prepare(self, folder: Path, runs: Path, seed: int, method: type[Method] | Method) -> list[str]:  # noqa: ARG002
+        """Writes each centre, and the server's held-out rows; see `PhantomSites.prepare`."""
+        root, lists = _folders(self.root, self.lists)
+        whole = load_table(flamby_config(root, lists, self.split, self.seed))
+        of = centres(official(lists, TRUTH))
+        centre = np.array([of[image] for image in whole.images])
+        for k in self.centres:
+            if not (centre == k).any():
+                LOG.warning("%s: no image of centre %d; it is left out", whole.root, k)
+        wanted = np.isin(centre, self.centres)
+        if not wanted.any():
+            raise ConfigError(
+                f"{whole.root} has no image of these centres; correct simulation.centres or root"
+            )
+        pooled, centre = whole.rows(wanted), centre[wanted]
+        split = (
+            self._official(pooled, centre, lists)
+            if self.split == "official"
+            else divided(pooled, (0.7, 0.1, 0.2), self.seed, crossed(centre, classes(pooled.y)))
+        )
+        return write_parts(
+            folder,
+            runs,
+            with_split(pooled, split),
+            tuple(f"centre-{k}" for k in centre),
+            method,
+            validation=self.validation,
+            learning_rates=self.learning_rates,
+        )
+
+    def _official(self, table: Table, centre: NDArray[np.intp], lists: Path) -> tuple[str, ...]:
+        """The split of each row by the lists of its centre."""
+        split = np.full(len(table), "", dtype="<U10")
+        for k in np.unique(centre):
+            here = centre == k
+            own = table.rows(here)
+            trained = listed(official(lists, f"train_flamby_isic_fl_{k}_{self.fold}.csv"))
+            split[here] = with_validation(
+                own, np.array([image in trained for image in own.images]), self.seed
+            )
+        if "test" not in split:
+            raise ConfigError(
+                f"{table.root} has none of the images that fold {self.fold} tests with; divide those that "
+                "are there with --set simulation.split=lesions"
+            )
+        return tuple(split.tolist())
+
+
+@dataclass(frozen=True, config=STRICT)
+class AttributeSites:
+    """ISIC 2019 at four clients of different skin tones, each divided 70/15/15, as in Fed-MAS.
+
+    One client, the last, is dominated by the rarer tone, the others by the other. The paper prints neither
+    the files nor the shares: 90 % is this project's choice.
+
+    Attributes:
+        tones: CSV with the columns image and skin_tone, light or dark; only its images are used.
+        clients: at least 2.
+        dominance: the share of the rarer tone at the last client, which holds this share of all its images.
+        split: whether ``lesions`` or ``images`` are divided.
+        validation: whether the ``server`` holds the validation images or the ``sites`` their own.
+        root: as in `FlambySites`.
+        lists: as in `FlambySites`.
+        seed: of the divisions.
+        learning_rates: of sites that have one of their own.
+    """
+
+    tones: str | None = None
+    clients: Annotated[int, Field(ge=2)] = 4
+    dominance: Annotated[float, Field(gt=0.5, le=1)] = 0.9
+    split: Literal["lesions", "images"] = "lesions"
+    validation: Validation = "server"
+    root: str | None = None
+    lists: str | None = None
+    seed: Annotated[int, Field(ge=0)] = 1337
+    learning_rates: dict[str, float] = Field(default_factory=dict)
+
+    def prepare(self, folder: Path, runs: Path, seed: int, method: type[Method] | Method) -> list[str]:  # noqa: ARG002
+        """Writes each client, and the server's held-out rows; see `PhantomSites.prepare`."""
+        if not self.tones:
+            raise ConfigError("where are the skin tones? Name their CSV with --set simulation.tones=FILE")
+        tone = tones(Path(self.tones).expanduser().resolve())
+        root, lists = _folders(self.root, self.lists)
+        whole = load_table(flamby_config(root, lists, self.split, self.seed))
+        pooled = whole.rows(np.array([image in tone for image in whole.images]))
+        if len(pooled) < len(whole):
+            LOG.warning("%s: %d images have no skin tone; left out", whole.root, len(whole) - len(pooled))
+        attribute = [tone[image] for image in pooled.images]
+        site = by_attribute(pooled, attribute, self.clients, self.dominance, self.seed)
+        strata = crossed(site, attribute, classes(pooled.y))
+        return write_parts(
+            folder,
+            runs,
+            with_split(pooled, divided(pooled, (0.7, 0.15, 0.15), self.seed, strata)),
+            tuple(f"isic-{i}" for i in site),
+            method,
+            validation=self.validation,
+            attribute=attribute,
+            learning_rates=self.learning_rates,
+        )
+
+
+def flamby_config(root: Path, lists: Path, split: Split, seed: int) -> DataConfig:
+    """The data of all centres; rows without an image are left out.
+
+    Raises:
+        ConfigError: the lists are not there.
+    """
+    return DataConfig(
+        dataset="flamby_isic",
+        root=images_in(root),
+        table=official(lists, TRUTH),
+        lists=root,
+        split=split,
+        seed=seed,
+        color=True,
+        partial=True,
+    )
+
+
+def with_split(table: Table, split: tuple[str, ...]) -> Table:
+    """The same rows in other splits."""
+    return Table(table.labels, table.images, table.patients, table.y, split, table.root)
+
+
+def _folders(root: str | None, lists: str | None) -> tuple[Path, Path]:
+    images = data_folder(root, "ham10000_112px", "ISIC 2019")
+    return images, lists_folder(lists, images, TRUTH, "flamby_isic")

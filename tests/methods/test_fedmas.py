@@ -1,0 +1,220 @@
+"""Fed-MAS by hand, and a site's round against its equations written out."""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from suture.data.transforms import MILD
+from suture.errors import ConfigError, FederationError
+from suture.losses import balanced_ce
+from suture.messages import Hello, Payload, Update
+from suture.methods.contract import Context, GlobalModel, Phase
+from suture.methods.fedmas import FedMAS, by_class, distance, rescue_factor
+from suture.models.classifier import Preprocessing
+from suture.packing import Packed
+from suture.priors.prior import freeze
+from suture.seeds import generator_for
+from suture.server.global_model import initial
+from suture.server.roster import agree
+from suture.training import LocalTraining, Workbench
+
+CTX = Context(1, Phase("main", 1), 0)
+EVERY = ("Fibrosis", "Hernia", "Mass", "Nodule")
+
+
+def test_the_distance_is_between_directions() -> None:
+    y = torch.tensor([[3.0, 4.0], [1.0, 0.0], [2.0, 0.0], [5.0, 5.0]])
+    target = torch.tensor([[4.0, 3.0], [0.0, 7.0], [-9.0, 0.0], [1.0, 1.0]])
+    assert distance(y, target).tolist() == pytest.approx([0.08, 2, 4, 0], abs=1e-6)
+
+
+def test_class_means_run_over_batches() -> None:
+    one = by_class(torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.eye(2)[[0, 0, 1, 0]])
+    two = by_class(torch.tensor([5.0, 1.0]), torch.eye(2)[[0, 1]])
+    assert ((one + two) / torch.tensor([4, 2])).tolist() == [3, 2]
+
+
+def test_rescue_factor_of_paper_and_program() -> None:
+    w, v = torch.tensor([3.0, 2.0]), torch.tensor([6.0, 2.0])
+    assert rescue_factor(w, v, "paper") == 22
+    assert rescue_factor(w, v, "normalised") == pytest.approx(0.55)
+
+
+@pytest.mark.parametrize("classes", [2, 5])
+def test_the_two_readings_order_sites_the_other_way_round(classes: int) -> None:
+    """With equally hard classes, RF is their number times w v, or one over their number."""
+    w = torch.full((classes,), 0.5)
+    assert rescue_factor(w, 2 * w, "paper") == pytest.approx(classes * 0.5)
+    assert rescue_factor(w, 2 * w, "normalised") == pytest.approx(1 / classes)
+
+
+def test_learning_rate_of_hyperkvasir() -> None:
+    local = LocalTraining(lr=0.1, final_lr=1e-4, optimiser="sgd")
+    found = [local.lr_of(r + 1, 200) for r in (0, 99, 199)]
+    assert found == pytest.approx([0.0999938, 0.05005, 0.0001], abs=1e-7)
+
+
+def test_balanced_softmax_by_hand() -> None:
+    """Logits all alike, counts 3 and 1: the probabilities are 3/4 and 1/4."""
+    logits, known = torch.zeros(2, 2), torch.ones(2, 2, dtype=torch.bool)
+    loss = balanced_ce(logits, torch.eye(2), known, torch.tensor([3.0, 1.0]))
+    assert float(loss) == pytest.approx((math.log(4 / 3) + math.log(4)) / 2)
+    absent = balanced_ce(logits[:1], torch.eye(2)[:1], known[:1], torch.tensor([3.0, 0.0]))
+    assert float(absent) == pytest.approx(0, abs=1e-6)
+
+
+def test_every_tensor_is_weighted_by_the_rescue_factor() -> None:
+    before = GlobalModel(("A",), {"w": torch.zeros(1)}, {"head.bias": torch.zeros(1)})
+    updates = [
+        Update(
+            1,
+            ("A",),
+            {"w": torch.tensor([x])},
+            {"head.bias": torch.tensor([x])},
+            torch.tensor([rf]).double(),
+            rf,
+        )
+        for x, rf in ((1.0, 22.0), (5.0, 66.0))
+    ]
+    after = FedMAS().merge(before, updates, CTX)
+    assert after.shared["w"].item() == pytest.approx(4)
+    assert after.head["head.bias"].item() == pytest.approx(4)
+
+
+class Mean(nn.Module):
+    """Features of a prior that can be followed by hand: means of quarters of the image, and one."""
+
+    def forward(self, image: Tensor) -> Tensor:
+        means = torch.nn.functional.adaptive_avg_pool2d(image, 2).flatten(1)
+        return torch.cat([means, torch.ones(len(image), 1)], dim=1)
+
+
+METHOD = FedMAS(local=LocalTraining(lr=1e-2, epochs=2, batch_size=8), distillation=3.0)
+
+
+def bench_of(tiny: Any, method: FedMAS = METHOD) -> tuple[Workbench, Payload]:
+    """A site whose model projects to the five features of `Mean`."""
+    federation = tiny(method)
+    federation.plan = replace(federation.plan, model=replace(federation.plan.model, projection=5))
+    site = federation.sites()["alpha"]
+    model = initial(site.plan, EVERY)
+    task = Payload("train", 1, 0, labels=EVERY, shared=dict(model.shared), head=dict(model.head))
+    prepare = Preprocessing(16, False, 1, (0.5,), (0.25,))
+    site.__dict__["_prior"] = freeze("mean", Mean(), 5, prepare, "means")
+    return site._workbench(task, site._state(task)), task
+
+
+def literal_round(site: Workbench, seed: int) -> tuple[Any, float]:
+    """Two epochs as the paper has them, image by image, with the same order of batches."""
+    train, model = site.samples["train"], copy.deepcopy(site.model)
+    assert site.prior is not None
+    images, target = site.prepare(train.inputs["image"]), site.prior.features(train.inputs["image"])
+    known = [k for k in range(4) if not math.isnan(float(train.y[0, k]))]
+
+    def class_means(values: dict[int, float]) -> list[float]:
+        of = [[v for i, v in values.items() if float(train.y[i, k]) == 1] for k in known]
+        return [sum(v) / len(v) for v in of]
+
+    model.eval()
+    with torch.no_grad():
+        z = model.features({"image": images})
+        y = model.projector(z)
+        w = class_means({i: float(distance(y[i : i + 1], target[i : i + 1])) for i in range(len(train))})
+    adam = torch.optim.Adam(model.parameters(), lr=1e-2)
+    shuffle = generator_for(seed, site.name, 1, "shuffle")
+    v = [0.0] * len(known)
+    for _ in range(2):
+        model.train()
+        order = torch.randperm(len(train), generator=shuffle)
+        seen: dict[int, float] = {}
+        for rows in (order[:8], order[8:]):
+            z = model.features({"image": images[rows]})
+            y, logits = model.projector(z), model.head(z)
+            loss = torch.zeros(())
+            for place, row in enumerate(rows.tolist()):
+                towards = (target[row] / target[row].norm()).double()
+                each = 2 - 2 * (y[place] / y[place].norm()) @ towards
+                seen[row] = float(each.detach())
+                loss = loss + 3.0 * each / len(rows)
+                for k in known:
+                    p = torch.sigmoid(logits[place, k])
+                    t = float(train.y[row, k])
+                    entry = -t * torch.log(p) - (1 - t) * torch.log(1 - p)
+                    loss = loss + entry / (len(rows) * len(known))
+            adam.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            adam.step()
+        v = [a + b for a, b in zip(v, class_means(seen), strict=True)]
+    return model, sum(a * b for a, b in zip(w, v, strict=True))
+
+
+class Precise:
+    """A site's preprocessing in float64, as Adam's first steps blow rounding up."""
+
+    def __init__(self, prepare: Preprocessing) -> None:
+        self.prepare, self.std = prepare, prepare.std
+
+    def __call__(self, image: Tensor) -> Tensor:
+        return self.prepare(image).double()
+
+
+def test_a_round_is_that_of_the_equations(tiny: Any) -> None:
+    bench, task = bench_of(tiny)
+    bench = replace(bench, model=bench.model.double(), prepare=Precise(bench.prepare))  # type: ignore[arg-type]
+    expected, rescue = literal_round(bench, 5)
+    done, _ = METHOD.train(bench, task, Packed({}, {}), replace(CTX, seed=5))
+    assert any(name.startswith("projector.") for name in done.shared)
+    for name, tensor in {**done.shared, **done.head}.items():
+        torch.testing.assert_close(tensor, expected.state_dict()[name], rtol=1e-6, atol=1e-6)
+    assert done.weight == pytest.approx(rescue, rel=1e-6)
+    assert done.class_weights.tolist() == [done.weight] * 4
+    assert not done.scalars
+
+
+def test_the_prior_sees_each_image_once_where_it_sees_it_plain(tiny: Any) -> None:
+    bench, task = bench_of(tiny)
+    seen: list[int] = []
+
+    class Counting(Mean):
+        def forward(self, image: Tensor) -> Tensor:
+            seen.append(len(image))
+            return super().forward(image)
+
+    assert bench.prior is not None
+    prior = replace(bench.prior, network=Counting())
+    bench = replace(bench, prior=prior, augmentation=MILD)
+    plain = replace(METHOD, prior_view="plain")
+    for _ in range(2):
+        plain.train(bench, task, Packed({}, {}), CTX)
+    assert sum(seen) == 15
+    METHOD.train(bench, task, Packed({}, {}), CTX)
+    assert sum(seen) == 15 + 2 * 15  # the augmented images of two epochs
+
+
+def test_by_images_it_is_distillation_without_mas(tiny: Any) -> None:
+    bench, task = bench_of(tiny)
+    done, _ = replace(METHOD, aggregation="images").train(bench, task, Packed({}, {}), CTX)
+    assert done.weight == 15
+
+
+def test_a_prior_of_another_width_is_refused(tiny: Any) -> None:
+    bench, task = bench_of(tiny)
+    assert bench.prior is not None
+    with pytest.raises(ConfigError, match=r"has 7 features and the model 5; set model\.projection=7"):
+        METHOD.train(replace(bench, prior=replace(bench.prior, width=7)), task, Packed({}, {}), CTX)
+
+
+def test_sites_with_different_priors_do_not_begin() -> None:
+    hellos = {
+        site: Hello(("A",), {"train": 9}, 1, "code", prior=digest)
+        for site, digest in (("a", "f" * 64), ("b", "f" * 64), ("c", "0" * 64))
+    }
+    with pytest.raises(FederationError, match=r"different priors \(a, b: f{12}; c: 0{12}\)"):
+        agree(hellos, (), {}, False)
