@@ -42,7 +42,7 @@ def predict_to_csv(model_folder: Path, images: Path, out: Path, device: str = "c
     pending: list[torch.Tensor] = []
     for path in paths:
         try:
-            pixels = torch.from_numpy(resize_pad(read_image(path, prepare.color), prepare.size))
+            pixels = torch.tensor(resize_pad(read_image(path, prepare.color), prepare.size))
         except DataError:
             skipped.append(str(path))
             continue

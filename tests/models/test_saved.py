@@ -22,6 +22,8 @@ def test_round_trip(tmp_path: Path) -> None:
     assert prepare == spec.preprocessing
     x = torch.randn(2, 1, 32, 32)
     assert torch.equal(model({"image": x}), again({"image": x}))
+    modes = {path.stat().st_mode & 0o777 for path in (tmp_path / "m").iterdir()}
+    assert len(modes) == 1  # whoever may read the description may read the weights
 
 
 def test_a_folder_that_holds_no_model(tmp_path: Path) -> None:

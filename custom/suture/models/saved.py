@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 
 from suture import __version__
 from suture.errors import ConfigError
@@ -28,7 +28,8 @@ def save_model(model: Classifier, spec: ModelSpec, folder: Path, facts: Mapping[
     """
     folder.mkdir(parents=True, exist_ok=True)
     with replacing(folder / "model.safetensors") as temporary:
-        save_file({name: t.contiguous() for name, t in model.state_dict().items()}, temporary)
+        # Not `save_file`, whose file only its owner may read.
+        temporary.write_bytes(save({name: t.contiguous() for name, t in model.state_dict().items()}))
     description = {
         "format": 1,
         "suture": __version__,
