@@ -13,10 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from suture.config import DataConfig
+from suture.data.isic import by_word, one_hot
 from suture.data.long_tail import classes, divided, stratified
 from suture.data.reading import Reading, Sheet, read_sheet, restricted, row_faults, rows_text
 from suture.data.table import SPLITS, Table
-from suture.errors import DataError, nearest
+from suture.errors import DataError
 from suture.labels import LabelSet
 
 SPELLINGS = ("MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC")
@@ -33,7 +34,8 @@ VALIDATION = 0.1
 
 TONES = ("light", "dark")
 
-_VALUES = {"1.0": 1.0, "1": 1.0, "0.0": 0.0, "0": 0.0}
+NUMBERS = {str(i): i for i in range(len(SPELLINGS))}
+"""The column of each `dx` of a list."""
 
 
 def read_flamby(config: DataConfig) -> Reading:
@@ -51,9 +53,9 @@ def read_flamby(config: DataConfig) -> Reading:
     """
     sheet = read_sheet(config.table)
     if "image_name" in sheet.header:
-        names, (y, faults) = _cells(sheet, "image_name"), _numbers(sheet)
+        names, (y, faults) = _cells(sheet, "image_name"), by_word(sheet, NUMBERS)
     elif "image" in sheet.header:
-        names, (y, faults) = _cells(sheet, "image"), _one_hot(sheet)
+        names, (y, faults) = _cells(sheet, "image"), one_hot(sheet, SPELLINGS, "seven")
     else:
         raise DataError(
             f"{sheet.path} has neither the columns of {TRUTH} nor those of a centre's list; correct "
@@ -128,33 +130,6 @@ def _official(sheet: Sheet, table: Table, seed: int) -> tuple[tuple[str, ...], l
     bad = [n for word, n in zip(words, sheet.numbers, strict=True) if word not in ("train", "test")]
     split = with_validation(table, np.array([word == "train" for word in words]), seed)
     return split, _fault(sheet, bad, "neither train nor test in column 'fold'; use the official table")
-
-
-def _numbers(sheet: Sheet) -> tuple[NDArray[np.float32], list[str]]:
-    """Labels [n, 8] of a list, and a fault for each distinct cell that is no number of a class."""
-    column = {str(i): i for i in range(len(SPELLINGS))}
-    y = np.full((len(sheet.rows), len(SPELLINGS)), np.nan, dtype=np.float32)
-    bad: dict[str, list[int]] = {}
-    for row, cell in enumerate(_cells(sheet, "dx")):
-        if cell in column:
-            y[row] = 0
-            y[row, column[cell]] = 1
-        else:
-            bad.setdefault(cell, []).append(sheet.numbers[row])
-    return y, [
-        f"{sheet.path} {rows_text(numbers)}: unknown dx {cell!r}; {nearest(cell, column)}"
-        for cell, numbers in bad.items()
-    ]
-
-
-def _one_hot(sheet: Sheet) -> tuple[NDArray[np.float32], list[str]]:
-    """Labels [n, 8] of the table of all centres, and a fault for the rows that are not of one class."""
-    columns = [_cells(sheet, name) for name in SPELLINGS]
-    y = np.array([[_VALUES.get(cell, np.nan) for cell in cells] for cells in columns], dtype=np.float32).T
-    wrong = y.sum(axis=1) != 1
-    y[wrong] = np.nan
-    numbers = [number for number, bad in zip(sheet.numbers, wrong, strict=True) if bad]
-    return y, _fault(sheet, numbers, "not one class with 1.0 and seven with 0.0; use the official table")
 
 
 def _lesions(names: list[str], config: DataConfig) -> list[str]:

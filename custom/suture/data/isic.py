@@ -7,6 +7,7 @@ the class as a word and the lesion of each image. For the former,
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,9 @@ TRUTH = "ISIC2018_Task3_Training_GroundTruth.csv"
 METADATA = "HAM10000_metadata.csv"
 GROUPINGS = "ISIC2018_Task3_Training_LesionGroupings.csv"
 
+WORDS = {spelling.lower(): i for i, spelling in enumerate(SPELLINGS)}
+"""The column of each `dx` of the metadata."""
+
 _VALUES = {"1.0": 1.0, "1": 1.0, "0.0": 0.0, "0": 0.0}
 
 
@@ -44,9 +48,9 @@ def read_isic(config: DataConfig) -> Reading:
     """
     sheet = read_sheet(config.table)
     if "image_id" in sheet.header:
-        names, (y, faults) = _cells(sheet, "image_id"), _words(sheet)
+        names, (y, faults) = _cells(sheet, "image_id"), by_word(sheet, WORDS)
     elif "image" in sheet.header:
-        names, (y, faults) = _cells(sheet, "image"), _one_hot(sheet)
+        names, (y, faults) = _cells(sheet, "image"), one_hot(sheet, SPELLINGS, "six")
     else:
         raise DataError(
             f"{sheet.path} has neither the columns of {TRUTH} nor those of {METADATA}; correct [data] table"
@@ -63,11 +67,14 @@ def read_isic(config: DataConfig) -> Reading:
     return Reading(restricted(table, config), tuple(faults))
 
 
-def _words(sheet: Sheet) -> tuple[NDArray[np.float32], list[str]]:
-    """Labels [n, 7] of the metadata, and a fault for each distinct word that is no class."""
-    column = {spelling.lower(): i for i, spelling in enumerate(SPELLINGS)}
+def by_word(sheet: Sheet, column: Mapping[str, int]) -> tuple[NDArray[np.float32], list[str]]:
+    """Labels [n, c] of a column `dx` of words, and a fault for each distinct word that is no class.
+
+    Args:
+        column: of each word.
+    """
     words = _cells(sheet, "dx")
-    y = np.full((len(words), len(SPELLINGS)), np.nan, dtype=np.float32)
+    y = np.full((len(words), len(column)), np.nan, dtype=np.float32)
     bad: dict[str, list[int]] = {}
     for row, word in enumerate(words):
         if word in column:
@@ -81,14 +88,18 @@ def _words(sheet: Sheet) -> tuple[NDArray[np.float32], list[str]]:
     ]
 
 
-def _one_hot(sheet: Sheet) -> tuple[NDArray[np.float32], list[str]]:
-    """Labels [n, 7] of the ground truth, and a fault for the rows that are not of one class."""
-    columns = [_cells(sheet, name) for name in SPELLINGS]
+def one_hot(sheet: Sheet, spellings: Sequence[str], others: str) -> tuple[NDArray[np.float32], list[str]]:
+    """Labels [n, c] of a column for each class, and a fault for the rows that are not of one class.
+
+    Args:
+        others: how many classes that leaves, as a word.
+    """
+    columns = [_cells(sheet, name) for name in spellings]
     y = np.array([[_VALUES.get(cell, np.nan) for cell in cells] for cells in columns], dtype=np.float32).T
     wrong = y.sum(axis=1) != 1
     y[wrong] = np.nan
     numbers = [number for number, bad in zip(sheet.numbers, wrong, strict=True) if bad]
-    return y, _fault(sheet, numbers, "not one class with 1.0 and six with 0.0; use the official table")
+    return y, _fault(sheet, numbers, f"not one class with 1.0 and {others} with 0.0; use the official table")
 
 
 def _lesions(sheet: Sheet, names: list[str], config: DataConfig) -> tuple[list[str], list[str]]:

@@ -18,6 +18,12 @@ Validation = Literal["sites", "server"]
 site is selected there, so that a personal method's sites hold their own either way."""
 
 
+def splits_of_server(method: type[Method] | Method, validation: Validation) -> tuple[Split, ...]:
+    """The splits that lie at the server."""
+    at_sites = method.personal != "nothing" or validation == "sites"
+    return ("test",) if at_sites else ("validation", "test")
+
+
 def write_dealt(
     folder: Path,
     runs: Path,
@@ -45,9 +51,7 @@ def write_dealt(
         the names of the sites, without the server's.
     """
     known = (pooled.labels,) * len(lists) if method.every_label else lists
-    personal = method.personal != "nothing"
-    at_sites = personal or validation == "sites"
-    held_out: tuple[Split, ...] = ("test",) if at_sites else ("validation", "test")
+    personal, held_out = method.personal != "nothing", splits_of_server(method, validation)
     sites = deal(pooled, known, seed, test=personal, held_out=held_out)
     names = [name for name in sites if name != SERVER]
     # Where a reference is given every label, the site still says which ones it annotates.

@@ -18,7 +18,7 @@ from suture.data.table import Table
 from suture.errors import ConfigError
 from suture.files import atomic_write
 from suture.methods.contract import Method
-from suture.simulation.dealing import Validation
+from suture.simulation.dealing import Validation, splits_of_server
 from suture.simulation.writing import write_sites
 
 Partition = Literal["iid", "dirichlet"]
@@ -76,13 +76,13 @@ def write_parts(
     """
     site, split = np.array(sites), np.array(pooled.split)
     personal = method.personal != "nothing"
-    at_sites = personal or validation == "sites"
-    held = np.isin(split, ("train", "validation") if at_sites else ("train",))
+    held_out = splits_of_server(method, validation)
+    held = np.isin(split, [name for name in ("train", "validation") if name not in held_out])
     tested = (split == "test") & personal
     rows = {
         name: ((site == name) & (held | tested)) | ((site == "") & tested) for name in sorted({*sites} - {""})
     }
-    rows[SERVER] = np.isin(split, ("test",) if at_sites else ("validation", "test"))
+    rows[SERVER] = np.isin(split, held_out)
     data = {}
     for name, keep in rows.items():
         table = write_site(folder / name, pooled.rows(keep), pooled.labels)
