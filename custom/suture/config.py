@@ -95,6 +95,7 @@ class DataConfig(_Section):
         uncertain: what -1 means in CheXpert and MIMIC: absent (U-Zeros), present (U-Ones) or unknown.
         views: frontal images of CheXpert and MIMIC, or the lateral ones too.
         partial: the table lists more images than `root` holds; the rows without an image are left out.
+        target: the class that this site trains, for methods in which each site has a task of its own.
         truth: a simulation's table of every label. Training never reads it: it says how many pseudo-labels
             were right, and that stays at the site.
     """
@@ -117,6 +118,7 @@ class DataConfig(_Section):
     uncertain: Literal["zeros", "ones", "ignore"] = "zeros"
     views: Literal["frontal", "all"] = "frontal"
     partial: bool = False
+    target: str | None = None
     truth: SitePath | None = None
 
     @property

@@ -20,15 +20,17 @@ from suture.abstain import LabelViewRefused, MissingState, ThreadsChanged, note,
 from suture.check import Expectation
 from suture.config import SiteConfig
 from suture.data.batch import columns
+from suture.data.one_task import one_task
 from suture.data.site import SiteSamples, load_samples
 from suture.diagnostics import Diagnostics
 from suture.errors import ConfigError
 from suture.labels import LabelSet
 from suture.measuring import class_counts, measure
 from suture.messages import Abstain, Evaluation, Hello, Labels, Metrics, Payload, Reply
-from suture.methods.crossing import crossing, staying
+from suture.methods.crossing import crossing, parts, staying
+from suture.methods.share import put
 from suture.models import build
-from suture.models.classifier import Classifier, Layout, layout_of, load_tensors, relabelled
+from suture.models.classifier import Classifier, Layout, load_tensors, relabelled, split_state
 from suture.models.saved import save_model
 from suture.packing import Packed
 from suture.plan import Plan, code_hash, context
@@ -99,7 +101,9 @@ class Site:
     def expectation(self, task: Payload) -> Expectation:
         """What this site may answer to a task; the site's filter holds the answer against it."""
         labels = task.labels or self._data()[0].names
-        layout = layout_of(self._model(labels), crossing(self._model(labels), self.plan.method))
+        model, method = self._model(labels), self.plan.method
+        state, head = split_state(model.state_dict())
+        layout = Layout.of(*parts(method, {name: state[name] for name in crossing(model, method)}, head))
         return Expectation(
             task.task,
             task.round,
@@ -107,7 +111,7 @@ class Site:
             task.split,
             labels,
             self._data()[0].names,
-            self.plan.method.egress(layout),
+            method.egress(layout),
             len(self._data()[1]["train"]),
         )
 
@@ -165,7 +169,7 @@ class Site:
         bench = self._workbench(task, self._state(task))
         draws = _BOOTSTRAP if task.split == "test" else 0
         measured = Evaluation(self._measure(bench, task.split, task.round, draws))
-        if task.split == "test" and self.plan.method.personal != "nothing":
+        if task.split == "test" and self.plan.method.part_at_site:
             facts = {"site": self.name, "round": task.round, "experiment": self.plan.experiment}
             save_model(bench.model, self.plan.model, self.folder / "model", facts)
         return measured
@@ -175,7 +179,8 @@ class Site:
     def _data(self) -> SiteSamples:
         """The site's own classes and its samples, read once."""
         if self._samples is None:
-            self._samples = self._load()
+            data, method = self._load(), self.plan.method
+            self._samples = one_task(data, self.config.data.target, self.name) if method.one_task else data
         return self._samples
 
     def _watching(self, bench: Workbench) -> tuple[Observer | None, Callable[[int], None]]:
@@ -189,7 +194,7 @@ class Site:
 
     def _keep(self, best: int) -> None:
         """Keeps the personal tensors that belong to the best round so far: they may be wanted again."""
-        if self.plan.method.personal != "nothing":
+        if self.plan.method.part_at_site:
             earlier = [number for number in self.states.rounds() if number <= best]
             if earlier:
                 self.states.keep(earlier[-1])
@@ -214,7 +219,8 @@ class Site:
     def _workbench(self, task: Payload, state: Packed) -> Workbench:
         """The model with everything that was received, and the data cut to its classes."""
         model = self._model(task.labels)
-        load_tensors(model, {**task.shared, **task.head, **self._fixed(task, state, model)})
+        fixed = self._fixed(task, state, model)
+        load_tensors(model, put(self.plan.method.share, fixed, {**task.shared, **task.head}))
         own, samples = self._data()
         wanted = LabelSet(task.labels, own.task)
         training = self.config.training

@@ -88,7 +88,7 @@ class Workbench:
         name: the site, for seeds and errors.
         model: holds what was received; its head has one row for each of its `labels`.
         samples: the site's data, cut to the model's labels.
-        prepare: uint8 images to normalised floats.
+        prepare: uint8 images to normalised floats; idle where the inputs are text.
         lr, batch_size: the site's own, where its configuration names them.
         prior: a frozen network that the method compares the model with.
         cache: what a method has computed and may compute again; it lives as long as the process.

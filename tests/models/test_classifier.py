@@ -10,7 +10,7 @@ import torch
 from suture.errors import ConfigError
 from suture.labels import LabelSet
 from suture.models import ModelSpec, build
-from suture.models.classifier import head_rows, layout_of, split_state
+from suture.models.classifier import Layout, head_rows, split_state
 from suture.models.norm import shared_names
 from suture.validation import parse
 
@@ -42,7 +42,7 @@ def test_names_and_shapes_of_what_is_shared() -> None:
     shared, head = split_state(model.state_dict())
     assert {name.split(".")[0] for name in shared} == {"backbone", "hidden"}
     assert {name: tuple(t.shape) for name, t in head.items()} == {"head.weight": (2, 4), "head.bias": (2,)}
-    layout = layout_of(model, shared_names(model, "average"))
+    layout = Layout.of({name: shared[name] for name in shared_names(model, "average")}, head)
     assert layout.head == {"head.weight": ((4,), "torch.float32"), "head.bias": ((), "torch.float32")}
     assert layout.shared["hidden.0.weight"] == ((4, 128), "torch.float32")
 

@@ -8,9 +8,12 @@ from suture.methods.contract import Method
 from suture.methods.fedavg import FedAvg
 from suture.methods.fedlsm import FedLSM
 from suture.methods.fedmas import FedMAS
+from suture.methods.fl import FL
 from suture.methods.individual import Individual
+from suture.methods.metafl import MetaFL
 from suture.methods.partial import PartialLoss
 from suture.methods.pfl import PersonalisedFL
+from suture.methods.pmfl import PMFL
 from suture.methods.surgical import SurgicalAggregation
 from suture.methods.vanilla import VanillaFL
 
@@ -23,6 +26,9 @@ METHODS: dict[str, type[Method]] = {
         FedAvg,
         FedLSM,
         FedMAS,
+        FL,
+        MetaFL,
+        PMFL,
         PersonalisedFL,
         Individual,
         Central,

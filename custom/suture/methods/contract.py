@@ -17,6 +17,7 @@ from torch import Tensor
 from suture.labels import Task
 from suture.mean import WeightedMean
 from suture.messages import Counts, Labels, Payload, Update
+from suture.methods.share import Share
 from suture.models.classifier import Layout
 from suture.models.norm import NormPolicy
 from suture.packing import Packed
@@ -163,9 +164,12 @@ class Method(ABC):
             method leaves a model at each site instead of a global one.
         pooled: one party trains on the data of all sites together: a reference, not a federation.
         every_label: of such a reference: a simulation gives it every label of every image.
+        one_task: every site trains a task of its own, the class that its suture.toml names as `target`, under
+            one row, `suture.data.one_task.TARGET`, which so means something else at each site.
         guesses: whether it makes pseudo-labels, of which a simulation counts how many are right.
         here_only: why the method cannot run in a federation; empty where it can.
         prior: the frozen network that sites compare their models with, where the method has one.
+        share: the part of the model that crosses; None for all of it. The rest of a site's model is its own.
         local: how a site trains.
         batch_norm: what happens to batch norm.
     """
@@ -178,10 +182,17 @@ class Method(ABC):
     pooled: ClassVar[bool] = False
     every_label: ClassVar[bool] = False
     here_only: ClassVar[str] = ""
+    one_task: ClassVar[bool] = False
     guesses: ClassVar[bool] = False
     prior: PriorSpec | None = None
+    share: Share | None = None
     local: LocalTraining
     batch_norm: NormPolicy
+
+    @property
+    def part_at_site(self) -> bool:
+        """Whether a part of the model lives at each site, which keeps that of the best round."""
+        return self.personal != "nothing" or self.share is not None
 
     def phases(self, rounds: int) -> tuple[Phase, ...]:
         """The stretches of a run of `rounds` rounds: the warm-up of the head, if there is one, and the rest.

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from torch import Tensor
+
 from suture.methods.contract import Method
+from suture.methods.share import cut
 from suture.models.classifier import Classifier
 from suture.models.norm import counters, shared_names
 
@@ -12,11 +17,21 @@ def crossing(model: Classifier, method: Method) -> tuple[str, ...]:
     return () if method.personal == "model" else shared_names(model, method.batch_norm)
 
 
+def parts(
+    method: Method, shared: Mapping[str, Tensor], head: Mapping[str, Tensor]
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """What crosses each round of the shared tensors, and of the head's rows."""
+    with_head = method.personal == "nothing" and (method.share is None or method.share.head)
+    return cut(method.share, shared), dict(head) if with_head else {}
+
+
 def staying(model: Classifier, method: Method) -> tuple[str, ...]:
     """Names of the tensors that a site receives once and then keeps, sorted.
 
-    They are batch norm where it is not averaged, and what is personal.
+    They are batch norm where it is not averaged, and what is personal; the whole model, if a part is shared.
     """
+    if method.share is not None:  # what crosses is put into a whole model of the site's own
+        return tuple(sorted(set(model.state_dict()) - counters(model)))
     head = {name for name in model.state_dict() if name.startswith("head.")}
     away = set(crossing(model, method)) | counters(model) | (head if method.personal == "nothing" else set())
     return tuple(sorted(set(model.state_dict()) - away))

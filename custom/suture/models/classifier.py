@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -22,6 +22,14 @@ class Layout:
 
     shared: Shapes
     head: Shapes
+
+    @classmethod
+    def of(cls, shared: Mapping[str, Tensor], head: Mapping[str, Tensor]) -> Layout:
+        """That of tensors, the head's with a row for each class."""
+        return cls(
+            {name: (tuple(t.shape), str(t.dtype)) for name, t in shared.items()},
+            {name: (tuple(t.shape[1:]), str(t.dtype)) for name, t in head.items()},
+        )
 
 
 @validated(frozen=True, config=STRICT)
@@ -68,6 +76,7 @@ class Classifier(nn.Module):
         backbone: inputs to features ``[n, features]``.
         labels: names the head's rows, in order.
         hidden: width of the hidden block (Dense, ReLU, Dropout); 0 for none.
+        reads: names of the inputs that the backbone takes, in order.
         projection: width of a projector beside the head (Linear, batch norm, ReLU, Linear; ``projector.*``),
             for methods that compare features; 0 for none.
     """
@@ -80,9 +89,11 @@ class Classifier(nn.Module):
         hidden: int = 0,
         dropout: float = 0.0,
         projection: int = 0,
+        reads: tuple[str, ...] = ("image",),
     ) -> None:
         super().__init__()
         self.labels = labels
+        self.reads = reads
         self.backbone = backbone
         self.hidden: nn.Module = (
             nn.Sequential(nn.Linear(features, hidden), nn.ReLU(), nn.Dropout(dropout))
@@ -101,7 +112,7 @@ class Classifier(nn.Module):
 
     def features(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """What the head reads: ``[n, d]``."""
-        out: Tensor = self.hidden(self.backbone(inputs["image"]))
+        out: Tensor = self.hidden(self.backbone(*(inputs[name] for name in self.reads)))
         return out
 
     def forward(self, inputs: Mapping[str, Tensor]) -> Tensor:
@@ -150,15 +161,6 @@ def split_state(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[st
     """A state dict as its shared tensors and the head's."""
     head = {name: t for name, t in state.items() if name.startswith("head.")}
     return {name: t for name, t in state.items() if name not in head}, head
-
-
-def layout_of(model: Classifier, shared: Iterable[str]) -> Layout:
-    """The shapes of the named shared tensors and of the head's rows."""
-    state, head = split_state(model.state_dict())
-    return Layout(
-        {name: (tuple(state[name].shape), str(state[name].dtype)) for name in shared},
-        {name: (tuple(t.shape[1:]), str(t.dtype)) for name, t in head.items()},
-    )
 
 
 def load_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:

@@ -10,7 +10,8 @@ from torch import Tensor
 from suture.check import Expectation
 from suture.messages import Payload, TaskName
 from suture.methods.contract import GlobalModel, Method
-from suture.server.global_model import layout_of_global
+from suture.methods.crossing import parts
+from suture.models.classifier import Layout
 from suture.server.roster import Roster
 
 Assignments = dict[str, tuple[Payload, Expectation]]
@@ -40,13 +41,16 @@ def assignments(
         holders: the sites that hold what is sent only once.
         class_tensors: what else is said of each class, in the order of the model's.
     """
-    egress = method.egress(layout_of_global(model))
+    shared, crossing_head = parts(method, model.shared, model.head)
+    egress = method.egress(Layout.of(shared, crossing_head))
     asked: Assignments = {}
     for site, member in sorted(roster.members.items()):
         rows = roster.rows_for(site, method.label_view)
         labels = roster.to_site(site, rows)
         head, fixed = model.rows(rows), dict(model.fixed)
-        if method.personal != "nothing":  # the initial rows are sent once and become the site's own
+        if method.share is not None:  # a site begins with a whole model of its own
+            fixed |= {**model.shared, **head}
+        if not crossing_head:  # the initial rows are sent once and become the site's own
             head, fixed = {}, fixed | head
         payload = Payload(
             task,
@@ -55,7 +59,7 @@ def assignments(
             phase,
             split,
             labels,
-            dict(model.shared),
+            shared,
             head,
             {} if site in holders else fixed,
             {name: tensor[model.where(rows)] for name, tensor in (class_tensors or {}).items()},

@@ -14,7 +14,7 @@ from suture.messages import Labels
 from suture.methods.contract import GlobalModel
 from suture.methods.crossing import crossing, staying
 from suture.models import build
-from suture.models.classifier import Classifier, Layout, relabelled, split_state
+from suture.models.classifier import Classifier, relabelled, split_state
 from suture.models.saved import save_model
 from suture.packing import Packed
 from suture.plan import Plan
@@ -26,11 +26,13 @@ def initial(plan: Plan, labels: Labels, task: Task = "multilabel") -> GlobalMode
     """One common initialisation for all sites; pretrained weights are read here and nowhere else."""
     model = build(plan.model, LabelSet(labels, task), plan.seed, pretrained=True)
     state, head = split_state(model.state_dict())
+    shared = crossing(model, plan.method)
+    fixed = set(staying(model, plan.method)) - {*shared, *head}
     return GlobalModel(
         labels,
-        {name: state[name].clone() for name in crossing(model, plan.method)},
+        {name: state[name].clone() for name in shared},
         {name: rows.clone() for name, rows in head.items()},
-        {name: state[name].clone() for name in staying(model, plan.method) if name in state},
+        {name: state[name].clone() for name in sorted(fixed)},
         task=task,
     )
 
@@ -38,14 +40,6 @@ def initial(plan: Plan, labels: Labels, task: Task = "multilabel") -> GlobalMode
 def with_labels(model: GlobalModel, labels: Labels, plan: Plan) -> GlobalModel:
     """The model with a row for each of `labels`: known classes keep theirs, new ones are initialised."""
     return replace(model, labels=labels, head=relabelled(model.head, model.labels, labels, plan.seed))
-
-
-def layout_of_global(model: GlobalModel) -> Layout:
-    """Shapes and types of what a site is sent and sends back."""
-    return Layout(
-        {name: (tuple(t.shape), str(t.dtype)) for name, t in model.shared.items()},
-        {name: (tuple(t.shape[1:]), str(t.dtype)) for name, t in model.head.items()},
-    )
 
 
 def pack_model(model: GlobalModel, header: Mapping[str, Any]) -> Packed:

@@ -1,0 +1,64 @@
+"""Which rows of a model cross, where only a part of it does; the rest is each party's own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+from torch import Tensor
+
+from suture.messages import STRICT
+
+_GATES = re.compile(r"(weight|bias)_(ih|hh)_l\d+(_reverse)?$")
+"""Tensors of an LSTM, whose rows are those of its input, forget, cell and output gates in turn."""
+
+
+@dataclass(frozen=True, config=STRICT)
+class Share:
+    """The part of each tensor that crosses.
+
+    The head crosses only where everything does: its rows are classes, and no half of a class is known.
+
+    Attributes:
+        fraction: of the rows of each tensor, rounded down.
+        of: the first ``rows`` of each tensor, as in the published program (of an LSTM the input and forget
+            gates of all units); or whole hidden ``units`` of an LSTM, all four gates of the first of them.
+    """
+
+    fraction: Annotated[float, Field(gt=0, le=1)] = 0.5
+    of: Literal["rows", "units"] = "rows"
+
+    @property
+    def head(self) -> bool:
+        """Whether the head crosses."""
+        return self.fraction == 1
+
+    def rows(self, name: str, length: int) -> Tensor:
+        """The numbers of the rows that cross, of a tensor with `length` of them."""
+        if self.of == "units" and _GATES.search(name):
+            units = length // 4
+            first = torch.arange(int(self.fraction * units))
+            return torch.cat([first + gate * units for gate in range(4)])
+        return torch.arange(int(self.fraction * length))
+
+
+def cut(share: Share | None, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What crosses of each tensor; one of which no row does is left out."""
+    if share is None:
+        return dict(tensors)
+    parts = {name: tensor[share.rows(name, len(tensor))] for name, tensor in tensors.items()}
+    return {name: part for name, part in parts.items() if len(part)}
+
+
+def put(share: Share | None, whole: Mapping[str, Tensor], parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The whole tensors with the rows that crossed in their places; all others as they were."""
+    if share is None:
+        return {**whole, **parts}
+    done = dict(whole)
+    for name, part in parts.items():
+        done[name] = whole[name].index_copy(0, share.rows(name, len(whole[name])), part)
+    return done

@@ -1,0 +1,298 @@
+"""MetaFL, PMFL and their baseline: numbers by hand, and twenty steps against a program in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Literal
+
+import pytest
+import torch
+from torch import Tensor
+
+from suture.data.batch import Batch, Samples
+from suture.data.transforms import Augmentation
+from suture.errors import ConfigError, DataError
+from suture.labels import LabelSet
+from suture.messages import Payload, Update, ones
+from suture.methods import METHODS
+from suture.methods.contract import Context, GlobalModel, Phase
+from suture.methods.crossing import crossing, parts, staying
+from suture.methods.fl import FL
+from suture.methods.meta import INNER, ServerStep, adapt, batch_of, stepped
+from suture.methods.metafl import MetaFL
+from suture.methods.pmfl import PMFL
+from suture.methods.share import Share, cut, put
+from suture.models import ModelSpec
+from suture.models.classifier import Classifier, head_rows, load_tensors, split_state
+from suture.models.lstm import text_lstm
+from suture.packing import Packed
+from suture.training import Workbench
+
+TARGET = LabelSet(("target",))
+WORDS = 21
+SITES = ("a", "b")
+
+
+def at(round_: int) -> Context:
+    return Context(round_, Phase("main", 100), 0)
+
+
+# By hand: L_k = (theta - c_k)^2 / 2 for support and query, theta = 1, alpha = 0.1, two steps, c = 0 and 3.
+
+
+def scalar(c: float) -> Any:
+    return lambda parameters, batch: ((parameters["w"] - c) ** 2 / 2).sum()  # noqa: ARG005
+
+
+@pytest.mark.parametrize(("order", "gradient", "after"), [(1, -0.405, 1.2025), (2, -0.32805, 1.164025)])
+def test_two_steps_on_a_parabola(order: int, gradient: float, after: float) -> None:
+    grads, losses, ends = [], [], []
+    none = Batch({}, torch.zeros(1, 1), torch.ones(1, 1, dtype=torch.bool))
+    for c in (0.0, 3.0):
+        start = {"w": torch.ones(1, dtype=torch.float64, requires_grad=True)}
+        phi, _ = adapt(scalar(c), start, none, 0.1, 2, second_order=order == 2)
+        loss = scalar(c)(phi, none)
+        (g,) = torch.autograd.grad(loss, [start["w"] if order == 2 else phi["w"]])
+        grads.append(g)
+        losses.append(loss.item())
+        ends.append(phi["w"].item())
+    assert ends == pytest.approx([0.81, 1.38])
+    assert sum(losses) / 2 == pytest.approx(0.820125)
+    assert torch.stack(grads).mean().item() == pytest.approx(gradient)
+    method = MetaFL(server=ServerStep("sgd", 0.5))
+    updates = [Update(1, (), {"w": g}, {}, ones(()), kind="gradient") for g in grads]
+    model = GlobalModel((), {"w": torch.ones(1, dtype=torch.float64)}, {})
+    assert stepped(method, model, updates, method.server).shared["w"].item() == pytest.approx(after)
+
+
+def test_equal_losses_with_different_gradients_move_the_server_differently() -> None:
+    """The paper returns losses alone; they cannot say where to go."""
+    moved = []
+    for sign in (1.0, -1.0):
+        update = Update(
+            1, (), {"w": torch.tensor([sign])}, {}, ones(()), kind="gradient", scalars={"query_loss": 0.7}
+        )
+        model = GlobalModel((), {"w": torch.zeros(1)}, {})
+        moved.append(stepped(MetaFL(), model, [update], ServerStep()).shared["w"].item())
+    assert moved == pytest.approx([-1e-3, 1e-3])
+
+
+# Which rows are half of a model
+
+
+def test_half_of_the_text_model() -> None:
+    model = text_model(1)
+    state = model.state_dict()
+    half = {name: len(t) for name, t in cut(Share(), state).items()}
+    assert half.pop("backbone.embedding.weight") == 10
+    assert half.keys() == {
+        name for name in state if ".lstm." in name
+    }  # nothing of an output layer of one row
+    assert set(half.values()) == {64}
+    assert sum(t.numel() for t in state.values()) == 41_537 + 128 * WORDS
+
+
+def test_half_of_the_units_of_an_lstm() -> None:
+    rows = Share(of="units").rows("backbone.lstm.weight_ih_l0", 128).tolist()
+    assert rows == [u + gate for gate in (0, 32, 64, 96) for u in range(16)]
+    assert Share(of="units").rows("backbone.embedding.weight", 21).tolist() == list(range(10))
+
+
+def test_rows_go_back_to_their_places() -> None:
+    share, whole = Share(0.5), {"x": torch.arange(5.0), "head.bias": torch.zeros(1)}
+    part = cut(share, whole)
+    assert part.keys() == {"x"}
+    again = put(share, whole, {"x": torch.tensor([7.0, 8.0])})
+    assert again["x"].tolist() == [7, 8, 2, 3, 4]
+    assert torch.equal(put(share, whole, part)["x"], whole["x"])
+
+
+# Against a program in one process
+
+
+def text_model(seed: int) -> Classifier:
+    torch.manual_seed(seed)
+    backbone, features = text_lstm(WORDS, padding=False)
+    model = Classifier(backbone, features, TARGET, reads=("tokens", "length"))
+    load_tensors(model, head_rows(TARGET, features, seed))
+    return model
+
+
+def silo(seed: int, n: int = 24) -> Samples:
+    g = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(0, WORDS, (n, 4), generator=g)
+    length = torch.randint(1, 5, (n,), generator=g)
+    y = (torch.rand(n, 1, generator=g) > 0.5).double()
+    return Samples({"tokens": tokens, "length": length}, y, tuple(map(str, range(n))))
+
+
+def bench(name: str, model: Classifier, samples: Samples) -> Workbench:
+    return Workbench(
+        name, model, {"train": samples}, ModelSpec().preprocessing, Augmentation(), torch.device("cpu")
+    )
+
+
+def federation(method: Any, rounds: int) -> tuple[list[dict[str, Tensor]], dict[str, dict[str, Tensor]]]:
+    """The method's own halves, round after round; the server's tensors after each, and the sites' models."""
+    models = {site: text_model(0).double() for site in SITES}
+    state, head = split_state(text_model(0).double().state_dict())
+    server = GlobalModel(TARGET.names, state, head)
+    after = []
+    for round_ in range(1, rounds + 1):
+        updates = []
+        for i, site in enumerate(SITES):
+            shared, rows = parts(method, server.shared, server.head)
+            model = models[site]
+            load_tensors(model, put(method.share, model.state_dict(), {**shared, **rows}))
+            update, _ = method.train(
+                bench(site, model, silo(i)),
+                Payload("train", labels=TARGET.names, shared=shared, head=rows),
+                Packed({}, {}),
+                at(round_),
+            )
+            updates.append(update)
+        server = method.merge(server, updates, at(round_))
+        after.append({**server.shared, **server.head})
+    return after, {site: model.state_dict() for site, model in models.items()}
+
+
+def reference(
+    rounds: int, order: int, half: bool, algorithm: Literal["meta", "fl"] = "meta", batches: int = 3
+) -> tuple[list[dict[str, Tensor]], dict[str, dict[str, Tensor]]]:
+    """The same as a plain program: models side by side, slices, and one optimiser."""
+    theta = text_model(0).double()
+    names = [name for name, _ in theta.named_parameters()]
+    rows = {n: len(p) // 2 if half else len(p) for n, p in theta.named_parameters()}
+    locals_ = {site: text_model(0).double() for site in SITES}
+    optimiser = torch.optim.Adam(theta.parameters(), 1e-3)
+    after = []
+    for round_ in range(rounds):
+        total = [torch.zeros_like(p) for p in theta.parameters()]
+        for i, site in enumerate(SITES):
+            phi = {n: p.detach().clone() for n, p in locals_[site].named_parameters()}
+            for n, p in theta.named_parameters():
+                phi[n][: rows[n]] = p.detach()[: rows[n]]
+            start = [phi[n].requires_grad_() for n in names]
+            data, size = silo(i), 24 // batches
+            first = round_ % batches * size
+            support = data.batch(torch.arange(first, first + size // 2))
+            query = data.batch(torch.arange(first + size // 2, first + size))
+
+            def loss(values: list[Tensor], batch: Batch) -> Tensor:
+                out = torch.func.functional_call(
+                    theta, dict(zip(names, values, strict=True)), (batch.inputs,)
+                )
+                return torch.nn.functional.binary_cross_entropy_with_logits(out, batch.y)
+
+            values = start
+            for _ in range(2):
+                grads = torch.autograd.grad(loss(values, support), values, create_graph=order == 2)
+                values = [v - 0.05 * g for v, g in zip(values, grads, strict=True)]
+            wanted = start if order == 2 else values
+            for t, g in zip(total, torch.autograd.grad(loss(values, query), wanted), strict=True):
+                t += g / len(SITES)
+            with torch.no_grad():
+                for p, v in zip(locals_[site].parameters(), values, strict=True):
+                    p.copy_(v)
+        if algorithm == "fl":
+            with torch.no_grad():
+                for k, p in enumerate(theta.parameters()):
+                    p.copy_(sum(list(m.parameters())[k] for m in locals_.values()) / len(SITES))
+        else:
+            for (n, p), g in zip(theta.named_parameters(), total, strict=True):
+                g[rows[n] :] = 0
+                p.grad = g
+            optimiser.step()
+        after.append({n: p.detach().clone() for n, p in theta.named_parameters()})
+    return after, {site: {n: p.detach() for n, p in m.named_parameters()} for site, m in locals_.items()}
+
+
+def close(one: Mapping[str, Tensor], two: Mapping[str, Tensor]) -> None:
+    assert one.keys() == two.keys()
+    for name, tensor in one.items():
+        torch.testing.assert_close(tensor, two[name], rtol=0, atol=1e-12)
+
+
+LOCAL = replace(INNER, lr=0.05, iterations=2)
+
+
+@pytest.mark.parametrize("order", [1, 2])
+@pytest.mark.parametrize("half", [True, False])
+def test_twenty_server_steps_equal_the_program_in_one_process(order: Literal[1, 2], half: bool) -> None:
+    kind: Any = PMFL if half else MetaFL
+    ours, own = federation(kind(local=LOCAL, order=order, batches=3), 20)
+    theirs, locals_ = reference(20, order, half)
+    for one, two in zip(ours, theirs, strict=True):
+        close(one, two)
+    if half:
+        for site in SITES:
+            close(own[site], locals_[site])
+
+
+def test_the_baseline_is_the_mean_of_the_adapted_models() -> None:
+    ours, _ = federation(FL(local=LOCAL, batches=3), 5)
+    for one, two in zip(ours, reference(5, 1, False, "fl")[0], strict=True):
+        close(one, two)
+
+
+def test_second_order_is_not_first_order() -> None:
+    (one,), (two,) = (federation(MetaFL(local=LOCAL, order=o, batches=3), 1)[0] for o in (1, 2))
+    assert any(not torch.allclose(one[name], two[name], atol=1e-9) for name in one)
+
+
+def test_rows_that_do_not_cross_stay_bitwise_as_they_were() -> None:
+    before = text_model(0).double().state_dict()
+    after = federation(PMFL(local=LOCAL, batches=3), 7)[0][-1]
+    for name, tensor in after.items():
+        half = len(tensor) // 2
+        assert torch.equal(tensor[half:], before[name][half:])
+        assert half == 0 or not torch.equal(tensor[:half], before[name][:half])
+
+
+# What crosses, and what is refused
+
+
+def test_a_round_of_pmfl_moves_half_of_what_fl_moves() -> None:
+    state, head = split_state(text_model(0).state_dict())
+    size = {
+        kind.name: sum(t.numel() for group in parts(kind(), state, head) for t in group.values())
+        for kind in (FL, MetaFL, PMFL)
+    }
+    assert size["fl"] == size["metafl"] == 41_537 + 128 * WORDS
+    assert size["pmfl"] == 41_472 // 2 + 128 * 10
+
+
+def test_a_site_of_pmfl_keeps_its_whole_model() -> None:
+    model = text_model(0)
+    assert set(staying(model, PMFL())) == set(model.state_dict())
+    assert not staying(model, MetaFL())
+    assert crossing(model, PMFL()) == tuple(sorted(n for n in model.state_dict() if n.startswith("backbone")))
+
+
+@pytest.mark.parametrize("name", ["fl", "metafl", "pmfl"])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"local": replace(INNER, optimiser="adam")},
+        {"local": replace(INNER, iterations=None)},
+        {"local": replace(INNER, warmup_epochs=1)},
+        {"batch_norm": "average"},
+    ],
+)
+def test_settings_that_the_inner_loop_would_ignore_are_refused(name: str, wrong: dict[str, Any]) -> None:
+    kind: Any = METHODS[name]
+    with pytest.raises(ConfigError, match=r"inner loop|batch norm"):
+        kind(**wrong)
+
+
+def test_batches_are_consecutive_and_come_again() -> None:
+    site = bench("a", text_model(0), silo(0))
+    support, query = batch_of(site, 2, 5)  # 24 rows in 5 batches of 4; the last 4 are left out
+    rows = silo(0).inputs["tokens"]
+    assert torch.equal(support.inputs["tokens"], rows[4:6])
+    assert torch.equal(query.inputs["tokens"], rows[6:8])
+    again, _ = batch_of(site, 7, 5)
+    assert torch.equal(again.inputs["tokens"], support.inputs["tokens"])
+    with pytest.raises(DataError, match=r"a has 24 training samples, too few for 13 batches.*batches=3"):
+        batch_of(site, 1, 13)
