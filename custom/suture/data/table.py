@@ -26,7 +26,8 @@ class Table:
         patients: patient identifier of each row; a patient is never in two splits.
         y: labels [n, c] as float32: 1 present, 0 absent, NaN unknown.
         split: ``train``, ``validation`` or ``test`` for each row; the empty string where a row is unused.
-        root: the folder of the images, or a tar archive (or folder of archives) that holds them; or the file or folder that they came from.
+        root: the folder of the images, or a tar archive (or folder of archives) that holds them; the file or
+            folder that documents came from.
         texts: the document of each row, where the data are text.
     """
 
