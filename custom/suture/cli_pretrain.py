@@ -118,12 +118,13 @@ def _images(configs: list[Path], size: int, color: bool) -> tuple[Tensor, list[d
 
     from suture.config import load_site_config
     from suture.data.site import load_samples
+    from suture.models import ModelSpec
 
     parts, data = [], []
     for path in configs:
         config = load_site_config(path)
         config = config.model_copy(update={"data": config.data.model_copy(update={"color": color})})
-        _, samples = load_samples(config, size, path.resolve().parent.name, only="train")
+        _, samples = load_samples(config, ModelSpec(size=size), path.resolve().parent.name, only="train")
         parts.append(samples["train"].inputs["image"])
         data.append({"dataset": config.data.dataset, "images": len(parts[-1])})
     # One data set stays memory-mapped; several are copied into memory.

@@ -73,9 +73,11 @@ class DataConfig(_Section):
 
     Attributes:
         dataset: the format of `table`.
-        root: the image folder, a tar archive, or a folder of tar archives.
-        table: the CSV with one row per image.
-        image_column: the hospital's column of image names within `root`.
+        root: the image folder, a tar archive, or a folder of tar archives. Text that stands in `table` needs
+            none.
+        table: the CSV with one row per image or document.
+        image_column: the hospital's column of image names within `root`, or of what names its documents.
+        text_column: the hospital's column of documents, where its data are text rather than images.
         patient_column: the hospital's column of patient identifiers.
         attribute_column: the hospital's column of what figures are told apart by, such as skin tone; it is
             no label, and training does not see it.
@@ -104,6 +106,7 @@ class DataConfig(_Section):
     root: SitePath
     table: SitePath
     image_column: str = "image"
+    text_column: str | None = None
     patient_column: str = "patient"
     attribute_column: str | None = None
     labels: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
@@ -130,6 +133,13 @@ class DataConfig(_Section):
     def label_task(self) -> Task:
         """`task`, or the data set's default."""
         return self.task or TASKS[self.dataset][0]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _root_of_texts(cls, values: Any) -> Any:
+        if isinstance(values, dict) and "table" in values and values.get("text_column"):
+            return {"root": values["table"]} | values
+        return values
 
     @model_validator(mode="after")
     def _split_fits(self) -> DataConfig:

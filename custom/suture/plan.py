@@ -141,9 +141,9 @@ def context(plan: Plan, rounds: int, round_: int) -> Context:
 
 @cache
 def code_hash() -> str:
-    """A hash of the package's own source: parties that run other code do not take part."""
+    """A hash of the package's own source and vocabulary: parties that run other code do not take part."""
     root = Path(__file__).parent
     digest = hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
+    for path in sorted(path for path in root.rglob("*") if path.suffix in (".py", ".txt")):
         digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()[:16]

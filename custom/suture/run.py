@@ -109,7 +109,7 @@ def _members(
     parts, known = {}, {}
     for name, config in configs.items():
         every = config.data.model_copy(update={"labels": None}) if job.method.every_label else config.data
-        labels, samples = load_samples(config.model_copy(update={"data": every}), job.model.size, name)
+        labels, samples = load_samples(config.model_copy(update={"data": every}), job.model, name)
         own = config.data.labels or labels.names
         known[name] = Member(own, own, {s: len(part) for s, part in samples.items()}, threads=1)
         parts[name] = labels, samples

@@ -70,7 +70,7 @@ class Site:
         self.rounds = rounds
         self.folder = state
         self.states = Rounds(state)
-        self._load = load or (lambda: load_samples(config, plan.model.size, name))
+        self._load = load or (lambda: load_samples(config, plan.model, name))
         self._samples: SiteSamples | None = None
         self._diagnostics: Diagnostics | None = None
         self._cache: dict[str, Tensor] = {}

@@ -11,6 +11,7 @@ import pytest
 from suture.config import DataConfig
 from suture.data import load_table, read_table
 from suture.errors import ConfigError, DataError, LabelError
+from suture.labels import LabelSet
 
 TABLE = """image,patient,split,Effusion,Mass
 a.png,P1,train,1,0
@@ -169,3 +170,22 @@ def test_two_classes_in_a_row_of_a_multiclass_table_are_a_fault(path: Path) -> N
     assert np.isnan(reading.table.y[[1, 4]]).all()
     assert not read_table(config(path)).faults
     assert not read_table(config(path, task="multiclass", labels=("Mass",))).faults
+
+
+def test_a_column_of_documents(tmp_path: Path) -> None:
+    path = tmp_path / "reports.csv"
+    path.write_text(
+        'study,patient,split,report,Mass\n1,P1,train,"No mass,\nno edema.",0\n2,P2,test,Mass.,1\n'
+    )
+    own = {"image_column": "study", "text_column": "report"}
+    table = load_table(DataConfig(dataset="hospital", table=path, **own))
+    assert table.images == ("1", "2")
+    assert table.texts == ("No mass,\nno edema.", "Mass.")
+    assert table.labels.names == ("Mass",)
+    assert table.root == path
+    assert table.of("test").restrict(LabelSet(("Edema",))).texts == ("Mass.",)
+    with pytest.raises(DataError, match=r"no column 'reprot'.*\[data\] text_column"):
+        load_table(config(path, image_column="study", text_column="reprot"))
+    path.write_text(path.read_text().replace("Mass.,1", ",1"))
+    with pytest.raises(DataError, match=r"row 3: no text in column 'report'"):
+        load_table(config(path, **own))

@@ -81,10 +81,11 @@ def test_models_that_stay_at_the_sites_are_measured_on_the_servers_images(nih: P
 
 def test_pooled_patients_and_labels_stay_apart(tmp_path: Path) -> None:
     from suture.data.site import load_samples, pooled
+    from suture.models import ModelSpec
 
     PhantomSites(images=30, held_out=30).prepare(tmp_path, tmp_path, 1, METHODS["central"])
-    names = ("harbor", "lakeside", "northfield")
-    parts = {n: load_samples(load_site_config(tmp_path / n / "suture.toml"), 16, n) for n in names}
+    names, spec = ("harbor", "lakeside", "northfield"), ModelSpec("cnn", size=16)
+    parts = {n: load_samples(load_site_config(tmp_path / n / "suture.toml"), spec, n) for n in names}
     labels, samples = pooled(parts)
     assert labels.names == tuple(sorted(union(own for own, _ in parts.values()).names))
     train = samples["train"]

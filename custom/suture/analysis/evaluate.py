@@ -24,7 +24,7 @@ from suture.evaluation.statistics import mean_sd
 from suture.files import atomic_write
 from suture.losses import probabilities
 from suture.measuring import ranking
-from suture.models.saved import load_model
+from suture.models.saved import load_model, load_spec
 from suture.training import Workbench, predict
 
 BOOTSTRAP = 1000
@@ -74,7 +74,7 @@ def evaluate(model_folder: Path, config: SiteConfig, split: Split, device: str =
         DataError: the data cannot be read, have nothing in the split, or share no class with the model.
     """
     model, prepare = load_model(model_folder)
-    own, samples = load_samples(config, prepare.size, config.data.root.name, only=split)
+    own, samples = load_samples(config, load_spec(model_folder), config.data.root.name, only=split)
     part = samples[split]
     if not len(part):
         raise DataError(f"{config.data.table} has no {split} images; choose another --split")

@@ -13,7 +13,7 @@ from suture.data.site import load_samples
 from suture.data.table import Split
 from suture.errors import DataError
 from suture.evaluation.drawings import draw_latent, embed
-from suture.models.saved import load_model
+from suture.models.saved import load_model, load_spec
 from suture.seeds import generator_for
 
 _BATCH = 256
@@ -39,11 +39,12 @@ def latent(
         DataError: the data cannot be read, or a source has no image in the split.
     """
     model, prepare = load_model(model_folder)
+    spec = load_spec(model_folder)
     model.to(device)
     features: list[Tensor] = []
     sources: list[str] = []
     for name, config in configs.items():
-        _, samples = load_samples(config, prepare.size, name, only=split)
+        _, samples = load_samples(config, spec, name, only=split)
         part = samples[split]
         if not len(part):
             raise DataError(f"{name}: {config.data.table} has no {split} images; choose another --split")

@@ -23,7 +23,7 @@ LOG = logging.getLogger(__name__)
 
 
 DATASETS: dict[Dataset, str] = {
-    "hospital": "a hospital's own CSV: image, patient, split, one column per label",
+    "hospital": "a hospital's own CSV: image or text, patient, split, one column per label",
     "nih": "NIH ChestX-ray14 in its official format: Data_Entry_2017*.csv",
     "chexpert": "CheXpert in its official format: train.csv, valid.csv",
     "mimic": "MIMIC-CXR-JPG in its official format, or with the labels of CXR-LT",
@@ -47,13 +47,13 @@ def read_table(config: DataConfig) -> Reading:
     """Reads a site's table with all its faults, for a person to look at.
 
     Where the site says that its table is longer than its image folder (`partial`), rows without an image are
-    left out and counted; otherwise a missing image is an unreadable one.
+    left out and counted; otherwise a missing image is an unreadable one. Documents are in the table.
 
     Raises:
         SutureError: the table cannot be read at all.
     """
     reading = _READERS[config.dataset](config)
-    if not config.partial:
+    if not config.partial or reading.table.texts is not None:
         return reading
     with ImageSource(config.root) as source:
         table, absent = present(reading.table, source)

@@ -4,6 +4,8 @@
     a/0001.png,P17,train,1,0
     a/0002.png,P23,test,0,
 
+Where the site names a `text_column`, its cells are the documents, and the image column names them.
+
 A label cell is 1 (present), 0 (absent) or blank (unknown; never taken for absent). A multiclass table has at
 most one 1 in a row; a row of zeros is an image of none of its classes.
 """
@@ -54,16 +56,20 @@ def read_hospital(config: DataConfig) -> Reading:
         split, more = _split_column(sheet, config)
         faults += more
     faults += row_faults(sheet, images, patients, split)
-    table = Table(labels, tuple(images), tuple(patients), y, split, config.root)
+    texts, more = _texts(sheet, config)
+    faults += more
+    table = Table(labels, tuple(images), tuple(patients), y, split, config.root, texts)
     return Reading(table, tuple(faults))
 
 
 def _label_columns(sheet: Sheet, config: DataConfig) -> tuple[LabelSet, list[int]]:
     """The label set and the position of each label's column."""
     other = {config.image_column, config.patient_column, config.split_column}
-    if config.attribute_column is not None:
-        sheet.position(config.attribute_column, "[data] attribute_column")
-        other.add(config.attribute_column)
+    for key in ("attribute_column", "text_column"):
+        name = getattr(config, key)
+        if name is not None:
+            sheet.position(name, f"[data] {key}")
+            other.add(name)
     columns = [(name, i) for i, name in enumerate(sheet.header) if name and name not in other]
     try:
         if config.labels is not None:
@@ -126,3 +132,13 @@ def _split_column(sheet: Sheet, config: DataConfig) -> tuple[tuple[str, ...], li
         hint = nearest(first, ("train", "validation", "test"))
         faults.append(f"{sheet.path} {rows_text(bad)}: unknown split {first!r}; {hint} (blank is unused)")
     return tuple(SPLIT_WORDS.get(word, "") for word in words), faults
+
+
+def _texts(sheet: Sheet, config: DataConfig) -> tuple[tuple[str, ...] | None, list[str]]:
+    """The documents, where the site has such a column, and a fault for the blank ones."""
+    if config.text_column is None:
+        return None, []
+    texts = sheet.cells(sheet.position(config.text_column, "[data] text_column"))
+    blank = [number for text, number in zip(texts, sheet.numbers, strict=True) if not text]
+    fault = f"{sheet.path} {rows_text(blank)}: no text in column {config.text_column!r}; remove the row"
+    return tuple(texts), [fault] if blank else []

@@ -1,8 +1,8 @@
-"""A data set before any pixel is read: who, which image, what is known, and which split."""
+"""A data set before any pixel is read: who, which image or document, what is known, and which split."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -18,15 +18,17 @@ SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 
 @dataclass(frozen=True)
 class Table:
-    """One row per image.
+    """One row per image, or per document.
 
     Attributes:
         labels: the classes of the columns of `y`.
-        images: name of each image within `root`, n of them.
+        images: name of each image within `root`, n of them; of documents, an identifier.
         patients: patient identifier of each row; a patient is never in two splits.
         y: labels [n, c] as float32: 1 present, 0 absent, NaN unknown.
         split: ``train``, ``validation`` or ``test`` for each row; the empty string where a row is unused.
-        root: the folder of the images, or a tar archive (or folder of archives) that holds them.
+        root: the folder of the images, or a tar archive (or folder of archives) that holds them; the file or
+            folder that documents came from.
+        texts: the document of each row, where the data are text.
     """
 
     labels: LabelSet
@@ -35,13 +37,17 @@ class Table:
     y: NDArray[np.float32]
     split: tuple[str, ...]
     root: Path
+    texts: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         n = len(self.images)
-        if not (len(self.patients) == len(self.split) == n and self.y.shape == (n, len(self.labels))):
+        texts = n if self.texts is None else len(self.texts)
+        if not (
+            len(self.patients) == len(self.split) == texts == n and self.y.shape == (n, len(self.labels))
+        ):
             raise DataError(
-                f"{self.root}: {n} images, {len(self.patients)} patients, {len(self.split)} splits and "
-                f"labels of shape {self.y.shape} do not belong together"
+                f"{self.root}: {n} images, {texts} texts, {len(self.patients)} patients, {len(self.split)} "
+                f"splits and labels of shape {self.y.shape} do not belong together"
             )
 
     def __len__(self) -> int:
@@ -57,6 +63,7 @@ class Table:
             self.y[where],
             tuple(self.split[i] for i in where),
             self.root,
+            None if self.texts is None else tuple(self.texts[i] for i in where),
         )
 
     def of(self, split: Split) -> Table:
@@ -68,4 +75,4 @@ class Table:
         positions = np.array(self.labels.align(labels))
         y = np.full((len(self), len(labels)), np.nan, dtype=np.float32)
         y[:, positions >= 0] = self.y[:, positions[positions >= 0]]
-        return Table(labels, self.images, self.patients, y, self.split, self.root)
+        return replace(self, labels=labels, y=y)

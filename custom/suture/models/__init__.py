@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import nn
 
+from suture.data.tokens import Vocabulary, clinical_vocabulary, read_vocabulary
 from suture.errors import ConfigError, unknown
 from suture.labels import LabelSet
 from suture.messages import STRICT
@@ -37,6 +39,7 @@ class Backbone:
         smallest: the smallest image that it takes.
         weights: the words that `ModelSpec.weights` may be besides a path; without any it takes no weights.
         normalisation: mean and std of its pretraining; None for a network that is made for gray images.
+        reads: what its input is.
     """
 
     text: str
@@ -44,6 +47,7 @@ class Backbone:
     smallest: int = 16
     weights: tuple[str, ...] = ()
     normalisation: Normalisation | None = None
+    reads: Literal["image", "text"] = "image"
 
 
 MODELS: dict[str, Backbone] = {
@@ -96,6 +100,9 @@ class ModelSpec:
             ``package`` takes those that the backbone's package carries.
         mean, std: normalisation per channel; that of its pretraining where a backbone has one, else 0.5 and
             0.25.
+        vocabulary: of a model that reads text: ``clinical``, the one that comes with the package; the path of
+            a vocabulary file; or the words themselves.
+        longest: tokens of a document that are read, the rest is cut; None reads all.
     """
 
     name: str = "cnn"
@@ -107,6 +114,8 @@ class ModelSpec:
     weights: str | None = None
     mean: tuple[Annotated[float, Field(allow_inf_nan=False)], ...] | None = None
     std: tuple[Annotated[float, Field(gt=0, allow_inf_nan=False)], ...] | None = None
+    vocabulary: str | tuple[str, ...] = "clinical"
+    longest: Annotated[int, Field(ge=1)] | None = None
 
     def __post_init__(self) -> None:
         if self.name not in MODELS:
@@ -119,6 +128,19 @@ class ModelSpec:
         channels = 3 if self.color or own else 1
         mean, std = own or ((0.5,) * channels, (0.25,) * channels)
         return Preprocessing(self.size, self.color, channels, self.mean or mean, self.std or std)
+
+
+def vocabulary_of(spec: ModelSpec) -> Vocabulary:
+    """The words that a text model tells apart.
+
+    Raises:
+        ConfigError: the vocabulary file cannot be read, or its words are not distinct.
+    """
+    if spec.vocabulary == "clinical":
+        return clinical_vocabulary()
+    if isinstance(spec.vocabulary, str):
+        return read_vocabulary(Path(spec.vocabulary))
+    return Vocabulary(spec.vocabulary)
 
 
 def build(spec: ModelSpec, labels: LabelSet, seed: int, *, pretrained: bool) -> Classifier:

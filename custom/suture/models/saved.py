@@ -61,3 +61,16 @@ def load_model(folder: Path) -> tuple[Classifier, Preprocessing]:
     except (OSError, KeyError, ValueError, RuntimeError, SafetensorError) as error:
         raise ConfigError(f"{folder} cannot be read as a model: {error}") from error
     return model.eval(), preprocessing
+
+
+def load_spec(folder: Path) -> ModelSpec:
+    """Which model `load_model` gives, and what it reads.
+
+    Raises:
+        ConfigError: the folder holds no model of ours, or a broken one.
+    """
+    path = folder / "model.json"
+    try:
+        return parse(ModelSpec, json.loads(path.read_text())["model"], str(path))
+    except (OSError, KeyError, ValueError) as error:
+        raise ConfigError(f"{folder} cannot be read as a model: {error}") from error

@@ -82,13 +82,13 @@ class HeldOut:
 
     Args:
         config: the server's own suture.toml.
-        plan: for the image size and the preprocessing.
+        plan: for what its model reads.
     """
 
     def __init__(self, config: SiteConfig, plan: Plan) -> None:
         self._device = torch.device(config.training.device)
         self._plan = plan
-        self.labels, self._samples = load_samples(config, plan.model.size, "server")
+        self.labels, self._samples = load_samples(config, plan.model, "server")
 
     def has(self, split: Split) -> bool:
         """Whether there is anything in a split."""

@@ -1,0 +1,25 @@
+"""suture.plan: what every party knows, and the hash that tells one package from another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import suture.plan
+from suture.plan import code_hash
+
+
+@pytest.mark.parametrize("changed", ["methods/fedavg.py", "data/clinical_words.txt"])
+def test_a_change_of_source_or_of_the_vocabulary_changes_the_hash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: str
+) -> None:
+    monkeypatch.setattr(suture.plan, "__file__", str(tmp_path / "plan.py"))
+    for name in ("plan.py", "methods/fedavg.py", "data/clinical_words.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    before = code_hash.__wrapped__()
+    (tmp_path / "report.html").write_text("whatever is made of the data is no part of it")
+    assert code_hash.__wrapped__() == before
+    (tmp_path / changed).write_text("another")
+    assert code_hash.__wrapped__() != before
