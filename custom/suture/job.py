@@ -15,9 +15,10 @@ from pydantic.dataclasses import dataclass
 
 from suture.data.transforms import Augmentation
 from suture.errors import ConfigError, unknown
+from suture.finetuning import FineTuning
 from suture.methods import method_class
 from suture.methods.contract import Method
-from suture.models import ModelSpec
+from suture.models import MODELS, ModelSpec, vocabulary_of
 from suture.plan import Plan, Schedule, Selection, code_hash
 from suture.simulation import Simulation
 from suture.validation import parse
@@ -33,6 +34,7 @@ class Job:
         name: word of the command line.
         title: a line for people.
         simulation: the sites that a simulation makes; None for a job that real sites run.
+        finetuning: how a simulation's model is put to tasks that no site has; None where it is not.
         The rest as in `Plan` and `Schedule`.
     """
 
@@ -51,10 +53,18 @@ class Job:
     label_map: dict[str, str] = dataclasses.field(default_factory=dict)
     accept_labels: bool | tuple[str, ...] = False
     simulation: Simulation | None = None
+    finetuning: FineTuning | None = None
 
     def plan(self, experiment: str) -> Plan:
         """What every party needs to know."""
-        return Plan(self.method, self.model, self.augmentation, self.seed, experiment, code_hash())
+        return Plan(self.method, self._model(), self.augmentation, self.seed, experiment, code_hash())
+
+    def _model(self) -> ModelSpec:
+        """The model with the words of its vocabulary file, which no other party has."""
+        spec = self.model
+        if MODELS[spec.name].reads != "text" or spec.vocabulary == "clinical":
+            return spec
+        return dataclasses.replace(spec, vocabulary=vocabulary_of(spec).words)
 
     def schedule(self) -> Schedule:
         """What the server alone needs to know."""

@@ -30,6 +30,7 @@ from suture.server.open import describe, open_server
 from suture.server.record import Record
 from suture.server.roster import Member
 from suture.site import Site
+from suture.tuned import FILE, tune_targets
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +76,9 @@ def run_here(job: Job, env: str, out: Path, *, resume: bool, overwrite: bool, th
                     _loop(job, out, sites)
                 else:
                     _simulate(out, threads)
-            _add_diagnostics(out)
+            if job.finetuning:
+                tune_targets(out, job.finetuning, job.seed)
+            _add_to_report(out)
         except KeyboardInterrupt:
             Record(out).close("interrupted", "stopped by the user")
             raise
@@ -142,9 +145,9 @@ def _simulate(out: Path, threads: int | None) -> None:
         )
 
 
-def _add_diagnostics(out: Path) -> None:
-    """What the simulated sites counted of their pseudo-labels, in the run folder and its report."""
-    if collect(out):
+def _add_to_report(out: Path) -> None:
+    """What only a simulation knows: what its sites counted of their pseudo-labels, and fine-tuned models."""
+    if collect(out) or (out / FILE).exists():
         write_report(out)
 
 

@@ -128,9 +128,8 @@ def silo(seed: int, n: int = 24) -> Samples:
 
 
 def bench(name: str, model: Classifier, samples: Samples) -> Workbench:
-    return Workbench(
-        name, model, {"train": samples}, ModelSpec().preprocessing, Augmentation(), torch.device("cpu")
-    )
+    prepare, cpu = ModelSpec().preprocessing, torch.device("cpu")
+    return Workbench(name, model, {"train": samples}, prepare, Augmentation(), cpu)
 
 
 def federation(method: Any, rounds: int) -> tuple[list[dict[str, Tensor]], dict[str, dict[str, Tensor]]]:

@@ -59,6 +59,16 @@ class Samples:
     def __len__(self) -> int:
         return int(self.y.shape[0])
 
+    def rows(self, where: Tensor) -> Samples:
+        """The samples of the given rows [m], in that order."""
+        picked = where.tolist()
+        return Samples(
+            {key: values[where] for key, values in self.inputs.items()},
+            self.y[where],
+            tuple(self.patients[i] for i in picked),
+            tuple(self.names[i] for i in picked) if self.names else (),
+        )
+
     def batch(self, rows: Tensor) -> Batch:
         """The batch of the given rows [m]: NaN becomes y = 0 with known = False."""
         y = self.y[rows]

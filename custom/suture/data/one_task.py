@@ -34,14 +34,6 @@ def one_task(data: SiteSamples, target: str | None, site: str) -> SiteSamples:
     column = labels.index(name)
     kept = {}
     for split, part in samples.items():
-        y = part.y[:, column : column + 1]
-        rows = (~y.isnan()).squeeze(1).nonzero().squeeze(1)
-        picked = rows.tolist()
-        kept[split] = replace(
-            part,
-            inputs={key: values[rows] for key, values in part.inputs.items()},
-            y=y[rows],
-            patients=tuple(part.patients[i] for i in picked),
-            names=tuple(part.names[i] for i in picked) if part.names else (),
-        )
+        own = replace(part, y=part.y[:, column : column + 1])
+        kept[split] = own.rows((~own.y.isnan()).squeeze(1).nonzero().squeeze(1))
     return LabelSet((TARGET,)), kept

@@ -60,8 +60,8 @@ def check_inner(local: LocalTraining, batch_norm: NormPolicy) -> None:
     """
     if local.optimiser != "sgd" or local.momentum or local.weight_decay or local.iterations is None:
         raise ConfigError(
-            "the inner loop is plain SGD: set local.optimiser=sgd, local.momentum=0, local.weight_decay=0 and "
-            "local.iterations to the number of its steps"
+            "the inner loop is plain SGD: set local.optimiser=sgd, local.momentum=0, local.weight_decay=0, "
+            "and local.iterations to the number of its steps"
         )
     if local.warmup_epochs or local.final_lr is not None:
         raise ConfigError(

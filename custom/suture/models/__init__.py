@@ -19,6 +19,7 @@ from suture.models.classifier import Classifier, Preprocessing, head_rows, load_
 from suture.models.cnn import small_cnn
 from suture.models.densenet import densenet121
 from suture.models.efficientnet import efficientnet_lite0
+from suture.models.lstm import text_lstm
 from suture.models.resnet import resnet18, small_resnet
 from suture.seeds import seed_for, seeded
 
@@ -29,13 +30,19 @@ LITE: Normalisation = ((127 / 255,) * 3, (128 / 255,) * 3)
 """What EfficientNet-Lite was trained with."""
 
 
+Reads = Literal["image", "text"]
+
+INPUTS: dict[Reads, tuple[str, ...]] = {"image": ("image",), "text": ("tokens", "length")}
+"""Names of what a backbone takes of a batch."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Backbone:
     """An entry of the registry.
 
     Attributes:
         text: for `suture list`.
-        build: (channels, size, weights) to the network and its number of features.
+        build: the specification, and the weights to begin with, to the network and its number of features.
         smallest: the smallest image that it takes.
         weights: the words that `ModelSpec.weights` may be besides a path; without any it takes no weights.
         normalisation: mean and std of its pretraining; None for a network that is made for gray images.
@@ -43,42 +50,47 @@ class Backbone:
     """
 
     text: str
-    build: Callable[[int, int, str | None], tuple[nn.Module, int]]
+    build: Callable[[ModelSpec, str | None], tuple[nn.Module, int]]
     smallest: int = 16
     weights: tuple[str, ...] = ()
     normalisation: Normalisation | None = None
-    reads: Literal["image", "text"] = "image"
+    reads: Reads = "image"
 
 
 MODELS: dict[str, Backbone] = {
     "cnn": Backbone(
         "small CNN of four blocks, 98 thousand parameters, for the demo and tests",
-        lambda channels, _size, _weights: small_cnn(channels),
+        lambda spec, _: small_cnn(spec.preprocessing.channels),
     ),
     "resnet_small": Backbone(
         "small ResNet of four blocks, 0.3 million parameters, for 64 px images on a CPU",
-        lambda channels, _size, _weights: small_resnet(channels),
+        lambda spec, _: small_resnet(spec.preprocessing.channels),
     ),
     "resnet18": Backbone(
         "torchvision ResNet-18, ImageNet weights from a path or by download",
-        lambda _channels, _size, weights: resnet18(weights),
+        lambda _, weights: resnet18(weights),
         smallest=33,
         weights=("download",),
         normalisation=IMAGENET,
     ),
     "densenet121": Backbone(
         "MONAI DenseNet121, ImageNet weights from a path or by download",
-        lambda _channels, _size, weights: densenet121(weights),
+        lambda _, weights: densenet121(weights),
         smallest=29,
         weights=("download",),
         normalisation=IMAGENET,
     ),
     "efficientnet_lite0": Backbone(
         "EfficientNet-Lite0 with the ImageNet weights of its package (suture[lite])",
-        lambda _channels, size, weights: efficientnet_lite0(size, weights),
+        lambda spec, weights: efficientnet_lite0(spec.size, weights),
         smallest=32,
         weights=("package",),
         normalisation=LITE,
+    ),
+    "lstm": Backbone(
+        "bidirectional LSTM over an embedding of words, for clinical text",
+        lambda spec, _: text_lstm(vocabulary_of(spec).size, padding=spec.padding),
+        reads="text",
     ),
 }
 
@@ -103,6 +115,7 @@ class ModelSpec:
         vocabulary: of a model that reads text: ``clinical``, the one that comes with the package; the path of
             a vocabulary file; or the words themselves.
         longest: tokens of a document that are read, the rest is cut; None reads all.
+        padding: read what pads a document as words, as the published program of PMFL does.
     """
 
     name: str = "cnn"
@@ -116,6 +129,7 @@ class ModelSpec:
     std: tuple[Annotated[float, Field(gt=0, allow_inf_nan=False)], ...] | None = None
     vocabulary: str | tuple[str, ...] = "clinical"
     longest: Annotated[int, Field(ge=1)] | None = None
+    padding: bool = False
 
     def __post_init__(self) -> None:
         if self.name not in MODELS:
@@ -155,8 +169,16 @@ def build(spec: ModelSpec, labels: LabelSet, seed: int, *, pretrained: bool) -> 
     _check(spec)
     with seeded(seed_for(seed, "model")):
         weights = spec.weights if pretrained else None
-        backbone, features = MODELS[spec.name].build(spec.preprocessing.channels, spec.size, weights)
-        model = Classifier(backbone, features, labels, spec.hidden, spec.dropout, spec.projection)
+        backbone, features = MODELS[spec.name].build(spec, weights)
+        model = Classifier(
+            backbone,
+            features,
+            labels,
+            spec.hidden,
+            spec.dropout,
+            spec.projection,
+            INPUTS[MODELS[spec.name].reads],
+        )
     load_tensors(model, head_rows(labels, model.head.in_features, seed))
     return model
 

@@ -163,7 +163,9 @@ class Trainer:
         self.noise = generator_for(seed, "pretrain", "views")
         self.prepare = spec.preprocessing
         with seeded(seed_for(seed, "pretrain", "model")):
-            backbone, self.width = MODELS[spec.backbone].build(self.prepare.channels, spec.size, None)
+            backbone, self.width = MODELS[spec.backbone].build(
+                ModelSpec(spec.backbone, spec.size, spec.color), None
+            )
             query = Encoder(backbone, self.width, spec.projection)
         self.query = query.to(self.device)
         self.key = copy.deepcopy(self.query).requires_grad_(False)

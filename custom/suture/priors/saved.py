@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save
 from suture import __version__
 from suture.errors import ConfigError
 from suture.files import atomic_write, write_json
-from suture.models import MODELS
+from suture.models import MODELS, ModelSpec
 from suture.models.classifier import Preprocessing
 from suture.priors.prior import Prior, digest_of, freeze
 from suture.validation import parse
@@ -72,7 +72,7 @@ def read_prior(folder: Path, name: str = NAME) -> Prior:
         facts = json.loads(path.read_text())
         kind, digest = facts["backbone"], facts["digest"]
         preprocessing = parse(Preprocessing, facts["preprocessing"], str(path))
-        network, width = MODELS[kind].build(preprocessing.channels, preprocessing.size, None)
+        network, width = MODELS[kind].build(ModelSpec(kind, preprocessing.size, preprocessing.color), None)
         tensors = load_file(weights)
         network.load_state_dict(tensors)
         description = str(facts["description"])

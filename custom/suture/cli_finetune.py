@@ -1,0 +1,54 @@
+"""`suture finetune`: a trained model put to a task of one's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+console = Console()
+
+
+def finetune(
+    model: Annotated[Path, typer.Argument(help="The model/ folder of a run.")],
+    data: Annotated[Path, typer.Argument(help="The suture.toml of the data.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="Folder for tuned.json and the model.")],
+    target: Annotated[str | None, typer.Option(help="The class; by default [data] target.")] = None,
+    epochs: Annotated[int, typer.Option(min=1)] = 10,
+    runs: Annotated[int, typer.Option(min=1, help="Divisions of the data, each trained anew.")] = 5,
+    examples: Annotated[int | None, typer.Option(min=4, help="Train on no more than so many.")] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Begin at random instead, to compare.")] = False,
+    lr: Annotated[float, typer.Option(help="Learning rate of Adam.")] = 1e-3,
+    batch_size: Annotated[int, typer.Option(min=2)] = 64,
+    seed: int = 1,
+) -> None:
+    """Fine-tune a trained model on a task of your own, and test it.
+
+    The model of the first run is kept in OUT/model.
+    """
+    from suture.config import load_site_config
+    from suture.errors import ConfigError
+    from suture.files import write_json
+    from suture.finetuning import FineTuning
+    from suture.tuned import FILE, keep_model, task_name, tune_task, written
+
+    if (out / FILE).exists():
+        raise ConfigError(f"{out} holds a fine-tuned model already; choose another --out")
+    config = load_site_config(data)
+    if target is not None:
+        config = config.model_copy(update={"data": config.data.model_copy(update={"target": target})})
+    how = FineTuning(runs, epochs, batch_size, lr, examples=examples, start="fresh" if fresh else "model")
+    name = task_name(config)
+    found = tune_task(model, config, name, how, seed, keep_model(model, out))
+    write_json(out / FILE, written(how, seed, {name: found}))
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("", "mean", "SD over runs"):
+        table.add_column(column)
+    for key, value in found["mean"].items():
+        sd = found["sd"][key]
+        table.add_row(key, f"{value:.3f}", "" if sd is None else f"{sd:.3f}")
+    console.print(table)
+    console.print(f"{name}: {out / FILE}", soft_wrap=True, highlight=False)

@@ -1,0 +1,122 @@
+"""tuned.json: what a trained model became on tasks of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from suture.config import SiteConfig, load_site_config
+from suture.data import load_table
+from suture.data.batch import Samples
+from suture.data.one_task import TARGET, one_task
+from suture.data.site import load_samples
+from suture.data.table import Split
+from suture.errors import ConfigError
+from suture.files import write_json
+from suture.finetuning import FineTuning, finetune, summarised
+from suture.labels import canonical
+from suture.messages import Labels
+from suture.models.classifier import Classifier
+from suture.models.saved import load_model, load_spec, save_model
+
+log = logging.getLogger(__name__)
+
+FILE = "tuned.json"
+TARGETS = "targets"
+"""Folder of a simulated run with the data of each task that its model is put to."""
+
+
+def tune_targets(run: Path, how: FineTuning, seed: int) -> None:
+    """Fine-tunes the model of a run on every task in its folder `targets`, and writes tuned.json.
+
+    Raises:
+        ConfigError: the run has no such task.
+        SutureError: a task's data cannot be read, or are too few.
+    """
+    places = sorted((run / TARGETS).glob("*/suture.toml"))
+    if not places:
+        raise ConfigError(f"{run / TARGETS} holds no task to fine-tune on; name some in simulation.targets")
+    found = {}
+    for place in places:
+        name = place.parent.name
+        log.info("fine-tuning on %s", name)
+        found[name] = tune_task(run / "model", load_site_config(place), name, how, seed)
+    write_json(run / FILE, written(how, seed, found))
+
+
+def written(how: FineTuning, seed: int, targets: Mapping[str, Any]) -> dict[str, Any]:
+    """The content of tuned.json."""
+    return {"how": dataclasses.asdict(how), "seed": seed, "targets": dict(targets)}
+
+
+def tune_task(
+    model: Path,
+    config: SiteConfig,
+    name: str,
+    how: FineTuning,
+    seed: int,
+    done: Callable[[Classifier, int], None] = lambda model, run: None,  # noqa: ARG005
+) -> dict[str, Any]:
+    """Fine-tunes a saved model on one site's data, of all its splits together; see `finetune`.
+
+    Args:
+        model: the folder of a saved model.
+        config: of the site that has the data; its `target` is the task.
+        name: of the task.
+    """
+    spec, trained = load_spec(model), load_model(model)[0]
+    _, samples = one_task(load_samples(config, spec, name), config.data.target, name)
+    tensors = begun(trained.state_dict(), trained.labels.names, name)
+    return summarised(finetune(name, spec, tensors, whole(samples), how, seed, done=done))
+
+
+def task_name(config: SiteConfig) -> str:
+    """The task of a site: its target, or else its one class.
+
+    Raises:
+        ConfigError: it has several classes and names none.
+    """
+    if config.data.target is not None:
+        return canonical(config.data.target, config.data.synonyms)
+    names = load_table(config.data).labels.names
+    if len(names) > 1:
+        raise ConfigError(f"{config.data.table} has {len(names)} classes; name one with --target")
+    return names[0]
+
+
+def keep_model(model: Path, out: Path) -> Callable[[Classifier, int], None]:
+    """What saves the model of the first run, for `finetune`."""
+
+    def keep(tuned: Classifier, run: int) -> None:
+        if run == 0:
+            save_model(tuned, load_spec(model), out / "model", {"begun": str(model)})
+
+    return keep
+
+
+def whole(samples: Mapping[Split, Samples]) -> Samples:
+    """All splits as one."""
+    parts = [part for part in samples.values() if len(part)]
+    inputs = {key: torch.cat([part.inputs[key] for part in parts]) for key in parts[0].inputs}
+    patients = tuple(patient for part in parts for patient in part.patients)
+    return Samples(inputs, torch.cat([part.y for part in parts]), patients)
+
+
+def begun(tensors: Mapping[str, Tensor], labels: Labels, name: str) -> dict[str, Tensor]:
+    """The tensors that a task begins with: all but the head, and of it the task's row where it has one.
+
+    Args:
+        labels: of the head's rows.
+    """
+    row = next((word for word in (TARGET, canonical(name)) if word in labels), None)
+    if row is None:
+        log.info("%s is new to the model: its row begins at random", name)
+        return {key: t for key, t in tensors.items() if not key.startswith("head.")}
+    at = labels.index(row)
+    return {key: t[at : at + 1] if key.startswith("head.") else t for key, t in tensors.items()}
