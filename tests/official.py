@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tarfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -73,3 +75,26 @@ def write_ham10000(root: Path, lesions: int = 70) -> Path:
         _image(root / "images" / f"ISIC_{i:07d}.jpg", i, color=True)
     (root / METADATA).write_text("\n".join(lines) + "\n")
     return root
+
+
+Report = tuple[str, str, tuple[str, ...]]
+"""Findings, impression, and the MeSH codes of a report of Indiana University."""
+
+
+def write_openi(root: Path, reports: Sequence[Report]) -> Path:
+    """The archive of reports CXR1, CXR2, ..., in the order of their names as Open-i has them."""
+    folder = root / "ecgen-radiology"
+    folder.mkdir(parents=True)
+    for i, (findings, impression, codes) in enumerate(reports, 1):
+        terms = "".join(f"<major>{code}</major>" for code in codes)
+        (folder / f"{i}.xml").write_text(
+            f'<?xml version="1.0" encoding="utf-8"?><eCitation><uId id="CXR{i}"/><MedlineCitation><Article>'
+            f'<Abstract><AbstractText Label="INDICATION">Cough</AbstractText>'
+            f'<AbstractText Label="FINDINGS">{findings}</AbstractText>'
+            f'<AbstractText Label="IMPRESSION">{impression}</AbstractText></Abstract></Article>'
+            f"</MedlineCitation><MeSH>{terms}</MeSH></eCitation>"
+        )
+    path = root / "NLMCXR_reports.tgz"
+    with tarfile.open(path, "w:gz") as archive:
+        archive.add(folder, "ecgen-radiology")
+    return path

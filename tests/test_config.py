@@ -8,10 +8,7 @@ from typing import get_args
 import pytest
 
 from suture.config import (
-    SPLIT_RULES,
-    TASKS,
     DataConfig,
-    Dataset,
     PrivacyConfig,
     SiteConfig,
     find_site_config,
@@ -19,6 +16,7 @@ from suture.config import (
     write_site_config,
 )
 from suture.data import DATASETS
+from suture.datasets import SPLIT_RULES, TASKS, Dataset, Images, Texts
 from suture.errors import ConfigError
 from suture.labels import Task
 
@@ -167,7 +165,7 @@ def test_a_site_without_a_file_is_told_where_one_was_looked_for(
 
 
 def test_every_data_set_has_a_reader_split_rules_and_tasks() -> None:
-    assert set(DATASETS) == set(SPLIT_RULES) == set(TASKS) == set(get_args(Dataset))
+    assert set(DATASETS) == set(SPLIT_RULES) == set(TASKS) == {*get_args(Images), *get_args(Texts)}
 
 
 @pytest.mark.parametrize(

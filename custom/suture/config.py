@@ -26,34 +26,10 @@ from pydantic import (
     model_validator,
 )
 
+from suture.datasets import SPLIT_RULES, TASKS, Dataset, SplitRule
 from suture.errors import ConfigError, nearest
 from suture.files import atomic_write
 from suture.labels import Task
-
-Dataset = Literal["hospital", "nih", "chexpert", "mimic", "isic2018", "flamby_isic", "hyperkvasir"]
-SplitRule = Literal["column", "official", "patients", "test", "lesions", "images", "folds"]
-
-SPLIT_RULES: dict[Dataset, tuple[SplitRule, ...]] = {
-    "hospital": ("column", "patients"),
-    "nih": ("official", "patients"),
-    "chexpert": ("patients", "official"),
-    "mimic": ("test", "official", "patients"),
-    "isic2018": ("lesions", "images"),
-    "flamby_isic": ("official", "lesions", "images"),
-    "hyperkvasir": ("folds", "images"),
-}
-"""The ways in which a data set can be divided; the first is the default."""
-
-TASKS: dict[Dataset, tuple[Task, ...]] = {
-    "hospital": ("multilabel", "multiclass"),
-    "nih": ("multilabel",),
-    "chexpert": ("multilabel",),
-    "mimic": ("multilabel",),
-    "isic2018": ("multiclass",),
-    "flamby_isic": ("multiclass",),
-    "hyperkvasir": ("multiclass",),
-}
-"""What the labels of a data set can be; the first is the default."""
 
 
 def _resolve(path: Path, info: ValidationInfo) -> Path:
@@ -93,11 +69,17 @@ class DataConfig(_Section):
         seed: of every random division.
         color: read images as RGB rather than gray.
         lists: folder of the official split: NIH's train_val_list.txt and test_list.txt, CheXpert's valid.csv;
-            and of MIMIC's metadata, ISIC's lesions and HyperKvasir's folds. By default the folder of `table`.
+            and of MIMIC's metadata, ISIC's lesions, HyperKvasir's folds and the other tables of eICU. By
+            default the folder of `table`.
         uncertain: what -1 means in CheXpert and MIMIC: absent (U-Zeros), present (U-Ones) or unknown.
         views: frontal images of CheXpert and MIMIC, or the lateral ones too.
         partial: the table lists more images than `root` holds; the rows without an image are left out.
         target: the class that this site trains, for methods in which each site has a task of its own.
+        partial: the table lists more images (or reports) than `root` holds; the rows without are left out.
+        labels_from: where the labels of eICU come from: PMFL's words in `apacheadmissiondx`, or the first two
+            levels of `diagnosisstring`.
+        leaking_text: whether eICU's documents include `admitdxpath`, which names the label.
+        admission_paths: all that a stay has of these, or the last one.
         truth: a simulation's table of every label. Training never reads it: it says how many pseudo-labels
             were right, and that stays at the site.
     """
@@ -122,6 +104,9 @@ class DataConfig(_Section):
     views: Literal["frontal", "all"] = "frontal"
     partial: bool = False
     target: str | None = None
+    labels_from: Literal["apache", "diagnosis"] = "apache"
+    leaking_text: bool = False
+    admission_paths: Literal["all", "last"] = "all"
     truth: SitePath | None = None
 
     @property
@@ -137,9 +122,10 @@ class DataConfig(_Section):
     @model_validator(mode="before")
     @classmethod
     def _root_of_texts(cls, values: Any) -> Any:
-        if isinstance(values, dict) and "table" in values and values.get("text_column"):
-            return {"root": values["table"]} | values
-        return values
+        if not isinstance(values, dict) or "table" not in values:
+            return values
+        in_table = values.get("text_column") or values.get("dataset") in ("openi", "eicu", "mtsamples")
+        return {"root": values["table"]} | values if in_table else values
 
     @model_validator(mode="after")
     def _split_fits(self) -> DataConfig:

@@ -1,4 +1,4 @@
-"""The built-in vocabulary: canonical names of chest X-ray, skin lesion and endoscopy labels, and synonyms.
+"""The built-in vocabulary: canonical names of the labels of chest X-rays, skin, endoscopy and intensive care.
 
 A synonym is listed only where the two names mean one thing in the data sets that use them. HAM10000's
 ``akiec`` covers actinic keratosis and intraepithelial carcinoma, so it is a class of its own.
@@ -74,7 +74,9 @@ ENDOSCOPY: tuple[str, ...] = (
     "Z-line",
 )
 
-CANONICAL: tuple[str, ...] = (*CHEST, *SKIN, *ENDOSCOPY, "COVID-19")
+INTENSIVE_CARE: tuple[str, ...] = ("CVA", "CHF", "Sepsis", "Asthma", "Cardiomyopathy", "Pulmonary")
+
+CANONICAL: tuple[str, ...] = (*CHEST, *SKIN, *ENDOSCOPY, *INTENSIVE_CARE, "COVID-19")
 
 SYNONYMS: dict[str, str] = {
     "Effusion": "Pleural Effusion",
@@ -84,6 +86,7 @@ SYNONYMS: dict[str, str] = {
     "Normal": "No Finding",
     "Oedema": "Edema",
     "Pulmonary Edema": "Edema",
+    "Pulmonary Atelectasis": "Atelectasis",
     "Infiltrate": "Infiltration",
     "Pleural Thickness": "Pleural Thickening",
     "Support Device": "Support Devices",

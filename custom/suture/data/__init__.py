@@ -6,17 +6,22 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 
-from suture.config import DataConfig, Dataset
+from suture.config import DataConfig
 from suture.data.chexpert import read_chexpert
+from suture.data.eicu import read_eicu
 from suture.data.flamby import read_flamby
 from suture.data.hospital import read_hospital
 from suture.data.hyperkvasir import read_hyperkvasir
 from suture.data.images import ImageSource, present
 from suture.data.isic import read_isic
 from suture.data.mimic import read_mimic
+from suture.data.mimic_reports import read_mimic_reports
+from suture.data.mtsamples import read_mtsamples
 from suture.data.nih import read_nih
+from suture.data.openi import read_openi
 from suture.data.reading import Reading
 from suture.data.table import Table
+from suture.datasets import Dataset
 from suture.errors import DataError
 
 LOG = logging.getLogger(__name__)
@@ -30,6 +35,10 @@ DATASETS: dict[Dataset, str] = {
     "isic2018": "ISIC 2018 Task 3 / HAM10000 in its official formats: ground truth or metadata CSV",
     "flamby_isic": "ISIC 2019 as FLamby divides it: its split CSV, or the list of one of six centres",
     "hyperkvasir": "HyperKvasir's labelled images: image-labels.csv or a CSV of official folds",
+    "openi": "Indiana University's chest X-ray reports, MeSH-coded: NLMCXR_reports.tgz or its folder",
+    "eicu": "eICU's drugs, past history and medication as text: patient.csv and the tables beside it",
+    "mimic_reports": "MIMIC-CXR's free-text reports with the labels of CheXpert",
+    "mtsamples": "MTSamples, transcribed notes under their specialties: mtsamples.csv",
 }
 
 _READERS: dict[Dataset, Callable[[DataConfig], Reading]] = {
@@ -40,6 +49,10 @@ _READERS: dict[Dataset, Callable[[DataConfig], Reading]] = {
     "isic2018": read_isic,
     "flamby_isic": read_flamby,
     "hyperkvasir": read_hyperkvasir,
+    "openi": read_openi,
+    "eicu": read_eicu,
+    "mimic_reports": read_mimic_reports,
+    "mtsamples": read_mtsamples,
 }
 
 
@@ -76,5 +89,6 @@ def load_table(config: DataConfig) -> Table:
         also = f" (and {more} more; `suture data check` lists them)" if more else ""
         raise DataError(reading.faults[0] + also)
     if reading.absent:
-        LOG.warning("%s: %d rows of %s have no image", config.root, reading.absent, config.table)
+        what = "image" if reading.table.texts is None else "text"
+        LOG.warning("%s: %d rows of %s have no %s", config.root, reading.absent, config.table, what)
     return reading.table

@@ -55,9 +55,8 @@ def read_hospital(config: DataConfig) -> Reading:
     else:
         split, more = _split_column(sheet, config)
         faults += more
-    faults += row_faults(sheet, images, patients, split)
     texts, more = _texts(sheet, config)
-    faults += more
+    faults += more + row_faults(sheet, images, patients, split, "image" if texts is None else "document")
     table = Table(labels, tuple(images), tuple(patients), y, split, config.root, texts)
     return Reading(table, tuple(faults))
 

@@ -6,11 +6,15 @@ import csv
 import gzip
 import io
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import compress
 from operator import not_
 from pathlib import Path
+from typing import IO, Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from suture.config import DataConfig
 from suture.data.table import Table
@@ -25,7 +29,7 @@ class Reading:
     Attributes:
         table: as far as it could be read; a faulty cell is unknown, a faulty split unused.
         faults: one sentence each, without patient identifiers. A table with faults is not for training.
-        absent: rows left out because `root` has no such image (only where the site said so).
+        absent: rows left out because `root` has no such image (only where the site said so), or no text.
     """
 
     table: Table
@@ -116,6 +120,83 @@ def read_sheet(path: Path) -> Sheet:
     return Sheet(path, tuple(name.strip() for name in header), rows, numbers)
 
 
+def read_columns(path: Path, names: Sequence[str], key: str) -> Iterator[tuple[str, ...]]:
+    """Some columns of a comma-separated file, row by row: for tables too large to be held as a `Sheet`.
+
+    Args:
+        key: the configuration key that asks for them, for the message.
+
+    Raises:
+        DataError: the file cannot be read, lacks a column, or a row has more or fewer cells than the header.
+    """
+    try:
+        with _opened(path) as file:
+            rows = csv.reader(file, strict=True)
+            header = Sheet(path, tuple(name.strip() for name in next(rows, ())), (), ())
+            positions = [header.position(name, key) for name in names]
+            for number, row in enumerate(rows, 2):
+                if row and len(row) != len(header.header):
+                    raise DataError(
+                        f"{path} row {number} has {len(row)} cells where the header has {len(header.header)}"
+                    )
+                if row:
+                    yield tuple(row[position].strip() for position in positions)
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8 text ({error}); save it as UTF-8") from error
+    except (OSError, EOFError, zlib.error, csv.Error) as error:
+        raise DataError(f"{path} cannot be read: {error}") from error
+
+
+def _opened(path: Path) -> IO[str]:
+    opened = gzip.open if path.suffix == ".gz" else open
+    return opened(path, "rt", encoding="utf-8-sig", newline="")
+
+
+def indicators(found: Sequence[Collection[str] | None], source: Path) -> tuple[LabelSet, NDArray[np.float32]]:
+    """Labels [n, c] from the names that are true of each row.
+
+    Args:
+        found: canonical names; None for a row of which nothing is known.
+        source: where they are from, for the message.
+
+    Returns:
+        All names that occur, sorted, and 1, 0 or NaN for each row.
+
+    Raises:
+        DataError: no name occurs.
+    """
+    every = sorted({name for names in found for name in names or ()})
+    if not every:
+        raise DataError(f"{source}: no row has a label; is it the official file?")
+    labels = LabelSet(tuple(every))
+    y = np.zeros((len(found), len(labels)), dtype=np.float32)
+    for row, names in enumerate(found):
+        if names is None:
+            y[row] = np.nan
+        else:
+            y[row, [labels.index(name) for name in names]] = 1
+    return labels, y
+
+
+def frequent(table: Table, config: DataConfig, least: int) -> Table:
+    """The table with the labels that the site names; by default those of at least so many rows.
+
+    Raises:
+        DataError: no label has so many.
+        ConfigError: `labels` names something that no row has.
+        LabelError: `labels` names one thing twice.
+    """
+    if config.labels:
+        return restricted(table, config)
+    counts = (table.y == 1).sum(axis=0)
+    names = tuple(name for name, count in zip(table.labels, counts, strict=True) if count >= least)
+    if not names:
+        raise DataError(
+            f"{config.table}: no label has {least} rows; name those that you want as [data] labels"
+        )
+    return table.restrict(LabelSet(names))
+
+
 def restricted(table: Table, config: DataConfig) -> Table:
     """The table of a public data set with the findings that the site says it annotates; by default all.
 
@@ -143,7 +224,11 @@ def rows_text(numbers: Sequence[int]) -> str:
 
 
 def row_faults(
-    sheet: Sheet, images: Sequence[str], patients: Sequence[str], split: Sequence[str]
+    sheet: Sheet,
+    images: Sequence[str],
+    patients: Sequence[str],
+    split: Sequence[str],
+    what: Literal["image", "document"] = "image",
 ) -> list[str]:
     """Faults of who and where: blank or repeated images, blank patients, a patient in two splits."""
     earlier: dict[str, int] = {}
@@ -154,11 +239,12 @@ def row_faults(
         for patient, part in zip(patients, split, strict=True)
         if patient and part and first.setdefault(patient, part) != part
     }
+    an = "an image" if what == "image" else "a document"
     many = f"{len(torn)} patient{'s' if len(torn) > 1 else ''}"
     return [
-        *_fault(sheet, map(not_, images), "no image name; write it or remove the row"),
-        *_fault(sheet, map(not_, patients), "no patient; write one per image"),
-        *_fault(sheet, twice, "an image that an earlier row has; remove the repetition"),
+        *_fault(sheet, map(not_, images), f"no {what} name; write it or remove the row"),
+        *_fault(sheet, map(not_, patients), f"no patient; write one per {what}"),
+        *_fault(sheet, twice, f"{an} that an earlier row has; remove the repetition"),
         *_fault(
             sheet, map(torn.__contains__, patients), f"{many} in two splits; keep a patient in one split"
         ),
