@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 FILE = "tuned.json"
 TARGETS = "targets"
-"""Folder of a simulated run with the data of each task that its model is put to."""
+"""Folder beside the simulated sites with the data of each task that the model is put to."""
 
 
 def tune_targets(run: Path, how: FineTuning, seed: int) -> None:
@@ -39,14 +39,15 @@ def tune_targets(run: Path, how: FineTuning, seed: int) -> None:
         ConfigError: the run has no such task.
         SutureError: a task's data cannot be read, or are too few.
     """
-    places = sorted((run / TARGETS).glob("*/suture.toml"))
+    places = sorted((run / "sites" / TARGETS).glob("*/suture.toml"))
     if not places:
-        raise ConfigError(f"{run / TARGETS} holds no task to fine-tune on; name some in simulation.targets")
+        raise ConfigError(f"{run} has no task to fine-tune on; name some in simulation.targets")
     found = {}
     for place in places:
-        name = place.parent.name
+        config = load_site_config(place)
+        name = task_name(config)
         log.info("fine-tuning on %s", name)
-        found[name] = tune_task(run / "model", load_site_config(place), name, how, seed)
+        found[name] = tune_task(run / "model", config, name, how, seed)
     write_json(run / FILE, written(how, seed, found))
 
 

@@ -25,6 +25,9 @@ Classes = Literal["published", "disjoint", "single", "dealt", "all"]
 SERVER = "server"
 """The name under which `deal` gives the held-out test rows."""
 
+TEXT = "text"
+"""Column of the documents in the table of a simulated site."""
+
 _CELLS = {1.0: "1", 0.0: "0"}
 
 
@@ -209,7 +212,8 @@ def _strata_of(table: Table, seed: int) -> tuple[NDArray[np.str_], NDArray[np.st
 def write_site(folder: Path, table: Table, labels: LabelSet, name: str = "labels.csv") -> Path:
     """Writes `folder/name` as a hospital has it: image, patient, split, and the columns of `labels`.
 
-    A simulated site is thereby an ordinary one, whose images stay where they are. Unknown is a blank cell.
+    A simulated site is thereby an ordinary one, whose images stay where they are; documents are written in a
+    column `TEXT`. Unknown is a blank cell.
 
     Returns:
         The file.
@@ -220,9 +224,11 @@ def write_site(folder: Path, table: Table, labels: LabelSet, name: str = "labels
     y = table.restrict(labels).y
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["image", "patient", "split", *labels])
-    for image, patient, split, row in zip(table.images, table.patients, table.split, y, strict=True):
-        writer.writerow([image, patient, split, *(_CELLS.get(float(value), "") for value in row)])
+    texts = [()] * len(table) if table.texts is None else [(text,) for text in table.texts]
+    writer.writerow(["image", "patient", "split", *([] if table.texts is None else [TEXT]), *labels])
+    for row, texted in enumerate(texts):
+        who = (table.images[row], table.patients[row], table.split[row])
+        writer.writerow([*who, *texted, *(_CELLS.get(float(value), "") for value in y[row])])
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / name
     atomic_write(path, text.getvalue().encode())

@@ -112,7 +112,7 @@ def adapt(
         loss = objective(phi, batch)
         losses.append(float(loss.detach()))
         grads = torch.autograd.grad(loss, list(phi.values()), create_graph=second_order)
-        phi = {name: p - lr * g for (name, p), g in zip(phi.items(), grads, strict=True)}
+        phi = {name: torch.add(p, g, alpha=-lr) for (name, p), g in zip(phi.items(), grads, strict=True)}
         if not second_order:
             phi = {name: p.detach().requires_grad_() for name, p in phi.items()}
     return phi, losses

@@ -11,10 +11,20 @@ from suture.simulation.flamby import AttributeSites, FlambySites
 from suture.simulation.hyperkvasir import HyperKvasirSites
 from suture.simulation.isic import IsicSites
 from suture.simulation.nih import NihSites
+from suture.simulation.openi import OpeniSites
 from suture.simulation.phantoms import PhantomSites
+from suture.simulation.silos import SiloSites
 
 Simulation = (
-    PhantomSites | NihSites | ChestSites | IsicSites | HyperKvasirSites | FlambySites | AttributeSites
+    PhantomSites
+    | NihSites
+    | ChestSites
+    | IsicSites
+    | HyperKvasirSites
+    | FlambySites
+    | AttributeSites
+    | OpeniSites
+    | SiloSites
 )
 
 __all__ = [
@@ -24,6 +34,8 @@ __all__ = [
     "HyperKvasirSites",
     "IsicSites",
     "NihSites",
+    "OpeniSites",
     "PhantomSites",
+    "SiloSites",
     "Simulation",
 ]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from suture.config import DataConfig
-from suture.data.partition import SERVER, deal, write_site
+from suture.data.partition import SERVER, TEXT, deal, write_site
 from suture.data.table import Split, Table
 from suture.labels import LabelSet
 from suture.methods.contract import Method
@@ -63,6 +63,7 @@ def write_dealt(
             dataset="hospital",
             root=pooled.root,
             table=write_site(folder / name, table, table.labels),
+            text_column=None if pooled.texts is None else TEXT,
             labels=own[name].names if name in own else None,
             task=pooled.labels.task,
             color=color,

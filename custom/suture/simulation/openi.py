@@ -1,0 +1,56 @@
+"""Open-i's chest X-ray reports dealt to sites that know different findings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from suture.config import DataConfig
+from suture.data import load_table
+from suture.data.openi import TASKS
+from suture.data.partition import Classes, class_lists
+from suture.errors import ConfigError
+from suture.messages import STRICT
+from suture.methods.contract import Method
+from suture.simulation.dealing import Validation, write_dealt
+from suture.simulation.places import data_folder
+
+
+@dataclass(frozen=True, config=STRICT)
+class OpeniSites:
+    """Open-i's reports at K sites; the eight most frequent findings, of which each site knows some.
+
+    Attributes:
+        clients, classes, per_client, validation, seed: see `NihSites`.
+        root: folder of NLMCXR_reports.tgz; by default openi_reports in SUTURE_DATA.
+    """
+
+    clients: Annotated[int, Field(ge=1)] = 4
+    classes: Classes = "dealt"
+    per_client: Annotated[int, Field(ge=1)] = 4
+    validation: Validation = "sites"
+    root: str | None = None
+    seed: Annotated[int, Field(ge=0)] = 1337
+
+    def prepare(self, folder: Path, runs: Path, seed: int, method: type[Method] | Method) -> list[str]:  # noqa: ARG002
+        """Writes each site, and the server's held-out rows; see `PhantomSites.prepare`.
+
+        Raises:
+            ConfigError: there is no archive.
+        """
+        root = data_folder(self.root, "openi_reports", "the archive of Open-i's reports")
+        table = root / "NLMCXR_reports.tgz"
+        if not table.exists():
+            raise ConfigError(f"{root} has no {table.name}; name its folder with --set simulation.root=DIR")
+        pooled = load_table(
+            DataConfig(
+                dataset="openi", root=root, table=table, labels=TASKS, seed=self.seed, split="patients"
+            )
+        )
+        lists = class_lists(
+            self.classes, pooled.labels, self.clients, seed=self.seed, per_client=self.per_client
+        )
+        return write_dealt(folder, runs, pooled, lists, method, seed=self.seed, validation=self.validation)

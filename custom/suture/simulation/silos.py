@@ -1,0 +1,113 @@
+"""Clinical text in silos, each with a task of its own, and tasks that no site has."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from suture.config import DataConfig, SiteConfig, write_site_config
+from suture.data import load_table
+from suture.data.openi import TASKS
+from suture.data.partition import TEXT, write_site
+from suture.data.silos import First, build_silos
+from suture.data.table import Table
+from suture.errors import ConfigError, unknown
+from suture.labels import LabelSet, canonical
+from suture.messages import STRICT
+from suture.methods.contract import Method
+from suture.simulation.places import data_folder
+from suture.simulation.writing import write_sites
+from suture.tuned import TARGETS
+
+Corpus = Literal["openi", "eicu", "mimic_reports"]
+
+_FOLDERS: dict[Corpus, tuple[str, str]] = {
+    "openi": ("openi_reports", "the archive of Open-i's reports"),
+    "eicu": ("eicu_demo", "eICU"),
+    "mimic_reports": ("mimic_cxr", "MIMIC-CXR's reports"),
+}
+_TABLES: dict[Corpus, str] = {
+    "openi": "NLMCXR_reports.tgz",
+    "eicu": "patient.csv*",
+    "mimic_reports": "mimic-cxr-2.0.0-chexpert.csv*",
+}
+
+
+@dataclass(frozen=True, config=STRICT)
+class SiloSites:
+    """Silos of one disease each, disjoint and with as many positives as negatives, as in PMFL.
+
+    Attributes:
+        corpus: where the documents are from.
+        order: the diseases in the order in which their silos are built, the rarest first.
+        training: the sites: those whose silos train.
+        targets: those to whose tasks the trained model is put; none of `training`.
+        cap: positives of a silo at most; of eICU's rule, negatives.
+        first: see `suture.data.silos.build_silos`.
+        labels_from: of eICU, see `DataConfig`.
+        root: folder of the data; by default that of the corpus in SUTURE_DATA.
+        seed: of the silos.
+    """
+
+    corpus: Corpus = "openi"
+    order: Annotated[tuple[str, ...], Field(min_length=2)] = TASKS
+    training: Annotated[tuple[str, ...], Field(min_length=1)] = TASKS[3:]
+    targets: tuple[str, ...] = TASKS[:3]
+    cap: Annotated[int, Field(ge=1)] | None = None
+    first: First = "positives"
+    labels_from: Literal["apache", "diagnosis"] = "apache"
+    root: str | None = None
+    seed: Annotated[int, Field(ge=0)] = 1337
+
+    def prepare(self, folder: Path, runs: Path, seed: int, method: type[Method] | Method) -> list[str]:  # noqa: ARG002
+        """Writes a site for each training silo, and the data of each target; see `PhantomSites.prepare`.
+
+        Raises:
+            ConfigError: a name that is not in `order`, or a target that also trains.
+        """
+        self._check()
+        table = load_table(self._pooled())
+        names = tuple(canonical(name) for name in self.order)
+        silos = build_silos(table, names, self.seed, self.cap, self.first)
+        places = {canonical(name): folder / slug(name) for name in self.training}
+        places |= {canonical(name): folder / TARGETS / slug(name) for name in self.targets}
+        data = {name: _write(place, silos[name], name) for name, place in places.items()}
+        for name in self.targets:
+            place = places[canonical(name)]
+            write_site_config(place / "suture.toml", SiteConfig(data=data[canonical(name)]))
+        sites = {slug(name): data[canonical(name)] for name in self.training}
+        return write_sites(folder, runs, sites, method, {})
+
+    def _pooled(self) -> DataConfig:
+        name, title = _FOLDERS[self.corpus]
+        root = data_folder(self.root, name, title)
+        tables = sorted(root.glob(_TABLES[self.corpus]))
+        if not tables:
+            raise ConfigError(f"{root} has no {_TABLES[self.corpus]}; name the folder of {title}")
+        labels = self.order if self.corpus != "eicu" else None
+        return DataConfig(
+            dataset=self.corpus, root=root, table=tables[0], labels=labels, labels_from=self.labels_from
+        )
+
+    def _check(self) -> None:
+        for name in (*self.training, *self.targets):
+            if name not in self.order:
+                raise unknown("silo", name, self.order)
+        if both := set(self.training) & set(self.targets):
+            raise ConfigError(f"{min(both)!r} is a training silo and a target; remove it from one of them")
+
+
+def _write(place: Path, silo: Table, name: str) -> DataConfig:
+    """One silo as a hospital's own table, all of which trains."""
+    whole = replace(silo, split=("train",) * len(silo))
+    table = write_site(place, whole, LabelSet((name,)))
+    return DataConfig(dataset="hospital", root=table, table=table, text_column=TEXT, target=name)
+
+
+def slug(name: str) -> str:
+    """A class name as the name of a site."""
+    return "-".join("".join(c if c.isalnum() else " " for c in name.lower()).split())

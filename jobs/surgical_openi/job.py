@@ -1,0 +1,24 @@
+"""Surgical Aggregation on text: Open-i's reports at four sites that know four of eight findings each.
+
+The methods for images run on documents as they are: `--set method=vanilla`, `partial`, `pfl` and so on. Point it
+at the data with SUTURE_DATA (its folder openi_reports) or with `--set simulation.root=DIR`.
+"""
+
+from suture.cli import run_job_file
+from suture.job import Job
+from suture.methods.surgical import SurgicalAggregation
+from suture.models import ModelSpec
+from suture.simulation import OpeniSites
+from suture.training import LocalTraining
+
+JOB = Job(
+    name="surgical_openi",
+    title="Open-i reports at four sites with different findings, Surgical Aggregation",
+    method=SurgicalAggregation(local=LocalTraining(lr=1e-3, batch_size=32)),
+    model=ModelSpec("lstm"),
+    rounds=10,
+    simulation=OpeniSites(),
+)
+
+if __name__ == "__main__":
+    run_job_file(JOB)
