@@ -173,11 +173,28 @@ class PrivacyConfig(_Section):
         label_view: the class names that the site agrees to see: its own, or all of the federation.
         min_count: a count below this is withheld.
         max_faults: the share of unreadable images that is tolerated.
+        clip: the largest L2 norm of an update that leaves; None does not clip.
+        noise: standard deviation of Gaussian noise on it, in units of `clip`.
+        delta: of the privacy that the noise gives, for the report.
     """
 
     label_view: Literal["own", "all"] = "own"
     min_count: int = Field(default=5, ge=0)
     max_faults: float = Field(default=0.05, ge=0, le=1)
+    clip: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    noise: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    delta: float = Field(default=1e-5, gt=0, lt=1)
+
+    @property
+    def protection(self) -> dict[Literal["clip", "noise", "delta"], float]:
+        """What the federation is told of clipping and noise."""
+        return {} if self.clip is None else {"clip": self.clip, "noise": self.noise, "delta": self.delta}
+
+    @model_validator(mode="after")
+    def _noise_is_clipped(self) -> PrivacyConfig:
+        if self.noise and self.clip is None:
+            raise ValueError("noise is in units of clip; set clip, the largest norm of an update")
+        return self
 
 
 class StorageConfig(_Section):

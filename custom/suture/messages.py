@@ -71,6 +71,7 @@ class Hello:
         counts: training images with and without each class, None where the site withholds them; empty unless
             the method asks for them.
         prior: digest of the frozen network that the site holds, where the method has one.
+        protection: clip, noise and delta of a site that clips its updates or adds noise; else empty.
     """
 
     labels: Labels
@@ -80,6 +81,7 @@ class Hello:
     task: Task = "multilabel"
     counts: dict[Name, Counts | None] = Field(default_factory=dict)
     prior: Name | None = None
+    protection: dict[Literal["clip", "noise", "delta"], FiniteFloat] = Field(default_factory=dict)
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -32,6 +32,7 @@ from suture.methods.share import put
 from suture.models import build
 from suture.models.classifier import Classifier, Layout, load_tensors, relabelled, split_state
 from suture.models.saved import save_model
+from suture.noise import Noise
 from suture.packing import Packed
 from suture.plan import Plan, code_hash, context
 from suture.priors import Prior, load_prior
@@ -139,6 +140,7 @@ class Site:
             if self.plan.method.egress(Layout({}, {})).counts
             else {},
             self._prior.digest if self._prior else None,
+            self.config.privacy.protection,
         )
 
     def _train(self, task: Payload) -> Reply:
@@ -163,7 +165,8 @@ class Site:
         self.states.save(
             task.round, Packed({**fixed, **{f"kept/{k}": t for k, t in keep.items()}}, header), task.committed
         )
-        return replace(update, metrics=metrics)
+        noise = Noise.of(self.config.privacy)
+        return replace(noise.apply(update, task) if noise else update, metrics=metrics)
 
     def _evaluate(self, task: Payload) -> Evaluation:
         bench = self._workbench(task, self._state(task))

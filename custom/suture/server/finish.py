@@ -12,6 +12,7 @@ from suture.methods.contract import IMAGES
 from suture.models.classifier import Layout
 from suture.plan import Plan
 from suture.server.global_model import export
+from suture.server.protection import spent
 from suture.server.server import Server
 
 _BOOTSTRAP = 1000
@@ -45,7 +46,12 @@ def finish(server: Server, tested: Mapping[str, Metrics]) -> None:
     server.record.metrics(
         summarise(model.labels, owners, scores, sites, n, source, selected, overall=overall)
     )
-    server.record.update(selected_round=selected, selection=server.schedule.selection)
+    notes = spent(server.record.folder, server.record.run.get("protection", {}))
+    server.record.update(
+        selected_round=selected,
+        selection=server.schedule.selection,
+        notes=[*server.record.run.get("notes", []), *notes],
+    )
     server.record.close("finished")
     server.record.event("finished", selected=selected)
 

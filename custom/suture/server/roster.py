@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from suture.errors import FederationError, LabelError
@@ -28,12 +28,14 @@ class Member:
         own: its class names as it writes them, in its order.
         names: the federation's name of each of them, in the same order.
         n: images in each split.
+        protection: see `Hello`.
     """
 
     own: Labels
     names: Labels
     n: Mapping[str, int]
     threads: int
+    protection: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -146,7 +148,9 @@ def agree(
                 raise LabelError(
                     f"{site}: {label!r} and another of its labels are both {name!r}; mend the label map"
                 )
-        members[site] = Member(hello.labels, names, {str(k): n for k, n in hello.n.items()}, hello.threads)
+        n = {str(split): count for split, count in hello.n.items()}
+        protection = {str(name): value for name, value in hello.protection.items()}
+        members[site] = Member(hello.labels, names, n, hello.threads, protection)
     labels = {n for m in members.values() for n in m.names} | set(previous)
     roster = Roster(members, tuple(sorted(labels)), next(iter(tasks), "multilabel"))
     _refuse_lookalikes(roster, accept)

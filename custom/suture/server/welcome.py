@@ -52,6 +52,7 @@ def introduce(
         labels=list(roster.labels),
         sites={s: {"labels": list(m.names), "n": dict(m.n)} for s, m in known.items()},
         threads={"server": 1, **{s: m.threads for s, m in roster.members.items()}},
+        protection={s: dict(m.protection) for s, m in roster.members.items() if m.protection},
         **({"new_labels": list(added)} if added else {}),
     )
     record.event(
