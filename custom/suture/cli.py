@@ -16,6 +16,7 @@ from rich.table import Table
 from suture.cli_data import Sets, data_app
 from suture.cli_pretrain import pretrain
 from suture.cli_research import compare, evaluate, experiment, latent, relate
+from suture.cli_text import vocab
 from suture.errors import ConfigError, SutureError
 
 app = typer.Typer(
@@ -25,7 +26,7 @@ app = typer.Typer(
     add_completion=False,
 )
 app.add_typer(data_app, name="data")
-for command in (evaluate, compare, relate, latent, experiment, pretrain):
+for command in (evaluate, compare, relate, latent, experiment, pretrain, vocab):
     app.command()(command)
 console = Console()
 

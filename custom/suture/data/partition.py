@@ -25,6 +25,9 @@ Classes = Literal["published", "disjoint", "single", "dealt", "all"]
 SERVER = "server"
 """The name under which `deal` gives the held-out test rows."""
 
+TEXT = "text"
+"""The column of documents of a simulated site."""
+
 _CELLS = {1.0: "1", 0.0: "0"}
 
 
@@ -209,6 +212,8 @@ def _strata_of(table: Table, seed: int) -> tuple[NDArray[np.str_], NDArray[np.st
 def write_site(folder: Path, table: Table, labels: LabelSet, name: str = "labels.csv") -> Path:
     """Writes `folder/name` as a hospital has it: image, patient, split, and the columns of `labels`.
 
+    Documents stand in a column `TEXT` before the labels.
+
     A simulated site is thereby an ordinary one, whose images stay where they are. Unknown is a blank cell.
 
     Returns:
@@ -220,9 +225,16 @@ def write_site(folder: Path, table: Table, labels: LabelSet, name: str = "labels
     y = table.restrict(labels).y
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["image", "patient", "split", *labels])
-    for image, patient, split, row in zip(table.images, table.patients, table.split, y, strict=True):
-        writer.writerow([image, patient, split, *(_CELLS.get(float(value), "") for value in row)])
+    writer.writerow(["image", "patient", "split", *([] if table.texts is None else [TEXT]), *labels])
+    rows = zip(
+        table.images,
+        table.patients,
+        table.split,
+        *([] if table.texts is None else [table.texts]),
+        strict=True,
+    )
+    for row, values in zip(rows, y, strict=True):
+        writer.writerow([*row, *(_CELLS.get(float(value), "") for value in values)])
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / name
     atomic_write(path, text.getvalue().encode())
