@@ -107,7 +107,7 @@ def test_a_small_training_set_is_half_positive() -> None:
     assert len(set(small.images)) == 4
     assert small.y.sum() == 2
     assert low_data(silo, 4, seed=1).images == small.images
-    with pytest.raises(DataError, match="5 examples .* even"):
+    with pytest.raises(DataError, match=r"5 examples .* even"):
         low_data(silo, 5, 1)
     with pytest.raises(DataError, match="6 positive rows of 'A'; 14 examples need 7"):
         low_data(silo, 14, 1)
