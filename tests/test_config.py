@@ -41,6 +41,17 @@ def test_relative_paths_and_default_folders_start_at_the_file(
     assert config.storage.cache == toml.parent / "cache"
 
 
+@pytest.mark.parametrize("source", ['"openi"', '"eicu"', '"mtsamples"', '"hospital"\ntext_column = "report"'])
+def test_text_in_a_table_needs_no_root(toml: Path, source: str) -> None:
+    toml.write_text(f'[data]\ndataset = {source}\ntable = "notes.csv"\n')
+    data = load_site_config(toml).data
+    assert data.root == data.table == toml.parent / "notes.csv"
+    for other in ('"hospital"', '"mimic_reports"'):
+        toml.write_text(f'[data]\ndataset = {other}\ntable = "notes.csv"\n')
+        with pytest.raises(ConfigError, match=r"\[data\] root is missing"):
+            load_site_config(toml)
+
+
 def test_an_absolute_path_stays(toml: Path) -> None:
     toml.write_text(MINIMAL + '[storage]\ncache = "/mnt/cache"\n')
     storage = load_site_config(toml).storage

@@ -17,6 +17,7 @@ from suture.cli_data import Sets, data_app
 from suture.cli_finetune import finetune
 from suture.cli_pretrain import pretrain
 from suture.cli_research import compare, evaluate, experiment, latent, relate
+from suture.cli_text import vocab
 from suture.errors import ConfigError, SutureError
 
 app = typer.Typer(
@@ -26,7 +27,7 @@ app = typer.Typer(
     add_completion=False,
 )
 app.add_typer(data_app, name="data")
-for command in (evaluate, compare, relate, latent, experiment, pretrain, finetune):
+for command in (evaluate, compare, relate, latent, experiment, pretrain, finetune, vocab):
     app.command()(command)
 console = Console()
 

@@ -10,7 +10,7 @@ from PIL import Image
 from rich.console import Console
 
 from suture.config import SiteConfig, load_site_config
-from suture.data.check import Count, Findings, check, render
+from suture.data.check import Count, Findings, Words, check, render
 
 ROWS = [
     "image,patient,split,Mass,Nodule",
@@ -99,3 +99,18 @@ def test_a_site_without_training_rows_can_only_evaluate(config: SiteConfig, tmp_
     findings = check(config)
     assert findings.problems == ()
     assert any("can only evaluate" in text for text in findings.warnings)
+
+
+def test_documents_are_counted_with_their_lengths(tmp_path: Path) -> None:
+    rows = [f"{i},P{i},{'train' if i else 'test'},{'no mass ' * i + '.'},{i % 2}" for i in range(11)]
+    (tmp_path / "reports.csv").write_text("\n".join(["image,patient,split,report,Mass", *rows]))
+    path = tmp_path / "suture.toml"
+    path.write_text('[data]\ndataset = "hospital"\ntable = "reports.csv"\ntext_column = "report"\n')
+    findings = check(load_site_config(path))
+    assert findings.problems == ()
+    assert findings.images == {"train": 10, "validation": 0, "test": 1}
+    assert findings.words == Words(mean=11.0, p95=20, most=21, known=1.0)
+    text = printed(findings)
+    assert "10 documents, 10 patients" in text
+    assert "words of a document: 11.0 on average, 95 % have at most 20, the longest 21" in text
+    assert "the clinical vocabulary knows 100.0% of them" in text

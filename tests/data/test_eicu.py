@@ -31,7 +31,8 @@ TABLES = {
     "medication": 'patientunitstayid,drugname\n3,"HEPARIN, 5 ML"\n1,MORPHINE\n',
     "admissionDx": (
         "patientunitstayid,admitdxpath\n"
-        "1,admission diagnosis|Respiratory\n1,admission diagnosis|Sepsis\n5,CVA\n"
+        "1,admission diagnosis|Sepsis\n1,admission diagnosis|Respiratory\n"
+        "1,admission diagnosis|Sepsis\n5,CVA\n"
     ),
     "diagnosis": (
         "patientunitstayid,diagnosisstring\n"
@@ -91,7 +92,7 @@ def test_labels_may_be_groups_of_diagnoses(path: Path) -> None:
 @pytest.mark.parametrize(
     ("paths", "said"),
     [
-        ("all", "admission diagnosis|Respiratory , admission diagnosis|Sepsis"),
+        ("all", "admission diagnosis|Sepsis , admission diagnosis|Respiratory"),
         ("last", "admission diagnosis|Sepsis"),
     ],
 )

@@ -14,6 +14,7 @@ from suture.data import load_table
 from suture.data.isic import LABELS as ISIC
 from suture.data.nih import LABELS
 from suture.data.partition import (
+    TEXT,
     class_lists,
     client_classes,
     deal,
@@ -242,3 +243,21 @@ def test_a_table_may_have_another_name(tmp_path: Path) -> None:
     truth = write_site(tmp_path, table, LABELS, name="truth.csv")
     assert (labels, truth) == (tmp_path / "labels.csv", tmp_path / "truth.csv")
     assert [len(path.read_text().splitlines()[0].split(",")) for path in (labels, truth)] == [4, 17]
+
+
+def test_documents_are_written_in_a_column_of_their_own(tmp_path: Path) -> None:
+    texts = ('No mass,\n"clear".', "Edema.")
+    table = Table(
+        LabelSet(("Mass",)),
+        ("1", "2"),
+        ("P1", "P2"),
+        np.array([[0], [np.nan]], np.float32),
+        ("train", "test"),
+        tmp_path,
+        texts,
+    )
+    path = write_site(tmp_path / "alpha", table, LabelSet(("Mass",)))
+    again = load_table(DataConfig(dataset="hospital", table=path, text_column=TEXT))
+    assert again.texts == texts
+    assert again.labels.names == ("Mass",)
+    assert again.split == table.split

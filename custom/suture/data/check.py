@@ -15,6 +15,7 @@ from suture.data import read_table
 from suture.data.images import ImageSource, read_all
 from suture.data.reading import Reading
 from suture.data.table import SPLITS, Split, Table
+from suture.data.tokens import clinical_vocabulary, counted, coverage, tokenise
 from suture.errors import DataError, SutureError
 from suture.labels import lookalikes
 from suture.vocabulary import CANONICAL
@@ -30,17 +31,33 @@ class Count:
 
 
 @dataclass(frozen=True)
+class Words:
+    """The words of the documents in use.
+
+    Attributes:
+        mean, p95, most: of a document: on average, 95 % of them have no more, and no one has more.
+        known: the share that the vocabulary of the package knows.
+    """
+
+    mean: float
+    p95: int
+    most: int
+    known: float
+
+
+@dataclass(frozen=True)
 class Findings:
     """What `check` found. It stays at the site: it names files and holds exact counts.
 
     Attributes:
-        images: number of images of each split.
+        images: number of images, or documents, of each split.
         patients: number of patients of each split.
         counts: labels of each class of each split.
         unreadable: one message per image that cannot be read.
         empty: classes without any positive label in the training rows.
         problems: what must be mended before the site can join.
         warnings: what a person should know.
+        words: of documents; None where the data are images.
     """
 
     images: dict[Split, int] = field(default_factory=dict)
@@ -50,10 +67,11 @@ class Findings:
     empty: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    words: Words | None = None
 
 
 def check(config: SiteConfig) -> Findings:
-    """Reads the table and decodes every image that is in use, and reports all that is wrong.
+    """Reads the table, decodes every image (or counts the words) in use, and reports all that is wrong.
 
     It raises nothing that the data can cause; a table that cannot be read at all is the only problem then.
     """
@@ -63,7 +81,7 @@ def check(config: SiteConfig) -> Findings:
         return Findings(problems=(str(error),))
     table = reading.table
     used = table.rows(np.array([split != "" for split in table.split], dtype=np.bool_))
-    unreadable, broken = _unreadable(used, config.data.color)
+    unreadable, broken = _unreadable(used, config.data.color) if used.texts is None else ((), ())
     parts = {split: used.of(split) for split in SPLITS}
     counts = {
         name: {split: _count(part.y[:, column]) for split, part in parts.items()}
@@ -82,22 +100,32 @@ def check(config: SiteConfig) -> Findings:
         empty=empty,
         problems=(*reading.faults, *broken, *([lost_text] if too_many else [])),
         warnings=(*([lost_text] if lost and not too_many else []), *_warnings(reading, used, empty)),
+        words=_words(used.texts) if used.texts else None,
     )
 
 
 def render(findings: Findings) -> RenderableType:
     """The findings for a terminal: a grid of counts per class, then problems and warnings."""
+    words = findings.words
+    what = "documents" if words else "images"
     grid = Grid(title="Labels: present / absent / unknown")
     grid.add_column("class")
     for split in SPLITS:
-        images, patients = findings.images.get(split, 0), findings.patients.get(split, 0)
-        grid.add_column(f"{split}\n{images:,} images, {patients:,} patients", justify="right")
+        n, patients = findings.images.get(split, 0), findings.patients.get(split, 0)
+        grid.add_column(f"{split}\n{n:,} {what}, {patients:,} patients", justify="right")
     for name, of in findings.counts.items():
         cells = [
             f"{c.positives:,} / {c.negatives:,} / {c.unknown:,}" for c in (of[split] for split in SPLITS)
         ]
         grid.add_row(escape(name), *cells)
+    said = []
+    if words:
+        said.append(
+            f"words of a document: {words.mean:.1f} on average, 95 % have at most {words.p95:,}, the longest "
+            f"{words.most:,}; the clinical vocabulary knows {words.known:.1%} of them"
+        )
     lines = [
+        *said,
         *(f"[bold red]problem[/] {escape(text)}" for text in findings.problems),
         *(f"[bold yellow]warning[/] {escape(text)}" for text in findings.warnings),
         *(f"[dim]unreadable[/] {escape(text)}" for text in findings.unreadable[:20]),
@@ -105,6 +133,12 @@ def render(findings: Findings) -> RenderableType:
     if len(findings.unreadable) > 20:
         lines.append(f"[dim]and {len(findings.unreadable) - 20} more unreadable images[/]")
     return Group(*([grid] if findings.counts else []), *lines)
+
+
+def _words(texts: tuple[str, ...]) -> Words:
+    n = np.array([len(tokenise(text)) for text in texts])
+    known = coverage(clinical_vocabulary(), counted(texts))
+    return Words(float(n.mean()), int(np.ceil(np.quantile(n, 0.95))), int(n.max()), known)
 
 
 def _count(y: NDArray[np.float32]) -> Count:
@@ -124,8 +158,10 @@ def _unreadable(table: Table, color: bool) -> tuple[tuple[str, ...], tuple[str, 
 
 def _warnings(reading: Reading, used: Table, empty: tuple[str, ...]) -> list[str]:
     warnings = []
-    if reading.absent:
+    if reading.absent and used.texts is None:
         warnings.append(f"rows without an image, left out as [data] partial says: {reading.absent}")
+    elif reading.absent:
+        warnings.append(f"rows without text, left out: {reading.absent}")
     if len(used) < len(reading.table):
         warnings.append(f"rows of no split, not used: {len(reading.table) - len(used)}")
     if not used.split.count("train"):

@@ -83,10 +83,8 @@ def _texts(stays: Iterable[str], config: DataConfig) -> list[str]:
         _gathered(config, "medication", "drugname", str.strip),
     ]
     if config.leaking_text:
-        paths = _gathered(config, "admissionDx", "admitdxpath", str.strip)
-        if config.admission_paths == "last":
-            paths = {stay: dict.fromkeys([*said][-1:]) for stay, said in paths.items()}
-        sources.append(paths)
+        last = config.admission_paths == "last"
+        sources.append(_gathered(config, "admissionDx", "admitdxpath", str.strip, last=last))
     return [" , ".join(item for source in sources for item in source.get(stay, ())) for stay in stays]
 
 
@@ -98,12 +96,16 @@ def _history(path: str) -> str:
     return "" if parts[-1] == "Performed" else parts[-1]
 
 
-def _gathered(config: DataConfig, table: str, column: str, meaning: Callable[[str], str]) -> Documents:
-    """What one table says of each stay; blanks say nothing."""
+def _gathered(
+    config: DataConfig, table: str, column: str, meaning: Callable[[str], str], *, last: bool = False
+) -> Documents:
+    """What one table says of each stay, or the last thing that it says; blanks say nothing."""
     found: Documents = {}
     for stay, cell in read_columns(_beside(config, table), (_STAY, column), _KEY):
         item = meaning(cell)
         if item:
+            if last:
+                found[stay] = {}
             found.setdefault(stay, {})[item] = None
     return found
 

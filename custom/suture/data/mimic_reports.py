@@ -1,13 +1,16 @@
 """The free-text reports of MIMIC-CXR (Johnson et al., Sci Data 2019) with the labels of CheXpert.
 
 `table` is `mimic-cxr-2.0.0-chexpert.csv`, a row per study; a report lies at
-``files/p10/p10000032/s50414267.txt`` in `root`, which is a folder or the archive `mimic-cxr-reports.zip`.
+``files/p10/p10000032/s50414267.txt`` in `root`, which is a folder or the archive of it,
+`mimic-cxr-reports.zip` or `.tar.gz`.
 """
 
 from __future__ import annotations
 
+import tarfile
 import zipfile
-from collections.abc import Sequence
+import zlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -60,13 +63,29 @@ def _texts(root: Path, names: Sequence[str]) -> list[str]:
         paths = [root / name for name in names]
         return [read_text(path).strip() if path.is_file() else "" for path in paths]
     try:
-        with zipfile.ZipFile(root) as archive:
-            # The archive may have a folder of its own around files/.
-            inside = {name[name.find("files/") :]: name for name in archive.namelist()}
-            read = (archive.read(inside[name]) if name in inside else b"" for name in names)
-            return [data.decode("utf-8").strip() for data in read]
-    except (OSError, zipfile.BadZipFile, UnicodeDecodeError) as error:
-        raise DataError(f"{root} cannot be read: {error}; take the folder of files/, or its .zip") from error
+        found = {name: data.decode("utf-8").strip() for name, data in _members(root, frozenset(names))}
+    except (OSError, EOFError, zlib.error, zipfile.BadZipFile, tarfile.TarError, UnicodeDecodeError) as error:
+        raise DataError(
+            f"{root} cannot be read: {error}; take the folder of files/, or its archive"
+        ) from error
+    return [found.get(name, "") for name in names]
+
+
+def _members(archive: Path, wanted: frozenset[str]) -> Iterator[tuple[str, bytes]]:
+    """Name and content of those files; the archive may have a folder of its own around files/."""
+    if zipfile.is_zipfile(archive):
+        with zipfile.ZipFile(archive) as packed:
+            for path in packed.namelist():
+                name = path[path.find("files/") :]
+                if name in wanted:
+                    yield name, packed.read(path)
+        return
+    with tarfile.open(archive) as tar:
+        for member in tar:
+            name = member.name[member.name.find("files/") :]
+            file = tar.extractfile(member) if name in wanted else None
+            if file is not None:
+                yield name, file.read()
 
 
 def _absent(sheet: Sheet, texts: Sequence[str]) -> list[str]:

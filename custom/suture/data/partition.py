@@ -26,7 +26,7 @@ SERVER = "server"
 """The name under which `deal` gives the held-out test rows."""
 
 TEXT = "text"
-"""Column of the documents in the table of a simulated site."""
+"""The column of documents of a simulated site."""
 
 _CELLS = {1.0: "1", 0.0: "0"}
 
@@ -212,8 +212,9 @@ def _strata_of(table: Table, seed: int) -> tuple[NDArray[np.str_], NDArray[np.st
 def write_site(folder: Path, table: Table, labels: LabelSet, name: str = "labels.csv") -> Path:
     """Writes `folder/name` as a hospital has it: image, patient, split, and the columns of `labels`.
 
-    A simulated site is thereby an ordinary one, whose images stay where they are; documents are written in a
-    column `TEXT`. Unknown is a blank cell.
+    Documents stand in a column `TEXT` before the labels.
+
+    A simulated site is thereby an ordinary one, whose images stay where they are. Unknown is a blank cell.
 
     Returns:
         The file.
@@ -224,11 +225,16 @@ def write_site(folder: Path, table: Table, labels: LabelSet, name: str = "labels
     y = table.restrict(labels).y
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    texts = [()] * len(table) if table.texts is None else [(text,) for text in table.texts]
     writer.writerow(["image", "patient", "split", *([] if table.texts is None else [TEXT]), *labels])
-    for row, texted in enumerate(texts):
-        who = (table.images[row], table.patients[row], table.split[row])
-        writer.writerow([*who, *texted, *(_CELLS.get(float(value), "") for value in y[row])])
+    rows = zip(
+        table.images,
+        table.patients,
+        table.split,
+        *([] if table.texts is None else [table.texts]),
+        strict=True,
+    )
+    for row, values in zip(rows, y, strict=True):
+        writer.writerow([*row, *(_CELLS.get(float(value), "") for value in values)])
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / name
     atomic_write(path, text.getvalue().encode())
