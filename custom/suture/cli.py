@@ -178,19 +178,23 @@ def report(directory: Annotated[Path, typer.Argument(help="Folder of a run.")]) 
 @app.command()
 def predict(
     model: Annotated[Path, typer.Argument(help="The model/ folder of a run.")],
-    images: Annotated[
-        Path, typer.Argument(help="An image, a folder of images, or a CSV with an image column.")
+    source: Annotated[
+        Path,
+        typer.Argument(
+            help="An image, a folder of images or a CSV with an image column; or .txt files, or a CSV with a "
+            "text column."
+        ),
     ],
     out: Annotated[Path, typer.Option("-o", "--out", help="CSV to write.")],
     device: str = "cpu",
 ) -> None:
-    """Write one probability per class for each image."""
+    """Write one probability per class for each image or document."""
     from suture.prediction import predict_to_csv
 
-    count, skipped = predict_to_csv(model, images, out, device)
+    count, skipped = predict_to_csv(model, source, out, device)
     for name in skipped:
         console.print(f"skipped, unreadable: {name}", style="yellow", highlight=False)
-    console.print(f"{count} images: {out}")
+    console.print(f"{count} predicted: {out}")
 
 
 @app.command("list")

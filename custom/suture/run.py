@@ -12,18 +12,22 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
 from suture.config import SiteConfig, load_site_config
+from suture.data import load_table
 from suture.data.partition import SERVER
 from suture.data.site import SiteSamples, load_samples, pooled
+from suture.data.tokens import build_vocabulary
 from suture.diagnostics import collect
 from suture.errors import ConfigError, FederationError, SutureError
 from suture.evaluation.report import write_report
 from suture.federation import Loop, federate
 from suture.files import write_json
 from suture.job import Job
+from suture.models import CORPUS
 from suture.plan import Plan
 from suture.progress import following
 from suture.server.open import describe, open_server
@@ -64,6 +68,7 @@ def run_here(job: Job, env: str, out: Path, *, resume: bool, overwrite: bool, th
     _make_way(out, job, resume=resume, overwrite=overwrite)
     with _locked(out):
         sites = job.simulation.prepare(out / "sites", out.parent, job.seed, job.method)
+        job = _with_words(job, out / "sites")
         plan, schedule = job.plan(out.name), job.schedule()
         record = Record(out)
         record.update(env=env)
@@ -87,6 +92,15 @@ def run_here(job: Job, env: str, out: Path, *, resume: bool, overwrite: bool, th
             Record(out).close("failed", whole)
             raise FederationError(whole) from error
     return out / "report.html"
+
+
+def _with_words(job: Job, folder: Path) -> Job:
+    """The job with the words of all documents of its simulation, where it asks for them."""
+    if job.model.vocabulary != CORPUS:
+        return job
+    tables = [load_table(load_site_config(path).data) for path in sorted(folder.rglob("suture.toml"))]
+    words = build_vocabulary(text for table in tables for text in table.texts or ()).words
+    return replace(job, model=replace(job.model, vocabulary=words))
 
 
 def _loop(job: Job, out: Path, sites: list[str]) -> None:

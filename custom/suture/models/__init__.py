@@ -23,6 +23,9 @@ from suture.models.lstm import text_lstm
 from suture.models.resnet import resnet18, small_resnet
 from suture.seeds import seed_for, seeded
 
+CORPUS = "corpus"
+"""In place of a vocabulary: that of all documents of a simulation."""
+
 Normalisation = tuple[tuple[float, ...], tuple[float, ...]]
 
 IMAGENET: Normalisation = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -113,7 +116,8 @@ class ModelSpec:
         mean, std: normalisation per channel; that of its pretraining where a backbone has one, else 0.5 and
             0.25.
         vocabulary: of a model that reads text: ``clinical``, the one that comes with the package; the path of
-            a vocabulary file; or the words themselves.
+            a vocabulary file; the words themselves; or ``corpus``, that of all documents of a simulation, as
+            in the published program of PMFL.
         longest: tokens of a document that are read, the rest is cut; None reads all.
         padding: read what pads a document as words, as the published program of PMFL does.
     """
@@ -152,6 +156,11 @@ def vocabulary_of(spec: ModelSpec) -> Vocabulary:
     """
     if spec.vocabulary == "clinical":
         return clinical_vocabulary()
+    if spec.vocabulary == CORPUS:
+        raise ConfigError(
+            "model.vocabulary=corpus is for simulations, which hold all documents; sites that keep theirs "
+            "need a file: make one of public text with `suture vocab`, and name it as model.vocabulary"
+        )
     if isinstance(spec.vocabulary, str):
         return read_vocabulary(Path(spec.vocabulary))
     return Vocabulary(spec.vocabulary)
