@@ -64,7 +64,7 @@ def write_hospital(folder: Path, labels: tuple[str, ...], n: int, seed: int, vie
     config = folder / "suture.toml"
     config.write_text(
         f'[data]\ndataset = "hospital"\nroot = "images"\ntable = "labels.csv"\ntarget = "{labels[0]}"\n'
-        f'[privacy]\nlabel_view = "{view}"\nmin_count = 0\n'
+        f'[privacy]\nlabel_view = "{view}"\nmin_count = 0\nmin_loss = 0\n'
     )
     return config
 

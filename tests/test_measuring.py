@@ -9,11 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from suture.config import PrivacyConfig
 from suture.data.batch import Samples
 from suture.data.transforms import Augmentation
 from suture.evaluation.metrics import ClassScore
 from suture.labels import LabelSet, Task
-from suture.measuring import NOTHING, class_counts, measure, overall, ranking, withheld
+from suture.measuring import NOTHING, class_counts, measure, overall, ranking, rounded, withheld
 from suture.messages import Metrics
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec
@@ -45,7 +46,14 @@ def bench(labels: tuple[str, ...], task: Task, part: Samples) -> Workbench:
 
 def measured(site: Workbench, own: LabelSet, min_count: int = 0, bootstrap: int = 0) -> Metrics:
     return measure(
-        site, SurgicalAggregation(), own, "test", 3, bootstrap=bootstrap, seed=1, min_count=min_count
+        site,
+        SurgicalAggregation(),
+        own,
+        "test",
+        3,
+        bootstrap=bootstrap,
+        seed=1,
+        limits=PrivacyConfig(min_count=min_count, min_loss=0),
     )
 
 
@@ -127,7 +135,8 @@ def test_an_empty_split_measures_nothing() -> None:
     own = LabelSet(("A", "B"), "multiclass")
     assert measured(bench(("A", "B"), "multiclass", empty), own) == Metrics(3, "test", 0, None, {})
     missing = bench(("A", "B"), "multiclass", empty)
-    found = measure(missing, SurgicalAggregation(), own, "validation", 3, bootstrap=0, seed=1, min_count=0)
+    limits = PrivacyConfig(min_count=0, min_loss=0)
+    found = measure(missing, SurgicalAggregation(), own, "validation", 3, bootstrap=0, seed=1, limits=limits)
     assert found == Metrics(3, "validation", 0, None, {})
 
 
@@ -141,9 +150,23 @@ def test_counts_below_the_limit_stay_at_the_site() -> None:
     """Unknown is counted as neither: two with and two without Edema."""
     y = [[1.0, 0.0, 1.0], [1.0, 0.0, 1.0], [0.0, 1.0, 1.0], [0.0, 0.0, 1.0], [NAN, 0.0, 0.0]]
     own, train = LabelSet(("Edema", "Mass", "Nodule")), samples([[0.0]] * 5, y)
-    assert class_counts(own, train, 1) == {"Edema": (2, 2), "Mass": (1, 4), "Nodule": (4, 1)}
-    assert class_counts(own, train, 2) == {"Edema": (2, 2), "Mass": None, "Nodule": None}
-    assert class_counts(own, train, 3) == {"Edema": None, "Mass": None, "Nodule": None}
+    one, two, three = (class_counts(own, train, PrivacyConfig(min_count=limit)) for limit in (1, 2, 3))
+    assert one == {"Edema": (2, 2), "Mass": (1, 4), "Nodule": (4, 1)}
+    assert two == {"Edema": (2, 2), "Mass": None, "Nodule": None}
+    assert three == {"Edema": None, "Mass": None, "Nodule": None}
+
+
+def test_counts_are_rounded_and_a_loss_over_few_is_withheld() -> None:
+    own, train = LabelSet(("Edema",)), samples([[0.0]] * 21, [[1.0]] * 13 + [[0.0]] * 8)
+    assert class_counts(own, train, PrivacyConfig(round_counts=5)) == {"Edema": (15, 10)}
+    assert rounded(0.123456789) == 0.123457
+    site = bench(("A",), "multilabel", samples([[0.0]] * 4, [[1.0], [0.0], [1.0], [0.0]]))
+    for least, told in ((4, True), (5, False)):
+        limits = PrivacyConfig(min_count=0, min_loss=least)
+        found = measure(
+            site, SurgicalAggregation(), LabelSet(("A",)), "test", 1, bootstrap=0, seed=1, limits=limits
+        )
+        assert (found.loss is not None) is told
 
 
 def test_a_score_that_rests_on_few_images_is_withheld_whole() -> None:

@@ -37,7 +37,7 @@ def write_hospital(folder: Path, labels: tuple[str, ...], n: int, seed: int) -> 
         csv.writer(file).writerows([["image", "patient", "split", *labels], *rows])
     (folder / "suture.toml").write_text(
         '[data]\ndataset = "hospital"\nroot = "images"\ntable = "labels.csv"\ntask = "multiclass"\n'
-        '[privacy]\nlabel_view = "all"\nmin_count = 0\n'
+        '[privacy]\nlabel_view = "all"\nmin_count = 0\nmin_loss = 0\n'
     )
 
 

@@ -87,7 +87,9 @@ def test_the_report_says_what_was_spent(tmp_path: Path) -> None:
 def test_a_federation_whose_site_protects_itself(tiny: Any) -> None:
     federation = tiny(SurgicalAggregation(local=LocalTraining(lr=1e-2, batch_size=8)))
     config = federation.configs["alpha"]
-    federation.configs["alpha"] = config.model_copy(update={"privacy": PrivacyConfig(clip=1e-6, min_count=0)})
+    federation.configs["alpha"] = config.model_copy(
+        update={"privacy": PrivacyConfig(clip=1e-6, min_count=0, min_loss=0)}
+    )
     server = federation.run()
     run = json.loads((Path(server.record.folder) / "run.json").read_text())
     assert run["protection"] == {"alpha": {"clip": 1e-6, "noise": 0.0, "delta": 1e-5}}

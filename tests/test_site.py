@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from suture.messages import Abstain, Hello, Payload
+from suture.messages import Abstain, Hello, Payload, Update
 from suture.methods.surgical import SurgicalAggregation
 from suture.site import Site
 from suture.training import LocalTraining
@@ -131,3 +131,18 @@ def test_small_counts_are_withheld(tiny: Any) -> None:
     classes = answer.metrics.classes  # type: ignore[union-attr]
     assert {score.auroc for score in classes.values()} == {None}
     assert {score.positives for score in classes.values()} == {None}
+
+
+def test_a_full_memory_halves_the_batch_once(site: Site, tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    train = SurgicalAggregation.train
+
+    def hungry(self: Any, bench: Any, *rest: Any) -> Any:
+        seen.append(bench.batch_size or 8)
+        if seen[-1] > 4:
+            raise MemoryError("no more")
+        return train(self, bench, *rest)
+
+    monkeypatch.setattr(SurgicalAggregation, "train", hungry)
+    assert isinstance(site.answer(_train_task(tiny)), Update)
+    assert seen == [8, 4]

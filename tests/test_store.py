@@ -1,4 +1,4 @@
-"""States on disk: the newest two, and a round that was never committed leaves no trace."""
+"""States on disk: the newest few, and a round that was never committed leaves no trace."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from suture.store import Rounds
 
 
 def state(value: float) -> Packed:
-    return Packed({"x": torch.tensor([value])}, {"v": value})
+    return Packed({"x": torch.tensor([value])}, {"v": float(value)})
 
 
 def test_an_uncommitted_round_can_be_taken_back(tmp_path: Path) -> None:
     rounds = Rounds(tmp_path)
-    for number in range(1, 5):
+    for number in range(1, 6):
         rounds.save(number, state(number), committed=number - 1)
-    assert rounds.rounds() == [3, 4]
+    assert rounds.rounds() == [2, 3, 4, 5]
     found = rounds.newest(not_later_than=3)
     assert found is not None
     assert found[1].header == {"v": 3}
-    rounds.save(4, state(44), committed=3)  # round 4 once more
-    assert rounds.rounds() == [3, 4]
+    rounds.save(5, state(55), committed=4)  # round 5 once more
+    assert rounds.rounds() == [2, 3, 4, 5]
 
 
 def test_a_state_of_long_ago_outlives_rounds_that_never_were(tmp_path: Path) -> None:
@@ -36,9 +36,30 @@ def test_a_state_of_long_ago_outlives_rounds_that_never_were(tmp_path: Path) -> 
     assert rounds.rounds() == [1, 5]
 
 
-def test_nothing_there_is_none_and_broken_is_an_error(tmp_path: Path) -> None:
+def test_nothing_there_is_none_and_all_broken_is_an_error(tmp_path: Path) -> None:
     assert Rounds(tmp_path / "none").newest() is None
     Rounds(tmp_path).save(1, state(1), committed=0)
     Rounds(tmp_path).path(1).write_bytes(b"x")
     with pytest.raises(SutureError, match="corrupt"):
         Rounds(tmp_path).newest()
+
+
+@pytest.mark.parametrize("harm", ["cut", "flip in a tensor", "flip in the header"])
+def test_a_corrupt_file_is_passed_over_for_the_one_before(
+    harm: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rounds = Rounds(tmp_path)
+    for number in (1, 2):
+        rounds.save(number, state(number), committed=number - 1)
+    data = bytearray(rounds.path(2).read_bytes())
+    if harm == "cut":
+        del data[-2:]
+    elif harm == "flip in a tensor":
+        data[-1] ^= 1
+    else:
+        data[data.index(b"2.0")] ^= 1
+    rounds.path(2).write_bytes(bytes(data))
+    found = rounds.newest()
+    assert found is not None
+    assert (found[0], found[1].header) == (1, {"v": 1})
+    assert "falling back to the round before" in caplog.text

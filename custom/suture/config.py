@@ -171,7 +171,9 @@ class PrivacyConfig(_Section):
 
     Attributes:
         label_view: the class names that the site agrees to see: its own, or all of the federation.
-        min_count: a count below this is withheld.
+        min_count: a count below this is withheld, and so is what rests on so few images.
+        min_loss: a loss over fewer samples is withheld.
+        round_counts: counts of labels are rounded to multiples of this.
         max_faults: the share of unreadable images that is tolerated.
         clip: the largest L2 norm of an update that leaves; None does not clip.
         noise: standard deviation of Gaussian noise on it, in units of `clip`.
@@ -180,6 +182,8 @@ class PrivacyConfig(_Section):
 
     label_view: Literal["own", "all"] = "own"
     min_count: int = Field(default=5, ge=0)
+    min_loss: int = Field(default=20, ge=0)
+    round_counts: int = Field(default=1, ge=1)
     max_faults: float = Field(default=0.05, ge=0, le=1)
     clip: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     noise: float = Field(default=0.0, ge=0, allow_inf_nan=False)

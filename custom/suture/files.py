@@ -30,8 +30,19 @@ def replacing(path: Path, durable: bool = True) -> Iterator[Path]:
             with temporary.open("rb") as file:
                 os.fsync(file.fileno())
         os.replace(temporary, path)
+        if durable:
+            _sync_folder(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Brings a new name to the disk, not only the bytes that it names."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def atomic_write(path: Path, data: bytes) -> None:

@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from suture.config import PrivacyConfig
 from suture.data.batch import Samples
 from suture.evaluation.metrics import ClassScore, score_classes
 from suture.evaluation.single_label import single_label
@@ -27,7 +28,7 @@ def measure(
     *,
     bootstrap: int,
     seed: int,
-    min_count: int,
+    limits: PrivacyConfig,
 ) -> Metrics:
     """The model on one split of a site: the method's loss, and the figures of the site's own classes.
 
@@ -35,7 +36,7 @@ def measure(
         own: the classes that the site annotates.
         of_round: the round of the model.
         bootstrap: draws for the intervals; 0 computes none.
-        min_count: figures that rest on fewer images are withheld.
+        limits: the site's; what rests on too few images is withheld.
 
     Raises:
         NonFiniteLoss: the model predicts what is no number.
@@ -52,8 +53,14 @@ def measure(
     scores = score_classes(
         own.names, part.y[:, mine].numpy(), ranked[:, mine].numpy(), part.patients, bootstrap, seed
     )
-    shown = {name: withheld(score, min_count) for name, score in scores.items()}
-    return Metrics(of_round, split, len(part), float(loss), shown, overall(part, logits, own.task, min_count))
+    shown = {name: withheld(score, limits.min_count) for name, score in scores.items()}
+    told = rounded(float(loss)) if len(part) >= limits.min_loss else None
+    return Metrics(of_round, split, len(part), told, shown, overall(part, logits, own.task, limits.min_count))
+
+
+def rounded(value: float) -> float:
+    """A number that leaves a site, to six digits: the rest would tell more than anybody needs."""
+    return float(f"{value:.6g}")
 
 
 def ranking(logits: Tensor, task: Task) -> Tensor:
@@ -71,11 +78,15 @@ def overall(part: Samples, logits: Tensor, task: Task, min_count: int = 0) -> di
     return single_label(part.y.numpy(), logits.numpy())
 
 
-def class_counts(own: LabelSet, train: Samples, min_count: int) -> dict[str, Counts | None]:
-    """Training images with and without each class; None where either lies below the limit."""
+def class_counts(own: LabelSet, train: Samples, limits: PrivacyConfig) -> dict[str, Counts | None]:
+    """Training images with and without each class, rounded; None where either lies below the limit."""
+
+    def near(count: int) -> int:
+        return round(count / limits.round_counts) * limits.round_counts
+
     positives, negatives = (train.y == 1).sum(dim=0).tolist(), (train.y == 0).sum(dim=0).tolist()
     return {
-        name: (p, n) if min(p, n) >= min_count else None
+        name: (near(p), near(n)) if min(p, n) >= limits.min_count else None
         for name, p, n in zip(own.names, positives, negatives, strict=True)
     }
 

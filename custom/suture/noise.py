@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from suture.config import PrivacyConfig
+from suture.measuring import rounded
 from suture.messages import Payload, Update
 
 
@@ -84,6 +85,21 @@ class Noise:
             changed = delta * factor + noise * self.multiplier * self.clip
             done[name] = (changed + base[name].double() if name in base else changed).to(sent[name].dtype)
         return done
+
+
+def protected(update: Update, received: Payload, privacy: PrivacyConfig, images: int) -> Update:
+    """The update as far as a site's [privacy] lets it leave.
+
+    Args:
+        images: that the site trains on; a loss over too few is withheld.
+    """
+    noise, told = Noise.of(privacy), update.train_loss
+    shown = replace(
+        update,
+        train_loss=None if told is None or images < privacy.min_loss else rounded(told),
+        scalars={name: rounded(value) for name, value in update.scalars.items()},
+    )
+    return noise.apply(shown, received) if noise else shown
 
 
 def epsilon(multiplier: float, rounds: int, delta: float) -> float:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -95,17 +97,19 @@ def _first(error: ValidationError) -> str:
 
 
 def save(path: Path, packed: Packed, durable: bool = True) -> None:
-    """Writes a packed form to `path`, whole or not at all.
+    """Writes a packed form to `path`, whole or not at all, with a checksum.
 
     Args:
-        durable: see `suture.files.replacing`.
+        durable: see `suture.files.replacing`; what is read back by the same process needs no checksum either.
 
     Raises:
         OSError: the disk is full or the folder cannot be written; the file that was there is untouched.
     """
     with replacing(path, durable) as temporary:
         try:
-            save_file(dict(packed.tensors), temporary, {"suture": json.dumps(packed.header, allow_nan=False)})
+            header = json.dumps(packed.header, allow_nan=False)
+            sums = {"crc32": _checksum(packed.tensors, header)} if durable else {}
+            save_file(dict(packed.tensors), temporary, {"suture": header, **sums})
         except SafetensorError as error:
             raise OSError(f"{path}: {error}") from error
 
@@ -118,9 +122,22 @@ def load(path: Path) -> Packed:
     """
     try:
         with safe_open(path, framework="pt") as file:
-            header = json.loads(file.metadata()["suture"])
-            return Packed({name: file.get_tensor(name) for name in file.keys()}, header)  # noqa: SIM118
+            facts = file.metadata()
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            if facts.get("crc32", "") not in ("", _checksum(tensors, facts["suture"])):
+                raise ValueError("its bytes are not those that were written")
+            return Packed(tensors, json.loads(facts["suture"]))
     except (SafetensorError, KeyError, TypeError, ValueError) as error:
         raise SutureError(
             f"{path} is corrupt ({error}); delete it to fall back to an earlier round"
         ) from error
+
+
+def _checksum(tensors: Mapping[str, Tensor], header: str) -> str:
+    """A CRC-32 of all names, bytes and the header: files rot, and safetensors does not notice."""
+    total = zlib.crc32(header.encode())
+    for name in sorted(tensors):
+        total = zlib.crc32(name.encode(), total)
+        content = tensors[name].detach().contiguous().view(-1).view(torch.uint8)
+        total = zlib.crc32(content.numpy().data, total)
+    return f"{total:08x}"

@@ -26,13 +26,14 @@ from suture.diagnostics import Diagnostics
 from suture.errors import ConfigError
 from suture.labels import LabelSet
 from suture.measuring import class_counts, measure
-from suture.messages import Abstain, Evaluation, Hello, Labels, Metrics, Payload, Reply
+from suture.messages import Abstain, Evaluation, Hello, Labels, Metrics, Payload, Reply, Update
+from suture.methods.contract import Context
 from suture.methods.crossing import crossing, parts, staying
 from suture.methods.share import put
 from suture.models import build
 from suture.models.classifier import Classifier, Layout, load_tensors, relabelled, split_state
 from suture.models.saved import save_model
-from suture.noise import Noise
+from suture.noise import protected
 from suture.packing import Packed
 from suture.plan import Plan, code_hash, context
 from suture.priors import Prior, load_prior
@@ -76,6 +77,7 @@ class Site:
         self._diagnostics: Diagnostics | None = None
         self._cache: dict[str, Tensor] = {}
         self._models: dict[Labels, Classifier] = {}
+        self._halved: int | None = None  # batch size, once the memory has been full
 
     def answer(self, task: Payload) -> Reply:
         """Does what the server asks; an expected failure becomes an `Abstain`.
@@ -136,7 +138,7 @@ class Site:
             self.config.training.threads,
             code_hash(),
             labels.task,
-            class_counts(labels, samples["train"], self.config.privacy.min_count)
+            class_counts(labels, samples["train"], self.config.privacy)
             if self.plan.method.egress(Layout({}, {})).counts
             else {},
             self._prior.digest if self._prior else None,
@@ -145,15 +147,9 @@ class Site:
 
     def _train(self, task: Payload) -> Reply:
         state = self._state(task)
-        bench = self._workbench(task, state)
-        metrics = self._measure(bench, "validation", task.committed, bootstrap=0)
+        metrics = self._measure(self._workbench(task, state), "validation", task.committed, bootstrap=0)
         ctx = context(self.plan, self.rounds, task.round)
-        kept = {k.removeprefix("kept/"): t for k, t in state.tensors.items() if k.startswith("kept/")}
-        observe, write = self._watching(bench)
-        update, keep = self.plan.method.train(
-            replace(bench, observe=observe), task, Packed(kept, state.header), ctx
-        )
-        write(task.round)
+        bench, update, keep = self._trained(task, state, ctx)
         model_state = bench.model.state_dict()
         names = staying(bench.model, self.plan.method)
         fixed = {f"fixed/{name}": model_state[name].detach().cpu() for name in names}
@@ -165,8 +161,35 @@ class Site:
         self.states.save(
             task.round, Packed({**fixed, **{f"kept/{k}": t for k, t in keep.items()}}, header), task.committed
         )
-        noise = Noise.of(self.config.privacy)
-        return replace(noise.apply(update, task) if noise else update, metrics=metrics)
+        images = len(self._data()[1]["train"])
+        return replace(protected(update, task, self.config.privacy, images), metrics=metrics)
+
+    def _trained(
+        self, task: Payload, state: Packed, ctx: Context
+    ) -> tuple[Workbench, Update, dict[str, Tensor]]:
+        """The method's round, with half the batch from then on if the memory is full the first time."""
+        try:
+            return self._attempt(task, state, ctx)
+        except (torch.OutOfMemoryError, MemoryError) as error:
+            batch = self.config.training.batch_size or self.plan.method.local.batch_size
+            if self._halved or batch < 4:
+                raise
+            self._halved = batch // 2
+            log.warning("%s: %s; trying again with batches of %d", self.name, error, self._halved)
+        # Not within the handler: its traceback holds what filled the memory.
+        return self._attempt(task, state, ctx)
+
+    def _attempt(
+        self, task: Payload, state: Packed, ctx: Context
+    ) -> tuple[Workbench, Update, dict[str, Tensor]]:
+        bench = self._workbench(task, state)
+        observe, write = self._watching(bench)
+        kept = {k.removeprefix("kept/"): t for k, t in state.tensors.items() if k.startswith("kept/")}
+        update, keep = self.plan.method.train(
+            replace(bench, observe=observe), task, Packed(kept, state.header), ctx
+        )
+        write(task.round)
+        return bench, update, keep
 
     def _evaluate(self, task: Payload) -> Evaluation:
         bench = self._workbench(task, self._state(task))
@@ -236,7 +259,7 @@ class Site:
             torch.device(training.device),
             training.amp,
             training.learning_rate,
-            training.batch_size,
+            self._halved or training.batch_size,
             self._prior,
             self._cache,
             torch.tensor([name in own for name in wanted]),
@@ -282,5 +305,5 @@ class Site:
             of_round,
             bootstrap=bootstrap,
             seed=self.plan.seed,
-            min_count=self.config.privacy.min_count,
+            limits=self.config.privacy,
         )

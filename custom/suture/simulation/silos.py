@@ -44,7 +44,7 @@ class SiloSites:
     Attributes:
         corpus: where the documents are from.
         order: the diseases in the order in which their silos are built, the rarest first.
-        training: the sites: those whose silos train.
+        training: the sites: those whose silos train; the default is PMFL's first list, by places in `order`.
         targets: those to whose tasks the trained model is put; none of `training`.
         cap: positives of a silo at most; of eICU's rule, negatives.
         first: see `suture.data.silos.build_silos`.
@@ -55,8 +55,8 @@ class SiloSites:
 
     corpus: Corpus = "openi"
     order: Annotated[tuple[str, ...], Field(min_length=2)] = TASKS
-    training: Annotated[tuple[str, ...], Field(min_length=1)] = TASKS[3:]
-    targets: tuple[str, ...] = TASKS[:3]
+    training: Annotated[tuple[str, ...], Field(min_length=1)] = (*TASKS[1:5], TASKS[7])
+    targets: tuple[str, ...] = (TASKS[5], TASKS[6], TASKS[0])
     cap: Annotated[int, Field(ge=1)] | None = None
     first: First = "positives"
     labels_from: Literal["apache", "diagnosis"] = "apache"

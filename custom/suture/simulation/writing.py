@@ -47,7 +47,7 @@ def write_sites(
         config = SiteConfig(
             data=data,
             training=TrainingConfig(learning_rate=learning_rates.get(name)),
-            privacy=PrivacyConfig(label_view=method.label_view, min_count=0),
+            privacy=PrivacyConfig(label_view=method.label_view, min_count=0, min_loss=0),
             storage=StorageConfig(
                 state=runs if name == SERVER else folder / name / "state", cache=folder / name / "cache"
             ),
