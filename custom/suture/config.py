@@ -31,6 +31,7 @@ from suture.files import atomic_write
 from suture.labels import Task
 
 Dataset = Literal["hospital", "nih", "chexpert", "mimic", "isic2018", "flamby_isic", "hyperkvasir"]
+Frequency = Literal["head", "medium", "tail"]
 SplitRule = Literal["column", "official", "patients", "test", "lesions", "images", "folds"]
 
 SPLIT_RULES: dict[Dataset, tuple[SplitRule, ...]] = {
@@ -95,6 +96,8 @@ class DataConfig(_Section):
         uncertain: what -1 means in CheXpert and MIMIC: absent (U-Zeros), present (U-Ones) or unknown.
         views: frontal images of CheXpert and MIMIC, or the lateral ones too.
         partial: the table lists more images than `root` holds; the rows without an image are left out.
+        groups: of the server: classes by how often they occur in training, for figures of the common and the
+            rare ones. Who knows the counts can name them; the sites are not asked.
         truth: a simulation's table of every label. Training never reads it: it says how many pseudo-labels
             were right, and that stays at the site.
     """
@@ -117,6 +120,7 @@ class DataConfig(_Section):
     uncertain: Literal["zeros", "ones", "ignore"] = "zeros"
     views: Literal["frontal", "all"] = "frontal"
     partial: bool = False
+    groups: dict[Frequency, tuple[str, ...]] = Field(default_factory=dict)
     truth: SitePath | None = None
 
     @property
@@ -183,10 +187,16 @@ class PrivacyConfig(_Section):
 
 
 class StorageConfig(_Section):
-    """Folders that the site keeps: its state between rounds, and its decoded images."""
+    """Folders that the site keeps: its state between rounds, and its decoded images.
+
+    Attributes:
+        diagnostics: beside the state, write down what a method finds of each class, as a simulation does for
+            its report. It is in no message.
+    """
 
     state: SitePath = Path("state")
     cache: SitePath = Path("cache")
+    diagnostics: bool = False
 
 
 class SiteConfig(_Section):

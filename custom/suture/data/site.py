@@ -9,6 +9,7 @@ import torch
 
 from suture.config import SiteConfig
 from suture.data import load_table
+from suture.data.attribute import with_attributes
 from suture.data.batch import Samples, columns
 from suture.data.cache import decode
 from suture.data.table import SPLITS, Split
@@ -50,7 +51,7 @@ def load_samples(config: SiteConfig, size: int, site: str, only: Split | None = 
         rows = slice(start, stop)
         samples[name] = Samples({"image": images[rows]}, y[rows], table.patients[rows], table.images[rows])
         start = stop
-    return table.labels, samples
+    return table.labels, with_attributes(samples, config.data)
 
 
 def pooled(sites: Mapping[str, SiteSamples]) -> SiteSamples:
@@ -69,5 +70,7 @@ def pooled(sites: Mapping[str, SiteSamples]) -> SiteSamples:
         parts = [columns(own[split], labels, union) for labels, own in sites.values()]
         patients = [f"{site}/{p}" for site, (_, own) in sites.items() for p in own[split].patients]
         inputs = {key: torch.cat([part.inputs[key] for part in parts]) for key in parts[0].inputs}
-        samples[split] = Samples(inputs, torch.cat([part.y for part in parts]), tuple(patients))
+        attributes = tuple(a for part in parts for a in part.attributes or ("",) * len(part))
+        y = torch.cat([part.y for part in parts])
+        samples[split] = Samples(inputs, y, tuple(patients), attributes=attributes)
     return union, samples

@@ -166,6 +166,8 @@ class Method(ABC):
         guesses: whether it makes pseudo-labels, of which a simulation counts how many are right.
         here_only: why the method cannot run in a federation; empty where it can.
         prior: the frozen network that sites compare their models with, where the method has one.
+        keep_local: whether a site also keeps the model that it trained in the best round, before the merge,
+            and in the end measures both on its test data; of methods with a global model.
         local: how a site trains.
         batch_norm: what happens to batch norm.
     """
@@ -180,6 +182,7 @@ class Method(ABC):
     here_only: ClassVar[str] = ""
     guesses: ClassVar[bool] = False
     prior: PriorSpec | None = None
+    keep_local: bool = False
     local: LocalTraining
     batch_norm: NormPolicy
 
