@@ -80,7 +80,8 @@ def test_the_kept_models_are_those_that_made_the_global_one(tiny: Any, transport
 
 
 def test_a_site_ends_with_its_own_model_and_figures_are_of_the_right_one(tiny: Any) -> None:
-    federation = tiny(METHOD, selection="last", n=60)
+    slow = LocalTraining(lr=1e-4, batch_size=8)
+    federation = tiny(replace(METHOD, local=slow), selection="last", n=60)
     federation.run()
     folder = federation.folder / "run"
     at = folder / "sites" / "beta" / "model"
