@@ -11,10 +11,12 @@ import torch
 from suture.check import Expectation, check_reply
 from suture.errors import RejectedUpdate
 from suture.evaluation.metrics import ClassScore
-from suture.messages import Abstain, Evaluation, Hello, Metrics, Update, ones
+from suture.messages import Abstain, Evaluation, Figures, Hello, Metrics, Update, ones
 from suture.methods.contract import IMAGES, Egress
 from suture.methods.fedlsm import FedLSM
+from suture.methods.fedmas import FedMAS
 from suture.models.classifier import Layout
+from suture.packing import pack, unpack
 
 F32 = "torch.float32"
 EXPECTED = Expectation(
@@ -124,13 +126,57 @@ def test_a_weight_of_images_is_the_number_that_was_announced() -> None:
 
 def test_a_figure_that_was_not_asked_for_is_refused() -> None:
     tested = replace(EXPECTED, task="evaluate", round=3)
-    for name in ("accuracy", "precision", "recall", "f1"):
+    for name in ("accuracy", "balanced_accuracy", "precision", "recall", "f1"):
         check_reply(Evaluation(replace(METRICS, overall={name: 0.5})), tested)
     secret = replace(METRICS, overall={"accuracy": 0.5, "mean_age": 61.5})
     with pytest.raises(RejectedUpdate, match="the metric 'mean_age' was not asked for"):
         check_reply(Evaluation(secret), tested)
     with pytest.raises(RejectedUpdate, match="the metric 'mean_age' was not asked for"):
         check_reply(replace(GOOD, metrics=secret), EXPECTED)
+
+
+def test_figures_by_attribute_are_of_test_data_and_known_names() -> None:
+    tested = replace(EXPECTED, task="evaluate", round=3, split="test")
+    light = Figures(9, 0.5, {"balanced_accuracy": 0.5})
+    found = replace(METRICS, split="test", attributes={"light": light})
+    check_reply(Evaluation(found), tested)
+    with pytest.raises(RejectedUpdate, match="figures by attribute are of test data alone"):
+        check_reply(Evaluation(replace(found, split="validation")), replace(tested, split="validation"))
+    with pytest.raises(RejectedUpdate, match="figures by attribute are of test data alone"):
+        check_reply(replace(GOOD, metrics=replace(METRICS, attributes={"light": light})), EXPECTED)
+    secret = replace(found, attributes={"light": replace(light, overall={"mean_age": 61.5})})
+    with pytest.raises(RejectedUpdate, match="the metric 'mean_age' was not asked for"):
+        check_reply(Evaluation(secret), tested)
+    many = pack(Evaluation(replace(found, attributes={})))
+    each = {"n": 1, "auroc": None, "overall": {}}
+    many.header["metrics"]["attributes"] = {f"patient {i}": each for i in range(21)}
+    with pytest.raises(RejectedUpdate, match="at most 20 items"):
+        unpack(many)
+
+
+def test_a_local_model_is_measured_where_the_method_keeps_it_and_on_test_data() -> None:
+    tested = replace(EXPECTED, task="evaluate", round=3, split="test", local=True)
+    metrics = replace(METRICS, split="test")
+    check_reply(Evaluation(metrics, metrics), tested)
+    check_reply(Evaluation(metrics), tested)
+    for expected in (replace(tested, local=False), replace(tested, split="validation")):
+        measured = replace(metrics, split=expected.split)
+        with pytest.raises(RejectedUpdate, match="figures of a local model that were not asked for"):
+            check_reply(Evaluation(measured, measured), expected)
+    with pytest.raises(RejectedUpdate, match="metrics of round 2"):
+        check_reply(Evaluation(metrics, replace(metrics, round=2)), tested)
+
+
+def test_what_a_method_tells_of_classes_is_not_for_the_server() -> None:
+    """Fed-MAS's divergences are written down at a simulated site; an update that carries them is refused."""
+    expected = replace(EXPECTED, egress=FedMAS().egress(Layout(EXPECTED.egress.shared, EXPECTED.egress.head)))
+    fine = replace(GOOD, weight=22.0, class_weights=22.0 * GOOD.class_weights)
+    check_reply(fine, expected)
+    divergence = {"divergence": torch.tensor([3.0, 2.0])}
+    with pytest.raises(RejectedUpdate, match="class_tensors/divergence was not declared"):
+        check_reply(replace(fine, class_tensors=divergence), expected)
+    with pytest.raises(RejectedUpdate, match="scalars/divergence was not declared"):
+        check_reply(replace(fine, scalars={"divergence": 3.0}), expected)
 
 
 def test_how_many_pseudo_labels_were_right_is_not_for_the_server() -> None:

@@ -69,19 +69,21 @@ def lines(path: Path) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("order", [[0, 1, 2, 3], [2, 0, 3, 1]])
 def test_counts_by_hand_whatever_the_order_of_the_truth(order: list[int], tmp_path: Path) -> None:
     """Edema is true of images 0 and 1, Mass of 1 and 3."""
-    observe, write = diagnostics(tmp_path, order).watching(LABELS)
-    observe(torch.tensor([0, 2]), guesses((1, 0), (0, 1)))  # Mass of 2 is wrong
-    observe(torch.tensor([3, 1, 1]), guesses((0, 1), (1, 1), (1, 0)))  # an image may be drawn twice
-    write(1)
+    watch = diagnostics(tmp_path, order).watching(LABELS)
+    assert watch.observe is not None
+    watch.observe(torch.tensor([0, 2]), guesses((1, 0), (0, 1)))  # Mass of 2 is wrong
+    watch.observe(torch.tensor([3, 1, 1]), guesses((0, 1), (1, 1), (1, 0)))  # an image may be drawn twice
+    watch.write(1)
     found = {"Edema": {"made": 3, "right": 3}, "Mass": {"made": 3, "right": 2}}
     assert lines(tmp_path / "state" / FILE) == [{"site": "a", "round": 1, "classes": found}]
 
 
 def test_columns_are_those_of_the_model(tmp_path: Path) -> None:
     """The federation's classes have an order of their own; what got no pseudo-label is not told."""
-    observe, write = diagnostics(tmp_path, [0, 1, 2, 3]).watching(LabelSet(("Mass", "Edema")))
-    observe(torch.tensor([0, 1]), guesses((0, 1), (0, 1)))
-    write(1)
+    watch = diagnostics(tmp_path, [0, 1, 2, 3]).watching(LabelSet(("Mass", "Edema")))
+    assert watch.observe is not None
+    watch.observe(torch.tensor([0, 1]), guesses((0, 1), (0, 1)))
+    watch.write(1)
     assert lines(tmp_path / "state" / FILE)[0]["classes"] == {"Edema": {"made": 2, "right": 2}}
 
 
@@ -89,9 +91,10 @@ def test_each_round_is_counted_by_itself_and_one_done_again_replaces_its_line(tm
     record = diagnostics(tmp_path, [0, 1, 2, 3])
 
     def round_(number: int, row: int) -> None:
-        observe, write = record.watching(LABELS)
-        observe(torch.tensor([row]), guesses((1, 0)))
-        write(number)
+        watch = record.watching(LABELS)
+        assert watch.observe is not None
+        watch.observe(torch.tensor([row]), guesses((1, 0)))
+        watch.write(number)
 
     def told() -> list[tuple[int, int]]:
         path = tmp_path / "state" / FILE
@@ -104,6 +107,20 @@ def test_each_round_is_counted_by_itself_and_one_done_again_replaces_its_line(tm
     assert told() == [(1, 1), (2, 1)]
     round_(3, 3)
     assert told() == [(1, 1), (2, 1), (3, 0)]
+
+
+def test_figures_of_each_class_are_written_down_as_they_are_told(tmp_path: Path) -> None:
+    """Without pseudo-labels no truth is read, and a round of which nothing is told leaves no line."""
+    data = DataConfig(dataset="hospital", root=tmp_path, table=tmp_path / "no.csv", truth=tmp_path / "no.csv")
+    record = Diagnostics("a", SiteConfig(data=data), None, tmp_path / "state")
+    record.watching(LABELS).write(1)
+    assert not (tmp_path / "state").exists()
+    watch = record.watching(LABELS)
+    assert watch.observe is None
+    watch.tell({"images": torch.tensor([3, 0]), "divergence": torch.tensor([0.5, 0.0])})
+    watch.write(2)
+    figures = {"images": {"Edema": 3, "Mass": 0}, "divergence": {"Edema": 0.5, "Mass": 0.0}}
+    assert lines(tmp_path / "state" / FILE) == [{"site": "a", "round": 2, "classes": {}, "figures": figures}]
 
 
 def test_the_sites_records_are_brought_together(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,9 +14,10 @@ from suture.config import PrivacyConfig
 from suture.data.batch import Samples
 from suture.data.transforms import Augmentation
 from suture.evaluation.metrics import ClassScore
+from suture.evaluation.single_label import KEYS
 from suture.labels import LabelSet, Task
 from suture.measuring import NOTHING, class_counts, measure, overall, ranking, rounded, withheld
-from suture.messages import Metrics
+from suture.messages import Figures, Metrics
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec
 from suture.training import NonFiniteLoss, Workbench
@@ -98,14 +100,57 @@ def test_a_multiclass_site_by_hand() -> None:
     expected = (math.log1p(math.exp(-1)) + math.log1p(math.exp(-6)) + math.log1p(math.exp(1))) / 3
     assert found.loss == pytest.approx(expected, abs=1e-6)
     # Predicted A, B, B for A, B, A: A is right 1 of 1 and found 1 of 2, B right 1 of 2 and found.
+    assert {name: score.recall for name, score in found.classes.items()} == {"A": 0.5, "B": 1.0}
+    assert found.attributes == {}
     assert found.overall == {
         "accuracy": pytest.approx(2 / 3),
+        "balanced_accuracy": pytest.approx(0.75),
         "precision": pytest.approx(0.75),
         "recall": pytest.approx(0.75),
         "f1": pytest.approx(2 / 3),
     }
     assert measured(site, own, min_count=3).overall == found.overall
     assert measured(site, own, min_count=4).overall == {}
+
+
+def with_attributes(part: Samples, *values: str) -> Samples:
+    return replace(part, attributes=values)
+
+
+def test_figures_by_attribute_are_those_of_its_images_alone() -> None:
+    """Light: A and B, both right. Dark: an A called B, and an image of neither. One has no attribute."""
+    logits, y = [*SINGLE, [9.0, 0.0]], [*ONE_HOT, [0.0, 1.0]]
+    part = with_attributes(samples(logits, y), "light", "light", "dark", "dark", "")
+    own = LabelSet(("A", "B"), "multiclass")
+    found = measured(bench(("A", "B"), "multiclass", part), own)
+    light, dark = found.attributes["light"], found.attributes["dark"]
+    assert (light.n, light.auroc) == (2, 1.0)
+    assert light.overall == dict.fromkeys(KEYS, 1.0)
+    assert dark.n == 2
+    assert dark.auroc == 0.0  # of A against the image of neither: -1 is below 5; B has no positive
+    assert dark.overall == dict.fromkeys(KEYS, 0.0)
+    assert found.overall["accuracy"] == 0.5
+
+
+def test_an_attribute_of_few_images_is_not_even_named() -> None:
+    part = with_attributes(samples(LOGITS, Y), "light", "light", "light", "dark")
+    site, own = bench(("Edema", "Mass", "Nodule"), "multilabel", part), LabelSet(("Mass", "Edema"))
+    assert set(measured(site, own).attributes) == {"light", "dark"}
+    few = measured(site, own, min_count=2).attributes
+    assert set(few) == {"light"}
+    # Of three images Edema has 2 and 1, Mass 1 and 2: each has a count below the limit.
+    assert few["light"] == Figures(3, None, {})
+    # Edema: 2 and 0 against 1; Mass: all equal.
+    assert measured(site, own).attributes["light"] == Figures(3, 0.5, {})
+
+
+def test_a_validation_split_is_not_told_apart() -> None:
+    part = with_attributes(samples(LOGITS, Y), "a", "b", "a", "b")
+    site = replace(bench(("Edema", "Mass", "Nodule"), "multilabel", part), samples={"validation": part})
+    found = measure(
+        site, SurgicalAggregation(), LabelSet(("Mass",)), "validation", 3, bootstrap=0, seed=1, min_count=0
+    )
+    assert found.attributes == {}
 
 
 def test_classes_of_a_multiclass_task_compete_for_their_rank() -> None:

@@ -11,7 +11,7 @@ import torch
 
 from suture.errors import RejectedUpdate, SutureError
 from suture.evaluation.metrics import ClassScore
-from suture.messages import Abstain, Evaluation, Hello, Message, Metrics, Payload, Update, ones
+from suture.messages import Abstain, Evaluation, Figures, Hello, Message, Metrics, Payload, Update, ones
 from suture.packing import Packed, load, pack, save, unpack
 
 METRICS = Metrics(3, "validation", 7, 0.5, {"Mass": ClassScore(0.75, None, None, 2, 5)})
@@ -20,6 +20,7 @@ MESSAGES: list[Message] = [
     Hello(("Mass", "Nodule"), {"train": 5, "test": 0}, 1, "abc"),
     Update(4, ("Mass",), {"w": torch.ones(2)}, {"b": torch.ones(1)}, ones(("Mass",)), metrics=METRICS),
     Evaluation(METRICS),
+    Evaluation(replace(METRICS, attributes={"dark": Figures(3, None, {"accuracy": 0.5})}), METRICS),
     Abstain("data_fault", "DataError", 12),
 ]
 

@@ -25,6 +25,7 @@ class Expectation:
         own: the classes that it annotates.
         committed: the round of the model that it measures.
         images: training images that it announced.
+        local: whether it also measures the model that it trained itself.
     """
 
     task: TaskName
@@ -35,6 +36,7 @@ class Expectation:
     own: Labels
     egress: Egress
     images: int = 0
+    local: bool = False
 
 
 def check_reply(reply: Reply, expected: Expectation) -> None:
@@ -57,6 +59,10 @@ def check_reply(reply: Reply, expected: Expectation) -> None:
             raise RejectedUpdate("a prior that was not asked for, or none where one was")
     elif isinstance(reply, Evaluation):
         _check_metrics(reply.metrics, expected, expected.round)
+        if reply.local is not None:
+            if not expected.local or expected.split != "test":
+                raise RejectedUpdate("figures of a local model that were not asked for")
+            _check_metrics(reply.local, expected, expected.round)
     elif isinstance(reply, Update):
         _check_update(reply, expected)
 
@@ -119,8 +125,11 @@ def _check_metrics(metrics: Metrics, expected: Expectation, of_round: int) -> No
         raise RejectedUpdate(f"metrics of round {metrics.round} ({metrics.split}) were not asked for")
     if stray := metrics.classes.keys() - set(expected.own):
         raise RejectedUpdate(f"metrics of the unknown label {min(stray)!r}")
-    if stray := metrics.overall.keys() - set(KEYS):
-        raise RejectedUpdate(f"the metric {min(stray)!r} was not asked for")
+    if metrics.attributes and expected.split != "test":
+        raise RejectedUpdate("figures by attribute are of test data alone")
+    for found in (metrics.overall, *(part.overall for part in metrics.attributes.values())):
+        if stray := found.keys() - set(KEYS):
+            raise RejectedUpdate(f"the metric {min(stray)!r} was not asked for")
 
 
 def _check_range(name: str, value: float, declared: Range) -> None:

@@ -31,6 +31,8 @@ from suture.errors import ConfigError, nearest
 from suture.files import atomic_write
 from suture.labels import Task
 
+Frequency = Literal["head", "medium", "tail"]
+
 
 def _resolve(path: Path, info: ValidationInfo) -> Path:
     path = path.expanduser()
@@ -73,13 +75,14 @@ class DataConfig(_Section):
             default the folder of `table`.
         uncertain: what -1 means in CheXpert and MIMIC: absent (U-Zeros), present (U-Ones) or unknown.
         views: frontal images of CheXpert and MIMIC, or the lateral ones too.
-        partial: the table lists more images than `root` holds; the rows without an image are left out.
-        target: the class that this site trains, for methods in which each site has a task of its own.
         partial: the table lists more images (or reports) than `root` holds; the rows without are left out.
+        target: the class that this site trains, for methods in which each site has a task of its own.
         labels_from: where the labels of eICU come from: PMFL's words in `apacheadmissiondx`, or the first two
             levels of `diagnosisstring`.
         leaking_text: whether eICU's documents include `admitdxpath`, which names the label.
         admission_paths: all that a stay has of these, or the last one.
+        groups: of the server: classes by how often they occur in training, for figures of the common and the
+            rare ones. Who knows the counts can name them; the sites are not asked.
         truth: a simulation's table of every label. Training never reads it: it says how many pseudo-labels
             were right, and that stays at the site.
     """
@@ -107,6 +110,7 @@ class DataConfig(_Section):
     labels_from: Literal["apache", "diagnosis"] = "apache"
     leaking_text: bool = False
     admission_paths: Literal["all", "last"] = "all"
+    groups: dict[Frequency, tuple[str, ...]] = Field(default_factory=dict)
     truth: SitePath | None = None
 
     @property
@@ -202,10 +206,16 @@ class PrivacyConfig(_Section):
 
 
 class StorageConfig(_Section):
-    """Folders that the site keeps: its state between rounds, and its decoded images."""
+    """Folders that the site keeps: its state between rounds, and its decoded images.
+
+    Attributes:
+        diagnostics: beside the state, write down what a method finds of each class, as a simulation does for
+            its report. It is in no message.
+    """
 
     state: SitePath = Path("state")
     cache: SitePath = Path("cache")
+    diagnostics: bool = False
 
 
 class SiteConfig(_Section):

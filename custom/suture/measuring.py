@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import compress
 from typing import Literal
 
 import torch
@@ -9,10 +12,10 @@ from torch import Tensor
 
 from suture.config import PrivacyConfig
 from suture.data.batch import Samples
-from suture.evaluation.metrics import ClassScore, score_classes
-from suture.evaluation.single_label import single_label
+from suture.evaluation.metrics import ClassScore, mean_defined, score_classes
+from suture.evaluation.single_label import class_recalls, single_label
 from suture.labels import LabelSet, Task
-from suture.messages import Counts, Metrics
+from suture.messages import Counts, Figures, Metrics
 from suture.methods.contract import Method
 from suture.training import NonFiniteLoss, Workbench, predict
 
@@ -48,14 +51,62 @@ def measure(
     if not bool(torch.isfinite(logits).all()):
         raise NonFiniteLoss(f"{bench.name}: the model of round {of_round} diverged; lower the learning rate")
     loss = method.loss(logits, torch.nan_to_num(part.y), ~torch.isnan(part.y), own.task)
-    mine = [bench.model.labels.index(name) for name in own.names]
-    ranked = ranking(logits, own.task)
-    scores = score_classes(
-        own.names, part.y[:, mine].numpy(), ranked[:, mine].numpy(), part.patients, bootstrap, seed
+    labels, min_count = bench.model.labels, limits.min_count
+    return Metrics(
+        of_round,
+        split,
+        len(part),
+        rounded(float(loss)) if len(part) >= limits.min_loss else None,
+        class_scores(part, logits, labels, own.names, bootstrap=bootstrap, seed=seed, min_count=min_count),
+        overall(part, logits, own.task, min_count),
+        by_attribute(part, logits, labels, own.names, min_count) if split == "test" else {},
     )
-    shown = {name: withheld(score, limits.min_count) for name, score in scores.items()}
-    told = rounded(float(loss)) if len(part) >= limits.min_loss else None
-    return Metrics(of_round, split, len(part), told, shown, overall(part, logits, own.task, limits.min_count))
+
+
+def class_scores(
+    part: Samples,
+    logits: Tensor,
+    labels: LabelSet,
+    names: Sequence[str],
+    *,
+    bootstrap: int = 0,
+    seed: int = 0,
+    min_count: int = 0,
+) -> dict[str, ClassScore]:
+    """AUROC, counts and, in a multiclass task, recall of some classes; nothing of those with too few images.
+
+    Args:
+        part: its labels, and the logits ``[n, c]``, are those of `labels`.
+        names: the classes that are asked for.
+    """
+    mine = [labels.index(name) for name in names]
+    ranked = ranking(logits, labels.task)[:, mine]
+    scores = score_classes(
+        tuple(names), part.y[:, mine].numpy(), ranked.numpy(), part.patients, bootstrap, seed
+    )
+    if labels.task == "multiclass":
+        recalls = class_recalls(part.y.numpy(), logits.numpy())
+        scores = {name: replace(score, recall=recalls[labels.index(name)]) for name, score in scores.items()}
+    return {name: withheld(score, min_count) for name, score in scores.items()}
+
+
+def by_attribute(
+    part: Samples, logits: Tensor, labels: LabelSet, names: Sequence[str], min_count: int = 0
+) -> dict[str, Figures]:
+    """The figures of the images of each attribute; one with too few images is not even named."""
+    found = {}
+    for value in sorted({*part.attributes} - {""}):
+        rows = [attribute == value for attribute in part.attributes]
+        if sum(rows) < min_count:
+            continue
+        own, of_own = Samples({}, part.y[rows], tuple(compress(part.patients, rows))), logits[rows]
+        scores = class_scores(own, of_own, labels, names, min_count=min_count)
+        found[value] = Figures(
+            len(own),
+            mean_defined(score.auroc for score in scores.values()),
+            overall(own, of_own, labels.task, min_count),
+        )
+    return found
 
 
 def rounded(value: float) -> float:

@@ -41,6 +41,24 @@ Reason = Literal[
 ]
 
 
+MOST_ATTRIBUTES = 20
+"""Values of an attribute that figures are given by; a column of more is something else."""
+
+
+@dataclass(frozen=True, config=STRICT)
+class Figures:
+    """How a model did on some images, in a few numbers.
+
+    Attributes:
+        auroc: the mean over the classes where it is defined.
+        overall: accuracy and its like, of a multiclass task.
+    """
+
+    n: NonNegativeInt
+    auroc: FiniteFloat | None
+    overall: dict[Name, FiniteFloat | None] = Field(default_factory=dict)
+
+
 @dataclass(frozen=True, config=STRICT)
 class Metrics:
     """How a model did on one split of a site's data.
@@ -48,6 +66,7 @@ class Metrics:
     Attributes:
         classes: of the site's own classes only.
         overall: accuracy and its like, of a multiclass task.
+        attributes: of the test images by the values of the attribute that the site has named, if any.
     """
 
     round: NonNegativeInt
@@ -56,6 +75,9 @@ class Metrics:
     loss: FiniteFloat | None
     classes: dict[Name, ClassScore]
     overall: dict[Name, FiniteFloat | None] = Field(default_factory=dict)
+    attributes: Annotated[dict[Name, Figures], Field(max_length=MOST_ATTRIBUTES)] = Field(
+        default_factory=dict
+    )
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -143,9 +165,16 @@ class Update:
 
 @dataclass(frozen=True, config=STRICT)
 class Evaluation:
-    """A site's answer to `evaluate`."""
+    """A site's answer to `evaluate`.
+
+    Attributes:
+        metrics: of the model that was sent.
+        local: on the test data, of the model that the site had trained in that round, before the merge; None
+            unless the method keeps it, and the site took part in the round.
+    """
 
     metrics: Metrics
+    local: Metrics | None = None
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -22,13 +22,13 @@ from suture.config import SiteConfig
 from suture.data.batch import columns
 from suture.data.one_task import one_task
 from suture.data.site import SiteSamples, load_samples
-from suture.diagnostics import Diagnostics
+from suture.diagnostics import Diagnostics, Watch
 from suture.errors import ConfigError
 from suture.labels import LabelSet
 from suture.measuring import class_counts, measure
 from suture.messages import Abstain, Evaluation, Hello, Labels, Metrics, Payload, Reply, Update
 from suture.methods.contract import Context
-from suture.methods.crossing import crossing, parts, staying
+from suture.methods.crossing import crossing, kept, parts, staying
 from suture.methods.share import put
 from suture.models import build
 from suture.models.classifier import Classifier, Layout, load_tensors, relabelled, split_state
@@ -38,7 +38,7 @@ from suture.packing import Packed
 from suture.plan import Plan, code_hash, context
 from suture.priors import Prior, load_prior
 from suture.store import Rounds
-from suture.training import Observer, Workbench
+from suture.training import Workbench
 
 log = logging.getLogger(__name__)
 
@@ -116,6 +116,7 @@ class Site:
             self._data()[0].names,
             method.egress(layout),
             len(self._data()[1]["train"]),
+            self.plan.method.keep_local,
         )
 
     # The three tasks
@@ -150,17 +151,14 @@ class Site:
         metrics = self._measure(self._workbench(task, state), "validation", task.committed, bootstrap=0)
         ctx = context(self.plan, self.rounds, task.round)
         bench, update, keep = self._trained(task, state, ctx)
-        model_state = bench.model.state_dict()
-        names = staying(bench.model, self.plan.method)
-        fixed = {f"fixed/{name}": model_state[name].detach().cpu() for name in names}
         header = {
             "threads": self.config.training.threads,
             "labels": list(task.labels),
             "phase": ctx.phase.name,
+            "round": task.round,
         }
-        self.states.save(
-            task.round, Packed({**fixed, **{f"kept/{k}": t for k, t in keep.items()}}, header), task.committed
-        )
+        own = kept(bench.model, self.plan.method) | {f"kept/{k}": t for k, t in keep.items()}
+        self.states.save(task.round, Packed(own, header), task.committed)
         images = len(self._data()[1]["train"])
         return replace(protected(update, task, self.config.privacy, images), metrics=metrics)
 
@@ -183,22 +181,28 @@ class Site:
         self, task: Payload, state: Packed, ctx: Context
     ) -> tuple[Workbench, Update, dict[str, Tensor]]:
         bench = self._workbench(task, state)
-        observe, write = self._watching(bench)
-        kept = {k.removeprefix("kept/"): t for k, t in state.tensors.items() if k.startswith("kept/")}
+        watch = self._watching(bench)
+        memory = {k.removeprefix("kept/"): t for k, t in state.tensors.items() if k.startswith("kept/")}
         update, keep = self.plan.method.train(
-            replace(bench, observe=observe), task, Packed(kept, state.header), ctx
+            watch.over(bench) if watch else bench, task, Packed(memory, state.header), ctx
         )
-        write(task.round)
+        if watch:
+            watch.write(task.round)
         return bench, update, keep
 
     def _evaluate(self, task: Payload) -> Evaluation:
-        bench = self._workbench(task, self._state(task))
-        draws = _BOOTSTRAP if task.split == "test" else 0
-        measured = Evaluation(self._measure(bench, task.split, task.round, draws))
-        if task.split == "test" and self.plan.method.part_at_site:
+        state = self._state(task)
+        bench = self._workbench(task, state)
+        if task.split == "validation":
+            return Evaluation(self._measure(bench, "validation", task.round, bootstrap=0))
+        measured, own = self._measure(bench, "test", task.round, _BOOTSTRAP), None
+        if local := self._local(task, state):
+            load_tensors(bench.model, local)
+            own = self._measure(bench, "test", task.round, bootstrap=0)
+        if local or self.plan.method.part_at_site:
             facts = {"site": self.name, "round": task.round, "experiment": self.plan.experiment}
             save_model(bench.model, self.plan.model, self.folder / "model", facts)
-        return measured
+        return Evaluation(measured, own)
 
     # What they share
 
@@ -209,18 +213,19 @@ class Site:
             self._samples = one_task(data, self.config.data.target, self.name) if method.one_task else data
         return self._samples
 
-    def _watching(self, bench: Workbench) -> tuple[Observer | None, Callable[[int], None]]:
-        """In a simulation: an observer of pseudo-labels, and what writes down how many were right."""
-        if self.config.data.truth is None or not self.plan.method.guesses:
-            return None, lambda _: None
+    def _watching(self, bench: Workbench) -> Watch | None:
+        """In a simulation: what writes down how the round went, beside the state."""
+        guesses = self.config.data.truth is not None and self.plan.method.guesses
+        if not guesses and not self.config.storage.diagnostics:
+            return None
         if self._diagnostics is None:
-            train = self._data()[1]["train"]
+            train = self._data()[1]["train"] if guesses else None
             self._diagnostics = Diagnostics(self.name, self.config, train, self.folder)
         return self._diagnostics.watching(bench.model.labels)
 
     def _keep(self, best: int) -> None:
-        """Keeps the personal tensors that belong to the best round so far: they may be wanted again."""
-        if self.plan.method.part_at_site:
+        """Keeps what of the site's own belongs to the best round so far: it may be wanted again."""
+        if self.plan.method.part_at_site or self.plan.method.keep_local:
             earlier = [number for number in self.states.rounds() if number <= best]
             if earlier:
                 self.states.keep(earlier[-1])
@@ -292,6 +297,14 @@ class Site:
         head = {name: rows for name, rows in fixed.items() if name.startswith("head.")}
         before = tuple(state.header.get("labels", task.labels))
         return fixed | relabelled(head, before, task.labels, self.plan.seed) if head else fixed
+
+    def _local(self, task: Payload, state: Packed) -> dict[str, Tensor]:
+        """The model as the site had trained it in the measured round; {} if it keeps none, or was absent."""
+        if not self.plan.method.keep_local or state.header.get("round") != task.round:
+            return {}
+        local = {k.removeprefix("local/"): t for k, t in state.tensors.items() if k.startswith("local/")}
+        head = {name: rows for name, rows in local.items() if name.startswith("head.")}
+        return local | relabelled(head, tuple(state.header["labels"]), task.labels, self.plan.seed)
 
     def _measure(
         self, bench: Workbench, split: Literal["validation", "test"], of_round: int, bootstrap: int

@@ -94,6 +94,7 @@ class Workbench:
         cache: what a method has computed and may compute again; it lives as long as the process.
         identified: ``[c]``, which of the model's classes the site annotates; None for all.
         observe: watches pseudo-labels and answers nothing; a simulation counts how many are right.
+        tell: hears figures of each class by name, ``[c]``; a simulation writes them down.
     """
 
     name: str
@@ -109,6 +110,7 @@ class Workbench:
     cache: dict[str, Tensor] = field(default_factory=dict)
     identified: Tensor | None = None
     observe: Observer | None = None
+    tell: Callable[[Mapping[str, Tensor]], None] | None = None
 
     def own(self, local: LocalTraining) -> LocalTraining:
         """A method's local training with the site's own learning rate and batch size."""

@@ -194,7 +194,7 @@ def test_many_sites_and_rounds_still_make_a_page(tmp_path: Path) -> None:
 
 def test_a_single_label_task_has_its_figures_in_the_head(tmp_path: Path) -> None:
     text = page(write_run(tmp_path, run_record(), [], metrics_record(OVERALL))).text
-    assert "0.712 accuracy 0.569 macro F1 0.583 macro precision 0.561 macro recall" in text
+    assert "0.712 accuracy 0.561 balanced accuracy 0.569 macro F1 0.583 macro precision" in text
 
 
 def test_another_run_has_no_such_parts(run_folder: Path) -> None:

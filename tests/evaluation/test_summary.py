@@ -23,6 +23,7 @@ def test_the_summary_by_hand() -> None:
         "auroc": {"Edema": 0.9, "Hernia": None, "Mass": 0.6, "Nodule": 0.7},
         "intervals": {"Edema": [0.8, 0.95], "Hernia": None, "Mass": [0.5, 0.7], "Nodule": None},
         "counts": {"Edema": [10, 90], "Hernia": [0, 100], "Mass": [5, 95], "Nodule": [50, 50]},
+        "recall": {},
         "groups": {"shared": pytest.approx(0.8), "unique": pytest.approx(0.6)},
         "sites": {"a": {"Edema": 0.8, "Hernia": None}},
         "n": 100,
@@ -30,6 +31,9 @@ def test_the_summary_by_hand() -> None:
         "selected_round": 5,
         "undefined": {"Hernia": "no positive among 100 labelled images"},
         "overall": {},
+        "long_tail": {},
+        "attributes": {},
+        "local_models": {},
     }
 
 
@@ -38,6 +42,17 @@ def test_the_overall_figures_are_written() -> None:
         LABELS, OWNERS, SCORES, {}, 1, "server test set", 1, overall={"accuracy": 0.5, "f1": None}
     )
     assert summary["overall"] == {"accuracy": 0.5, "f1": None}
+
+
+def test_recalls_are_grouped_as_the_server_says() -> None:
+    scores = {
+        "Mass": ClassScore(0.6, None, None, 5, 95, 0.2),
+        "Edema": ClassScore(0.9, None, None, 1, 9, 0.8),
+    }
+    groups = {"head": ("Edema", "Hernia"), "tail": ("Mass",)}
+    summary = summarise(LABELS, OWNERS, scores, {}, 1, "server test set", 1, frequency=groups)
+    assert summary["recall"] == {"Edema": 0.8, "Mass": 0.2}  # in the order of the classes
+    assert summary["long_tail"]["accuracy"] == {"head": 0.8, "tail": 0.2, "all": 0.5}
 
 
 @pytest.mark.parametrize(
@@ -74,8 +89,17 @@ def test_across_sites_is_an_unweighted_mean() -> None:
         }
     )
     assert merged["Edema"] == ClassScore(pytest.approx(0.7), None, None, 100, 902)
+    assert merged["Edema"].recall is None
     # One site defines Hernia: its interval stands, and the counts are everybody's.
     assert merged["Hernia"] == ClassScore(0.7, 0.6, 0.8, 2, 7)
+
+
+def test_recalls_average_over_the_sites_that_have_one() -> None:
+    at = {
+        site: {"Edema": ClassScore(None, None, None, n, 0, recall)}
+        for site, n, recall in (("a", 1, 1.0), ("b", 99, 0.5), ("c", 0, None))
+    }
+    assert across_sites(at)["Edema"] == ClassScore(None, None, None, 100, 0, 0.75)
 
 
 def test_a_withheld_count_withholds_the_sum() -> None:

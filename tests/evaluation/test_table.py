@@ -5,6 +5,7 @@ from example_run import OVERALL, metrics_record, run_record
 from rich.console import Console
 
 from suture.errors import DataError
+from suture.evaluation.breakdown import by_frequency
 from suture.evaluation.table import per_class_table
 
 
@@ -28,9 +29,19 @@ def test_a_single_label_task_has_its_figures_below_the_mean() -> None:
     assert [(r[0], r[2]) for r in rows if len(r) > 2][-5:] == [
         ("Mean of all defined", "0.790"),
         ("Accuracy", "0.712"),
+        ("Balanced accuracy", "0.561"),
         ("Macro F1", "0.569"),
         ("Macro precision", "0.583"),
-        ("Macro recall", "0.561"),
+    ]
+
+
+def test_groups_of_classes_have_their_accuracy_last() -> None:
+    groups = by_frequency({"head": ("Edema",), "tail": ("Hernia",)}, {"Edema": 0.75, "Hernia": 0.25})
+    rows = shown(run_record(), metrics_record(OVERALL) | {"long_tail": groups})
+    assert [(r[0], r[2]) for r in rows if r[0].startswith("Accuracy, ")] == [
+        ("Accuracy, head classes", "0.750"),
+        ("Accuracy, tail classes", "0.250"),
+        ("Accuracy, all classes", "0.500"),
     ]
 
 

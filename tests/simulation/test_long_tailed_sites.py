@@ -270,11 +270,11 @@ def test_clients_of_different_skin_tones(flamby: Path, tmp_path: Path) -> None:
 
 
 def test_long_tailed_sites_run(flamby: Path, tmp_path: Path) -> None:
-    """All the way, with a server that selects and tests; the attribute column is in nobody's way."""
+    """All the way, with a server that selects, tests and groups; tones are told apart, and no label."""
     made = Job(
         name="small",
         title="long tail",
-        method=FedAvg(local=LocalTraining(lr=1e-3, iterations=2, batch_size=8)),
+        method=FedAvg(local=LocalTraining(lr=1e-3, iterations=2, batch_size=8), keep_local=True),
         model=ModelSpec("cnn", size=16, color=True),
         rounds=1,
         selection="server_metric",
@@ -288,6 +288,23 @@ def test_long_tailed_sites_run(flamby: Path, tmp_path: Path) -> None:
         metrics = json.loads((tmp_path / name / "metrics.json").read_text())
         assert metrics["source"] == "server test set"
         assert metrics["n"] > 0
+        groups = metrics["long_tail"]
+        assert {group: sorted(names) for group, names in groups["classes"].items()} == {
+            "tail": sorted(LABELS.names)  # 44 images of a class at most
+        }
+        recall = [value for value in metrics["recall"].values() if value is not None]
+        assert groups["accuracy"]["tail"] == groups["accuracy"]["all"] == pytest.approx(np.mean(recall))
+        assert metrics["overall"]["balanced_accuracy"] == pytest.approx(np.mean(recall))
+        if name == "tones":
+            by_tone = metrics["attributes"]["values"]
+            assert sum(by_tone[tone]["n"] for tone in ("light", "dark")) == metrics["n"]
+            right = sum(part["n"] * part["accuracy"] for part in by_tone.values())
+            assert right == pytest.approx(metrics["n"] * metrics["overall"]["accuracy"])
+            mean = metrics["attributes"]["mean"]["balanced_accuracy"]
+            assert mean == pytest.approx(np.mean([p["balanced_accuracy"] for p in by_tone.values()]))
+        else:
+            assert metrics["attributes"] == {}
+        assert set(metrics["local_models"]["sites"]) == set(metrics["sites"])
 
 
 @pytest.mark.data

@@ -49,12 +49,15 @@ class Samples:
         y: float32 labels [n, c], NaN where unknown.
         patients: patient identifier of each row.
         names: of each row, to find it again in another table.
+        attributes: of each row, what figures are told apart by, empty where unknown; no row has one where the
+            site names none.
     """
 
     inputs: Mapping[str, Tensor]
     y: Tensor
     patients: tuple[str, ...]
     names: tuple[str, ...] = ()
+    attributes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return int(self.y.shape[0])

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from suture.config import Frequency
 from suture.data.table import SPLITS, Table
 from suture.errors import DataError
 
@@ -166,14 +167,14 @@ def training_counts(table: Table) -> dict[str, int]:
     return dict(zip(table.labels, (table.y[rows] == 1).sum(axis=0).tolist(), strict=True))
 
 
-def long_tail_groups(counts: Mapping[str, int]) -> dict[str, tuple[str, ...]]:
+def long_tail_groups(counts: Mapping[str, int]) -> dict[Frequency, tuple[str, ...]]:
     """The classes of the ``head`` (more than 700 images), ``medium`` (70 to 700) and ``tail`` (fewer).
 
     Args:
         counts: see `training_counts`. With those of the whole data set other classes are in the groups, and
             the published means of the three do not add up.
     """
-    names: dict[str, list[str]] = {"head": [], "medium": [], "tail": []}
+    names: dict[Frequency, list[str]] = {"head": [], "medium": [], "tail": []}
     for name, n in counts.items():
         names["head" if n > HEAD else "tail" if n < TAIL else "medium"].append(name)
     return {group: tuple(members) for group, members in names.items()}

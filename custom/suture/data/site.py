@@ -11,6 +11,7 @@ from torch.nn.functional import pad
 
 from suture.config import SiteConfig
 from suture.data import load_table
+from suture.data.attribute import with_attributes
 from suture.data.batch import Samples, columns
 from suture.data.cache import decode
 from suture.data.table import SPLITS, Split, Table
@@ -56,7 +57,7 @@ def load_samples(config: SiteConfig, spec: ModelSpec, site: str, only: Split | N
         part = {key: tensor[rows] for key, tensor in inputs.items()}
         samples[name] = Samples(part, y[rows], table.patients[rows], table.images[rows])
         start = stop
-    return table.labels, samples
+    return table.labels, with_attributes(samples, config.data)
 
 
 def _check_kind(table: Table, config: SiteConfig, spec: ModelSpec, site: str) -> None:
@@ -95,7 +96,9 @@ def pooled(sites: Mapping[str, SiteSamples]) -> SiteSamples:
         parts = [columns(own[split], labels, union) for labels, own in sites.values()]
         patients = [f"{site}/{p}" for site, (_, own) in sites.items() for p in own[split].patients]
         inputs = {key: _joined([part.inputs[key] for part in parts]) for key in parts[0].inputs}
-        samples[split] = Samples(inputs, torch.cat([part.y for part in parts]), tuple(patients))
+        attributes = tuple(a for part in parts for a in part.attributes or ("",) * len(part))
+        y = torch.cat([part.y for part in parts])
+        samples[split] = Samples(inputs, y, tuple(patients), attributes=attributes)
     return union, samples
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from matplotlib.ticker import MaxNLocator
+
+from suture.evaluation.formats import count
 
 WIDTH, HEIGHT = 340.0, 200.0
 LEFT, RIGHT, TOP, BOTTOM = 40.0, 12.0, 12.0, 26.0
@@ -105,6 +108,27 @@ def bar_chart(title: str, rounds: Sequence[int], series: Sequence[Series]) -> Ch
         for tone, s in enumerate(series)
     )
     return Chart(title, _x_ticks(rounds, x), ticks, traces)
+
+
+def scatter_chart(title: str, points: Mapping[str, Sequence[tuple[float, float]]]) -> Chart | None:
+    """Dots over a logarithmic x axis of counts; None if there is no dot at all.
+
+    Args:
+        title: what is shown, with its unit.
+        points: of each series its dots, a count of at least 1 and a value.
+    """
+    dots = [dot for series in points.values() for dot in series]
+    if not dots:
+        return None
+    counts = [x for x, _ in dots]
+    low, high = math.floor(math.log10(min(counts))), math.ceil(math.log10(max(counts)))
+    x = Scale(low - 0.1, high + 0.1, LEFT, WIDTH - RIGHT)
+    marks, y = _y_axis(min(v for _, v in dots), max(v for _, v in dots))
+    traces = tuple(
+        Trace(name, tone, runs=tuple(((x(math.log10(n)), y(v)),) for n, v in series))
+        for tone, (name, series) in enumerate(points.items())
+    )
+    return Chart(title, tuple(Tick(x(d), count(10**d)) for d in range(low, high + 1)), marks, traces)
 
 
 def ticks(low: float, high: float, most: int, whole: bool = False) -> list[Tick]:

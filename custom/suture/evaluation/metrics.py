@@ -29,6 +29,8 @@ class ClassScore:
         auroc: area under the ROC curve, None where undefined.
         low, high: bounds of its 95 % interval, None where undefined or not computed.
         positives, negatives: labelled images of each kind, None where a site withholds them.
+        recall: of a single-label task, the share of the positives that is predicted as the class; None where
+            there is none.
     """
 
     auroc: float | None
@@ -36,6 +38,7 @@ class ClassScore:
     high: float | None
     positives: int | None
     negatives: int | None
+    recall: float | None = None
 
 
 @dataclass(frozen=True)

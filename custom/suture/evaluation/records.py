@@ -120,6 +120,33 @@ class Round:
 
 
 @dataclass(frozen=True)
+class LongTail:
+    """Common and rare classes: those of each group, their mean recall, and ``all``, the mean of these."""
+
+    classes: dict[str, list[str]] = field(default_factory=dict)
+    accuracy: dict[str, Number] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Attributes:
+    """Figures of the test images of each attribute, and their mean."""
+
+    values: dict[str, dict[str, Number]] = field(default_factory=dict)
+    mean: dict[str, Number] = field(default_factory=dict)
+
+
+Models = Literal["global", "local"]
+
+
+@dataclass(frozen=True)
+class LocalModels:
+    """Figures of the global model and of each site's own, at the sites, and their mean."""
+
+    sites: dict[str, dict[Models, dict[str, Number]]] = field(default_factory=dict)
+    mean: dict[Models, dict[str, Number]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Metrics:
     """metrics.json, as `suture.evaluation.summary.summarise` writes it."""
 
@@ -134,6 +161,10 @@ class Metrics:
     selected_round: int | None
     undefined: dict[str, str]
     overall: dict[str, Number] = field(default_factory=dict)
+    recall: dict[str, Number] = field(default_factory=dict)
+    long_tail: LongTail = field(default_factory=LongTail)
+    attributes: Attributes = field(default_factory=Attributes)
+    local_models: LocalModels = field(default_factory=LocalModels)
 
 
 @dataclass(frozen=True)
@@ -150,11 +181,17 @@ class PseudoLabels:
 
 @dataclass(frozen=True)
 class Diagnostic:
-    """One line of diagnostics.jsonl: a site's pseudo-labels of a round against the truth."""
+    """One line of diagnostics.jsonl: a site's round.
+
+    Attributes:
+        classes: its pseudo-labels against the truth.
+        figures: by name, what the method found of each class.
+    """
 
     site: str
     round: int
     classes: dict[str, PseudoLabels]
+    figures: dict[str, dict[str, FiniteFloat]] = field(default_factory=dict)
 
 
 T = TypeVar("T")

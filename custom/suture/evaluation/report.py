@@ -10,7 +10,9 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from suture.data.long_tail import HEAD, TAIL
 from suture.evaluation import formats
+from suture.evaluation.divergence import divergence_charts
 from suture.evaluation.figures import Chart, Scale, Series, Tick, bar_chart, line_chart
 from suture.evaluation.metrics import mean_defined
 from suture.evaluation.pseudo_labels import (
@@ -30,7 +32,8 @@ from suture.evaluation.records import (
     read_metrics,
     read_run,
 )
-from suture.evaluation.rows import UNIQUE, class_groups, kind, overall
+from suture.evaluation.rows import UNIQUE, class_groups, kind, overall, shown
+from suture.evaluation.weighting import weight_charts, what_weights_are
 from suture.files import atomic_write
 
 FORMATS = ("area", "interval", "count", "size", "duration", "moment", "percent", "setting")
@@ -50,7 +53,7 @@ def write_report(run_dir: Path) -> Path:
     page = (
         _environment()
         .get_template("report.html")
-        .render(**_content(run, history, metrics), **_pseudo_labels(run, history, read_diagnostics(run_dir)))
+        .render(**_content(run, history, metrics), **_by_method(run, history, read_diagnostics(run_dir)))
     )
     path = run_dir / "report.html"
     atomic_write(path, page.encode())
@@ -80,6 +83,10 @@ def _content(run: Run, history: list[Round], metrics: Metrics | None) -> dict[st
         "groups": class_groups(run, metrics) if metrics else [],
         "overall": overall(metrics) if metrics else {},
         "axis": _axis(metrics) if metrics else None,
+        "head_above": HEAD,
+        "tail_below": TAIL,
+        "attribute_figures": shown(metrics.attributes.values.values()) if metrics else {},
+        "local_figures": _local_figures(metrics) if metrics else {},
         "site_means": {s: mean_defined(v.values()) for s, v in metrics.sites.items()} if metrics else {},
         "phases": _phases(history),
         "curves": _curves(run, history),
@@ -89,14 +96,22 @@ def _content(run: Run, history: list[Round], metrics: Metrics | None) -> dict[st
     }
 
 
-def _pseudo_labels(run: Run, history: list[Round], diagnostics: list[Diagnostic]) -> dict[str, Any]:
-    """What the template is given of a method that makes labels of its own; empty values of any other."""
+def _by_method(run: Run, history: list[Round], diagnostics: list[Diagnostic]) -> dict[str, Any]:
+    """What the template is given of methods that weigh sites, or make labels; empty values of any other."""
     checked = checked_pseudo_labels(run.labels, diagnostics)
     return {
         "pseudo_labels": pseudo_label_charts(run, history, _phase_starts(history)),
         "checked": {site: [*rows, total(rows)] for site, rows in checked.items()},
         "row_shares": row_shares(run, history),
+        "weights": weight_charts(run, history, _phase_starts(history)),
+        "weight_is": what_weights_are(run),
+        "divergence": divergence_charts(run, diagnostics),
     }
+
+
+def _local_figures(metrics: Metrics) -> dict[str, str]:
+    """The few figures by which the global model and the sites' own are compared."""
+    return shown((part for models in metrics.local_models.sites.values() for part in models.values()), most=3)
 
 
 def _axis(metrics: Metrics) -> tuple[Scale, list[Tick]]:

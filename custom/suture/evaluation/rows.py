@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from suture.evaluation.records import Metrics, Run
@@ -9,16 +10,21 @@ from suture.evaluation.records import Metrics, Run
 SHARED, UNIQUE, NOBODY = "Known to several sites", "Known to one site", "Known to no site"
 OVERALL = {
     "accuracy": "accuracy",
+    "balanced_accuracy": "balanced accuracy",
     "f1": "macro F1",
     "precision": "macro precision",
-    "recall": "macro recall",
 }
-"""The figures over all classes of a single-label task, in the order they are shown, and their names."""
+"""The figures over all classes of a single-label task, in the order they are shown, and their names. Macro
+recall is not shown: it is the balanced accuracy."""
+
+AUROC = {"auroc": "AUROC"}
 
 
 @dataclass(frozen=True)
 class Row:
-    """One class: who knows it and how well it was ranked; `reason` says why `auroc` is None."""
+    """One class: who knows it and how well it was ranked; `reason` says why `auroc` is None. `recall` is of a
+    single-label task.
+    """
 
     name: str
     owners: str
@@ -27,6 +33,7 @@ class Row:
     positives: int | None
     negatives: int | None
     reason: str
+    recall: float | None
 
 
 @dataclass(frozen=True)
@@ -68,6 +75,12 @@ def overall(metrics: Metrics) -> dict[str, float | None]:
     return found if any(value is not None for value in found.values()) else {}
 
 
+def shown(parts: Iterable[Mapping[str, float | None]], most: int = 5) -> dict[str, str]:
+    """The figures that any of several parts of a result defines, the first few of them, and their names."""
+    defined = {key for part in parts for key, value in part.items() if value is not None}
+    return dict([(key, name) for key, name in (AUROC | OVERALL).items() if key in defined][:most])
+
+
 def _row(run: Run, metrics: Metrics, label: str) -> Row:
     owners = run.owners(label)
     positives, negatives = metrics.counts.get(label, (None, None))
@@ -79,6 +92,7 @@ def _row(run: Run, metrics: Metrics, label: str) -> Row:
         positives,
         negatives,
         metrics.undefined.get(label, "not evaluated"),
+        metrics.recall.get(label),
     )
 
 

@@ -7,21 +7,23 @@ from numpy.typing import ArrayLike, NDArray
 
 from suture.errors import DataError
 
-KEYS = ("accuracy", "precision", "recall", "f1")
+KEYS = ("accuracy", "balanced_accuracy", "precision", "recall", "f1")
 
 
 def single_label(y: ArrayLike, scores: ArrayLike) -> dict[str, float | None]:
     """Accuracy, and precision, recall and F1 as means over the classes that occur in the truth.
 
     The prediction is the class of the highest score, the first of equals. A class that is never predicted
-    has precision 0. Rows without a 1, unlabelled or of none of the classes, are left out.
+    has precision 0. Rows without a 1, unlabelled or of none of the classes, are left out. Macro recall is the
+    balanced accuracy, Fed-MAS's B-acc: one number under the two names that papers have for it.
 
     Args:
         y: labels [n, c]: 1, 0 or NaN (unknown), at most one 1 a row.
         scores: scores [n, c]; any scale that all classes share, such as logits or probabilities.
 
     Returns:
-        ``accuracy``, ``precision``, ``recall`` and ``f1``, all None if no row is labelled.
+        ``accuracy``, ``balanced_accuracy``, ``precision``, ``recall`` and ``f1``, all None if no row is
+        labelled.
 
     Raises:
         DataError: a label that is not 1, 0 or NaN, a row with two 1s, a score that is not finite, or shapes
@@ -32,10 +34,28 @@ def single_label(y: ArrayLike, scores: ArrayLike) -> dict[str, float | None]:
     truth, guess = _decided(y, scores)
     if not len(truth):
         return dict.fromkeys(KEYS)
-    means = precision_recall_fscore_support(
+    precision, recall, f1, _ = precision_recall_fscore_support(
         truth, guess, labels=np.unique(truth), average="macro", zero_division=0
     )
-    return dict(zip(KEYS, (float(np.mean(truth == guess)), *map(float, means[:3])), strict=True))
+    values = (np.mean(truth == guess), recall, precision, recall, f1)
+    return dict(zip(KEYS, map(float, values), strict=True))
+
+
+def class_recalls(y: ArrayLike, scores: ArrayLike) -> list[float | None]:
+    """The top-1 accuracy of each class: of its images, the share that is predicted as it.
+
+    Args:
+        y, scores: as for `single_label`.
+
+    Returns:
+        one value for each of the c columns, None where no image is of the class.
+
+    Raises:
+        DataError: as for `single_label`.
+    """
+    truth, guess = _decided(y, scores)
+    right = [guess[truth == column] == column for column in range(np.shape(y)[1])]
+    return [float(np.mean(hits)) if len(hits) else None for hits in right]
 
 
 def _decided(y: ArrayLike, scores: ArrayLike) -> tuple[NDArray[np.intp], NDArray[np.intp]]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from suture.errors import LabelError
+from suture.evaluation.breakdown import Figures, by_attribute, by_frequency, local_and_global
 from suture.evaluation.metrics import ClassScore, mean_defined
 
 Source = Literal["server test set", "sites' test data"]
@@ -20,6 +21,10 @@ def summarise(
     source: Source,
     selected_round: int | None,
     overall: Mapping[str, float | None] | None = None,
+    *,
+    frequency: Mapping[str, Sequence[str]] | None = None,
+    attributes: Mapping[str, Figures] | None = None,
+    local: Mapping[str, tuple[Figures, Figures]] | None = None,
 ) -> dict[str, Any]:
     """The content of metrics.json.
 
@@ -32,11 +37,15 @@ def summarise(
         source: where `scores` come from.
         selected_round: round of the evaluated model.
         overall: figures over all classes at once, as of `single_label`; none in a multi-label task.
+        frequency: classes that are common, less so, and rare; see `by_frequency`.
+        attributes: figures of the images of each attribute; see `by_attribute`.
+        local: of each site the figures of the global model and of its own; see `local_and_global`.
 
     Returns:
-        ``mean_auroc``, ``auroc``, ``intervals``, ``counts``, ``groups``, ``sites``, ``n``, ``source``,
-        ``selected_round``, ``undefined`` (the reason of every class without an AUROC) and ``overall``.
-        Means are over the classes where the AUROC is defined.
+        ``mean_auroc``, ``auroc``, ``intervals``, ``counts``, ``recall``, ``groups``, ``sites``, ``n``,
+        ``source``, ``selected_round``, ``undefined`` (the reason of every class without an AUROC),
+        ``overall``, ``long_tail``, ``attributes`` and ``local_models``; what does not apply is empty. Means
+        are over the classes where the AUROC is defined.
 
     Raises:
         LabelError: `scores` or a site names a class that is not among `labels`.
@@ -44,11 +53,13 @@ def summarise(
     for where, named in {"the scores": scores, **{f"site {s!r}": v for s, v in sites.items()}}.items():
         _check(where, named, labels)
     areas = {name: scores[name].auroc if name in scores else None for name in labels}
+    recall = {name: score.recall for name, score in scores.items() if score.recall is not None}
     return {
         "mean_auroc": mean_defined(areas.values()),
         "auroc": areas,
         "intervals": {name: _interval(scores.get(name)) for name in labels},
         "counts": {name: _counts(scores.get(name)) for name in labels},
+        "recall": {name: recall[name] for name in labels if name in recall},
         "groups": {
             "shared": mean_defined(areas[name] for name in labels if len(owners.get(name, ())) > 1),
             "unique": mean_defined(areas[name] for name in labels if len(owners.get(name, ())) == 1),
@@ -59,11 +70,14 @@ def summarise(
         "selected_round": selected_round,
         "undefined": {name: _reason(scores.get(name)) for name in labels if areas[name] is None},
         "overall": dict(overall or {}),
+        "long_tail": by_frequency(frequency or {}, recall),
+        "attributes": by_attribute(attributes or {}),
+        "local_models": local_and_global(local or {}),
     }
 
 
 def across_sites(sites: Mapping[str, Mapping[str, ClassScore]]) -> dict[str, ClassScore]:
-    """Class by class, the unweighted mean of the AUROC over the sites where it is defined.
+    """Class by class, the unweighted mean of the AUROC, and the recall, over the sites where it is defined.
 
     Counts are summed over all sites that evaluated the class, and None if one of them withholds its own.
     The interval is None unless a single site defines the AUROC: intervals of different sites do not average.
@@ -83,6 +97,7 @@ def _across(scores: Sequence[ClassScore]) -> ClassScore:
         high,
         _total(s.positives for s in scores),
         _total(s.negatives for s in scores),
+        mean_defined(s.recall for s in scores),
     )
 
 

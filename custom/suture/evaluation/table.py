@@ -38,6 +38,8 @@ def per_class_table(run: Mapping[str, Any], metrics: Mapping[str, Any]) -> Table
     )
     for name, value in overall(scores).items():
         table.add_row(f"[bold]{name[:1].upper()}{name[1:]}", "", f"[bold]{area(value)}", "", "")
+    for frequency, value in scores.long_tail.accuracy.items():
+        table.add_row(f"[bold]Accuracy, {frequency} classes", "", f"[bold]{area(value)}", "", "")
     return table
 
 

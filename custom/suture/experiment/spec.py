@@ -61,13 +61,33 @@ class Column:
         group: all classes, those of several sites, or those of one.
         classes: only these.
         metric: ``auroc``, or a figure of a multiclass task that is not class by class.
+        frequency: accuracy of the ``head``, ``medium`` or ``tail`` classes, or of ``all``, the mean of these.
+        attribute: of the test images with this value alone, or ``mean``, over all its values.
+        models: ``global`` or the sites' ``local`` ones, the mean over the sites at their own test data.
+
+    Raises:
+        ValueError: two that exclude each other.
     """
 
     name: str
     test: str | None = None
     group: Group = "mean"
     classes: tuple[str, ...] | None = None
-    metric: Literal["auroc", "accuracy", "f1", "precision", "recall"] = "auroc"
+    metric: Literal["auroc", "accuracy", "balanced_accuracy", "f1", "precision", "recall"] = "auroc"
+    frequency: Literal["head", "medium", "tail", "all"] | None = None
+    attribute: str | None = None
+    models: Literal["global", "local"] | None = None
+
+    def __post_init__(self) -> None:
+        if sum(part is not None for part in (self.test, *self.parts)) > 1:
+            raise ValueError("a column takes one of test, frequency, attribute and models")
+        if self.frequency is not None and self.metric != "accuracy":
+            raise ValueError(f'frequency = {self.frequency!r} is of metric = "accuracy"; write that too')
+
+    @property
+    def parts(self) -> tuple[str | None, str | None, str | None]:
+        """What part of a run's own figures it shows."""
+        return self.frequency, self.attribute, self.models
 
 
 OWN_COLUMNS = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from suture.evaluation.metrics import mean_defined
 from suture.evaluation.statistics import Comparison, mean_sd, paired
@@ -136,8 +137,8 @@ def areas_of(
         None if no model of the row has learned them all: the mean is not defined then (Kulkarni et al. 2024,
         Sec. 4.3). Of several that have, the mean.
     """
-    if column.metric != "auroc":
-        return {column.metric: result.metrics.get("overall", {}).get(column.metric)}
+    if column.metric != "auroc" or any(column.parts):
+        return {column.metric: figure_of(result.metrics, column)}
     if column.test is None:
         own: dict[str, float | None] = result.metrics["auroc"]
         return {name: value for name, value in own.items() if _belongs(result, name, column)}
@@ -148,6 +149,25 @@ def areas_of(
     wanted = [name for name in classes if _belongs(result, name, column)]
     able = [model["auroc"] for model in chosen if not set(wanted) & set(model["unlearned"])]
     return {name: mean_defined(areas[name] for areas in able) for name in wanted} if able else None
+
+
+def figure_of(metrics: Mapping[str, Any], column: Column) -> float | None:
+    """The one figure of a column that is not class by class; None where metrics.json has none."""
+    path: tuple[str, ...] = ("overall",)
+    name: str = column.metric
+    if column.frequency is not None:
+        path, name = ("long_tail", "accuracy"), column.frequency
+    elif column.attribute == "mean":
+        path = ("attributes", "mean")
+    elif column.attribute is not None:
+        path = ("attributes", "values", column.attribute)
+    elif column.models is not None:
+        path = ("local_models", "mean", column.models)
+    found: Any = metrics
+    for key in path:
+        found = found.get(key, {})
+    value: float | None = found.get(name)
+    return value
 
 
 def _belongs(result: Result, name: str, column: Column) -> bool:

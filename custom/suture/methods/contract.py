@@ -170,6 +170,8 @@ class Method(ABC):
         here_only: why the method cannot run in a federation; empty where it can.
         prior: the frozen network that sites compare their models with, where the method has one.
         share: the part of the model that crosses; None for all of it. The rest of a site's model is its own.
+        keep_local: whether a site also keeps the model that it trained in the best round, before the merge,
+            and in the end measures both on its test data; of methods with a global model.
         local: how a site trains.
         batch_norm: what happens to batch norm.
     """
@@ -186,6 +188,7 @@ class Method(ABC):
     guesses: ClassVar[bool] = False
     prior: PriorSpec | None = None
     share: Share | None = None
+    keep_local: bool = False
     local: LocalTraining
     batch_norm: NormPolicy
 

@@ -35,3 +35,12 @@ def staying(model: Classifier, method: Method) -> tuple[str, ...]:
     head = {name for name in model.state_dict() if name.startswith("head.")}
     away = set(crossing(model, method)) | counters(model) | (head if method.personal == "nothing" else set())
     return tuple(sorted(set(model.state_dict()) - away))
+
+
+def kept(model: Classifier, method: Method) -> dict[str, Tensor]:
+    """What a site keeps of the model that it has trained: under ``fixed/`` what stays; where the method keeps
+    local models the rest under ``local/``, so that both are the model as it was before the merge.
+    """
+    state = {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
+    fixed = {f"fixed/{name}": state.pop(name) for name in staying(model, method)}
+    return fixed | ({f"local/{name}": t for name, t in state.items()} if method.keep_local else {})

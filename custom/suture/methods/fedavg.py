@@ -55,6 +55,7 @@ class FedAvg(Method):
         class_weights: of positives in the binary cross-entropy; see `class_weights.py`.
         softmax: of a multiclass task: ``plain``, or ``balanced`` by the site's own counts (Ren et al. 2020),
             the baseline of Fed-MAS.
+        keep_local: see `FedMAS`.
     """
 
     name: ClassVar[str] = "fedavg"
@@ -67,6 +68,7 @@ class FedAvg(Method):
     rows: Literal["all", "owners"] = "all"
     class_weights: ClassWeights = "known"
     softmax: Literal["plain", "balanced"] = "plain"
+    keep_local: bool = False
 
     def egress(self, layout: Layout) -> Egress:
         return Egress(

@@ -70,6 +70,8 @@ class FedMAS(Method):
         aggregation: by the ``rescue`` factor (MAS), or by numbers of ``images``, as FedAvg does.
         prior_view: what the prior sees while the model trains: the ``same`` augmented image as the model, or
             the ``plain`` one, whose features are computed once and kept.
+        keep_local: sites keep the models that they trained in the selected round, and measure them beside the
+            global one (pFL and gFL, Table 8).
     """
 
     name: ClassVar[str] = "fedmas"
@@ -83,6 +85,7 @@ class FedMAS(Method):
     rescue: Rescue = "paper"
     aggregation: Literal["rescue", "images"] = "rescue"
     prior_view: Literal["same", "plain"] = "same"
+    keep_local: bool = False
 
     def egress(self, layout: Layout) -> Egress:
         by_images = self.aggregation == "images"
@@ -100,6 +103,8 @@ class FedMAS(Method):
         local = in_phase(site.own(self.local), ctx)
         watch = Divergence(site, self)
         before = watch.under(site.model)
+        if site.tell:
+            site.tell({"images": watch.images, "divergence": before})
         fitted = fit(
             site,
             watch.objective,

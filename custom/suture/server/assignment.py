@@ -68,7 +68,15 @@ def assignments(
         asked[site] = (
             payload,
             Expectation(
-                task, rounds[site], committed, split, labels, member.own, egress, member.n.get("train", 0)
+                task,
+                rounds[site],
+                committed,
+                split,
+                labels,
+                member.own,
+                egress,
+                member.n.get("train", 0),
+                method.keep_local,
             ),
         )
     return asked

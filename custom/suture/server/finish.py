@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from suture.evaluation.metrics import ClassScore, mean_defined
+from suture.evaluation import breakdown
+from suture.evaluation.metrics import mean_defined
 from suture.evaluation.summary import Source, across_sites, summarise
-from suture.messages import Metrics
+from suture.messages import Figures, Metrics
 from suture.methods.contract import IMAGES
 from suture.models.classifier import Layout
 from suture.plan import Plan
 from suture.server.global_model import export
 from suture.server.protection import spent
+from suture.server.roster import Roster
 from suture.server.server import Server
 
 _BOOTSTRAP = 1000
+_LOCAL = "the model that the site trained in the selected round, before the merge, on its test data"
 
 
 def finish(server: Server, tested: Mapping[str, Metrics]) -> None:
@@ -26,26 +29,34 @@ def finish(server: Server, tested: Mapping[str, Metrics]) -> None:
             labelled test set.
     """
     model, selected = server.selected(), server.selected_round
-    sites = {site: server.roster.classes_from_site(site, metrics) for site, metrics in sorted(tested.items())}
-    scores: Mapping[str, ClassScore]
+    personal, held_out = server.plan.method.personal != "nothing", server.held_out
     source: Source
-    overall: Mapping[str, float | None]
-    personal = server.plan.method.personal != "nothing"
-    if server.held_out and server.held_out.has("test") and not personal:
-        scores, source = server.held_out.scores(model, "test", _BOOTSTRAP), "server test set"
-        overall = server.held_out.overall(model, "test")
-        n = server.held_out.count("test")
+    if held_out and held_out.has("test") and not personal:
+        found, source = held_out.tested(model, selected, _BOOTSTRAP), "server test set"
     else:
-        scores, source = across_sites(sites), "sites' test data"
-        overall = across_sites_overall(tested)
-        n = sum(metrics.n for metrics in tested.values())
+        found, source = together(server.roster, tested, selected), "sites' test data"
     owners = replace(server.roster, members=server.known).owners()
     if not personal:
         facts = {"round": selected, "job": server.record.run.get("job")}
         export(model, server.plan, server.record.folder / "model", facts)
-    server.record.metrics(
-        summarise(model.labels, owners, scores, sites, n, source, selected, overall=overall)
+    content = summarise(
+        model.labels,
+        owners,
+        found.classes,
+        {site: server.roster.classes_from_site(site, metrics) for site, metrics in sorted(tested.items())},
+        found.n,
+        source,
+        selected,
+        found.overall,
+        frequency=held_out.groups if held_out else None,
+        attributes={value: plain(figures) for value, figures in found.attributes.items()},
+        local={
+            site: (plain(in_few(tested[site])), plain(in_few(own)))
+            for site, own in sorted(server.inbox.local_metrics().items())
+            if own.n
+        },
     )
+    server.record.metrics(content)
     notes = spent(server.record.folder, server.record.run.get("protection", {}))
     server.record.update(
         selected_round=selected,
@@ -56,10 +67,38 @@ def finish(server: Server, tested: Mapping[str, Metrics]) -> None:
     server.record.event("finished", selected=selected)
 
 
-def across_sites_overall(tested: Mapping[str, Metrics]) -> Mapping[str, float | None]:
-    """Accuracy and its like: the unweighted mean over the sites where it is defined."""
-    names = dict.fromkeys(name for metrics in tested.values() for name in metrics.overall)
-    return {name: mean_defined(m.overall.get(name) for m in tested.values()) for name in names}
+def together(roster: Roster, tested: Mapping[str, Metrics], of_round: int) -> Metrics:
+    """What the sites measured as one: each figure the unweighted mean over the sites where it is defined."""
+    values = dict.fromkeys(value for metrics in tested.values() for value in metrics.attributes)
+    return Metrics(
+        of_round,
+        "test",
+        sum(metrics.n for metrics in tested.values()),
+        None,
+        across_sites({site: roster.classes_from_site(site, m) for site, m in sorted(tested.items())}),
+        breakdown.mean_of(metrics.overall for metrics in tested.values()),
+        {
+            value: _mean([m.attributes[value] for m in tested.values() if value in m.attributes])
+            for value in sorted(values)
+        },
+    )
+
+
+def in_few(metrics: Metrics) -> Figures:
+    """A site's figures without those of single classes."""
+    return Figures(
+        metrics.n, mean_defined(score.auroc for score in metrics.classes.values()), metrics.overall
+    )
+
+
+def plain(figures: Figures) -> breakdown.Figures:
+    """As they stand in metrics.json."""
+    return {"n": figures.n, "auroc": figures.auroc, **figures.overall}
+
+
+def _mean(parts: list[Figures]) -> Figures:
+    overall = breakdown.mean_of(part.overall for part in parts)
+    return Figures(sum(part.n for part in parts), mean_defined(part.auroc for part in parts), overall)
 
 
 def declared(plan: Plan) -> list[dict[str, str]]:
@@ -74,6 +113,9 @@ def declared(plan: Plan) -> list[dict[str, str]]:
         "class_weights": f"a number per class in [{egress.class_weight[0]:g}, {egress.class_weight[1]:g}]",
         "counts": "two numbers per class of the site, once, at the start",
         "train_loss": "a number",
-        "metrics": "loss, AUROC and counts of the site's classes",
+        "metrics": "loss, AUROC, recall and counts of the site's classes; accuracy and its like, also by "
+        "attribute where the site names one",
+        "local_metrics": "the same",
     } | {name: f"a number in [{low:g}, {high:g}]" for name, (low, high) in egress.scalars.items()}
-    return [{"field": f, "shape": shapes.get(f, ""), "why": why} for f, why in egress.why.items()]
+    whys = {**egress.why, **({"local_metrics": _LOCAL} if plan.method.keep_local else {})}
+    return [{"field": f, "shape": shapes.get(f, ""), "why": why} for f, why in whys.items()]

@@ -143,6 +143,11 @@ class Inbox:
         found = {s: r.metrics for s, r in self._answers.items() if isinstance(r, (Update, Evaluation))}
         return {site: metrics for site, metrics in found.items() if metrics is not None}
 
+    def local_metrics(self) -> dict[str, Metrics]:
+        """What they measured of the models that they had trained themselves."""
+        found = {s: r.local for s, r in self._answers.items() if isinstance(r, Evaluation)}
+        return {site: metrics for site, metrics in found.items() if metrics is not None}
+
     def abstained(self, reason: str) -> set[str]:
         """The sites that abstained for this reason."""
         return {s for s, r in self._answers.items() if isinstance(r, Abstain) and r.reason == reason}

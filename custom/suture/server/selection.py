@@ -10,13 +10,15 @@ import torch
 from torch import Tensor
 
 from suture.config import SiteConfig
-from suture.data.batch import columns
+from suture.data.batch import Samples, columns
 from suture.data.site import load_samples
 from suture.data.table import Split
 from suture.data.transforms import Augmentation
-from suture.evaluation.metrics import ClassScore, mean_defined, score_classes
-from suture.labels import LabelSet
-from suture.measuring import overall, ranking
+from suture.errors import ConfigError, unknown
+from suture.evaluation.metrics import mean_defined
+from suture.labels import LabelSet, canonical
+from suture.measuring import by_attribute, class_scores, overall
+from suture.messages import Labels, Metrics
 from suture.methods.contract import GlobalModel
 from suture.plan import Plan
 from suture.server.global_model import classifier
@@ -83,46 +85,63 @@ class HeldOut:
     Args:
         config: the server's own suture.toml.
         plan: for what its model reads.
+
+    Attributes:
+        groups: the classes of each group, under the federation's names.
     """
 
     def __init__(self, config: SiteConfig, plan: Plan) -> None:
         self._device = torch.device(config.training.device)
         self._plan = plan
         self.labels, self._samples = load_samples(config, plan.model, "server")
+        self.groups: dict[str, tuple[str, ...]] = {
+            group: tuple(canonical(name, config.data.synonyms) for name in names)
+            for group, names in config.data.groups.items()
+        }
+
+    def check_groups(self, labels: Labels) -> None:
+        """Sees to it that the groups are of the federation's classes, before any training.
+
+        Raises:
+            ConfigError: a group names another class, or two groups name the same.
+        """
+        named = [name for names in self.groups.values() for name in names]
+        for name in named:
+            if name not in labels:
+                raise unknown("class under [data.groups] of the server's suture.toml", name, labels)
+            if named.count(name) > 1:
+                raise ConfigError(
+                    f"the server's suture.toml names {name!r} twice under [data.groups]; a class is in one"
+                )
 
     def has(self, split: Split) -> bool:
         """Whether there is anything in a split."""
         return split in self._samples and len(self._samples[split]) > 0
 
-    def count(self, split: Split) -> int:
-        """Images of a split."""
-        return len(self._samples[split]) if self.has(split) else 0
-
-    def scores(self, model: GlobalModel, split: Split, bootstrap: int = 0) -> Mapping[str, ClassScore]:
-        """AUROC of every class that both the model and the data know."""
-        samples, ranked = self._samples[split], ranking(self._logits(model, split), model.task)
-        shared = [name for name in model.labels if name in self.labels]
-        return score_classes(
-            tuple(shared),
-            samples.y[:, [self.labels.index(name) for name in shared]].numpy(),
-            ranked[:, [model.labels.index(name) for name in shared]].numpy(),
-            samples.patients,
-            bootstrap,
-            self._plan.seed,
+    def tested(self, model: GlobalModel, of_round: int, bootstrap: int) -> Metrics:
+        """The figures of the test images, of every class that both the model and the data know."""
+        part, logits, labels, names = self._predicted(model, "test")
+        scores = class_scores(part, logits, labels, names, bootstrap=bootstrap, seed=self._plan.seed)
+        return Metrics(
+            of_round,
+            "test",
+            len(part),
+            None,
+            scores,
+            overall(part, logits, labels.task),
+            by_attribute(part, logits, labels, names),
         )
-
-    def overall(self, model: GlobalModel, split: Split) -> Mapping[str, float | None]:
-        """Accuracy and its like, of a multiclass task; {} for multilabel."""
-        part = columns(self._samples[split], self.labels, LabelSet(model.labels, model.task))
-        return overall(part, self._logits(model, split), model.task)
-
-    def _logits(self, model: GlobalModel, split: Split) -> Tensor:
-        network = classifier(model, self._plan).to(self._device)
-        bench = Workbench(
-            "server", network, self._samples, self._plan.model.preprocessing, Augmentation(), self._device
-        )
-        return predict(bench, self._samples[split])
 
     def mean_auroc(self, model: GlobalModel, split: Split) -> float | None:
         """Mean over the classes where it is defined."""
-        return mean_defined(score.auroc for score in self.scores(model, split).values())
+        return mean_defined(score.auroc for score in class_scores(*self._predicted(model, split)).values())
+
+    def _predicted(self, model: GlobalModel, split: Split) -> tuple[Samples, Tensor, LabelSet, Labels]:
+        """The images of a split with the model's classes, its logits, and the classes that the data know."""
+        labels = LabelSet(model.labels, model.task)
+        part = columns(self._samples[split], self.labels, labels)
+        network = classifier(model, self._plan).to(self._device)
+        bench = Workbench(
+            "server", network, {split: part}, self._plan.model.preprocessing, Augmentation(), self._device
+        )
+        return part, predict(bench, part), labels, tuple(n for n in model.labels if n in self.labels)

@@ -103,6 +103,8 @@ class Server:
         else:
             self.model = initial(self.plan, self.roster.labels, self.roster.task)
             self._commit(0)
+        if self.held_out:
+            self.held_out.check_groups(self.roster.labels)
         self._facts = self.plan.method.class_facts(self.roster.census(hellos))
         self.record.update(task=self.roster.task, notes=list(self._facts.notes))
         self.record.rewind(self.round)

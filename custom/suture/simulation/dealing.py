@@ -18,6 +18,11 @@ Validation = Literal["sites", "server"]
 site is selected there, so that a personal method's sites hold their own either way."""
 
 
+def tested_at_sites(method: type[Method] | Method) -> bool:
+    """Whether the sites have the test images too, for models that they keep."""
+    return method.personal != "nothing" or method.keep_local
+
+
 def splits_of_server(method: type[Method] | Method, validation: Validation) -> tuple[Split, ...]:
     """The splits that lie at the server."""
     at_sites = method.personal != "nothing" or validation == "sites"
@@ -51,8 +56,8 @@ def write_dealt(
         the names of the sites, without the server's.
     """
     known = (pooled.labels,) * len(lists) if method.every_label else lists
-    personal, held_out = method.personal != "nothing", splits_of_server(method, validation)
-    sites = deal(pooled, known, seed, test=personal, held_out=held_out)
+    held_out = splits_of_server(method, validation)
+    sites = deal(pooled, known, seed, test=tested_at_sites(method), held_out=held_out)
     names = [name for name in sites if name != SERVER]
     # Where a reference is given every label, the site still says which ones it annotates.
     own = dict(zip(names, lists, strict=True)) if method.every_label else {}

@@ -12,13 +12,13 @@ from typing import Literal
 import numpy as np
 
 from suture.config import DataConfig
-from suture.data.long_tail import dirichlet, iid
+from suture.data.long_tail import dirichlet, iid, long_tail_groups, training_counts
 from suture.data.partition import SERVER, write_site
 from suture.data.table import Table
 from suture.errors import ConfigError
 from suture.files import atomic_write
 from suture.methods.contract import Method
-from suture.simulation.dealing import Validation, splits_of_server
+from suture.simulation.dealing import Validation, splits_of_server, tested_at_sites
 from suture.simulation.writing import write_sites
 
 Partition = Literal["iid", "dirichlet"]
@@ -59,7 +59,8 @@ def write_parts(
     """Writes each site's table and suture.toml, and the server's, whose images are colour ones.
 
     A site trains on the same images whoever holds the validation ones. Where models stay at the sites, each
-    holds its validation images, and its test images or else those of all: see `Sites`.
+    holds its validation images, and its test images or else those of all: see `Sites`. The server is told
+    which classes are common or rare among the training images of all sites; see `long_tail_groups`.
 
     Args:
         folder: where to, a folder for each site.
@@ -75,14 +76,14 @@ def write_parts(
         the names of the sites, without the server's.
     """
     site, split = np.array(sites), np.array(pooled.split)
-    personal = method.personal != "nothing"
     held_out = splits_of_server(method, validation)
     held = np.isin(split, [name for name in ("train", "validation") if name not in held_out])
-    tested = (split == "test") & personal
+    tested = (split == "test") & tested_at_sites(method)
     rows = {
         name: ((site == name) & (held | tested)) | ((site == "") & tested) for name in sorted({*sites} - {""})
     }
     rows[SERVER] = np.isin(split, held_out)
+    groups = {group: names for group, names in long_tail_groups(training_counts(pooled)).items() if names}
     data = {}
     for name, keep in rows.items():
         table = write_site(folder / name, pooled.rows(keep), pooled.labels)
@@ -95,6 +96,7 @@ def write_parts(
             attribute_column=None if attribute is None else ATTRIBUTE,
             task=pooled.labels.task,
             color=True,
+            groups=groups if name == SERVER else {},
             # Every label is known here: the site's own table is the truth that guesses are held against.
             truth=table if method.guesses and name != SERVER else None,
         )

@@ -49,7 +49,9 @@ def write_sites(
             training=TrainingConfig(learning_rate=learning_rates.get(name)),
             privacy=PrivacyConfig(label_view=method.label_view, min_count=0, min_loss=0),
             storage=StorageConfig(
-                state=runs if name == SERVER else folder / name / "state", cache=folder / name / "cache"
+                state=runs if name == SERVER else folder / name / "state",
+                cache=folder / name / "cache",
+                diagnostics=name != SERVER,
             ),
         )
         (folder / name).mkdir(parents=True, exist_ok=True)
