@@ -28,7 +28,7 @@ from suture.measuring import class_counts, measure
 from suture.messages import Abstain, Evaluation, Hello, Labels, Metrics, Payload, Reply
 from suture.methods.crossing import crossing, staying
 from suture.models import build
-from suture.models.classifier import Classifier, Layout, layout_of, load_tensors, relabelled
+from suture.models.classifier import HEADS, Classifier, Layout, layout_of, load_tensors, relabelled
 from suture.models.saved import save_model
 from suture.packing import Packed
 from suture.plan import Plan, code_hash, context
@@ -231,6 +231,7 @@ class Site:
             self._prior,
             self._cache,
             torch.tensor([name in own for name in wanted]),
+            cache_dir=self.config.storage.cache,
         )
 
     @cached_property
@@ -257,7 +258,7 @@ class Site:
                 f"{self.name} no longer holds {missing[0]} and {len(missing) - 1} more tensors"
             )
         fixed = {name: state.tensors[f"fixed/{name}"] for name in names}
-        head = {name: rows for name, rows in fixed.items() if name.startswith("head.")}
+        head = {name: rows for name, rows in fixed.items() if name.startswith(HEADS)}
         before = tuple(state.header.get("labels", task.labels))
         return fixed | relabelled(head, before, task.labels, self.plan.seed) if head else fixed
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from suture.methods.contract import Method
-from suture.models.classifier import Classifier
+from suture.models.classifier import HEADS, Classifier
 from suture.models.norm import counters, shared_names
 
 
@@ -17,6 +17,6 @@ def staying(model: Classifier, method: Method) -> tuple[str, ...]:
 
     They are batch norm where it is not averaged, and what is personal.
     """
-    head = {name for name in model.state_dict() if name.startswith("head.")}
+    head = {name for name in model.state_dict() if name.startswith(HEADS)}
     away = set(crossing(model, method)) | counters(model) | (head if method.personal == "nothing" else set())
     return tuple(sorted(set(model.state_dict()) - away))

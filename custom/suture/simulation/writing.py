@@ -16,6 +16,7 @@ from suture.config import (
 from suture.data.partition import SERVER
 from suture.errors import unknown
 from suture.methods.contract import Method
+from suture.simulation.places import cache_folder
 
 
 def write_sites(
@@ -49,7 +50,8 @@ def write_sites(
             training=TrainingConfig(learning_rate=learning_rates.get(name)),
             privacy=PrivacyConfig(label_view=method.label_view, min_count=0),
             storage=StorageConfig(
-                state=runs if name == SERVER else folder / name / "state", cache=folder / name / "cache"
+                state=runs if name == SERVER else folder / name / "state",
+                cache=cache_folder(folder / name, data.root),
             ),
         )
         (folder / name).mkdir(parents=True, exist_ok=True)
