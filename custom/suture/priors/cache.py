@@ -27,7 +27,7 @@ FORMAT = 1
 BATCH = 64
 """Images at a time; always the same, because another number gives other sums."""
 
-PATIENCE = 10.0
+PATIENCE = 30.0
 """Seconds without a word about what is done."""
 
 
