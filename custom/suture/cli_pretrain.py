@@ -109,7 +109,8 @@ def _pretrain(
 
     def report(epoch: int, loss: float) -> None:
         each = (time.monotonic() - since) / epoch
-        console.print(f"epoch {epoch}/{spec.epochs}  loss {loss:.4f}  {each:.1f} s each", highlight=False)
+        left = f"{each:.1f} s each, {each * (spec.epochs - epoch) / 60:.1f} min left"
+        console.print(f"epoch {epoch}/{spec.epochs}  loss {loss:.4f}  {left}", highlight=False)
 
     done = train(images, spec, seed, device, report)
     text = f"MoCo v2, {spec.backbone}, {len(images)} images without labels"
