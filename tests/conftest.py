@@ -31,9 +31,10 @@ EVERY = ("Fibrosis", "Hernia", "Mass", "Nodule")
 
 @pytest.fixture(autouse=True)
 def clean_machine(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A HOME of its own, one thread, and no simulation's sites."""
+    """A HOME of its own, one thread, no simulation's sites, and no cache from elsewhere."""
     monkeypatch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
     monkeypatch.delenv("SUTURE_SITES", raising=False)
+    monkeypatch.delenv("SUTURE_CACHE", raising=False)
     torch.set_num_threads(1)
 
 

@@ -148,7 +148,14 @@ def test_a_validation_split_is_not_told_apart() -> None:
     part = with_attributes(samples(LOGITS, Y), "a", "b", "a", "b")
     site = replace(bench(("Edema", "Mass", "Nodule"), "multilabel", part), samples={"validation": part})
     found = measure(
-        site, SurgicalAggregation(), LabelSet(("Mass",)), "validation", 3, bootstrap=0, seed=1, min_count=0
+        site,
+        SurgicalAggregation(),
+        LabelSet(("Mass",)),
+        "validation",
+        3,
+        bootstrap=0,
+        seed=1,
+        limits=PrivacyConfig(min_count=0, min_loss=0),
     )
     assert found.attributes == {}
 

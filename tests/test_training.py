@@ -149,6 +149,19 @@ def test_betas_reach_adam(betas: tuple[float, float] | None, ratio: float) -> No
     torch.testing.assert_close(found, torch.full((2,), ratio))
 
 
+def test_a_step_is_no_longer_than_its_clipped_gradient() -> None:
+    one, two = bench(), bench()
+    plain = LocalTraining(lr=1.0, batch_size=9, iterations=1, optimiser="sgd", momentum=0.0)
+    before = {k: p.detach().clone() for k, p in one.model.named_parameters()}
+    steps = []
+    for site, local in ((one, plain), (two, replace(plain, clip=0.25))):
+        train(site, local=local)
+        moves = [before[k] - p.detach() for k, p in site.model.named_parameters()]
+        steps.append(torch.cat([move.flatten() for move in moves]))
+    assert float(steps[0].norm()) > 0.3
+    torch.testing.assert_close(steps[1], steps[0] * 0.25 / steps[0].norm(), rtol=1e-3, atol=1e-6)
+
+
 def test_a_batch_is_made_when_the_step_before_is_done() -> None:
     """A method may bring its own batches; a teacher that follows each step labels the next one."""
     site, events = bench(4), []

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from suture.cli_data import Sets, data_app
@@ -199,23 +200,23 @@ def predict(
 
 @app.command("list")
 def list_() -> None:
-    """List methods, models, data sets and jobs."""
+    """List methods, models, priors, data sets and jobs."""
     from suture.data import DATASETS
     from suture.job import known_jobs, load_job
     from suture.methods import METHODS
     from suture.models import MODELS
+    from suture.priors import PRIORS
 
+    rows = [("method", m.name, f"{m.title} ({m.paper})") for m in METHODS.values()]
+    rows += [("model", name, backbone.text) for name, backbone in MODELS.items()]
+    rows += [("prior", name, str(prior)) for name, prior in PRIORS.items()]
+    rows += [("data set", name, text) for name, text in DATASETS.items()]
+    rows += [("job", name, load_job(str(path)).title) for name, path in known_jobs().items()]
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("kind", "name", "what it is"):
         table.add_column(column)
-    for method in METHODS.values():
-        table.add_row("method", method.name, f"{method.title} ({method.paper})")
-    for name, backbone in MODELS.items():
-        table.add_row("model", name, backbone.text)
-    for name, text in DATASETS.items():
-        table.add_row("data set", name, text)
-    for name, path in known_jobs().items():
-        table.add_row("job", name, load_job(str(path)).title)
+    for row in rows:
+        table.add_row(*map(escape, row))  # "suture[lite]" is no markup
     console.print(table)
 
 

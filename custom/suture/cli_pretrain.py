@@ -31,6 +31,9 @@ def pretrain(
     ] = 0.999,
     queue: Annotated[int, typer.Option(min=2, help="Keys; at most the number of images.")] = 4096,
     temperature: Annotated[float, typer.Option(help="Of the contrastive loss.")] = 0.2,
+    views: Annotated[
+        list[str] | None, typer.Option("--view", help="Change the augmentation: crop=0.4. Repeatable.")
+    ] = None,
     licence: Annotated[str | None, typer.Option(help="Under which others may have the prior.")] = None,
     seed: int = 1,
     device: str = "cpu",
@@ -45,7 +48,7 @@ def pretrain(
 
     settings: dict[str, Any] = {"backbone": backbone, "size": size, "color": color, "epochs": epochs}
     settings |= {"batch_size": batch_size, "lr": lr, "momentum": momentum}
-    settings |= {"queue": queue, "temperature": temperature}
+    settings |= {"queue": queue, "temperature": temperature, "views": _views(views or [])}
     spec = parse(Pretraining, settings, "suture pretrain")
     _check_out(out, overwrite)
     torch.set_num_threads(threads)
@@ -55,6 +58,20 @@ def pretrain(
         Console(stderr=True).print("interrupted; nothing was written", style="yellow")
         raise typer.Exit(130) from None
     console.print(f"written: {path}", soft_wrap=True, highlight=False)
+
+
+def _views(words: list[str]) -> dict[str, Any]:
+    """The fields of `Views` that KEY=VALUE words change; values are JSON.
+
+    Raises:
+        ConfigError: a word of another form.
+    """
+    import json
+
+    try:
+        return {key: json.loads(text) for key, text in (word.split("=", 1) for word in words)}
+    except ValueError as error:
+        raise ConfigError(f"--view {' '.join(words)}: {error}; write for example --view crop=0.4") from error
 
 
 def _check_out(out: Path, overwrite: bool) -> None:
@@ -92,7 +109,8 @@ def _pretrain(
 
     def report(epoch: int, loss: float) -> None:
         each = (time.monotonic() - since) / epoch
-        console.print(f"epoch {epoch}/{spec.epochs}  loss {loss:.4f}  {each:.1f} s each", highlight=False)
+        left = f"{each:.1f} s each, {each * (spec.epochs - epoch) / 60:.1f} min left"
+        console.print(f"epoch {epoch}/{spec.epochs}  loss {loss:.4f}  {left}", highlight=False)
 
     done = train(images, spec, seed, device, report)
     text = f"MoCo v2, {spec.backbone}, {len(images)} images without labels"

@@ -30,6 +30,7 @@ _TYPES: dict[str, type[Message]] = {
 _ADAPTERS: dict[type[Message], TypeAdapter[Any]] = {t: TypeAdapter(t) for t in _TYPES.values()}
 _GROUPS = ("shared", "head", "fixed", "class_tensors")
 _SINGLE = "class_weights"
+_NO_CHECKSUM = "-" * 8
 
 
 @dataclass(frozen=True)
@@ -108,8 +109,9 @@ def save(path: Path, packed: Packed, durable: bool = True) -> None:
     with replacing(path, durable) as temporary:
         try:
             header = json.dumps(packed.header, allow_nan=False)
-            sums = {"crc32": _checksum(packed.tensors, header)} if durable else {}
-            save_file(dict(packed.tensors), temporary, {"suture": header, **sums})
+            checksum = _checksum(packed.tensors, header) if durable else _NO_CHECKSUM
+            # In one field: safetensors writes several in any order, and equal states are equal files.
+            save_file(dict(packed.tensors), temporary, {"suture": checksum + header})
         except SafetensorError as error:
             raise OSError(f"{path}: {error}") from error
 
@@ -122,11 +124,12 @@ def load(path: Path) -> Packed:
     """
     try:
         with safe_open(path, framework="pt") as file:
-            facts = file.metadata()
+            text = file.metadata()["suture"]
+            checksum, header = text[:8], text[8:]
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            if facts.get("crc32", "") not in ("", _checksum(tensors, facts["suture"])):
+            if checksum not in (_NO_CHECKSUM, _checksum(tensors, header)):
                 raise ValueError("its bytes are not those that were written")
-            return Packed(tensors, json.loads(facts["suture"]))
+            return Packed(tensors, json.loads(header))
     except (SafetensorError, KeyError, TypeError, ValueError) as error:
         raise SutureError(
             f"{path} is corrupt ({error}); delete it to fall back to an earlier round"

@@ -31,7 +31,7 @@ from suture.methods.contract import Context
 from suture.methods.crossing import crossing, kept, parts, staying
 from suture.methods.share import put
 from suture.models import build
-from suture.models.classifier import Classifier, Layout, load_tensors, relabelled, split_state
+from suture.models.classifier import HEADS, Classifier, Layout, load_tensors, relabelled, split_state
 from suture.models.saved import save_model
 from suture.noise import protected
 from suture.packing import Packed
@@ -268,6 +268,7 @@ class Site:
             self._prior,
             self._cache,
             torch.tensor([name in own for name in wanted]),
+            cache_dir=self.config.storage.cache,
         )
 
     @cached_property
@@ -294,7 +295,7 @@ class Site:
                 f"{self.name} no longer holds {missing[0]} and {len(missing) - 1} more tensors"
             )
         fixed = {name: state.tensors[f"fixed/{name}"] for name in names}
-        head = {name: rows for name, rows in fixed.items() if name.startswith("head.")}
+        head = {name: rows for name, rows in fixed.items() if name.startswith(HEADS)}
         before = tuple(state.header.get("labels", task.labels))
         return fixed | relabelled(head, before, task.labels, self.plan.seed) if head else fixed
 
@@ -303,7 +304,7 @@ class Site:
         if not self.plan.method.keep_local or state.header.get("round") != task.round:
             return {}
         local = {k.removeprefix("local/"): t for k, t in state.tensors.items() if k.startswith("local/")}
-        head = {name: rows for name, rows in local.items() if name.startswith("head.")}
+        head = {name: rows for name, rows in local.items() if name.startswith(HEADS)}
         return local | relabelled(head, tuple(state.header["labels"]), task.labels, self.plan.seed)
 
     def _measure(

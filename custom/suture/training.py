@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
+from pathlib import Path
 from typing import Annotated, Literal
 
 import torch
@@ -22,10 +22,9 @@ from suture.errors import SutureError
 from suture.messages import STRICT
 from suture.models.classifier import Classifier, Preprocessing
 from suture.models.norm import NormPolicy, train_mode
+from suture.moments import load_moments, save_moments
 from suture.priors.prior import Prior
 from suture.seeds import generator_for, seed_for, seeded
-
-log = logging.getLogger(__name__)
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Logits, y and known ``[n, c]`` to a scalar."""
@@ -58,6 +57,7 @@ class LocalTraining:
             constant.
         warmup_epochs: epochs of a first round that trains the head on the resting backbone; 0 for none.
         warmup_lr: learning rate of that round, at every site.
+        clip: the largest norm of a step's gradient, over all that is trained; None leaves it as it is.
     """
 
     lr: Annotated[float, Field(gt=0)] = 5e-5
@@ -71,6 +71,7 @@ class LocalTraining:
     final_lr: Annotated[float, Field(gt=0)] | None = None
     warmup_epochs: Annotated[int, Field(ge=0)] = 0
     warmup_lr: Annotated[float, Field(gt=0)] = 5e-3
+    clip: Annotated[float, Field(gt=0)] | None = None
 
     def lr_of(self, round_: int, rounds: int) -> float:
         """The learning rate of a round (from 1) of a stretch of rounds."""
@@ -95,6 +96,7 @@ class Workbench:
         identified: ``[c]``, which of the model's classes the site annotates; None for all.
         observe: watches pseudo-labels and answers nothing; a simulation counts how many are right.
         tell: hears figures of each class by name, ``[c]``; a simulation writes them down.
+        cache_dir: folder of the site's `[storage] cache`; None keeps nothing on disk.
     """
 
     name: str
@@ -111,6 +113,7 @@ class Workbench:
     identified: Tensor | None = None
     observe: Observer | None = None
     tell: Callable[[Mapping[str, Tensor]], None] | None = None
+    cache_dir: Path | None = None
 
     def own(self, local: LocalTraining) -> LocalTraining:
         """A method's local training with the site's own learning rate and batch size."""
@@ -185,12 +188,21 @@ def fit(
 
 
 def optimiser_of(model: nn.Module, local: LocalTraining) -> torch.optim.Optimizer:
-    """The optimiser of what is trained."""
-    trained = [p for p in model.parameters() if p.requires_grad]
+    """The optimiser of what is trained; it clips the gradient of each step where it is told to."""
+    trained, decay = [p for p in model.parameters() if p.requires_grad], local.weight_decay
+    optimiser: torch.optim.Optimizer
     if local.optimiser == "sgd":
         nesterov = local.momentum > 0
-        return torch.optim.SGD(trained, local.lr, local.momentum, 0, local.weight_decay, nesterov)
-    return torch.optim.Adam(trained, local.lr, local.betas, weight_decay=local.weight_decay)
+        optimiser = torch.optim.SGD(trained, local.lr, local.momentum, 0, decay, nesterov)
+    else:
+        optimiser = torch.optim.Adam(trained, local.lr, local.betas, weight_decay=decay)
+    if local.clip is not None:
+        optimiser.register_step_pre_hook(partial(_clip, trained, local.clip))
+    return optimiser
+
+
+def _clip(trained: list[nn.Parameter], limit: float, *_: object) -> None:
+    nn.utils.clip_grad_norm_(trained, limit)
 
 
 def step(
@@ -269,31 +281,3 @@ def predict(site: Workbench, samples: Samples) -> Tensor:
         with torch.autocast(site.device.type, torch.bfloat16, enabled=site.amp):
             parts.append(site.model(ready.inputs).float().cpu())
     return torch.cat(parts) if parts else torch.empty(0, len(site.model.labels))
-
-
-def save_moments(optimiser: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
-    """The optimiser's state as ``parameter/field`` tensors."""
-    return {
-        f"{name}/{field}": value.detach().cpu()
-        for name, parameter in model.named_parameters()
-        for field, value in optimiser.state.get(parameter, {}).items()
-        if value is not None
-    }
-
-
-def load_moments(optimiser: torch.optim.Optimizer, model: nn.Module, moments: Mapping[str, Tensor]) -> None:
-    """Hands saved moments over to the optimiser, which goes on to change them in place.
-
-    Those of a parameter whose shape changed (new classes) start afresh.
-    """
-    trained = {id(p) for group in optimiser.param_groups for p in group["params"]}
-    for name, parameter in model.named_parameters():
-        saved = {k.removeprefix(f"{name}/"): v for k, v in moments.items() if k.startswith(f"{name}/")}
-        if not saved or id(parameter) not in trained:
-            continue
-        if any(v.dim() and v.shape != parameter.shape for v in saved.values()):
-            log.warning("the moments of %s start afresh: its shape is now %s", name, tuple(parameter.shape))
-            continue
-        optimiser.state[parameter] = {
-            k: v if k == "step" else v.to(parameter.device) for k, v in saved.items()
-        }

@@ -22,7 +22,7 @@ from suture.files import write_json
 from suture.finetuning import FineTuning, finetune, summarised
 from suture.labels import canonical
 from suture.messages import Labels
-from suture.models.classifier import Classifier
+from suture.models.classifier import HEADS, Classifier
 from suture.models.saved import load_model, load_spec, save_model
 
 log = logging.getLogger(__name__)
@@ -118,6 +118,6 @@ def begun(tensors: Mapping[str, Tensor], labels: Labels, name: str) -> dict[str,
     row = next((word for word in (TARGET, canonical(name)) if word in labels), None)
     if row is None:
         log.info("%s is new to the model: its row begins at random", name)
-        return {key: t for key, t in tensors.items() if not key.startswith("head.")}
+        return {key: t for key, t in tensors.items() if not key.startswith(HEADS)}
     at = labels.index(row)
-    return {key: t[at : at + 1] if key.startswith("head.") else t for key, t in tensors.items()}
+    return {key: t[at : at + 1] if key.startswith(HEADS) else t for key, t in tensors.items()}

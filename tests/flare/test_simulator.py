@@ -34,6 +34,9 @@ FEDLSM = [
 ]
 
 
+FEDMAS = ["method=fedmas", "model.projection=128", "method.prior_view=plain"]
+
+
 def job(*more: str) -> Job:
     return with_settings(load_job("demo"), [*SMALL, *more])
 
@@ -52,8 +55,8 @@ def furthest(one: Path, two: Path) -> float:
 
 @pytest.mark.parametrize(
     ("threads", "settings"),
-    [(None, []), (2, []), (None, FEDLSM)],
-    ids=["a process per site", "threads fewer than sites", "FedLSM"],
+    [(None, []), (2, FEDMAS), (None, FEDLSM)],
+    ids=["a process per site", "Fed-MAS, threads fewer than sites", "FedLSM"],
 )
 def test_simulator_equals_the_loop(threads: int | None, settings: list[str], tmp_path: Path) -> None:
     loop = run("local", tmp_path / "same", settings=settings)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from dataclasses import replace
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import suture.methods.fedmas as fedmas
 from suture.data.transforms import MILD
 from suture.errors import ConfigError, FederationError
 from suture.losses import balanced_ce
@@ -97,12 +99,15 @@ class Mean(nn.Module):
 
 
 METHOD = FedMAS(local=LocalTraining(lr=1e-2, epochs=2, batch_size=8), distillation=3.0)
+PROGRAM = replace(METHOD, supervision="program")
 
 
 def bench_of(tiny: Any, method: FedMAS = METHOD) -> tuple[Workbench, Payload]:
     """A site whose model projects to the five features of `Mean`."""
     federation = tiny(method)
-    federation.plan = replace(federation.plan, model=replace(federation.plan.model, projection=5))
+    second = method.supervision == "program"
+    model = replace(federation.plan.model, projection=5, second_head=second)
+    federation.plan = replace(federation.plan, model=model)
     site = federation.sites()["alpha"]
     model = initial(site.plan, EVERY)
     task = Payload("train", 1, 0, labels=EVERY, shared=dict(model.shared), head=dict(model.head))
@@ -111,8 +116,11 @@ def bench_of(tiny: Any, method: FedMAS = METHOD) -> tuple[Workbench, Payload]:
     return site._workbench(task, site._state(task)), task
 
 
-def literal_round(site: Workbench, seed: int) -> tuple[Any, float]:
-    """Two epochs as the paper has them, image by image, with the same order of batches."""
+def literal_round(site: Workbench, seed: int, clip: float = math.inf) -> tuple[Any, float]:
+    """Two epochs as the paper has them, image by image, with the same order of batches.
+
+    A second head is trained on the projection, and a gradient longer than `clip` is shortened to it.
+    """
     train, model = site.samples["train"], copy.deepcopy(site.model)
     assert site.prior is not None
     images, target = site.prepare(train.inputs["image"]), site.prior.features(train.inputs["image"])
@@ -136,20 +144,25 @@ def literal_round(site: Workbench, seed: int) -> tuple[Any, float]:
         seen: dict[int, float] = {}
         for rows in (order[:8], order[8:]):
             z = model.features({"image": images[rows]})
-            y, logits = model.projector(z), model.head(z)
+            y = model.projector(z)
+            heads = [model.head(z)] + ([model.second_head(y)] if model.second_head else [])
             loss = torch.zeros(())
             for place, row in enumerate(rows.tolist()):
                 towards = (target[row] / target[row].norm()).double()
                 each = 2 - 2 * (y[place] / y[place].norm()) @ towards
                 seen[row] = float(each.detach())
                 loss = loss + 3.0 * each / len(rows)
-                for k in known:
+                for k, logits in itertools.product(known, heads):
                     p = torch.sigmoid(logits[place, k])
                     t = float(train.y[row, k])
                     entry = -t * torch.log(p) - (1 - t) * torch.log(1 - p)
                     loss = loss + entry / (len(rows) * len(known))
             adam.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
+            gradients = [p.grad for p in model.parameters() if p.grad is not None]
+            length = math.sqrt(sum(float((g**2).sum()) for g in gradients))
+            for g in gradients:
+                g *= min(1.0, clip / length)
             adam.step()
         v = [a + b for a, b in zip(v, class_means(seen), strict=True)]
     return model, sum(a * b for a, b in zip(w, v, strict=True))
@@ -165,11 +178,18 @@ class Precise:
         return self.prepare(image).double()
 
 
-def test_a_round_is_that_of_the_equations(tiny: Any) -> None:
-    bench, task = bench_of(tiny)
+SHORT = 13.0
+"""A gradient is clipped to this in some steps of the test's two epochs, and not in others."""
+
+
+@pytest.mark.parametrize("method", [METHOD, PROGRAM], ids=["paper", "program"])
+def test_a_round_is_that_of_the_equations(tiny: Any, method: FedMAS, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fedmas, "CLIP", SHORT)
+    bench, task = bench_of(tiny, method)
     bench = replace(bench, model=bench.model.double(), prepare=Precise(bench.prepare))  # type: ignore[arg-type]
-    expected, rescue = literal_round(bench, 5)
-    done, _ = METHOD.train(bench, task, Packed({}, {}), replace(CTX, seed=5))
+    expected, rescue = literal_round(bench, 5, SHORT if method is PROGRAM else math.inf)
+    done, _ = method.train(bench, task, Packed({}, {}), replace(CTX, seed=5))
+    assert ("second_head.weight" in done.head) == (method is PROGRAM)
     assert any(name.startswith("projector.") for name in done.shared)
     for name, tensor in {**done.shared, **done.head}.items():
         torch.testing.assert_close(tensor, expected.state_dict()[name], rtol=1e-6, atol=1e-6)
@@ -194,6 +214,8 @@ def test_the_prior_sees_each_image_once_where_it_sees_it_plain(tiny: Any) -> Non
     for _ in range(2):
         plain.train(bench, task, Packed({}, {}), CTX)
     assert sum(seen) == 15
+    plain.train(replace(bench, cache={}), task, Packed({}, {}), CTX)  # as in another process
+    assert sum(seen) == 15
     METHOD.train(bench, task, Packed({}, {}), CTX)
     assert sum(seen) == 15 + 2 * 15  # the augmented images of two epochs
 
@@ -202,6 +224,23 @@ def test_by_images_it_is_distillation_without_mas(tiny: Any) -> None:
     bench, task = bench_of(tiny)
     done, _ = replace(METHOD, aggregation="images").train(bench, task, Packed({}, {}), CTX)
     assert done.weight == 15
+
+
+def test_heads_that_the_supervision_does_not_train(tiny: Any) -> None:
+    bench, task = bench_of(tiny)
+    with pytest.raises(ConfigError, match=r"supervision=program.*set model\.second_head=true"):
+        PROGRAM.train(bench, task, Packed({}, {}), CTX)
+
+
+def test_rows_of_the_second_head_are_averaged_and_kept(tiny: Any) -> None:
+    federation = tiny(replace(PROGRAM, local=LocalTraining(lr=1e-2, batch_size=8)))
+    model = replace(federation.plan.model, projection=128, second_head=True)
+    federation.plan = replace(federation.plan, model=model)
+    done = federation.run().model
+    assert done.labels == EVERY
+    assert done.head["second_head.weight"].shape == (4, 128)
+    begun = initial(federation.plan, EVERY).head["second_head.weight"]
+    assert ((done.head["second_head.weight"] - begun).abs().amax(dim=1) > 1e-4).all()
 
 
 def test_a_prior_of_another_width_is_refused(tiny: Any) -> None:

@@ -10,7 +10,7 @@ import torch
 from suture.errors import ConfigError
 from suture.labels import LabelSet
 from suture.models import ModelSpec, build
-from suture.models.classifier import Layout, head_rows, split_state
+from suture.models.classifier import Layout, head_rows, relabelled, split_state
 from suture.models.norm import shared_names
 from suture.validation import parse
 
@@ -47,6 +47,24 @@ def test_names_and_shapes_of_what_is_shared() -> None:
     assert layout.shared["hidden.0.weight"] == ((4, 128), "torch.float32")
 
 
+def test_the_rows_of_a_second_head_are_classes_too() -> None:
+    model = build(ModelSpec("cnn", projection=5, second_head=True), AB, 1, pretrained=False)
+    shared, head = split_state(model.state_dict())
+    layout = Layout.of({name: shared[name] for name in shared_names(model, "average")}, head)
+    assert {name: shape for name, (shape, _) in layout.head.items()} == {
+        "head.weight": (128,),
+        "head.bias": (),
+        "second_head.weight": (5,),
+        "second_head.bias": (),
+    }
+    assert not {name for name in shared if "head" in name}
+    assert torch.equal(head["second_head.weight"], head_rows(AB, 5, 1, "second_head")["second_head.weight"])
+    grown = relabelled(head, AB.names, ("Hernia", "Edema", "Mass"), 1)
+    for name, rows in head.items():
+        assert torch.equal(grown[name][1:], rows)
+    assert grown["second_head.weight"].shape == (3, 5)
+
+
 def test_gray_images_are_repeated_for_a_backbone_of_colour() -> None:
     prepare = ModelSpec("densenet121", size=32).preprocessing
     out = prepare(torch.full((2, 1, 32, 32), 255, dtype=torch.uint8))
@@ -67,6 +85,7 @@ def test_an_unknown_model_names_the_nearest() -> None:
         (ModelSpec("densenet121", size=28), "model.size 28 is too small for densenet121; 29 or more"),
         (ModelSpec("cnn", weights="x.pth"), "model.weights: there are none for cnn"),
         (ModelSpec("cnn", dropout=0.3), "model.dropout is that of the hidden block"),
+        (ModelSpec("cnn", second_head=True), "model.second_head is that of the projection"),
         (ModelSpec("cnn", mean=(0.5, 0.5, 0.5)), "model.mean has 3 values; cnn takes 1 channels"),
         (ModelSpec("densenet121", std=(0.2,)), "model.std has 1 values; densenet121 takes 3 channels"),
     ],

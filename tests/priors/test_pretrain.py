@@ -129,6 +129,18 @@ def test_the_command_writes_a_prior(tmp_path: Path, hospital: Callable[..., Path
     broken_files_say_so(out)
 
 
+def test_views_can_be_changed(tmp_path: Path, hospital: Callable[..., Path]) -> None:
+    config = str(hospital(tmp_path / "a", ("Mass",), 30, 0))
+    command = ["pretrain", config, *WORDS, "--out", str(tmp_path / "out")]
+    assert CliRunner().invoke(app, [*command, "--view", "crop=0.5", "--view", "flip=0"]).exit_code == 0
+    facts = json.loads((tmp_path / "out" / "prior.json").read_text())
+    assert (facts["training"]["views"]["crop"], facts["training"]["views"]["flip"]) == (0.5, 0.0)
+    for word, says in (("crp=1", "did you mean 'crop'"), ("crop", "--view crop=0.4"), ("crop=2", "crop")):
+        wrong = CliRunner().invoke(app, [*command, "--overwrite", "--view", word])
+        assert isinstance(wrong.exception, ConfigError)
+        assert says in str(wrong.exception)
+
+
 def broken_files_say_so(folder: Path) -> None:
     weights = folder / "prior.safetensors"
     whole = weights.read_bytes()

@@ -50,6 +50,7 @@ def test_moco_gives_torchvisions_features(theirs: torchvision.models.ResNet, tmp
     with torch.no_grad():
         torch.testing.assert_close(prior.features(x), theirs((x / 255 - MEAN) / STD), rtol=0, atol=1e-5)
     assert prior.features(x[:, :1, :32, :32]).shape == (2, 2048)
+    assert moco_resnet50(path, 64).preprocessing.size == 64
 
 
 def test_files_that_are_not_mocos_say_so(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ TENSORS = {"a": torch.arange(4.0), "b": torch.tensor(3), "c": torch.ones(2, 3, d
 def cnn(color: bool = False) -> Prior:
     spec = ModelSpec("cnn", 16, color)
     with seeded(1):
-        network, width = MODELS["cnn"].build(spec.preprocessing.channels, 16, None)
+        network, width = MODELS["cnn"].build(spec, None)
     return freeze("cnn", network, width, spec.preprocessing, "a test's")
 
 
@@ -108,6 +108,19 @@ def test_efficientnet_lite0() -> None:
     assert prior.features(pixels(1)).shape == (1, 1280)
     again = load_prior(PriorSpec("efficientnet_lite0"))
     assert again.digest == prior.digest
+
+
+@pytest.mark.parametrize("name", ["phantoms", "efficientnet_lite0"])
+def test_a_prior_at_another_size_is_another_prior(name: str) -> None:
+    own, small = load_prior(PriorSpec(name)), load_prior(PriorSpec(name, size=48))
+    assert small.preprocessing == replace(own.preprocessing, size=48)
+    assert small.digest != own.digest
+    assert load_prior(PriorSpec(name, size=own.preprocessing.size)).digest == own.digest
+    images = pixels(2, 3, 96)
+    reduced = F.interpolate(images.float(), (48, 48), mode="bilinear", antialias=True)
+    torch.testing.assert_close(small.features(images), small.features(reduced / 255), rtol=0, atol=1e-4)
+    assert (small.features(images) - own.features(images)).abs().max() > 1e-3
+    assert (PRIORS[name].width, PRIORS[name].size) == (own.width, own.preprocessing.size)
 
 
 def test_without_its_package_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

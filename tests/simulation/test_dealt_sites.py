@@ -23,7 +23,7 @@ from suture.methods.fedlsm import FedLSM
 from suture.models import ModelSpec
 from suture.run import run_here
 from suture.simulation import IsicSites, NihSites
-from suture.simulation.places import data_folder, images_in
+from suture.simulation.places import cache_folder, data_folder, images_in
 from suture.training import LocalTraining
 
 
@@ -43,6 +43,20 @@ def tables(configs: dict[str, SiteConfig]) -> dict[str, Table]:
 
 def truth_of(config: SiteConfig) -> Table:
     return load_table(config.data.model_copy(update={"table": config.data.truth}))
+
+
+def test_sites_of_all_runs_share_a_cache_where_it_is_named(
+    ham: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = prepared(IsicSites(root=str(ham)), tmp_path / "one", "fedavg")
+    assert own["site-1"].storage.cache == tmp_path / "one" / "site-1" / "cache"
+    monkeypatch.setenv("SUTURE_CACHE", str(tmp_path / "shared"))
+    for run in ("one", "two"):
+        configs = prepared(IsicSites(root=str(ham)), tmp_path / run, "fedavg")
+        assert {c.storage.cache for c in configs.values()} == {tmp_path / "shared"}
+        assert configs["site-1"].storage.state == tmp_path / run / "site-1" / "state"
+    site = tmp_path / "phantoms" / "harbor"
+    assert cache_folder(site, site / "images") == site / "cache"
 
 
 def test_isic_is_dealt_as_multiclass_colour_sites(ham: Path) -> None:

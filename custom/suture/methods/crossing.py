@@ -8,7 +8,7 @@ from torch import Tensor
 
 from suture.methods.contract import Method
 from suture.methods.share import cut
-from suture.models.classifier import Classifier
+from suture.models.classifier import HEADS, Classifier
 from suture.models.norm import counters, shared_names
 
 
@@ -32,7 +32,7 @@ def staying(model: Classifier, method: Method) -> tuple[str, ...]:
     """
     if method.share is not None:  # what crosses is put into a whole model of the site's own
         return tuple(sorted(set(model.state_dict()) - counters(model)))
-    head = {name for name in model.state_dict() if name.startswith("head.")}
+    head = {name for name in model.state_dict() if name.startswith(HEADS)}
     away = set(crossing(model, method)) | counters(model) | (head if method.personal == "nothing" else set())
     return tuple(sorted(set(model.state_dict()) - away))
 

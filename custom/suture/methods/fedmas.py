@@ -14,8 +14,10 @@ g is the backbone, MLP the projector beside the head, f the frozen prior, which 
 
 A site sends one number more than in FedAvg. The published program divides w and v by their sums before the
 product (`rescue="normalised"`), which reverses who gains weight where classes are equally hard: RF then
-falls with the number of classes that a site holds, rather than rising with it. Where an image may have
-several labels, class k is every image that has it, and L_sup the binary cross-entropy of what is known.
+falls with the number of classes that a site holds, rather than rising with it. It also trains a second head,
+on the projection y, with a loss L_sup of its own, and clips the gradient (`supervision="program"`). Where an
+image may have several labels, class k is every image that has it, and L_sup the binary cross-entropy of what
+is known.
 """
 
 from __future__ import annotations
@@ -49,9 +51,13 @@ from suture.models.classifier import Classifier, Layout
 from suture.models.norm import NormPolicy
 from suture.packing import Packed
 from suture.priors import Prior, PriorSpec
+from suture.priors.cache import cached_features
 from suture.training import LocalTraining, Workbench, fit, ready_inputs, training_batches
 
 Rescue = Literal["paper", "normalised"]
+
+CLIP = 5.0
+"""Largest norm of a step's gradient in the published program."""
 
 PRIOR = "prior"
 """Name of the prior's features among a batch's inputs, ``[n, d]``."""
@@ -69,7 +75,9 @@ class FedMAS(Method):
         rescue: the rescue factor as in the ``paper``, or ``normalised`` as in the published program.
         aggregation: by the ``rescue`` factor (MAS), or by numbers of ``images``, as FedAvg does.
         prior_view: what the prior sees while the model trains: the ``same`` augmented image as the model, or
-            the ``plain`` one, whose features are computed once and kept.
+            the ``plain`` one, whose features are computed once and kept in the site's cache.
+        supervision: L_sup of the head, as in the ``paper``; or, as in the published ``program``, of the
+            model's second head as well, with gradients of norm `CLIP` at most.
         keep_local: sites keep the models that they trained in the selected round, and measure them beside the
             global one (pFL and gFL, Table 8).
     """
@@ -85,6 +93,7 @@ class FedMAS(Method):
     rescue: Rescue = "paper"
     aggregation: Literal["rescue", "images"] = "rescue"
     prior_view: Literal["same", "plain"] = "same"
+    supervision: Literal["paper", "program"] = "paper"
     keep_local: bool = False
 
     def egress(self, layout: Layout) -> Egress:
@@ -101,6 +110,8 @@ class FedMAS(Method):
         self, site: Workbench, received: Payload, state: Packed, ctx: Context
     ) -> tuple[Update, dict[str, Tensor]]:
         local = in_phase(site.own(self.local), ctx)
+        if self.supervision == "program":
+            local = replace(local, clip=local.clip or CLIP)
         watch = Divergence(site, self)
         before = watch.under(site.model)
         if site.tell:
@@ -154,10 +165,16 @@ class Divergence:
         images: M_k, training images of each class, ``[c]``.
 
     Raises:
-        ConfigError: the site has no prior, or the model's projection is not as wide as the prior.
+        ConfigError: the site has no prior, the model's projection is not as wide as the prior, or the model's
+            heads are not those of `FedMAS.supervision`.
     """
 
     def __init__(self, site: Workbench, method: FedMAS) -> None:
+        if (method.supervision == "program") != (site.model.second_head is not None):
+            wanted = str(method.supervision == "program").lower()
+            raise ConfigError(
+                f"method.supervision={method.supervision} does not fit; set model.second_head={wanted}"
+            )
         self._site, self._method, self._task = site, method, site.model.labels.task
         self._prior = prior_of(site)
         train = site.samples["train"]
@@ -194,29 +211,32 @@ class Divergence:
                 yield replace(batch, inputs={**batch.inputs, PRIOR: seen})
 
     def objective(self, model: Classifier, batch: Batch) -> Tensor:
-        """L_sup + lambda_f L_f (Eq. 4)."""
+        """L_sup + lambda_f L_f (Eq. 4); as in the program, L_sup of both heads."""
         z = model.features(batch.inputs)
-        each = distance(model.projector(z), batch.inputs[PRIOR])
+        y = model.projector(z)
+        each = distance(y, batch.inputs[PRIOR])
         self._sums += by_class(each.detach(), batch.y)
-        logits, lambda_f = model.head(z), self._method.distillation
+        loss = self._supervised(model.head(z), batch) + self._method.distillation * each.mean()
+        if self._method.supervision == "program" and model.second_head is not None:
+            loss = loss + self._supervised(model.second_head(y), batch)
+        return loss
+
+    def _supervised(self, logits: Tensor, batch: Batch) -> Tensor:
+        """L_sup."""
         if self._task == "multilabel":
-            supervised = masked_loss(logits, batch.y, batch.known, self._task)
-        else:
-            supervised = balanced_ce(logits, batch.y, batch.known, self.images.to(z))
-        return supervised + lambda_f * each.mean()
+            return masked_loss(logits, batch.y, batch.known, self._task)
+        return balanced_ce(logits, batch.y, batch.known, self.images.to(logits))
 
     def _means(self, sums: Tensor) -> Tensor:
         return torch.where(self.images > 0, sums / self.images.clamp(min=1), 0.0)
 
     def _remembered(self, train: Samples) -> Tensor:
-        """The prior's features of the images as they are, computed once in a process."""
-        if PRIOR not in self._site.cache:
-            parts = [
-                self._prior.features(batch.inputs["image"].to(self._site.device)).cpu()
-                for batch in train.batches(self._site.batch_size or 256)
-            ]
-            self._site.cache[PRIOR] = torch.cat(parts)
-        return self._site.cache[PRIOR]
+        """The prior's features of the images as they are; in memory, once the site's cache has given them."""
+        site = self._site
+        if PRIOR not in site.cache:
+            images = train.inputs["image"]
+            site.cache[PRIOR] = cached_features(self._prior, images, site.cache_dir, site.device, site.name)
+        return site.cache[PRIOR]
 
 
 def by_class(each: Tensor, y: Tensor) -> Tensor:

@@ -111,6 +111,7 @@ class ModelSpec:
         dropout: of that block.
         projection: width of the projector of methods that compare features with a frozen prior's (the prior's
             width), 0 for none.
+        second_head: whether the projection has a head of its own (the published program of Fed-MAS).
         weights: path of pretrained weights, read at the server only; ``download`` fetches torchvision's,
             ``package`` takes those that the backbone's package carries.
         mean, std: normalisation per channel; that of its pretraining where a backbone has one, else 0.5 and
@@ -128,6 +129,7 @@ class ModelSpec:
     hidden: Annotated[int, Field(ge=0)] = 0
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     projection: Annotated[int, Field(ge=0)] = 0
+    second_head: bool = False
     weights: str | None = None
     mean: tuple[Annotated[float, Field(allow_inf_nan=False)], ...] | None = None
     std: tuple[Annotated[float, Field(gt=0, allow_inf_nan=False)], ...] | None = None
@@ -186,9 +188,12 @@ def build(spec: ModelSpec, labels: LabelSet, seed: int, *, pretrained: bool) -> 
             spec.hidden,
             spec.dropout,
             spec.projection,
+            spec.second_head,
             INPUTS[MODELS[spec.name].reads],
         )
     load_tensors(model, head_rows(labels, model.head.in_features, seed))
+    if model.second_head is not None:
+        load_tensors(model, head_rows(labels, spec.projection, seed, "second_head"))
     return model
 
 
@@ -211,6 +216,8 @@ def _check(spec: ModelSpec) -> None:
         )
     if spec.dropout and not spec.hidden:
         raise ConfigError("model.dropout is that of the hidden block; set model.hidden, or remove it")
+    if spec.second_head and not spec.projection:
+        raise ConfigError("model.second_head is that of the projection; set model.projection, or remove it")
     for name in ("mean", "std"):
         given, channels = getattr(spec.preprocessing, name), spec.preprocessing.channels
         if len(given) != channels:

@@ -15,6 +15,9 @@ from suture.seeds import generator_for
 
 Shapes = Mapping[str, tuple[tuple[int, ...], str]]
 
+HEADS = ("head.", "second_head.")
+"""How the names of tensors begin whose rows are classes."""
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -76,9 +79,11 @@ class Classifier(nn.Module):
         backbone: inputs to features ``[n, features]``.
         labels: names the head's rows, in order.
         hidden: width of the hidden block (Dense, ReLU, Dropout); 0 for none.
-        reads: names of the inputs that the backbone takes, in order.
         projection: width of a projector beside the head (Linear, batch norm, ReLU, Linear; ``projector.*``),
             for methods that compare features; 0 for none.
+        second_head: whether the projection has a head of its own, one row per class (``second_head.*``); it
+            is trained beside the other and predicts nothing.
+        reads: names of the inputs that the backbone takes, in order.
     """
 
     def __init__(
@@ -89,6 +94,7 @@ class Classifier(nn.Module):
         hidden: int = 0,
         dropout: float = 0.0,
         projection: int = 0,
+        second_head: bool = False,
         reads: tuple[str, ...] = ("image",),
     ) -> None:
         super().__init__()
@@ -109,6 +115,7 @@ class Classifier(nn.Module):
             if projection
             else nn.Identity()
         )
+        self.second_head = nn.Linear(projection, len(labels)) if second_head else None
 
     def features(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """What the head reads: ``[n, d]``."""
@@ -121,21 +128,22 @@ class Classifier(nn.Module):
         return out
 
 
-def head_rows(labels: LabelSet, features: int, seed: int) -> dict[str, Tensor]:
-    """Initial rows of the head, each from a seed of its own class name.
+def head_rows(labels: LabelSet, features: int, seed: int, head: str = "head") -> dict[str, Tensor]:
+    """Initial rows of a head, each from a seed of its own class name.
 
     A class begins with the same row whatever other classes there are, and in whatever order.
 
     Returns:
-        ``head.weight`` [c, features] and ``head.bias`` [c], uniform in +-1/sqrt(features) as `nn.Linear`'s.
+        ``head.weight`` [c, features] and ``head.bias`` [c], or those of the head that is named, uniform in
+        +-1/sqrt(features) as `nn.Linear`'s.
     """
     bound = features**-0.5
     rows = [
-        torch.empty(features + 1).uniform_(-bound, bound, generator=generator_for(seed, "head", name))
+        torch.empty(features + 1).uniform_(-bound, bound, generator=generator_for(seed, head, name))
         for name in labels.names
     ]
     stacked = torch.stack(rows)
-    return {"head.weight": stacked[:, :-1].contiguous(), "head.bias": stacked[:, -1].contiguous()}
+    return {f"{head}.weight": stacked[:, :-1].contiguous(), f"{head}.bias": stacked[:, -1].contiguous()}
 
 
 def relabelled(
@@ -144,11 +152,14 @@ def relabelled(
     """The rows of `labels`: classes known before keep theirs, new ones are initialised.
 
     Args:
-        head: ``head.weight`` [len(before), d] and ``head.bias`` [len(before)].
+        head: of each head ``weight`` [len(before), d] and ``bias`` [len(before)], under their full names.
     """
     if before == labels:
         return dict(head)
-    fresh = head_rows(LabelSet(labels), head["head.weight"].shape[1], seed)
+    fresh: dict[str, Tensor] = {}
+    for name, rows in head.items():
+        if name.endswith(".weight"):
+            fresh |= head_rows(LabelSet(labels), rows.shape[1], seed, name.removesuffix(".weight"))
     known = [name for name in labels if name in before]
     to = torch.tensor([labels.index(name) for name in known], dtype=torch.long)
     source = torch.tensor([before.index(name) for name in known], dtype=torch.long)
@@ -158,8 +169,8 @@ def relabelled(
 
 
 def split_state(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """A state dict as its shared tensors and the head's."""
-    head = {name: t for name, t in state.items() if name.startswith("head.")}
+    """A state dict as its shared tensors and the rows of its heads."""
+    head = {name: t for name, t in state.items() if name.startswith(HEADS)}
     return {name: t for name, t in state.items() if name not in head}, head
 
 

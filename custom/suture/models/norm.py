@@ -7,6 +7,8 @@ from typing import Literal
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from suture.models.classifier import HEADS
+
 NormPolicy = Literal["average", "local", "frozen"]
 """average: FedAvg, all four arrays are averaged. local: FedBN, they stay at the site (Li et al. 2021,
 arXiv:2102.07623). frozen: FedBN+, they stay at their pretrained values (Kulkarni et al. 2023,
@@ -31,7 +33,7 @@ def norm_names(model: nn.Module) -> frozenset[str]:
 def shared_names(model: nn.Module, policy: NormPolicy) -> tuple[str, ...]:
     """Names of the tensors outside the head that cross each round, sorted."""
     kept = counters(model) | (frozenset() if policy == "average" else norm_names(model))
-    return tuple(sorted(n for n in model.state_dict() if not n.startswith("head.") and n not in kept))
+    return tuple(sorted(n for n in model.state_dict() if not n.startswith(HEADS) and n not in kept))
 
 
 def train_mode(model: nn.Module, policy: NormPolicy) -> None:

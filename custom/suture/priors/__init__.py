@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+from typing import Annotated
 
+from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from suture.errors import ConfigError, unknown
@@ -28,18 +30,30 @@ class Entry:
 
     Attributes:
         text: for people.
-        load: reads it, from `PriorSpec.path` where it needs one.
+        load: reads it, from `PriorSpec.path` where it needs one, for images of `PriorSpec.size`.
+        width: number of its features; None where its folder says so.
+        size: side of the images of its training, likewise.
+        licence: of its weights, for people.
         needs: what the path names; None for a prior that comes with a package.
     """
 
     text: str
-    load: Callable[[Path], Prior]
+    load: Callable[[Path, int | None], Prior]
+    width: int | None
+    size: int | None
+    licence: str
     needs: str | None = None
 
+    def __str__(self) -> str:
+        """A line for `suture list`."""
+        width = f"{self.width} features of {self.size} px" if self.width else "its backbone's features"
+        needs = f"; needs {self.needs}" if self.needs else ""
+        return f"{self.text}: {width}{needs}; weights: {self.licence}"
 
-def _efficientnet_lite0(_path: Path) -> Prior:
+
+def _efficientnet_lite0(_path: Path, size: int | None) -> Prior:
     mean, std = LITE
-    preprocessing = Preprocessing(224, True, 3, mean, std)
+    preprocessing = Preprocessing(size or 224, True, 3, mean, std)
     network, width = efficientnet_lite0(preprocessing.size, "package")
     return freeze(
         "efficientnet_lite0", network, width, preprocessing, "EfficientNet-Lite0, ImageNet with labels"
@@ -49,17 +63,41 @@ def _efficientnet_lite0(_path: Path) -> Prior:
 PRIORS: dict[str, Entry] = {
     "phantoms": Entry(
         "small CNN, MoCo v2 on the demo's phantoms; inside this package",
-        lambda _path: read_prior(Path(__file__).parent, "phantoms"),
+        lambda _path, size: read_prior(Path(__file__).parent, size, "phantoms"),
+        128,
+        64,
+        "Apache-2.0",
     ),
-    "moco_resnet50": Entry("ResNet-50, MoCo v2 on ImageNet, 800 epochs", moco_resnet50, f"the file {FILE}"),
+    "moco_resnet50": Entry(
+        "ResNet-50, MoCo v2 on ImageNet, 800 epochs",
+        moco_resnet50,
+        2048,
+        224,
+        "CC BY-NC 4.0, no commercial use",
+        f"the file {FILE}",
+    ),
     "clip_vitb32": Entry(
-        "image encoder of CLIP ViT-B/32", clip_vitb32, "a file with its tensors visual.* (docs/priors.md)"
+        "image encoder of CLIP ViT-B/32",
+        clip_vitb32,
+        512,
+        224,
+        "see docs/priors.md",
+        "a file with its tensors visual.* (docs/priors.md)",
     ),
     "efficientnet_lite0": Entry(
-        "EfficientNet-Lite0 with the ImageNet weights of its package (suture[lite])", _efficientnet_lite0
+        "EfficientNet-Lite0 with the ImageNet weights of its package (suture[lite])",
+        _efficientnet_lite0,
+        1280,
+        224,
+        "Apache-2.0",
     ),
     "checkpoint": Entry(
-        "what `suture pretrain` wrote", lambda path: read_prior(path), "the folder that it wrote"
+        "what `suture pretrain` wrote",
+        read_prior,
+        None,
+        None,
+        "as --licence said",
+        "the folder that it wrote",
     ),
 }
 
@@ -71,10 +109,12 @@ class PriorSpec:
     Attributes:
         name: a name of the registry.
         path: of its file or folder, at every party; none for those that come with a package.
+        size: side at which it reads images, in pixels; None for that of its training.
     """
 
     name: str = "phantoms"
     path: str | None = None
+    size: Annotated[int, Field(ge=32, le=1024)] | None = None
 
     def __post_init__(self) -> None:
         if self.name not in PRIORS:
@@ -85,7 +125,8 @@ def load_prior(spec: PriorSpec) -> Prior:
     """The prior of a specification, on the CPU; no global state changes.
 
     Raises:
-        ConfigError: its file is missing or does not fit, its package is not installed, or it takes no path.
+        ConfigError: its file is missing or does not fit, its package is not installed, or it takes no path or
+            no other size.
     """
     entry = PRIORS[spec.name]
     if entry.needs and spec.path is None:
@@ -93,4 +134,4 @@ def load_prior(spec: PriorSpec) -> Prior:
     if spec.path is not None and not entry.needs:
         raise ConfigError(f"prior.path: {spec.name} comes with a package; remove it, or set prior.name")
     with seeded(0):  # a network draws its first weights, which are then replaced, from the global generator
-        return entry.load(Path(spec.path or "").expanduser())
+        return entry.load(Path(spec.path or "").expanduser(), spec.size)

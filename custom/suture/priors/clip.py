@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from suture.errors import ConfigError
 from suture.models.classifier import Preprocessing
 from suture.models.weights import fill
 from suture.priors.prior import Prior, freeze
@@ -85,12 +86,17 @@ def renamed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return out
 
 
-def clip_vitb32(path: Path) -> Prior:
+def clip_vitb32(path: Path, size: int | None = None) -> Prior:
     """The image encoder: 224 px images to 512 features.
 
     Raises:
-        ConfigError: the checkpoint is missing or does not fit.
+        ConfigError: the checkpoint is missing or does not fit, or another size is asked for.
     """
+    if size not in (None, PREPROCESSING.size):
+        raise ConfigError(
+            f"prior.size={size}: clip_vitb32 knows the places of its patches at {PREPROCESSING.size} px "
+            "alone; remove prior.size, or set prior.name"
+        )
     tensors = read_part(path, "visual.", "CLIP ViT-B/32 (tensors visual.*)")
     network = VisionTower()
     fill(network.state_dict(), renamed(tensors), str(path), "image encoder of CLIP ViT-B/32")

@@ -16,13 +16,17 @@ from suture.models.weights import fill
 from suture.priors.prior import Prior, freeze
 from suture.priors.reading import read_part
 
+SIZE = 224
 FILE = "moco_v2_800ep_pretrain.pth.tar"
 QUERY = "module.encoder_q."
 """The encoder that is kept; the checkpoint may hold its momentum copy and the queue as well."""
 
 
-def moco_resnet50(path: Path) -> Prior:
-    """ResNet-50 without its projection: 224 px images to 2048 features.
+def moco_resnet50(path: Path, size: int | None = None) -> Prior:
+    """ResNet-50 without its projection: images to 2048 features.
+
+    Args:
+        size: side of the images; None for the 224 px of its training.
 
     Raises:
         ConfigError: the checkpoint is missing or does not fit.
@@ -35,5 +39,5 @@ def moco_resnet50(path: Path) -> Prior:
     network.fc = nn.Identity()
     fill(network.state_dict(), tensors, str(path), f"ResNet-50 of MoCo v2; prior.path names {FILE}")
     mean, std = IMAGENET
-    preprocessing = Preprocessing(224, True, 3, mean, std)
+    preprocessing = Preprocessing(size or SIZE, True, 3, mean, std)
     return freeze("resnet50", network, width, preprocessing, "MoCo v2, ResNet-50, ImageNet without labels")

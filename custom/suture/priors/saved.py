@@ -59,8 +59,11 @@ def save_prior(folder: Path, kind: str, prior: Prior, licence: str | None, facts
     return description
 
 
-def read_prior(folder: Path, name: str = NAME) -> Prior:
+def read_prior(folder: Path, size: int | None = None, name: str = NAME) -> Prior:
     """The prior that `save_prior` wrote.
+
+    Args:
+        size: side of the images that it is to read; None for that of its training.
 
     Raises:
         ConfigError: the folder holds none, or a broken one.
@@ -86,4 +89,6 @@ def read_prior(folder: Path, name: str = NAME) -> Prior:
             f"{weights} is not the file that {path.name} describes (SHA-256 {found[:12]}..., not "
             f"{str(digest)[:12]}...); copy both again"
         )
+    if size is not None:
+        preprocessing = dataclasses.replace(preprocessing, size=size)
     return freeze(kind, network, width, preprocessing, description)

@@ -16,6 +16,7 @@ from suture.config import (
 from suture.data.partition import SERVER
 from suture.errors import unknown
 from suture.methods.contract import Method
+from suture.simulation.places import cache_folder
 
 
 def write_sites(
@@ -50,7 +51,7 @@ def write_sites(
             privacy=PrivacyConfig(label_view=method.label_view, min_count=0, min_loss=0),
             storage=StorageConfig(
                 state=runs if name == SERVER else folder / name / "state",
-                cache=folder / name / "cache",
+                cache=cache_folder(folder / name, data.root),
                 diagnostics=name != SERVER,
             ),
         )

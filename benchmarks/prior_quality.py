@@ -1,0 +1,137 @@
+"""What a prior's features say of images that it has not seen: a linear probe, and the nearest neighbour.
+
+python benchmarks/prior_quality.py SITES --prior efficientnet_lite0@96 --prior checkpoint:DIR ...
+
+SITES is a folder of `suture data simulate`. Both classifiers get the features of the sites' training images;
+the probe's penalty is chosen on the server's validation images, and figures are balanced accuracies on its
+test images. `untrained:BACKBONE` is a network before any training, the mean of three seeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+import warnings
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from machine import machine
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import balanced_accuracy_score
+from sklearn.preprocessing import StandardScaler
+from torch import Tensor, nn
+
+from suture.config import load_site_config
+from suture.data.site import load_samples, pooled
+from suture.models import MODELS, ModelSpec
+from suture.priors import Prior, PriorSpec, load_prior
+from suture.priors.cache import cached_features
+from suture.priors.prior import freeze
+from suture.seeds import seeded
+
+PENALTIES = (0.001, 0.01, 0.1, 1.0)
+SEEDS = (1, 2, 3)
+
+Part = tuple[Tensor, NDArray[np.intp]]
+"""Images and the class of each."""
+
+
+def parts_of(folder: Path, size: int) -> dict[str, Part]:
+    """The sites' training images, and what the server holds, with classes that all of them number alike."""
+    configs = {p.parent.name: load_site_config(p) for p in sorted(folder.glob("*/suture.toml"))}
+    found = {name: load_samples(config, size, name) for name, config in configs.items()}
+    labels = {labels.names for labels, _ in found.values()}
+    if len(labels) != 1:
+        raise SystemExit(f"{folder}: the sites know different classes; a probe needs the same ones")
+    server = found.pop("server")[1]
+    whole = pooled(found)[1]
+    # `pooled` sorts the classes.
+    order = torch.tensor(np.argsort(np.array(labels.pop())))
+    parts = {"train": whole["train"], "validation": server["validation"], "test": server["test"]}
+    return {
+        name: (
+            part.inputs["image"],
+            (part.y if name == "train" else part.y[:, order]).argmax(1).numpy(),
+        )
+        for name, part in parts.items()
+    }
+
+
+def untrained(backbone: str, size: int, images: Tensor, seed: int) -> Prior:
+    """A network as it begins, batch norm's statistics taken from some images."""
+    spec = ModelSpec(backbone, size, color=images.shape[1] == 3).preprocessing
+    with seeded(seed):
+        network, width = MODELS[backbone].build(spec.channels, size, None)
+    for module in network.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.momentum = None  # the mean over all batches
+    with torch.no_grad():
+        for batch in images[torch.randperm(len(images))[:1024]].split(128):
+            network.train()(spec(batch))
+    return freeze(backbone, network, width, spec, f"{backbone} before training")
+
+
+def figures(prior: Prior, parts: dict[str, Part], cache: Path | None) -> tuple[float, float, float]:
+    """Balanced accuracy of the probe and of the nearest neighbour; the features' milliseconds of an image."""
+    began = time.process_time()
+    z = {name: cached_features(prior, images, cache, "cpu", name) for name, (images, _) in parts.items()}
+    spent = 1000 * (time.process_time() - began) / sum(map(len, z.values()))
+    y = {name: classes for name, (_, classes) in parts.items()}
+    scaler = StandardScaler().fit(z["train"].numpy())
+    x = {name: scaler.transform(features.numpy()) for name, features in z.items()}
+    probes = [LogisticRegression(C=c, class_weight="balanced", max_iter=300) for c in PENALTIES]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        for probe in probes:
+            probe.fit(x["train"], y["train"])
+    best = max(probes, key=lambda p: balanced_accuracy_score(y["validation"], p.predict(x["validation"])))
+    near = F.normalize(z["test"], dim=1) @ F.normalize(z["train"], dim=1).T
+    guess = y["train"][near.argmax(dim=1).numpy()]
+    return (
+        balanced_accuracy_score(y["test"], best.predict(x["test"])),
+        balanced_accuracy_score(y["test"], guess),
+        spent,
+    )
+
+
+def priors_of(word: str, size: int, images: Tensor) -> list[Prior]:
+    """The priors of a word NAME[:PATH][@SIZE]."""
+    word, _, side = word.partition("@")
+    name, _, path = word.partition(":")
+    if name == "untrained":
+        return [untrained(path, int(side or size), images, seed) for seed in SEEDS]
+    return [load_prior(PriorSpec(name, path or None, int(side) if side else None))]
+
+
+def main() -> None:
+    """Measures each prior in turn."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("sites", type=Path)
+    parser.add_argument("--size", type=int, default=64, help="of the images, in pixels")
+    parser.add_argument("--cache", type=Path, help="folder that keeps the features")
+    parser.add_argument("--prior", action="append", required=True, help="NAME[:PATH][@SIZE]")
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    parts = parts_of(asked.sites, asked.size)
+    console = Console()
+    console.print(machine())
+    console.print({name: len(classes) for name, (_, classes) in parts.items()})
+    table = Table("prior", "reads, px", "linear probe", "nearest neighbour", "CPU ms an image", box=None)
+    for word in asked.prior:
+        priors = priors_of(word, asked.size, parts["train"][0])
+        found = [figures(prior, parts, asked.cache) for prior in priors]
+        probe, near, spent = (statistics.mean(values) for values in zip(*found, strict=True))
+        side = priors[0].preprocessing.size
+        table.add_row(word, str(side), f"{probe:.3f}", f"{near:.3f}", f"{spent:.1f}")
+    console.print(table)
+
+
+if __name__ == "__main__":
+    main()
