@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from suture.abstain import LabelViewRefused, MissingState, ThreadsChanged, note, reason_of
+from suture.abstain import LabelViewRefused, note, reason_of
 from suture.check import Expectation
 from suture.config import SiteConfig
 from suture.data.batch import columns
@@ -24,14 +24,15 @@ from suture.data.one_task import one_task
 from suture.data.site import SiteSamples, load_samples
 from suture.diagnostics import Diagnostics, Watch
 from suture.errors import ConfigError
+from suture.kept import fixed, local, restored, under
 from suture.labels import LabelSet
 from suture.measuring import class_counts, measure
 from suture.messages import Abstain, Evaluation, Hello, Labels, Metrics, Payload, Reply, Update
 from suture.methods.contract import Context
-from suture.methods.crossing import crossing, kept, parts, staying
+from suture.methods.crossing import crossing, kept, parts
 from suture.methods.share import put
 from suture.models import build
-from suture.models.classifier import HEADS, Classifier, Layout, load_tensors, relabelled, split_state
+from suture.models.classifier import Classifier, Layout, load_tensors, split_state
 from suture.models.saved import save_model
 from suture.noise import protected
 from suture.packing import Packed
@@ -182,9 +183,8 @@ class Site:
     ) -> tuple[Workbench, Update, dict[str, Tensor]]:
         bench = self._workbench(task, state)
         watch = self._watching(bench)
-        memory = {k.removeprefix("kept/"): t for k, t in state.tensors.items() if k.startswith("kept/")}
         update, keep = self.plan.method.train(
-            watch.over(bench) if watch else bench, task, Packed(memory, state.header), ctx
+            watch.over(bench) if watch else bench, task, Packed(under("kept/", state), state.header), ctx
         )
         if watch:
             watch.write(task.round)
@@ -196,10 +196,10 @@ class Site:
         if task.split == "validation":
             return Evaluation(self._measure(bench, "validation", task.round, bootstrap=0))
         measured, own = self._measure(bench, "test", task.round, _BOOTSTRAP), None
-        if local := self._local(task, state):
-            load_tensors(bench.model, local)
+        if trained := local(task, state, self.plan.method, self.plan.seed):
+            load_tensors(bench.model, trained)
             own = self._measure(bench, "test", task.round, bootstrap=0)
-        if local or self.plan.method.part_at_site:
+        if trained or self.plan.method.part_at_site:
             facts = {"site": self.name, "round": task.round, "experiment": self.plan.experiment}
             save_model(bench.model, self.plan.model, self.folder / "model", facts)
         return Evaluation(measured, own)
@@ -231,27 +231,13 @@ class Site:
                 self.states.keep(earlier[-1])
 
     def _state(self, task: Payload) -> Packed:
-        """The newest state of a committed round, or that of the model to be measured.
-
-        What was sent for good in this task fills up what the site does not hold.
-        """
-        limit = task.round if task.task == "evaluate" else task.committed
-        found = self.states.newest(not_later_than=limit)
-        state = found[1] if found else Packed({}, {})
-        threads = self.config.training.threads
-        if state.header.get("threads", threads) != threads:
-            raise ThreadsChanged(
-                f"{self.name} ran with {state.header['threads']} threads and now has {threads}; other thread "
-                "counts give other sums: set it back, or begin a new experiment"
-            )
-        sent = {f"fixed/{name}": tensor for name, tensor in task.fixed.items()}
-        return replace(state, tensors=sent | dict(state.tensors))
+        return restored(self.states, task, self.config.training.threads, self.name)
 
     def _workbench(self, task: Payload, state: Packed) -> Workbench:
         """The model with everything that was received, and the data cut to its classes."""
         model = self._model(task.labels)
-        fixed = self._fixed(task, state, model)
-        load_tensors(model, put(self.plan.method.share, fixed, {**task.shared, **task.head}))
+        own_part = fixed(task, state, model, self.plan.method, self.plan.seed)
+        load_tensors(model, put(self.plan.method.share, own_part, {**task.shared, **task.head}))
         own, samples = self._data()
         wanted = LabelSet(task.labels, own.task)
         training = self.config.training
@@ -285,27 +271,6 @@ class Site:
             model = build(self.plan.model, names, self.plan.seed, pretrained=False)
             self._models = {labels: model.to(self.config.training.device)}
         return self._models[labels]
-
-    def _fixed(self, task: Payload, state: Packed, model: Classifier) -> dict[str, Tensor]:
-        """What stays at the site: batch norm unless it is averaged, and what is personal."""
-        names = staying(model, self.plan.method)
-        missing = [name for name in names if f"fixed/{name}" not in state.tensors]
-        if missing:
-            raise MissingState(
-                f"{self.name} no longer holds {missing[0]} and {len(missing) - 1} more tensors"
-            )
-        fixed = {name: state.tensors[f"fixed/{name}"] for name in names}
-        head = {name: rows for name, rows in fixed.items() if name.startswith(HEADS)}
-        before = tuple(state.header.get("labels", task.labels))
-        return fixed | relabelled(head, before, task.labels, self.plan.seed) if head else fixed
-
-    def _local(self, task: Payload, state: Packed) -> dict[str, Tensor]:
-        """The model as the site had trained it in the measured round; {} if it keeps none, or was absent."""
-        if not self.plan.method.keep_local or state.header.get("round") != task.round:
-            return {}
-        local = {k.removeprefix("local/"): t for k, t in state.tensors.items() if k.startswith("local/")}
-        head = {name: rows for name, rows in local.items() if name.startswith(HEADS)}
-        return local | relabelled(head, tuple(state.header["labels"]), task.labels, self.plan.seed)
 
     def _measure(
         self, bench: Workbench, split: Literal["validation", "test"], of_round: int, bootstrap: int
