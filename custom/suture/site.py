@@ -268,9 +268,9 @@ class Site:
 
     def _local(self, task: Payload, state: Packed) -> dict[str, Tensor]:
         """The model as the site had trained it in the measured round; {} if it keeps none, or was absent."""
-        if not self.plan.method.keep_local or state.header.get("round") != task.round:
-            return {}
         local = {k.removeprefix("local/"): t for k, t in state.tensors.items() if k.startswith("local/")}
+        if not (self.plan.method.keep_local and local) or state.header.get("round") != task.round:
+            return {}
         head = {name: rows for name, rows in local.items() if name.startswith("head.")}
         return local | relabelled(head, tuple(state.header["labels"]), task.labels, self.plan.seed)
 
