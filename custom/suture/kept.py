@@ -59,9 +59,10 @@ def fixed(task: Payload, state: Packed, model: Classifier, method: Method, seed:
 
 def local(task: Payload, state: Packed, method: Method, seed: int) -> dict[str, Tensor]:
     """The model as the site had trained it in the measured round; {} if it keeps none, or was absent."""
-    if not method.keep_local or state.header.get("round") != task.round:
+    trained = under("local/", state)
+    if not (method.keep_local and trained) or state.header.get("round") != task.round:
         return {}
-    return _with_rows(under("local/", state), task, state, seed)
+    return _with_rows(trained, task, state, seed)
 
 
 def _with_rows(tensors: Mapping[str, Tensor], task: Payload, state: Packed, seed: int) -> dict[str, Tensor]:

@@ -1,7 +1,7 @@
 """Fed-MAS on HAM10000 at eight sites, divided by a Dirichlet distribution: long tails of different shape.
 
-Point it at the data with SUTURE_DATA (its folder ham10000_112px) or with `--set simulation.root=DIR`. The prior
-is EfficientNet-Lite0 (suture[lite]) at 96 px. The settings fit a CPU.
+Point it at the data with SUTURE_DATA (its folder ham10000_112px) or with `--set simulation.root=DIR`. The
+prior is EfficientNet-Lite0 (suture[lite]) at 96 px. The settings fit a CPU.
 """
 
 from suture.cli import run_job_file

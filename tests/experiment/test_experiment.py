@@ -14,8 +14,8 @@ from suture.experiment.conduct import chosen, collect, conduct
 from suture.experiment.pool import do_runs
 from suture.experiment.render import write_tables
 from suture.experiment.runs import Run, final_runs, keep_result, read_result, tuning_runs
-from suture.experiment.spec import OWN_COLUMNS, Column, Experiment, known_experiments, load_experiment
-from suture.experiment.table import class_means, figure_of, lines, over_series
+from suture.experiment.spec import OWN_COLUMNS, Experiment, known_experiments, load_experiment
+from suture.experiment.table import class_means, lines, over_series
 from suture.job import load_job, with_settings
 from suture.validation import parse
 
@@ -284,60 +284,3 @@ def test_a_run_that_was_cut_off_is_continued(tmp_path: Path, monkeypatch: pytest
         with pytest.raises(FederationError, match="stopped"):
             do_runs([run], tmp_path / "runs", tmp_path / "work", None, 1, lambda _: None)
         assert ("--resume" in seen[-1]) is again
-
-
-FEDMAS: dict[str, Any] = {
-    "overall": {"balanced_accuracy": 0.0, "accuracy": 0.7},
-    "long_tail": {"accuracy": {"head": 0.9, "tail": 0.1, "all": 0.5}},
-    "attributes": {"values": {"dark": {"balanced_accuracy": 0.4}}, "mean": {"balanced_accuracy": 0.6}},
-    "local_models": {"mean": {"local": {"auroc": 0.8, "balanced_accuracy": 0.3}}},
-}
-
-
-@pytest.mark.parametrize(
-    ("column", "value"),
-    [
-        ({"metric": "balanced_accuracy"}, 0.0),  # zero is a value
-        ({"metric": "f1"}, None),
-        ({"metric": "accuracy", "frequency": "tail"}, 0.1),
-        ({"metric": "accuracy", "frequency": "all"}, 0.5),
-        ({"metric": "accuracy", "frequency": "medium"}, None),
-        ({"metric": "balanced_accuracy", "attribute": "dark"}, 0.4),
-        ({"metric": "balanced_accuracy", "attribute": "mean"}, 0.6),
-        ({"metric": "balanced_accuracy", "attribute": "light"}, None),
-        ({"metric": "balanced_accuracy", "models": "local"}, 0.3),
-        ({"models": "local"}, 0.8),
-        ({"models": "global"}, None),
-    ],
-)
-def test_a_column_of_a_figure_that_is_not_class_by_class(column: dict[str, Any], value: float | None) -> None:
-    assert figure_of(FEDMAS, parse(Column, {"name": "x", **column}, "column")) == value
-
-
-def test_such_a_column_fills_its_cells(tmp_path: Path) -> None:
-    """A run from before there was such a figure has none of it."""
-    spec = experiment(columns=[{"name": "tail", "metric": "accuracy", "frequency": "tail"}])
-    preset = spec.preset("tiny")
-    for run in final_runs(spec, preset, {}):
-        result(run, tmp_path, {"A": 0.5, "B": 0.5})
-        path = tmp_path / f"{run.name}.json"
-        content = json.loads(path.read_text())
-        if run.row == "ours":
-            content["metrics"]["long_tail"] = {"accuracy": {"tail": run.settings["seed"] / 10}}
-        path.write_text(json.dumps(content))
-    found = {line.row: line.figures["tail"] for line in lines(spec, preset, collect(spec, preset, tmp_path))}
-    assert found["ours"].text == "0.200 ± 0.100"
-    assert found["theirs"].values == (None, None, None)
-
-
-@pytest.mark.parametrize(
-    ("column", "says"),
-    [
-        ({"attribute": "dark", "models": "local"}, "one of test, frequency, attribute and models"),
-        ({"test": "nih", "attribute": "dark"}, "one of test, frequency, attribute and models"),
-        ({"frequency": "tail"}, 'is of metric = "accuracy"'),
-    ],
-)
-def test_a_column_is_of_one_part_alone(column: dict[str, Any], says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
-        parse(Column, {"name": "x", **column}, "column")

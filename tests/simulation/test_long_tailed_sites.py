@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import csv
-import dataclasses
-import json
 import logging
 from collections import Counter
 from pathlib import Path
@@ -23,13 +21,8 @@ from suture.data.hyperkvasir import LABELS as HYPERKVASIR
 from suture.data.isic import LABELS as ISIC
 from suture.data.table import SPLITS, Table
 from suture.errors import ConfigError
-from suture.job import Job
 from suture.methods import METHODS
-from suture.methods.fedavg import FedAvg
-from suture.models import ModelSpec
-from suture.run import run_here
 from suture.simulation import AttributeSites, FlambySites, HyperKvasirSites, IsicSites
-from suture.training import LocalTraining
 
 CENTRES = {0: 192, 1: 160, 2: 128, 4: 16}
 
@@ -101,6 +94,10 @@ def test_hyperkvasir_at_eight_sites(tmp_path: Path) -> None:
     root = write_hyperkvasir(tmp_path / "hk", each=20)
     configs = prepared(HyperKvasirSites(root=str(root)), tmp_path / "s")
     assert {(c.data.task, c.data.color) for c in configs.values()} == {("multiclass", True)}
+    # The server alone is told which classes are common; the sites alone write down how they fare.
+    assert configs["server"].data.groups == {"tail": HYPERKVASIR.names}
+    assert {name for name, c in configs.items() if not c.data.groups} == configs.keys() - {"server"}
+    assert {name for name, c in configs.items() if not c.storage.diagnostics} == {"server"}
     found = tables(configs)
     server = found.pop("server")
     # Of twenty images of a class four test, and of the other sixteen two are for validation.
@@ -267,44 +264,6 @@ def test_clients_of_different_skin_tones(flamby: Path, tmp_path: Path) -> None:
     assert attributes(configs["server"]) == [tone_of[image] for image in server.images]
     with pytest.raises(ConfigError, match=r"where are the skin tones\? Name their CSV with --set simulation"):
         prepared(AttributeSites(root=str(flamby)), tmp_path / "t")
-
-
-def test_long_tailed_sites_run(flamby: Path, tmp_path: Path) -> None:
-    """All the way, with a server that selects, tests and groups; tones are told apart, and no label."""
-    made = Job(
-        name="small",
-        title="long tail",
-        method=FedAvg(local=LocalTraining(lr=1e-3, iterations=2, batch_size=8), keep_local=True),
-        model=ModelSpec("cnn", size=16, color=True),
-        rounds=1,
-        selection="server_metric",
-    )
-    tones = AttributeSites(
-        tones=str(write_tones(tmp_path)), root=str(flamby), clients=2, split="images", dominance=0.8
-    )
-    for name, simulation in {"centres": FlambySites(root=str(flamby)), "tones": tones}.items():
-        job = dataclasses.replace(made, simulation=simulation)
-        run_here(job, "local", tmp_path / name, resume=False, overwrite=False, threads=None)
-        metrics = json.loads((tmp_path / name / "metrics.json").read_text())
-        assert metrics["source"] == "server test set"
-        assert metrics["n"] > 0
-        groups = metrics["long_tail"]
-        assert {group: sorted(names) for group, names in groups["classes"].items()} == {
-            "tail": sorted(LABELS.names)  # 44 images of a class at most
-        }
-        recall = [value for value in metrics["recall"].values() if value is not None]
-        assert groups["accuracy"]["tail"] == groups["accuracy"]["all"] == pytest.approx(np.mean(recall))
-        assert metrics["overall"]["balanced_accuracy"] == pytest.approx(np.mean(recall))
-        if name == "tones":
-            by_tone = metrics["attributes"]["values"]
-            assert sum(by_tone[tone]["n"] for tone in ("light", "dark")) == metrics["n"]
-            right = sum(part["n"] * part["accuracy"] for part in by_tone.values())
-            assert right == pytest.approx(metrics["n"] * metrics["overall"]["accuracy"])
-            mean = metrics["attributes"]["mean"]["balanced_accuracy"]
-            assert mean == pytest.approx(np.mean([p["balanced_accuracy"] for p in by_tone.values()]))
-        else:
-            assert metrics["attributes"] == {}
-        assert set(metrics["local_models"]["sites"]) == set(metrics["sites"])
 
 
 @pytest.mark.data

@@ -122,7 +122,7 @@ def scatter_chart(title: str, points: Mapping[str, Sequence[tuple[float, float]]
         return None
     counts = [x for x, _ in dots]
     low, high = math.floor(math.log10(min(counts))), math.ceil(math.log10(max(counts)))
-    x = Scale(low - 0.1, high + 0.1, LEFT, WIDTH - RIGHT)
+    x = Scale(low - 0.1, high + 0.2, LEFT, WIDTH - RIGHT)
     marks, y = _y_axis(min(v for _, v in dots), max(v for _, v in dots))
     traces = tuple(
         Trace(name, tone, runs=tuple(((x(math.log10(n)), y(v)),) for n, v in series))

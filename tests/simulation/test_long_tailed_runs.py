@@ -1,0 +1,73 @@
+"""Runs of long-tailed sites: what their server groups, what is told apart, and which models are measured."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_long_tailed_sites import prepared, tables, write_flamby, write_hyperkvasir, write_tones
+
+from suture.config import load_site_config
+from suture.data import load_table
+from suture.data.flamby import LABELS
+from suture.job import Job
+from suture.methods.fedavg import FedAvg
+from suture.models import ModelSpec
+from suture.run import run_here
+from suture.simulation import AttributeSites, FlambySites, HyperKvasirSites
+from suture.training import LocalTraining
+
+
+def test_sites_that_keep_their_models_have_the_test_images_too(tmp_path: Path) -> None:
+    """As those of a method whose models stay; the server keeps its own, for the global model."""
+    root = write_hyperkvasir(tmp_path / "hk")
+    simulation = HyperKvasirSites(root=str(root), clients=2)
+    names = simulation.prepare(tmp_path / "s", tmp_path, 1, FedAvg(keep_local=True))
+    found = {name: load_table(load_site_config(tmp_path / "s" / name / "suture.toml").data) for name in names}
+    plain = tables(prepared(simulation, tmp_path / "t"))
+    for name, table in found.items():
+        assert table.of("test").images == plain["server"].of("test").images
+        assert table.of("train").images == plain[name].of("train").images
+        assert not len(plain[name].of("test"))
+
+
+def test_long_tailed_sites_run(tmp_path: Path) -> None:
+    """All the way, with a server that selects, tests and groups; tones are told apart, and no label."""
+    flamby = write_flamby(tmp_path / "flamby")
+    made = Job(
+        name="small",
+        title="long tail",
+        method=FedAvg(local=LocalTraining(lr=1e-3, iterations=2, batch_size=8), keep_local=True),
+        model=ModelSpec("cnn", size=16, color=True),
+        rounds=1,
+        selection="server_metric",
+    )
+    tones = AttributeSites(
+        tones=str(write_tones(tmp_path)), root=str(flamby), clients=2, split="images", dominance=0.8
+    )
+    for name, simulation in {"centres": FlambySites(root=str(flamby)), "tones": tones}.items():
+        job = dataclasses.replace(made, simulation=simulation)
+        run_here(job, "local", tmp_path / name, resume=False, overwrite=False, threads=None)
+        metrics = json.loads((tmp_path / name / "metrics.json").read_text())
+        assert metrics["source"] == "server test set"
+        assert metrics["n"] > 0
+        groups = metrics["long_tail"]
+        assert {group: sorted(names) for group, names in groups["classes"].items()} == {
+            "tail": sorted(LABELS.names)  # 44 images of a class at most
+        }
+        recall = [value for value in metrics["recall"].values() if value is not None]
+        assert groups["accuracy"]["tail"] == groups["accuracy"]["all"] == pytest.approx(np.mean(recall))
+        assert metrics["overall"]["balanced_accuracy"] == pytest.approx(np.mean(recall))
+        if name == "tones":
+            by_tone = metrics["attributes"]["values"]
+            assert sum(by_tone[tone]["n"] for tone in ("light", "dark")) == metrics["n"]
+            right = sum(part["n"] * part["accuracy"] for part in by_tone.values())
+            assert right == pytest.approx(metrics["n"] * metrics["overall"]["accuracy"])
+            mean = metrics["attributes"]["mean"]["balanced_accuracy"]
+            assert mean == pytest.approx(np.mean([p["balanced_accuracy"] for p in by_tone.values()]))
+        else:
+            assert metrics["attributes"] == {}
+        assert set(metrics["local_models"]["sites"]) == set(metrics["sites"])
