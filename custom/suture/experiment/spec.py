@@ -61,13 +61,16 @@ class Column:
         group: all classes, those of several sites, or those of one.
         classes: only these.
         metric: ``auroc``, or a figure of a multiclass task that is not class by class.
+        task: a task that the model was fine-tuned on. The figure is of those runs: one at the threshold of
+            Youden's index, or ``epochs``, those until the AUROC is within 0.01 of the run's best.
     """
 
     name: str
     test: str | None = None
     group: Group = "mean"
     classes: tuple[str, ...] | None = None
-    metric: Literal["auroc", "accuracy", "f1", "precision", "recall"] = "auroc"
+    metric: Literal["auroc", "accuracy", "f1", "precision", "recall", "epochs"] = "auroc"
+    task: str | None = None
 
 
 OWN_COLUMNS = (
@@ -133,7 +136,8 @@ class Experiment:
         rows: by a short name.
         presets: by name; the first one is the default.
         reference: the row that all others are compared with.
-        pairs: what the paired t-test pairs: ``runs`` (over seeds, and over a series' values), or ``classes``.
+        pairs: what the paired t-test pairs: ``runs`` (over seeds, and over a series' values), ``classes``, or
+            ``tuned``, fine-tuning runs of the same seed on the same division; then every column has a task.
         columns: by default the mean over all classes, over those of several sites and over those of one.
         tests: test sets by name.
         series: the x axis, for a figure.
@@ -147,7 +151,7 @@ class Experiment:
     rows: dict[str, Row]
     presets: Annotated[dict[str, Preset], Field(min_length=1)]
     reference: str
-    pairs: Literal["runs", "classes"] = "runs"
+    pairs: Literal["runs", "classes", "tuned"] = "runs"
     columns: tuple[Column, ...] = OWN_COLUMNS
     tests: dict[str, ExternalTest] = field(default_factory=dict)
     series: Series | None = None
@@ -211,8 +215,28 @@ def _check(experiment: Experiment, path: Path) -> None:
     for column in experiment.columns:
         if column.test is not None and column.test not in experiment.tests:
             raise unknown(f"test of column {column.name!r} of {path}", column.test, experiment.tests)
+    _check_tasks(experiment, path)
     heads = {column.name for column in experiment.columns}
     for described in experiment.rows.values():
         for head in described.published:
             if head not in heads:
                 raise unknown(f"published column of {described.name!r} in {path}", head, heads)
+
+
+def _check_tasks(experiment: Experiment, path: Path) -> None:
+    """Columns of fine-tuned models stand by themselves.
+
+    Raises:
+        ConfigError: they are mixed with others, or with a series, or show what such a model has not.
+    """
+    tuned = experiment.pairs == "tuned"
+    for column in experiment.columns:
+        if (column.task is not None) != tuned:
+            raise ConfigError(
+                f'{path}: column {column.name!r} has {"no" if tuned else "a"} task; pairs = "tuned" and a '
+                "task in every column go together"
+            )
+        if column.metric in (("accuracy",) if tuned else ("epochs",)):
+            raise ConfigError(f"{path}: column {column.name!r} has no {column.metric}; choose another metric")
+    if tuned and experiment.series:
+        raise ConfigError(f'{path}: pairs = "tuned" has no series; write a file for each value')
