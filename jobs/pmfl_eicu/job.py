@@ -1,7 +1,7 @@
 """PMFL on eICU: three sites with a diagnosis each, and one, CVA, that no site has.
 
-Point it at the data with SUTURE_DATA (its folder eicu_demo) or with `--set simulation.root=DIR`. Documents are
-drugs and past history; the paper's also hold the admission diagnosis, which names the label
+Point it at the data with SUTURE_DATA (its folder eicu_demo) or with `--set simulation.root=DIR`. Documents
+are drugs and past history; the paper's also hold the admission diagnosis, which names the label
 (`--set simulation.leaking_text=true`). The defaults fit the demo of 2,520 stays; the paper's own are
 
     suture run pmfl_eicu --set simulation.root=DIR --set simulation.leaking_text=true \\

@@ -1,14 +1,8 @@
 """PMFL on the reports of MIMIC-CXR, as in the paper: five sites with a finding each, tested on three others.
 
-Point it at the data with SUTURE_DATA (its folder mimic_cxr) or with `--set simulation.root=DIR`: in it are
-`mimic-cxr-2.0.0-chexpert.csv`, gzipped or not, and the reports as `files/` or `mimic-cxr-reports.zip`. The other
-sites of the paper's program, with the findings that they are tested on, are
-
-    --set 'simulation.training=["Pleural Effusion", "Pleural Other", "Lung Opacity", "Pneumothorax", "Atelectasis"]' \\
-    --set 'simulation.targets=["Consolidation", "Lung Lesion", "Pneumonia"]'
-
-    --set 'simulation.training=["Pleural Effusion", "Pleural Other", "Lung Lesion", "Consolidation", "Atelectasis"]' \\
-    --set 'simulation.targets=["Lung Opacity", "Pneumothorax"]'
+Point it at the data with SUTURE_DATA (its folder mimic_cxr) or with `--set simulation.root=DIR`: it holds
+`mimic-cxr-2.0.0-chexpert.csv`, gzipped or not, and the reports as `files/` or `mimic-cxr-reports.zip`. The
+sites with which the paper tests the other five findings are in experiments/pmfl_mimic_b and _c.
 """
 
 from suture.cli import run_job_file

@@ -1,8 +1,9 @@
 """PMFL on Open-i's chest X-ray reports: five sites with a finding each, and three findings that no site has.
 
-Point it at the data with SUTURE_DATA (its folder openi_reports) or with `--set simulation.root=DIR`. The model
-of the last round is put to each target: trained on 90 % of its silo, tested on the rest, five times. `--set
-method=metafl`, `--set method=fl` and `--set finetuning.start=fresh` are the rows that the paper compares with.
+Point it at the data with SUTURE_DATA (its folder openi_reports) or with `--set simulation.root=DIR`. The
+model of the last round is put to each target: trained on 90 % of its silo, tested on the rest, five times.
+`--set method=metafl`, `--set method=fl` and `--set finetuning.start=fresh` are the rows that the paper
+compares with.
 """
 
 from suture.cli import run_job_file
