@@ -142,10 +142,16 @@ def execute(
 def _show(folder: Path) -> None:
     import json
 
+    from suture.evaluation.fine_tuned import fine_tuned_table, nothing_measured, read_fine_tuned
+    from suture.evaluation.records import read_metrics
     from suture.evaluation.table import per_class_table
 
-    run_facts = json.loads((folder / "run.json").read_text())
-    console.print(per_class_table(run_facts, json.loads((folder / "metrics.json").read_text())))
+    tuned = read_fine_tuned(folder)
+    if not (tuned and nothing_measured(read_metrics(folder))):
+        run_facts = json.loads((folder / "run.json").read_text())
+        console.print(per_class_table(run_facts, json.loads((folder / "metrics.json").read_text())))
+    if tuned:
+        console.print(fine_tuned_table(tuned))
 
 
 @app.command()

@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 console = Console()
 
@@ -31,24 +30,33 @@ def finetune(
     """
     from suture.config import load_site_config
     from suture.errors import ConfigError
+    from suture.evaluation.fine_tuned import fine_tuned_table, read_fine_tuned
     from suture.files import write_json
     from suture.finetuning import FineTuning
-    from suture.tuned import FILE, keep_model, task_name, tune_task, written
+    from suture.models.classifier import Classifier
+    from suture.models.saved import load_spec, save_model
+    from suture.tuned import FILE, task_name, tune_task, written
+    from suture.validation import parse
 
     if (out / FILE).exists():
         raise ConfigError(f"{out} holds a fine-tuned model already; choose another --out")
     config = load_site_config(data)
     if target is not None:
         config = config.model_copy(update={"data": config.data.model_copy(update={"target": target})})
-    how = FineTuning(runs, epochs, batch_size, lr, examples=examples, start="fresh" if fresh else "model")
+    start = "fresh" if fresh else "model"
+    settings = {"runs": runs, "epochs": epochs, "batch_size": batch_size, "lr": lr, "examples": examples}
+    how = parse(FineTuning, {**settings, "start": start}, "suture finetune")
     name = task_name(config)
-    found = tune_task(model, config, name, how, seed, keep_model(model, out))
+    first: list[Classifier] = []
+
+    def keep(tuned: Classifier, run: int) -> None:
+        if run == 0:
+            first.append(tuned)
+
+    found = tune_task(model, config, name, how, seed, keep)
+    save_model(first[0], load_spec(model), out / "model", {"begun": str(model)})
     write_json(out / FILE, written(how, seed, {name: found}))
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("", "mean", "SD over runs"):
-        table.add_column(column)
-    for key, value in found["mean"].items():
-        sd = found["sd"][key]
-        table.add_row(key, f"{value:.3f}", "" if sd is None else f"{sd:.3f}")
-    console.print(table)
-    console.print(f"{name}: {out / FILE}", soft_wrap=True, highlight=False)
+    tuned = read_fine_tuned(out)
+    assert tuned is not None
+    console.print(fine_tuned_table(tuned))
+    console.print(f"written: {out / FILE}", soft_wrap=True, highlight=False)

@@ -63,6 +63,7 @@ def run_here(job: Job, env: str, out: Path, *, resume: bool, overwrite: bool, th
         raise ConfigError(
             f"{job.method.title} {job.method.here_only}, so it cannot run in a federation; use --env local"
         )
+    _check_finetuning(job)
     if job.simulation is None:
         raise ConfigError(f"{job.name} simulates no sites; submit it with --env poc or --env prod")
     _make_way(out, job, resume=resume, overwrite=overwrite)
@@ -75,6 +76,7 @@ def run_here(job: Job, env: str, out: Path, *, resume: bool, overwrite: bool, th
         describe(record, plan, schedule)
         content = {"name": job.name, "plan": plan.to_dict(), "schedule": schedule.to_dict(), "sites": sites}
         write_json(out / "job.json", content)
+        (out / FILE).unlink(missing_ok=True)  # that of a model which is now trained further
         try:
             with following(out, job.title, env):
                 if env == "local":
@@ -92,6 +94,20 @@ def run_here(job: Job, env: str, out: Path, *, resume: bool, overwrite: bool, th
             Record(out).close("failed", whole)
             raise FederationError(whole) from error
     return out / "report.html"
+
+
+def _check_finetuning(job: Job) -> None:
+    """Refuses what could not be fine-tuned, before anything is trained.
+
+    Raises:
+        ConfigError: the method leaves no global model, or the simulation has no task for it.
+    """
+    if job.finetuning is None:
+        return
+    if job.method.personal != "nothing":
+        raise ConfigError(f"{job.method.title} leaves no global model to fine-tune; choose another method")
+    if not getattr(job.simulation, "targets", ()):
+        raise ConfigError(f"{job.name} has no task to fine-tune on; name some in simulation.targets")
 
 
 def _with_words(job: Job, folder: Path) -> Job:
@@ -198,8 +214,13 @@ def _make_way(out: Path, job: Job, *, resume: bool, overwrite: bool) -> None:
         )
     elif run.get("job") != job.name:
         raise ConfigError(f"{what}, not of {job.name}; choose another --out")
-    elif run.get("status") in _ENDED and run.get("rounds", 0) >= job.rounds:
+    elif run.get("status") in _ENDED and run.get("rounds", 0) >= job.rounds and not _untuned(out, job):
         raise ConfigError(f"{what} with all its {run['rounds']} rounds; ask for more with --rounds")
+
+
+def _untuned(out: Path, job: Job) -> bool:
+    """Whether a run was cut off between the end of its rounds and that of its fine-tuning."""
+    return job.finetuning is not None and not (out / FILE).exists()
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from suture.finetuning import FineTuning, finetune, summarised
 from suture.labels import canonical
 from suture.messages import Labels
 from suture.models.classifier import HEADS, Classifier
-from suture.models.saved import load_model, load_spec, save_model
+from suture.models.saved import load_model, load_spec
 
 log = logging.getLogger(__name__)
 
@@ -68,11 +68,16 @@ def tune_task(
 
     Args:
         model: the folder of a saved model.
-        config: of the site that has the data; its `target` is the task.
-        name: of the task.
+        config: of the site that has the data.
+        name: of the task, one of its classes.
+
+    Raises:
+        ConfigError: the model or the data cannot be read, or have no such class.
+        DataError: the data are too few.
     """
-    spec, trained = load_spec(model), load_model(model)[0]
-    _, samples = one_task(load_samples(config, spec, name), config.data.target, name)
+    trained = load_model(model)[0]
+    spec, place = load_spec(model), config.data.table.parent.name
+    _, samples = one_task(load_samples(config, spec, place), name, place)
     tensors = begun(trained.state_dict(), trained.labels.names, name)
     return summarised(finetune(name, spec, tensors, whole(samples), how, seed, done=done))
 
@@ -89,16 +94,6 @@ def task_name(config: SiteConfig) -> str:
     if len(names) > 1:
         raise ConfigError(f"{config.data.table} has {len(names)} classes; name one with --target")
     return names[0]
-
-
-def keep_model(model: Path, out: Path) -> Callable[[Classifier, int], None]:
-    """What saves the model of the first run, for `finetune`."""
-
-    def keep(tuned: Classifier, run: int) -> None:
-        if run == 0:
-            save_model(tuned, load_spec(model), out / "model", {"begun": str(model)})
-
-    return keep
 
 
 def whole(samples: Mapping[Split, Samples]) -> Samples:

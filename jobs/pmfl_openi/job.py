@@ -16,7 +16,7 @@ from suture.simulation import SiloSites
 JOB = Job(
     name="pmfl_openi",
     title="Open-i reports at five sites with a finding each, PMFL",
-    method=PMFL(batches=25),  # the smallest silo has 202 documents: batches of 8
+    method=PMFL(batches=23),  # the smallest silo has 184 documents: batches of 8
     model=ModelSpec("lstm"),
     rounds=400,
     selection="last",  # silos train whole: a new task is the judge

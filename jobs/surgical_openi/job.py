@@ -1,7 +1,7 @@
 """Surgical Aggregation on text: Open-i's reports at four sites that know four of eight findings each.
 
-The methods for images run on documents as they are: `--set method=vanilla`, `partial`, `pfl` and so on. Point
-it at the data with SUTURE_DATA (its folder openi_reports) or with `--set simulation.root=DIR`.
+The methods for images run on documents as they are: `--set method=vanilla`, `partial`, `pfl` and so on.
+Point it at the data with SUTURE_DATA (its folder openi_reports) or with `--set simulation.root=DIR`.
 """
 
 from suture.cli import run_job_file

@@ -38,20 +38,25 @@ class Tick:
 
 @dataclass(frozen=True)
 class Series:
-    """One value per round, None where there is none."""
+    """One value per round, None where there is none; and lowest and highest of it, where it has a spread."""
 
     name: str
     values: Sequence[float | None]
+    band: Sequence[tuple[float, float]] = ()
 
 
 @dataclass(frozen=True)
 class Trace:
-    """A drawn series: runs of points between gaps (a run of one is a dot), or bars (x, y, width, height)."""
+    """A drawn series: runs of points between gaps (a run of one is a dot), or bars (x, y, width, height).
+
+    `band` is the outline of what a series spreads over.
+    """
 
     name: str
     tone: int
     runs: tuple[tuple[tuple[float, float], ...], ...] = ()
     bars: tuple[tuple[float, float, float, float], ...] = ()
+    band: tuple[tuple[float, float], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -85,10 +90,13 @@ def line_chart(
     values = [v for s in series for v in s.values if v is not None]
     if not values:
         return None
+    values += [bound for s in series for pair in s.band for bound in pair]
     x = _x_scale(rounds, margin=0.25)
     ticks, y = _y_axis(min(values), max(values))
+    xs = [x(r) for r in rounds]
     traces = tuple(
-        Trace(s.name, tone, runs=_runs([x(r) for r in rounds], s.values, y)) for tone, s in enumerate(series)
+        Trace(s.name, tone, runs=_runs(xs, s.values, y), band=_outline(xs, s.band, y))
+        for tone, s in enumerate(series)
     )
     starts = tuple(x(first - 0.5) for first in phases)
     mark = x(selected) if selected in rounds and selected is not None else None
@@ -170,6 +178,14 @@ def _runs(
         else:
             runs[-1].append((x, y(value)))
     return tuple(tuple(run) for run in runs if run)
+
+
+def _outline(
+    xs: Sequence[float], band: Sequence[tuple[float, float]], y: Scale
+) -> tuple[tuple[float, float], ...]:
+    """Along the upper bounds and back along the lower ones."""
+    points = list(zip(xs, band, strict=True)) if band else []
+    return (*((x, y(high)) for x, (_, high) in points), *((x, y(low)) for x, (low, _) in reversed(points)))
 
 
 def _bars(

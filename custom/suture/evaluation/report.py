@@ -14,6 +14,7 @@ from suture.data.long_tail import HEAD, TAIL
 from suture.evaluation import formats
 from suture.evaluation.divergence import divergence_charts
 from suture.evaluation.figures import Chart, Scale, Series, Tick, bar_chart, line_chart
+from suture.evaluation.fine_tuned import nothing_measured, read_fine_tuned, section
 from suture.evaluation.metrics import mean_defined
 from suture.evaluation.pseudo_labels import (
     checked_pseudo_labels,
@@ -43,18 +44,20 @@ def write_report(run_dir: Path) -> Path:
     """Writes report.html beside run.json and returns its path.
 
     history.jsonl and metrics.json may be absent, as they are when a run has failed; the page says so.
-    diagnostics.jsonl, which only a simulation has, adds how good the pseudo-labels were.
+    diagnostics.jsonl, which only a simulation has, adds how good the pseudo-labels were, and tuned.json what
+    the model became on other tasks: alone, where the run has measured nothing by itself.
 
     Raises:
         DataError: run.json is absent, or a file cannot be read.
         OSError: the folder cannot be written to.
     """
     run, history, metrics = read_run(run_dir), read_history(run_dir), read_metrics(run_dir)
-    page = (
-        _environment()
-        .get_template("report.html")
-        .render(**_content(run, history, metrics), **_by_method(run, history, read_diagnostics(run_dir)))
-    )
+    tuned = read_fine_tuned(run_dir)
+    if tuned and nothing_measured(metrics):
+        metrics = None
+    content = _content(run, history, metrics) | section(tuned)
+    content |= _by_method(run, history, read_diagnostics(run_dir))
+    page = _environment().get_template("report.html").render(**content)
     path = run_dir / "report.html"
     atomic_write(path, page.encode())
     return path

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import io
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from matplotlib import rc_context
 from matplotlib.figure import Figure as Canvas
+from numpy.typing import NDArray
 
 from suture.experiment.conduct import Outcome
+from suture.experiment.fine_tuned import curves, tasks_of
 from suture.experiment.spec import Experiment, Preset
 from suture.experiment.table import DASH, Line, lines
 
@@ -23,9 +27,45 @@ def draw(experiment: Experiment, preset: Preset, outcome: Outcome) -> bytes:
     """The figure as SVG."""
     with rc_context(STYLE):
         found = lines(experiment, preset, outcome)
-        canvas = _series(experiment, found) if experiment.series else _dots(experiment, found)
-        out = io.BytesIO()
-        canvas.savefig(out, format="svg", metadata={"Date": None})
+        return _svg(_series(experiment, found) if experiment.series else _dots(experiment, found))
+
+
+def draw_curves(experiment: Experiment, preset: Preset, outcome: Outcome) -> bytes:
+    """Learning curves of fine-tuned models as SVG (Zhang et al. 2021, Fig. 4).
+
+    A panel for each task and a line for each row: the AUROC after each epoch, the mean over runs in a band of
+    their SD.
+    """
+    tasks = tasks_of(experiment)
+    rows = [row for row in experiment.rows if row not in preset.skip]
+    with rc_context(STYLE):
+        canvas = Canvas(figsize=(1.2 + 2.8 * len(tasks), 3.2), layout="constrained")
+        axes: Any = canvas.subplots(1, len(tasks), squeeze=False)
+        for axis, task in zip(axes[0], tasks, strict=True):
+            for tone, row in zip(itertools.cycle(TONES), rows):
+                areas = np.array(curves(outcome.results[row, "None"], task))
+                if len(areas):
+                    _curve(axis, areas, experiment.rows[row].name, tone)
+            axis.set_xlabel("epoch")
+            axis.set_title(f"AUROC, {task}", fontsize=9, loc="left")
+            axis.grid(axis="y", color="#dde3e9")
+            axis.set_axisbelow(True)
+        handles = axes[0][0].get_legend_handles_labels()
+        canvas.legend(*handles, loc="outside lower center", ncols=4, frameon=False)
+        return _svg(canvas)
+
+
+def _curve(axis: Any, areas: NDArray[np.float64], name: str, tone: str) -> None:
+    """Runs by epochs as a line in a band."""
+    epochs, mean = range(1, areas.shape[1] + 1), areas.mean(axis=0)
+    spread = areas.std(axis=0, ddof=1) if len(areas) > 1 else np.zeros_like(mean)
+    axis.fill_between(epochs, mean - spread, mean + spread, color=tone, alpha=0.15, linewidth=0)
+    axis.plot(epochs, mean, color=tone, linewidth=1.6, label=name)
+
+
+def _svg(canvas: Canvas) -> bytes:
+    out = io.BytesIO()
+    canvas.savefig(out, format="svg", metadata={"Date": None})
     text = out.getvalue()
     return text[text.index(b"<svg") :]
 
@@ -40,7 +80,7 @@ def _dots(experiment: Experiment, found: Sequence[Line]) -> Canvas:
             cell = line.figures[column.name]
             tone = TONES[0] if line.row == experiment.reference else TONES[5]
             values = [v for v in cell.values if v is not None]
-            if experiment.pairs == "runs":
+            if experiment.pairs != "classes":
                 axis.plot(
                     values, [place] * len(values), "o", color=tone, alpha=0.35, markersize=4, linewidth=0
                 )

@@ -72,7 +72,9 @@ def _do(run: Run, results: Path, work: Path, data_root: Path | None, say: Callab
 
 def _finished(out: Path) -> bool:
     path = out / "run.json"
-    return path.exists() and json.loads(path.read_text()).get("status") == "finished"
+    if not path.exists() or json.loads(path.read_text()).get("status") != "finished":
+        return False
+    return not (out / "sites" / "targets").exists() or (out / "tuned.json").exists()
 
 
 def _start(run: Run, out: Path, data_root: Path | None) -> None:

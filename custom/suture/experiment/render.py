@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
+from suture.evaluation.fine_tuned import TITLES, WITHIN
 from suture.experiment.conduct import Outcome
-from suture.experiment.figure import draw
+from suture.experiment.figure import draw, draw_curves
+from suture.experiment.fine_tuned import task_cells
 from suture.experiment.spec import OWN_COLUMNS, Experiment, Preset, Value
 from suture.experiment.table import DASH, Figure, Line, class_means, lines, over_series
 from suture.files import atomic_write
 
 MARKS = "ns p ≥ .05, * p < .05, ** p < .01, *** p < .001; † differences that are not normal (Shapiro-Wilk)"
+
+_PAIRS = {
+    "runs": ("seeds", "runs of the same seed"),
+    "classes": ("classes", "classes"),
+    "tuned": ("fine-tuning runs", "fine-tuning runs on the same division"),
+}
+"""What figures are means over, and what is paired."""
 
 
 @dataclass(frozen=True)
@@ -31,21 +40,27 @@ class Table:
 def write_tables(
     experiment: Experiment, preset: Preset, outcome: Outcome, folder: Path, name: str
 ) -> list[Path]:
-    """Writes NAME.md, NAME.html and NAME.svg.
+    """Writes NAME.md, NAME.html and NAME.svg, and of fine-tuned models NAME-curves.svg.
 
     Raises:
         OSError: the folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    drawn = draw(experiment, preset, outcome)
+    drawn = {f"{name}.svg": draw(experiment, preset, outcome)}
+    captions = {f"{name}.svg": experiment.title}
     second = series_table if experiment.series else class_table
+    if experiment.pairs == "tuned":
+        second = task_table
+        drawn[f"{name}-curves.svg"] = draw_curves(experiment, preset, outcome)
+        captions[f"{name}-curves.svg"] = "Learning curves"
     tables = [main_table(experiment, preset, outcome), second(experiment, preset, outcome)]
     facts = preamble(experiment, preset, outcome, name)
-    page = _template().render(title=experiment.title, facts=facts, tables=tables, svg=drawn.decode())
+    svgs = [svg.decode() for svg in drawn.values()]
+    page = _template().render(title=experiment.title, facts=facts, tables=tables, svgs=svgs)
     written = {
-        folder / f"{name}.md": markdown(experiment.title, facts, tables, f"{name}.svg").encode(),
+        folder / f"{name}.md": markdown(experiment.title, facts, tables, captions).encode(),
         folder / f"{name}.html": page.encode(),
-        folder / f"{name}.svg": drawn,
+        **{folder / file: svg for file, svg in drawn.items()},
     }
     for path, content in written.items():
         atomic_write(path, content)
@@ -74,8 +89,7 @@ def main_table(experiment: Experiment, preset: Preset, outcome: Outcome) -> Tabl
         ]
         for line in lines(experiment, preset, outcome)
     ]
-    over = "seeds" if experiment.pairs == "runs" else "classes"
-    pairs = "runs of the same seed" if experiment.pairs == "runs" else "classes"
+    over, pairs = _PAIRS[experiment.pairs]
     reference = experiment.rows[experiment.reference].name
     caption = f"Mean ± SD over {over}; p of paired two-tailed t-tests of {reference} over {pairs}. {MARKS}."
     return Table(caption, heads, rows)
@@ -103,6 +117,17 @@ def class_table(experiment: Experiment, preset: Preset, outcome: Outcome) -> Tab
     return Table(f"AUROC of each class{where}, mean over the runs.", heads, cells)
 
 
+def task_table(experiment: Experiment, preset: Preset, outcome: Outcome) -> Table:
+    """Every figure of each task."""
+    heads = ["task", "method", *TITLES.values(), "trained on / tested on"]
+    caption = (
+        "Mean ± SD over fine-tuning runs, after the last epoch. Precision, recall and F1 at the threshold of "
+        "the greatest Youden index on the test part itself. Epochs are those until the AUROC is within "
+        f"{WITHIN} of the run's best."
+    )
+    return Table(caption, heads, task_cells(experiment, preset, outcome))
+
+
 def preamble(experiment: Experiment, preset: Preset, outcome: Outcome, name: str) -> list[tuple[str, str]]:
     """What the figures are, how they were made and what they cost."""
     results = [result for cell in outcome.results.values() for result in cell.values()]
@@ -124,9 +149,16 @@ def preamble(experiment: Experiment, preset: Preset, outcome: Outcome, name: str
     return [*facts, ("note", experiment.note)] if experiment.note else facts
 
 
-def markdown(title: str, facts: Sequence[tuple[str, str]], tables: Sequence[Table], figure: str) -> str:
-    """The experiment as a page of the documentation."""
-    parts = [f"# {title}", "\n".join(f"- {key}: {value}" for key, value in facts), f"![{title}]({figure})"]
+def markdown(
+    title: str, facts: Sequence[tuple[str, str]], tables: Sequence[Table], figures: Mapping[str, str]
+) -> str:
+    """The experiment as a page of the documentation.
+
+    Args:
+        figures: the caption of each file.
+    """
+    parts = [f"# {title}", "\n".join(f"- {key}: {value}" for key, value in facts)]
+    parts += [f"![{caption}]({file})" for file, caption in figures.items()]
     for table in tables:
         grid = [table.heads, ["---"] * len(table.heads), *table.rows]
         body = "\n".join("| " + " | ".join(row) + " |" for row in grid)

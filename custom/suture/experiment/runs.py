@@ -114,6 +114,7 @@ class Result:
     Attributes:
         tests: by test set and model (`GLOBAL`, or a site): the AUROC of each class that the model has
             learned, null where undefined, and the classes of the data that it has not learned.
+        tuned: by task, what the model became where it was fine-tuned; `targets` of tuned.json.
     """
 
     run: dict[str, Any]
@@ -122,6 +123,7 @@ class Result:
     validation_loss: float | None
     seconds: float
     tests: dict[str, dict[str, Any]] = field(default_factory=dict)
+    tuned: dict[str, Any] = field(default_factory=dict)
 
 
 def read_result(folder: Path, run: Run) -> Result | None:
@@ -158,6 +160,7 @@ def keep_result(folder: Path, run: Run, done: Path, tests: dict[str, dict[str, A
     metrics = json.loads((done / "metrics.json").read_text())
     for key in ("intervals", "counts"):
         metrics.pop(key, None)
+    path = done / "tuned.json"
     result = Result(
         {
             "job": run.job,
@@ -173,6 +176,7 @@ def keep_result(folder: Path, run: Run, done: Path, tests: dict[str, dict[str, A
         measured["loss"],
         round(sum(r["seconds"] for r in history), 1),
         tests or {},
+        json.loads(path.read_text())["targets"] if path.exists() else {},
     )
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / f"{run.name}.json", _rounded(vars(result)))

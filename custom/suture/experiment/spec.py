@@ -64,6 +64,8 @@ class Column:
         frequency: accuracy of the ``head``, ``medium`` or ``tail`` classes, or of ``all``, the mean of these.
         attribute: of the test images with this value alone, or ``mean``, over all its values.
         models: ``global`` or the sites' ``local`` ones, the mean over the sites at their own test data.
+        task: a task that the model was fine-tuned on. The figure is of those runs: one at the threshold of
+            Youden's index, or ``epochs``, those until the AUROC is within 0.01 of the run's best.
 
     Raises:
         ValueError: two that exclude each other.
@@ -73,14 +75,15 @@ class Column:
     test: str | None = None
     group: Group = "mean"
     classes: tuple[str, ...] | None = None
-    metric: Literal["auroc", "accuracy", "balanced_accuracy", "f1", "precision", "recall"] = "auroc"
+    metric: Literal["auroc", "accuracy", "balanced_accuracy", "f1", "precision", "recall", "epochs"] = "auroc"
     frequency: Literal["head", "medium", "tail", "all"] | None = None
     attribute: str | None = None
     models: Literal["global", "local"] | None = None
+    task: str | None = None
 
     def __post_init__(self) -> None:
-        if sum(part is not None for part in (self.test, *self.parts)) > 1:
-            raise ValueError("a column takes one of test, frequency, attribute and models")
+        if sum(part is not None for part in (self.test, self.task, *self.parts)) > 1:
+            raise ValueError("a column takes one of test, task, frequency, attribute and models")
         if self.frequency is not None and self.metric != "accuracy":
             raise ValueError(f'frequency = {self.frequency!r} is of metric = "accuracy"; write that too')
 
@@ -153,7 +156,8 @@ class Experiment:
         rows: by a short name.
         presets: by name; the first one is the default.
         reference: the row that all others are compared with.
-        pairs: what the paired t-test pairs: ``runs`` (over seeds, and over a series' values), or ``classes``.
+        pairs: what the paired t-test pairs: ``runs`` (over seeds, and over a series' values), ``classes``, or
+            ``tuned``, fine-tuning runs of the same seed on the same division; then every column has a task.
         columns: by default the mean over all classes, over those of several sites and over those of one.
         tests: test sets by name.
         series: the x axis, for a figure.
@@ -167,7 +171,7 @@ class Experiment:
     rows: dict[str, Row]
     presets: Annotated[dict[str, Preset], Field(min_length=1)]
     reference: str
-    pairs: Literal["runs", "classes"] = "runs"
+    pairs: Literal["runs", "classes", "tuned"] = "runs"
     columns: tuple[Column, ...] = OWN_COLUMNS
     tests: dict[str, ExternalTest] = field(default_factory=dict)
     series: Series | None = None
@@ -231,8 +235,28 @@ def _check(experiment: Experiment, path: Path) -> None:
     for column in experiment.columns:
         if column.test is not None and column.test not in experiment.tests:
             raise unknown(f"test of column {column.name!r} of {path}", column.test, experiment.tests)
+    _check_tasks(experiment, path)
     heads = {column.name for column in experiment.columns}
     for described in experiment.rows.values():
         for head in described.published:
             if head not in heads:
                 raise unknown(f"published column of {described.name!r} in {path}", head, heads)
+
+
+def _check_tasks(experiment: Experiment, path: Path) -> None:
+    """Columns of fine-tuned models stand by themselves.
+
+    Raises:
+        ConfigError: they are mixed with others, or with a series, or show what such a model has not.
+    """
+    tuned = experiment.pairs == "tuned"
+    for column in experiment.columns:
+        if (column.task is not None) != tuned:
+            raise ConfigError(
+                f'{path}: column {column.name!r} has {"no" if tuned else "a"} task; pairs = "tuned" and a '
+                "task in every column go together"
+            )
+        if column.metric in (("accuracy",) if tuned else ("epochs",)):
+            raise ConfigError(f"{path}: column {column.name!r} has no {column.metric}; choose another metric")
+    if tuned and experiment.series:
+        raise ConfigError(f'{path}: pairs = "tuned" has no series; write a file for each value')

@@ -10,6 +10,7 @@ from typing import Any
 from suture.evaluation.metrics import mean_defined
 from suture.evaluation.statistics import Comparison, mean_sd, paired
 from suture.experiment.conduct import Outcome
+from suture.experiment.fine_tuned import values_of_task
 from suture.experiment.runs import Result, values_of
 from suture.experiment.spec import Column, Experiment, Preset, Value
 
@@ -24,26 +25,28 @@ class Figure:
         mean, spread: over runs, or over classes; NaN where undefined.
         values: what they are over.
         against: the comparison of the reference row with this one; None for the reference itself.
+        digits: behind the point.
     """
 
     mean: float
     spread: float
     values: tuple[float | None, ...]
     against: Comparison | None
+    digits: int = 3
 
     @property
     def text(self) -> str:
         """For a table: mean, spread and mark."""
         if math.isnan(self.mean):
             return DASH
-        spread = "" if math.isnan(self.spread) else f" ± {self.spread:.3f}"
+        spread = "" if math.isnan(self.spread) else f" ± {self.spread:.{self.digits}f}"
         mark = "" if self.against is None or self.against.mark == DASH else f" {self.against.mark}"
-        return f"{self.mean:.3f}{spread}{mark}"
+        return f"{self.mean:.{self.digits}f}{spread}{mark}"
 
 
 @dataclass(frozen=True)
 class Line:
-    """A row: its name, its figures by column, and what they rest on."""
+    """A row: its name, its figures by column, and the runs (of the job, or of fine-tuning) behind them."""
 
     row: str
     name: str
@@ -90,7 +93,10 @@ def _line(experiment: Experiment, outcome: Outcome, row: str, x: Value) -> Line:
     own, described = outcome.results[row, str(x)], experiment.rows[row]
     figures = {column.name: _figure(experiment, outcome, row, x, column) for column in experiment.columns}
     tuned = outcome.tuned.get((row, str(x)))
-    return Line(row, described.name, x, len(own), tuned, figures, described.published)
+    runs = len(own)
+    if experiment.pairs == "tuned":
+        runs = max(sum(value is not None for value in figure.values) for figure in figures.values())
+    return Line(row, described.name, x, runs, tuned, figures, described.published)
 
 
 def _figure(experiment: Experiment, outcome: Outcome, row: str, x: Value, column: Column) -> Figure:
@@ -102,12 +108,17 @@ def _figure(experiment: Experiment, outcome: Outcome, row: str, x: Value, column
         theirs = class_means(experiment, experiment.reference, reference, column)
         names = sorted(mine.keys() | theirs.keys())
         a, b = [theirs.get(n) for n in names], [mine.get(n) for n in names]
+    elif experiment.pairs == "tuned":
+        tuned, other = values_of_task(own, column), values_of_task(reference, column)
+        divisions = sorted(tuned.keys() | other.keys())
+        a, b = [other.get(d) for d in divisions], [tuned.get(d) for d in divisions]
     else:
         seeds = sorted(own.keys() | reference.keys())
         a = [mean_of(experiment, experiment.reference, reference.get(s), column) for s in seeds]
         b = [mean_of(experiment, row, own.get(s), column) for s in seeds]
     against = None if row == experiment.reference else paired(a, b)
-    return Figure(*mean_sd(b, sample=experiment.pairs == "runs"), tuple(b), against)
+    digits = 1 if column.metric == "epochs" else 3
+    return Figure(*mean_sd(b, sample=experiment.pairs != "classes"), tuple(b), against, digits)
 
 
 def mean_of(experiment: Experiment, row: str, result: Result | None, column: Column) -> float | None:

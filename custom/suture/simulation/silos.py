@@ -48,7 +48,7 @@ class SiloSites:
         targets: those to whose tasks the trained model is put; none of `training`.
         cap: positives of a silo at most; of eICU's rule, negatives.
         first: see `suture.data.silos.build_silos`.
-        labels_from: of eICU, see `DataConfig`.
+        labels_from, leaking_text: of eICU, see `DataConfig`.
         root: folder of the data; by default that of the corpus in SUTURE_DATA.
         seed: of the silos.
     """
@@ -60,6 +60,7 @@ class SiloSites:
     cap: Annotated[int, Field(ge=1)] | None = None
     first: First = "positives"
     labels_from: Literal["apache", "diagnosis"] = "apache"
+    leaking_text: bool = False
     root: str | None = None
     seed: Annotated[int, Field(ge=0)] = 1337
 
@@ -67,19 +68,19 @@ class SiloSites:
         """Writes a site for each training silo, and the data of each target; see `PhantomSites.prepare`.
 
         Raises:
-            ConfigError: a name that is not in `order`, or a target that also trains.
+            ConfigError: there are no data, a name is not in `order` or stands twice, or a target also trains.
+            DataError: no row is left for a silo.
         """
-        self._check()
-        table = load_table(self._pooled())
-        names = tuple(canonical(name) for name in self.order)
-        silos = build_silos(table, names, self.seed, self.cap, self.first)
-        places = {canonical(name): folder / slug(name) for name in self.training}
-        places |= {canonical(name): folder / TARGETS / slug(name) for name in self.targets}
-        data = {name: _write(place, silos[name], name) for name, place in places.items()}
-        for name in self.targets:
-            place = places[canonical(name)]
-            write_site_config(place / "suture.toml", SiteConfig(data=data[canonical(name)]))
-        sites = {slug(name): data[canonical(name)] for name in self.training}
+        order, training, targets = (
+            tuple(map(canonical, n)) for n in (self.order, self.training, self.targets)
+        )
+        _check(order, training, targets)
+        silos = build_silos(load_table(self._pooled()), order, self.seed, self.cap, self.first)
+        for name in targets:
+            place = folder / TARGETS / slug(name)
+            data = _write(place, silos[name], name)
+            write_site_config(place / "suture.toml", SiteConfig(data=data))
+        sites = {slug(name): _write(folder / slug(name), silos[name], name) for name in training}
         return write_sites(folder, runs, sites, method, {})
 
     def _pooled(self) -> DataConfig:
@@ -87,18 +88,30 @@ class SiloSites:
         root = data_folder(self.root, name, title)
         tables = sorted(root.glob(_TABLES[self.corpus]))
         if not tables:
-            raise ConfigError(f"{root} has no {_TABLES[self.corpus]}; name the folder of {title}")
-        labels = self.order if self.corpus != "eicu" else None
+            raise ConfigError(
+                f"{root} has no {_TABLES[self.corpus]}; name the folder of {title} with --set "
+                "simulation.root=DIR"
+            )
+        packed = root / "mimic-cxr-reports.zip"
         return DataConfig(
-            dataset=self.corpus, root=root, table=tables[0], labels=labels, labels_from=self.labels_from
+            dataset=self.corpus,
+            root=packed if packed.exists() else root,
+            table=tables[0],
+            labels=self.order if self.corpus != "eicu" else None,
+            labels_from=self.labels_from,
+            leaking_text=self.leaking_text,
         )
 
-    def _check(self) -> None:
-        for name in (*self.training, *self.targets):
-            if name not in self.order:
-                raise unknown("silo", name, self.order)
-        if both := set(self.training) & set(self.targets):
-            raise ConfigError(f"{min(both)!r} is a training silo and a target; remove it from one of them")
+
+def _check(order: tuple[str, ...], training: tuple[str, ...], targets: tuple[str, ...]) -> None:
+    for name in (*training, *targets):
+        if name not in order:
+            raise unknown("silo", name, order)
+    if both := set(training) & set(targets):
+        raise ConfigError(f"{min(both)!r} is a training silo and a target; remove it from one of them")
+    for kind, names in (("order", order), ("training", training), ("targets", targets)):
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise ConfigError(f"{twice[0]!r} stands twice in simulation.{kind}; remove one")
 
 
 def _write(place: Path, silo: Table, name: str) -> DataConfig:

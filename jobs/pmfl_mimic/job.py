@@ -1,0 +1,38 @@
+"""PMFL on the reports of MIMIC-CXR, as in the paper: five sites with a finding each, tested on three others.
+
+Point it at the data with SUTURE_DATA (its folder mimic_cxr) or with `--set simulation.root=DIR`: it holds
+`mimic-cxr-2.0.0-chexpert.csv`, gzipped or not, and the reports as `files/` or `mimic-cxr-reports.zip`. The
+sites with which the paper tests the other five findings are in experiments/pmfl_mimic_b and _c.
+"""
+
+from suture.cli import run_job_file
+from suture.finetuning import FineTuning
+from suture.job import Job
+from suture.methods.pmfl import PMFL
+from suture.models import ModelSpec
+from suture.simulation import SiloSites
+
+SILOS = (
+    *("Pleural Other", "Lung Lesion", "Pneumothorax", "Consolidation", "Pneumonia"),
+    *("Atelectasis", "Pleural Effusion", "Lung Opacity"),
+)
+"""In the order in which they are built, the rarest first."""
+
+JOB = Job(
+    name="pmfl_mimic",
+    title="MIMIC-CXR reports at five sites with a finding each, PMFL",
+    method=PMFL(batches=100),
+    model=ModelSpec("lstm"),
+    rounds=2000,  # 20 passes
+    selection="last",  # silos train whole: a new task is the judge
+    simulation=SiloSites(
+        corpus="mimic_reports",
+        order=SILOS,
+        training=("Lung Lesion", "Pneumothorax", "Consolidation", "Pneumonia", "Lung Opacity"),
+        targets=("Atelectasis", "Pleural Effusion", "Pleural Other"),
+    ),
+    finetuning=FineTuning(),
+)
+
+if __name__ == "__main__":
+    run_job_file(JOB)
