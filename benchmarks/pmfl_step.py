@@ -1,0 +1,146 @@
+"""A server step of MetaFL and PMFL over five sites against bare PyTorch; and the bytes of a round.
+
+python benchmarks/pmfl_step.py
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from machine import machine
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+
+from suture.config import DataConfig, PrivacyConfig, SiteConfig, StorageConfig
+from suture.data.batch import Samples
+from suture.data.one_task import one_task
+from suture.data.site import load_samples
+from suture.data.tokens import clinical_vocabulary
+from suture.data.transforms import Augmentation
+from suture.federation import Loop, federate
+from suture.labels import LabelSet
+from suture.methods.contract import Method
+from suture.methods.fl import FL
+from suture.methods.meta import batch_of
+from suture.methods.metafl import MetaFL
+from suture.methods.pmfl import PMFL
+from suture.models import ModelSpec, build
+from suture.models.classifier import Classifier
+from suture.plan import Plan, Schedule, code_hash
+from suture.server.open import open_server
+from suture.site import Site
+from suture.training import Workbench
+
+SITES, DOCUMENTS, WORDS, ROUNDS, BATCHES = 5, 200, 45, 9, 25
+SPEC = ModelSpec("lstm")
+STEPS, LR = 10, 0.01
+
+
+def silos(folder: Path) -> dict[str, SiteConfig]:
+    """Five hospitals of made-up reports, as long as those of Open-i."""
+    words, draw = clinical_vocabulary().words[:2000], random.Random(0)
+    configs = {}
+    for i in range(SITES):
+        place = folder / f"site-{i}"
+        place.mkdir()
+        lines = ["image,patient,split,text,Edema"]
+        for n in range(DOCUMENTS):
+            text = " ".join(draw.choices(words, k=draw.randint(WORDS // 3, 2 * WORDS))).replace(",", " ")
+            lines.append(f"{n},p{n},train,{text},{n % 2}")
+        (place / "labels.csv").write_text("\n".join(lines) + "\n")
+        data = DataConfig(
+            dataset="hospital",
+            root=place / "labels.csv",
+            table=place / "labels.csv",
+            text_column="text",
+            target="Edema",
+        )
+        configs[place.name] = SiteConfig(
+            data=data,
+            privacy=PrivacyConfig(min_count=0, min_loss=0),
+            storage=StorageConfig(state=place / "state", cache=place / "cache"),
+        )
+    return configs
+
+
+def federation(method: Method, configs: dict[str, SiteConfig], folder: Path) -> tuple[float, float, float]:
+    """Seconds of a round (median), and the megabytes that go down and up."""
+    plan = Plan(method, SPEC, Augmentation(), 1, method.name, code_hash())
+    server = open_server(plan, Schedule(ROUNDS, selection="last"), None, folder)
+    sites = {name: Site(name, c, plan, ROUNDS, folder / method.name / name) for name, c in configs.items()}
+    federate(server, Loop(sites))
+    lines = (folder / method.name / "history.jsonl").read_text().splitlines()
+    rounds = [json.loads(line) for line in lines][1:]  # the first sends each site its own half
+    seconds = statistics.median(r["seconds"] for r in rounds)
+    return seconds, *(statistics.median(r[f"bytes_{way}"] for r in rounds) / 1e6 for way in ("down", "up"))
+
+
+def bare(configs: dict[str, SiteConfig]) -> float:
+    """Seconds of a step as a plain program takes it: five inner loops one after another, then Adam."""
+    theta = build(SPEC, LabelSet(("Target",)), 1, pretrained=False)
+    adam = torch.optim.Adam(theta.parameters(), 1e-3)
+    data = [one_task(load_samples(c, SPEC, name), None, name)[1] for name, c in configs.items()]
+    times = []
+    for round_ in range(1, ROUNDS + 1):
+        halves = [batch_of(_bench(theta, samples["train"]), round_, BATCHES) for samples in data]
+        began = time.perf_counter()
+        total = [torch.zeros_like(p) for p in theta.parameters()]
+        for support, query in halves:
+            for t, gradient in zip(total, _inner(theta, support, query), strict=True):
+                t += gradient / SITES
+        for p, gradient in zip(theta.parameters(), total, strict=True):
+            p.grad = gradient
+        adam.step()
+        times.append(time.perf_counter() - began)
+    return statistics.median(times[1:])
+
+
+def _inner(theta: Classifier, support: object, query: object) -> list[Tensor]:
+    model = copy.deepcopy(theta)
+    sgd = torch.optim.SGD(model.parameters(), LR)
+    for _ in range(STEPS):
+        sgd.zero_grad(set_to_none=True)
+        _loss(model, support).backward()  # type: ignore[no-untyped-call]
+        sgd.step()
+    return list(torch.autograd.grad(_loss(model, query), list(model.parameters())))
+
+
+def _loss(model: Classifier, batch: object) -> Tensor:
+    return nn.functional.binary_cross_entropy_with_logits(model(batch.inputs), batch.y)  # type: ignore[attr-defined]
+
+
+def _bench(model: Classifier, train: Samples) -> Workbench:
+    cpu = torch.device("cpu")
+    return Workbench("a", model, {"train": train}, SPEC.preprocessing, Augmentation(), cpu)
+
+
+def main() -> None:
+    """Measures and prints."""
+    torch.set_num_threads(1)
+    table = Table(
+        title=f"{SITES} sites, {STEPS} inner steps on 4 documents\n{machine()}", title_justify="left"
+    )
+    for column in ("", "s a round", "of bare", "MB down", "MB up"):
+        table.add_column(column, justify="left" if not column else "right")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        configs = silos(folder)
+        plain = bare(configs)
+        table.add_row("bare PyTorch", f"{plain:.2f}", "", "", "")
+        for method in (FL(batches=BATCHES), MetaFL(batches=BATCHES), PMFL(batches=BATCHES)):
+            seconds, down, up = federation(method, configs, folder)
+            ratio = f"{seconds / plain:.2f}"
+            table.add_row(method.title, f"{seconds:.2f}", ratio, f"{down:.1f}", f"{up:.1f}")
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()
