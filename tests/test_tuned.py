@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -118,6 +119,12 @@ def test_every_target_of_a_run_is_in_tuned_json(model: Path, tmp_path: Path) -> 
     tune_targets(tmp_path, HOW, 1)
     content = json.loads((tmp_path / "tuned.json").read_text())
     assert list(content["targets"]) == ["Edema", "Mass"]
+    tune_targets(tmp_path, replace(HOW, few=6), 1)
+    both = json.loads((tmp_path / "tuned.json").read_text())["targets"]
+    assert list(both) == ["Edema", "Edema, 6 examples", "Mass", "Mass, 6 examples"]
+    assert both["Mass"] == content["targets"]["Mass"]
+    assert [[run["train"] for run in both[name]["runs"]] for name in both][2:] == [[18, 18], [6, 6]]
+    tune_targets(tmp_path, HOW, 1)
     assert (content["seed"], content["how"]["test"]) == (1, 0.25)
     whole = (tmp_path / "tuned.json").read_bytes()
     places[1].parent.joinpath("labels.csv").write_text("image,patient,split,text,Mass\nd,p,train,sick,2\n")

@@ -40,6 +40,7 @@ class FineTuning:
         epochs, batch_size, lr: of Adam, fresh in each run.
         test: share of the data that tests.
         examples: train on no more than so many; None for all. The test part is the same either way.
+        few: a run's targets are trained on no more than so many as well, each as a task of its own.
         start: from the trained ``model``, or ``fresh`` from a random one, to compare.
     """
 
@@ -49,6 +50,7 @@ class FineTuning:
     lr: Annotated[float, Field(gt=0)] = 1e-3
     test: Annotated[float, Field(gt=0, lt=1)] = 0.1
     examples: Annotated[int, Field(ge=4)] | None = None
+    few: Annotated[int, Field(ge=4)] | None = None
     start: Literal["model", "fresh"] = "model"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +46,17 @@ def tune_targets(run: Path, how: FineTuning, seed: int) -> None:
     for place in places:
         config = load_site_config(place)
         name = task_name(config)
-        log.info("fine-tuning on %s", name)
-        found[name] = tune_task(run / "model", config, name, how, seed)
+        for title, one in _ways(name, how):
+            log.info("fine-tuning on %s", title)
+            found[title] = tune_task(run / "model", config, name, one, seed)
     write_json(run / FILE, written(how, seed, found))
+
+
+def _ways(name: str, how: FineTuning) -> Iterator[tuple[str, FineTuning]]:
+    """A task on all its data and, where few are asked for, on few: the model need not be trained twice."""
+    yield name, how
+    if how.few is not None:
+        yield f"{name}, {how.few} examples", dataclasses.replace(how, examples=how.few)
 
 
 def written(how: FineTuning, seed: int, targets: Mapping[str, Any]) -> dict[str, Any]:

@@ -29,7 +29,7 @@ JOB = Job(
         training=("Pulmonary", "CHF", "Pneumonia"),
         targets=("CVA",),
     ),
-    finetuning=FineTuning(test=0.3),  # a tenth of CVA's 108 stays would be 11
+    finetuning=FineTuning(test=0.3, few=40),  # a tenth of CVA's 108 stays would be 11
 )
 
 if __name__ == "__main__":

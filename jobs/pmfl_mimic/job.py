@@ -31,7 +31,7 @@ JOB = Job(
         training=("Lung Lesion", "Pneumothorax", "Consolidation", "Pneumonia", "Lung Opacity"),
         targets=("Atelectasis", "Pleural Effusion", "Pleural Other"),
     ),
-    finetuning=FineTuning(),
+    finetuning=FineTuning(few=100),
 )
 
 if __name__ == "__main__":

@@ -102,6 +102,18 @@ def test_a_page_without_figures_of_its_own_shows_those_alone(tmp_path: Path) -> 
     )
 
 
+def test_few_examples_are_no_further_task(tmp_path: Path) -> None:
+    content = record(few=100)
+    (task,) = content["targets"].values()
+    content["targets"]["Cardio<megaly, 100 examples"] = task
+    write_json(write(tmp_path, unmeasured()) / "tuned.json", content)
+    found = page(tmp_path)
+    assert "put to 1 task that no site has" in found.text
+    assert "once with all its examples and once with no more than 100 of them" in found.text
+    assert found.text.count("AUROC, Cardio<megaly") == 1
+    assert found.row("Cardio<megaly, 100 examples")[1] == "0.850 ± 0.071"
+
+
 def test_without_fine_tuning_an_empty_table_stays_one(run_folder: Path) -> None:
     assert not nothing_measured(None)
     assert not nothing_measured(parse(Metrics, metrics_record(), "metrics"))
@@ -118,7 +130,7 @@ def test_the_terminal(tmp_path: Path) -> None:
     text = console.export_text()
     assert "Fine-tuned from the trained model" in text
     assert "0.850 ± 0.071" in text
-    assert "mean ± SD over 2 divisions, after 3 epochs" in text
+    assert "means over 2 divisions after 3 epochs" in text
 
 
 @pytest.mark.parametrize(("metrics", "shown"), [(None, True), (unmeasured(), False)])

@@ -179,7 +179,9 @@ def test_columns_are_about_the_targets_of_their_runs(name: str) -> None:
         for run in final_runs(spec, preset, {}):
             job = with_settings(load_job(run.job), run.arguments(Path("/data"))[1::2])
             assert isinstance(job.simulation, SiloSites)
-            assert {column.task for column in spec.columns} == set(job.simulation.targets)
+            assert job.finetuning is not None
+            few = f", {job.finetuning.few} examples" if "_low" in name else ""
+            assert {column.task for column in spec.columns} == {t + few for t in job.simulation.targets}
             assert not set(job.simulation.targets) & set(job.simulation.training)
-            fresh = job.finetuning is not None and job.finetuning.start == "fresh"
+            fresh = job.finetuning.start == "fresh"
             assert (job.rounds == 1) == fresh == (run.row == "fresh")

@@ -70,6 +70,7 @@ class How:
     test: Share
     start: Literal["model", "fresh"]
     examples: int | None = None
+    few: int | None = None
 
 
 @dataclass(frozen=True)
@@ -145,8 +146,17 @@ def section(tuned: FineTuned | None) -> dict[str, Any]:
     """What the page's template is given; nothing of a run without fine-tuning."""
     if tuned is None:
         return {"tuned": None}
-    rows, charts = task_rows(tuned.targets), learning_charts(tuned.targets)
-    return {"tuned": {"how": tuned.how, "heads": list(TITLES.values()), "rows": rows, "charts": charts}}
+    rows = task_rows(tuned.targets)
+    few = f", {tuned.how.few} examples"
+    return {
+        "tuned": {
+            "how": tuned.how,
+            "heads": list(TITLES.values()),
+            "rows": rows,
+            "tasks": [row for row in rows if not row.name.endswith(few)],
+            "charts": learning_charts(tuned.targets),
+        }
+    }
 
 
 def fine_tuned_table(tuned: FineTuned) -> Table:
@@ -155,16 +165,18 @@ def fine_tuned_table(tuned: FineTuned) -> Table:
     begun = "the trained model" if how.start == "model" else "a random model"
     table = Table(
         title=f"Fine-tuned from {begun}",
-        caption=f"mean ± SD over {how.runs} divisions, after {how.epochs} epochs; Epochs: until within "
-        f"{WITHIN:g} of the best AUROC",
+        caption=f"means over {how.runs} divisions after {how.epochs} epochs, AUROC ± SD; Epochs: until "
+        f"within {WITHIN:g} of the best AUROC; Examples: trained on / tested on",
         title_justify="left",
         show_edge=False,
     )
     table.add_column("Task")
-    for head in (*TITLES.values(), "Trained on", "Tested on"):
-        table.add_column(head, justify="right")
+    for head in (*TITLES.values(), "Examples"):
+        table.add_column(head, justify="right", no_wrap=True)
     for row in task_rows(tuned.targets):
-        table.add_row(escape(row.name), *row.figures, row.train, row.test)
+        area, *others = row.figures
+        means = (text.partition(" ")[0] for text in others)
+        table.add_row(escape(row.name), area, *means, f"{row.train} / {row.test}")
     return table
 
 
