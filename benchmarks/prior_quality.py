@@ -43,8 +43,8 @@ Part = tuple[Tensor, NDArray[np.intp]]
 """Images and the class of each."""
 
 
-def parts_of(folder: Path, size: int) -> dict[str, Part]:
-    """The sites' training images, and what the server holds, with classes that all of them number alike."""
+def parts_of(folder: Path, size: int, most: int) -> dict[str, Part]:
+    """The sites' training images, and what the server holds, at most some of each class, drawn at random."""
     configs = {p.parent.name: load_site_config(p) for p in sorted(folder.glob("*/suture.toml"))}
     found = {name: load_samples(config, size, name) for name, config in configs.items()}
     labels = {labels.names for labels, _ in found.values()}
@@ -55,13 +55,13 @@ def parts_of(folder: Path, size: int) -> dict[str, Part]:
     # `pooled` sorts the classes.
     order = torch.tensor(np.argsort(np.array(labels.pop())))
     parts = {"train": whole["train"], "validation": server["validation"], "test": server["test"]}
-    return {
-        name: (
-            part.inputs["image"],
-            (part.y if name == "train" else part.y[:, order]).argmax(1).numpy(),
-        )
-        for name, part in parts.items()
-    }
+    out = {}
+    for name, part in parts.items():
+        classes = (part.y if name == "train" else part.y[:, order]).argmax(1).numpy()
+        mixed = np.random.default_rng(0).permutation(len(classes))
+        kept = np.concatenate([mixed[classes[mixed] == k][:most] for k in range(len(order))])
+        out[name] = part.inputs["image"][torch.from_numpy(kept)], classes[kept]
+    return out
 
 
 def untrained(backbone: str, size: int, images: Tensor, seed: int) -> Prior:
@@ -115,11 +115,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("sites", type=Path)
     parser.add_argument("--size", type=int, default=64, help="of the images, in pixels")
+    parser.add_argument("--most", type=int, default=250, help="images of a class in each part")
     parser.add_argument("--cache", type=Path, help="folder that keeps the features")
     parser.add_argument("--prior", action="append", required=True, help="NAME[:PATH][@SIZE]")
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    parts = parts_of(asked.sites, asked.size)
+    parts = parts_of(asked.sites, asked.size, asked.most)
     console = Console()
     console.print(machine())
     console.print({name: len(classes) for name, (_, classes) in parts.items()})
