@@ -73,7 +73,8 @@ def untrained(backbone: str, size: int, images: Tensor, seed: int) -> Prior:
         if isinstance(module, nn.BatchNorm2d):
             module.momentum = None  # the mean over all batches
     with torch.no_grad():
-        for batch in images[torch.randperm(len(images))[:1024]].split(128):
+        drawn = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))[:1024]
+        for batch in images[drawn].split(128):
             network.train()(spec(batch))
     return freeze(backbone, network, width, spec, f"{backbone} before training")
 
