@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from suture.config import PrivacyConfig
 from suture.data.batch import Samples
 from suture.data.transforms import Augmentation
 from suture.evaluation.metrics import ClassScore
@@ -18,6 +17,7 @@ from suture.measuring import NOTHING, class_counts, measure, overall, ranking, r
 from suture.messages import Metrics
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec
+from suture.privacy import PrivacyConfig
 from suture.training import NonFiniteLoss, Workbench
 
 NAN = float("nan")
@@ -169,11 +169,17 @@ def test_counts_are_rounded_and_a_loss_over_few_is_withheld() -> None:
         assert (found.loss is not None) is told
 
 
+def test_what_is_told_of_a_class_is_rounded() -> None:
+    score = ClassScore(0.123456789, None, 1.0, 44, 27)
+    told = withheld(score, PrivacyConfig(round_counts=10))
+    assert told == ClassScore(0.123457, None, 1.0, 40, 30)
+
+
 def test_a_score_that_rests_on_few_images_is_withheld_whole() -> None:
     score = ClassScore(0.8, 0.7, 0.9, 5, 40)
-    assert withheld(score, 5) == score
-    assert withheld(score, 6) == ClassScore(None, None, None, None, None)
-    assert withheld(ClassScore(0.8, 0.7, 0.9, 40, 5), 6) == NOTHING
+    assert withheld(score, PrivacyConfig(min_count=5)) == score
+    assert withheld(score, PrivacyConfig(min_count=6)) == ClassScore(None, None, None, None, None)
+    assert withheld(ClassScore(0.8, 0.7, 0.9, 40, 5), PrivacyConfig(min_count=6)) == NOTHING
     unknown = ClassScore(0.8, None, None, None, 40)
-    assert withheld(unknown, 1) == NOTHING
-    assert withheld(unknown, 0) == unknown
+    assert withheld(unknown, PrivacyConfig(min_count=1)) == NOTHING
+    assert withheld(unknown, PrivacyConfig(min_count=0)) == unknown

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from dataclasses import replace
+from typing import Literal, overload
 
 import torch
 from torch import Tensor
 
-from suture.config import PrivacyConfig
 from suture.data.batch import Samples
 from suture.evaluation.metrics import ClassScore, score_classes
 from suture.evaluation.single_label import single_label
 from suture.labels import LabelSet, Task
 from suture.messages import Counts, Metrics
 from suture.methods.contract import Method
+from suture.privacy import PrivacyConfig
 from suture.training import NonFiniteLoss, Workbench, predict
 
 NOTHING = ClassScore(None, None, None, None, None)
@@ -53,14 +54,26 @@ def measure(
     scores = score_classes(
         own.names, part.y[:, mine].numpy(), ranked[:, mine].numpy(), part.patients, bootstrap, seed
     )
-    shown = {name: withheld(score, limits.min_count) for name, score in scores.items()}
-    told = rounded(float(loss)) if len(part) >= limits.min_loss else None
-    return Metrics(of_round, split, len(part), told, shown, overall(part, logits, own.task, limits.min_count))
+    shown = {name: withheld(score, limits) for name, score in scores.items()}
+    told = float(loss) if len(part) >= limits.min_loss else None
+    figures = overall(part, logits, own.task, limits.min_count)
+    return Metrics(
+        of_round,
+        split,
+        len(part),
+        rounded(told),
+        shown,
+        {name: rounded(value) for name, value in figures.items()},
+    )
 
 
-def rounded(value: float) -> float:
+@overload
+def rounded(value: float) -> float: ...
+@overload
+def rounded(value: float | None) -> float | None: ...
+def rounded(value: float | None) -> float | None:
     """A number that leaves a site, to six digits: the rest would tell more than anybody needs."""
-    return float(f"{value:.6g}")
+    return None if value is None else float(f"{value:.6g}")
 
 
 def ranking(logits: Tensor, task: Task) -> Tensor:
@@ -80,17 +93,27 @@ def overall(part: Samples, logits: Tensor, task: Task, min_count: int = 0) -> di
 
 def class_counts(own: LabelSet, train: Samples, limits: PrivacyConfig) -> dict[str, Counts | None]:
     """Training images with and without each class, rounded; None where either lies below the limit."""
-
-    def near(count: int) -> int:
-        return round(count / limits.round_counts) * limits.round_counts
-
     positives, negatives = (train.y == 1).sum(dim=0).tolist(), (train.y == 0).sum(dim=0).tolist()
     return {
-        name: (near(p), near(n)) if min(p, n) >= limits.min_count else None
+        name: (near(p, limits), near(n, limits)) if min(p, n) >= limits.min_count else None
         for name, p, n in zip(own.names, positives, negatives, strict=True)
     }
 
 
-def withheld(score: ClassScore, min_count: int) -> ClassScore:
-    """The score, or nothing of it where a count lies below the limit."""
-    return score if min(score.positives or 0, score.negatives or 0) >= min_count else NOTHING
+def near(count: int, limits: PrivacyConfig) -> int:
+    """The count of a label, rounded as the site wants it."""
+    return round(count / limits.round_counts) * limits.round_counts
+
+
+def withheld(score: ClassScore, limits: PrivacyConfig) -> ClassScore:
+    """The score with its counts rounded, or nothing of it where a count lies below the limit."""
+    if min(score.positives or 0, score.negatives or 0) < limits.min_count:
+        return NOTHING
+    return replace(
+        score,
+        auroc=rounded(score.auroc),
+        low=rounded(score.low),
+        high=rounded(score.high),
+        positives=None if score.positives is None else near(score.positives, limits),
+        negatives=None if score.negatives is None else near(score.negatives, limits),
+    )

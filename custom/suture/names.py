@@ -38,8 +38,8 @@ def check_experiment(name: str) -> str:
     """
     if not _EXPERIMENT.fullmatch(name):
         raise ConfigError(
-            f"{name[:80]!r} is no name of an experiment (the last part of --out, or --experiment); use at most "
-            f"128 {_RULE}"
+            f"{name[:80]!r} is no name of an experiment (the last part of --out, or --experiment); use at "
+            f"most 128 {_RULE}"
         )
     return name
 

@@ -9,9 +9,9 @@ from pydantic import Field, model_validator
 from suture.validation import Section
 
 NO_ENCRYPTION = (
-    "encrypted updates cannot be validated: neither the site's filter nor the server could see what they hold, "
-    "so homomorphic encryption is not supported; TLS encrypts them on the way, and clip and noise under "
-    "[privacy] in suture.toml hide what they say"
+    "encrypted updates cannot be validated: neither the site's filter nor the server could see what they "
+    "hold, so homomorphic encryption is not supported; TLS encrypts them on the way, and clip and noise "
+    "under [privacy] in suture.toml hide what they say"
 )
 
 
