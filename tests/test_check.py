@@ -179,6 +179,45 @@ def test_what_a_method_tells_of_classes_is_not_for_the_server() -> None:
         check_reply(replace(fine, scalars={"divergence": 3.0}), expected)
 
 
+@pytest.mark.parametrize(
+    ("score", "says"),
+    [
+        (ClassScore(1.5, None, None, 4, 5), "AUROC is 1.5"),
+        (ClassScore(float("nan"), None, None, 4, 5), "AUROC is nan"),
+        (ClassScore(0.5, -0.1, None, 4, 5), "AUROC is -0.1"),
+        (ClassScore(0.123456789, None, None, 4, 5), "more than six digits"),
+        (ClassScore(0.5, None, None, -1, 5), "a count is -1"),
+        (ClassScore(0.5, None, None, 4, 10**12), "a count is"),
+    ],
+)
+def test_a_figure_that_is_none_is_refused(score: ClassScore, says: str) -> None:
+    with pytest.raises(RejectedUpdate, match=says):
+        check_reply(replace(GOOD, metrics=replace(METRICS, classes={"Mass": score})), EXPECTED)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"train_loss": 0.123456789},
+        {"metrics": replace(METRICS, loss=0.123456789)},
+        {"metrics": replace(METRICS, overall={"accuracy": 0.123456789})},
+        {"scalars": {"query_loss": 0.123456789}},
+    ],
+    ids=str,
+)
+def test_digits_that_nobody_needs_do_not_cross(change: dict[str, Any]) -> None:
+    """They could spell a patient's number."""
+    scalars = {"query_loss": (0.0, 1.0)} if "scalars" in change else {}
+    expected = replace(EXPECTED, egress=replace(EXPECTED.egress, scalars=scalars))
+    with pytest.raises(RejectedUpdate, match="more than six digits"):
+        check_reply(replace(GOOD, **change), expected)
+
+
+def test_figures_of_the_test_data_wait_until_they_are_asked_for() -> None:
+    with pytest.raises(RejectedUpdate, match=r"metrics of round 3 \(test\) were not asked for"):
+        check_reply(replace(GOOD, metrics=replace(METRICS, split="test")), EXPECTED)
+
+
 def test_how_many_pseudo_labels_were_right_is_not_for_the_server() -> None:
     """A site that knows the truth, as in a simulation, has no way to send what it counted."""
     egress = FedLSM().egress(Layout(EXPECTED.egress.shared, EXPECTED.egress.head))

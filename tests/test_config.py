@@ -9,7 +9,6 @@ import pytest
 
 from suture.config import (
     DataConfig,
-    PrivacyConfig,
     SiteConfig,
     find_site_config,
     load_site_config,
@@ -19,6 +18,7 @@ from suture.data import DATASETS
 from suture.datasets import SPLIT_RULES, TASKS, Dataset, Images, Texts
 from suture.errors import ConfigError
 from suture.labels import Task
+from suture.privacy import PrivacyConfig
 
 MINIMAL = '[data]\ndataset = "hospital"\nroot = "images"\ntable = "labels.csv"\n'
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from suture.config import PrivacyConfig
 from suture.data.batch import Samples
 from suture.data.transforms import Augmentation
 from suture.evaluation.metrics import ClassScore
@@ -20,6 +19,7 @@ from suture.measuring import NOTHING, class_counts, measure, overall, ranking, r
 from suture.messages import Figures, Metrics
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec
+from suture.privacy import PrivacyConfig
 from suture.training import NonFiniteLoss, Workbench
 
 NAN = float("nan")
@@ -176,8 +176,8 @@ def test_classes_of_a_multiclass_task_compete_for_their_rank() -> None:
 def test_overall_needs_a_multiclass_task_and_enough_labels() -> None:
     part, logits = samples(SINGLE, ONE_HOT), torch.tensor(SINGLE)
     assert overall(part, logits, "multilabel") == {}
-    assert overall(part, logits, "multiclass", 3)["accuracy"] == pytest.approx(2 / 3)
-    assert overall(part, logits, "multiclass", 4) == {}
+    assert overall(part, logits, "multiclass", PrivacyConfig(min_count=3))["accuracy"] == pytest.approx(2 / 3)
+    assert overall(part, logits, "multiclass", PrivacyConfig(min_count=4)) == {}
     none = samples(SINGLE, [[0.0, NAN]] * 4)
     assert overall(none, logits, "multiclass") == {}
 
@@ -221,11 +221,17 @@ def test_counts_are_rounded_and_a_loss_over_few_is_withheld() -> None:
         assert (found.loss is not None) is told
 
 
+def test_what_is_told_of_a_class_is_rounded() -> None:
+    score = ClassScore(0.123456789, None, 1.0, 44, 27)
+    told = withheld(score, PrivacyConfig(round_counts=10))
+    assert told == ClassScore(0.123457, None, 1.0, 40, 30)
+
+
 def test_a_score_that_rests_on_few_images_is_withheld_whole() -> None:
     score = ClassScore(0.8, 0.7, 0.9, 5, 40)
-    assert withheld(score, 5) == score
-    assert withheld(score, 6) == ClassScore(None, None, None, None, None)
-    assert withheld(ClassScore(0.8, 0.7, 0.9, 40, 5), 6) == NOTHING
+    assert withheld(score, PrivacyConfig(min_count=5)) == score
+    assert withheld(score, PrivacyConfig(min_count=6)) == ClassScore(None, None, None, None, None)
+    assert withheld(ClassScore(0.8, 0.7, 0.9, 40, 5), PrivacyConfig(min_count=6)) == NOTHING
     unknown = ClassScore(0.8, None, None, None, 40)
-    assert withheld(unknown, 1) == NOTHING
-    assert withheld(unknown, 0) == unknown
+    assert withheld(unknown, PrivacyConfig(min_count=1)) == NOTHING
+    assert withheld(unknown, PrivacyConfig(min_count=0)) == unknown

@@ -11,10 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from suture.config import PrivacyConfig
 from suture.messages import Payload, Update, ones
 from suture.methods.surgical import SurgicalAggregation
 from suture.noise import Noise, epsilon
+from suture.privacy import PrivacyConfig
 from suture.server.protection import spent
 from suture.training import LocalTraining
 

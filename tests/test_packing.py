@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
@@ -64,6 +65,63 @@ def test_a_stray_field_or_tensor_is_refused(
     broken = Packed({**packed.tensors, **tensors}, {**packed.header, **change})
     with pytest.raises(RejectedUpdate, match=says):
         unpack(broken)
+
+
+def nested(depth: int) -> object:
+    value: object = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"labels": ["Mass"] * 1_000_000}, "larger"),
+        ({"labels": [f"x{i}" for i in range(3_000)]}, "labels"),
+        ({"labels": ["x" * 100_000_000]}, "larger"),
+        ({"scalars": {f"x{i}": 1.0 for i in range(3_000)}}, "scalars"),
+        ({"scalars": {"x" * 5_000_000: 1.0}}, "larger"),
+        ({"scalars": nested(3_000)}, "larger"),
+        ({"round": 10**4000}, "64 bits"),
+        ({"round": 10**12}, "round"),
+        ({"labels": [b"Mass"]}, "bytes"),
+        ({"labels": torch.ones(3)}, "Tensor"),
+    ],
+    ids=[
+        *("a million labels", "more labels than classes", "a long label", "many scalars", "a long name"),
+        *("a deep nest", "a long integer", "a large integer", "bytes", "a tensor"),
+    ],
+)
+def test_a_header_larger_than_any_message_is_refused_at_once(change: dict[str, object], says: str) -> None:
+    """And takes no memory: a copy of the longest of these would be 100 MB."""
+    packed = pack(MESSAGES[2])
+    huge = Packed(packed.tensors, {**packed.header, **change})
+    tracemalloc.start()
+    with pytest.raises(RejectedUpdate, match=says):
+        unpack(huge)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 20_000_000
+
+
+def test_too_many_tensors_and_sparse_ones_are_refused() -> None:
+    packed = pack(MESSAGES[2])
+    many = {f"shared/w{i}": torch.ones(1) for i in range(3_000)}
+    with pytest.raises(RejectedUpdate, match="3002 tensors"):
+        unpack(replace(packed, tensors={"shared/w": torch.ones(1), "class_weights": torch.ones(1), **many}))
+    for stray in (torch.ones(2).to_sparse(), [1.0, 2.0]):
+        with pytest.raises(RejectedUpdate, match="a tensor that is none, or a sparse one"):
+            unpack(replace(packed, tensors={**packed.tensors, "shared/w": stray}))
+
+
+@pytest.mark.parametrize("name", ["w\n", "a b", "x/../y", "", "ü", "x" * 201])
+def test_names_of_the_program_are_plain(name: str) -> None:
+    packed = pack(MESSAGES[2])
+    with pytest.raises(RejectedUpdate, match="shared"):
+        unpack(replace(packed, tensors={**packed.tensors, f"shared/{name}": torch.ones(1)}))
+    with pytest.raises(RejectedUpdate, match="error"):
+        unpack(Packed({}, {"type": "abstain", "reason": "labels", "error": name or "a/b"}))
 
 
 def test_an_error_names_no_value() -> None:

@@ -12,6 +12,7 @@ import torch
 
 from suture.messages import Abstain, Hello, Payload, Update
 from suture.methods.surgical import SurgicalAggregation
+from suture.methods.vanilla import VanillaFL
 from suture.site import Site
 from suture.training import LocalTraining
 
@@ -104,9 +105,26 @@ def test_other_threads_or_other_code_are_refused(site: Site, tiny: Any) -> None:
     assert isinstance(answer, Abstain)
     assert answer.reason == "threads"
     other = Site(site.name, site.config, replace(site.plan, code="another"), site.rounds, site.folder)
-    answer = other.answer(Payload("hello"))
+    for asked in (
+        Payload("hello"),
+        task,
+        replace(task, task="evaluate", round=0),
+    ):
+        answer = other.answer(asked)
+        assert isinstance(answer, Abstain)
+        assert answer.reason == "code_mismatch"
+
+
+def test_a_server_that_leaves_out_the_hello_gets_no_further(tiny: Any) -> None:
+    """A site that shows its own class names only trains no method that shows all."""
+    federation = tiny(METHOD, view="own")
+    task = _train_task(tiny)
+    plan = replace(federation.plan, method=VanillaFL(local=METHOD.local))
+    site = Site("alpha", federation.configs["alpha"], plan, 2, federation.folder / "skipped")
+    answer = site.answer(task)
     assert isinstance(answer, Abstain)
-    assert answer.reason == "configuration"
+    assert answer.reason == "label_view"
+    assert not site.states.rounds()
 
 
 def test_a_bug_is_not_hidden_as_an_abstention(site: Site, tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,10 +12,14 @@ from pathlib import Path
 import torch
 
 from suture.errors import ConfigError, DataError, LabelError, SutureError
-from suture.messages import Payload, Reason
+from suture.messages import Abstain, Payload, Reason
 from suture.training import NonFiniteLoss
 
 log = logging.getLogger(__name__)
+
+
+class CodeMismatch(SutureError):
+    """The job was made with other code than the site runs."""
 
 
 class LabelViewRefused(SutureError):
@@ -31,6 +35,7 @@ class ThreadsChanged(SutureError):
 
 
 _REASONS: tuple[tuple[type[BaseException], Reason], ...] = (
+    (CodeMismatch, "code_mismatch"),
     (LabelViewRefused, "label_view"),
     (MissingState, "missing_state"),
     (ThreadsChanged, "threads"),
@@ -51,14 +56,17 @@ def reason_of(error: BaseException) -> Reason | None:
 
 
 def note(folder: Path, site: str, task: Payload, error: Exception) -> None:
-    """Keeps the whole error at the site, in errors.jsonl of its folder."""
-    log.error("%s: %s", site, error, exc_info=reason_of(error) is None)
+    """Keeps the whole error at the site, in errors.jsonl of its folder.
+
+    The log has the kind of error alone: FLARE may send logs to the server, and a text may name a patient.
+    """
+    log.error("%s: %s; errors.jsonl in the site's folder of this experiment says more", site, kind(error))
     record = {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "site": site,
         "task": task.task,
         "round": task.round,
-        "error": type(error).__name__,
+        "error": kind(error),
         "message": str(error),
         "traceback": "".join(traceback.format_exception(error)),
     }
@@ -67,4 +75,15 @@ def note(folder: Path, site: str, task: Payload, error: Exception) -> None:
         with (folder / "errors.jsonl").open("a") as file:
             file.write(json.dumps(record) + "\n")
     except OSError as full:
-        log.error("%s: the error could not be written to %s: %s", site, folder, full)
+        log.error("%s: the error could not be kept: %s", site, full.strerror)
+
+
+def kind(error: BaseException) -> str:
+    """The class of an error: all of it that may leave a site."""
+    return type(error).__name__
+
+
+def abstention(error: Exception) -> Abstain | None:
+    """What is said of an expected failure, None for any other."""
+    reason = reason_of(error)
+    return Abstain(reason, kind(error), getattr(error, "rows", None)) if reason else None

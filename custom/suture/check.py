@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -10,7 +11,8 @@ from torch import Tensor
 
 from suture.errors import RejectedUpdate
 from suture.evaluation.single_label import KEYS
-from suture.messages import Abstain, Evaluation, Hello, Labels, Metrics, Reply, TaskName, Update
+from suture.measuring import rounded
+from suture.messages import LARGEST, Abstain, Evaluation, Hello, Labels, Metrics, Reply, TaskName, Update
 from suture.methods.contract import IMAGES, Egress, Range
 
 _ANSWERS: dict[TaskName, type[Reply]] = {"hello": Hello, "train": Update, "evaluate": Evaluation}
@@ -93,7 +95,8 @@ def _check_update(update: Update, expected: Expectation) -> None:
     if update.scalars.keys() != egress.scalars.keys():
         raise RejectedUpdate(_difference("scalars", update.scalars.keys(), egress.scalars.keys()))
     for name, value in update.scalars.items():
-        _check_range(name, value, egress.scalars[name])
+        _check_rounded(name, value, egress.scalars[name])
+    _check_rounded("train_loss", update.train_loss)
     if update.metrics is not None:
         _check_metrics(update.metrics, expected, expected.committed)
 
@@ -121,21 +124,41 @@ def _check_tensors(
 
 
 def _check_metrics(metrics: Metrics, expected: Expectation, of_round: int) -> None:
-    if metrics.round != of_round or (expected.task == "evaluate" and metrics.split != expected.split):
+    split = expected.split if expected.task == "evaluate" else "validation"
+    if metrics.round != of_round or metrics.split != split:
         raise RejectedUpdate(f"metrics of round {metrics.round} ({metrics.split}) were not asked for")
     if stray := metrics.classes.keys() - set(expected.own):
         raise RejectedUpdate(f"metrics of the unknown label {min(stray)!r}")
     if metrics.attributes and expected.split != "test":
         raise RejectedUpdate("figures by attribute are of test data alone")
+    _check_rounded("loss", metrics.loss)
     for found in (metrics.overall, *(part.overall for part in metrics.attributes.values())):
         if stray := found.keys() - set(KEYS):
             raise RejectedUpdate(f"the metric {min(stray)!r} was not asked for")
+        for name, value in found.items():
+            _check_rounded(name, value, (0.0, 1.0))
+    for part in metrics.attributes.values():
+        _check_rounded("AUROC", part.auroc, (0.0, 1.0))
+    for score in metrics.classes.values():
+        for value in (score.auroc, score.low, score.high, score.recall):
+            _check_rounded("AUROC", value, (0.0, 1.0))
+        for count in (score.positives, score.negatives):
+            _check_range("a count", count or 0, (0, LARGEST))
 
 
 def _check_range(name: str, value: float, declared: Range) -> None:
     low, high = declared
     if not low <= value <= high:
         raise RejectedUpdate(f"{name} is {value}, outside [{low}, {high}]")
+
+
+def _check_rounded(name: str, value: float | None, declared: Range = (-math.inf, math.inf)) -> None:
+    """A figure in its range, and no longer than figures are: digits that nobody needs could say anything."""
+    if value is None:
+        return
+    _check_range(name, value, declared)
+    if value != rounded(value):
+        raise RejectedUpdate(f"{name} has more than six digits")
 
 
 def _with_rows(

@@ -16,20 +16,14 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tomli_w
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    ValidationInfo,
-    model_validator,
-)
+from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, model_validator
 
 from suture.datasets import SPLIT_RULES, TASKS, Dataset, SplitRule
 from suture.errors import ConfigError, nearest
 from suture.files import atomic_write
 from suture.labels import Task
+from suture.privacy import PrivacyConfig
+from suture.validation import LabelName, Section
 
 Frequency = Literal["head", "medium", "tail"]
 
@@ -42,11 +36,7 @@ def _resolve(path: Path, info: ValidationInfo) -> Path:
 SitePath = Annotated[Path, AfterValidator(_resolve)]
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
-
-
-class DataConfig(_Section):
+class DataConfig(Section):
     """What the site's data are.
 
     Attributes:
@@ -94,8 +84,8 @@ class DataConfig(_Section):
     text_column: str | None = None
     patient_column: str = "patient"
     attribute_column: str | None = None
-    labels: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
-    synonyms: dict[str, str] = Field(default_factory=dict)
+    labels: Annotated[tuple[LabelName, ...], Field(min_length=1)] | None = None
+    synonyms: dict[str, LabelName] = Field(default_factory=dict)
     task: Task | None = None
     split: SplitRule | None = None
     split_column: str = "split"
@@ -106,7 +96,7 @@ class DataConfig(_Section):
     uncertain: Literal["zeros", "ones", "ignore"] = "zeros"
     views: Literal["frontal", "all"] = "frontal"
     partial: bool = False
-    target: str | None = None
+    target: LabelName | None = None
     labels_from: Literal["apache", "diagnosis"] = "apache"
     leaking_text: bool = False
     admission_paths: Literal["all", "last"] = "all"
@@ -150,7 +140,7 @@ class DataConfig(_Section):
         return self
 
 
-class TrainingConfig(_Section):
+class TrainingConfig(Section):
     """How this site's machine trains.
 
     Attributes:
@@ -170,42 +160,7 @@ class TrainingConfig(_Section):
     prior: SitePath | None = None
 
 
-class PrivacyConfig(_Section):
-    """What this site agrees to.
-
-    Attributes:
-        label_view: the class names that the site agrees to see: its own, or all of the federation.
-        min_count: a count below this is withheld, and so is what rests on so few images.
-        min_loss: a loss over fewer samples is withheld.
-        round_counts: counts of labels are rounded to multiples of this.
-        max_faults: the share of unreadable images that is tolerated.
-        clip: the largest L2 norm of an update that leaves; None does not clip.
-        noise: standard deviation of Gaussian noise on it, in units of `clip`.
-        delta: of the privacy that the noise gives, for the report.
-    """
-
-    label_view: Literal["own", "all"] = "own"
-    min_count: int = Field(default=5, ge=0)
-    min_loss: int = Field(default=20, ge=0)
-    round_counts: int = Field(default=1, ge=1)
-    max_faults: float = Field(default=0.05, ge=0, le=1)
-    clip: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    noise: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    delta: float = Field(default=1e-5, gt=0, lt=1)
-
-    @property
-    def protection(self) -> dict[Literal["clip", "noise", "delta"], float]:
-        """What the federation is told of clipping and noise."""
-        return {} if self.clip is None else {"clip": self.clip, "noise": self.noise, "delta": self.delta}
-
-    @model_validator(mode="after")
-    def _noise_is_clipped(self) -> PrivacyConfig:
-        if self.noise and self.clip is None:
-            raise ValueError("noise is in units of clip; set clip, the largest norm of an update")
-        return self
-
-
-class StorageConfig(_Section):
+class StorageConfig(Section):
     """Folders that the site keeps: its state between rounds, and its decoded images.
 
     Attributes:
@@ -218,7 +173,7 @@ class StorageConfig(_Section):
     diagnostics: bool = False
 
 
-class SiteConfig(_Section):
+class SiteConfig(Section):
     """All of a `suture.toml`."""
 
     data: DataConfig
@@ -227,7 +182,7 @@ class SiteConfig(_Section):
     storage: StorageConfig = StorageConfig()
 
 
-_SECTIONS: dict[str, type[_Section]] = {
+_SECTIONS: dict[str, type[Section]] = {
     "data": DataConfig,
     "training": TrainingConfig,
     "privacy": PrivacyConfig,

@@ -7,20 +7,25 @@ spoke to each other still agree on what a row of the head means.
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from suture.errors import LabelError
+from suture.names import check_label
 from suture.vocabulary import CANONICAL, SYNONYMS
 
 Task = Literal["multilabel", "multiclass"]
 
 
 def key(name: str) -> str:
-    """What two spellings of one name have in common: NFKC, case-folded, dashes and spaces made equal."""
-    text = unicodedata.normalize("NFKC", name).replace("_", " ")
+    """What two spellings of one name have in common: NFKC, case-folded, dashes and spaces made equal.
+
+    A slash is read as "or": a class name is never a path.
+    """
+    text = re.sub(r"[/\\]", " or ", unicodedata.normalize("NFKC", name)).replace("_", " ")
     text = "".join("-" if unicodedata.category(c) == "Pd" else c for c in text)
     return " ".join(text.casefold().split())
 
@@ -41,19 +46,17 @@ def canonical(name: str, synonyms: Mapping[str, str] | None = None) -> str:
         The vocabulary's name, or, for a name that it lacks, its words with a capital first letter.
 
     Raises:
-        LabelError: the name is empty or holds control characters.
+        LabelError: the name is empty, too long or holds control characters.
 
     >>> canonical("effusion"), canonical("Pleural_Thickening"), canonical("my  finding")
     ('Pleural Effusion', 'Pleural Thickening', 'My Finding')
     """
     k = key(name)
-    if not k or any(unicodedata.category(c) == "Cc" for c in k):
-        raise LabelError(f"{name!r} is not a label name; give it at least one visible character")
     if synonyms:
         own = {key(spelling): target for spelling, target in synonyms.items()}
         if k in own and key(own[k]) != k:
             return canonical(own[k])
-    return _KNOWN.get(k) or " ".join(word[:1].upper() + word[1:] for word in k.split(" "))
+    return check_label(_KNOWN.get(k) or " ".join(word[:1].upper() + word[1:] for word in k.split(" ")))
 
 
 @dataclass(frozen=True)

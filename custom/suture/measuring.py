@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import compress
-from typing import Literal
+from typing import Literal, overload
 
 import torch
 from torch import Tensor
 
-from suture.config import PrivacyConfig
 from suture.data.batch import Samples
 from suture.evaluation.metrics import ClassScore, mean_defined, score_classes
 from suture.evaluation.single_label import class_recalls, single_label
 from suture.labels import LabelSet, Task
 from suture.messages import Counts, Figures, Metrics
 from suture.methods.contract import Method
+from suture.privacy import PrivacyConfig
 from suture.training import NonFiniteLoss, Workbench, predict
 
 NOTHING = ClassScore(None, None, None, None, None)
@@ -51,15 +51,15 @@ def measure(
     if not bool(torch.isfinite(logits).all()):
         raise NonFiniteLoss(f"{bench.name}: the model of round {of_round} diverged; lower the learning rate")
     loss = method.loss(logits, torch.nan_to_num(part.y), ~torch.isnan(part.y), own.task)
-    labels, min_count = bench.model.labels, limits.min_count
+    labels = bench.model.labels
     return Metrics(
         of_round,
         split,
         len(part),
         rounded(float(loss)) if len(part) >= limits.min_loss else None,
-        class_scores(part, logits, labels, own.names, bootstrap=bootstrap, seed=seed, min_count=min_count),
-        overall(part, logits, own.task, min_count),
-        by_attribute(part, logits, labels, own.names, min_count) if split == "test" else {},
+        class_scores(part, logits, labels, own.names, limits, bootstrap=bootstrap, seed=seed),
+        overall(part, logits, own.task, limits),
+        by_attribute(part, logits, labels, own.names, limits) if split == "test" else {},
     )
 
 
@@ -68,16 +68,17 @@ def class_scores(
     logits: Tensor,
     labels: LabelSet,
     names: Sequence[str],
+    limits: PrivacyConfig | None = None,
     *,
     bootstrap: int = 0,
     seed: int = 0,
-    min_count: int = 0,
 ) -> dict[str, ClassScore]:
-    """AUROC, counts and, in a multiclass task, recall of some classes; nothing of those with too few images.
+    """AUROC, counts and, in a multiclass task, recall of some classes.
 
     Args:
         part: its labels, and the logits ``[n, c]``, are those of `labels`.
         names: the classes that are asked for.
+        limits: of a site: nothing of a class with too few images; None for the server's own data.
     """
     mine = [labels.index(name) for name in names]
     ranked = ranking(logits, labels.task)[:, mine]
@@ -87,31 +88,40 @@ def class_scores(
     if labels.task == "multiclass":
         recalls = class_recalls(part.y.numpy(), logits.numpy())
         scores = {name: replace(score, recall=recalls[labels.index(name)]) for name, score in scores.items()}
-    return {name: withheld(score, min_count) for name, score in scores.items()}
+    return scores if limits is None else {name: withheld(score, limits) for name, score in scores.items()}
 
 
 def by_attribute(
-    part: Samples, logits: Tensor, labels: LabelSet, names: Sequence[str], min_count: int = 0
+    part: Samples,
+    logits: Tensor,
+    labels: LabelSet,
+    names: Sequence[str],
+    limits: PrivacyConfig | None = None,
 ) -> dict[str, Figures]:
     """The figures of the images of each attribute; one with too few images is not even named."""
     found = {}
     for value in sorted({*part.attributes} - {""}):
         rows = [attribute == value for attribute in part.attributes]
-        if sum(rows) < min_count:
+        if limits is not None and sum(rows) < limits.min_count:
             continue
         own, of_own = Samples({}, part.y[rows], tuple(compress(part.patients, rows))), logits[rows]
-        scores = class_scores(own, of_own, labels, names, min_count=min_count)
+        scores = class_scores(own, of_own, labels, names, limits)
+        area = mean_defined(score.auroc for score in scores.values())
         found[value] = Figures(
             len(own),
-            mean_defined(score.auroc for score in scores.values()),
-            overall(own, of_own, labels.task, min_count),
+            area if limits is None else rounded(area),
+            overall(own, of_own, labels.task, limits),
         )
     return found
 
 
-def rounded(value: float) -> float:
+@overload
+def rounded(value: float) -> float: ...
+@overload
+def rounded(value: float | None) -> float | None: ...
+def rounded(value: float | None) -> float | None:
     """A number that leaves a site, to six digits: the rest would tell more than anybody needs."""
-    return float(f"{value:.6g}")
+    return None if value is None else float(f"{value:.6g}")
 
 
 def ranking(logits: Tensor, task: Task) -> Tensor:
@@ -121,27 +131,41 @@ def ranking(logits: Tensor, task: Task) -> Tensor:
     return logits if task == "multilabel" else torch.softmax(logits.double(), dim=1)
 
 
-def overall(part: Samples, logits: Tensor, task: Task, min_count: int = 0) -> dict[str, float | None]:
+def overall(
+    part: Samples, logits: Tensor, task: Task, limits: PrivacyConfig | None = None
+) -> dict[str, float | None]:
     """Accuracy and its like over the labelled images of a multiclass task; {} for multilabel, or too few."""
     labelled = int((part.y == 1).any(dim=1).sum())
-    if task == "multilabel" or labelled < max(min_count, 1):
+    if task == "multilabel" or labelled < max(limits.min_count if limits else 0, 1):
         return {}
-    return single_label(part.y.numpy(), logits.numpy())
+    figures = single_label(part.y.numpy(), logits.numpy())
+    return figures if limits is None else {name: rounded(value) for name, value in figures.items()}
 
 
 def class_counts(own: LabelSet, train: Samples, limits: PrivacyConfig) -> dict[str, Counts | None]:
     """Training images with and without each class, rounded; None where either lies below the limit."""
-
-    def near(count: int) -> int:
-        return round(count / limits.round_counts) * limits.round_counts
-
     positives, negatives = (train.y == 1).sum(dim=0).tolist(), (train.y == 0).sum(dim=0).tolist()
     return {
-        name: (near(p), near(n)) if min(p, n) >= limits.min_count else None
+        name: (near(p, limits), near(n, limits)) if min(p, n) >= limits.min_count else None
         for name, p, n in zip(own.names, positives, negatives, strict=True)
     }
 
 
-def withheld(score: ClassScore, min_count: int) -> ClassScore:
-    """The score, or nothing of it where a count lies below the limit."""
-    return score if min(score.positives or 0, score.negatives or 0) >= min_count else NOTHING
+def near(count: int, limits: PrivacyConfig) -> int:
+    """The count of a label, rounded as the site wants it."""
+    return round(count / limits.round_counts) * limits.round_counts
+
+
+def withheld(score: ClassScore, limits: PrivacyConfig) -> ClassScore:
+    """The score with its counts rounded, or nothing of it where a count lies below the limit."""
+    if min(score.positives or 0, score.negatives or 0) < limits.min_count:
+        return NOTHING
+    return replace(
+        score,
+        auroc=rounded(score.auroc),
+        low=rounded(score.low),
+        high=rounded(score.high),
+        recall=rounded(score.recall),
+        positives=None if score.positives is None else near(score.positives, limits),
+        negatives=None if score.negatives is None else near(score.negatives, limits),
+    )

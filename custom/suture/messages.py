@@ -10,21 +10,41 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 import torch
-from pydantic import ConfigDict, Field, FiniteFloat, NonNegativeInt, StringConstraints
+from pydantic import AfterValidator, ConfigDict, Field, FiniteFloat, StringConstraints
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
+from suture.errors import LabelError
 from suture.evaluation.metrics import ClassScore
 from suture.labels import Task
+from suture.names import LONGEST, check_label
 
 STRICT = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
 
-Name = Annotated[str, StringConstraints(min_length=1, max_length=200)]
-Tensors = dict[Name, Tensor]
-Labels = tuple[Name, ...]
+MOST = 2_000
+"""Classes of a federation, and tensors of a model: a longer list in a message is not read to its end."""
+
+LARGEST = 10**9
+"""The largest count: an integer of Python has no end, and so could carry anything."""
+
+
+def _label(name: str) -> str:
+    try:
+        return check_label(name)
+    except LabelError:
+        raise ValueError("is not a label name") from None  # without the name, which is not fit to be logged
+
+
+Word = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]+$", max_length=LONGEST)]
+"""A name of the program's own: a tensor, a number, an exception."""
+
+Label = Annotated[str, StringConstraints(max_length=LONGEST), AfterValidator(_label)]
+Labels = Annotated[tuple[Label, ...], Field(max_length=MOST)]
+Tensors = Annotated[dict[Word, Tensor], Field(max_length=MOST)]
+Count = Annotated[int, Field(ge=0, le=LARGEST)]
 
 TaskName = Literal["hello", "train", "evaluate"]
-Counts = tuple[NonNegativeInt, NonNegativeInt]
+Counts = tuple[Count, Count]
 """Positive and negative images of a class."""
 
 Reason = Literal[
@@ -54,9 +74,9 @@ class Figures:
         overall: accuracy and its like, of a multiclass task.
     """
 
-    n: NonNegativeInt
+    n: Count
     auroc: FiniteFloat | None
-    overall: dict[Name, FiniteFloat | None] = Field(default_factory=dict)
+    overall: dict[Word, FiniteFloat | None] = Field(default_factory=dict, max_length=MOST)
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -69,13 +89,13 @@ class Metrics:
         attributes: of the test images by the values of the attribute that the site has named, if any.
     """
 
-    round: NonNegativeInt
+    round: Count
     split: Literal["validation", "test"]
-    n: NonNegativeInt
+    n: Count
     loss: FiniteFloat | None
-    classes: dict[Name, ClassScore]
-    overall: dict[Name, FiniteFloat | None] = Field(default_factory=dict)
-    attributes: Annotated[dict[Name, Figures], Field(max_length=MOST_ATTRIBUTES)] = Field(
+    classes: Annotated[dict[Label, ClassScore], Field(max_length=MOST)]
+    overall: dict[Word, FiniteFloat | None] = Field(default_factory=dict, max_length=MOST)
+    attributes: Annotated[dict[Label, Figures], Field(max_length=MOST_ATTRIBUTES)] = Field(
         default_factory=dict
     )
 
@@ -97,12 +117,12 @@ class Hello:
     """
 
     labels: Labels
-    n: dict[Literal["train", "validation", "test"], NonNegativeInt]
+    n: dict[Literal["train", "validation", "test"], Count]
     threads: Annotated[int, Field(ge=1, le=4096)]
-    code: Name
+    code: Word
     task: Task = "multilabel"
-    counts: dict[Name, Counts | None] = Field(default_factory=dict)
-    prior: Name | None = None
+    counts: dict[Label, Counts | None] = Field(default_factory=dict, max_length=MOST)
+    prior: Word | None = None
     protection: dict[Literal["clip", "noise", "delta"], FiniteFloat] = Field(default_factory=dict)
 
 
@@ -123,16 +143,16 @@ class Payload:
     """
 
     task: TaskName
-    round: NonNegativeInt = 0
-    committed: NonNegativeInt = 0
-    phase: Name = "main"
+    round: Count = 0
+    committed: Count = 0
+    phase: Word = "main"
     split: Literal["validation", "test"] = "validation"
     labels: Labels = ()
     shared: Tensors = Field(default_factory=dict)
     head: Tensors = Field(default_factory=dict)
     fixed: Tensors = Field(default_factory=dict)
     class_tensors: Tensors = Field(default_factory=dict)
-    best: NonNegativeInt = 0
+    best: Count = 0
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -150,7 +170,7 @@ class Update:
         metrics: the received global model on the site's validation data.
     """
 
-    round: NonNegativeInt
+    round: Count
     labels: Labels
     shared: Tensors
     head: Tensors
@@ -158,7 +178,7 @@ class Update:
     weight: FiniteFloat = 1.0
     kind: Literal["weights", "gradient"] = "weights"
     class_tensors: Tensors = Field(default_factory=dict)
-    scalars: dict[Name, FiniteFloat] = Field(default_factory=dict)
+    scalars: dict[Word, FiniteFloat] = Field(default_factory=dict, max_length=MOST)
     train_loss: FiniteFloat | None = None
     metrics: Metrics | None = None
 
@@ -188,8 +208,8 @@ class Abstain:
     """
 
     reason: Reason
-    error: Name
-    rows: NonNegativeInt | None = None
+    error: Word
+    rows: Count | None = None
 
 
 Reply = Hello | Update | Evaluation | Abstain

@@ -17,9 +17,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from suture.config import PrivacyConfig
 from suture.measuring import rounded
 from suture.messages import Payload, Update
+from suture.privacy import PrivacyConfig
 
 
 @dataclass(frozen=True)

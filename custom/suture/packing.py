@@ -9,8 +9,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from torch import Tensor
 
 from suture.errors import RejectedUpdate, SutureError
 from suture.files import replacing
-from suture.messages import Abstain, Evaluation, Hello, Message, Payload, Update
+from suture.messages import MOST, Abstain, Evaluation, Hello, Message, Payload, Update
 
 _TYPES: dict[str, type[Message]] = {
     t.__name__.lower(): t for t in (Payload, Hello, Update, Evaluation, Abstain)
@@ -31,6 +32,15 @@ _ADAPTERS: dict[type[Message], TypeAdapter[Any]] = {t: TypeAdapter(t) for t in _
 _GROUPS = ("shared", "head", "fixed", "class_tensors")
 _SINGLE = "class_weights"
 _NO_CHECKSUM = "-" * 8
+
+TEXT = 4 * 2**20
+"""Characters of a header: three times what the longest names of the most classes need."""
+
+VALUES = 100_000
+"""Values in a header."""
+
+DEPTH = 6
+"""Of values within values."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +75,10 @@ def unpack(packed: Packed) -> Message:
     """The message of a packed form.
 
     Raises:
-        RejectedUpdate: an unknown type, field or tensor, or a value of the wrong kind or out of range.
+        RejectedUpdate: an unknown type, field or tensor, a value of the wrong kind or out of range, or more
+            than any message holds.
     """
+    check_size(packed)
     fields = dict(packed.header)
     kind = _TYPES.get(str(fields.pop("type", None)))
     if kind is None:
@@ -88,6 +100,37 @@ def unpack(packed: Packed) -> Message:
     except ValidationError as error:
         raise RejectedUpdate(f"{kind.__name__}: {_first(error)}") from None
     return message
+
+
+def check_size(packed: Packed) -> None:
+    """Refuses what no message needs before anything is made of it; takes no memory itself.
+
+    Raises:
+        RejectedUpdate: too much text, too many values or too deep a nest in the header, something in it that
+            JSON does not have, or too many tensors or sparse ones.
+    """
+    if len(packed.tensors) > MOST:
+        raise RejectedUpdate(f"{len(packed.tensors)} tensors, at most {MOST} are taken")
+    if any(not isinstance(t, Tensor) or t.layout != torch.strided for t in packed.tensors.values()):
+        raise RejectedUpdate("a tensor that is none, or a sparse one")
+    text, values = 0, 0
+    left: list[tuple[Any, int]] = [(packed.header, 0)]
+    while left:
+        value, depth = left.pop()
+        inner: Iterable[Any] = ()
+        if isinstance(value, Mapping):
+            values, inner = values + len(value), chain.from_iterable(value.items())
+        elif isinstance(value, (list, tuple)):
+            values, inner = values + len(value), value
+        elif isinstance(value, str):
+            text += len(value)
+        elif value is not None and not isinstance(value, (int, float)):
+            raise RejectedUpdate(f"the header has a {type(value).__name__} that does not belong there")
+        elif isinstance(value, int) and abs(value) >= 2**63:
+            raise RejectedUpdate("the header has an integer of more than 64 bits")
+        if values > VALUES or text > TEXT or depth > DEPTH:
+            raise RejectedUpdate("the header is larger than that of any message")
+        left += ((one, depth + 1) for one in inner)
 
 
 def _first(error: ValidationError) -> str:

@@ -18,6 +18,7 @@ from suture.messages import STRICT
 from suture.methods import method_class
 from suture.methods.contract import Context, Method
 from suture.models import ModelSpec
+from suture.names import check_experiment
 from suture.validation import parse
 
 Selection = Literal["site_loss", "server_metric", "last"]
@@ -40,6 +41,7 @@ class Plan:
     code: str
 
     def __post_init__(self) -> None:
+        check_experiment(self.experiment)
         if self.method.batch_norm == "local" and self.method.personal == "nothing":
             raise ConfigError(
                 "batch_norm='local' (FedBN) leaves no global model to evaluate, so "

@@ -28,6 +28,7 @@ from suture.federation import Loop, federate
 from suture.files import write_json
 from suture.job import Job
 from suture.models import CORPUS
+from suture.names import check_experiment
 from suture.plan import Plan
 from suture.progress import following
 from suture.server.open import describe, open_server
@@ -66,6 +67,7 @@ def run_here(job: Job, env: str, out: Path, *, resume: bool, overwrite: bool, th
     _check_finetuning(job)
     if job.simulation is None:
         raise ConfigError(f"{job.name} simulates no sites; submit it with --env poc or --env prod")
+    check_experiment(out.name)
     _make_way(out, job, resume=resume, overwrite=overwrite)
     with _locked(out):
         sites = job.simulation.prepare(out / "sites", out.parent, job.seed, job.method)

@@ -16,18 +16,18 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from suture.abstain import LabelViewRefused, note, reason_of
+from suture.abstain import abstention, kind, note
 from suture.check import Expectation
 from suture.config import SiteConfig
 from suture.data.batch import columns
 from suture.data.one_task import one_task
 from suture.data.site import SiteSamples, load_samples
 from suture.diagnostics import Diagnostics, Watch
-from suture.errors import ConfigError
+from suture.introduction import introduce, refuse
 from suture.kept import fixed, local, restored, under
 from suture.labels import LabelSet
-from suture.measuring import class_counts, measure
-from suture.messages import Abstain, Evaluation, Hello, Labels, Metrics, Payload, Reply, Update
+from suture.measuring import measure
+from suture.messages import Evaluation, Hello, Labels, Metrics, Payload, Reply, Update
 from suture.methods.contract import Context
 from suture.methods.crossing import crossing, kept, parts
 from suture.methods.share import put
@@ -36,7 +36,7 @@ from suture.models.classifier import Classifier, Layout, load_tensors, split_sta
 from suture.models.saved import save_model
 from suture.noise import protected
 from suture.packing import Packed
-from suture.plan import Plan, code_hash, context
+from suture.plan import Plan, context
 from suture.priors import Prior, load_prior
 from suture.store import Rounds
 from suture.training import Workbench
@@ -93,14 +93,14 @@ class Site:
             "evaluate": self._evaluate,
         }
         try:
+            refuse(self.name, self.plan, self.config.privacy)
             self._keep(task.best)
             return steps[task.task](task)
         except Exception as error:
             note(self.folder, self.name, task, error)
-            reason = reason_of(error)
-            if reason is None:
-                raise
-            return Abstain(reason, type(error).__name__, getattr(error, "rows", None))
+            if abstained := abstention(error):
+                return abstained
+            raise
 
     def expectation(self, task: Payload) -> Expectation:
         """What this site may answer to a task; the site's filter holds the answer against it."""
@@ -123,29 +123,8 @@ class Site:
     # The three tasks
 
     def _hello(self, _: Payload) -> Hello:
-        if self.plan.code != code_hash():
-            raise ConfigError(
-                f"{self.name} runs another version of suture ({code_hash()}) than the job was made with "
-                f"({self.plan.code}); install the same one"
-            )
-        if self.plan.method.label_view == "all" and self.config.privacy.label_view != "all":
-            raise LabelViewRefused(
-                f"{self.name}: {self.plan.method.title} shows every class name of the federation to each "
-                'site; permit it with label_view = "all" under [privacy] in suture.toml'
-            )
-        labels, samples = self._data()
-        return Hello(
-            labels.names,
-            {s: len(part) for s, part in samples.items()},
-            self.config.training.threads,
-            code_hash(),
-            labels.task,
-            class_counts(labels, samples["train"], self.config.privacy)
-            if self.plan.method.egress(Layout({}, {})).counts
-            else {},
-            self._prior.digest if self._prior else None,
-            self.config.privacy.protection,
-        )
+        prior = self._prior.digest if self._prior else None
+        return introduce(self.plan, self.config, self._data(), prior, self.folder)
 
     def _train(self, task: Payload) -> Reply:
         state = self._state(task)
@@ -174,7 +153,7 @@ class Site:
             if self._halved or batch < 4:
                 raise
             self._halved = batch // 2
-            log.warning("%s: %s; trying again with batches of %d", self.name, error, self._halved)
+            log.warning("%s: %s; trying again with batches of %d", self.name, kind(error), self._halved)
         # Not within the handler: its traceback holds what filled the memory.
         return self._attempt(task, state, ctx)
 

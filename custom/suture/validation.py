@@ -4,13 +4,32 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, TypeAdapter, ValidationError
 
-from suture.errors import ConfigError, nearest
+from suture.errors import ConfigError, LabelError, nearest
+from suture.labels import canonical
 
 T = TypeVar("T")
+
+
+class Section(BaseModel):
+    """A section of a configuration: nothing unknown in it, and nothing changes it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+def _a_label(name: str) -> str:
+    try:
+        canonical(name)
+    except LabelError as error:
+        raise ValueError(str(error)) from None
+    return name
+
+
+LabelName = Annotated[str, AfterValidator(_a_label)]
+"""Any spelling of a label."""
 
 _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 

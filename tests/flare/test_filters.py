@@ -74,7 +74,7 @@ def test_anything_undeclared_raises(where: str) -> None:
 
 
 def test_nothing_leaves_unasked() -> None:
-    with pytest.raises(RejectedUpdate, match="nothing was asked"):
+    with pytest.raises(RejectedUpdate, match="held back"):
         EgressFilter().process(to_shareable(pack(UPDATE)), context(None))
 
 

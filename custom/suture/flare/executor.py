@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Any
 
 from nvflare.apis.event_type import EventType
 from nvflare.apis.executor import Executor
+from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.fl_context import FLContext
-from nvflare.apis.shareable import Shareable
+from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
+from suture.abstain import abstention, note
+from suture.check import Expectation
 from suture.config import find_site_config, load_site_config
 from suture.errors import RejectedUpdate
 from suture.flare.codec import from_shareable_, register, to_shareable
-from suture.messages import Abstain, Payload
+from suture.messages import Abstain, Payload, Reply
 from suture.packing import pack, unpack
 from suture.plan import Plan
 from suture.site import Site
-
-log = logging.getLogger(__name__)
 
 EXPECTATION = "suture.expectation"
 
@@ -50,15 +50,27 @@ class SiteExecutor(Executor):
         fl_ctx: FLContext,
         abort_signal: Signal,
     ) -> Shareable:
-        site = self._site or self._open(fl_ctx)
-        self._site = site
         task = unpack(from_shareable_(shareable))
         if not isinstance(task, Payload) or task.task != task_name:
             raise RejectedUpdate(f"the task {task_name!r} carries something else")
-        reply = site.answer(task)
-        expectation = None if isinstance(reply, Abstain) else site.expectation(task)
+        try:
+            reply, expectation = self._answer(task, fl_ctx)
+        except Exception:  # noqa: BLE001 - the site has noted it; FLARE would write its text into a log
+            return make_reply(ReturnCode.EXECUTION_EXCEPTION)
         fl_ctx.set_prop(EXPECTATION, expectation, private=True, sticky=False)
         return to_shareable(pack(reply))
+
+    def _answer(self, task: Payload, fl_ctx: FLContext) -> tuple[Reply, Expectation | None]:
+        """The site's answer, and what may be in it; an abstention needs nothing."""
+        try:
+            self._site = self._site or self._open(fl_ctx)
+        except Exception as error:
+            note(workspace_root(fl_ctx) / "suture", fl_ctx.get_identity_name(), task, error)
+            if abstained := abstention(error):
+                return abstained, None
+            raise
+        reply = self._site.answer(task)
+        return reply, None if isinstance(reply, Abstain) else self._site.expectation(task)
 
     def _open(self, fl_ctx: FLContext) -> Site:
         name = fl_ctx.get_identity_name()

@@ -6,6 +6,8 @@ installed at the site and jobs may not bring code of their own; see docs/archite
 
 from __future__ import annotations
 
+import logging
+
 from nvflare.apis.filter import Filter
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.fl_context import FLContext
@@ -15,8 +17,13 @@ from suture.check import Expectation, check_reply
 from suture.errors import RejectedUpdate
 from suture.flare.codec import from_shareable_, to_shareable
 from suture.flare.executor import EXPECTATION
-from suture.messages import Abstain, Payload
+from suture.messages import Abstain, Payload, Reply
 from suture.packing import pack, unpack
+
+log = logging.getLogger(__name__)
+
+_CODES = frozenset(value for name, value in vars(ReturnCode).items() if name.isupper())
+"""FLARE's own words: a return code is text, and could carry any other."""
 
 
 class EgressFilter(Filter):
@@ -25,18 +32,28 @@ class EgressFilter(Filter):
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
         """The answer, made anew from its checked parts.
 
+        What it passes on it would pass again: a site's policy and a job may both install it.
+
         Raises:
             RejectedUpdate: a tensor, field or size that was not declared. FLARE then sends an error code in
-                the answer's place.
+                the answer's place, and writes this error into its log: so it names nothing of the answer.
         """
-        if shareable.get_return_code() != ReturnCode.OK:
-            return make_reply(shareable.get_return_code())
-        reply = unpack(from_shareable_(shareable))
-        if isinstance(reply, Payload):
-            raise RejectedUpdate("a payload does not leave a site")
-        expected = fl_ctx.get_prop(EXPECTATION)
-        if not isinstance(reply, Abstain):
-            if not isinstance(expected, Expectation):
-                raise RejectedUpdate("nothing was asked of this site")
-            check_reply(reply, expected)
-        return to_shareable(pack(reply))
+        code = shareable.get_return_code()
+        if code != ReturnCode.OK:
+            return make_reply(code if code in _CODES else ReturnCode.EXECUTION_EXCEPTION)
+        try:
+            return to_shareable(pack(_checked(shareable, fl_ctx.get_prop(EXPECTATION))))
+        except Exception as error:  # noqa: BLE001 - FLARE would write its text into the log of errors
+            log.warning("held back: %s", error)
+        raise RejectedUpdate("an answer that was not declared is held back; log.txt of this site says why")
+
+
+def _checked(shareable: Shareable, expected: object) -> Reply:
+    reply = unpack(from_shareable_(shareable))
+    if isinstance(reply, Payload):
+        raise RejectedUpdate("a payload does not leave a site")
+    if not isinstance(reply, Abstain):
+        if not isinstance(expected, Expectation):
+            raise RejectedUpdate("nothing was asked of this site")
+        check_reply(reply, expected)
+    return reply

@@ -14,6 +14,7 @@ from suture.errors import ConfigError
 from suture.flare.controller import FederationController
 from suture.flare.executor import SiteExecutor
 from suture.flare.filters import EgressFilter
+from suture.names import check_sites
 from suture.plan import Plan, Schedule
 
 _TASKS = ["hello", "train", "evaluate"]
@@ -33,7 +34,7 @@ class FederationRecipe(Recipe):
         bundle: whether the package travels with the job; otherwise it is installed at every party.
 
     Raises:
-        ConfigError: the schedule names labels, and the sites are not named.
+        ConfigError: the schedule names labels, and the sites are not named; or a name is no site's.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class FederationRecipe(Recipe):
         min_clients: int = 1,
         bundle: bool = True,
     ) -> None:
+        check_sites(sites)
         if not sites and (schedule.label_map or schedule.accept_labels):
             raise ConfigError(
                 "the job's label_map or accept_labels names labels, which only the server may see; name the "

@@ -13,7 +13,7 @@ from typing import Any
 from suture.check import Expectation, check_reply
 from suture.errors import FederationError, RejectedUpdate
 from suture.messages import Abstain, Evaluation, Hello, Metrics, Payload, Reply, Update
-from suture.packing import Packed, load, pack, save, unpack
+from suture.packing import Packed, check_size, load, pack, save, unpack
 
 log = logging.getLogger(__name__)
 
@@ -67,8 +67,10 @@ class Inbox:
                 log.warning("an answer of %s that was not asked for, or came twice, is dropped", site)
                 return
             line = self.lines[site]
-            line |= {"bytes_up": packed.nbytes, "seconds": round(time.monotonic() - self.since, 3)}
+            line["seconds"] = round(time.monotonic() - self.since, 3)
             try:
+                check_size(packed)
+                line["bytes_up"] = packed.nbytes
                 reply = unpack(packed)
                 if isinstance(reply, Payload):
                     raise RejectedUpdate("a payload is no answer")

@@ -6,8 +6,7 @@ and the federation's name, so that a site learns nothing of the others' names.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -99,20 +98,6 @@ class Roster:
                 for site, m in self.members.items()
             },
         }
-
-
-_SITE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,63}")
-
-
-def check_names(sites: Iterable[str]) -> None:
-    """Site names become file names, so they are plain.
-
-    Raises:
-        FederationError: naming the first that is not.
-    """
-    for name in sites:
-        if not _SITE_NAME.fullmatch(name):
-            raise FederationError(f"{name!r} is no site name; use letters, digits, '.', '_' and '-'")
 
 
 def agree(

@@ -17,13 +17,14 @@ from suture.evaluation.summary import across_sites
 from suture.messages import Metrics, Payload, TaskName, Update
 from suture.methods.contract import ClassFacts, Context, GlobalModel
 from suture.models.classifier import Layout
+from suture.names import check_sites
 from suture.packing import Packed, load
 from suture.plan import Plan, Schedule, context
 from suture.server.assignment import assignments
 from suture.server.global_model import initial, pack_model, unpack_model, with_labels
 from suture.server.inbox import Inbox, Line, told
 from suture.server.record import Record
-from suture.server.roster import Member, Roster, agree, check_names
+from suture.server.roster import Member, Roster, agree
 from suture.server.selection import Best, HeldOut, Standings
 from suture.server.welcome import introduce, welcome
 from suture.store import Rounds
@@ -79,7 +80,7 @@ class Server:
 
     def greet(self, sites: list[str]) -> dict[str, Packed]:
         """The payload that asks every site to introduce itself."""
-        check_names(sites)
+        check_sites(sites)
         egress = self.plan.method.egress(Layout({}, {}))
         expected = Expectation("hello", 0, 0, "", (), (), egress)
         return self.inbox.open({site: (Payload("hello"), expected) for site in sites})

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from suture.config import (
     DataConfig,
-    PrivacyConfig,
     SiteConfig,
     StorageConfig,
     TrainingConfig,
@@ -16,6 +15,7 @@ from suture.config import (
 from suture.data.partition import SERVER
 from suture.errors import unknown
 from suture.methods.contract import Method
+from suture.privacy import PrivacyConfig
 from suture.simulation.places import cache_folder
 
 

@@ -1,0 +1,74 @@
+"""Whether a site takes part in a job at all, and what it says of itself before round 1."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from suture.abstain import CodeMismatch, LabelViewRefused
+from suture.config import SiteConfig
+from suture.data.site import SiteSamples
+from suture.files import write_json
+from suture.labels import LabelSet
+from suture.measuring import class_counts
+from suture.messages import Counts, Hello
+from suture.models.classifier import Layout
+from suture.plan import Plan, code_hash
+from suture.privacy import PrivacyConfig
+
+SAID = "said.json"
+
+
+def refuse(site: str, plan: Plan, privacy: PrivacyConfig) -> None:
+    """Stops what the site does not take part in. Asked before every task: a server may leave out the first.
+
+    Raises:
+        CodeMismatch: the job was made with other code.
+        LabelViewRefused: its method shows the site more class names than it permits.
+    """
+    if plan.code != code_hash():
+        raise CodeMismatch(
+            f"{site} runs another version of suture ({code_hash()}) than the job was made with "
+            f"({plan.code}); install the same one"
+        )
+    if plan.method.label_view == "all" and privacy.label_view != "all":
+        raise LabelViewRefused(
+            f"{site}: {plan.method.title} shows every class name of the federation to each "
+            'site; permit it with label_view = "all" under [privacy] in suture.toml'
+        )
+
+
+def introduce(plan: Plan, config: SiteConfig, data: SiteSamples, prior: str | None, folder: Path) -> Hello:
+    """The site's own classes, its numbers of images and, where the method asks, its counts of labels.
+
+    Args:
+        prior: digest of the frozen network that the site holds.
+        folder: of the experiment at the site, which remembers what was said.
+    """
+    labels, samples = data
+    asked = plan.method.egress(Layout({}, {})).counts
+    return Hello(
+        labels.names,
+        {split: len(part) for split, part in samples.items()},
+        config.training.threads,
+        code_hash(),
+        labels.task,
+        said_once(labels, class_counts(labels, samples["train"], config.privacy), folder) if asked else {},
+        prior,
+        config.privacy.protection,
+    )
+
+
+def said_once(labels: LabelSet, counts: dict[str, Counts | None], folder: Path) -> dict[str, Counts | None]:
+    """The counts as they were first said in this experiment.
+
+    Two counts of data that changed by one patient in between would tell what that patient has. So a class
+    that was spoken of keeps its answer, also where that was none, and only a new class is counted.
+    """
+    path = folder / SAID
+    before = json.loads(path.read_text())["counts"] if path.exists() else {}
+    told = {name: before.get(name, counts[name]) for name in labels.names}
+    if before.keys() < {*before, *told}:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(path, {"counts": before | told})
+    return {name: None if pair is None else (int(pair[0]), int(pair[1])) for name, pair in told.items()}
