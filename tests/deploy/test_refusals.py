@@ -65,4 +65,6 @@ def test_an_end_without_words_says_where_to_look() -> None:
     assert text.startswith("job j-1 ended as FINISHED:ABNORMAL")
     assert "j-1/log.txt" in text
     assert "aborted" in explain("j-1", {"status": "FINISHED:ABORTED"}, {}, {})
+    failed = explain("j-1", META, {}, {"error": "harbor: FLARE answered EXECUTION_EXCEPTION"})
+    assert "suture doctor" in failed
     assert "two sites are needed" in explain("j-1", META, {}, {"error": "two sites are needed"})

@@ -65,7 +65,12 @@ def explain(job_id: str, meta: Mapping[str, Any], logs: Mapping[str, str], run: 
         run: the server's run.json; empty where the job did not get that far.
     """
     status = str(meta.get("status"))
-    reasons = [*refusals(meta, logs), *([str(run["error"])] if run.get("error") else [])]
+    reasons = refusals(meta, logs) + ([str(run["error"])] if run.get("error") else [])
+    if any("EXECUTION_EXCEPTION" in reason for reason in reasons):
+        reasons.append(
+            "an error at a site keeps its words there: its administrator finds them with `suture doctor` or "
+            f"in WORKSPACE/{job_id}/log.txt"
+        )
     if not reasons and "ABORTED" in status:
         reasons = ["it was aborted"]
     if not reasons:
