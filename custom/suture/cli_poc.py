@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from pathlib import Path
 from typing import Annotated
@@ -45,9 +44,7 @@ def up(
     chosen, root = with_settings(load_job(job), settings or []), chosen_folder(folder)
     if running(root) and (overwrite or strict):
         raise ConfigError(f"the federation in {root} is running; stop it first: suture poc down")
-    if overwrite:
-        _clear(root)
-    kits = prepare(chosen, root, project or project_template(), port, strict)
+    kits = prepare(chosen, root, project or project_template(), port, strict=strict, overwrite=overwrite)
     server, sites = parties(kits)
     if not running(root):
         begun, since = start(root, (server, *sites.values())), time.monotonic()
@@ -103,12 +100,3 @@ def down(folder: Dir = None) -> None:
 
     stopped = stop(chosen_folder(folder))
     console.print(f"stopped: {', '.join(stopped)}" if stopped else "nothing was running")
-
-
-def _clear(root: Path) -> None:
-    """Removes a federation, and only what is one."""
-    if not root.exists() or not any(root.iterdir()):
-        return
-    if not (root / "project.yml").exists():
-        raise ConfigError(f"{root} holds no federation (project.yml); choose another --dir")
-    shutil.rmtree(root)

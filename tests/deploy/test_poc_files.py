@@ -11,7 +11,7 @@ from startup_kits import MakeKit
 
 from suture.config import load_site_config
 from suture.deploy.kit import kits_in
-from suture.deploy.poc import free_port, hand_out, project_of, project_template, simulate
+from suture.deploy.poc import clear, free_port, hand_out, project_of, project_template, simulate
 from suture.errors import ConfigError
 from suture.job import Job, load_job, with_settings
 
@@ -80,6 +80,20 @@ def test_a_federation_of_other_sites_is_refused_and_untouched(make_kit: MakeKit,
     with pytest.raises(ConfigError, match=r"elsewhere.*--overwrite"):
         hand_out(job, data, kits_in(tmp_path))
     assert not (folder / "local" / "suture.toml").exists()
+
+
+def test_only_a_federation_is_cleared_and_its_data_stay(make_kit: MakeKit, tmp_path: Path) -> None:
+    make_kit("server", "server")
+    kept = tmp_path / "data" / "labels.csv"
+    kept.parent.mkdir()
+    kept.write_text("image")
+    with pytest.raises(ConfigError, match="holds trial, and no federation"):
+        clear(tmp_path)
+    (tmp_path / "project.yml").write_text("name: trial")
+    clear(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+    assert kept.exists()
+    clear(tmp_path)
 
 
 @pytest.mark.parametrize("name", [*SITES, "server"])

@@ -17,6 +17,8 @@ from suture.errors import ConfigError
 from suture.files import atomic_write
 from suture.job import Job, jobs_folder
 
+_DATA = "data"
+
 
 def project_template() -> Path:
     """The repository's poc_workspace/project.yml."""
@@ -73,12 +75,15 @@ def provisioned(folder: Path) -> bool:
     return any(folder.glob("*/prod_*/*/startup"))
 
 
-def prepare(job: Job, folder: Path, template: Path, port: int, strict: bool) -> dict[str, Kit]:
+def prepare(
+    job: Job, folder: Path, template: Path, port: int, *, strict: bool = False, overwrite: bool = False
+) -> dict[str, Kit]:
     """Provisions a federation of a job's simulated sites, gives each its data, and its policy.
 
     Args:
         folder: of the POC; kits that are there stay, if they are of these sites.
         strict: whether sites refuse code that travels with jobs, and keep their logs.
+        overwrite: whether to make what is there anew.
 
     Returns:
         the kits by party.
@@ -87,6 +92,8 @@ def prepare(job: Job, folder: Path, template: Path, port: int, strict: bool) -> 
         ConfigError: the job simulates no sites, or the folder holds a federation of other sites.
     """
     names, data = simulate(job, folder)
+    if overwrite:
+        clear(folder)
     if not provisioned(folder):
         from suture.flare.provision import provision
 
@@ -106,6 +113,21 @@ def prepare(job: Job, folder: Path, template: Path, port: int, strict: bool) -> 
     return kits
 
 
+def clear(folder: Path) -> None:
+    """Removes a federation, and leaves the data of its sites.
+
+    Raises:
+        ConfigError: the folder holds something else.
+    """
+    rest = [path for path in folder.iterdir() if path.name != _DATA]
+    if rest and not (folder / "project.yml").exists():
+        raise ConfigError(
+            f"{folder} holds {rest[0].name}, and no federation (project.yml); choose another --dir"
+        )
+    for path in rest:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
 def simulate(job: Job, folder: Path) -> tuple[list[str], Path]:
     """Writes the data of a job's simulated sites below the POC; returns the sites' names, and where.
 
@@ -114,7 +136,7 @@ def simulate(job: Job, folder: Path) -> tuple[list[str], Path]:
     """
     if job.simulation is None:
         raise ConfigError(f"{job.name} simulates no sites; write each site's local/suture.toml yourself")
-    data = folder.resolve() / "data" / job.name
+    data = folder.resolve() / _DATA / job.name
     data.mkdir(parents=True, exist_ok=True)
     return job.simulation.prepare(data, data / "runs", job.seed, job.method), data
 
