@@ -1,0 +1,125 @@
+"""`suture status` and `suture results`: jobs in a POC or in production."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+console = Console()
+
+StartupKit = Annotated[
+    Path | None, typer.Option(help="Startup kit of an administrator; by default that of the POC.")
+]
+
+
+def status(
+    job_id: Annotated[str | None, typer.Argument(help="FLARE's id of a job; by default all jobs.")] = None,
+    startup_kit: StartupKit = None,
+) -> None:
+    """Show the jobs of a running federation and its sites; or how far one job is."""
+    from suture.deploy.kit import admin_kit
+    from suture.flare.session import connected
+
+    kit = admin_kit(startup_kit)
+    with connected(kit) as federation:
+        if job_id is None:
+            console.print(f"{kit.project} at {kit.server}, sites: {', '.join(federation.sites()) or 'none'}")
+            for job in federation.jobs():
+                console.print(_line(job), soft_wrap=True, highlight=False)
+            return
+        meta = federation.meta(job_id)
+        recent = federation.recent(job_id) if meta.get("status") == "RUNNING" else {}
+    _show(meta, recent)
+
+
+def _line(job: dict[str, Any]) -> str:
+    submitted, took = (str(job.get(key, "")).partition(".")[0] for key in ("submit_time", "duration"))
+    return f"{job['job_id']}  {job.get('status', ''):<20} {submitted:<19}  {took:>8}  {job.get('job_name')}"
+
+
+def _show(meta: dict[str, Any], recent: dict[str, Any]) -> None:
+    from suture.deploy.remote import state
+    from suture.progress import Progress
+
+    console.print(f"{meta.get('name')}: {meta.get('status')}")
+    progress = Progress(str(meta.get("name")), "")
+    lines = [progress.take(event) for event in recent.get("events", [])]
+    for line in [state(meta), *lines[-10:]]:
+        if line:
+            console.print(line, highlight=False, markup=False)
+
+
+def results(
+    job_id: Annotated[str, typer.Argument(help="FLARE's id of the job; `suture status` lists them.")],
+    out: Annotated[Path | None, typer.Option(help="Folder of the run; by default runs/EXPERIMENT.")] = None,
+    startup_kit: StartupKit = None,
+) -> None:
+    """Bring the results of a job that has ended into a run folder, and show its table."""
+    from suture.deploy.kit import admin_kit
+    from suture.deploy.remote import fetch
+
+    show_run(fetch(admin_kit(startup_kit), job_id, out))
+
+
+@dataclass(frozen=True)
+class Submission:
+    """How a job is handed in; as in `suture.deploy.remote.submit`."""
+
+    sites: Sequence[str] = ()
+    bundle: bool = True
+    resume: bool = False
+    overwrite: bool = False
+    detach: bool = False
+
+
+def run_remotely(
+    job: Any, env: str, folder: Path, experiment: str, startup_kit: Path | None, how: Submission
+) -> None:
+    """Runs a job in a POC or in production, and shows its table; Ctrl-C leaves the job alone."""
+    from suture.deploy.kit import admin_kit
+    from suture.deploy.remote import accompany, submit
+
+    kit = admin_kit(startup_kit, env)
+    job_id = submit(
+        job,
+        env,
+        kit,
+        folder,
+        experiment,
+        sites=how.sites,
+        bundle=how.bundle,
+        resume=how.resume,
+        overwrite=how.overwrite,
+    )
+    option = f" --startup-kit {startup_kit}" if startup_kit else ""
+    later = f"when it has ended: suture results {job_id} --out {folder}{option}"
+    if how.detach:
+        console.print(f"submitted as {job_id}; {later}", soft_wrap=True, highlight=False)
+        return
+    try:
+        accompany(job, env, kit, folder, job_id)
+    except KeyboardInterrupt:
+        console.print(f"the job goes on without you; {later}", soft_wrap=True, highlight=False)
+        raise typer.Exit(130) from None
+    show_run(folder)
+
+
+def show_run(folder: Path) -> None:
+    """The table of a run, and where its report is."""
+    from suture.evaluation.fine_tuned import fine_tuned_table, nothing_measured, read_fine_tuned
+    from suture.evaluation.records import read_metrics
+    from suture.evaluation.table import per_class_table
+
+    run_facts, tuned = json.loads((folder / "run.json").read_text()), read_fine_tuned(folder)
+    measured = (folder / "metrics.json").exists() and not (tuned and nothing_measured(read_metrics(folder)))
+    if measured:
+        console.print(per_class_table(run_facts, json.loads((folder / "metrics.json").read_text())))
+    if tuned:
+        console.print(fine_tuned_table(tuned))
+    console.print(f"report: {folder / 'report.html'}", soft_wrap=True, highlight=False)

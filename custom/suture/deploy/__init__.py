@@ -1,0 +1,1 @@
+"""Beyond the simulator: startup kits, policies, a federation of processes here, remote runs."""
