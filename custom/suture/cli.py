@@ -32,9 +32,11 @@ app = typer.Typer(
 )
 app.add_typer(data_app, name="data")
 app.add_typer(poc_app, name="poc")
-for command in (status, results, doctor, policy):
-    app.command()(command)
-for command in (evaluate, compare, relate, latent, experiment, pretrain, finetune, vocab):
+COMMANDS: tuple[Callable[..., None], ...] = (
+    *(status, results, doctor, policy),
+    *(evaluate, compare, relate, latent, experiment, pretrain, finetune, vocab),
+)
+for command in COMMANDS:
     app.command()(command)
 console = Console()
 
