@@ -14,7 +14,10 @@ from rich.console import Console
 from rich.table import Table
 
 from suture.cli_data import Sets, data_app
+from suture.cli_doctor import doctor, policy
 from suture.cli_finetune import finetune
+from suture.cli_jobs import results, show_run, status
+from suture.cli_poc import poc_app
 from suture.cli_pretrain import pretrain
 from suture.cli_research import compare, evaluate, experiment, latent, relate
 from suture.cli_text import vocab
@@ -27,6 +30,9 @@ app = typer.Typer(
     add_completion=False,
 )
 app.add_typer(data_app, name="data")
+app.add_typer(poc_app, name="poc")
+for command in (status, results, doctor, policy):
+    app.command()(command)
 for command in (evaluate, compare, relate, latent, experiment, pretrain, finetune, vocab):
     app.command()(command)
 console = Console()
@@ -45,6 +51,9 @@ Rounds = Annotated[int | None, typer.Option(help="Communication rounds.")]
 Seed = Annotated[int | None, typer.Option(help="Seed of initialisation, shuffling and augmentation.")]
 Out = Annotated[Path | None, typer.Option(help="Folder of the run; by default runs/JOB-TIME.")]
 Sites = Annotated[str | None, typer.Option(help="Names of the sites, comma-separated: an app for each.")]
+Bundle = Annotated[
+    bool, typer.Option(help="Whether the package travels with the job, or is installed at every party.")
+]
 Accept = Annotated[
     list[str] | None, typer.Option(help="A look-alike label that is a class of its own, or 'all'.")
 ]
@@ -59,7 +68,10 @@ def demo(env: Env = Env.sim, rounds: Rounds = None, seed: Seed = None, out: Out 
 @app.command()
 def run(
     job: Annotated[str, typer.Argument(help="A name in jobs/, or a path.")],
-    env: Annotated[Env, typer.Option(help="local: a plain loop; sim: FLARE's simulator.")] = Env.sim,
+    env: Annotated[
+        Env,
+        typer.Option(help="local: a plain loop; sim: FLARE's simulator; poc, prod: a running federation."),
+    ] = Env.sim,
     rounds: Rounds = None,
     seed: Seed = None,
     out: Out = None,
@@ -74,6 +86,10 @@ def run(
         Path | None, typer.Option(help="Admin startup kit, for --env poc and prod.")
     ] = None,
     sites: Sites = None,
+    bundle: Bundle = True,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="With --env poc and prod: do not wait; see suture results.")
+    ] = False,
 ) -> None:
     """Run a job."""
     from suture.job import load_job
@@ -88,6 +104,8 @@ def run(
         threads=threads,
         startup_kit=startup_kit,
         sites=_names(sites),
+        bundle=bundle,
+        detach=detach,
     )
 
 
@@ -121,30 +139,41 @@ def execute(
     threads: int | None = None,
     startup_kit: Path | None = None,
     sites: Sequence[str] = (),
+    bundle: bool = True,
+    detach: bool = False,
 ) -> None:
     """Runs a job and shows its table."""
     from suture.job import with_settings
     from suture.run import run_here
 
     job = with_settings(job, settings)
-    if env in (Env.poc, Env.prod):
-        from suture.flare.submit import submit
-
-        console.print(f"submitted as {submit(job, env.value, startup_kit, sites)}")
+    name = f"{job.name}-{datetime.now():%Y%m%d-%H%M%S}"
+    folder = (out or Path("runs") / name).resolve()
+    if env in (Env.local, Env.sim):
+        run_here(job, env.value, folder, resume=resume, overwrite=overwrite, threads=threads)
+        show_run(folder)
         return
-    folder = (out or Path("runs") / f"{job.name}-{datetime.now():%Y%m%d-%H%M%S}").resolve()
-    report_path = run_here(job, env.value, folder, resume=resume, overwrite=overwrite, threads=threads)
-    _show(folder)
-    console.print(f"report: {report_path}", soft_wrap=True, highlight=False)
+    from suture.deploy.kit import admin_kit
+    from suture.deploy.remote import accompany, submit
 
-
-def _show(folder: Path) -> None:
-    import json
-
-    from suture.evaluation.table import per_class_table
-
-    run_facts = json.loads((folder / "run.json").read_text())
-    console.print(per_class_table(run_facts, json.loads((folder / "metrics.json").read_text())))
+    kit = admin_kit(startup_kit, env.value)
+    job_id = submit(
+        job, env.value, kit, folder, name, sites=sites, bundle=bundle, resume=resume, overwrite=overwrite
+    )
+    later = f"suture results {job_id} --out {folder}" + (
+        f" --startup-kit {startup_kit}" if startup_kit else ""
+    )
+    if detach:
+        console.print(f"submitted as {job_id}; when it has ended: {later}", soft_wrap=True, highlight=False)
+        return
+    try:
+        accompany(job, env.value, kit, folder, job_id)
+    except KeyboardInterrupt:
+        console.print(
+            f"the job goes on without you; when it has ended: {later}", soft_wrap=True, highlight=False
+        )
+        raise typer.Exit(130) from None
+    show_run(folder)
 
 
 @app.command()
@@ -154,7 +183,7 @@ def export(
     experiment: Annotated[str | None, typer.Option(help="Identifier that a later job continues.")] = None,
     settings: Sets = None,
     sites: Sites = None,
-    bundle: Annotated[bool, typer.Option(help="Whether the package travels with the job.")] = True,
+    bundle: Bundle = True,
 ) -> None:
     """Write a job as a folder that FLARE's admin console accepts."""
     from suture.flare.submit import export_job
@@ -169,10 +198,8 @@ def report(directory: Annotated[Path, typer.Argument(help="Folder of a run.")]) 
     """Render the report of a run again, and show its table."""
     from suture.evaluation.report import write_report
 
-    path = write_report(directory)
-    if (directory / "metrics.json").exists():
-        _show(directory)
-    console.print(f"report: {path}", soft_wrap=True, highlight=False)
+    write_report(directory)
+    show_run(directory)
 
 
 @app.command()

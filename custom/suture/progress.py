@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -68,6 +69,8 @@ class Progress:
             )
         elif kind == "unchanged":
             line = event["why"]
+        elif kind == "note":
+            line = event["text"]
         elif kind == "finished":
             self.doing = "finished"
         return line
@@ -97,7 +100,8 @@ class Progress:
 @contextmanager
 def following(out: Path, title: str, env: str) -> Iterator[None]:
     """Shows the events that a run appends to DIR/events.jsonl while the block runs."""
-    console = Console(stderr=False)
+    # Bound now: FLARE's own printing is silenced elsewhere by exchanging sys.stdout for a moment.
+    console = Console(file=sys.stdout)
     progress = Progress(title, env)
     path = out / "events.jsonl"
     start = path.stat().st_size if path.exists() else 0

@@ -65,8 +65,8 @@ def run_here(job: Job, env: str, out: Path, *, resume: bool, overwrite: bool, th
         )
     if job.simulation is None:
         raise ConfigError(f"{job.name} simulates no sites; submit it with --env poc or --env prod")
-    _make_way(out, job, resume=resume, overwrite=overwrite)
-    with _locked(out):
+    make_way(out, job, resume=resume, overwrite=overwrite)
+    with locked(out):
         sites = job.simulation.prepare(out / "sites", out.parent, job.seed, job.method)
         job = _with_words(job, out / "sites")
         plan, schedule = job.plan(out.name), job.schedule()
@@ -176,7 +176,7 @@ def _first_error(out: Path, message: str) -> str:
     return f"{first['message']}\n({message})"
 
 
-def _make_way(out: Path, job: Job, *, resume: bool, overwrite: bool) -> None:
+def make_way(out: Path, job: Job, *, resume: bool, overwrite: bool) -> None:
     """Makes DIR ready, and never touches a run that is there without being told to."""
     path = out / "run.json"
     if not out.exists() or not any(out.iterdir()):
@@ -189,7 +189,7 @@ def _make_way(out: Path, job: Job, *, resume: bool, overwrite: bool) -> None:
     run = json.loads(path.read_text())
     what = f"{out} holds a run of {run.get('job')} ({run.get('status')})"
     if overwrite:
-        with _locked(out):
+        with locked(out):
             shutil.rmtree(out)
         out.mkdir(parents=True)
     elif not resume:
@@ -203,7 +203,7 @@ def _make_way(out: Path, job: Job, *, resume: bool, overwrite: bool) -> None:
 
 
 @contextmanager
-def _locked(out: Path) -> Iterator[IO[str]]:
+def locked(out: Path) -> Iterator[IO[str]]:
     """Holds DIR against a second run at the same time.
 
     Raises:

@@ -16,12 +16,14 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
+from nvflare.widgets.info_collector import GroupInfoCollector, InfoCollector
 
 from suture.config import SiteConfig, find_site_config, load_site_config
 from suture.errors import ConfigError, FederationError, RejectedUpdate, SutureError
 from suture.federation import Receive, federate
 from suture.flare.codec import from_shareable_, register, to_shareable
 from suture.flare.executor import workspace_root
+from suture.flare.telling import GROUP, Teller
 from suture.messages import TaskName
 from suture.packing import Packed
 from suture.plan import Plan, Schedule
@@ -31,7 +33,8 @@ from suture.server.server import Server
 log = logging.getLogger(__name__)
 
 _POLL = 0.02
-_RESULTS = ("run.json", "history.jsonl", "metrics.json", "report.html", "model")
+RESULTS = ("run.json", "history.jsonl", "events.jsonl", "metrics.json", "report.html", "model")
+"""What of a run folder FLARE's job download brings."""
 
 
 class FederationController(Controller):
@@ -46,6 +49,14 @@ class FederationController(Controller):
         super().__init__()
         self.plan = plan
         self.schedule = schedule
+        self._teller: Teller | None = None
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        super().handle_event(event_type, fl_ctx)
+        if event_type == InfoCollector.EVENT_TYPE_GET_STATS and self._teller:
+            collector = fl_ctx.get_prop(InfoCollector.CTX_KEY_STATS_COLLECTOR)
+            if isinstance(collector, GroupInfoCollector):
+                collector.set_info(GROUP, self._teller.recent())
 
     def start_controller(self, fl_ctx: FLContext) -> None:
         register()
@@ -59,6 +70,7 @@ class FederationController(Controller):
         except SutureError as error:
             self.system_panic(str(error), fl_ctx)
             return
+        self._teller = Teller(server.record.folder / "events.jsonl")
         try:
             federate(server, FlareTransport(self, fl_ctx, abort_signal, server.schedule.round_timeout))
         except (SutureError, OSError) as error:
@@ -94,7 +106,7 @@ class FederationController(Controller):
         """Copies what a user wants to where FLARE's job download finds it."""
         target = Path(fl_ctx.get_engine().get_workspace().get_result_root(fl_ctx.get_job_id()))
         target.mkdir(parents=True, exist_ok=True)
-        for name in _RESULTS:
+        for name in RESULTS:
             source = folder / name
             if source.is_dir():
                 shutil.copytree(source, target / name, dirs_exist_ok=True)

@@ -1,0 +1,75 @@
+"""`suture status` and `suture results`: jobs in a POC or in production."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+console = Console()
+
+StartupKit = Annotated[
+    Path | None, typer.Option(help="Startup kit of an administrator; by default that of the POC.")
+]
+
+
+def status(
+    job_id: Annotated[str | None, typer.Argument(help="FLARE's id of a job; by default all jobs.")] = None,
+    startup_kit: StartupKit = None,
+) -> None:
+    """Show the jobs of a running federation and its sites; or how far one job is."""
+    from suture.deploy.kit import admin_kit
+    from suture.flare.session import connected
+
+    kit = admin_kit(startup_kit)
+    with connected(kit) as federation:
+        if job_id is None:
+            console.print(f"{kit.project} at {kit.server}, sites: {', '.join(federation.sites()) or 'none'}")
+            for job in federation.jobs():
+                console.print(_line(job), soft_wrap=True, highlight=False)
+            return
+        meta = federation.meta(job_id)
+        recent = federation.recent(job_id) if meta.get("status") == "RUNNING" else {}
+    _show(meta, recent)
+
+
+def _line(job: dict[str, Any]) -> str:
+    submitted, took = (str(job.get(key, "")).partition(".")[0] for key in ("submit_time", "duration"))
+    return f"{job['job_id']}  {job.get('status', ''):<20} {submitted:<19}  {took:>8}  {job.get('job_name')}"
+
+
+def _show(meta: dict[str, Any], recent: dict[str, Any]) -> None:
+    from suture.deploy.remote import state
+    from suture.progress import Progress
+
+    console.print(f"{meta.get('name')}: {meta.get('status')}")
+    progress = Progress(str(meta.get("name")), "")
+    lines = [progress.take(event) for event in recent.get("events", [])]
+    for line in [state(meta), *lines[-10:]]:
+        if line:
+            console.print(line, highlight=False, markup=False)
+
+
+def results(
+    job_id: Annotated[str, typer.Argument(help="FLARE's id of the job; `suture status` lists them.")],
+    out: Annotated[Path | None, typer.Option(help="Folder of the run; by default runs/EXPERIMENT.")] = None,
+    startup_kit: StartupKit = None,
+) -> None:
+    """Bring the results of a job that has ended into a run folder, and show its table."""
+    from suture.deploy.kit import admin_kit
+    from suture.deploy.remote import fetch
+
+    show_run(fetch(admin_kit(startup_kit), job_id, out))
+
+
+def show_run(folder: Path) -> None:
+    """The table of a run, and where its report is."""
+    from suture.evaluation.table import per_class_table
+
+    run_facts = json.loads((folder / "run.json").read_text())
+    if (folder / "metrics.json").exists():
+        console.print(per_class_table(run_facts, json.loads((folder / "metrics.json").read_text())))
+    console.print(f"report: {folder / 'report.html'}", soft_wrap=True, highlight=False)

@@ -1,0 +1,114 @@
+"""`suture poc`: a federation of processes with TLS on this machine."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from suture.cli_data import Sets
+from suture.errors import ConfigError, FederationError
+
+poc_app = typer.Typer(help="A federation of processes with TLS on this machine.", no_args_is_help=True)
+console = Console()
+
+JobName = Annotated[str, typer.Argument(help="A name in jobs/, or a path: whose simulated sites take part.")]
+Dir = Annotated[Path | None, typer.Option("--dir", help="Folder of it; by default FLARE's own for a POC.")]
+_WAIT = 120.0
+
+
+@poc_app.command()
+def up(
+    job: JobName,
+    settings: Sets = None,
+    folder: Dir = None,
+    port: Annotated[int, typer.Option(help="Of the server; another one where it is in use.")] = 8002,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Sites refuse code that travels with jobs, and keep their logs.")
+    ] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Make the federation in --dir anew.")
+    ] = False,
+    project: Annotated[Path | None, typer.Option(help="Another project.yml than poc_workspace's.")] = None,
+) -> None:
+    """Provision a server and the sites of a job, give them data and a policy, and start them."""
+    from suture.deploy.kit import project_admin
+    from suture.deploy.poc import chosen_folder, parties, prepare, project_template
+    from suture.deploy.processes import check_alive, running, start
+    from suture.flare.session import wait_for_sites
+    from suture.job import load_job, with_settings
+
+    chosen, root = with_settings(load_job(job), settings or []), chosen_folder(folder)
+    if running(root) and (overwrite or strict):
+        raise ConfigError(f"the federation in {root} is running; stop it first: suture poc down")
+    if overwrite:
+        _clear(root)
+    kits = prepare(chosen, root, project or project_template(), port, strict)
+    server, sites = parties(kits)
+    if not running(root):
+        begun, since = start(root, (server, *sites.values())), time.monotonic()
+        if missing := wait_for_sites(
+            project_admin(root), set(sites), _WAIT, lambda: check_alive(begun, kits)
+        ):
+            raise FederationError(
+                f"{', '.join(sorted(missing))} did not register within {_WAIT:.0f} s; see poc_console.log in "
+                f"their folders in {server.folder.parent}, and stop the rest: suture poc down"
+            )
+        console.print(f"ready after {time.monotonic() - since:.0f} s", highlight=False)
+    kit = project_admin(root)
+    console.print(f"{kit.server}, sites: {', '.join(sites)}, folder: {root}", soft_wrap=True, highlight=False)
+    option = f" --startup-kit {kit.folder}" if folder else ""
+    console.print(f"next: suture run {job} --env poc{option}", soft_wrap=True, highlight=False)
+    option = f" --dir {root}" if folder else ""
+    console.print(f"then: suture poc down{option}", soft_wrap=True, highlight=False)
+
+
+@poc_app.command()
+def deal(job: JobName, settings: Sets = None, folder: Dir = None) -> None:
+    """Give the sites of a prepared federation the data of a job: after `nvflare poc prepare`."""
+    from suture.deploy.kit import kits_in
+    from suture.deploy.poc import chosen_folder, hand_out, simulate
+    from suture.job import load_job, with_settings
+
+    chosen, root = with_settings(load_job(job), settings or []), chosen_folder(folder)
+    kits = kits_in(root)
+    names, data = simulate(chosen, root)
+    hand_out(chosen, data, kits)
+    for name in names:
+        console.print(f"{kits[name].folder / 'local' / 'suture.toml'}", soft_wrap=True, highlight=False)
+
+
+@poc_app.command()
+def status(folder: Dir = None) -> None:
+    """Show which processes live."""
+    from suture.deploy.poc import chosen_folder
+    from suture.deploy.processes import parties_of
+
+    started = parties_of(chosen_folder(folder))
+    if not started:
+        console.print("nothing was started; suture poc up JOB")
+    for party in started:
+        console.print(f"{party.name}: {'running' if party.process() else 'ended'} (process {party.pid})")
+
+
+@poc_app.command()
+def down(folder: Dir = None) -> None:
+    """Stop the processes that `suture poc up` started, and no others."""
+    from suture.deploy.poc import chosen_folder
+    from suture.deploy.processes import stop
+
+    stopped = stop(chosen_folder(folder))
+    console.print(f"stopped: {', '.join(stopped)}" if stopped else "nothing was running")
+
+
+def _clear(root: Path) -> None:
+    """Removes a federation, and only what is one."""
+    if not root.exists() or not any(root.iterdir()):
+        return
+    if not (root / "project.yml").exists():
+        raise ConfigError(f"{root} holds no federation (project.yml); choose another --dir")
+    shutil.rmtree(root)

@@ -1,0 +1,146 @@
+"""A federation of processes on this machine: provisioned with certificates, given data, and ready to start."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from suture.data.partition import SERVER
+from suture.deploy.kit import Kit, kits_in, poc_folder
+from suture.deploy.policy import allow_classes, keep_logs, refuse_code
+from suture.errors import ConfigError
+from suture.files import atomic_write
+from suture.job import Job, jobs_folder
+
+
+def project_template() -> Path:
+    """The repository's poc_workspace/project.yml."""
+    return jobs_folder().parent / "poc_workspace" / "project.yml"
+
+
+def project_of(template: Path, sites: Sequence[str], port: int) -> dict[str, Any]:
+    """A project with the sites of a job in place of the template's, and the server's port.
+
+    Raises:
+        ConfigError: the template is absent or no project of FLARE.
+    """
+    try:
+        project: dict[str, Any] = yaml.safe_load(template.read_text())
+        others = [dict(p) for p in project["participants"] if p["type"] != "client"]
+    except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{template} is no project file of FLARE: {error}; name one with --project"
+        ) from error
+    for participant in others:
+        if participant["type"] == "server":
+            participant["fed_learn_port"] = port
+    # FLARE's names of organisations have no hyphen.
+    clients = [{"name": name, "type": "client", "org": name.replace("-", "_")} for name in sites]
+    return {**project, "participants": [*others, *clients]}
+
+
+def free_port(wanted: int) -> int:
+    """The port that is wanted, or another where it is in use."""
+    for port in (wanted, 0):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return int(probe.getsockname()[1])
+    raise ConfigError("this machine has no free port")
+
+
+def parties(kits: dict[str, Kit]) -> tuple[Kit, dict[str, Kit]]:
+    """The server's kit, and those of the sites by name.
+
+    Raises:
+        ConfigError: there is not one server.
+    """
+    servers = [kit for kit in kits.values() if kit.role == "server"]
+    if len(servers) != 1:
+        raise ConfigError(f"a federation has one server, this one has {len(servers)}; provision it anew")
+    return servers[0], {name: kit for name, kit in kits.items() if kit.role == "site"}
+
+
+def provisioned(folder: Path) -> bool:
+    """Whether the folder holds startup kits already."""
+    return any(folder.glob("*/prod_*/*/startup"))
+
+
+def prepare(job: Job, folder: Path, template: Path, port: int, strict: bool) -> dict[str, Kit]:
+    """Provisions a federation of a job's simulated sites, gives each its data, and its policy.
+
+    Args:
+        folder: of the POC; kits that are there stay, if they are of these sites.
+        strict: whether sites refuse code that travels with jobs, and keep their logs.
+
+    Returns:
+        the kits by party.
+
+    Raises:
+        ConfigError: the job simulates no sites, or the folder holds a federation of other sites.
+    """
+    names, data = simulate(job, folder)
+    if not provisioned(folder):
+        from suture.flare.provision import provision
+
+        project = project_of(template, names, free_port(port))
+        path = folder / "project.yml"
+        atomic_write(path, yaml.safe_dump(project, sort_keys=False).encode())
+        provision(path, folder)
+    kits = kits_in(folder)
+    hand_out(job, data, kits)
+    server, sites = parties(kits)
+    for kit in (server, *sites.values()):
+        allow_classes(kit)
+    if strict:
+        for kit in sites.values():
+            refuse_code(kit)
+            keep_logs(kit)
+    return kits
+
+
+def simulate(job: Job, folder: Path) -> tuple[list[str], Path]:
+    """Writes the data of a job's simulated sites below the POC; returns the sites' names, and where.
+
+    Raises:
+        ConfigError: the job simulates none.
+    """
+    if job.simulation is None:
+        raise ConfigError(f"{job.name} simulates no sites; write each site's local/suture.toml yourself")
+    data = folder.resolve() / "data" / job.name
+    data.mkdir(parents=True, exist_ok=True)
+    return job.simulation.prepare(data, data / "runs", job.seed, job.method), data
+
+
+def hand_out(job: Job, data: Path, kits: dict[str, Kit]) -> None:
+    """Puts each party's suture.toml where it will look for it: in its kit's local/.
+
+    Raises:
+        ConfigError: the federation has other sites than the job.
+    """
+    server, sites = parties(kits)
+    dealt = {path.parent.name: path for path in data.glob("*/suture.toml")}
+    wanted = set(dealt) - {SERVER}
+    if wanted != set(sites):
+        raise ConfigError(
+            f"{server.folder.parent} has the sites {', '.join(sorted(sites))}, and {job.name} has "
+            f"{', '.join(sorted(wanted))}; make it anew with --overwrite, or choose another --dir"
+        )
+    for name, kit in {SERVER: server, **sites}.items():
+        target = kit.folder / "local" / "suture.toml"
+        if name in dealt:
+            shutil.copy2(dealt[name], target)
+        else:
+            target.unlink(missing_ok=True)
+
+
+def chosen_folder(folder: Path | None) -> Path:
+    """The POC's folder: what was named, or where FLARE's own commands look."""
+    return (folder or poc_folder()).expanduser().resolve()

@@ -1,0 +1,88 @@
+"""What a party's policy files permit, and whether a job of suture can run under them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from suture.deploy.findings import Finding, error, ok, warning
+from suture.deploy.kit import Kit, read_json
+from suture.deploy.policy import code_rights, missing_classes, policy_file
+from suture.errors import ConfigError
+
+_RESTORE = "restore it from the startup kit's archive"
+
+
+def check_policy(kit: Kit) -> list[Finding]:
+    """resources.json, authorization.json and privacy.json of one party."""
+    return [*_code(kit), *_logs(kit), *_privacy(kit)]
+
+
+def _code(kit: Kit) -> Iterator[Finding]:
+    """Whose code may run: the installed package's, code that travels with jobs, both or none."""
+    try:
+        missing = missing_classes(kit)
+    except ConfigError as problem:
+        yield error("resources.json", str(problem), _RESTORE)
+        return
+    try:
+        granted = [role for role, right in code_rights(kit).items() if right != "none"]
+    except ConfigError as problem:
+        yield error("authorization.json", str(problem), _RESTORE)
+        return
+    path, rights = policy_file(kit, "resources"), policy_file(kit, "authorization")
+    allow = (
+        f"suture policy {kit.folder}: adds {', '.join(missing)} to class_allow_list in local/resources.json"
+    )
+    if not missing:
+        yield ok("installed code", f"{path} allows suture's classes")
+    elif granted:
+        yield warning(
+            "installed code", f"{path} does not allow suture's classes: jobs must bring the package", allow
+        )
+    else:
+        yield error(
+            "installed code", f"{path} does not allow suture's classes, and jobs may bring no code", allow
+        )
+    if not granted:
+        yield ok("code of jobs", f"{rights} refuses it (byoc)")
+    elif kit.role == "site":
+        yield warning(
+            "code of jobs",
+            f"{rights} lets jobs of {', '.join(granted)} bring code (byoc), which could bypass the site's filter",
+            f"suture policy {kit.folder} --refuse-code: sets byoc to none for every role",
+        )
+    else:
+        yield ok("code of jobs", f"{rights} lets jobs of {', '.join(granted)} bring code (byoc)")
+
+
+def _logs(kit: Kit) -> Iterator[Finding]:
+    """A site's error log may name files and patients."""
+    if kit.role != "site":
+        return
+    path = policy_file(kit, "resources")
+    if read_json(path).get("allow_log_streaming", False) if path.exists() else False:
+        yield warning(
+            "logs",
+            f"{path} sends the site's error log to the server; it may name files",
+            f"suture policy {kit.folder} --keep-logs: sets allow_log_streaming to false",
+        )
+    else:
+        yield ok("logs", "stay at the site")
+
+
+def _privacy(kit: Kit) -> Iterator[Finding]:
+    """FLARE's own filters of the site, which are added to those of a job."""
+    path = kit.folder / "local" / "privacy.json"
+    if not path.exists():
+        yield ok("privacy.json", "none: the site adds no filters of its own")
+        return
+    try:
+        scopes = [str(scope["name"]) for scope in read_json(path)["scopes"]]
+    except ConfigError as problem:
+        yield error("privacy.json", str(problem), "mend it, or remove it")
+    except (KeyError, TypeError) as problem:
+        yield error(
+            "privacy.json", f"{path} has no list of named scopes ({problem})", "mend it, or remove it"
+        )
+    else:
+        yield ok("privacy.json", f"scopes: {', '.join(scopes)}")

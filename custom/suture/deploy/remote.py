@@ -1,0 +1,189 @@
+"""A run in a POC or in production: hand the job in, show how it goes, and bring its results to a run folder here."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from suture.deploy.kit import Kit
+from suture.deploy.refusals import explain, refusals
+from suture.deploy.tail import Tail
+from suture.errors import ConfigError, FederationError
+from suture.evaluation.report import write_report
+from suture.job import Job
+from suture.progress import following
+from suture.run import locked, make_way
+from suture.server.open import describe
+from suture.server.record import Record
+
+if TYPE_CHECKING:
+    from suture.flare.session import Connection
+
+_POLL = 1.0
+_PATIENCE = 600.0
+"""Seconds that the server may be out of reach while a run is followed."""
+
+
+def submit(
+    job: Job,
+    env: str,
+    kit: Kit,
+    out: Path,
+    experiment: str,
+    *,
+    sites: Sequence[str] = (),
+    bundle: bool = True,
+    resume: bool = False,
+    overwrite: bool = False,
+) -> str:
+    """Hands a job in and prepares the run folder DIR for its results.
+
+    Args:
+        env: ``poc`` or ``prod``, for the report.
+        kit: of an administrator who may submit.
+        experiment: identifier under which the parties keep their state.
+        sites: that take part; by default all that are connected. Each gets an app of its own.
+        bundle: whether the package travels with the job.
+        resume: continue the run in DIR, under its own identifier.
+        overwrite: delete what DIR holds.
+
+    Returns:
+        FLARE's id of the job.
+
+    Raises:
+        FederationError: no site is connected, or the server does not take the job.
+        ConfigError: DIR is in use.
+    """
+    from suture.flare.session import connected
+    from suture.flare.submit import export_job
+
+    with connected(kit) as federation, tempfile.TemporaryDirectory() as folder:
+        names = list(sites) or federation.sites()
+        if not names:
+            raise FederationError(f"no site is connected to {kit.server}; start them, then try again")
+        make_way(out, job, resume=resume, overwrite=overwrite)
+        record = Record(out)
+        experiment = str(record.run["experiment"]) if resume else experiment
+        job_id = federation.submit(export_job(job, Path(folder), experiment, names, bundle))
+    record.update(env=env, flare_job=job_id)
+    describe(record, job.plan(experiment), job.schedule())
+    return job_id
+
+
+def accompany(job: Job, env: str, kit: Kit, out: Path, job_id: str) -> None:
+    """Shows how a job goes until it has ended, and brings its results into DIR.
+
+    Raises:
+        FederationError: it failed; says which party refused it and why.
+    """
+    from suture.flare.session import NoAnswer, connected
+
+    tail = Tail(out)
+    heard = time.monotonic()
+    with locked(out), following(out, job.title, env):
+        tail.say(f"job {job_id} at {kit.server}")
+        while True:
+            try:
+                with connected(kit) as federation:
+                    while not _ended(federation, job_id, tail):
+                        heard = time.monotonic()
+                        time.sleep(_POLL)
+                    place(federation, job_id, out, tail)
+                    return
+            except NoAnswer:
+                if time.monotonic() - heard > _PATIENCE:
+                    raise
+                tail.say(f"{kit.server} does not answer; trying again")
+                time.sleep(5 * _POLL)
+
+
+def _ended(federation: Connection, job_id: str, tail: Tail) -> bool:
+    """Takes note of what is new; returns whether the job has ended."""
+    meta = federation.meta(job_id)
+    tail.say(state(meta))
+    if meta.get("status") == "RUNNING" and (recent := federation.recent(job_id)):
+        tail.take(recent["first"], recent["events"])
+    return str(meta.get("status")).startswith("FINISHED")
+
+
+def state(meta: Mapping[str, Any]) -> str:
+    """Where a job stands, and who refused it."""
+    lines = refusals(meta, {})
+    history = [str(line) for line in meta.get("schedule_history") or ()]
+    if meta.get("status") in ("SUBMITTED", "APPROVED", "DISPATCHED"):
+        waits = history[-1].partition(": ")[2] if history else ""
+        lines.append("waiting to be started" + (f": {waits}" if waits not in ("", "scheduled") else ""))
+    return "\n".join(lines)
+
+
+def fetch(kit: Kit, job_id: str, out: Path | None) -> Path:
+    """Brings the results of a job that has ended into DIR, by default runs/EXPERIMENT, and returns it.
+
+    Raises:
+        FederationError: the job has not ended, or failed; says why.
+        ConfigError: DIR holds another run.
+    """
+    from suture.flare.session import connected
+
+    with connected(kit) as federation:
+        status = str(federation.meta(job_id).get("status"))
+        if not status.startswith("FINISHED"):
+            raise FederationError(f"job {job_id} has not ended ({status}); see `suture status {job_id}`")
+        return place(federation, job_id, out)
+
+
+def place(federation: Connection, job_id: str, out: Path | None, tail: Tail | None = None) -> Path:
+    """Downloads what the server's run left, puts it where a run in the simulator would have it, returns DIR.
+
+    Raises:
+        FederationError: the job failed; says which party refused it and why.
+        ConfigError: DIR holds another run.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        workspace = federation.download(job_id, Path(folder))
+        found = workspace / "run.json"
+        run: dict[str, Any] = json.loads(found.read_text()) if found.is_file() else {}
+        target = out or (Path("runs") / str(run["experiment"]) if run else None)
+        if run and target:
+            _copy(workspace, target, tail)
+        if target and run.get("status") == "finished":
+            return target
+        reason = _reason(federation, job_id, workspace, run)
+        if target:
+            shutil.copy2(workspace / "log.txt", target / "flare.log")
+            Record(target).close("failed", reason)
+        raise FederationError(reason)
+
+
+def _reason(federation: Connection, job_id: str, workspace: Path, run: Mapping[str, Any]) -> str:
+    """Why a job did not finish, from all that this administrator may read."""
+    logs = federation.error_logs(job_id)
+    own = workspace / "log.txt"
+    if own.is_file():
+        logs["server"] = own.read_text(errors="replace")
+    return explain(job_id, federation.meta(job_id), logs, run)
+
+
+def _copy(workspace: Path, out: Path, tail: Tail | None) -> None:
+    """Copies the files of a run into DIR and renders the report again, with the environment that DIR names."""
+    from suture.flare.controller import RESULTS
+
+    run, here = json.loads((workspace / "run.json").read_text()), Record(out)
+    if here.run and here.run.get("experiment") != run["experiment"]:
+        raise ConfigError(f"{out} holds a run of {here.run.get('experiment')}; choose another --out")
+    kept = {key: here.run[key] for key in ("env", "flare_job") if key in here.run}
+    for name in RESULTS:
+        source = workspace / name
+        if name == "events.jsonl" and tail and source.exists():
+            tail.finish([json.loads(line) for line in source.read_text().splitlines()])
+        elif source.is_dir():
+            shutil.copytree(source, out / name, dirs_exist_ok=True)
+        elif source.exists():
+            shutil.copy2(source, out / name)
+    Record(out).update(**kept)
+    write_report(out)
