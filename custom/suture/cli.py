@@ -16,7 +16,7 @@ from rich.table import Table
 from suture.cli_data import Sets, data_app
 from suture.cli_doctor import doctor, policy
 from suture.cli_finetune import finetune
-from suture.cli_jobs import results, show_run, status
+from suture.cli_jobs import Submission, results, run_remotely, show_run, status
 from suture.cli_poc import poc_app
 from suture.cli_pretrain import pretrain
 from suture.cli_research import compare, evaluate, experiment, latent, relate
@@ -149,30 +149,11 @@ def execute(
     job = with_settings(job, settings)
     name = f"{job.name}-{datetime.now():%Y%m%d-%H%M%S}"
     folder = (out or Path("runs") / name).resolve()
-    if env in (Env.local, Env.sim):
-        run_here(job, env.value, folder, resume=resume, overwrite=overwrite, threads=threads)
-        show_run(folder)
+    if env in (Env.poc, Env.prod):
+        how = Submission(sites, bundle, resume, overwrite, detach)
+        run_remotely(job, env.value, folder, name, startup_kit, how)
         return
-    from suture.deploy.kit import admin_kit
-    from suture.deploy.remote import accompany, submit
-
-    kit = admin_kit(startup_kit, env.value)
-    job_id = submit(
-        job, env.value, kit, folder, name, sites=sites, bundle=bundle, resume=resume, overwrite=overwrite
-    )
-    later = f"suture results {job_id} --out {folder}" + (
-        f" --startup-kit {startup_kit}" if startup_kit else ""
-    )
-    if detach:
-        console.print(f"submitted as {job_id}; when it has ended: {later}", soft_wrap=True, highlight=False)
-        return
-    try:
-        accompany(job, env.value, kit, folder, job_id)
-    except KeyboardInterrupt:
-        console.print(
-            f"the job goes on without you; when it has ended: {later}", soft_wrap=True, highlight=False
-        )
-        raise typer.Exit(130) from None
+    run_here(job, env.value, folder, resume=resume, overwrite=overwrite, threads=threads)
     show_run(folder)
 
 

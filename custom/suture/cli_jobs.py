@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -63,6 +65,49 @@ def results(
     from suture.deploy.remote import fetch
 
     show_run(fetch(admin_kit(startup_kit), job_id, out))
+
+
+@dataclass(frozen=True)
+class Submission:
+    """How a job is handed in; as in `suture.deploy.remote.submit`."""
+
+    sites: Sequence[str] = ()
+    bundle: bool = True
+    resume: bool = False
+    overwrite: bool = False
+    detach: bool = False
+
+
+def run_remotely(
+    job: Any, env: str, folder: Path, experiment: str, startup_kit: Path | None, how: Submission
+) -> None:
+    """Runs a job in a POC or in production, and shows its table; Ctrl-C leaves the job alone."""
+    from suture.deploy.kit import admin_kit
+    from suture.deploy.remote import accompany, submit
+
+    kit = admin_kit(startup_kit, env)
+    job_id = submit(
+        job,
+        env,
+        kit,
+        folder,
+        experiment,
+        sites=how.sites,
+        bundle=how.bundle,
+        resume=how.resume,
+        overwrite=how.overwrite,
+    )
+    option = f" --startup-kit {startup_kit}" if startup_kit else ""
+    later = f"when it has ended: suture results {job_id} --out {folder}{option}"
+    if how.detach:
+        console.print(f"submitted as {job_id}; {later}", soft_wrap=True, highlight=False)
+        return
+    try:
+        accompany(job, env, kit, folder, job_id)
+    except KeyboardInterrupt:
+        console.print(f"the job goes on without you; {later}", soft_wrap=True, highlight=False)
+        raise typer.Exit(130) from None
+    show_run(folder)
 
 
 def show_run(folder: Path) -> None:

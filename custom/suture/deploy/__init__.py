@@ -1,1 +1,1 @@
-"""Beyond the simulator: startup kits, site policies, a federation of processes on this machine, remote runs."""
+"""Beyond the simulator: startup kits, policies, a federation of processes here, remote runs."""

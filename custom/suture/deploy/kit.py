@@ -55,8 +55,8 @@ def read_kit(folder: Path) -> Kit:
     found: list[Role] = [role for role, name in _FILES.items() if (startup / name).is_file()]
     if not found:
         raise ConfigError(
-            f"{folder} is no startup kit: {startup} holds none of {', '.join(_FILES.values())}; name the folder "
-            "that provisioning made for one party"
+            f"{folder} is no startup kit: {startup} holds none of {', '.join(_FILES.values())}; name the "
+            "folder that provisioning made for one party"
         )
     role = found[0]
     settings = read_json(startup / _FILES[role])

@@ -1,4 +1,4 @@
-"""A federation of processes on this machine: provisioned with certificates, given data, and ready to start."""
+"""A federation of processes on this machine: provisioned with certificates and given data, ready to start."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What a party's FLARE policy permits: which classes a job may name, and whether it may bring code of its own.
+"""What a party's FLARE policy permits: which classes a job may name, and whether it may bring code.
 
-FLARE reads ``local/NAME.json``, and ``local/NAME.json.default``, which provisioning wrote, where that is absent.
+FLARE reads ``local/NAME.json``, and where that is absent ``local/NAME.json.default``, as provisioned.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CLASSES: dict[Role, tuple[str, ...]] = {
 }
 """The classes that a job of suture names, and that a party must allow where the package is installed."""
 
-# An "any" for everything, as FLARE gives its project_admin, has to be written out before one right is taken from it.
+# FLARE's "any" for a whole role has to be written out before one right is taken from it.
 _RIGHTS = (
     *("submit_job", "clone_job", "manage_job", "download_job", "view", "operate", "shell_commands", "byoc"),
     *("get_job_log", "list_job", "download_job_components"),

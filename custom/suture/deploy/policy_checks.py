@@ -48,7 +48,7 @@ def _code(kit: Kit) -> Iterator[Finding]:
     elif kit.role == "site":
         yield warning(
             "code of jobs",
-            f"{rights} lets jobs of {', '.join(granted)} bring code (byoc), which could bypass the site's filter",
+            f"{rights} lets jobs of {', '.join(granted)} bring code (byoc); it can bypass the filter",
             f"suture policy {kit.folder} --refuse-code: sets byoc to none for every role",
         )
     else:

@@ -1,4 +1,4 @@
-"""Why a job did not run, in words that say what to change: FLARE's own messages, translated for the submitter."""
+"""Why a job did not run, and what to change: FLARE's own messages, translated for the submitter."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ _NOT_LISTED = re.compile(r"Component '([\w.]+)' at config path '[^']*' is not in
 _NO_MODULE = re.compile(r"No module named '(suture[\w.]*)'")
 _OWN_ERROR = re.compile(r"suture\.errors\.(?:ConfigError|DataError|FederationError): (.+)")
 _PANIC = re.compile(r"(the server runs another version of suture .+?; install the same one)")
-_OK = ": OK"
 
 
 def refusals(meta: Mapping[str, Any], logs: Mapping[str, str]) -> list[str]:
@@ -29,18 +28,16 @@ def refusals(meta: Mapping[str, Any], logs: Mapping[str, str]) -> list[str]:
 def _deployment(line: str, meta: Mapping[str, Any]) -> str | None:
     """A line such as ``harbor: BYOC not permitted``."""
     party, separator, text = line.partition(": ")
-    if line.endswith(_OK) or not separator or party == "invalid_clients":
-        return (
-            f"FLARE does not know the sites {text}; see the names with `suture status`"
-            if separator and (party == "invalid_clients")
-            else None
-        )
+    if party == "invalid_clients":
+        return f"the server does not know the sites {text}; `suture status` names those that are connected"
+    if text == "OK" or not separator:
+        return None
     if "BYOC not permitted" in text:
         role = meta.get("submitter_role", "ROLE")
         return (
-            f"{party} refuses jobs that bring their code. Submit with --no-bundle, with suture installed at every "
-            f'party; or, at {party}, set "byoc" to "any" under permissions.{role} in local/authorization.json and '
-            "start it anew"
+            f"{party} refuses jobs that bring their code. Submit with --no-bundle, with suture installed at "
+            f'every party; or, at {party}, set "byoc" to "any" under permissions.{role} in '
+            "local/authorization.json and start it anew"
         )
     if "no reply" in text:
         return f"{party} did not answer while the job was handed out; see whether it runs (`suture status`)"
@@ -73,7 +70,8 @@ def explain(job_id: str, meta: Mapping[str, Any], logs: Mapping[str, str], run: 
         reasons = ["it was aborted"]
     if not reasons:
         reasons = [
-            "no party says why to the submitter. The reason stays in the log of the party that ended it: "
-            f"WORKSPACE/{job_id}/log.txt and `suture doctor` there"
+            "no party says why to the submitter. The reason is in the log of the party that ended it, "
+            f"WORKSPACE/{job_id}/log.txt; `suture doctor` there may tell, and a project_admin sees more: "
+            f"`suture results {job_id}`"
         ]
     return f"job {job_id} ended as {status}:\n" + "\n".join(f"- {reason}" for reason in reasons)

@@ -1,4 +1,4 @@
-"""A run in a POC or in production: hand the job in, show how it goes, and bring its results to a run folder here."""
+"""A run in a POC or in production: hand the job in, show how it goes, bring its results here."""
 
 from __future__ import annotations
 
@@ -151,11 +151,12 @@ def place(federation: Connection, job_id: str, out: Path | None, tail: Tail | No
         target = out or (Path("runs") / str(run["experiment"]) if run else None)
         if run and target:
             _copy(workspace, target, tail)
+        if target and (workspace / "log.txt").exists():
+            shutil.copy2(workspace / "log.txt", target / "flare.log")
         if target and run.get("status") == "finished":
             return target
         reason = _reason(federation, job_id, workspace, run)
         if target:
-            shutil.copy2(workspace / "log.txt", target / "flare.log")
             Record(target).close("failed", reason)
         raise FederationError(reason)
 
@@ -170,7 +171,7 @@ def _reason(federation: Connection, job_id: str, workspace: Path, run: Mapping[s
 
 
 def _copy(workspace: Path, out: Path, tail: Tail | None) -> None:
-    """Copies the files of a run into DIR and renders the report again, with the environment that DIR names."""
+    """Copies the files of a run into DIR and renders the report again, with DIR's environment."""
     from suture.flare.controller import RESULTS
 
     run, here = json.loads((workspace / "run.json").read_text()), Record(out)

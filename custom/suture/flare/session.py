@@ -85,7 +85,7 @@ class Connection:
 
     def error_logs(self, job_id: str) -> dict[str, str]:
         """The error logs that sites let go to the server, as far as this administrator may read them."""
-        with suppress(AuthorizationError, JobNotFound, InternalError), self._told():
+        with suppress(FederationError), self._told():
             place = Path(self._session.download_job_components(job_id))
             return {
                 path.name.removeprefix("ERRORLOG_"): path.read_text(errors="replace")
@@ -102,8 +102,7 @@ class Connection:
             raise NoAnswer(f"the server at {self._kit.server} does not answer: {error}") from error
         except AuthorizationError as error:
             raise FederationError(
-                f"{self._kit.name} may not do this: {error}; the right is given in local/authorization.json at "
-                "the server"
+                f"{self._kit.name} may not do this: {error}; the server's authorization.json gives the right"
             ) from error
         except JobNotFound as error:
             raise FederationError(f"the server knows no such job ({error}); see `suture status`") from error
@@ -130,7 +129,7 @@ def connected(kit: Kit) -> Iterator[Connection]:
         ) from error
     except (AuthenticationError, AuthorizationError, FlareConfigError) as error:
         raise ConfigError(
-            f"{kit.folder}: the server at {kit.server} does not take this kit ({error}); `suture doctor` there"
+            f"the server at {kit.server} does not take the kit {kit.folder}: {error}; see `suture doctor`"
         ) from error
     try:
         yield Connection(session, kit)
