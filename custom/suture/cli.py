@@ -16,7 +16,7 @@ from rich.table import Table
 from suture.cli_data import Sets, data_app
 from suture.cli_doctor import doctor, policy
 from suture.cli_finetune import finetune
-from suture.cli_jobs import Submission, results, run_remotely, show_run, status
+from suture.cli_jobs import Submission, results, resume, run_remotely, show_run, status
 from suture.cli_poc import poc_app
 from suture.cli_pretrain import pretrain
 from suture.cli_research import compare, evaluate, experiment, latent, relate
@@ -31,8 +31,8 @@ app = typer.Typer(
 )
 app.add_typer(data_app, name="data")
 app.add_typer(poc_app, name="poc")
-for command in (status, results, doctor, policy):
-    app.command()(command)
+for deployed in (status, results, resume, doctor, policy):
+    app.command()(deployed)
 for command in (evaluate, compare, relate, latent, experiment, pretrain, finetune, vocab):
     app.command()(command)
 console = Console()
