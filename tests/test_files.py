@@ -1,12 +1,14 @@
 import json
 import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from suture.errors import SutureError
-from suture.files import atomic_write, write_json
+from suture.files import atomic_write, hold, write_json
 
 
 def test_a_file_is_replaced_and_nothing_else_is_left(tmp_path: Path) -> None:
@@ -53,3 +55,16 @@ def test_json_is_strict(tmp_path: Path, number: float) -> None:
     with pytest.raises(SutureError, match=r"a\.json.*as null"):
         write_json(tmp_path / "a.json", {"loss": number})
     assert os.listdir(tmp_path) == []
+
+
+def test_a_lock_is_waited_for_and_goes_with_its_process(tmp_path: Path) -> None:
+    path = tmp_path / "state" / ".lock"
+    script = "import time; from pathlib import Path; from suture.files import hold; "
+    script += f"lock = hold(Path({str(path)!r}), 0); print('held', flush=True); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as other:
+        assert other.stdout
+        assert other.stdout.readline() == b"held\n"
+        with pytest.raises(SutureError, match="another process is using"):
+            hold(path, 0.2)
+        other.kill()
+    hold(path, 5).close()

@@ -46,17 +46,25 @@ def policy(
     no_code: Annotated[
         bool, typer.Option("--refuse-code", help="Refuse jobs that bring code of their own (byoc).")
     ] = False,
+    outlive: Annotated[
+        bool,
+        typer.Option(
+            "--survive",
+            help="Start a killed job process again (site); forget jobs of before a crash (server).",
+        ),
+    ] = False,
     no_logs: Annotated[
         bool, typer.Option("--keep-logs", help="Do not send the site's error log to the server.")
     ] = False,
 ) -> None:
     """Allow suture's classes at this site or server, and nothing else; and refuse more where asked to."""
     from suture.deploy.kit import read_kit
-    from suture.deploy.policy import allow_classes, keep_logs, refuse_code
+    from suture.deploy.policy import allow_classes, keep_logs, refuse_code, survive
 
     kit = read_kit(workspace)
     changed = [allow_classes(kit)]
     changed += [refuse_code(kit)] if no_code else []
+    changed += [survive(kit)] if outlive else []
     changed += [keep_logs(kit)] if no_logs else []
     for path in dict.fromkeys(changed):
         console.print(f"{path}", soft_wrap=True, highlight=False)

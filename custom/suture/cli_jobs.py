@@ -1,4 +1,4 @@
-"""`suture status` and `suture results`: jobs in a POC or in production."""
+"""`suture status`, `suture results` and `suture resume`: jobs in a POC or in production."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+
+if TYPE_CHECKING:
+    from suture.deploy.kit import Kit
 
 console = Console()
 
@@ -83,7 +86,7 @@ def run_remotely(
 ) -> None:
     """Runs a job in a POC or in production, and shows its table; Ctrl-C leaves the job alone."""
     from suture.deploy.kit import admin_kit
-    from suture.deploy.remote import accompany, submit
+    from suture.deploy.remote import submit
 
     kit = admin_kit(startup_kit, env)
     job_id = submit(
@@ -97,13 +100,36 @@ def run_remotely(
         resume=how.resume,
         overwrite=how.overwrite,
     )
-    option = f" --startup-kit {startup_kit}" if startup_kit else ""
-    later = f"when it has ended: suture results {job_id} --out {folder}{option}"
-    if how.detach:
+    _follow(job.title, env, kit, folder, job_id, how.detach)
+
+
+def resume(
+    experiment: Annotated[str, typer.Argument(help="Name of the experiment: that of its folder in runs/.")],
+    env: Annotated[str, typer.Option(help="poc or prod.")] = "poc",
+    out: Annotated[Path | None, typer.Option(help="Folder of the run; by default runs/EXPERIMENT.")] = None,
+    startup_kit: StartupKit = None,
+    detach: Annotated[bool, typer.Option("--detach", help="Do not wait; see suture results.")] = False,
+) -> None:
+    """Continue an experiment after its last committed round: a server, job or site was lost and is back."""
+    from suture.deploy.kit import admin_kit
+    from suture.deploy.resume import resume as hand_in_again
+
+    kit = admin_kit(startup_kit, env)
+    folder = (out or Path("runs") / experiment).resolve()
+    job_id, name = hand_in_again(kit, experiment, folder, env)
+    _follow(name, env, kit, folder, job_id, detach)
+
+
+def _follow(title: str, env: str, kit: Kit, folder: Path, job_id: str, detach: bool) -> None:
+    """Shows how a job goes and its table at the end, unless nobody waits for it."""
+    from suture.deploy.remote import accompany
+
+    later = f"when it has ended: suture results {job_id} --out {folder} --startup-kit {kit.folder}"
+    if detach:
         console.print(f"submitted as {job_id}; {later}", soft_wrap=True, highlight=False)
         return
     try:
-        accompany(job, env, kit, folder, job_id)
+        accompany(title, env, kit, folder, job_id)
     except KeyboardInterrupt:
         console.print(f"the job goes on without you; {later}", soft_wrap=True, highlight=False)
         raise typer.Exit(130) from None

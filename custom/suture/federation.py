@@ -7,17 +7,16 @@ site and back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Protocol
 
 from suture.errors import RejectedUpdate
 from suture.messages import Payload, TaskName
 from suture.packing import Packed, pack, unpack
 from suture.server.finish import finish
+from suture.server.inbox import Receive
 from suture.server.server import Server
 from suture.site import Site
-
-Receive = Callable[[str, Packed], None]
 
 
 class Transport(Protocol):
@@ -28,7 +27,7 @@ class Transport(Protocol):
         """The sites that can be asked."""
 
     def exchange(self, task: TaskName, payloads: Mapping[str, Packed], receive: Receive) -> dict[str, str]:
-        """Sends each site its payload and hands every answer to `receive`.
+        """Sends each site its payload and hands every answer to `receive`, until it says that it has enough.
 
         Returns:
             why a site did not answer, for those that did not.
@@ -43,7 +42,7 @@ def federate(server: Server, transport: Transport) -> None:
     """
 
     def ask(task: TaskName, payloads: Mapping[str, Packed]) -> dict[str, str]:
-        return transport.exchange(task, payloads, server.inbox.receive)
+        return transport.exchange(task, payloads, server.intake())
 
     server.begin(ask("hello", server.greet(transport.sites)))
     while not server.done:
@@ -53,7 +52,7 @@ def federate(server: Server, transport: Transport) -> None:
 
 
 class Loop:
-    """Sites in this process, asked one after the other."""
+    """Sites in this process, asked one after the other: it waits for all, since no site is late."""
 
     def __init__(self, sites: Mapping[str, Site]) -> None:
         self._sites = dict(sorted(sites.items()))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import secrets
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from suture.errors import SutureError
 
@@ -53,6 +56,28 @@ def atomic_write(path: Path, data: bytes) -> None:
     """
     with replacing(path) as temporary:
         temporary.write_bytes(data)
+
+
+def hold(path: Path, seconds: float) -> IO[str]:
+    """Takes a lock for as long as the returned file is open, or the process lives.
+
+    Args:
+        seconds: that another holder is waited for.
+
+    Raises:
+        SutureError: another process still holds it.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file, end = path.open("w"), time.monotonic() + seconds
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return file
+        except OSError:
+            if time.monotonic() > end:
+                file.close()
+                raise SutureError(f"another process is using {path.parent}; end it, then try again") from None
+            time.sleep(0.1)
 
 
 def write_json(path: Path, value: object) -> None:

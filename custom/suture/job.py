@@ -49,6 +49,7 @@ class Job:
     patience: Annotated[int, Field(ge=1)] | None = None
     min_sites: Annotated[int, Field(ge=1)] | None = None
     round_timeout: Annotated[int, Field(ge=1)] = 3600
+    grace: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     max_failed_rounds: Annotated[int, Field(ge=1)] = 2
     label_map: dict[str, str] = dataclasses.field(default_factory=dict)
     accept_labels: bool | tuple[str, ...] = False
@@ -74,6 +75,7 @@ class Job:
             title=self.title,
             min_sites=self.min_sites,
             round_timeout=self.round_timeout,
+            grace=self.grace,
             selection=self.selection,
             patience=self.patience,
             max_failed_rounds=self.max_failed_rounds,

@@ -99,6 +99,8 @@ class Schedule:
         rounds: communication rounds.
         min_sites: usable updates that a round needs; None means every site that was accepted at the start.
         round_timeout: seconds that a site has for a task.
+        grace: seconds that a round waits for more updates once it has `min_sites`; None waits for all of
+            them until the deadline. What comes later is dropped.
         selection: the round whose model is kept: lowest mean validation loss of the sites (`site_loss`),
             highest mean AUROC on the server's own validation data (`server_metric`), or the `last`.
         patience: rounds without a better one after which training stops; None trains all `rounds`.
@@ -112,6 +114,7 @@ class Schedule:
     title: str = "federated training"
     min_sites: Annotated[int, Field(ge=1)] | None = None
     round_timeout: Annotated[int, Field(ge=1)] = 3600
+    grace: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     selection: Selection = "site_loss"
     patience: Annotated[int, Field(ge=1)] | None = None
     max_failed_rounds: Annotated[int, Field(ge=1)] = 2

@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
 
+LAUNCHER = {"id": "process_launcher", "path": "nvflare.ClientProcessJobLauncher", "args": {}}
 CLASSES = ["nvflare.app_common.workflows.fedavg.FedAvg"]
 PERMISSIONS: dict[str, Any] = {
     "project_admin": "any",
@@ -82,7 +83,12 @@ def write_kit(
     if role == "admin":
         content = {"admin": {"project_name": "trial", "host": "localhost", "port": port}}
     (startup / _FILES[role]).write_text(json.dumps(content))
-    resources = {"format_version": 2, "class_allow_list": CLASSES, "allow_log_streaming": True}
+    resources = {
+        "format_version": 2,
+        "class_allow_list": CLASSES,
+        "allow_log_streaming": True,
+        "components": [LAUNCHER, {"id": "job_scheduler", "path": "nvflare.DefaultJobScheduler", "args": {}}],
+    }
     (local / "resources.json.default").write_text(json.dumps(resources))
     (local / "authorization.json.default").write_text(json.dumps({"permissions": PERMISSIONS}))
     return folder

@@ -18,7 +18,7 @@ from suture.cli import app
 from suture.deploy.doctor import examine
 from suture.deploy.findings import Finding
 from suture.deploy.kit import read_kit
-from suture.deploy.policy import allow_classes, keep_logs, refuse_code
+from suture.deploy.policy import allow_classes, keep_logs, refuse_code, survive
 
 
 @pytest.fixture
@@ -36,6 +36,7 @@ def site(make_kit: MakeKit, hospital: Callable[..., Path]) -> Callable[..., Path
         allow_classes(kit)
         refuse_code(kit)
         keep_logs(kit)
+        survive(kit)
         return folder
 
     return make

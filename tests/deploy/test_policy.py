@@ -13,12 +13,15 @@ from startup_kits import MakeKit
 from suture.deploy.kit import read_kit
 from suture.deploy.policy import (
     CLASSES,
+    COMPONENTS,
     allow_classes,
     allowed,
     code_rights,
     keep_logs,
     missing_classes,
     refuse_code,
+    survive,
+    survives,
 )
 from suture.errors import ConfigError
 
@@ -42,7 +45,8 @@ def test_the_list_names_what_a_job_names(make_kit: MakeKit) -> None:
     """A renamed class would make every policy in use wrong."""
     import importlib
 
-    for name in (*CLASSES["server"], *CLASSES["site"]):
+    components = [component["path"] for component in COMPONENTS.values()]
+    for name in (*CLASSES["server"], *CLASSES["site"], *components):
         module, _, attribute = name.rpartition(".")
         assert hasattr(importlib.import_module(module), attribute)
 
@@ -113,3 +117,28 @@ def test_a_broken_policy_names_its_file(make_kit: MakeKit) -> None:
     with pytest.raises(ConfigError, match=r"resources\.json"):
         allow_classes(kit)
     assert not (folder / "local" / "resources.json").exists()
+
+
+@pytest.mark.parametrize("role", ["server", "site"])
+def test_a_party_survives_by_one_component_and_keeps_the_others(role: str, make_kit: MakeKit) -> None:
+    kit = read_kit(make_kit(role))
+    assert not survives(kit)
+    path = survive(kit)
+    components = {c["id"]: c["path"] for c in json.loads(path.read_text())["components"]}
+    assert components["job_scheduler"] == "nvflare.DefaultJobScheduler"
+    own = "suture.flare.launcher.TolerantLauncher" if role == "site" else "nvflare.ClientProcessJobLauncher"
+    assert components["process_launcher"] == own
+    assert ("abandoned_jobs" in components) == (role == "server")
+    assert survives(kit)
+    before = path.read_bytes()
+    survive(kit)
+    assert path.read_bytes() == before
+
+
+def test_resources_without_components_are_named(make_kit: MakeKit) -> None:
+    kit = read_kit(make_kit("site"))
+    path = kit.folder / "local" / "resources.json"
+    path.write_text("{}")
+    with pytest.raises(ConfigError, match="lists no components"):
+        survive(kit)
+    assert path.read_text() == "{}"

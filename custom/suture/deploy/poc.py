@@ -12,7 +12,7 @@ import yaml
 
 from suture.data.partition import SERVER
 from suture.deploy.kit import Kit, kits_in, poc_folder
-from suture.deploy.policy import allow_classes, keep_logs, refuse_code
+from suture.deploy.policy import allow_classes, keep_logs, refuse_code, survive
 from suture.errors import ConfigError
 from suture.files import atomic_write
 from suture.job import Job, jobs_folder
@@ -106,6 +106,7 @@ def prepare(
     server, sites = parties(kits)
     for kit in (server, *sites.values()):
         allow_classes(kit)
+        survive(kit)
     if strict:
         for kit in sites.values():
             refuse_code(kit)

@@ -19,6 +19,12 @@ CLASSES: dict[Role, tuple[str, ...]] = {
 }
 """The classes that a job of suture names, and that a party must allow where the package is installed."""
 
+COMPONENTS: dict[Role, dict[str, Any]] = {
+    "site": {"id": "process_launcher", "path": "suture.flare.launcher.TolerantLauncher", "args": {}},
+    "server": {"id": "abandoned_jobs", "path": "suture.flare.abandoned.AbandonedJobs", "args": {}},
+}
+"""What lets a party survive the death of its processes; the site's takes the place of FLARE's launcher."""
+
 # FLARE's "any" for a whole role has to be written out before one right is taken from it.
 _RIGHTS = (
     *("submit_job", "clone_job", "manage_job", "download_job", "view", "operate", "shell_commands", "byoc"),
@@ -81,6 +87,35 @@ def allow_classes(kit: Kit) -> Path:
         resources["class_allow_list"] = [*missing, *resources.get("class_allow_list", [])]
         write_json(target, resources)
     return target if missing else path
+
+
+def survive(kit: Kit) -> Path:
+    """Lets a site's job outlive the death of its process, or a server forget the jobs of an earlier life.
+
+    Both are components of this package, so it must be installed for the Python that the party runs with.
+
+    Returns:
+        the file.
+
+    Raises:
+        ConfigError: the party's resources.json is absent or broken, or lists no components.
+    """
+    path = policy_file(kit, "resources")
+    resources, component = read_json(path), COMPONENTS.get(kit.role)
+    if component is None:
+        return path
+    if not isinstance(resources.get("components"), list):
+        raise ConfigError(f"{path} lists no components; restore it from the startup kit's archive")
+    others = [c for c in resources["components"] if c.get("id") != component["id"]]
+    target = path.with_name("resources.json")
+    write_json(target, {**resources, "components": [*others, component]})
+    return target
+
+
+def survives(kit: Kit) -> bool:
+    """Whether `survive` has been here."""
+    component = COMPONENTS.get(kit.role)
+    return component is None or component in read_json(policy_file(kit, "resources")).get("components", [])
 
 
 def refuse_code(kit: Kit) -> Path:

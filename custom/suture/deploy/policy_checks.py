@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from suture.deploy.findings import Finding, error, ok, warning
 from suture.deploy.kit import Kit, read_json
-from suture.deploy.policy import code_rights, missing_classes, policy_file
+from suture.deploy.policy import code_rights, missing_classes, policy_file, survives
 from suture.errors import ConfigError
 
 _RESTORE = "restore it from the startup kit's archive"
@@ -14,7 +14,7 @@ _RESTORE = "restore it from the startup kit's archive"
 
 def check_policy(kit: Kit) -> list[Finding]:
     """resources.json, authorization.json and privacy.json of one party."""
-    return [*_code(kit), *_logs(kit), *_privacy(kit)]
+    return [*_code(kit), *_survival(kit), *_logs(kit), *_privacy(kit)]
 
 
 def _code(kit: Kit) -> Iterator[Finding]:
@@ -53,6 +53,21 @@ def _code(kit: Kit) -> Iterator[Finding]:
         )
     else:
         yield ok("code of jobs", f"{rights} lets jobs of {', '.join(granted)} bring code (byoc)")
+
+
+def _survival(kit: Kit) -> Iterator[Finding]:
+    """Whether the death of a process ends more than it must."""
+    try:
+        prepared = survives(kit)
+    except ConfigError:
+        return  # `_code` has said so
+    what = "a killed job process ends the whole job" if kit.role == "site" else "jobs of before a crash stay"
+    if prepared:
+        yield ok("killed processes", "are started again" if kit.role == "site" else "leave no job as RUNNING")
+    else:
+        yield warning(
+            "killed processes", what, f"suture policy {kit.folder} --survive, where suture is installed"
+        )
 
 
 def _logs(kit: Kit) -> Iterator[Finding]:

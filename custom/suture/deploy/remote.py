@@ -75,7 +75,7 @@ def submit(
     return job_id
 
 
-def accompany(job: Job, env: str, kit: Kit, out: Path, job_id: str) -> None:
+def accompany(title: str, env: str, kit: Kit, out: Path, job_id: str) -> None:
     """Shows how a job goes until it has ended, and brings its results into DIR.
 
     Raises:
@@ -85,7 +85,7 @@ def accompany(job: Job, env: str, kit: Kit, out: Path, job_id: str) -> None:
 
     tail = Tail(out)
     heard = time.monotonic()
-    with locked(out), following(out, job.title, env):
+    with locked(out), following(out, title, env):
         tail.say(f"job {job_id} at {kit.server}")
         while True:
             try:

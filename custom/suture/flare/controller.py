@@ -7,7 +7,7 @@ import shutil
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from nvflare.apis.client import Client
 from nvflare.apis.controller_spec import ClientTask, Task
@@ -20,19 +20,22 @@ from nvflare.widgets.info_collector import GroupInfoCollector, InfoCollector
 
 from suture.config import SiteConfig, find_site_config, load_site_config
 from suture.errors import ConfigError, FederationError, RejectedUpdate, SutureError
-from suture.federation import Receive, federate
+from suture.federation import federate
+from suture.files import hold
 from suture.flare.codec import from_shareable_, register, to_shareable
 from suture.flare.executor import workspace_root
 from suture.flare.telling import GROUP, Teller
 from suture.messages import TaskName
 from suture.packing import Packed
 from suture.plan import Plan, Schedule
-from suture.server.open import open_server
+from suture.server.inbox import Receive
+from suture.server.open import experiment_folder, open_server
 from suture.server.server import Server
 
 log = logging.getLogger(__name__)
 
 _POLL = 0.02
+_TAKEOVER = 60.0
 RESULTS = ("run.json", "history.jsonl", "events.jsonl", "metrics.json", "report.html", "model")
 """What of a run folder FLARE's job download brings."""
 
@@ -50,6 +53,7 @@ class FederationController(Controller):
         self.plan = plan
         self.schedule = schedule
         self._teller: Teller | None = None
+        self._lock: IO[str] | None = None  # held for as long as the process of this job lives
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         super().handle_event(event_type, fl_ctx)
@@ -98,9 +102,10 @@ class FederationController(Controller):
             config = load_site_config(find_site_config("server", root))
         except ConfigError as error:
             log.info("the server has no data of its own: %s", error)
-        return open_server(
-            Plan.from_dict(self.plan), Schedule.from_dict(self.schedule), config, root / "suture"
-        )
+        plan, default = Plan.from_dict(self.plan), root / "suture"
+        # The job of a server that was just killed may still be about to notice it.
+        self._lock = hold(experiment_folder(plan, config, default) / ".server.lock", _TAKEOVER)
+        return open_server(plan, Schedule.from_dict(self.schedule), config, default)
 
     def _hand_out(self, folder: Path, fl_ctx: FLContext) -> None:
         """Copies what a user wants to where FLARE's job download finds it."""
@@ -129,8 +134,8 @@ class FlareTransport:
         return sorted(client.name for client in self._fl_ctx.get_engine().get_clients())
 
     def exchange(self, task: TaskName, payloads: Mapping[str, Packed], receive: Receive) -> dict[str, str]:
-        """One task per site, because payloads differ; ends when all have answered or timed out."""
-        missing = dict.fromkeys(payloads, "the task ended without an answer")
+        """One task per site, because payloads differ; ends when all have answered, enough or in time."""
+        missing = dict.fromkeys(payloads, "")
         deadline = time.monotonic() + self._timeout
 
         def take(client_task: ClientTask, fl_ctx: FLContext) -> None:  # noqa: ARG001 - FLARE passes it by name
@@ -148,17 +153,24 @@ class FlareTransport:
                 return
             missing.pop(site, None)
 
-        for site, packed in payloads.items():
-            self._controller.broadcast(
-                Task(task, to_shareable(packed), timeout=self._timeout, result_received_cb=take),
-                self._fl_ctx,
-                targets=[site],
-                min_responses=1,
-            )
+        tasks = {
+            site: Task(task, to_shareable(packed), timeout=self._timeout, result_received_cb=take)
+            for site, packed in payloads.items()
+        }
+        for site, work in tasks.items():
+            self._controller.broadcast(work, self._fl_ctx, targets=[site], min_responses=1)
         # Not until FLARE has retired the tasks: it looks at them five times a second only.
-        while missing and self._controller.get_num_standing_tasks():
+        while missing and self._controller.get_num_standing_tasks() and not receive.enough():
             if self._abort.triggered:
                 raise FederationError("the job was aborted")
             time.sleep(_POLL)
-        late = time.monotonic() >= deadline
-        return {site: f"no answer within {self._timeout} s" if late else why for site, why in missing.items()}
+        why = "the task ended without an answer"
+        if time.monotonic() >= deadline:
+            why = f"no answer within {self._timeout} s"
+        elif receive.enough():
+            why = "not waited for: enough others had answered"
+        left = dict(missing)
+        for site in left:
+            # An answer to a cancelled task goes to `process_result_of_unknown_task`.
+            self._controller.cancel_task(tasks[site], fl_ctx=self._fl_ctx)
+        return {site: told or why for site, told in left.items()}

@@ -14,6 +14,7 @@ from suture.errors import ConfigError
 from suture.flare.controller import FederationController
 from suture.flare.executor import SiteExecutor
 from suture.flare.filters import EgressFilter
+from suture.flare.telling import EXPERIMENT
 from suture.names import check_sites
 from suture.plan import Plan, Schedule
 
@@ -52,7 +53,8 @@ class FederationRecipe(Recipe):
                 "the job's label_map or accept_labels names labels, which only the server may see; name the "
                 "sites (--sites a,b,c) so that each gets an app of its own"
             )
-        job = FedJob(name=name, min_clients=min_clients)
+        # So that `suture resume` finds the job of an experiment.
+        job = FedJob(name=name, min_clients=min_clients, meta_props={EXPERIMENT: plan.experiment})
         job.to_server(FederationController(plan.to_dict(), schedule.to_dict()), id="controller")
         # Sites ask for work this often; FLARE's default of 2 s would be the floor of every round.
         job.to_server({"server": {"task_request_interval": _POLL}})

@@ -63,10 +63,25 @@ class Connection:
         with self._told():
             return list(self._session.list_jobs())
 
+    def metas(self) -> list[dict[str, Any]]:
+        """All that FLARE knows of all jobs, oldest first."""
+        with self._told():
+            return list(self._session.list_jobs(detailed=True))
+
     def meta(self, job_id: str) -> dict[str, Any]:
         """FLARE's facts of a job: status, submitter, who took it."""
         with self._told():
             return dict(self._session.get_job_meta(job_id))
+
+    def abort(self, job_id: str) -> None:
+        """Stops a job; one that has ended already stays as it is."""
+        with self._told():
+            self._session.abort_job(job_id)
+
+    def clone(self, job_id: str) -> str:
+        """Hands a job in once more, as the server keeps it; returns the new one's id."""
+        with self._told():
+            return str(self._session.clone_job(job_id))
 
     def recent(self, job_id: str) -> dict[str, Any]:
         """What a running job tells of itself, as `Teller.recent`; empty while it tells nothing."""

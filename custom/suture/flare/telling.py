@@ -7,6 +7,10 @@ from pathlib import Path
 from typing import Any
 
 GROUP = "suture"
+
+EXPERIMENT = "suture_experiment"
+"""Where a job's meta.json says which experiment it is."""
+
 _LAST = 100
 
 

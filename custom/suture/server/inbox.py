@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from suture.check import Expectation, check_reply
 from suture.errors import FederationError, RejectedUpdate
@@ -18,6 +18,16 @@ from suture.packing import Packed, check_size, load, pack, save, unpack
 log = logging.getLogger(__name__)
 
 Line = dict[str, Any]
+
+
+class Receive(Protocol):
+    """What a transport hands answers to."""
+
+    def __call__(self, site: str, packed: Packed) -> None:
+        """Takes a site's answer; never raises."""
+
+    def enough(self) -> bool:
+        """Whether the exchange may end before all have answered."""
 
 
 class Inbox:
@@ -37,6 +47,8 @@ class Inbox:
         self._lock = threading.Lock()
         self._asked: dict[str, Expectation] = {}
         self._answers: dict[str, Reply] = {}
+        self._accepted_at: list[float] = []
+        self._exchange = 0
         self._fault: OSError | None = None
         self.lines: dict[str, Line] = {}
         self.since = time.monotonic()
@@ -47,13 +59,24 @@ class Inbox:
         packed = {site: pack(payload) for site, (payload, _) in asked.items()}
         self._asked = {site: expected for site, (_, expected) in asked.items()}
         self._answers, self._fault, self.since = {}, None, time.monotonic()
+        self._accepted_at, self._exchange = [], self._exchange + 1
         self.lines = {
             site: {"status": "missing", "reason": None, "bytes_down": p.nbytes, "bytes_up": 0}
             for site, p in packed.items()
         }
         return packed
 
-    def receive(self, site: str, packed: Packed) -> None:
+    def intake(self, quorum: int, grace: float | None) -> Intake:
+        """The door of the exchange that was opened last; as in `Intake`."""
+        return Intake(self, self._exchange, quorum, grace)
+
+    def waited(self, quorum: int) -> float | None:
+        """Seconds since the quorum-th update was accepted; None where it has not been."""
+        with self._lock:
+            times = self._accepted_at
+            return time.monotonic() - times[quorum - 1] if 0 < quorum <= len(times) else None
+
+    def receive(self, site: str, packed: Packed, exchange: int | None = None) -> None:
         """Takes a site's answer.
 
         Never raises, since a transport may swallow what its callbacks raise: a bad answer is rejected and
@@ -61,8 +84,12 @@ class Inbox:
 
         Args:
             site: who answered, as the transport knows it; never taken from the message.
+            exchange: that it answers to; by default the one that was opened last.
         """
         with self._lock:
+            if exchange not in (None, self._exchange) or not self._asked:
+                log.warning("an answer of %s came too late and is dropped", site)
+                return
             if site not in self._asked or site in self._answers:
                 log.warning("an answer of %s that was not asked for, or came twice, is dropped", site)
                 return
@@ -96,6 +123,7 @@ class Inbox:
             line |= {"weight": reply.weight, "train_loss": reply.train_loss, "scalars": dict(reply.scalars)}
             if not bool((reply.class_weights == 1).all()):
                 line["rows"] = dict(zip(reply.labels, reply.class_weights.tolist(), strict=True))
+            self._accepted_at.append(time.monotonic())
             # The tensors are on disk now; what stays in memory does not grow with the model.
             reply = Update(reply.round, (), {}, {}, reply.class_weights[:0], metrics=reply.metrics)
         self._answers[site] = reply
@@ -123,8 +151,16 @@ class Inbox:
                     self._notify("answer", site=site, status="missing", reason=line["reason"])
             return self.lines
 
-    def summary(self, number: int, phase: str) -> Line:
-        """The closed exchange as a round of history.jsonl."""
+    def summary(self, number: int, phase: str, named: Callable[[str, Line], Line]) -> Line:
+        """The closed exchange as a round of history.jsonl.
+
+        Args:
+            named: values by a site's spelling of the classes, by the federation's.
+        """
+        sites = {site: dict(line) for site, line in sorted(self.lines.items())}
+        for site, line in sites.items():
+            if "rows" in line:
+                line["rows"] = named(site, line["rows"])
         return {
             "round": number,
             "phase": phase,
@@ -132,7 +168,7 @@ class Inbox:
             "seconds": round(time.monotonic() - self.since, 3),
             "bytes_down": sum(line["bytes_down"] for line in self.lines.values()),
             "bytes_up": sum(line["bytes_up"] for line in self.lines.values()),
-            "sites": {site: dict(line) for site, line in sorted(self.lines.items())},
+            "sites": sites,
             "validation": {"loss": None, "auroc": None},
         }
 
@@ -168,6 +204,28 @@ class Inbox:
     def empty(self) -> None:
         """Drops the spooled updates of a closed exchange."""
         shutil.rmtree(self._spool, ignore_errors=True)
+
+
+class Intake:
+    """The door of one exchange: it takes answers until the exchange is closed, and says when they are enough.
+
+    Args:
+        exchange: its number; what comes after it is dropped, whatever was opened since.
+        quorum: accepted updates that are enough.
+        grace: seconds that the others still have from then on; None waits for all.
+    """
+
+    def __init__(self, inbox: Inbox, exchange: int, quorum: int, grace: float | None) -> None:
+        self._inbox, self._exchange, self._quorum, self._grace = inbox, exchange, quorum, grace
+
+    def __call__(self, site: str, packed: Packed) -> None:
+        """Takes a site's answer, as `Inbox.receive`."""
+        self._inbox.receive(site, packed, self._exchange)
+
+    def enough(self) -> bool:
+        """Whether the quorum is there and the grace is over; only updates count."""
+        waited = self._inbox.waited(self._quorum)
+        return self._grace is not None and waited is not None and waited >= self._grace
 
 
 def told(reasons: Mapping[str, str]) -> str:

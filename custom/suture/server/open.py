@@ -41,11 +41,15 @@ def open_server(
             f"the server runs another version of suture ({code_hash()}) than the job was made with "
             f"({plan.code}); install the same one"
         )
-    state = (config.storage.state if config else None) or default
     held_out = HeldOut(config, plan) if config else None
-    server = Server(plan, schedule, state / plan.experiment, held_out, pooled)
+    server = Server(plan, schedule, experiment_folder(plan, config, default), held_out, pooled)
     describe(server.record, plan, schedule)
     return server
+
+
+def experiment_folder(plan: Plan, config: SiteConfig | None, default: Path) -> Path:
+    """Where the server keeps an experiment; arguments as in `open_server`."""
+    return ((config.storage.state if config else None) or default) / plan.experiment
 
 
 def describe(record: Record, plan: Plan, schedule: Schedule) -> None:

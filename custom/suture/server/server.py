@@ -6,7 +6,7 @@ It knows no transport. `federation.federate` drives it, with sites in this proce
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +14,7 @@ from suture.check import Expectation
 from suture.errors import FederationError
 from suture.evaluation.metrics import mean_defined
 from suture.evaluation.summary import across_sites
-from suture.messages import Metrics, Payload, TaskName, Update
+from suture.messages import Metrics, Payload, TaskName
 from suture.methods.contract import ClassFacts, Context, GlobalModel
 from suture.models.classifier import Layout
 from suture.names import check_sites
@@ -22,7 +22,7 @@ from suture.packing import Packed, load
 from suture.plan import Plan, Schedule, context
 from suture.server.assignment import assignments
 from suture.server.global_model import initial, pack_model, unpack_model, with_labels
-from suture.server.inbox import Inbox, Line, told
+from suture.server.inbox import Inbox, Intake, Line, told
 from suture.server.record import Record
 from suture.server.roster import Member, Roster, agree
 from suture.server.selection import Best, HeldOut, Standings
@@ -126,6 +126,15 @@ class Server:
         """The sites whose labels these are."""
         return self._pooled or self.roster.members
 
+    @property
+    def quorum(self) -> int:
+        """Usable updates that a round needs."""
+        return self.schedule.min_sites or len(self.roster.members)
+
+    def intake(self) -> Intake:
+        """What the transport hands the answers of the open exchange to."""
+        return self.inbox.intake(self.quorum, self.schedule.grace)
+
     # Rounds
 
     @property
@@ -152,13 +161,13 @@ class Server:
         self.inbox.close(missing)
         self._holders -= self.inbox.abstained("missing_state")
         usable = self.inbox.accepted()
-        needed = self.schedule.min_sites or len(self.roster.members)
-        if len(usable) < needed:
-            self._failed(self._summary(ctx), usable, needed)
+        if len(usable) < self.quorum:
+            self._failed(self._summary(ctx), usable)
             return
         self._failures = 0
         self._validated()
-        self.model = self.plan.method.merge(self.model, self._updates(), ctx)
+        updates = (self.roster.from_site(site, update) for site, update in self.inbox.updates())
+        self.model = self.plan.method.merge(self.model, updates, ctx)
         self._holders |= set(usable)
         self._pending = self._summary(ctx)
         self._select_here(ctx.round)
@@ -167,22 +176,12 @@ class Server:
         self.record.event("committed", round=ctx.round, seconds=self._pending["seconds"])
 
     def _summary(self, ctx: Context) -> Line:
-        """The closed exchange as a round of history.jsonl, under the federation's names."""
-        summary = self.inbox.summary(ctx.round, ctx.phase.name)
-        for site, line in summary["sites"].items():
-            if "rows" in line:
-                line["rows"] = self.roster.named(site, line["rows"])
-        return summary
+        return self.inbox.summary(ctx.round, ctx.phase.name, self.roster.named)
 
-    def _updates(self) -> Iterator[Update]:
-        """The accepted updates under the federation's names, one at a time."""
-        for site, update in self.inbox.updates():
-            yield self.roster.from_site(site, update)
-
-    def _failed(self, line: Line, usable: list[str], needed: int) -> None:
+    def _failed(self, line: Line, usable: list[str]) -> None:
         self._failures += 1
         reasons = {s: x["reason"] for s, x in line["sites"].items() if s not in usable}
-        why = f"round {line['round']}: {len(usable)} usable updates of {needed} needed; {told(reasons)}"
+        why = f"round {line['round']}: {len(usable)} usable updates of {self.quorum} needed; {told(reasons)}"
         self.record.history(line | {"status": "unchanged"})
         self.record.event("unchanged", round=line["round"], why=why)
         log.warning("%s; the model stays as it was", why)

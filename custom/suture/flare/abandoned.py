@@ -1,0 +1,24 @@
+"""What a server that starts again does with the jobs that it was running when it was killed.
+
+FLARE leaves them as RUNNING for ever, where they can be neither aborted nor deleted. The state of their
+experiments is whole; `suture resume` hands them in again.
+"""
+
+from __future__ import annotations
+
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_component import FLComponent
+from nvflare.apis.fl_constant import SystemComponents
+from nvflare.apis.fl_context import FLContext
+
+
+class AbandonedJobs(FLComponent):
+    """Marks the jobs of an earlier life of the server as FINISHED:ABNORMAL when it starts.
+
+    The server's administrator installs it in local/resources.json; see docs/deployment.md.
+    """
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        if event_type == EventType.SYSTEM_START:
+            runner = fl_ctx.get_engine().get_component(SystemComponents.JOB_RUNNER)
+            runner.update_abnormal_finished_jobs([], fl_ctx)
