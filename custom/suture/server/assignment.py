@@ -8,7 +8,7 @@ from typing import Literal
 from torch import Tensor
 
 from suture.check import Expectation
-from suture.messages import Payload, TaskName
+from suture.messages import Labels, Payload, TaskName
 from suture.methods.contract import GlobalModel, Method
 from suture.methods.crossing import parts
 from suture.models.classifier import Layout
@@ -45,38 +45,36 @@ def assignments(
     egress = method.egress(Layout.of(shared, crossing_head))
     asked: Assignments = {}
     for site, member in sorted(roster.members.items()):
-        rows = roster.rows_for(site, method.label_view)
+        rows, number = roster.rows_for(site, method.label_view), rounds[site]
         labels = roster.to_site(site, rows)
-        head, fixed = model.rows(rows), dict(model.fixed)
-        if method.share is not None:  # a site begins with a whole model of its own
-            fixed |= {**model.shared, **head}
-        if not crossing_head:  # the initial rows are sent once and become the site's own
-            head, fixed = {}, fixed | head
         payload = Payload(
             task,
-            rounds[site],
+            number,
             committed,
             phase,
             split,
             labels,
             shared,
-            head,
-            {} if site in holders else fixed,
+            model.rows(rows) if crossing_head else {},
+            {} if site in holders else for_good(method, model, rows, crosses=bool(crossing_head)),
             {name: tensor[model.where(rows)] for name, tensor in (class_tensors or {}).items()},
             best[site],
         )
-        asked[site] = (
-            payload,
-            Expectation(
-                task,
-                rounds[site],
-                committed,
-                split,
-                labels,
-                member.own,
-                egress,
-                member.n.get("train", 0),
-                method.keep_local,
-            ),
+        images = member.n.get("train", 0)
+        expected = Expectation(
+            task, number, committed, split, labels, member.own, egress, images, method.keep_local
         )
+        asked[site] = (payload, expected)
     return asked
+
+
+def for_good(method: Method, model: GlobalModel, rows: Labels, *, crosses: bool) -> dict[str, Tensor]:
+    """What a site is sent once and then keeps.
+
+    Args:
+        rows: the classes that it is sent.
+        crosses: whether the head crosses in each round; else its first rows become the site's own.
+    """
+    if method.share is not None:  # a site begins with a whole model of its own
+        return {**model.fixed, **model.shared, **model.rows(rows)}
+    return {**model.fixed, **({} if crosses else model.rows(rows))}
