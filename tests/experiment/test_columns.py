@@ -63,8 +63,8 @@ def test_such_a_column_fills_its_cells(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("column", "says"),
     [
-        ({"attribute": "dark", "models": "local"}, "one of test, frequency, attribute and models"),
-        ({"test": "nih", "attribute": "dark"}, "one of test, frequency, attribute and models"),
+        ({"attribute": "dark", "models": "local"}, "one of test, task, frequency, attribute and models"),
+        ({"test": "nih", "attribute": "dark"}, "one of test, task, frequency, attribute and models"),
         ({"frequency": "tail"}, 'is of metric = "accuracy"'),
     ],
 )
