@@ -7,7 +7,10 @@ The header is plain JSON. Tensors keep their names behind the field that they be
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
+import os
+import re
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -111,7 +114,10 @@ def save(path: Path, packed: Packed, durable: bool = True) -> None:
             sums = {"crc32": _checksum(packed.tensors, header)} if durable else {}
             save_file(dict(packed.tensors), temporary, {"suture": header, **sums})
         except SafetensorError as error:
-            raise OSError(f"{path}: {error}") from error
+            # It tells the system's error in words only: "... (os error 28)".
+            code = re.search(r"os error (\d+)", str(error))
+            number = int(code[1]) if code else errno.EIO
+            raise OSError(number, os.strerror(number), str(path)) from error
 
 
 def load(path: Path) -> Packed:
