@@ -3,13 +3,19 @@ VENV ?= .venv
 PYTHON ?= python3
 BIN = $(VENV)/bin
 
-.PHONY: demo test install lint clean
+.PHONY: demo test faults install lint clean
 
 demo: install
 	$(BIN)/suture demo
 
 test: install
 	$(BIN)/python -m pytest
+
+# Kills processes of a federation on this machine; goes on where it stopped. Up to 90 minutes.
+REPEATS ?= 3
+faults: install
+	SUTURE_FAULTS=faults.json SUTURE_FAULT_REPEATS=$(REPEATS) $(BIN)/python -m pytest tests/faults -m ""; \
+	code=$$?; $(BIN)/python tests/faults/page.py faults.json && exit $$code
 
 lint: install
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import subprocess
+import sys
 import tracemalloc
 from dataclasses import replace
 from pathlib import Path
@@ -149,3 +151,21 @@ def test_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Monke
         save(tmp_path / "m", pack(MESSAGES[3]))
     assert (tmp_path / "m").read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == ["m"]
+
+
+def test_a_full_disk_is_told_by_its_number(tmp_path: Path) -> None:
+    """The library tells it in words only; a site abstains by the number."""
+    target = tmp_path / "x.safetensors"
+    script = (
+        "import resource, signal, sys, torch; from pathlib import Path\n"
+        "from suture.abstain import reason_of; from suture.packing import Packed, save\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))\n"
+        "try: save(Path(sys.argv[1]), Packed({'a': torch.zeros(10000)}, {}))\n"
+        "except OSError as error: print(error.errno, reason_of(error))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(target)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == [str(errno.EFBIG), "disk_full"]
+    assert list(tmp_path.iterdir()) == []

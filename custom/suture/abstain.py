@@ -48,10 +48,16 @@ _REASONS: tuple[tuple[type[BaseException], Reason], ...] = (
 )
 
 
+_DISK: dict[int, Reason] = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "disk_full"),
+    **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), "read_only"),
+}
+
+
 def reason_of(error: BaseException) -> Reason | None:
     """The typed reason of an expected failure, None for any other."""
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return "disk_full"
+    if isinstance(error, OSError) and error.errno in _DISK:
+        return _DISK[error.errno]
     return next((reason for kind, reason in _REASONS if isinstance(error, kind)), None)
 
 

@@ -57,6 +57,7 @@ Reason = Literal[
     "missing_state",
     "non_finite_loss",
     "out_of_memory",
+    "read_only",
     "threads",
 ]
 

@@ -7,7 +7,10 @@ The header is plain JSON. Tensors keep their names behind the field that they be
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
+import os
+import re
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -156,7 +159,10 @@ def save(path: Path, packed: Packed, durable: bool = True) -> None:
             # In one field: safetensors writes several in any order, and equal states are equal files.
             save_file(dict(packed.tensors), temporary, {"suture": checksum + header})
         except SafetensorError as error:
-            raise OSError(f"{path}: {error}") from error
+            # It tells the system's error in words only: "... (os error 28)".
+            code = re.search(r"os error (\d+)", str(error))
+            number = int(code[1]) if code else errno.EIO
+            raise OSError(number, os.strerror(number), str(path)) from error
 
 
 def load(path: Path) -> Packed:

@@ -91,9 +91,9 @@ def run_here(job: Job, env: str, out: Path, *, resume: bool, overwrite: bool, th
         except KeyboardInterrupt:
             Record(out).close("interrupted", "stopped by the user")
             raise
-        except SutureError as error:
+        except (SutureError, OSError) as error:
             whole = _first_error(out, str(error))
-            Record(out).close("failed", whole)
+            Record(out).give_up("failed", whole)
             raise FederationError(whole) from error
     return out / "report.html"
 

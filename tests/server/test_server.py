@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from between import Between
 from suture.errors import FederationError
 from suture.federation import Loop, Receive, federate
 from suture.messages import Abstain, Payload, TaskName, Update
@@ -22,26 +23,6 @@ from suture.server.server import Server
 from suture.training import LocalTraining
 
 METHOD = SurgicalAggregation(local=LocalTraining(lr=1e-2, batch_size=8))
-
-
-class Between(Loop):
-    """A loop in which a test may change, lose or break what a site answers."""
-
-    def __init__(self, sites: Any, change: Callable[[str, Payload, Packed], Packed | None]) -> None:
-        super().__init__(sites)
-        self.change = change
-
-    def exchange(self, task: TaskName, payloads: Mapping[str, Packed], receive: Receive) -> dict[str, str]:
-        missing = {}
-        for name, packed in payloads.items():
-            payload = unpack(packed)
-            assert isinstance(payload, Payload)
-            answer = self.change(name, payload, pack(self._sites[name].answer(payload)))
-            if answer is None:
-                missing[name] = "lost on the way"
-            else:
-                receive(name, answer)
-        return missing
 
 
 def history(server: Server) -> list[dict[str, Any]]:

@@ -40,6 +40,10 @@ RESULTS = ("run.json", "history.jsonl", "events.jsonl", "metrics.json", "report.
 """What of a run folder FLARE's job download brings."""
 
 
+class Aborted(FederationError):
+    """FLARE does not want this job to go on."""
+
+
 class FederationController(Controller):
     """Runs the server's half of a federation.
 
@@ -71,16 +75,17 @@ class FederationController(Controller):
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         try:
             server = self._open(fl_ctx)
-        except SutureError as error:
+        except (SutureError, OSError) as error:
             self.system_panic(str(error), fl_ctx)
             return
         self._teller = Teller(server.record.folder / "events.jsonl")
         try:
             federate(server, FlareTransport(self, fl_ctx, abort_signal, server.schedule.round_timeout))
         except (SutureError, OSError) as error:
-            status = "interrupted" if abort_signal.triggered else "failed"
+            aborted = abort_signal.triggered or isinstance(error, Aborted)
+            status = "interrupted" if aborted else "failed"
             log.error("%s: %s", status, error)
-            server.record.close(status, str(error))
+            server.record.give_up(status, str(error))
             self.system_panic(str(error), fl_ctx)
         finally:
             self._hand_out(server.record.folder, fl_ctx)
@@ -128,6 +133,10 @@ class FlareTransport:
         self._abort = abort
         self._timeout = timeout
 
+    def _over(self) -> bool:
+        """Whether the job was aborted or its server has died, which FLARE tells in another way."""
+        return self._abort.triggered or getattr(self._fl_ctx.get_engine(), "asked_to_stop", False) is True
+
     @property
     def sites(self) -> list[str]:
         """The clients of the job."""
@@ -161,8 +170,8 @@ class FlareTransport:
             self._controller.broadcast(work, self._fl_ctx, targets=[site], min_responses=1)
         # Not until FLARE has retired the tasks: it looks at them five times a second only.
         while missing and self._controller.get_num_standing_tasks() and not receive.enough():
-            if self._abort.triggered:
-                raise FederationError("the job was aborted")
+            if self._over():
+                raise Aborted("the job was aborted, or its server has died")
             time.sleep(_POLL)
         why = "the task ended without an answer"
         if time.monotonic() >= deadline:

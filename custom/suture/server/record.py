@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import platform
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -14,6 +15,8 @@ import torch
 from suture import __version__
 from suture.evaluation.report import write_report
 from suture.files import atomic_write, write_json
+
+log = logging.getLogger(__name__)
 
 
 def now() -> str:
@@ -40,9 +43,15 @@ class Record:
         write_json(self.folder / "run.json", self.run)
 
     def event(self, kind: str, **facts: Any) -> None:
-        """Appends a line to events.jsonl: what is happening right now, for the progress display."""
-        with (self.folder / "events.jsonl").open("a") as file:
-            file.write(json.dumps({"time": now(), "event": kind, **facts}) + "\n")
+        """Appends a line to events.jsonl: what is happening right now, for the progress display.
+
+        Never raises: a round does not fail for want of a display.
+        """
+        try:
+            with (self.folder / "events.jsonl").open("a") as file:
+                file.write(json.dumps({"time": now(), "event": kind, **facts}) + "\n")
+        except OSError as error:
+            log.warning("%s: %s", self.folder, error)
 
     def history(self, line: dict[str, Any]) -> None:
         """Appends a round to history.jsonl."""
@@ -64,6 +73,13 @@ class Record:
         """Sets the final status and renders the report."""
         self.update(status=status, error=error, finished=now())
         return write_report(self.folder)
+
+    def give_up(self, status: str, error: str) -> None:
+        """As `close`, as far as the disk permits: it may be what has failed."""
+        try:
+            self.close(status, error)
+        except OSError as full:
+            log.error("%s could not be written either: %s", self.folder, full)
 
 
 def versions() -> dict[str, str]:

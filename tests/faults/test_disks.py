@@ -1,0 +1,147 @@
+"""Disks that are full, read-only or rotten: the old model is intact, and somebody says what is wrong."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ledger import Found
+from poc import digest
+
+from suture.errors import FederationError
+from suture.federation import Loop, federate
+from suture.methods.surgical import SurgicalAggregation
+from suture.packing import load
+from suture.server.server import Server
+from suture.store import Rounds
+from suture.training import LocalTraining
+
+METHOD = SurgicalAggregation(local=LocalTraining(lr=1e-2, batch_size=8))
+ROUNDS = 4
+
+
+@pytest.fixture
+def mounted(tmp_path: Path) -> Iterator[Callable[..., Path]]:
+    """Mounts small file systems of memory; only root may, so the test is skipped for others."""
+    made: list[Path] = []
+
+    def mount(name: str, options: str) -> Path:
+        folder = tmp_path / name
+        folder.mkdir(parents=True)
+        command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
+        if os.geteuid() or subprocess.run(command, check=False, capture_output=True).returncode:
+            pytest.skip("may not mount a file system")
+        made.append(folder)
+        return folder
+
+    yield mount
+    for folder in made:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def half(tiny: Any, out: str) -> tuple[Any, Server]:
+    """A run that was stopped after half its rounds, and the whole federation."""
+    federation = tiny(METHOD, rounds=ROUNDS, selection="last")
+    begun = tiny(METHOD, rounds=ROUNDS // 2, selection="last")
+    return federation, begun.run(out)
+
+
+def fill(folder: Path) -> Path:
+    """Takes all the space that is left."""
+    path = folder / "filler"
+    with path.open("wb", buffering=0) as file, suppress(OSError):
+        while file.write(b"\0" * 65536):
+            pass
+    return path
+
+
+def remount(folder: Path, options: str) -> None:
+    subprocess.run(["mount", "-o", f"remount,{options}", str(folder)], check=True)
+
+
+def states(folder: Path) -> dict[str, bytes]:
+    """The committed states, whole."""
+    return {path.name: path.read_bytes() for path in sorted((folder / "state").glob("*.safetensors"))}
+
+
+@pytest.mark.parametrize("harm", ["full", "read only"])
+@pytest.mark.parametrize("where", ["server", "site"])
+@pytest.mark.case("disk full")
+def test_the_model_is_intact_and_the_run_continues(
+    harm: str, where: str, attempt: int, tiny: Any, mounted: Any, note: Any, tmp_path: Path
+) -> None:
+    whole = tiny(METHOD, rounds=ROUNDS, selection="last").run("whole")
+    place = tmp_path / "runs" / ("cut" if where == "server" else "cut/sites/alpha")
+    volume = mounted(f"runs/{place.relative_to(tmp_path / 'runs')}", "size=48m")
+    federation, server = half(tiny, "cut")
+    before = states(server.record.folder)
+    filler = fill(volume) if harm == "full" else None
+    if harm == "read only":
+        remount(volume, "ro")
+    try:
+        sites = federation.sites("cut")
+        if where == "server":
+            with pytest.raises((OSError, FederationError), match=r"No space left|Read-only file system"):
+                federate(federation.server("cut"), Loop(sites))
+        else:
+            reason = "disk_full" if harm == "full" else "read_only"
+            with pytest.raises(FederationError, match=f"alpha: {reason}"):
+                federate(federation.server("cut"), Loop(sites))
+        assert states(server.record.folder) == before
+    finally:
+        if filler:
+            filler.unlink()
+        else:
+            remount(volume, "rw")
+    federate(again := federation.server("cut"), Loop(federation.sites("cut")))
+    assert digest(again.record.folder) == digest(whole.record.folder)
+    note(Found(rounds_lost=1, model=digest(again.record.folder)))
+
+
+def truncate(data: bytearray) -> None:
+    del data[len(data) // 2 :]
+
+
+def flip(data: bytearray) -> None:
+    data[-len(data) // 3] ^= 8
+
+
+@pytest.mark.parametrize("harm", [truncate, flip])
+@pytest.mark.parametrize("where", ["server", "site"])
+@pytest.mark.case("corrupt")
+def test_a_corrupt_state_costs_a_round_and_no_byte(
+    harm: Callable[[bytearray], None],
+    where: str,
+    attempt: int,
+    tiny: Any,
+    note: Any,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    whole = tiny(METHOD, rounds=ROUNDS, selection="last").run("whole")
+    federation, server = half(tiny, "cut")
+    folder = server.record.folder
+    rounds = Rounds(folder / "state" if where == "server" else folder / "sites" / "alpha")
+    path = rounds.path(ROUNDS // 2)
+    data = bytearray(path.read_bytes())
+    harm(data)
+    path.write_bytes(bytes(data))
+    best = folder / "state" / f"best-{ROUNDS // 2:06d}.safetensors"
+    if where == "server" and best.exists():
+        assert best.read_bytes() == bytes(data), "the kept round is a link to the same file"
+    with caplog.at_level(logging.WARNING):
+        federate(again := federation.server("cut"), Loop(federation.sites("cut")))
+    assert "falling back to the round before" in caplog.text
+    assert path.name in caplog.text or best.name in caplog.text
+    line = [json.loads(text)["round"] for text in (folder / "history.jsonl").read_text().splitlines()]
+    assert line == list(range(1, ROUNDS + 1))
+    if where == "server":
+        assert digest(again.record.folder) == digest(whole.record.folder)
+    assert load(again.states.path(ROUNDS)).tensors
+    note(Found(rounds_lost=int(where == "server"), model=digest(again.record.folder)))

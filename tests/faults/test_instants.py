@@ -1,0 +1,106 @@
+"""Kill -9 of a federation at any instant, within a save too: it continues to the clean run's bytes."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ledger import Found
+from poc import digest
+
+import suture.files
+import suture.packing
+from suture.methods.surgical import SurgicalAggregation
+from suture.training import LocalTraining
+
+METHOD = SurgicalAggregation(local=LocalTraining(lr=1e-2, batch_size=8))
+QUICK, ALL = range(4), range(4, 20)
+CLEAN: dict[str, Any] = {}
+
+
+def forked(work: Callable[[], object], kill_after: float | None = None) -> int:
+    """Does work in a process of its own; returns how it ended.
+
+    Args:
+        kill_after: seconds after which it is killed.
+    """
+    child = os.fork()
+    if not child:
+        try:
+            work()
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    if kill_after is not None:
+        time.sleep(kill_after)
+        os.kill(child, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def dying(work: Callable[[], object], step: int) -> Callable[[], object]:
+    """Work that is killed at the n-th step of its saves: before or after a write, a sync, a rename."""
+
+    def run() -> None:
+        left = [step]
+
+        def counted(function: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*args: Any, **kwargs: Any) -> Any:
+                for moment in range(2):
+                    left[0] -= 1
+                    if not left[0]:
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    if not moment:
+                        value = function(*args, **kwargs)
+                return value
+
+            return call
+
+        suture.packing.save_file = counted(suture.packing.save_file)  # type: ignore[attr-defined]
+        suture.files.os.fsync = counted(os.fsync)  # type: ignore[attr-defined]
+        suture.files.os.replace = counted(os.replace)  # type: ignore[attr-defined]
+        work()
+
+    return run
+
+
+def kill_and_continue(number: int, tiny: Any, tmp_path: Path) -> Found:
+    federation = tiny(METHOD, rounds=4)
+    if not CLEAN:
+        begun = time.monotonic()
+        assert forked(lambda: federation.run("clean")) == 0
+        CLEAN.update(seconds=time.monotonic() - begun, model=digest(tmp_path / "runs" / "clean"))
+    draw = random.Random(number)
+
+    def work() -> object:
+        return federation.run("cut")
+
+    if number % 2:
+        code = forked(dying(work, draw.randrange(1, 120)))
+    else:
+        code = forked(work, kill_after=draw.uniform(0, CLEAN["seconds"]))
+    assert code in (-signal.SIGKILL, 0)
+    assert forked(lambda: federation.run("cut")) == 0
+    model = digest(tmp_path / "runs" / "cut")
+    assert model == CLEAN["model"]
+    return Found(rounds_lost=int(code != 0), model=model)
+
+
+@pytest.mark.case("instants")
+@pytest.mark.parametrize("number", QUICK)
+def test_a_killed_federation_continues_to_the_same_bytes(
+    number: int, tiny: Any, tmp_path: Path, note: Any
+) -> None:
+    note(kill_and_continue(number, tiny, tmp_path))
+
+
+@pytest.mark.faults
+@pytest.mark.case("instants")
+@pytest.mark.parametrize("number", ALL)
+def test_at_more_instants(number: int, tiny: Any, tmp_path: Path, note: Any) -> None:
+    note(kill_and_continue(number, tiny, tmp_path))

@@ -1,0 +1,272 @@
+"""Faults of a federation of processes with TLS: killed, stopped and cut off, in mid-round.
+
+Minutes each; `make faults` runs them.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from ledger import Found
+from poc import PROXIED, Poc, digest, small_job, tree, until
+from replay import absent, clean, replayed
+
+from suture.deploy.resume import resume
+from suture.job import Job, with_settings
+
+pytestmark = [pytest.mark.faults, pytest.mark.flare, pytest.mark.timeout(900)]
+
+QUORUM = ("min_sites=2", "round_timeout=30", "rounds=8", "max_failed_rounds=5")
+MOST_ABSENCES = 6
+
+
+@pytest.fixture(scope="module")
+def poc(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Poc]:
+    """One federation for all cases; each finds it whole."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("faults")
+        patch.setenv("HOME", str(folder))
+        patch.setenv("NVFLARE_POC_WORKSPACE", str(folder / "poc"))
+        federation = Poc(folder / "poc")
+        try:
+            federation.up()
+            yield federation
+        finally:
+            federation.down()
+
+
+@pytest.fixture(scope="module")
+def hashes() -> dict[str, str]:
+    """Hashes of clean runs, made once."""
+    return {}
+
+
+class Trial:
+    """One job that something happens to."""
+
+    def __init__(self, poc: Poc, name: str, job: Job) -> None:
+        poc.heal()
+        self.poc, self.job = poc, job
+        self.name = f"{name}-{time.time_ns() // 10**6}"
+        self.id = poc.submit(self.name, job)
+        self.hit = 0.0
+        self._before = self._events = 0
+
+    def strike(self) -> None:
+        """Notes the moment of the fault."""
+        self.hit, self._before = time.monotonic(), self.poc.committed(self.name)
+        self._events = len(self.poc.lines(self.name, "events.jsonl"))
+
+    def since(self) -> float:
+        return time.monotonic() - self.hit
+
+    def recovered(self) -> float:
+        """Seconds from the fault to the next commit."""
+        until(lambda: self.poc.committed(self.name) > self._before, 300, "the next commit")
+        return self.since()
+
+    def resume(self) -> None:
+        """The documented command."""
+        self.id, _ = resume(self.poc.admin, self.name, self.poc.root / "runs" / self.name, "poc")
+
+    def end(self, tmp_path: Path, hashes: dict[str, str], detect: float | None, recover: float) -> Found:
+        """Waits for the end, and holds the model against the one that must have come out.
+
+        A round is lost if it began and had to begin again after the fault. An update is lost if its site did
+        not count in a committed round.
+        """
+        self.poc.finished(self.name)
+        history = self.poc.lines(self.name, "history.jsonl")
+        events = self.poc.lines(self.name, "events.jsonl")
+        assert [line["round"] for line in history if line["status"] == "committed"] == [
+            *range(1, self.job.rounds + 1)
+        ]
+        missing, found = absent(history), digest(self.poc.folder(self.name))
+        if not missing:
+            key = str(self.job.rounds)
+            hashes[key] = hashes.get(key) or digest(clean(self.poc, self.job, tmp_path / "clean"))
+            assert found == hashes[key]
+        else:
+            assert len(missing) <= MOST_ABSENCES
+            assert found in islice(replayed(self.poc, self.job, missing, tmp_path), 2**MOST_ABSENCES)
+        before = {e["round"] for e in events[: self._events] if e["event"] == "round"}
+        after = [e["round"] for e in events[self._events :] if e["event"] == "round"]
+        again = len(after) - len(set(after) - before)
+        return Found(len(missing), again, detect, recover, found)
+
+
+@pytest.mark.case("job process of a site")
+def test_a_sites_job_process_is_killed(
+    attempt: int, poc: Poc, hashes: dict[str, str], tmp_path: Path, note: Any
+) -> None:
+    trial = Trial(poc, "job-process", small_job())
+    found = _kill_job_process(trial, tmp_path, hashes)
+    assert found.updates_lost <= 1
+    assert found.rounds_lost == 0
+    note(found)
+
+
+@pytest.mark.case("job process of a site, quorum")
+def test_a_sites_job_process_is_killed_and_others_suffice(
+    attempt: int, poc: Poc, hashes: dict[str, str], tmp_path: Path, note: Any
+) -> None:
+    trial = Trial(poc, "quorum", small_job("min_sites=2", "grace=60", "rounds=6"))
+    found = _kill_job_process(trial, tmp_path, hashes)
+    assert found.updates_lost <= 1
+    note(found)
+
+
+def _kill_job_process(trial: Trial, tmp_path: Path, hashes: dict[str, str]) -> Found:
+    poc = trial.poc
+    poc.in_round(trial.name, 2)
+    process = poc.job_process("harbor", trial.id)
+    assert process
+    poc.kill(process)
+    trial.strike()
+    detect = until(
+        lambda: (other := poc.job_process("harbor", trial.id)) and other.pid != process.pid,
+        30,
+        "another process",
+    )
+    return trial.end(tmp_path, hashes, detect, trial.recovered())
+
+
+@pytest.mark.case("site")
+def test_a_whole_site_is_killed_and_comes_back(
+    attempt: int, poc: Poc, hashes: dict[str, str], tmp_path: Path, note: Any
+) -> None:
+    trial = Trial(poc, "site", small_job(*QUORUM))
+    poc.in_round(trial.name, 2)
+    for process in tree(poc.process("harbor")):
+        poc.kill(process)
+    trial.strike()
+    recover = trial.recovered()
+    assert recover <= trial.job.round_timeout + 5
+    poc.heal()
+    trial.resume()
+    before = poc.committed(trial.name)
+    until(lambda: poc.committed(trial.name) > before, 240, "a round of the new job")
+    found = trial.end(tmp_path, hashes, recover, recover)
+    history = poc.lines(trial.name, "history.jsonl")
+    last = max(line["round"] for line in history if line["sites"]["harbor"]["status"] != "accepted")
+    assert all(line["sites"]["harbor"]["status"] == "accepted" for line in history if line["round"] > last)
+    assert last < trial.job.rounds
+    note(found)
+
+
+@pytest.mark.case("job process of the server")
+def test_the_servers_job_process_is_killed(
+    attempt: int, poc: Poc, hashes: dict[str, str], tmp_path: Path, note: Any
+) -> None:
+    trial = Trial(poc, "server-job", small_job())
+    poc.in_round(trial.name, 3)
+    found = _kill_server_job(trial, tmp_path, hashes)
+    assert found.rounds_lost <= 1
+    note(found)
+
+
+def _kill_server_job(trial: Trial, tmp_path: Path, hashes: dict[str, str]) -> Found:
+    poc = trial.poc
+    poc.kill(poc.job_process("server", trial.id))
+    trial.strike()
+    until(lambda: poc.status(trial.id).startswith("FINISHED"), 60, "FLARE notices")
+    detect = trial.since()
+    trial.resume()
+    return trial.end(tmp_path, hashes, detect, trial.recovered())
+
+
+@pytest.mark.case("server")
+def test_the_server_is_killed(
+    attempt: int, poc: Poc, hashes: dict[str, str], tmp_path: Path, note: Any
+) -> None:
+    trial = Trial(poc, "server", small_job())
+    poc.in_round(trial.name, 3)
+    first, job = trial.id, poc.job_process("server", trial.id)
+    assert job
+    poc.kill(poc.process("server"))
+    trial.strike()
+    poc.heal()
+    detect = trial.since()
+    assert poc.status(first) == "FINISHED:ABNORMAL"
+    trial.resume()
+    found = trial.end(tmp_path, hashes, detect, trial.recovered())
+    assert not psutil.pid_exists(job.pid), "the job process of the killed server still lives"
+    assert found.rounds_lost <= 1
+    note(found)
+
+
+@pytest.mark.case("instants, processes")
+def test_the_servers_job_process_is_killed_at_a_random_instant(
+    attempt: int, poc: Poc, hashes: dict[str, str], tmp_path: Path, note: Any
+) -> None:
+    trial = Trial(poc, "instant", small_job())
+    draw = random.Random(attempt)
+    poc.in_round(trial.name, draw.randrange(2, 6))
+    time.sleep(draw.uniform(0, 3))
+    found = _kill_server_job(trial, tmp_path, hashes)
+    assert found.rounds_lost <= 1
+    note(found)
+
+
+@pytest.mark.case("stopped")
+def test_a_stopped_site_is_left_out_and_comes_back(
+    attempt: int, poc: Poc, hashes: dict[str, str], tmp_path: Path, note: Any
+) -> None:
+    deadline = 12
+    trial = Trial(
+        poc, "stopped", small_job("min_sites=2", f"round_timeout={deadline}", "rounds=12", "epochs=20")
+    )
+    # The first deadline must not be one for starting.
+    poc.in_round(trial.name, 2)
+    stopped = tree(poc.process("harbor"))
+    for process in stopped:
+        os.kill(process.pid, signal.SIGSTOP)
+    trial.strike()
+    try:
+        recover = trial.recovered()
+        time.sleep(max(0.0, 2 * deadline - trial.since()))
+    finally:
+        for process in stopped:
+            os.kill(process.pid, signal.SIGCONT)
+    found = trial.end(tmp_path, hashes, None, recover)
+    assert recover <= deadline + 5
+    history = poc.lines(trial.name, "history.jsonl")
+    out = [line["round"] for line in history if line["sites"]["harbor"]["status"] != "accepted"]
+    assert out
+    assert len(out) <= 4
+    assert history[-1]["sites"]["harbor"]["status"] == "accepted"
+    note(found)
+
+
+@pytest.mark.case("network")
+def test_a_bad_network_costs_time_and_no_update(
+    attempt: int, poc: Poc, hashes: dict[str, str], tmp_path: Path, note: Any
+) -> None:
+    trial = Trial(poc, "network", with_settings(small_job(), ["rounds=8"]))
+    poc.in_round(trial.name, 2)
+    trial.strike()
+    assert poc.proxy.connections, f"{PROXIED} does not go through the proxy"
+    try:
+        poc.proxy.delay = 0.2
+        for _ in range(5):
+            time.sleep(2)
+            poc.proxy.reset()
+        recover = trial.recovered()
+        poc.proxy.stall(30)
+        found = trial.end(tmp_path, hashes, None, recover)
+    finally:
+        poc.proxy.delay = 0.0
+        poc.proxy.stall(0)
+    history = poc.lines(trial.name, "history.jsonl")
+    assert all(list(line["sites"]) == poc.sites for line in history)
+    assert found.updates_lost == 0
+    note(found)

@@ -1,0 +1,111 @@
+"""An exchange over FLARE's tasks: who answered, who is not waited for, and when it ends at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.shareable import make_reply
+from nvflare.apis.signal import Signal
+
+from suture.check import Expectation
+from suture.flare.codec import to_shareable
+from suture.flare.controller import Aborted, FlareTransport
+from suture.messages import Payload, Update, ones
+from suture.methods.contract import Egress
+from suture.packing import Packed, pack
+from suture.server.inbox import Inbox
+
+EGRESS = Egress({"w": ((2,), "torch.float32")}, {})
+UPDATE = pack(Update(1, ("Mass",), {"w": torch.ones(2)}, {}, ones(("Mass",))))
+
+
+class Tasks:
+    """FLARE's controller, as far as a transport uses it; a test says who answers what."""
+
+    def __init__(self, answers: dict[str, Any]) -> None:
+        self.answers = answers
+        self.open: dict[str, Any] = {}
+        self.cancelled: list[str] = []
+
+    def broadcast(self, task: Any, fl_ctx: Any, targets: list[str], min_responses: int) -> None:
+        self.open[targets[0]] = task
+        if targets[0] in self.answers:
+            self.answer(targets[0], self.answers[targets[0]])
+
+    def answer(self, site: str, result: Any) -> None:
+        """A result comes in."""
+        task = self.open[site]
+        task.result_received_cb(SimpleNamespace(client=SimpleNamespace(name=site), result=result), None)
+
+    def get_num_standing_tasks(self) -> int:
+        return len(self.open) - len(self.cancelled)
+
+    def cancel_task(self, task: Any, fl_ctx: Any) -> None:
+        self.cancelled += [site for site, other in self.open.items() if other is task]
+
+
+Ask = Callable[..., tuple[Tasks, Inbox, dict[str, str]]]
+
+
+@pytest.fixture
+def ask(tmp_path: Path) -> Ask:
+    """Makes an exchange with three sites, some of which answer."""
+
+    def ask(
+        answers: dict[str, Any],
+        *,
+        quorum: int = 2,
+        grace: float | None = None,
+        timeout: int = 1,
+        stopped: bool = False,
+    ) -> tuple[Tasks, Inbox, dict[str, str]]:
+        tasks, inbox = Tasks(answers), Inbox(tmp_path / "spool", lambda *_, **__: None)
+        expected = Expectation("train", 1, 0, "validation", ("Mass",), ("Mass",), EGRESS)
+        packed = inbox.open({site: (Payload("train", 1), expected) for site in ("a", "b", "c")})
+        engine = SimpleNamespace(asked_to_stop=stopped)
+        fl_ctx: Any = SimpleNamespace(get_engine=lambda: engine)
+        transport = FlareTransport(tasks, fl_ctx, Signal(), timeout)  # type: ignore[arg-type]
+        return tasks, inbox, transport.exchange("train", packed, inbox.intake(quorum, grace))
+
+    return ask
+
+
+def good() -> Any:
+    return to_shareable(Packed(UPDATE.tensors, UPDATE.header))
+
+
+def test_stragglers_are_not_waited_for_once_the_grace_is_over(ask: Ask) -> None:
+    tasks, inbox, missing = ask({"a": good(), "b": good()}, grace=0.0, timeout=60)
+    assert missing == {"c": "not waited for: enough others had answered"}
+    assert tasks.cancelled == ["c"]
+    inbox.close(missing)
+    tasks.answer("c", good())
+    assert inbox.accepted() == ["a", "b"]
+
+
+def test_an_error_code_is_no_update_and_keeps_its_name(ask: Ask) -> None:
+    error = make_reply(ReturnCode.EXECUTION_EXCEPTION)
+    _, inbox, missing = ask({"a": good(), "b": error}, quorum=1, grace=0.0, timeout=60)
+    assert missing["b"] == "FLARE answered EXECUTION_EXCEPTION"
+    assert missing["c"].startswith("not waited for")
+    assert inbox.accepted() == ["a"]
+
+
+def test_all_are_waited_for_without_a_grace(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(1000))
+    monkeypatch.setattr("suture.flare.controller.time.sleep", lambda _: None)
+    monkeypatch.setattr("suture.flare.controller.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr(Tasks, "get_num_standing_tasks", lambda _: next(clock) < 20)
+    _, _, missing = ask({"a": good(), "b": good()}, grace=None, timeout=5)
+    assert missing == {"c": "no answer within 5 s"}
+
+
+def test_the_job_of_a_dead_server_ends_at_once(ask: Ask) -> None:
+    with pytest.raises(Aborted, match="its server has died"):
+        ask({"a": good()}, stopped=True, timeout=3600)
