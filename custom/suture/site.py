@@ -141,7 +141,7 @@ class Site:
             task.round, Packed({**fixed, **{f"kept/{k}": t for k, t in keep.items()}}, header), task.committed
         )
         images = len(self._data()[1]["train"])
-        return replace(protected(update, task, self.config.privacy, images), metrics=metrics)
+        return replace(protected(update, task, self.config.privacy, images, self.folder), metrics=metrics)
 
     def _trained(
         self, task: Payload, state: Packed, ctx: Context
