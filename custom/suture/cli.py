@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from suture.cli_data import Sets, data_app
+from suture.cli_egress import egress
 from suture.cli_finetune import finetune
 from suture.cli_pretrain import pretrain
 from suture.cli_research import compare, evaluate, experiment, latent, relate
@@ -27,7 +28,7 @@ app = typer.Typer(
     add_completion=False,
 )
 app.add_typer(data_app, name="data")
-for command in (evaluate, compare, relate, latent, experiment, pretrain, finetune, vocab):
+for command in (evaluate, compare, relate, latent, experiment, pretrain, finetune, vocab, egress):
     app.command()(command)
 console = Console()
 

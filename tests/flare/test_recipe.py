@@ -103,5 +103,5 @@ def test_a_recipe_is_not_encrypted(add: str) -> None:
     kind = type("HEModelEncryptor", (EgressFilter,), {"__module__": "nvflare.app_opt.he.model_encryptor"})
     recipe = recipe_of(load_job("demo"), "trial", ("a",))
     with pytest.raises(ConfigError, match="HEModelEncryptor: encrypted updates cannot be validated"):
-        getattr(recipe, f"add_{add}_filter")(kind())
-    getattr(recipe, f"add_{add}_filter")(EgressFilter())
+        getattr(recipe, f"add_{add}_filter")(kind(), ["train"])
+    getattr(recipe, f"add_{add}_filter")(EgressFilter(), ["train"])

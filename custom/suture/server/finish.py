@@ -8,9 +8,6 @@ from dataclasses import replace
 from suture.evaluation.metrics import ClassScore, mean_defined
 from suture.evaluation.summary import Source, across_sites, summarise
 from suture.messages import Metrics
-from suture.methods.contract import IMAGES
-from suture.models.classifier import Layout
-from suture.plan import Plan
 from suture.server.global_model import export
 from suture.server.protection import spent
 from suture.server.server import Server
@@ -60,20 +57,3 @@ def across_sites_overall(tested: Mapping[str, Metrics]) -> Mapping[str, float | 
     """Accuracy and its like: the unweighted mean over the sites where it is defined."""
     names = dict.fromkeys(name for metrics in tested.values() for name in metrics.overall)
     return {name: mean_defined(m.overall.get(name) for m in tested.values()) for name in names}
-
-
-def declared(plan: Plan) -> list[dict[str, str]]:
-    """What leaves a site, for the report."""
-    egress = plan.method.egress(Layout({}, {}))
-    shapes = {
-        "shared": "the model's tensors",
-        "head": "one row per class of the site",
-        "weight": "the number of training images"
-        if egress.weight == IMAGES
-        else f"a number in [{egress.weight[0]:g}, {egress.weight[1]:g}]",
-        "class_weights": f"a number per class in [{egress.class_weight[0]:g}, {egress.class_weight[1]:g}]",
-        "counts": "two numbers per class of the site, once, at the start",
-        "train_loss": "a number",
-        "metrics": "loss, AUROC and counts of the site's classes",
-    } | {name: f"a number in [{low:g}, {high:g}]" for name, (low, high) in egress.scalars.items()}
-    return [{"field": f, "shape": shapes.get(f, ""), "why": why} for f, why in egress.why.items()]
