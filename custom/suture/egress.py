@@ -71,18 +71,21 @@ _MEANT = {
     Abstain: "Instead of an answer, when something fails",
 }
 
+_WEIGHTS = dict.fromkeys(("weight", "class_weights"), "")
+
 _HEAD = """# What leaves a site
 
-Written by `suture egress`; a test holds it against the code. It is the allow-list of the site's filter: what is
-not here, under the name, type and size that it has here, does not leave. [threat_model.md](threat_model.md) says what it
-reveals. `min_count`, `min_loss` and `round_counts` are set under `[privacy]` in a site's `suture.toml`; with `clip` and
-`noise` there, tensors are clipped and have noise added, and nothing else is.
+Written by `suture egress`; a test holds it against the code. It is the allow-list of the site's filter: what
+is not here, under the name, type and size that it has here, does not leave.
+[threat_model.md](threat_model.md) says what it reveals. `min_count`, `min_loss` and `round_counts` are set
+under `[privacy]` in a site's `suture.toml`; with `clip` and `noise` there, tensors are clipped and have noise
+added, and nothing else is.
 """
 
 _BY_METHOD = """## By method
 
-With the settings that a method has by itself; the report of a run has those of the run. Tensors have the names and
-shapes of the model, and every number in them is finite. What is *personal* never leaves.
+With the settings that a method has by itself; the report of a run has those of the run. Tensors have the
+names and shapes of the model, and every number in them is finite. What is personal never leaves.
 """
 
 
@@ -137,21 +140,19 @@ def _layout(method: Method) -> Layout:
 
 
 def _sent(method: Method, egress: Egress) -> Iterable[tuple[str, str]]:
-    shown = {row["field"]: row["shape"] for row in declared(dataclasses.replace(egress, why=_EVERY))}
+    """Each thing that an update holds besides what every update does, and its type and range."""
+    shown = {row["field"]: row["shape"] for row in declared(dataclasses.replace(egress, why=_WEIGHTS))}
     what = "gradients" if egress.kind == "gradient" else "weights"
-    share = "" if method.share is None else f", {method.share.fraction:g} of the {method.share.of} of each"
-    norm = {"average": "with batch norm and its statistics", "frozen": "without batch norm"}
     if egress.shared:
         types = "/".join(sorted({dtype.removeprefix("torch.") for _, dtype in egress.shared.values()}))
-        yield (
-            "shared",
-            f"{types} {what} outside the head{share}, {norm.get(method.batch_norm, 'without batch norm')}",
+        part = f", {method.share.fraction:g} of the {method.share.of} of each" if method.share else ""
+        norm = (
+            "with batch norm and its statistics" if method.batch_norm == "average" else "without batch norm"
         )
+        yield "shared", f"{types} {what} outside the head{part}, {norm}"
     if egress.head:
-        classes = (
-            "every class of the federation" if method.label_view == "all" else "each of the site's classes"
-        )
-        yield "head", f"a row of {what} for {classes}"
+        own, every = "each of the site's classes", "every class of the federation"
+        yield "head", f"a row of {what} for {every if method.label_view == 'all' else own}"
     yield "weight", shown["weight"]
     yield "class_weights", shown["class_weights"]
     yield from ((name, f"a number in [{low:g}, {high:g}]") for name, (low, high) in egress.scalars.items())
@@ -159,6 +160,3 @@ def _sent(method: Method, egress: Egress) -> Iterable[tuple[str, str]]:
         yield "counts", "two numbers for each of the site's classes"
     if egress.prior:
         yield "prior", "a digest"
-
-
-_EVERY = dict.fromkeys(("weight", "class_weights"), "")

@@ -16,6 +16,7 @@ from suture.flare.submit import export_job, recipe_of
 from suture.job import Job, load_job, with_settings
 from suture.plan import Plan, Schedule
 
+TASKS = ["hello", "train", "evaluate"]
 JOBS = ["demo", "surgical_nih"]
 
 
@@ -103,5 +104,5 @@ def test_a_recipe_is_not_encrypted(add: str) -> None:
     kind = type("HEModelEncryptor", (EgressFilter,), {"__module__": "nvflare.app_opt.he.model_encryptor"})
     recipe = recipe_of(load_job("demo"), "trial", ("a",))
     with pytest.raises(ConfigError, match="HEModelEncryptor: encrypted updates cannot be validated"):
-        getattr(recipe, f"add_{add}_filter")(kind(), ["train"])
-    getattr(recipe, f"add_{add}_filter")(EgressFilter(), ["train"])
+        getattr(recipe, f"add_{add}_filter")(kind(), TASKS)
+    getattr(recipe, f"add_{add}_filter")(EgressFilter(), TASKS)
