@@ -16,6 +16,7 @@ from rich.table import Table
 
 from suture.cli_data import Sets, data_app
 from suture.cli_doctor import doctor, policy
+from suture.cli_egress import egress
 from suture.cli_finetune import finetune
 from suture.cli_jobs import Submission, results, resume, run_remotely, show_run, status
 from suture.cli_poc import poc_app
@@ -33,7 +34,7 @@ app = typer.Typer(
 app.add_typer(data_app, name="data")
 app.add_typer(poc_app, name="poc")
 COMMANDS: tuple[Callable[..., None], ...] = (
-    *(status, results, resume, doctor, policy),
+    *(status, results, resume, doctor, policy, egress),
     *(evaluate, compare, relate, latent, experiment, pretrain, finetune, vocab),
 )
 for command in COMMANDS:

@@ -140,7 +140,7 @@ class Site:
         own = kept(bench.model, self.plan.method) | {f"kept/{k}": t for k, t in keep.items()}
         self.states.save(task.round, Packed(own, header), task.committed)
         images = len(self._data()[1]["train"])
-        return replace(protected(update, task, self.config.privacy, images), metrics=metrics)
+        return replace(protected(update, task, self.config.privacy, images, self.folder), metrics=metrics)
 
     def _trained(
         self, task: Payload, state: Packed, ctx: Context

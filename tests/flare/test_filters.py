@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from nvflare.apis.dxo import DXO, DataKind, from_shareable
+from nvflare.apis.dxo import DXO, DataKind, MetaKey, from_shareable
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
@@ -71,6 +71,20 @@ def stray(where: str) -> Shareable:
 def test_anything_undeclared_raises(where: str) -> None:
     with pytest.raises(RejectedUpdate):
         EgressFilter().process(stray(where), context())
+
+
+def test_an_encrypted_answer_is_refused_with_the_reason() -> None:
+    """What FLARE's HEModelEncryptor makes of an update, added to the job by hand."""
+    dxo = from_shareable(to_shareable(pack(UPDATE)))
+    dxo.set_meta_prop(MetaKey.PROCESSED_KEYS, {"shared/w": True})
+    dxo.set_meta_prop(MetaKey.PROCESSED_ALGORITHM, "CKKS")
+    with pytest.raises(RejectedUpdate, match="encrypted updates cannot be validated"):
+        from_shareable_(dxo.to_shareable())
+
+
+def test_a_return_code_is_a_word_of_flares() -> None:
+    out = EgressFilter().process(make_reply("patient 17"), context())
+    assert out.get_return_code() == ReturnCode.EXECUTION_EXCEPTION
 
 
 def test_nothing_leaves_unasked() -> None:

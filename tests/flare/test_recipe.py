@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 
 from suture.errors import ConfigError
-from suture.flare.submit import export_job
+from suture.flare.filters import EgressFilter
+from suture.flare.submit import export_job, recipe_of
 from suture.job import Job, load_job, with_settings
 from suture.plan import Plan, Schedule
 
+TASKS = ["hello", "train", "evaluate"]
 JOBS = ["demo", "surgical_nih"]
 
 
@@ -94,3 +96,13 @@ def test_one_app_for_all_where_sites_are_not_named(tmp_path: Path) -> None:
 def test_preinstalled_code_does_not_travel(tmp_path: Path) -> None:
     folder = export_job(load_job("demo"), tmp_path, "trial", ("a",), bundle=False)
     assert not list(folder.rglob("custom"))
+
+
+@pytest.mark.parametrize("add", ["client_input", "client_output", "server_input", "server_output"])
+def test_a_recipe_is_not_encrypted(add: str) -> None:
+    """FLARE's filters for it need TenSEAL even to be imported, so this one only stands where they do."""
+    kind = type("HEModelEncryptor", (EgressFilter,), {"__module__": "nvflare.app_opt.he.model_encryptor"})
+    recipe = recipe_of(load_job("demo"), "trial", ("a",))
+    with pytest.raises(ConfigError, match="HEModelEncryptor: encrypted updates cannot be validated"):
+        getattr(recipe, f"add_{add}_filter")(kind(), TASKS)
+    getattr(recipe, f"add_{add}_filter")(EgressFilter(), TASKS)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from nvflare.apis.dxo import DXO, DataKind, from_shareable
+from nvflare.apis.dxo import DXO, DataKind, MetaKey, from_shareable
 from nvflare.apis.shareable import Shareable
 from nvflare.app_opt.pt.decomposers import TensorDecomposer
 from nvflare.fuel.utils import fobs
 
 from suture.errors import RejectedUpdate
 from suture.packing import Packed
+from suture.privacy import NO_ENCRYPTION
 
 _HEADER = "suture"
 
@@ -27,7 +28,7 @@ def from_shareable_(shareable: Shareable) -> Packed:
     """The packed message of a Shareable.
 
     Raises:
-        RejectedUpdate: it is no DXO of weights, or its meta holds anything but the header.
+        RejectedUpdate: it is no DXO of weights, is encrypted, or its meta holds anything but the header.
     """
     try:
         dxo = from_shareable(shareable)
@@ -35,6 +36,8 @@ def from_shareable_(shareable: Shareable) -> Packed:
         raise RejectedUpdate(f"not a message of suture: {error}") from None
     if dxo.data_kind != DataKind.WEIGHTS or not isinstance(dxo.data, dict):
         raise RejectedUpdate(f"unexpected kind of data {dxo.data_kind!r}")
+    if {MetaKey.PROCESSED_ALGORITHM, MetaKey.PROCESSED_KEYS} & dxo.meta.keys():
+        raise RejectedUpdate(NO_ENCRYPTION)
     if stray := dxo.meta.keys() - {_HEADER}:
         raise RejectedUpdate(f"undeclared field {min(map(str, stray))[:200]!r}")
     header = dxo.meta.get(_HEADER)

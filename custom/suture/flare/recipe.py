@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from nvflare.apis.filter import Filter
 from nvflare.apis.job_def import ALL_SITES, SERVER_SITE_NAME
 from nvflare.job_config.api import FedJob
 from nvflare.job_config.defs import FilterType
@@ -17,6 +18,7 @@ from suture.flare.filters import EgressFilter
 from suture.flare.telling import EXPERIMENT
 from suture.names import check_sites
 from suture.plan import Plan, Schedule
+from suture.privacy import NO_ENCRYPTION
 
 _TASKS = ["hello", "train", "evaluate"]
 _POLL = 0.1
@@ -67,3 +69,36 @@ class FederationRecipe(Recipe):
         else:
             job.set_app_packages(["suture"])
         super().__init__(job)
+
+    # Where a user of FLARE's recipes asks for homomorphic encryption: by its filters.
+
+    def add_client_input_filter(
+        self, filter: Filter, tasks: list[str] | None = None, clients: list[str] | None = None
+    ) -> None:
+        """FLARE's own, without encryption."""
+        super().add_client_input_filter(_plain(filter), tasks, clients)
+
+    def add_client_output_filter(
+        self, filter: Filter, tasks: list[str] | None = None, clients: list[str] | None = None
+    ) -> None:
+        """FLARE's own, without encryption."""
+        super().add_client_output_filter(_plain(filter), tasks, clients)
+
+    def add_server_output_filter(self, filter: Filter, tasks: list[str] | None = None) -> None:
+        """FLARE's own, without encryption."""
+        super().add_server_output_filter(_plain(filter), tasks)
+
+    def add_server_input_filter(self, filter: Filter, tasks: list[str] | None = None) -> None:
+        """FLARE's own, without encryption."""
+        super().add_server_input_filter(_plain(filter), tasks)
+
+
+def _plain(filter_: Filter) -> Filter:
+    """The filter.
+
+    Raises:
+        ConfigError: it is one of FLARE's for homomorphic encryption.
+    """
+    if any(".he." in f"{kind.__module__}." for kind in type(filter_).__mro__):
+        raise ConfigError(f"{type(filter_).__name__}: {NO_ENCRYPTION}")
+    return filter_

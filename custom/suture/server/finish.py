@@ -9,16 +9,12 @@ from suture.evaluation import breakdown
 from suture.evaluation.metrics import mean_defined
 from suture.evaluation.summary import Source, across_sites, summarise
 from suture.messages import Figures, Metrics
-from suture.methods.contract import IMAGES
-from suture.models.classifier import Layout
-from suture.plan import Plan
 from suture.server.global_model import export
 from suture.server.protection import spent
 from suture.server.roster import Roster
 from suture.server.server import Server
 
 _BOOTSTRAP = 1000
-_LOCAL = "the model that the site trained in the selected round, before the merge, on its test data"
 
 
 def finish(server: Server, tested: Mapping[str, Metrics]) -> None:
@@ -99,23 +95,3 @@ def plain(figures: Figures) -> breakdown.Figures:
 def _mean(parts: list[Figures]) -> Figures:
     overall = breakdown.mean_of(part.overall for part in parts)
     return Figures(sum(part.n for part in parts), mean_defined(part.auroc for part in parts), overall)
-
-
-def declared(plan: Plan) -> list[dict[str, str]]:
-    """What leaves a site, for the report."""
-    egress = plan.method.egress(Layout({}, {}))
-    shapes = {
-        "shared": "the model's tensors",
-        "head": "one row per class of the site",
-        "weight": "the number of training images"
-        if egress.weight == IMAGES
-        else f"a number in [{egress.weight[0]:g}, {egress.weight[1]:g}]",
-        "class_weights": f"a number per class in [{egress.class_weight[0]:g}, {egress.class_weight[1]:g}]",
-        "counts": "two numbers per class of the site, once, at the start",
-        "train_loss": "a number",
-        "metrics": "loss, AUROC, recall and counts of the site's classes; accuracy and its like, also by "
-        "attribute where the site names one",
-        "local_metrics": "the same",
-    } | {name: f"a number in [{low:g}, {high:g}]" for name, (low, high) in egress.scalars.items()}
-    whys = {**egress.why, **({"local_metrics": _LOCAL} if plan.method.keep_local else {})}
-    return [{"field": f, "shape": shapes.get(f, ""), "why": why} for f, why in whys.items()]

@@ -8,9 +8,10 @@ from pathlib import Path
 import torch
 
 from suture.config import SiteConfig
+from suture.egress import declared
 from suture.errors import ConfigError
+from suture.models.classifier import Layout
 from suture.plan import Plan, Schedule, code_hash
-from suture.server.finish import declared
 from suture.server.record import Record, now, versions
 from suture.server.roster import Member
 from suture.server.selection import HeldOut
@@ -75,7 +76,7 @@ def describe(record: Record, plan: Plan, schedule: Schedule) -> None:
         experiment=plan.experiment,
         code=plan.code,
         versions=versions(),
-        egress=declared(plan),
+        egress=declared(plan.method.egress(Layout({}, {})), local=plan.method.keep_local),
         labels=[],
         sites={},
         threads={"server": 1},
