@@ -56,8 +56,9 @@ CASES = {
         "a site's connection delayed by 200 ms, stalled for 30 s, reset five times",
         "no update counted twice, job completes, the clean run's bytes",
     ),
-    "disk full": Case("a full disk at the server, at a site", "old model intact; says so; continues"),
-    "read only": Case("a read-only folder at the server, at a site", "old model intact; says so"),
+    "disk full": Case(
+        "a full or read-only disk at the server, at a site", "old model intact; says so; continues"
+    ),
     "corrupt": Case(
         "a truncated or bit-flipped state of the server, of a site", "the round before; the clean run's bytes"
     ),

@@ -184,9 +184,13 @@ class Poc:
         return None
 
     def kill(self, process: psutil.Process | None) -> None:
-        """kill -9 of one process that this federation started."""
+        """kill -9 of one process that this federation started; returns when it is gone.
+
+        A zombie that nobody has waited for counts as alive to its children.
+        """
         assert process is not None
         os.kill(process.pid, signal.SIGKILL)
+        process.wait(20)
 
 
 def tree(process: psutil.Process) -> list[psutil.Process]:

@@ -221,10 +221,9 @@ def test_the_servers_job_process_is_killed_at_a_random_instant(
 def test_a_stopped_site_is_left_out_and_comes_back(
     attempt: int, poc: Poc, hashes: dict[str, str], tmp_path: Path, note: Any
 ) -> None:
-    deadline = 12
-    trial = Trial(
-        poc, "stopped", small_job("min_sites=2", f"round_timeout={deadline}", "rounds=12", "epochs=20")
-    )
+    deadline = 25
+    settings = ("min_sites=2", f"round_timeout={deadline}", "rounds=8", "max_failed_rounds=6")
+    trial = Trial(poc, "stopped", small_job(*settings))
     # The first deadline must not be one for starting.
     poc.in_round(trial.name, 2)
     stopped = tree(poc.process("harbor"))
