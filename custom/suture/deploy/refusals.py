@@ -68,8 +68,8 @@ def explain(job_id: str, meta: Mapping[str, Any], logs: Mapping[str, str], run: 
     reasons = refusals(meta, logs) + ([str(run["error"])] if run.get("error") else [])
     if "EXECUTION_EXCEPTION" in f"{status} {reasons}":
         reasons.append(
-            "a process at a site failed, or was killed for its memory; its words stay there: its administrator "
-            f"finds them with `suture doctor`, in WORKSPACE/{job_id}/log.txt, or in the system's log"
+            "a process at a site failed, or was killed for its memory; its words stay there: in "
+            f"WORKSPACE/{job_id}/log.txt, or the system's log; `suture doctor` there may tell too"
         )
     if not reasons and "ABORTED" in status:
         reasons = ["it was aborted"]

@@ -111,7 +111,7 @@ def _ended(federation: Connection, job_id: str, tail: Tail) -> bool:
         if recent:
             tail.take(recent["first"], recent["events"])
         else:
-            # The job's process at the server is still starting; each question then costs it an error in its log.
+            # The job's process at the server is starting, and logs an error for each question until it has.
             time.sleep(_START)
     return str(meta.get("status")).startswith("FINISHED")
 
