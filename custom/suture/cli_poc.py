@@ -74,7 +74,7 @@ def deal(job: JobName, settings: Sets = None, folder: Dir = None) -> None:
     chosen, root = with_settings(load_job(job), settings or []), chosen_folder(folder)
     kits = kits_in(root)
     names, data = simulate(chosen, root)
-    hand_out(chosen, data, kits)
+    hand_out(chosen, names, data, kits)
     for name in names:
         console.print(f"{kits[name].folder / 'local' / 'suture.toml'}", soft_wrap=True, highlight=False)
 

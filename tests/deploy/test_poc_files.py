@@ -63,8 +63,11 @@ def test_each_party_finds_its_own_data(make_kit: MakeKit, tmp_path: Path) -> Non
     job = small()
     names, data = simulate(job, tmp_path)
     assert sorted(names) == list(SITES)
+    stale = data / "of-an-earlier-deal"
+    stale.mkdir()
+    (stale / "suture.toml").write_text("")
     kits = kits_in(tmp_path)
-    hand_out(job, data, kits)
+    hand_out(job, names, data, kits)
     for name in (*SITES, "server"):
         config = load_site_config(kits[name].folder / "local" / "suture.toml")
         assert config.data.root == data / name / "images"
@@ -76,9 +79,9 @@ def test_a_federation_of_other_sites_is_refused_and_untouched(make_kit: MakeKit,
     folder = make_kit("site", "elsewhere")
     make_kit("server", "server")
     job = small()
-    _, data = simulate(job, tmp_path)
+    names, data = simulate(job, tmp_path)
     with pytest.raises(ConfigError, match=r"elsewhere.*--overwrite"):
-        hand_out(job, data, kits_in(tmp_path))
+        hand_out(job, names, data, kits_in(tmp_path))
     assert not (folder / "local" / "suture.toml").exists()
 
 

@@ -102,7 +102,7 @@ def prepare(
         atomic_write(path, yaml.safe_dump(project, sort_keys=False).encode())
         provision(path, folder)
     kits = kits_in(folder)
-    hand_out(job, data, kits)
+    hand_out(job, names, data, kits)
     server, sites = parties(kits)
     for kit in (server, *sites.values()):
         allow_classes(kit)
@@ -142,24 +142,25 @@ def simulate(job: Job, folder: Path) -> tuple[list[str], Path]:
     return job.simulation.prepare(data, data / "runs", job.seed, job.method), data
 
 
-def hand_out(job: Job, data: Path, kits: dict[str, Kit]) -> None:
+def hand_out(job: Job, names: Sequence[str], data: Path, kits: dict[str, Kit]) -> None:
     """Puts each party's suture.toml where it will look for it: in its kit's local/.
+
+    Args:
+        names, data: as `simulate` returns them.
 
     Raises:
         ConfigError: the federation has other sites than the job.
     """
     server, sites = parties(kits)
-    dealt = {path.parent.name: path for path in data.glob("*/suture.toml")}
-    wanted = set(dealt) - {SERVER}
-    if wanted != set(sites):
+    if set(names) != set(sites):
         raise ConfigError(
             f"{server.folder.parent} has the sites {', '.join(sorted(sites))}, and {job.name} has "
-            f"{', '.join(sorted(wanted))}; make it anew with --overwrite, or choose another --dir"
+            f"{', '.join(sorted(names))}; make it anew with --overwrite, or choose another --dir"
         )
     for name, kit in {SERVER: server, **sites}.items():
-        target = kit.folder / "local" / "suture.toml"
-        if name in dealt:
-            shutil.copy2(dealt[name], target)
+        source, target = data / name / "suture.toml", kit.folder / "local" / "suture.toml"
+        if source.exists():
+            shutil.copy2(source, target)
         else:
             target.unlink(missing_ok=True)
 

@@ -66,10 +66,10 @@ def explain(job_id: str, meta: Mapping[str, Any], logs: Mapping[str, str], run: 
     """
     status = str(meta.get("status"))
     reasons = refusals(meta, logs) + ([str(run["error"])] if run.get("error") else [])
-    if any("EXECUTION_EXCEPTION" in reason for reason in reasons):
+    if "EXECUTION_EXCEPTION" in f"{status} {reasons}":
         reasons.append(
-            "an error at a site keeps its words there: its administrator finds them with `suture doctor` or "
-            f"in WORKSPACE/{job_id}/log.txt"
+            "a process at a site failed, or was killed for its memory; its words stay there: in "
+            f"WORKSPACE/{job_id}/log.txt, or the system's log; `suture doctor` there may tell too"
         )
     if not reasons and "ABORTED" in status:
         reasons = ["it was aborted"]

@@ -24,7 +24,7 @@ from suture.server.record import Record
 if TYPE_CHECKING:
     from suture.flare.session import Connection
 
-_POLL = 1.0
+_POLL, _START = 1.0, 4.0
 _PATIENCE = 600.0
 """Seconds that the server may be out of reach while a run is followed."""
 
@@ -106,8 +106,13 @@ def _ended(federation: Connection, job_id: str, tail: Tail) -> bool:
     """Takes note of what is new; returns whether the job has ended."""
     meta = federation.meta(job_id)
     tail.say(state(meta))
-    if meta.get("status") == "RUNNING" and (recent := federation.recent(job_id)):
-        tail.take(recent["first"], recent["events"])
+    if meta.get("status") == "RUNNING":
+        recent = federation.recent(job_id)
+        if recent:
+            tail.take(recent["first"], recent["events"])
+        else:
+            # The job's process at the server is starting, and logs an error for each question until it has.
+            time.sleep(_START)
     return str(meta.get("status")).startswith("FINISHED")
 
 

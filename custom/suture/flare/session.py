@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
@@ -126,6 +127,18 @@ class Connection:
 
 
 @contextmanager
+def _quiet() -> Iterator[None]:
+    """FLARE prints while it connects, and logs each try; what matters comes as an exception."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with redirect_stdout(io.StringIO()):
+            yield
+    finally:
+        logging.disable(before)
+
+
+@contextmanager
 def connected(kit: Kit) -> Iterator[Connection]:
     """Logs an administrator in, with mutual TLS, and out again.
 
@@ -134,8 +147,7 @@ def connected(kit: Kit) -> Iterator[Connection]:
         ConfigError: the certificate is refused.
     """
     try:
-        # FLARE prints while it connects.
-        with redirect_stdout(io.StringIO()):
+        with _quiet():
             session = new_secure_session(kit.name, str(kit.folder), timeout=_LOGIN)
     except NoConnection as error:
         raise NoAnswer(
@@ -149,7 +161,7 @@ def connected(kit: Kit) -> Iterator[Connection]:
     try:
         yield Connection(session, kit)
     finally:
-        with suppress(Exception), redirect_stdout(io.StringIO()):
+        with suppress(Exception), _quiet():
             session.close()
 
 
