@@ -149,7 +149,10 @@ def connected(kit: Kit) -> Iterator[Connection]:
     try:
         with _quiet():
             session = new_secure_session(kit.name, str(kit.folder), timeout=_LOGIN)
-    except NoConnection as error:
+    except (
+        NoConnection,
+        TypeError,
+    ) as error:  # a server that is only starting has no certificate to show yet
         raise NoAnswer(
             f"the server at {kit.server} does not answer ({error}); is it running? On this machine "
             "`suture poc up JOB` starts one"
