@@ -60,7 +60,8 @@ CASES = {
         "a full or read-only disk at the server, at a site", "old model intact; says so; continues"
     ),
     "corrupt": Case(
-        "a truncated or bit-flipped state of the server, of a site", "the round before; the clean run's bytes"
+        "a truncated or bit-flipped state of the server, of a site",
+        "the round before; at the server the clean run's bytes",
     ),
     "hostile": Case(
         "hostile updates of one site", "rejected with site and reason; the bytes without that site"
