@@ -128,9 +128,10 @@ class Site:
 
     def _train(self, task: Payload) -> Reply:
         state = self._state(task)
-        metrics = self._measure(self._workbench(task, state), "validation", task.committed, bootstrap=0)
+        bench = self._workbench(task, state)
+        metrics = self._measure(bench, "validation", task.committed, bootstrap=0)
         ctx = context(self.plan, self.rounds, task.round)
-        bench, update, keep = self._trained(task, state, ctx)
+        bench, update, keep = self._trained(bench, task, state, ctx)
         header = {
             "threads": self.config.training.threads,
             "labels": list(task.labels),
@@ -143,11 +144,11 @@ class Site:
         return replace(protected(update, task, self.config.privacy, images, self.folder), metrics=metrics)
 
     def _trained(
-        self, task: Payload, state: Packed, ctx: Context
+        self, bench: Workbench, task: Payload, state: Packed, ctx: Context
     ) -> tuple[Workbench, Update, dict[str, Tensor]]:
         """The method's round, with half the batch from then on if the memory is full the first time."""
         try:
-            return self._attempt(task, state, ctx)
+            return self._attempt(bench, task, state, ctx)
         except (torch.OutOfMemoryError, MemoryError) as error:
             batch = self.config.training.batch_size or self.plan.method.local.batch_size
             if self._halved or batch < 4:
@@ -155,12 +156,11 @@ class Site:
             self._halved = batch // 2
             log.warning("%s: %s; trying again with batches of %d", self.name, kind(error), self._halved)
         # Not within the handler: its traceback holds what filled the memory.
-        return self._attempt(task, state, ctx)
+        return self._attempt(self._workbench(task, state), task, state, ctx)
 
     def _attempt(
-        self, task: Payload, state: Packed, ctx: Context
+        self, bench: Workbench, task: Payload, state: Packed, ctx: Context
     ) -> tuple[Workbench, Update, dict[str, Tensor]]:
-        bench = self._workbench(task, state)
         watch = self._watching(bench)
         update, keep = self.plan.method.train(
             watch.over(bench) if watch else bench, task, Packed(under("kept/", state), state.header), ctx

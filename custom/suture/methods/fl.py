@@ -22,7 +22,7 @@ from torch import Tensor
 from suture.labels import Task
 from suture.losses import masked_loss
 from suture.messages import STRICT, Payload, Update
-from suture.methods.contract import Context, Egress, GlobalModel, LabelView, Method, Phase, weighted_mean
+from suture.methods.contract import Context, Egress, GlobalModel, LabelView, Method, weighted_mean
 from suture.methods.local import trained, weights_egress
 from suture.methods.meta import INNER, adapted, check_inner
 from suture.models.classifier import Layout
@@ -47,9 +47,6 @@ class FL(Method):
 
     def __post_init__(self) -> None:
         check_inner(self.local, self.batch_norm)
-
-    def phases(self, rounds: int) -> tuple[Phase, ...]:
-        return (Phase("main", rounds),)
 
     def egress(self, layout: Layout) -> Egress:
         return weights_egress(layout)

@@ -22,11 +22,11 @@ from suture.data.batch import Batch
 from suture.errors import ConfigError, DataError
 from suture.mean import WeightedMean
 from suture.messages import STRICT, Payload, Update, ones
-from suture.methods.contract import Context, GlobalModel, Method
+from suture.methods.contract import Context, Egress, GlobalModel, Method
 from suture.methods.crossing import parts
 from suture.methods.local import TaskLoss
 from suture.methods.share import put
-from suture.models.classifier import load_tensors, split_state
+from suture.models.classifier import Layout, load_tensors, split_state
 from suture.models.norm import NormPolicy
 from suture.training import LocalTraining, NonFiniteLoss, Workbench, ready_inputs, rest, set_training
 
@@ -155,6 +155,12 @@ def adapted(
     return Adapted(theta, phi, sum(losses) / len(losses) if losses else None, query_loss)
 
 
+def gradient_egress(layout: Layout) -> Egress:
+    """What leaves when gradients do."""
+    scalars = {"query_loss": (0.0, 1e6)}
+    return Egress(layout.shared, layout.head, kind="gradient", scalars=scalars, why=WHY)
+
+
 def gradient_update(
     method: Method, site: Workbench, received: Payload, ctx: Context, batches: int, order: int
 ) -> Update:
@@ -218,7 +224,7 @@ def _take_step(theta: Parameters, previous: GlobalModel, step: ServerStep) -> di
 
 
 WHY = {
-    "shared": "gradient of the query loss, averaged over sites; the server steps along it",
+    "shared": "gradient of the query loss, of the rows that cross; the server steps along the mean",
     "head": "the same, of the one row that every site's own task shares",
     "query_loss": "L_k, the loss on the query half after the inner loop",
     "train_loss": "mean loss on the support half",

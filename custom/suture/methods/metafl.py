@@ -27,8 +27,8 @@ from torch import Tensor
 from suture.labels import Task
 from suture.losses import masked_loss
 from suture.messages import STRICT, Payload, Update
-from suture.methods.contract import Context, Egress, GlobalModel, LabelView, Method, Phase
-from suture.methods.meta import INNER, WHY, ServerStep, check_inner, gradient_update, stepped
+from suture.methods.contract import Context, Egress, GlobalModel, LabelView, Method
+from suture.methods.meta import INNER, ServerStep, check_inner, gradient_egress, gradient_update, stepped
 from suture.models.classifier import Layout
 from suture.models.norm import NormPolicy
 from suture.packing import Packed
@@ -62,13 +62,8 @@ class MetaFL(Method):
     def __post_init__(self) -> None:
         check_inner(self.local, self.batch_norm)
 
-    def phases(self, rounds: int) -> tuple[Phase, ...]:
-        return (Phase("main", rounds),)
-
     def egress(self, layout: Layout) -> Egress:
-        return Egress(
-            layout.shared, layout.head, kind="gradient", scalars={"query_loss": (0.0, 1e6)}, why=WHY
-        )
+        return gradient_egress(layout)
 
     def loss(self, logits: Tensor, y: Tensor, known: Tensor, task: Task) -> Tensor:
         return masked_loss(logits, y, known, task)

@@ -28,8 +28,8 @@ from torch import Tensor
 from suture.labels import Task
 from suture.losses import masked_loss
 from suture.messages import STRICT, Payload, Update
-from suture.methods.contract import Context, Egress, GlobalModel, LabelView, Method, Phase
-from suture.methods.meta import INNER, WHY, ServerStep, check_inner, gradient_update, stepped
+from suture.methods.contract import Context, Egress, GlobalModel, LabelView, Method
+from suture.methods.meta import INNER, ServerStep, check_inner, gradient_egress, gradient_update, stepped
 from suture.methods.share import Share
 from suture.models.classifier import Layout
 from suture.models.norm import NormPolicy
@@ -62,14 +62,8 @@ class PMFL(Method):
     def __post_init__(self) -> None:
         check_inner(self.local, self.batch_norm)
 
-    def phases(self, rounds: int) -> tuple[Phase, ...]:
-        return (Phase("main", rounds),)
-
     def egress(self, layout: Layout) -> Egress:
-        why = WHY | {"shared": "gradient of the query loss, of the shared rows alone"}
-        return Egress(
-            layout.shared, layout.head, kind="gradient", scalars={"query_loss": (0.0, 1e6)}, why=why
-        )
+        return gradient_egress(layout)  # the layout is already that of the rows that cross
 
     def loss(self, logits: Tensor, y: Tensor, known: Tensor, task: Task) -> Tensor:
         return masked_loss(logits, y, known, task)
