@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from suture.data.silos import build_silos, low_data
+from suture.data.silos import build_silos
 from suture.data.table import Table
 from suture.errors import DataError, LabelError
 from suture.labels import LabelSet
@@ -99,17 +99,3 @@ def test_silos_are_disjoint_and_half_positive(rows: list[list[float]], cap: int 
         size = min(len(positives), len(negatives), cap or len(data))
         assert len(names(silo, 1)) == len(names(silo, 0)) == size
         free -= set(silo.images)
-
-
-def test_a_small_training_set_is_half_positive() -> None:
-    silo = build_silos(table([1] * 6 + [0] * 9), ("A",), 1)["A"]
-    small = low_data(silo, 4, seed=1)
-    assert len(set(small.images)) == 4
-    assert small.y.sum() == 2
-    assert low_data(silo, 4, seed=1).images == small.images
-    with pytest.raises(DataError, match=r"5 examples .* even"):
-        low_data(silo, 5, 1)
-    with pytest.raises(DataError, match="6 positive rows of 'A'; 14 examples need 7"):
-        low_data(silo, 14, 1)
-    with pytest.raises(DataError, match="2 labels"):
-        low_data(table([1, 0], [1, 0]), 2, 1)

@@ -74,26 +74,3 @@ def _sized(
     n = min(len(positives), len(negatives))
     n = n if cap is None else min(n, cap)
     return positives[:n], negatives[:n]
-
-
-def low_data(table: Table, examples: int, seed: int) -> Table:
-    """So many rows of a table with one label, half of them positive, in a random order.
-
-    Raises:
-        DataError: an odd number or none, several labels, or too few rows of either kind.
-    """
-    if examples < 2 or examples % 2:
-        raise DataError(f"{examples} examples cannot be half positive and half negative; take an even number")
-    if len(table.labels) != 1:
-        raise DataError(f"{table.root}: {len(table.labels)} labels; a small training set is of one")
-    rng = np.random.default_rng(seed_for(seed, "low data"))
-    drawn = []
-    for kind, value in (("positive", 1), ("negative", 0)):
-        rows = rng.permutation(np.flatnonzero(table.y[:, 0] == value))
-        if len(rows) < examples // 2:
-            raise DataError(
-                f"{table.root}: {len(rows)} {kind} rows of {table.labels.names[0]!r}; {examples} examples "
-                f"need {examples // 2}"
-            )
-        drawn.append(rows[: examples // 2])
-    return table.rows(rng.permutation(np.concatenate(drawn)))
