@@ -88,7 +88,9 @@ def house(request: pytest.FixtureRequest, tmp_path: Path) -> House:
 
 def silent(house: House, reply: Shareable, caplog: pytest.LogCaptureFixture) -> None:
     """The word is not in the answer, in the events that FLARE hands on, or in what goes to error_log.txt."""
-    assert CANARY.encode() not in fobs.dumps(reply)
+    sent = fobs.dumps(reply)
+    assert CANARY.encode() not in sent
+    assert fobs.loads(sent).keys() == reply.keys(), "what is looked through is the whole answer"
     assert CANARY not in str(house.site.engine.events)
     # FLARE's default streams the log of errors to the server.
     shown = [logging.Formatter().format(r) for r in caplog.records if r.levelno >= logging.ERROR]

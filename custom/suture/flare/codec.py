@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from nvflare.apis.dxo import DXO, DataKind, MetaKey, from_shareable
 from nvflare.apis.shareable import Shareable
+from nvflare.apis.utils.decomposers import flare_decomposers
 from nvflare.app_opt.pt.decomposers import TensorDecomposer
 from nvflare.fuel.utils import fobs
 
@@ -15,7 +16,12 @@ _HEADER = "suture"
 
 
 def register() -> None:
-    """Teaches FLARE's serialiser torch tensors; call it once in each process."""
+    """Teaches FLARE's serialiser its own messages and torch tensors; call it once in each process.
+
+    A serialiser that meets a Shareable before it knows it learns it as a class without fields, for the life of
+    the process, and writes it empty.
+    """
+    flare_decomposers.register()
     fobs.register(TensorDecomposer)
 
 
