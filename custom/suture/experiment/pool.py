@@ -48,7 +48,7 @@ def do_runs(
                     future.result()
                 except SutureError as error:
                     failed.setdefault(str(error), []).append(futures[future].name)
-                    say(f"failed: {futures[future].name}")
+                    say(f"failed: {futures[future].name}: {str(error).splitlines()[-1]}")
         except KeyboardInterrupt:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
