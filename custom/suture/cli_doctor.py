@@ -56,16 +56,25 @@ def policy(
     no_logs: Annotated[
         bool, typer.Option("--keep-logs", help="Do not send the site's error log to the server.")
     ] = False,
+    strict: Annotated[
+        bool,
+        typer.Option(
+            "--strict",
+            help="A site of suture alone: its own filter for every job, no other class, no code, no logs.",
+        ),
+    ] = False,
 ) -> None:
     """Allow suture's classes at this site or server, and nothing else; and refuse more where asked to."""
     from suture.deploy.kit import read_kit
     from suture.deploy.policy import allow_classes, keep_logs, refuse_code, survive
+    from suture.deploy.strict import make_strict
 
     kit = read_kit(workspace)
     changed = [allow_classes(kit)]
     changed += [refuse_code(kit)] if no_code else []
     changed += [survive(kit)] if outlive else []
     changed += [keep_logs(kit)] if no_logs else []
+    changed += make_strict(kit) if strict else []
     for path in dict.fromkeys(changed):
         console.print(f"{path}", soft_wrap=True, highlight=False)
     console.print(f"start {kit.name} anew for the change to hold")

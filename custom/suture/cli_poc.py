@@ -27,7 +27,7 @@ def up(
     folder: Dir = None,
     port: Annotated[int, typer.Option(help="Of the server; another one where it is in use.")] = 8002,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Sites refuse code that travels with jobs, and keep their logs.")
+        bool, typer.Option("--strict", help="Sites filter every job, refuse code that travels, keep logs.")
     ] = False,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Make the federation in --dir anew.")

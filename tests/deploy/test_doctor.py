@@ -18,7 +18,8 @@ from suture.cli import app
 from suture.deploy.doctor import examine
 from suture.deploy.findings import Finding
 from suture.deploy.kit import read_kit
-from suture.deploy.policy import allow_classes, keep_logs, refuse_code, survive
+from suture.deploy.policy import allow_classes, survive
+from suture.deploy.strict import make_strict
 
 
 @pytest.fixture
@@ -34,9 +35,8 @@ def site(make_kit: MakeKit, hospital: Callable[..., Path]) -> Callable[..., Path
         (folder / "local" / "suture.toml").write_text(text)
         kit = read_kit(folder)
         allow_classes(kit)
-        refuse_code(kit)
-        keep_logs(kit)
         survive(kit)
+        make_strict(kit)
         return folder
 
     return make
@@ -111,6 +111,16 @@ def break_privacy(folder: Path) -> None:
     (folder / "local" / "privacy.json").write_text('{"scopes": 1}')
 
 
+def lose_privacy(folder: Path) -> None:
+    (folder / "local" / "privacy.json").unlink()
+
+
+def allow_more(folder: Path) -> None:
+    path = folder / "local" / "resources.json"
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({**content, "class_allow_list": [*content["class_allow_list"], "nvflare."]}))
+
+
 def misspell(folder: Path) -> None:
     path = folder / "local" / "suture.toml"
     path.write_text(path.read_text() + '[storage]\nstat = "x"\n')
@@ -144,7 +154,9 @@ def want_gpu(folder: Path) -> None:
         (lose_rights, "authorization.json", "error", "not valid JSON"),
         (forget_classes, "installed code", "error", "may bring no code"),
         (stream_logs, "logs", "warning", "to the server"),
-        (break_privacy, "privacy.json", "error", "scopes"),
+        (break_privacy, "filter", "error", "scopes"),
+        (lose_privacy, "filter", "warning", "no privacy.json"),
+        (allow_more, "filter", "warning", "1 more class"),
         (misspell, "suture.toml", "error", "did you mean 'state'"),
         (lose_config, "suture.toml", "error", "no suture.toml"),
         (lose_images, "images", "error", "does not exist"),

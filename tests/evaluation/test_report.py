@@ -79,7 +79,7 @@ def test_every_class_has_its_row(run_folder: Path) -> None:
     found = page(run_folder)
     assert found.row("Edema", "harbour")[3:] == ["0.862", "0.827–0.894", "98", "2 803"]
     hernia = found.row("Hernia", "harbour")
-    assert hernia[2:] == ["no positive among 2901 labelled images", "—", "—", "0", "2 901"]
+    assert hernia[2:] == ["no positive among 2901 labelled cases", "—", "—", "0", "2 901"]
     assert found.row("Mean of 4 classes", "0.816")
     assert found.row("Mean of 4 classes", "0.764")
 

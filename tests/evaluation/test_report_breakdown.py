@@ -53,7 +53,7 @@ def test_common_and_rare_classes(tmp_path: Path) -> None:
 def test_attributes(tmp_path: Path) -> None:
     found = shown(tmp_path, attributes=by_attribute({"dark": DARK, "light": LIGHT}))
     head = found.row("Attribute")
-    assert head[1:] == ["Images", "AUROC", "Accuracy", "Balanced accuracy", "Macro F1", "Macro precision"]
+    assert head[1:] == ["Cases", "AUROC", "Accuracy", "Balanced accuracy", "Macro F1", "Macro precision"]
     assert found.row("light")[:5] == ["light", "1 200", "0.810", "0.712", "0.561"]
     assert found.row("dark")[:5] == ["dark", "85", "0.755", "0.712", "0.441"]
     assert found.row("Mean", "")[:5] == ["Mean", "", "0.782", "0.712", "0.501"]
@@ -62,7 +62,7 @@ def test_attributes(tmp_path: Path) -> None:
 def test_attributes_of_a_task_of_several_labels_have_the_auroc_alone(tmp_path: Path) -> None:
     parts = {"women": {"n": 700, "auroc": 0.8}, "men": {"n": 812, "auroc": None}}
     found = shown(tmp_path, attributes=by_attribute(parts))
-    assert found.row("Attribute") == ["Attribute", "Images", "AUROC"]
+    assert found.row("Attribute") == ["Attribute", "Cases", "AUROC"]
     assert found.row("men") == ["men", "812", "—"]
 
 
@@ -70,7 +70,7 @@ def test_the_global_model_beside_the_sites_own(tmp_path: Path) -> None:
     found = shown(
         tmp_path, local_models=local_and_global({"harbour": (LIGHT, DARK), "hillside": (DARK, DARK)})
     )
-    assert found.row("Site", "Images") == ["Site", "Images", "AUROC", "Accuracy", "Balanced accuracy"]
+    assert found.row("Site", "Cases") == ["Site", "Cases", "AUROC", "Accuracy", "Balanced accuracy"]
     assert found.row("harbour", "1 200")[2:] == ["0.810", "0.755", "0.712", "0.712", "0.561", "0.441"]
     assert found.row("Mean", "")[2:] == ["0.782", "0.755", "0.712", "0.712", "0.501", "0.441"]
 

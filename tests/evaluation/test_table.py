@@ -19,7 +19,7 @@ def test_the_table_by_hand() -> None:
     rows = shown(run_record(), metrics_record())
     assert ["Edema", "harbour", "0.862", "0.827–0.894", "98"] in rows
     assert ["Pleural Effusion", "3 of 3 sites", "0.893", "0.880–0.905", "744"] in rows
-    assert ["Hernia", "harbour", "—", "no positive among 2901 labelled images", "0"] in rows
+    assert ["Hernia", "harbour", "—", "no positive among 2901 labelled cases", "0"] in rows
     means = [(r[0], r[2]) for r in rows if r[0].startswith("Mean")]
     assert means == [("Mean of 4", "0.816"), ("Mean of 4", "0.764"), ("Mean of all defined", "0.790")]
 

@@ -14,8 +14,9 @@ import yaml
 from suture.config import load_site_config
 from suture.deploy.kit import kits_in, project_admin
 from suture.deploy.poc import free_port, parties, project_of, project_template
-from suture.deploy.policy import allow_classes, refuse_code
+from suture.deploy.policy import allow_classes
 from suture.deploy.processes import check_alive, start, stop
+from suture.deploy.strict import make_strict
 from suture.federation import Loop, federate
 from suture.flare.provision import provision
 from suture.flare.session import wait_for_sites
@@ -49,8 +50,7 @@ def test_processes_with_tls_equal_the_loop_and_refuse_travelling_code(
     configs = {}
     for i, (name, kit) in enumerate(sites.items()):
         configs[name] = load_site_config(hospital(kit.folder, SITES[name], 25, i))
-        allow_classes(kit)
-        refuse_code(kit)
+        make_strict(kit)
     allow_classes(server)
     try:
         begun = start(root, (server, *sites.values()))

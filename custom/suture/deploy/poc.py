@@ -12,7 +12,8 @@ import yaml
 
 from suture.data.partition import SERVER
 from suture.deploy.kit import Kit, kits_in, poc_folder
-from suture.deploy.policy import allow_classes, keep_logs, refuse_code, survive
+from suture.deploy.policy import allow_classes, survive
+from suture.deploy.strict import make_strict
 from suture.errors import ConfigError
 from suture.files import atomic_write
 from suture.job import Job, jobs_folder
@@ -82,7 +83,7 @@ def prepare(
 
     Args:
         folder: of the POC; kits that are there stay, if they are of these sites.
-        strict: whether sites refuse code that travels with jobs, and keep their logs.
+        strict: whether sites have the strict policy: their own filter, no code that travels with jobs.
         overwrite: whether to make what is there anew.
 
     Returns:
@@ -109,8 +110,7 @@ def prepare(
         survive(kit)
     if strict:
         for kit in sites.values():
-            refuse_code(kit)
-            keep_logs(kit)
+            make_strict(kit)
     return kits
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from suture.deploy.findings import Finding, error, ok, warning
 from suture.deploy.kit import Kit, read_json
 from suture.deploy.policy import code_rights, missing_classes, policy_file, survives
+from suture.deploy.strict import ways_round
 from suture.errors import ConfigError
 
 _RESTORE = "restore it from the startup kit's archive"
@@ -86,18 +87,20 @@ def _logs(kit: Kit) -> Iterator[Finding]:
 
 
 def _privacy(kit: Kit) -> Iterator[Finding]:
-    """FLARE's own filters of the site, which are added to those of a job."""
-    path = kit.folder / "local" / "privacy.json"
-    if not path.exists():
-        yield ok("privacy.json", "none: the site adds no filters of its own")
+    """Whether what leaves a site is what the method of a job declares, whatever the job says."""
+    if kit.role != "site":
         return
     try:
-        scopes = [str(scope["name"]) for scope in read_json(path)["scopes"]]
+        ways = list(ways_round(kit))
     except ConfigError as problem:
-        yield error("privacy.json", str(problem), "mend it, or remove it")
-    except (KeyError, TypeError) as problem:
-        yield error(
-            "privacy.json", f"{path} has no list of named scopes ({problem})", "mend it, or remove it"
+        if "privacy.json" in str(problem):  # `_code` has told of the others
+            yield error("filter", str(problem), "mend it, or move it away")
+        return
+    if ways:
+        yield warning(
+            "filter",
+            f"a job could send what its method does not declare: {'; '.join(ways)}",
+            f"suture policy {kit.folder} --strict, where all jobs are suture's",
         )
     else:
-        yield ok("privacy.json", f"scopes: {', '.join(scopes)}")
+        yield ok("filter", "nothing leaves that a method does not declare, and no job can change that")

@@ -133,11 +133,11 @@ def _reason(score: ClassScore | None) -> str:
     if score.positives and score.negatives:
         return "positives and negatives lie at different sites"
     if score.positives:
-        return f"no negative among {_images(score.positives)}"
+        return f"no negative among {_cases(score.positives)}"
     if score.negatives:
-        return f"no positive among {_images(score.negatives)}"
-    return "no labelled image"
+        return f"no positive among {_cases(score.negatives)}"
+    return "no labelled case"
 
 
-def _images(n: int) -> str:
-    return f"{n} labelled image{'s' if n > 1 else ''}"
+def _cases(n: int) -> str:
+    return f"{n} labelled case{'s' if n > 1 else ''}"

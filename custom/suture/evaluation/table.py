@@ -58,6 +58,6 @@ def _values(row: Row) -> tuple[str, str, str]:
 
 
 def _caption(metrics: Metrics) -> str:
-    images = "" if metrics.n is None else f"{count(metrics.n)} images, "
+    cases = "" if metrics.n is None else f"{count(metrics.n)} cases, "
     model = "" if metrics.selected_round is None else f", model of round {metrics.selected_round}"
-    return escape(f"{images}{metrics.source}{model}")
+    return escape(f"{cases}{metrics.source}{model}")

@@ -67,7 +67,9 @@ def _do(run: Run, results: Path, work: Path, data_root: Path | None, say: Callab
     result = keep_result(results, run, out, test_models(run, out, work, data_root))
     shutil.rmtree(out / "sites", ignore_errors=True)  # decoded images and states; the rest is small
     shutil.rmtree(out / "state", ignore_errors=True)
-    say(f"done: {run.name}, mean AUROC {result.metrics['mean_auroc']}, {time.monotonic() - began:.0f} s")
+    area = result.metrics["mean_auroc"]
+    reached = "" if area is None else f", mean AUROC {area:.3f}"
+    say(f"done: {run.name}{reached}, {time.monotonic() - began:.0f} s")
 
 
 def _finished(out: Path) -> bool:
