@@ -1,4 +1,4 @@
-"""`suture status`, `suture results` and `suture resume`: jobs in a POC or in production."""
+"""Jobs and their results: status, results, resume and report."""
 
 from __future__ import annotations
 
@@ -149,3 +149,11 @@ def show_run(folder: Path) -> None:
     if tuned:
         console.print(fine_tuned_table(tuned))
     console.print(f"report: {folder / 'report.html'}", soft_wrap=True, highlight=False)
+
+
+def report(directory: Annotated[Path, typer.Argument(help="Folder of a run.")]) -> None:
+    """Render the report of a run again, and show its table."""
+    from suture.evaluation.report import write_report
+
+    write_report(directory)
+    show_run(directory)

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from suture.cli_data import Sets
+from suture.cli.data import Sets
 from suture.errors import ConfigError, FederationError
 
 poc_app = typer.Typer(help="A federation of processes with TLS on this machine.", no_args_is_help=True)

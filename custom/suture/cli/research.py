@@ -1,4 +1,4 @@
-"""`suture evaluate` and `suture experiment`."""
+"""Commands on saved models and tables of papers: predict, evaluate, compare, relate, latent, experiment."""
 
 from __future__ import annotations
 
@@ -165,3 +165,24 @@ def experiment(
 
 def _say(line: str) -> None:
     console.print(f"{datetime.now():%H:%M:%S} {line}", soft_wrap=True, highlight=False)
+
+
+def predict(
+    model: Annotated[Path, typer.Argument(help="The model/ folder of a run.")],
+    source: Annotated[
+        Path,
+        typer.Argument(
+            help="An image, a folder of images or a CSV with an image column; or .txt files, or a CSV with a "
+            "text column."
+        ),
+    ],
+    out: Annotated[Path, typer.Option("-o", "--out", help="CSV to write.")],
+    device: str = "cpu",
+) -> None:
+    """Write one probability per class for each image or document."""
+    from suture.prediction import predict_to_csv
+
+    count, skipped = predict_to_csv(model, source, out, device)
+    for name in skipped:
+        console.print(f"skipped, unreadable: {name}", style="yellow", highlight=False)
+    console.print(f"{count} predicted: {out}")

@@ -1,4 +1,4 @@
-"""suture.cli_text: `suture vocab`."""
+"""suture.cli.text: `suture vocab`."""
 
 from __future__ import annotations
 

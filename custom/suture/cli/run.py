@@ -1,9 +1,8 @@
-"""The `suture` command."""
+"""`suture demo`, `suture run`, `suture export`, and the command line of a job.py."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
@@ -11,34 +10,11 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
-from suture.cli_data import Sets, data_app
-from suture.cli_doctor import doctor, policy
-from suture.cli_egress import egress
-from suture.cli_finetune import finetune
-from suture.cli_jobs import Submission, results, resume, run_remotely, show_run, status
-from suture.cli_poc import poc_app
-from suture.cli_pretrain import pretrain
-from suture.cli_research import compare, evaluate, experiment, latent, relate
-from suture.cli_text import vocab
-from suture.errors import ConfigError, SutureError
+from suture.cli.data import Sets
+from suture.cli.guarded import guarded
+from suture.cli.jobs import Submission, run_remotely, show_run
 
-app = typer.Typer(
-    help="Train one model over sites that annotate different labels.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    add_completion=False,
-)
-app.add_typer(data_app, name="data")
-app.add_typer(poc_app, name="poc")
-COMMANDS: tuple[Callable[..., None], ...] = (
-    *(status, results, resume, doctor, policy, egress),
-    *(evaluate, compare, relate, latent, experiment, pretrain, finetune, vocab),
-)
-for command in COMMANDS:
-    app.command()(command)
 console = Console()
 
 
@@ -63,13 +39,11 @@ Accept = Annotated[
 ]
 
 
-@app.command()
 def demo(env: Env = Env.sim, rounds: Rounds = None, seed: Seed = None, out: Out = None) -> None:
     """Run the main job on embedded data: three sites with different findings."""
     run("demo", env=env, rounds=rounds, seed=seed, out=out)
 
 
-@app.command()
 def run(
     job: Annotated[str, typer.Argument(help="A name in jobs/, or a path.")],
     env: Annotated[
@@ -161,7 +135,6 @@ def execute(
     show_run(folder)
 
 
-@app.command()
 def export(
     job: Annotated[str, typer.Argument(help="A name in jobs/, or a path.")],
     out: Annotated[Path, typer.Option(help="Folder to write the job into.")],
@@ -176,59 +149,6 @@ def export(
 
     chosen = with_settings(load_job(job), settings or [])
     console.print(f"job: {export_job(chosen, out, experiment, _names(sites), bundle)}", soft_wrap=True)
-
-
-@app.command()
-def report(directory: Annotated[Path, typer.Argument(help="Folder of a run.")]) -> None:
-    """Render the report of a run again, and show its table."""
-    from suture.evaluation.report import write_report
-
-    write_report(directory)
-    show_run(directory)
-
-
-@app.command()
-def predict(
-    model: Annotated[Path, typer.Argument(help="The model/ folder of a run.")],
-    source: Annotated[
-        Path,
-        typer.Argument(
-            help="An image, a folder of images or a CSV with an image column; or .txt files, or a CSV with a "
-            "text column."
-        ),
-    ],
-    out: Annotated[Path, typer.Option("-o", "--out", help="CSV to write.")],
-    device: str = "cpu",
-) -> None:
-    """Write one probability per class for each image or document."""
-    from suture.prediction import predict_to_csv
-
-    count, skipped = predict_to_csv(model, source, out, device)
-    for name in skipped:
-        console.print(f"skipped, unreadable: {name}", style="yellow", highlight=False)
-    console.print(f"{count} predicted: {out}")
-
-
-@app.command("list")
-def list_() -> None:
-    """List methods, models, priors, data sets and jobs."""
-    from suture.data import DATASETS
-    from suture.job import known_jobs, load_job
-    from suture.methods import METHODS
-    from suture.models import MODELS
-    from suture.priors import PRIORS
-
-    rows = [("method", m.name, f"{m.title} ({m.paper})") for m in METHODS.values()]
-    rows += [("model", name, backbone.text) for name, backbone in MODELS.items()]
-    rows += [("prior", name, str(prior)) for name, prior in PRIORS.items()]
-    rows += [("data set", name, text) for name, text in DATASETS.items()]
-    rows += [("job", name, load_job(str(path)).title) for name, path in known_jobs().items()]
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("kind", "name", "what it is"):
-        table.add_column(column)
-    for row in rows:
-        table.add_row(*map(escape, row))  # "suture[lite]" is no markup
-    console.print(table)
 
 
 def run_job_file(job: Any) -> None:
@@ -267,28 +187,4 @@ def run_job_file(job: Any) -> None:
             startup_kit=startup_kit,
         )
 
-    _guarded(file_app)
-
-
-def main() -> None:
-    """Entry point: an expected error is one message and exit code 1; Ctrl-C is exit code 130."""
-    _guarded(app)
-
-
-def _guarded(command: Callable[[], Any]) -> None:
-    try:
-        command()
-    except SutureError as error:
-        Console(stderr=True).print(
-            f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True
-        )
-        sys.exit(2 if isinstance(error, ConfigError) else 1)
-    except KeyboardInterrupt:
-        Console(stderr=True).print(
-            "interrupted; what was committed is kept, continue with --resume", style="yellow"
-        )
-        sys.exit(130)
-
-
-if __name__ == "__main__":
-    main()
+    guarded(file_app)
