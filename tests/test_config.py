@@ -11,6 +11,7 @@ from suture.config import (
     DataConfig,
     SiteConfig,
     find_site_config,
+    load_server_config,
     load_site_config,
     write_site_config,
 )
@@ -142,6 +143,34 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     assert read.privacy == config.privacy
     assert read.storage.cache == tmp_path / "cache"
     assert [p.name for p in tmp_path.iterdir() if p.is_file()] == ["suture.toml"]
+
+
+def test_a_server_needs_no_data_but_may_say_where_it_keeps_experiments(tmp_path: Path, toml: Path) -> None:
+    path = tmp_path / "server.toml"
+    path.write_text('[storage]\nstate = "runs"\n')
+    found = load_server_config(path)
+    assert found.held_out is None
+    assert found.storage.state == tmp_path / "runs"
+    write_site_config(tmp_path / "copy.toml", found)
+    assert load_server_config(tmp_path / "copy.toml") == found
+    whole = load_server_config(toml)
+    assert whole.held_out == load_site_config(toml)
+    assert whole.storage == load_site_config(toml).storage
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('[storage]\nstat = "x"\n', "did you mean 'state'"),
+        ('[training]\ndevice = "cpu"\n', r"\[data\] is missing"),
+        ("[held_out]\n", "unknown key"),
+    ],
+)
+def test_what_is_wrong_in_a_servers_file_is_told(text: str, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "server.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=words):
+        load_server_config(path)
 
 
 def test_a_site_is_found_in_its_workspace(tmp_path: Path) -> None:

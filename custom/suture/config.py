@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import tomli_w
 from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, model_validator
@@ -182,6 +182,19 @@ class SiteConfig(Section):
     storage: StorageConfig = StorageConfig()
 
 
+class ServerConfig(Section):
+    """The server's `suture.toml`, which needs no data.
+
+    Attributes:
+        held_out: the whole file, where it has data.
+    """
+
+    storage: StorageConfig
+    held_out: SiteConfig | None = Field(default=None, exclude=True)
+
+
+S = TypeVar("S", bound=Section)
+
 _SECTIONS: dict[str, type[Section]] = {
     "data": DataConfig,
     "training": TrainingConfig,
@@ -197,7 +210,23 @@ def load_site_config(path: Path) -> SiteConfig:
         ConfigError: the file is missing or not TOML (with its line), or a key is unknown (with the nearest
             valid word), missing or out of range.
     """
-    path = path.absolute()
+    return _validated(SiteConfig, _read(path), path)
+
+
+def load_server_config(path: Path) -> ServerConfig:
+    """Reads the server's configuration: that of a site, or ``[storage]`` alone.
+
+    Raises:
+        ConfigError: as `load_site_config`.
+    """
+    raw = _read(path)
+    if raw.keys() <= {"storage"}:
+        return _validated(ServerConfig, raw, path)
+    config = _validated(SiteConfig, raw, path)
+    return ServerConfig(storage=config.storage, held_out=config)
+
+
+def _read(path: Path) -> dict[str, Any]:
     try:
         raw = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
@@ -205,9 +234,12 @@ def load_site_config(path: Path) -> SiteConfig:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
     # An absent section is an empty one: its default folders, too, start at the folder of the file.
-    raw = {"storage": {}} | raw
+    return {"storage": {}} | raw
+
+
+def _validated(kind: type[S], raw: dict[str, Any], path: Path) -> S:
     try:
-        return SiteConfig.model_validate(raw, context={"folder": path.parent})
+        return kind.model_validate(raw, context={"folder": path.absolute().parent})
     except ValidationError as error:
         raise ConfigError("\n".join(_explain(path, fault) for fault in error.errors())) from error
 
@@ -234,8 +266,8 @@ def find_site_config(site: str, workspace: Path | None) -> Path:
     raise ConfigError(f"site {site!r} has no suture.toml; looked at {looked}")
 
 
-def write_site_config(path: Path, config: SiteConfig) -> None:
-    """Writes a configuration that `load_site_config` reads back; the file is whole or not there.
+def write_site_config(path: Path, config: SiteConfig | ServerConfig) -> None:
+    """Writes a configuration that reads back the same; the file is whole or not there.
 
     Its paths are written as they are, and a relative one will start at the folder of `path`.
 

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
-from suture.config import SiteConfig, load_site_config
+from suture.config import SiteConfig, load_server_config, load_site_config
 from suture.data import load_table
 from suture.data.partition import SERVER
 from suture.data.site import SiteSamples, load_samples, pooled
@@ -64,7 +64,7 @@ def run_here(job: Job, env: str, out: Path, *, resume: bool, overwrite: bool, th
         raise ConfigError(
             f"{job.method.title} {job.method.here_only}, so it cannot run in a federation; use --env local"
         )
-    _check_finetuning(job)
+    check_finetuning(job)
     if job.simulation is None:
         raise ConfigError(f"{job.name} simulates no sites; submit it with --env poc or --env prod")
     check_experiment(out.name)
@@ -98,7 +98,7 @@ def run_here(job: Job, env: str, out: Path, *, resume: bool, overwrite: bool, th
     return out / "report.html"
 
 
-def _check_finetuning(job: Job) -> None:
+def check_finetuning(job: Job) -> None:
     """Refuses what could not be fine-tuned, before anything is trained.
 
     Raises:
@@ -116,7 +116,8 @@ def _with_words(job: Job, folder: Path) -> Job:
     """The job with the words of all documents of its simulation, where it asks for them."""
     if job.model.vocabulary != CORPUS:
         return job
-    tables = [load_table(load_site_config(path).data) for path in sorted(folder.rglob("suture.toml"))]
+    configs = [load_server_config(path).held_out for path in sorted(folder.rglob("suture.toml"))]
+    tables = [load_table(config.data) for config in configs if config]
     words = build_vocabulary(text for table in tables for text in table.texts or ()).words
     return replace(job, model=replace(job.model, vocabulary=words))
 
@@ -125,8 +126,7 @@ def _loop(job: Job, out: Path, sites: list[str]) -> None:
     """The plain loop in one process."""
     plan = job.plan(out.name)
     members, known = _members(job, plan, out, sites)
-    server_config = out / "sites" / SERVER / "suture.toml"
-    config = load_site_config(server_config) if server_config.exists() else None
+    config = load_server_config(out / "sites" / SERVER / "suture.toml").held_out
     federate(open_server(plan, job.schedule(), config, out.parent, known), Loop(members))
 
 

@@ -32,14 +32,17 @@ TARGETS = "targets"
 """Folder beside the simulated sites with the data of each task that the model is put to."""
 
 
-def tune_targets(run: Path, how: FineTuning, seed: int) -> None:
-    """Fine-tunes the model of a run on every task in its folder `targets`, and writes tuned.json.
+def tune_targets(run: Path, how: FineTuning, seed: int, tasks: Path | None = None) -> None:
+    """Fine-tunes the model of a run on every task of a folder, and writes tuned.json.
+
+    Args:
+        tasks: a folder for each task; by default that of the run's own simulation.
 
     Raises:
         ConfigError: the run has no such task.
         SutureError: a task's data cannot be read, or are too few.
     """
-    places = sorted((run / "sites" / TARGETS).glob("*/suture.toml"))
+    places = sorted((tasks or run / "sites" / TARGETS).glob("*/suture.toml"))
     if not places:
         raise ConfigError(f"{run} has no task to fine-tune on; name some in simulation.targets")
     found = {}

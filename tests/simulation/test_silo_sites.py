@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from official import Report, write_openi
-from suture.config import load_site_config
+from suture.config import load_server_config, load_site_config
 from suture.data import load_table
 from suture.data.chexpert import SPELLINGS
 from suture.errors import ConfigError
@@ -45,7 +45,8 @@ def test_each_training_silo_is_a_site_and_each_target_lies_beside_them(openi: Pa
     folder = tmp_path / "s"
     names = replace(SITES, root=str(openi)).prepare(folder, tmp_path, 1, METHODS["pmfl"])
     assert names == ["calcified-granuloma", "mass"]
-    assert sorted(path.parent.name for path in folder.glob("*/suture.toml")) == names
+    assert sorted(path.parent.name for path in folder.glob("*/suture.toml")) == [*names, "server"]
+    assert load_server_config(folder / "server" / "suture.toml").storage.state == tmp_path
     (target,) = (folder / "targets").glob("*/suture.toml")
     assert target.parent.name == "edema"
     used: set[str] = set()

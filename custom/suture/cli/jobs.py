@@ -13,6 +13,7 @@ from rich.console import Console
 
 if TYPE_CHECKING:
     from suture.deploy.kit import Kit
+    from suture.job import Job
 
 console = Console()
 
@@ -82,12 +83,14 @@ class Submission:
 
 
 def run_remotely(
-    job: Any, env: str, folder: Path, experiment: str, startup_kit: Path | None, how: Submission
+    job: Job, env: str, folder: Path, experiment: str, startup_kit: Path | None, how: Submission
 ) -> None:
     """Runs a job in a POC or in production, and shows its table; Ctrl-C leaves the job alone."""
     from suture.deploy.kit import admin_kit
     from suture.deploy.remote import submit
+    from suture.run import check_finetuning
 
+    check_finetuning(job)
     kit = admin_kit(startup_kit, env)
     job_id = submit(
         job,
@@ -100,7 +103,28 @@ def run_remotely(
         resume=how.resume,
         overwrite=how.overwrite,
     )
-    _follow(job.title, env, kit, folder, job_id, how.detach)
+    if _follow(job.title, env, kit, folder, job_id, how.detach):
+        if job.finetuning:
+            _tune(job, env, folder)
+        show_run(folder)
+
+
+def _tune(job: Job, env: str, folder: Path) -> None:
+    """A POC has the tasks of its job's simulation; in production they lie with whoever has such data."""
+    from suture.deploy.poc import chosen_folder, data_of
+    from suture.evaluation.report import write_report
+    from suture.tuned import TARGETS, tune_targets
+
+    tasks = data_of(job, chosen_folder(None)) / TARGETS
+    if env == "poc" and job.finetuning and tasks.is_dir():
+        tune_targets(folder, job.finetuning, job.seed, tasks)
+        write_report(folder)
+    else:
+        console.print(
+            f"not fine-tuned; with data of a task: suture finetune {folder / 'model'} suture.toml",
+            soft_wrap=True,
+            highlight=False,
+        )
 
 
 def resume(
@@ -117,23 +141,24 @@ def resume(
     kit = admin_kit(startup_kit, env)
     folder = (out or Path("runs") / experiment).resolve()
     job_id, name = hand_in_again(kit, experiment, folder, env)
-    _follow(name, env, kit, folder, job_id, detach)
+    if _follow(name, env, kit, folder, job_id, detach):
+        show_run(folder)
 
 
-def _follow(title: str, env: str, kit: Kit, folder: Path, job_id: str, detach: bool) -> None:
-    """Shows how a job goes and its table at the end, unless nobody waits for it."""
+def _follow(title: str, env: str, kit: Kit, folder: Path, job_id: str, detach: bool) -> bool:
+    """Shows how a job goes until its results are here; returns whether they are, or nobody waits."""
     from suture.deploy.remote import accompany
 
     later = f"when it has ended: suture results {job_id} --out {folder} --startup-kit {kit.folder}"
     if detach:
         console.print(f"submitted as {job_id}; {later}", soft_wrap=True, highlight=False)
-        return
+        return False
     try:
         accompany(title, env, kit, folder, job_id)
     except KeyboardInterrupt:
         console.print(f"the job goes on without you; {later}", soft_wrap=True, highlight=False)
         raise typer.Exit(130) from None
-    show_run(folder)
+    return True
 
 
 def show_run(folder: Path) -> None:

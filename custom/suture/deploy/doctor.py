@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from suture import __version__
-from suture.config import SiteConfig, find_site_config, load_site_config
+from suture.config import SiteConfig, find_site_config, load_server_config, load_site_config
 from suture.data import load_table
 from suture.data.table import SPLITS
 from suture.deploy.findings import Finding, error, ok, warning
@@ -101,6 +101,11 @@ def find_config(kit: Kit) -> tuple[SiteConfig | None, list[Finding]]:
             )
         ]
     try:
+        if kit.role == "server":
+            config = load_server_config(path).held_out
+            return config, [
+                ok("suture.toml", str(path) if config else f"{path}: no labelled data of its own")
+            ]
         return load_site_config(path), [ok("suture.toml", str(path))]
     except ConfigError as problem:
         return None, [error("suture.toml", str(problem), "mend the file; see docs/data.md")]

@@ -137,9 +137,14 @@ def simulate(job: Job, folder: Path) -> tuple[list[str], Path]:
     """
     if job.simulation is None:
         raise ConfigError(f"{job.name} simulates no sites; write each site's local/suture.toml yourself")
-    data = folder.resolve() / _DATA / job.name
+    data = data_of(job, folder)
     data.mkdir(parents=True, exist_ok=True)
     return job.simulation.prepare(data, data / "runs", job.seed, job.method), data
+
+
+def data_of(job: Job, folder: Path) -> Path:
+    """Where the data of a job's simulated sites lie in a POC."""
+    return folder.resolve() / _DATA / job.name
 
 
 def hand_out(job: Job, names: Sequence[str], data: Path, kits: dict[str, Kit]) -> None:

@@ -18,7 +18,7 @@ from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 from nvflare.widgets.info_collector import GroupInfoCollector, InfoCollector
 
-from suture.config import SiteConfig, find_site_config, load_site_config
+from suture.config import find_site_config, load_server_config
 from suture.errors import ConfigError, FederationError, RejectedUpdate, SutureError
 from suture.federation import federate
 from suture.files import hold
@@ -29,7 +29,7 @@ from suture.messages import TaskName
 from suture.packing import Packed
 from suture.plan import Plan, Schedule
 from suture.server.inbox import Receive
-from suture.server.open import experiment_folder, open_server
+from suture.server.open import open_server
 from suture.server.server import Server
 
 log = logging.getLogger(__name__)
@@ -102,15 +102,18 @@ class FederationController(Controller):
 
     def _open(self, fl_ctx: FLContext) -> Server:
         root = workspace_root(fl_ctx)
-        config: SiteConfig | None = None
         try:
-            config = load_site_config(find_site_config("server", root))
+            path = find_site_config("server", root)
         except ConfigError as error:
-            log.info("the server has no data of its own: %s", error)
-        plan, default = Plan.from_dict(self.plan), root / "suture"
+            log.info("the server has no configuration of its own: %s", error)
+            config, experiments = None, root / "suture"
+        else:
+            own = load_server_config(path)
+            config, experiments = own.held_out, own.storage.state
+        plan = Plan.from_dict(self.plan)
         # The job of a server that was just killed may still be about to notice it.
-        self._lock = hold(experiment_folder(plan, config, default) / ".server.lock", _TAKEOVER)
-        return open_server(plan, Schedule.from_dict(self.schedule), config, default)
+        self._lock = hold(experiments / plan.experiment / ".server.lock", _TAKEOVER)
+        return open_server(plan, Schedule.from_dict(self.schedule), config, experiments)
 
     def _hand_out(self, folder: Path, fl_ctx: FLContext) -> None:
         """Copies what a user wants to where FLARE's job download finds it."""

@@ -28,8 +28,8 @@ def open_server(
     """The server of an experiment, with its labelled data if its configuration names some.
 
     Args:
-        config: the server's own suture.toml.
-        default: folder for experiments where the configuration names none.
+        config: the server's own suture.toml, where it has data.
+        default: folder for experiments where it has none.
         pooled: as in `Server`.
 
     Raises:
@@ -43,14 +43,10 @@ def open_server(
             f"({plan.code}); install the same one"
         )
     held_out = HeldOut(config, plan) if config else None
-    server = Server(plan, schedule, experiment_folder(plan, config, default), held_out, pooled)
+    folder = config.storage.state if config else default
+    server = Server(plan, schedule, folder / plan.experiment, held_out, pooled)
     describe(server.record, plan, schedule)
     return server
-
-
-def experiment_folder(plan: Plan, config: SiteConfig | None, default: Path) -> Path:
-    """Where the server keeps an experiment; arguments as in `open_server`."""
-    return ((config.storage.state if config else None) or default) / plan.experiment
 
 
 def describe(record: Record, plan: Plan, schedule: Schedule) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from suture.config import (
     DataConfig,
+    ServerConfig,
     SiteConfig,
     StorageConfig,
     TrainingConfig,
@@ -26,12 +27,12 @@ def write_sites(
     method: type[Method] | Method,
     learning_rates: Mapping[str, float],
 ) -> list[str]:
-    """Writes the suture.toml of each site; their data are public, so they withhold no count.
+    """Writes the suture.toml of each site, and of the server; data are public, so no count is withheld.
 
     Args:
         folder: where to, a folder for each site.
         runs: where the server keeps its experiments.
-        sites: the data of each, the server's among them.
+        sites: the data of each, the server's among them where it has some.
         method: what it needs to see, a simulated site permits.
         learning_rates: of sites that have one of their own.
 
@@ -57,4 +58,8 @@ def write_sites(
         )
         (folder / name).mkdir(parents=True, exist_ok=True)
         write_site_config(folder / name / "suture.toml", config)
+    if SERVER not in sites:
+        (folder / SERVER).mkdir(parents=True, exist_ok=True)
+        storage = StorageConfig(state=runs, cache=folder / SERVER / "cache")
+        write_site_config(folder / SERVER / "suture.toml", ServerConfig(storage=storage))
     return [name for name in sites if name != SERVER]
