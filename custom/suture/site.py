@@ -205,9 +205,9 @@ class Site:
     def _keep(self, best: int) -> None:
         """Keeps what of the site's own belongs to the best round so far: it may be wanted again."""
         if self.plan.method.part_at_site or self.plan.method.keep_local:
-            earlier = [number for number in self.states.rounds() if number <= best]
-            if earlier:
-                self.states.keep(earlier[-1])
+            earlier = self.states.latest(best)
+            if earlier is not None:
+                self.states.keep(earlier)
 
     def _state(self, task: Payload) -> Packed:
         return restored(self.states, task, self.config.training.threads, self.name)

@@ -8,6 +8,7 @@ import os
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,12 @@ import pytest
 from ledger import Found
 from poc import digest
 
+from between import Between
 from suture.errors import FederationError
 from suture.federation import Loop, federate
+from suture.messages import Evaluation, Payload, Update
 from suture.methods.surgical import SurgicalAggregation
-from suture.packing import load
+from suture.packing import Packed, load, pack, unpack
 from suture.server.server import Server
 from suture.store import Rounds
 from suture.training import LocalTraining
@@ -145,3 +148,35 @@ def test_a_corrupt_state_costs_a_round_and_no_byte(
         assert digest(again.record.folder) == digest(whole.record.folder)
     assert load(again.states.path(ROUNDS)).tensors
     note(Found(rounds_lost=int(where == "server"), model=digest(again.record.folder)))
+
+
+@pytest.mark.parametrize("harm", [truncate, flip])
+@pytest.mark.case("corrupt")
+def test_falling_back_finds_the_best_round_of_that_time(
+    harm: Callable[[bytearray], None], attempt: int, tiny: Any, note: Any
+) -> None:
+    """Round 2 is the best until round 7 is committed; then 6 is, and round 7 rots."""
+    losses = {1: 0.9, 2: 0.5, 3: 0.8, 4: 0.8, 5: 0.8, 6: 0.4, 7: 0.7, 8: 0.7}
+
+    def told(site: str, task: Payload, answer: Packed) -> Packed:
+        reply = unpack(answer)
+        if not isinstance(reply, (Update, Evaluation)) or not reply.metrics or task.split == "test":
+            return answer
+        loss = losses.get(reply.metrics.round, 1.0)
+        return pack(replace(reply, metrics=replace(reply.metrics, loss=loss)))
+
+    def run(out: str, rounds: int) -> Server:
+        federation = tiny(METHOD, rounds=rounds, selection="site_loss")
+        federate(server := federation.server(out), Between(federation.sites(out), told))
+        return server
+
+    whole, cut = run("whole", 8), run("cut", 7)
+    assert whole.selected_round == cut.selected_round == 6
+    path = cut.states.path(7)
+    data = bytearray(path.read_bytes())
+    harm(data)
+    path.write_bytes(bytes(data))
+    again = run("cut", 8)
+    assert again.selected_round == 6
+    assert digest(again.record.folder) == digest(whole.record.folder)
+    note(Found(rounds_lost=1, model=digest(again.record.folder)))
