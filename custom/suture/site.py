@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from suture.abstain import abstention, kind, note
+from suture.abstain import abstention, kind, note, out_of_memory
 from suture.check import Expectation
 from suture.config import SiteConfig
 from suture.data.batch import columns
@@ -149,9 +149,9 @@ class Site:
         """The method's round, with half the batch from then on if the memory is full the first time."""
         try:
             return self._attempt(bench, task, state, ctx)
-        except (torch.OutOfMemoryError, MemoryError) as error:
+        except (RuntimeError, MemoryError) as error:
             batch = self.config.training.batch_size or self.plan.method.local.batch_size
-            if self._halved or batch < 4:
+            if not out_of_memory(error) or self._halved or batch < 4:
                 raise
             self._halved = batch // 2
             log.warning("%s: %s; trying again with batches of %d", self.name, kind(error), self._halved)
