@@ -74,3 +74,16 @@ def test_a_best_model_that_has_rotted_is_named_and_the_newest_takes_its_place(ti
     again = federation.run()
     assert again.selected_round == 6
     assert again.selected().labels
+
+
+def test_a_torn_line_of_the_history_does_not_stop_a_run(tiny: Any) -> None:
+    """A process that was killed while it wrote; the line is of a round that was committed before."""
+    federation = tiny(METHOD, rounds=2)
+    folder = federation.run().record.folder
+    path = folder / "history.jsonl"
+    whole = path.read_text()
+    path.write_text(whole[:-20])
+    federation.schedule = replace(federation.schedule, rounds=3)
+    federation.run()
+    rounds = [json.loads(line)["round"] for line in path.read_text().splitlines()]
+    assert rounds == [1, 2, 3]

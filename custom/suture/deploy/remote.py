@@ -15,6 +15,7 @@ from suture.deploy.refusals import explain, refusals
 from suture.deploy.tail import Tail
 from suture.errors import ConfigError, FederationError
 from suture.evaluation.report import write_report
+from suture.files import whole_lines
 from suture.job import Job
 from suture.progress import following
 from suture.run import locked, make_way
@@ -186,7 +187,7 @@ def _copy(workspace: Path, out: Path, tail: Tail | None) -> None:
     for name in RESULTS:
         source = workspace / name
         if name == "events.jsonl" and tail and source.exists():
-            tail.finish([json.loads(line) for line in source.read_text().splitlines()])
+            tail.finish([json.loads(line) for line in whole_lines(source)])
         elif source.is_dir():
             shutil.copytree(source, out / name, dirs_exist_ok=True)
         elif source.exists():
