@@ -1,4 +1,4 @@
-"""What a job leaves whose process at the server has died: nothing in FLARE's store, all in the server's own."""
+"""What a job leaves whose process at the server has died: nothing in FLARE's store, all in suture's own."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def kept_by_server(kit: Kit, experiment: str) -> Path | None:
 def how_to_go_on(experiment: str, kit: Kit) -> str:
     """Where the committed rounds of a job that crashed are, and how it continues."""
     return (
-        f"if it was cut off, what it committed is at the server, in {experiment}/ of the folder that [storage] "
-        "state of its suture.toml names, or of suture/ in its workspace; it continues from there: "
+        f"if it was cut off, what it committed is at the server, in {experiment}/ of the folder that "
+        "[storage] state of its suture.toml names, or of suture/ in its workspace; it continues from there: "
         f"suture resume {experiment} --startup-kit {kit.folder}"
     )
