@@ -1,4 +1,4 @@
-"""A federation of processes with TLS: code that travels, the loop's figures, and a policy's no in plain words."""
+"""A federation of processes with TLS: code that travels, the loop's figures, a policy's no in plain words."""
 
 from __future__ import annotations
 
