@@ -12,11 +12,13 @@ from suture.check import Expectation, check_reply
 from suture.errors import RejectedUpdate
 from suture.evaluation.metrics import ClassScore
 from suture.messages import Abstain, Evaluation, Figures, Hello, Metrics, Update, ones
-from suture.methods.contract import IMAGES, Egress
+from suture.methods.contract import IMAGES, Egress, Method
+from suture.methods.fedavg import FedAvg
 from suture.methods.fedlsm import FedLSM
 from suture.methods.fedmas import FedMAS
 from suture.models.classifier import Layout
 from suture.packing import pack, unpack
+from suture.training import LocalTraining
 
 F32 = "torch.float32"
 EXPECTED = Expectation(
@@ -122,6 +124,58 @@ def test_a_weight_of_images_is_the_number_that_was_announced() -> None:
     for weight in (1.0, 11.0, 12.5):
         with pytest.raises(RejectedUpdate, match=rf"weight is {weight}, outside \[12.0, 12.0\]"):
             check_reply(replace(GOOD, weight=weight), expected)
+
+
+LAYOUT = Layout(EXPECTED.egress.shared, EXPECTED.egress.head)
+IN_PASSES = LocalTraining(epochs=2)
+"""A rescue factor is at most 4 (the largest distance) squared, for each class of the site and epoch: 32."""
+
+
+def rows(*weights: float) -> torch.Tensor:
+    return torch.tensor(weights, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("method", "honest", "lies"),
+    [
+        (FedAvg(), (12.0, rows(12, 12)), [(12.0, rows(12, 1e9)), (12.0, rows(12, 0)), (12.0, rows(12, 13))]),
+        (
+            FedAvg(rows="owners"),
+            (12.0, rows(12, 0)),
+            [(12.0, rows(1e9, 0)), (12.0, rows(12, 1e9)), (12.0, rows(12, 12)), (12.0, rows(0, 0))],
+        ),
+        (
+            FedLSM(proxies="owners"),
+            (12.0, rows(12, 0)),
+            [(12.0, rows(1e9, 0)), (12.0, rows(12, 12)), (1e9, rows(1e9, 0))],
+        ),
+        (FedLSM(), (12.0, rows(12800, 3)), [(12.0, rows(12801, 3)), (12.0, rows(-1, 3))]),
+        (
+            FedMAS(local=IN_PASSES),
+            (32.0, rows(32, 32)),
+            [(32.5, rows(32.5, 32.5)), (1e9, rows(1e9, 1e9)), (30.0, rows(30, 31)), (0.0, rows(0, 0))],
+        ),
+        (
+            FedMAS(local=IN_PASSES, rescue="normalised"),
+            (1.0, rows(1, 1)),
+            [(1.5, rows(1.5, 1.5)), (1.0, rows(1, 2))],
+        ),
+        (FedMAS(aggregation="images"), (12.0, rows(12, 12)), [(13.0, rows(13, 13)), (12.0, rows(1e9, 12))]),
+    ],
+    ids=str,
+)
+def test_a_site_counts_as_it_may_and_no_more(
+    method: Method, honest: tuple[float, torch.Tensor], lies: list[tuple[float, torch.Tensor]]
+) -> None:
+    """It announced 12 images, and annotates the first of the two classes."""
+    expected = replace(EXPECTED, egress=method.egress(LAYOUT), images=12, own=("Mass",))
+    scalars = dict.fromkeys(expected.egress.scalars, 0.0)
+    metrics = replace(METRICS, classes={})
+    good = replace(GOOD, scalars=scalars, metrics=metrics)
+    check_reply(replace(good, weight=honest[0], class_weights=honest[1]), expected)
+    for weight, class_weights in lies:
+        with pytest.raises(RejectedUpdate, match="weight"):
+            check_reply(replace(good, weight=weight, class_weights=class_weights), expected)
 
 
 def test_a_figure_that_was_not_asked_for_is_refused() -> None:

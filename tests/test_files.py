@@ -1,14 +1,18 @@
 import json
 import os
+import resource
+import signal
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from suture.errors import SutureError
-from suture.files import atomic_write, hold, write_json
+from suture.files import append_line, atomic_write, hold, whole_lines, write_json
 
 
 def test_a_file_is_replaced_and_nothing_else_is_left(tmp_path: Path) -> None:
@@ -33,6 +37,41 @@ def test_a_failed_write_leaves_the_old_file_and_no_temporary(
         atomic_write(path, b"new")
     assert path.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["state.bin"]
+
+
+def test_a_line_is_whole_or_not_there(tmp_path: Path) -> None:
+    """A disk that is full in the middle of a line, and then has room again."""
+    path = tmp_path / "history.jsonl"
+    append_line(path, {"round": 1})
+    before = path.read_bytes()
+    with pytest.raises(OSError, match="File too large"), full_after(path, 4):
+        append_line(path, {"round": 2})
+    assert path.read_bytes() == before
+    append_line(path, {"round": 2})
+    assert whole_lines(path) == ['{"round": 1}', '{"round": 2}']
+
+
+def test_a_line_that_nobody_ended_gives_way_to_the_next(tmp_path: Path) -> None:
+    path = tmp_path / "history.jsonl"
+    assert whole_lines(path) == []
+    for torn in ('{"rou', '{"round": 1}\n{"rou'):
+        path.write_text(torn)
+        whole = whole_lines(path)
+        append_line(path, {"round": 2})
+        assert whole_lines(path) == [*whole, '{"round": 2}']
+
+
+@contextmanager
+def full_after(path: Path, room: int) -> Iterator[None]:
+    """A disk that takes so many bytes more of a file: the system's own limit on the size of files."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + room, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, ignored)
 
 
 def test_permissions_are_those_of_any_new_file(tmp_path: Path) -> None:

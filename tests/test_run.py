@@ -55,6 +55,10 @@ def test_second_run_into_the_same_folder_is_refused_unless_told(tmp_path: Path) 
     with pytest.raises(ConfigError, match="all its 2 rounds"):
         run(JOB, out, resume=True)
     assert (out / "metrics.json").read_bytes() == before
+    before = (out / "run.json").read_bytes()
+    with pytest.raises(ConfigError, match=r"was begun with seed=\d+, and this job has seed=77"):
+        run(with_settings(JOB, ["rounds=3", "seed=77"]), out, resume=True)
+    assert (out / "run.json").read_bytes() == before
     run(with_settings(JOB, ["rounds=3"]), out, resume=True)
     assert len((out / "history.jsonl").read_text().splitlines()) == 3
     run(with_settings(JOB, ["rounds=1"]), out, overwrite=True)

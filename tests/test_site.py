@@ -151,16 +151,46 @@ def test_small_counts_are_withheld(tiny: Any) -> None:
     assert {score.positives for score in classes.values()} == {None}
 
 
-def test_a_full_memory_halves_the_batch_once(site: Site, tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def of_the_cpu() -> RuntimeError:
+    """What torch raises where the memory of a CPU is full."""
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(2**55, dtype=torch.uint8)
+    return caught.value
+
+
+@pytest.mark.parametrize("full", [MemoryError("no more"), of_the_cpu()], ids=["Python", "torch on a CPU"])
+def test_a_full_memory_halves_the_batch_once(
+    full: Exception, site: Site, tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[int] = []
     train = SurgicalAggregation.train
 
     def hungry(self: Any, bench: Any, *rest: Any) -> Any:
         seen.append(bench.batch_size or 8)
         if seen[-1] > 4:
-            raise MemoryError("no more")
+            raise full
         return train(self, bench, *rest)
 
     monkeypatch.setattr(SurgicalAggregation, "train", hungry)
     assert isinstance(site.answer(_train_task(tiny)), Update)
     assert seen == [8, 4]
+
+
+def test_a_memory_that_is_too_small_is_an_abstention_and_another_error_a_bug(
+    site: Site, tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raised: list[Exception] = []
+
+    def fails(*_: Any) -> None:
+        raised.append(error)
+        raise error
+
+    monkeypatch.setattr(SurgicalAggregation, "train", fails)
+    task, error = _train_task(tiny), of_the_cpu()
+    answer = site.answer(task)
+    assert isinstance(answer, Abstain)
+    assert (answer.reason, answer.error, len(raised)) == ("out_of_memory", "RuntimeError", 2)
+    error = RuntimeError("shapes cannot be multiplied")
+    with pytest.raises(RuntimeError, match="cannot be multiplied"):
+        site.answer(task)
+    assert len(raised) == 3

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from suture.errors import SutureError
-from suture.packing import Packed
+from suture.packing import Packed, load
 from suture.store import Rounds
 
 
@@ -42,6 +42,39 @@ def test_nothing_there_is_none_and_all_broken_is_an_error(tmp_path: Path) -> Non
     Rounds(tmp_path).path(1).write_bytes(b"x")
     with pytest.raises(SutureError, match="corrupt"):
         Rounds(tmp_path).newest()
+
+
+def kept(folder: Path) -> list[int]:
+    return sorted(int(path.stem.removeprefix("best-")) for path in folder.glob("best-*"))
+
+
+def test_a_former_best_stays_while_a_round_on_disk_may_name_it(tmp_path: Path) -> None:
+    """Best 2 until round 6; rounds 4 to 6 were committed when 2 was the best."""
+    rounds = Rounds(tmp_path)
+    for number in range(1, 11):
+        rounds.save(number, state(number), committed=number - 1)
+        rounds.keep(min(number, 2) if number < 7 else 6)
+        if number == 7:
+            assert (rounds.rounds(), kept(tmp_path)) == ([4, 5, 6, 7], [2, 6])
+        if number == 9:
+            assert (rounds.rounds(), kept(tmp_path)) == ([6, 7, 8, 9], [2, 6])
+    assert (rounds.rounds(), kept(tmp_path)) == ([7, 8, 9, 10], [6])
+    assert rounds.latest(8) == 8
+    assert rounds.latest(6) == 6
+    assert rounds.latest(5) is None
+
+
+def test_a_round_that_is_written_again_is_another_best(tmp_path: Path) -> None:
+    rounds = Rounds(tmp_path)
+    for number in (1, 2):
+        rounds.save(number, state(number), committed=number - 1)
+        rounds.keep(number)
+    rounds.save(2, state(22), committed=1)
+    assert kept(tmp_path) == [1]
+    rounds.keep(2)
+    assert load(rounds.kept(2)).header == {"v": 22}
+    rounds.keep(1)
+    assert kept(tmp_path) == [1]
 
 
 @pytest.mark.parametrize("harm", ["cut", "flip in a tensor", "flip in the header"])

@@ -43,10 +43,7 @@ _REASONS: tuple[tuple[type[BaseException], Reason], ...] = (
     (DataError, "data_fault"),
     (LabelError, "labels"),
     (ConfigError, "configuration"),
-    (torch.OutOfMemoryError, "out_of_memory"),
-    (MemoryError, "out_of_memory"),
 )
-
 
 _DISK: dict[int, Reason] = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "disk_full"),
@@ -54,8 +51,17 @@ _DISK: dict[int, Reason] = {
 }
 
 
+def out_of_memory(error: BaseException) -> bool:
+    """Whether the memory was full: of a GPU, of Python, or of the CPU, which torch tells in words only."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+
+
 def reason_of(error: BaseException) -> Reason | None:
     """The typed reason of an expected failure, None for any other."""
+    if out_of_memory(error):
+        return "out_of_memory"
     if isinstance(error, OSError) and error.errno in _DISK:
         return _DISK[error.errno]
     return next((reason for kind, reason in _REASONS if isinstance(error, kind)), None)

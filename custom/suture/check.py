@@ -13,7 +13,7 @@ from suture.errors import RejectedUpdate
 from suture.evaluation.single_label import KEYS
 from suture.measuring import rounded
 from suture.messages import LARGEST, Abstain, Evaluation, Hello, Labels, Metrics, Reply, TaskName, Update
-from suture.methods.contract import IMAGES, Egress, Range
+from suture.methods.contract import IMAGES, WEIGHT, Egress, Range
 
 _ANSWERS: dict[TaskName, type[Reply]] = {"hello": Hello, "train": Update, "evaluate": Evaluation}
 
@@ -87,11 +87,7 @@ def _check_update(update: Update, expected: Expectation) -> None:
     _check_tensors("head", update.head, _with_rows(egress.head, rows))
     _check_tensors("class_tensors", update.class_tensors, _with_rows(egress.class_tensors, rows))
     _check_tensors("", {"class_weights": update.class_weights}, {"class_weights": ((rows,), "torch.float64")})
-    images = float(expected.images)
-    _check_range("weight", update.weight, (images, images) if egress.weight == IMAGES else egress.weight)
-    low, high = egress.class_weight
-    if not bool(((update.class_weights >= low) & (update.class_weights <= high)).all()):
-        raise RejectedUpdate(f"class_weights outside [{low}, {high}]")
+    _check_weights(update, expected)
     if update.scalars.keys() != egress.scalars.keys():
         raise RejectedUpdate(_difference("scalars", update.scalars.keys(), egress.scalars.keys()))
     for name, value in update.scalars.items():
@@ -99,6 +95,28 @@ def _check_update(update: Update, expected: Expectation) -> None:
     _check_rounded("train_loss", update.train_loss)
     if update.metrics is not None:
         _check_metrics(update.metrics, expected, expected.committed)
+
+
+def _check_weights(update: Update, expected: Expectation) -> None:
+    """How much the site counts in the mean, and in that of each row."""
+    egress = expected.egress
+    if egress.weight == IMAGES:
+        low = high = float(expected.images)
+    else:
+        low, high = egress.weight
+        high *= len(expected.own) if egress.over_classes else 1
+    _check_range("weight", update.weight, (low, high))
+    rows = update.class_weights
+    if isinstance(egress.class_weight, tuple):
+        low, high = egress.class_weight
+        if not bool(((rows >= low) & (rows <= high)).all()):
+            raise RejectedUpdate(f"class_weights outside [{low}, {high}]")
+        return
+    for label, weight in zip(update.labels, rows.tolist(), strict=True):
+        counts = egress.class_weight == WEIGHT or label in expected.own
+        due = update.weight if counts else 0.0
+        if weight != due:
+            raise RejectedUpdate(f"the class weight of {label!r} is {weight} instead of {due}")
 
 
 def _check_labels(labels: Labels) -> None:

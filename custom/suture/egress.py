@@ -11,7 +11,7 @@ from suture.evaluation.single_label import KEYS
 from suture.labels import LabelSet
 from suture.messages import Abstain, Hello, Metrics, Reason, Update
 from suture.methods import METHODS
-from suture.methods.contract import IMAGES, Egress, Method
+from suture.methods.contract import IMAGES, OWNERS, WEIGHT, Egress, Method
 from suture.methods.crossing import crossing, parts
 from suture.models import ModelSpec, build
 from suture.models.classifier import Layout, split_state
@@ -104,10 +104,8 @@ def declared(egress: Egress, *, local: bool = False) -> list[dict[str, str]]:
     shapes = {
         "shared": "the model's tensors",
         "head": "one row per class of the site",
-        "weight": "the number of training images"
-        if egress.weight == IMAGES
-        else f"a number in [{egress.weight[0]:g}, {egress.weight[1]:g}]",
-        "class_weights": f"a number per class in [{egress.class_weight[0]:g}, {egress.class_weight[1]:g}]",
+        "weight": _weight(egress),
+        "class_weights": _class_weights(egress),
         "counts": "two numbers per class of the site, once, at the start",
         "train_loss": "a number",
         "metrics": "loss, AUROC, recall and counts of the site's classes; accuracy and its like, also by "
@@ -116,6 +114,22 @@ def declared(egress: Egress, *, local: bool = False) -> list[dict[str, str]]:
     } | {name: f"a number in [{low:g}, {high:g}]" for name, (low, high) in egress.scalars.items()}
     whys = {**egress.why, **({"local_metrics": _LOCAL} if local else {})}
     return [{"field": f, "shape": shapes.get(f, ""), "why": why} for f, why in whys.items()]
+
+
+def _weight(egress: Egress) -> str:
+    if egress.weight == IMAGES:
+        return "the number of training images"
+    low, high = egress.weight
+    return f"a number in [{low:g}, {high:g}]" + (" for each class of the site" if egress.over_classes else "")
+
+
+def _class_weights(egress: Egress) -> str:
+    if egress.class_weight == WEIGHT:
+        return "the weight, for each class"
+    if egress.class_weight == OWNERS:
+        return "the weight for each class of the site, 0 for every other"
+    low, high = egress.class_weight
+    return f"a number per class in [{low:g}, {high:g}]"
 
 
 def page() -> str:

@@ -58,6 +58,33 @@ def atomic_write(path: Path, data: bytes) -> None:
         temporary.write_bytes(data)
 
 
+def append_line(path: Path, value: object) -> None:
+    """Appends a value as a line of JSON, whole or not at all.
+
+    What a process that was killed had begun to write is cut off first.
+
+    Raises:
+        OSError: the disk is full or the file cannot be written; it has the lines that it had.
+    """
+    left = memoryview(f"{json.dumps(value, allow_nan=False)}\n".encode())
+    with path.open("a+b", buffering=0) as file:
+        size = file.seek(0, os.SEEK_END)
+        if size and os.pread(file.fileno(), 1, size - 1) != b"\n":
+            size = path.read_bytes().rfind(b"\n") + 1
+            file.truncate(size)
+        try:
+            while left:
+                left = left[file.write(left) :]
+        except OSError:
+            file.truncate(size)
+            raise
+
+
+def whole_lines(path: Path) -> list[str]:
+    """The lines of a file that `append_line` makes, without one that has no end; none without the file."""
+    return path.read_text().rpartition("\n")[0].splitlines() if path.exists() else []
+
+
 def hold(path: Path, seconds: float) -> IO[str]:
     """Takes a lock for as long as the returned file is open, or the process lives.
 

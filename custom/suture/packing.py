@@ -180,9 +180,7 @@ def load(path: Path) -> Packed:
                 raise ValueError("its bytes are not those that were written")
             return Packed(tensors, json.loads(header))
     except (SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise SutureError(
-            f"{path} is corrupt ({error}); delete it to fall back to an earlier round"
-        ) from error
+        raise SutureError(f"{path} is corrupt ({error})") from error
 
 
 def _checksum(tensors: Mapping[str, Tensor], header: str) -> str:

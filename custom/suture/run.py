@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import fcntl
 import json
 import logging
@@ -10,7 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +32,7 @@ from suture.models import CORPUS
 from suture.names import check_experiment
 from suture.plan import Plan
 from suture.progress import following
+from suture.server.continuing import refuse_another
 from suture.server.open import describe, open_server
 from suture.server.record import Record
 from suture.server.roster import Member
@@ -218,6 +220,19 @@ def make_way(out: Path, job: Job, *, resume: bool, overwrite: bool) -> None:
         raise ConfigError(f"{what}, not of {job.name}; choose another --out")
     elif run.get("status") in _ENDED and run.get("rounds", 0) >= job.rounds and not _untuned(out, job):
         raise ConfigError(f"{what} with all its {run['rounds']} rounds; ask for more with --rounds")
+    else:
+        _refuse_another(run, job)
+
+
+def _refuse_another(run: Mapping[str, Any], job: Job) -> None:
+    """Before anything is written; the server looks once more, at the state and all of the plan."""
+    if "method" not in run:  # it stopped before it said what it was about to do
+        return
+    began = {"seed": run["seed"], "method": run["method"]["name"]}
+    before = {**began, "hyperparameters": run["method"]["hyperparameters"]}
+    settings = dataclasses.asdict(job.method)  # type: ignore[call-overload]
+    now = {"seed": job.seed, "method": job.method.name, "hyperparameters": settings}
+    refuse_another(before, now, str(run["experiment"]))
 
 
 def _untuned(out: Path, job: Job) -> bool:

@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from suture.abstain import abstention, kind, note
+from suture.abstain import abstention, kind, note, out_of_memory
 from suture.check import Expectation
 from suture.config import SiteConfig
 from suture.data.batch import columns
@@ -149,9 +149,9 @@ class Site:
         """The method's round, with half the batch from then on if the memory is full the first time."""
         try:
             return self._attempt(bench, task, state, ctx)
-        except (torch.OutOfMemoryError, MemoryError) as error:
+        except (RuntimeError, MemoryError) as error:
             batch = self.config.training.batch_size or self.plan.method.local.batch_size
-            if self._halved or batch < 4:
+            if not out_of_memory(error) or self._halved or batch < 4:
                 raise
             self._halved = batch // 2
             log.warning("%s: %s; trying again with batches of %d", self.name, kind(error), self._halved)
@@ -205,9 +205,9 @@ class Site:
     def _keep(self, best: int) -> None:
         """Keeps what of the site's own belongs to the best round so far: it may be wanted again."""
         if self.plan.method.part_at_site or self.plan.method.keep_local:
-            earlier = [number for number in self.states.rounds() if number <= best]
-            if earlier:
-                self.states.keep(earlier[-1])
+            earlier = self.states.latest(best)
+            if earlier is not None:
+                self.states.keep(earlier)
 
     def _state(self, task: Payload) -> Packed:
         return restored(self.states, task, self.config.training.threads, self.name)

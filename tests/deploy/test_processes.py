@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import signal
 import subprocess
 import time
 from pathlib import Path
@@ -48,6 +50,22 @@ def test_what_was_started_is_stopped_with_its_children(
     printed = (kits[0].folder / "poc_console.log").read_text()
     assert printed.startswith("|")
     assert "elsewhere" not in printed
+
+
+def test_only_what_does_not_live_is_started(make_kit: MakeKit, tmp_path: Path) -> None:
+    kits = [kit_of(make_kit, name) for name in ("a", "b", "c")]
+    a, b, c = start(tmp_path, kits)
+    try:
+        assert start(tmp_path, kits) == []
+        (process,) = (p for p in [b.process()] if p)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait(10)
+        assert running(tmp_path) == ["a", "c"]
+        (again,) = start(tmp_path, kits)
+        assert (again.name, again.pid != b.pid) == ("b", True)
+        assert parties_of(tmp_path) == [a, c, again]
+    finally:
+        assert sorted(stop(tmp_path)) == ["a", "b", "c"]
 
 
 def test_a_process_id_that_went_to_another_is_let_alone(make_kit: MakeKit, tmp_path: Path) -> None:

@@ -24,13 +24,19 @@ def largest(found: Sequence[Mapping[str, Any]], key: str) -> str:
     return f"{max(values):.1f} s".replace(".0 s", " s") if values else "–"
 
 
+def most(found: Sequence[Mapping[str, Any]], key: str) -> str:
+    """The largest number of all tries that counted it."""
+    values = [one[key] for one in found if one[key] is not None]
+    return str(max(values)) if values else "–"
+
+
 def row(name: str, found: Sequence[Mapping[str, Any]]) -> str:
     """A case as a line of the table."""
     case, models = CASES[name], sorted({str(one["model"]) for one in found})
     model = f"`{models[0][:8]}`" if len(models) == 1 else f"{len(models)} different, each as it must be"
     cells = [
         *(case.fault, case.must, str(len(found))),
-        *(str(max(one[key] for one in found)) for key in ("rounds_lost", "updates_lost")),
+        *(most(found, key) for key in ("rounds_lost", "updates_lost")),
         *(largest(found, key) for key in ("detect", "recover")),
         model,
     ]

@@ -86,18 +86,13 @@ class Poc:
         self.wait()
 
     def start(self, name: str) -> None:
-        """Starts a party's process, beside those that were noted before."""
-        before = [party for party in parties_of(self.root) if party.name != name]
-        begun = start(self.root, [self.kits[name]])
-        noted = [vars(party) for party in [*before, *begun]]
-        (self.root / "suture-poc.json").write_text(json.dumps(noted))
+        """Starts a party's process, beside those that live."""
+        start(self.root, [self.kits[name]])
 
     def heal(self) -> None:
         """Starts what does not live, so that a case finds a whole federation."""
-        alive = {party.name for party in parties_of(self.root) if party.process()}
         for name in ("server", *self.sites):
-            if name not in alive:
-                self.start(name)
+            self.start(name)
         self.wait()
 
     def wait(self) -> None:

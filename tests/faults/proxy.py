@@ -18,12 +18,13 @@ class Proxy:
     Attributes:
         target: port of the server; may be set later.
         delay: seconds that each piece waits, each way.
+        held: pieces that a stall has held back.
     """
 
     def __init__(self) -> None:
         self.target = 0
         self.delay = 0.0
-        self.connections = 0
+        self.connections = self.held = 0
         self._stalled_until = 0.0
         self._pairs: set[tuple[socket.socket, socket.socket]] = set()
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -67,6 +68,7 @@ class Proxy:
         with suppress(OSError):
             while piece := source.recv(_CHUNK):
                 time.sleep(self.delay)
+                self.held += time.monotonic() < self._stalled_until
                 while time.monotonic() < self._stalled_until:
                     time.sleep(0.05)
                 sink.sendall(piece)

@@ -8,17 +8,21 @@ import os
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from ledger import Found
+from ledger import Found, rounds_lost
 from poc import digest
 
+from between import Between
 from suture.errors import FederationError
 from suture.federation import Loop, federate
+from suture.files import whole_lines
+from suture.messages import Evaluation, Payload, Update
 from suture.methods.surgical import SurgicalAggregation
-from suture.packing import load
+from suture.packing import Packed, load, pack, unpack
 from suture.server.server import Server
 from suture.store import Rounds
 from suture.training import LocalTraining
@@ -66,6 +70,11 @@ def remount(folder: Path, options: str) -> None:
     subprocess.run(["mount", "-o", f"remount,{options}", str(folder)], check=True)
 
 
+def events(server: Server) -> int:
+    """How many events a run has noted so far."""
+    return len(whole_lines(server.record.folder / "events.jsonl"))
+
+
 def states(folder: Path) -> dict[str, bytes]:
     """The committed states, whole."""
     return {path.name: path.read_bytes() for path in sorted((folder / "state").glob("*.safetensors"))}
@@ -100,9 +109,12 @@ def test_the_model_is_intact_and_the_run_continues(
             filler.unlink()
         else:
             remount(volume, "rw")
+    before = events(server)
     federate(again := federation.server("cut"), Loop(federation.sites("cut")))
     assert digest(again.record.folder) == digest(whole.record.folder)
-    note(Found(rounds_lost=1, model=digest(again.record.folder)))
+    # Where the server's own disk failed, no event says which round had begun.
+    lost = rounds_lost(again.record.folder, before) if where == "site" else None
+    note(Found(rounds_lost=lost, model=digest(again.record.folder)))
 
 
 def truncate(data: bytearray) -> None:
@@ -135,6 +147,7 @@ def test_a_corrupt_state_costs_a_round_and_no_byte(
     best = folder / "state" / f"best-{ROUNDS // 2:06d}.safetensors"
     if where == "server" and best.exists():
         assert best.read_bytes() == bytes(data), "the kept round is a link to the same file"
+    before = events(server)
     with caplog.at_level(logging.WARNING):
         federate(again := federation.server("cut"), Loop(federation.sites("cut")))
     assert "falling back to the round before" in caplog.text
@@ -144,4 +157,41 @@ def test_a_corrupt_state_costs_a_round_and_no_byte(
     if where == "server":
         assert digest(again.record.folder) == digest(whole.record.folder)
     assert load(again.states.path(ROUNDS)).tensors
-    note(Found(rounds_lost=int(where == "server"), model=digest(again.record.folder)))
+    lost = rounds_lost(folder, before)
+    assert lost == int(where == "server")
+    note(Found(rounds_lost=lost, model=digest(again.record.folder)))
+
+
+@pytest.mark.parametrize("harm", [truncate, flip])
+@pytest.mark.case("corrupt")
+def test_falling_back_finds_the_best_round_of_that_time(
+    harm: Callable[[bytearray], None], attempt: int, tiny: Any, note: Any
+) -> None:
+    """Round 2 is the best until round 7 is committed; then 6 is, and round 7 rots."""
+    losses = {1: 0.9, 2: 0.5, 3: 0.8, 4: 0.8, 5: 0.8, 6: 0.4, 7: 0.7, 8: 0.7}
+
+    def told(site: str, task: Payload, answer: Packed) -> Packed:
+        reply = unpack(answer)
+        if not isinstance(reply, (Update, Evaluation)) or not reply.metrics or task.split == "test":
+            return answer
+        loss = losses.get(reply.metrics.round, 1.0)
+        return pack(replace(reply, metrics=replace(reply.metrics, loss=loss)))
+
+    def run(out: str, rounds: int) -> Server:
+        federation = tiny(METHOD, rounds=rounds, selection="site_loss")
+        federate(server := federation.server(out), Between(federation.sites(out), told))
+        return server
+
+    whole, cut = run("whole", 8), run("cut", 7)
+    assert whole.selected_round == cut.selected_round == 6
+    path = cut.states.path(7)
+    data = bytearray(path.read_bytes())
+    harm(data)
+    path.write_bytes(bytes(data))
+    before = events(cut)
+    again = run("cut", 8)
+    assert again.selected_round == 6
+    assert digest(again.record.folder) == digest(whole.record.folder)
+    lost = rounds_lost(again.record.folder, before)
+    assert lost == 1
+    note(Found(rounds_lost=lost, model=digest(again.record.folder)))

@@ -15,11 +15,15 @@ from poc import digest
 from between import Between
 from suture.federation import federate
 from suture.messages import Payload, Update
+from suture.methods.contract import Method
+from suture.methods.fedavg import FedAvg
+from suture.methods.fedlsm import FedLSM
 from suture.methods.surgical import SurgicalAggregation
 from suture.packing import Packed, pack, unpack
 from suture.training import LocalTraining
 
 METHOD = SurgicalAggregation(local=LocalTraining(lr=1e-2, batch_size=8))
+STEPS = LocalTraining(lr=1e-3, batch_size=8, iterations=2)
 
 
 def first(update: Update, change: Callable[[torch.Tensor], torch.Tensor]) -> Packed:
@@ -109,8 +113,10 @@ def as_it_is(site: str, task: Payload, answer: Packed) -> Packed:
     return answer
 
 
-def run(tiny: Any, out: str, change: Callable[[str, Payload, Packed], Packed | None]) -> Any:
-    federation = tiny(METHOD, min_sites=2, selection="last")
+def run(
+    tiny: Any, out: str, change: Callable[[str, Payload, Packed], Packed | None], method: Method = METHOD
+) -> Any:
+    federation = tiny(method, min_sites=2, selection="last")
     server = federation.server(out)
     federate(server, Between(federation.sites(out), change))
     return server
@@ -139,6 +145,36 @@ def test_a_hostile_update_is_rejected_whole(kind: str, attempt: int, tiny: Any, 
     for line in lines(lied):
         assert line["sites"]["alpha"]["status"] == "rejected"
         assert words in line["sites"]["alpha"]["reason"]
+    note(Found(updates_lost=len(lines(lied)), model=digest(lied.record.folder)))
+
+
+@pytest.mark.case("hostile")
+@pytest.mark.parametrize(
+    "method",
+    [
+        FedAvg(local=METHOD.local),
+        FedAvg(local=METHOD.local, rows="owners"),
+        FedLSM(local=STEPS, proxies="owners"),
+    ],
+    ids=["FedAvg", "FedAvg of owners", "FedLSM of owners"],
+)
+def test_a_huge_weight_of_a_class_does_not_take_its_row_over(
+    method: Method, attempt: int, tiny: Any, note: Any
+) -> None:
+    """Where sites count with their numbers of images, a row counts with the same."""
+
+    def lie(site: str, task: Payload, answer: Packed) -> Packed:
+        update = train(site, answer)
+        return pack(replace(update, class_weights=update.class_weights * 1e6)) if update else answer
+
+    def lose(site: str, task: Payload, answer: Packed) -> Packed | None:
+        return None if train(site, answer) else answer
+
+    lied, lost = run(tiny, "lied", lie, method), run(tiny, "lost", lose, method)
+    assert digest(lied.record.folder) == digest(lost.record.folder)
+    for line in lines(lied):
+        assert line["sites"]["alpha"]["status"] == "rejected"
+        assert "the class weight of" in line["sites"]["alpha"]["reason"]
     note(Found(updates_lost=len(lines(lied)), model=digest(lied.record.folder)))
 
 

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ledger import Found
+from ledger import Found, rounds_lost
 from poc import digest
 
 import suture.files
 import suture.packing
+from suture.files import whole_lines
 from suture.methods.surgical import SurgicalAggregation
 from suture.training import LocalTraining
 
@@ -85,10 +86,13 @@ def kill_and_continue(number: int, tiny: Any, tmp_path: Path) -> Found:
     else:
         code = forked(work, kill_after=draw.uniform(0, CLEAN["seconds"]))
     assert code in (-signal.SIGKILL, 0)
+    folder = tmp_path / "runs" / "cut"
+    before = len(whole_lines(folder / "events.jsonl"))
     assert forked(lambda: federation.run("cut")) == 0
-    model = digest(tmp_path / "runs" / "cut")
+    model, lost = digest(folder), rounds_lost(folder, before)
     assert model == CLEAN["model"]
-    return Found(rounds_lost=int(code != 0), model=model)
+    assert lost <= 1
+    return Found(rounds_lost=lost, model=model)
 
 
 @pytest.mark.case("instants")

@@ -1,4 +1,4 @@
-"""A federation of processes with mutual TLS: the loop's figures, and a policy's no in plain words."""
+"""A federation of processes with TLS: code that travels, the loop's figures, a policy's no in plain words."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import yaml
 from suture.config import load_site_config
 from suture.deploy.kit import kits_in, project_admin
 from suture.deploy.poc import free_port, parties, project_of, project_template
-from suture.deploy.policy import allow_classes
+from suture.deploy.policy import allow_classes, missing_classes
 from suture.deploy.processes import check_alive, start, stop
 from suture.deploy.strict import make_strict
 from suture.federation import Loop, federate
@@ -27,7 +27,11 @@ from suture.site import Site
 pytestmark = pytest.mark.flare
 
 SETTINGS = ["rounds=1", "model.size=16", "epochs=1"]
-SITES = {"alpha": ("Mass", "Nodule"), "beta": ("Nodule", "Hernia")}
+STRICT = {"alpha": ("Mass", "Nodule"), "beta": ("Nodule", "Hernia")}
+OPEN = {"gamma": ("Mass", "Hernia")}
+"""A site with the policy that FLARE's provisioning gives it."""
+
+SITES = STRICT | OPEN
 
 
 def suture(*words: str) -> subprocess.CompletedProcess[str]:
@@ -36,7 +40,7 @@ def suture(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def test_processes_with_tls_equal_the_loop_and_refuse_travelling_code(
+def test_code_travels_by_default_or_stays_and_the_figures_are_the_loops(
     tmp_path: Path, hospital: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = tmp_path / "poc"
@@ -49,16 +53,24 @@ def test_processes_with_tls_equal_the_loop_and_refuse_travelling_code(
     server, sites = parties(kits)
     configs = {}
     for i, (name, kit) in enumerate(sites.items()):
-        configs[name] = load_site_config(hospital(kit.folder, SITES[name], 25, i))
-        make_strict(kit)
-    allow_classes(server)
+        config = load_site_config(hospital(kit.folder, SITES[name], 25, i))
+        if name in STRICT:
+            configs[name] = config
+            make_strict(kit)
     try:
         begun = start(root, (server, *sites.values()))
         assert not wait_for_sites(project_admin(root), set(sites), 120, lambda: check_alive(begun, kits))
-        run = suture("--no-bundle", "--out", str(tmp_path / "run"))
-        refused = suture("--out", str(tmp_path / "refused"))
+        assert missing_classes(server)
+        assert missing_classes(sites["gamma"])
+        travelled = suture("--sites", "gamma", "--out", str(tmp_path / "travelled"))
+        allow_classes(server)  # each job reads the list anew
+        both = ("--sites", ",".join(STRICT))
+        run = suture("--no-bundle", *both, "--out", str(tmp_path / "run"))
+        refused = suture(*both, "--out", str(tmp_path / "refused"))
     finally:
         stop(root)
+    assert travelled.returncode == 0, travelled.stderr
+    assert json.loads((tmp_path / "travelled" / "metrics.json").read_text())["auroc"]
     assert run.returncode == 0, run.stderr
     assert "round 1/1" in run.stdout
     assert str(tmp_path / "run" / "report.html") in run.stdout

@@ -34,10 +34,10 @@ def up(
     ] = False,
     project: Annotated[Path | None, typer.Option(help="Another project.yml than poc_workspace's.")] = None,
 ) -> None:
-    """Provision a server and the sites of a job, give them data and a policy, and start them."""
+    """Provision a server and a job's sites, give them data and a policy, and start what does not run."""
     from suture.deploy.kit import project_admin
     from suture.deploy.poc import chosen_folder, parties, prepare, project_template
-    from suture.deploy.processes import check_alive, running, start
+    from suture.deploy.processes import check_alive, parties_of, running, start
     from suture.flare.session import wait_for_sites
     from suture.job import load_job, with_settings
 
@@ -46,10 +46,13 @@ def up(
         raise ConfigError(f"the federation in {root} is running; stop it first: suture poc down")
     kits = prepare(chosen, root, project or project_template(), port, strict=strict, overwrite=overwrite)
     server, sites = parties(kits)
-    if not running(root):
-        begun, since = start(root, (server, *sites.values())), time.monotonic()
+    alive, since = running(root), time.monotonic()
+    if begun := start(root, (server, *sites.values())):
+        if alive:
+            names = ", ".join(party.name for party in begun)
+            console.print(f"running already: {', '.join(alive)}; started: {names}", highlight=False)
         if missing := wait_for_sites(
-            project_admin(root), set(sites), _WAIT, lambda: check_alive(begun, kits)
+            project_admin(root), set(sites), _WAIT, lambda: check_alive(parties_of(root), kits)
         ):
             raise FederationError(
                 f"{', '.join(sorted(missing))} did not register within {_WAIT:.0f} s; see poc_console.log in "

@@ -44,13 +44,21 @@ class Party:
 
 
 def start(folder: Path, kits: Iterable[Kit]) -> list[Party]:
-    """Starts a process for each kit by its own start script, and notes them in the POC's folder.
+    """Starts a process by its own start script for each kit whose party does not live.
+
+    All are noted in the POC's folder, those that live already too.
+
+    Returns:
+        the parties that were started.
 
     Raises:
         FederationError: a process does not start.
     """
+    alive = set(running(folder))
+    dead = [kit for kit in kits if kit.name not in alive]
+    others = [party for party in parties_of(folder) if party.name not in {kit.name for kit in dead}]
     begun: list[Party] = []
-    for kit in kits:
+    for kit in dead:
         with (kit.folder / _LOG).open("ab") as printed:
             child = subprocess.Popen(
                 ["bash", str(kit.folder / "startup" / "sub_start.sh"), "--once"],
@@ -63,7 +71,7 @@ def start(folder: Path, kits: Iterable[Kit]) -> list[Party]:
             )
         begun.append(Party(kit.name, child.pid, psutil.Process(child.pid).create_time()))
         # After each: what was started can be stopped, whatever happens next.
-        write_json(folder / _STARTED, [vars(party) for party in begun])
+        write_json(folder / _STARTED, [vars(party) for party in (*others, *begun)])
     return begun
 
 

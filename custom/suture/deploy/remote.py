@@ -10,11 +10,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from suture.deploy.crashed import experiment_of, how_to_go_on, kept_by_server
 from suture.deploy.kit import Kit
 from suture.deploy.refusals import explain, refusals
 from suture.deploy.tail import Tail
 from suture.errors import ConfigError, FederationError
 from suture.evaluation.report import write_report
+from suture.files import whole_lines
 from suture.job import Job
 from suture.progress import following
 from suture.run import locked, make_way
@@ -93,7 +95,7 @@ def accompany(title: str, env: str, kit: Kit, out: Path, job_id: str) -> None:
                     while not _ended(federation, job_id, tail):
                         heard = time.monotonic()
                         time.sleep(_POLL)
-                    place(federation, job_id, out, tail)
+                    place(federation, kit, job_id, out, tail)
                     return
             except NoAnswer:
                 if time.monotonic() - heard > _PATIENCE:
@@ -139,29 +141,40 @@ def fetch(kit: Kit, job_id: str, out: Path | None) -> Path:
         status = str(federation.meta(job_id).get("status"))
         if not status.startswith("FINISHED"):
             raise FederationError(f"job {job_id} has not ended ({status}); see `suture status {job_id}`")
-        return place(federation, job_id, out)
+        return place(federation, kit, job_id, out)
 
 
-def place(federation: Connection, job_id: str, out: Path | None, tail: Tail | None = None) -> Path:
-    """Downloads what the server's run left, puts it where a run in the simulator would have it, returns DIR.
+def place(federation: Connection, kit: Kit, job_id: str, out: Path | None, tail: Tail | None = None) -> Path:
+    """Brings what the server's run left to where a run in the simulator would have it, and returns DIR.
+
+    A job whose process at the server has died left nothing to download; what it committed is then taken from
+    the server's own folder, where that is on this machine.
 
     Raises:
-        FederationError: the job failed; says which party refused it and why.
+        FederationError: the job failed; says which party refused it and why, or how it continues.
         ConfigError: DIR holds another run.
     """
     with tempfile.TemporaryDirectory() as folder:
         workspace = federation.download(job_id, Path(folder))
-        found = workspace / "run.json"
-        run: dict[str, Any] = json.loads(found.read_text()) if found.is_file() else {}
+        experiment = None
+        left: Path | None = workspace
+        if not (workspace / "run.json").is_file():
+            experiment = experiment_of(federation.meta(job_id), federation.metas())
+            left = kept_by_server(kit, experiment) if experiment else None
+        run: dict[str, Any] = json.loads((left / "run.json").read_text()) if left else {}
         target = out or (Path("runs") / str(run["experiment"]) if run else None)
-        if run and target:
-            _copy(workspace, target, tail)
-        if target and (workspace / "log.txt").exists():
-            shutil.copy2(workspace / "log.txt", target / "flare.log")
+        if target:
+            target.mkdir(parents=True, exist_ok=True)
+            if left:
+                _copy(left, target, tail)
+            if (workspace / "log.txt").exists():
+                shutil.copy2(workspace / "log.txt", target / "flare.log")
         if target and run.get("status") == "finished":
             return target
         reason = _reason(federation, job_id, workspace, run)
-        if target:
+        if experiment and not refusals(federation.meta(job_id), {}):
+            reason += f"\n- {how_to_go_on(experiment, kit)}"
+        if target and (target / "run.json").exists():
             Record(target).close("failed", reason)
         raise FederationError(reason)
 
@@ -186,7 +199,7 @@ def _copy(workspace: Path, out: Path, tail: Tail | None) -> None:
     for name in RESULTS:
         source = workspace / name
         if name == "events.jsonl" and tail and source.exists():
-            tail.finish([json.loads(line) for line in source.read_text().splitlines()])
+            tail.finish([json.loads(line) for line in whole_lines(source)])
         elif source.is_dir():
             shutil.copytree(source, out / name, dirs_exist_ok=True)
         elif source.exists():

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from suture.deploy.crashed import experiment_of
 from suture.deploy.kit import Kit
 from suture.errors import ConfigError, FederationError
-from suture.flare.telling import EXPERIMENT
 from suture.server.record import Record
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def resume(kit: Kit, experiment: str, out: Path, env: str) -> tuple[str, str]:
 
 
 def newest(jobs: Sequence[Meta], experiment: str) -> Meta:
-    """The newest job of an experiment. A copy does not say whose it is, but what it is a copy of.
+    """The newest job of an experiment.
 
     Args:
         jobs: FLARE's facts of all jobs, oldest first.
@@ -78,16 +78,10 @@ def newest(jobs: Sequence[Meta], experiment: str) -> Meta:
     Raises:
         ConfigError: there is none.
     """
-    by_id = {str(job["job_id"]): job for job in jobs}
-
-    def experiment_of(job: Meta) -> object:
-        while EXPERIMENT not in job and job.get("cloned_from") in by_id:
-            job = by_id[job["cloned_from"]]
-        return job.get(EXPERIMENT)
-
-    found = [job for job in jobs if experiment_of(job) == experiment]
+    of = {str(job["job_id"]): experiment_of(job, jobs) for job in jobs}
+    found = [job for job in jobs if of[str(job["job_id"])] == experiment]
     if not found:
-        known = sorted({str(name) for job in jobs if (name := experiment_of(job))})
+        known = sorted({name for name in of.values() if name})
         raise ConfigError(
             f"the server has no job of the experiment {experiment!r}; it has {', '.join(known) or 'none'}. "
             "If the job was deleted: suture run JOB --resume --out DIR"

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from suture.files import whole_lines
+
 GROUP = "suture"
 
 EXPERIMENT = "suture_experiment"
@@ -23,16 +25,10 @@ class Teller:
 
     def __init__(self, events: Path) -> None:
         self._events = events
-        self._old = len(self._lines())
+        self._old = len(whole_lines(self._events))
 
     def recent(self) -> dict[str, Any]:
         """The newest events of this job, and the number of the first of them within the file, from 0."""
-        lines = self._lines()
+        lines = whole_lines(self._events)
         first = max(self._old, len(lines) - _LAST)
         return {"first": first, "events": [json.loads(line) for line in lines[first:]]}
-
-    def _lines(self) -> list[str]:
-        if not self._events.exists():
-            return []
-        # A line that is being written has no end yet.
-        return self._events.read_text().rpartition("\n")[0].splitlines()

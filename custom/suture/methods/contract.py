@@ -31,6 +31,12 @@ Range = tuple[float, float]
 IMAGES: Literal["images"] = "images"
 """As the range of a site's weight: exactly the number of training images that it announced."""
 
+WEIGHT: Literal["weight"] = "weight"
+"""As the range of its class weights: each row counts exactly as the site does."""
+
+OWNERS: Literal["owners"] = "owners"
+"""The same for the classes that the site annotates, and 0 for every other."""
+
 
 @dataclass(frozen=True)
 class Phase:
@@ -105,7 +111,9 @@ class Egress:
         shared: names of the tensors that leave, with their shapes and types.
         head: names of the head's tensors, with the shape of one row.
         class_tensors: further tensors with one row per class.
-        weight, class_weight: closed ranges; `IMAGES` for a weight that is the number of training images.
+        weight: closed range; `IMAGES` for the number of training images.
+        class_weight: closed range of each class; `WEIGHT` or `OWNERS` for the site's own weight.
+        over_classes: whether the weight is a sum over the site's classes; its upper end is then that of one.
         counts: whether a site also says, before round 1, how many images have each of its classes.
         prior: whether it says, before round 1, which frozen network it holds.
         scalars: names and closed ranges of the numbers that leave.
@@ -116,7 +124,8 @@ class Egress:
     head: Mapping[str, tuple[tuple[int, ...], str]]
     class_tensors: Mapping[str, tuple[tuple[int, ...], str]] = field(default_factory=dict)
     weight: Range | Literal["images"] = (1.0, 1.0)
-    class_weight: Range = (1.0, 1.0)
+    class_weight: Range | Literal["weight", "owners"] = (1.0, 1.0)
+    over_classes: bool = False
     scalars: Mapping[str, Range] = field(default_factory=dict)
     kind: Literal["weights", "gradient"] = "weights"
     counts: bool = False

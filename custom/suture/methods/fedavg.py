@@ -29,6 +29,8 @@ from suture.messages import STRICT, Payload, Update, ones
 from suture.methods.class_weights import NAME, ClassWeights, class_weights, weighted_bce
 from suture.methods.contract import (
     IMAGES,
+    OWNERS,
+    WEIGHT,
     Census,
     ClassFacts,
     Context,
@@ -75,7 +77,7 @@ class FedAvg(Method):
             shared=layout.shared,
             head=layout.head,
             weight=IMAGES,
-            class_weight=(0.0, 1e9),
+            class_weight=OWNERS if self.rows == "owners" else WEIGHT,
             counts=self.class_weights != "none",
             why=_WHY if self.class_weights != "none" else {k: v for k, v in _WHY.items() if k != "counts"},
         )

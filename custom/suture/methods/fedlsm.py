@@ -36,6 +36,7 @@ from suture.messages import STRICT, Payload, Update
 from suture.methods.class_weights import NAME, ClassWeights, class_weights
 from suture.methods.contract import (
     IMAGES,
+    OWNERS,
     Census,
     ClassFacts,
     Context,
@@ -85,8 +86,8 @@ class FedLSM(Method):
 
     @property
     def _most(self) -> float:
-        """The largest weight of a row: every image of a round where that is a number of steps."""
-        steps = None if self.local.warmup_epochs or self.proxies == "owners" else self.local.iterations
+        """The largest count of a class: every image of a round where that is a number of steps."""
+        steps = None if self.local.warmup_epochs else self.local.iterations
         return float(steps * self.local.batch_size) if steps else _COUNTED[1]
 
     def egress(self, layout: Layout) -> Egress:
@@ -94,7 +95,7 @@ class FedLSM(Method):
             shared=layout.shared,
             head=layout.head,
             weight=IMAGES,
-            class_weight=(0.0, self._most),
+            class_weight=OWNERS if self.proxies == "owners" else (0.0, self._most),
             scalars={"pseudo_positive": _COUNTED, "pseudo_negative": _COUNTED},
             counts=True,
             why=_WHY,

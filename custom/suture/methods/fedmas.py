@@ -39,6 +39,7 @@ from suture.losses import balanced_ce, masked_loss
 from suture.messages import STRICT, Payload, Update, ones
 from suture.methods.contract import (
     IMAGES,
+    WEIGHT,
     Context,
     Egress,
     GlobalModel,
@@ -58,6 +59,9 @@ Rescue = Literal["paper", "normalised"]
 
 CLIP = 5.0
 """Largest norm of a step's gradient in the published program."""
+
+FARTHEST = 4.0
+"""The largest distance, of opposite directions."""
 
 PRIOR = "prior"
 """Name of the prior's features among a batch's inputs, ``[n, d]``."""
@@ -98,10 +102,28 @@ class FedMAS(Method):
 
     def egress(self, layout: Layout) -> Egress:
         by_images = self.aggregation == "images"
-        weight = IMAGES if by_images else (1e-12, 1e9)
         return Egress(
-            layout.shared, layout.head, weight=weight, class_weight=(0.0, 1e9), prior=True, why=_WHY
+            layout.shared,
+            layout.head,
+            weight=IMAGES if by_images else (1e-12, self._most),
+            class_weight=WEIGHT,
+            over_classes=not by_images and self.rescue == "paper",
+            prior=True,
+            why=_WHY,
         )
+
+    @property
+    def _most(self) -> float:
+        """The largest RF of one class: both distances as large as they can be in every pass over the data.
+
+        Normalised, the products of two lists of shares never add up to more than 1.
+        """
+        if self.rescue == "normalised":
+            return 1.0
+        local = self.local
+        # Of batches without end an image can be in each one.
+        passes = local.iterations * local.batch_size if local.iterations else local.epochs
+        return FARTHEST**2 * max(passes, local.warmup_epochs)
 
     def loss(self, logits: Tensor, y: Tensor, known: Tensor, task: Task) -> Tensor:
         return masked_loss(logits, y, known, task)
@@ -147,7 +169,7 @@ _WHY = WHY | {
 
 
 def distance(y: Tensor, target: Tensor) -> Tensor:
-    """Eq. 1, image by image: ``[n, d]`` twice to ``[n]`` in [0, 4]."""
+    """Eq. 1, image by image: ``[n, d]`` twice to ``[n]`` in [0, `FARTHEST`]."""
     return 2 - 2 * (F.normalize(y, dim=1) * F.normalize(target, dim=1)).sum(dim=1)
 
 

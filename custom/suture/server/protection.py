@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from suture.files import whole_lines
 from suture.noise import epsilon
 
 
@@ -19,7 +20,7 @@ def spent(folder: Path, protection: Mapping[str, Mapping[str, float]]) -> list[s
     """
     if not protection:
         return []
-    history = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+    history = [json.loads(line) for line in whole_lines(folder / "history.jsonl")]
     return [_sentence(site, own, _rounds(site, history)) for site, own in sorted(protection.items())]
 
 

@@ -14,7 +14,7 @@ import torch
 
 from suture import __version__
 from suture.evaluation.report import write_report
-from suture.files import atomic_write, write_json
+from suture.files import append_line, atomic_write, whole_lines, write_json
 
 log = logging.getLogger(__name__)
 
@@ -48,21 +48,26 @@ class Record:
         Never raises: a round does not fail for want of a display.
         """
         try:
-            with (self.folder / "events.jsonl").open("a") as file:
-                file.write(json.dumps({"time": now(), "event": kind, **facts}) + "\n")
+            append_line(self.folder / "events.jsonl", {"time": now(), "event": kind, **facts})
         except OSError as error:
             log.warning("%s: %s", self.folder, error)
 
     def history(self, line: dict[str, Any]) -> None:
-        """Appends a round to history.jsonl."""
-        with (self.folder / "history.jsonl").open("a") as file:
-            file.write(json.dumps(line, allow_nan=False) + "\n")
+        """Appends a round to history.jsonl.
+
+        Raises:
+            OSError: the disk is full; the file has the rounds that it had.
+        """
+        append_line(self.folder / "history.jsonl", line)
 
     def rewind(self, committed: int) -> None:
-        """Drops the rounds after the last one whose successor was committed: they will be written again."""
+        """Drops the rounds after the last one whose successor was committed: they will be written again.
+
+        A line that was being written when the process died has no end, and goes too.
+        """
         path = self.folder / "history.jsonl"
         if path.exists():
-            lines = [text for text in path.read_text().splitlines() if json.loads(text)["round"] < committed]
+            lines = [text for text in whole_lines(path) if json.loads(text)["round"] < committed]
             atomic_write(path, "".join(f"{text}\n" for text in lines).encode())
 
     def metrics(self, content: dict[str, Any]) -> None:

@@ -14,13 +14,13 @@ from suture.data.batch import Samples, columns
 from suture.data.site import load_samples
 from suture.data.table import Split
 from suture.data.transforms import Augmentation
-from suture.errors import ConfigError, unknown
+from suture.errors import ConfigError, FederationError, unknown
 from suture.evaluation.metrics import mean_defined
 from suture.labels import LabelSet, canonical
 from suture.measuring import by_attribute, class_scores, overall
 from suture.messages import Labels, Metrics
-from suture.methods.contract import GlobalModel
-from suture.plan import Plan
+from suture.methods.contract import GlobalModel, Method
+from suture.plan import Plan, Schedule
 from suture.server.global_model import classifier
 from suture.training import Workbench, predict
 
@@ -77,6 +77,26 @@ class Standings:
         """What `to_dict` gave."""
         best = Best(**values["best"]) if values["best"] else None
         return cls(best, {site: Best(**own) for site, own in values["own"].items()})
+
+
+def check_selection(schedule: Schedule, method: Method, held_out: HeldOut | None) -> None:
+    """Sees to it that the rounds can be compared as the schedule says, before any training.
+
+    Raises:
+        FederationError: the server is to measure models that it does not have, or has no data for it.
+    """
+    if schedule.selection != "server_metric":
+        return
+    if method.personal != "nothing":
+        raise FederationError(
+            f"{method.title} leaves its models at the sites, where the server cannot measure them; "
+            "select by 'site_loss'"
+        )
+    if not (held_out and held_out.has("validation")):
+        raise FederationError(
+            "selection='server_metric' needs labelled validation data at the server; name it in the "
+            "server's suture.toml, or select by 'site_loss'"
+        )
 
 
 class HeldOut:

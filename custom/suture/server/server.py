@@ -18,14 +18,15 @@ from suture.messages import Metrics, Payload, TaskName
 from suture.methods.contract import ClassFacts, Context, GlobalModel
 from suture.models.classifier import Layout
 from suture.names import check_sites
-from suture.packing import Packed, load
+from suture.packing import Packed
 from suture.plan import Plan, Schedule, context
 from suture.server.assignment import assignments
+from suture.server.continuing import begun_with, read_best, refuse_another, still_there
 from suture.server.global_model import initial, pack_model, unpack_model, with_labels
 from suture.server.inbox import Inbox, Intake, Line, told
 from suture.server.record import Record
 from suture.server.roster import Member, Roster, agree
-from suture.server.selection import Best, HeldOut, Standings
+from suture.server.selection import Best, HeldOut, Standings, check_selection
 from suture.server.welcome import introduce, welcome
 from suture.store import Rounds
 
@@ -50,16 +51,7 @@ class Server:
         held_out: HeldOut | None,
         pooled: Mapping[str, Member] | None = None,
     ) -> None:
-        if schedule.selection == "server_metric" and plan.method.personal != "nothing":
-            raise FederationError(
-                f"{plan.method.title} leaves its models at the sites, where the server cannot measure them; "
-                "select by 'site_loss'"
-            )
-        if schedule.selection == "server_metric" and not (held_out and held_out.has("validation")):
-            raise FederationError(
-                "selection='server_metric' needs labelled validation data at the server; name it in the "
-                "server's suture.toml, or select by 'site_loss'"
-            )
+        check_selection(schedule, plan.method, held_out)
         self.plan = plan
         self.schedule = schedule
         self.held_out = held_out
@@ -90,6 +82,7 @@ class Server:
 
         Raises:
             FederationError: a site that the job needs did not introduce itself, or labels are not settled.
+            ConfigError: the experiment was begun with another plan.
         """
         lines = self.inbox.close(missing)
         hellos = welcome(self.inbox.hellos(), lines, self.schedule.min_sites)
@@ -114,8 +107,10 @@ class Server:
         introduce(self.record, self.roster, self.known, self.round, self.schedule.rounds, added, refused)
 
     def _restore(self, number: int, header: Mapping[str, Any]) -> None:
+        refuse_another(header.get("plan", {}), begun_with(self.plan), self.plan.experiment)
         self.round = number
         self.standings = Standings.from_dict(header["standings"])
+        self.standings.best = still_there(self.standings.best, self.states, number)
         self._pending = header["pending"]
         self._holders = set(header["holders"])
         self._keep_best()
@@ -254,8 +249,12 @@ class Server:
         return self.standings.best.round if self.standings.best else self.round
 
     def selected(self) -> GlobalModel:
-        """The model of the selected round."""
-        return unpack_model(load(self.states.kept(self.selected_round)))
+        """The model of the selected round.
+
+        Raises:
+            SutureError: its file has rotted; says what to do.
+        """
+        return unpack_model(read_best(self.states, self.selected_round))
 
     # What they share
 
@@ -285,6 +284,7 @@ class Server:
 
     def _commit(self, number: int) -> None:
         header = {
+            "plan": begun_with(self.plan),
             "roster": self.roster.to_dict(),
             "standings": self.standings.to_dict(),
             "pending": self._pending,

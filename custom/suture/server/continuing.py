@@ -1,0 +1,84 @@
+"""Continuing an experiment: what must be as it was, and the best model where its file has gone."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from suture.errors import ConfigError, SutureError
+from suture.packing import Packed, load
+from suture.plan import Plan
+from suture.server.selection import Best
+from suture.store import Rounds
+
+log = logging.getLogger(__name__)
+
+_SAME = {
+    "seed": "seed",
+    "method": "method",
+    "hyperparameters": "method",
+    "model": "model",
+    "augmentation": "augmentation",
+}
+"""The parts of a plan that a later job may not change, with the word that a job has for each."""
+
+
+def begun_with(plan: Plan) -> dict[str, Any]:
+    """What of a plan is kept with every state."""
+    values = plan.to_dict()
+    return {key: values[key] for key in _SAME}
+
+
+def refuse_another(before: Mapping[str, Any], now: Mapping[str, Any], experiment: str) -> None:
+    """Sees to it that an experiment is continued as it was begun; rounds and the schedule may change.
+
+    Args:
+        before, now: what `begun_with` gives, or a part of it.
+
+    Raises:
+        ConfigError: they differ; names the setting.
+    """
+    for part in (key for key in _SAME if key in before and key in now):
+        was, has = (_flat(_SAME[part], json.loads(json.dumps(plan[part]))) for plan in (before, now))
+        for key in sorted(was.keys() | has.keys()):
+            if was.get(key) != has.get(key):
+                raise ConfigError(
+                    f"the experiment {experiment!r} was begun with {key}={was.get(key)}, and this job has "
+                    f"{key}={has.get(key)}; set it back, or begin a new experiment"
+                )
+
+
+def _flat(name: str, value: Any) -> dict[str, Any]:
+    """The leaves of nested settings by their dotted names."""
+    if not isinstance(value, Mapping):
+        return {name: value}
+    return {k: v for key, inner in value.items() for k, v in _flat(f"{name}.{key}", inner).items()}
+
+
+def still_there(best: Best | None, states: Rounds, restored: int) -> Best | None:
+    """The best round so far, if its model is on disk; else the restored one, until another is better."""
+    if best is None or states.holds(best.round):
+        return best
+    log.warning(
+        "%s holds no model of round %d, the best so far; round %d takes its place until another is better",
+        *(states.folder, best.round, restored),
+    )
+    return Best(restored, -sys.float_info.max)
+
+
+def read_best(states: Rounds, number: int) -> Packed:
+    """The state of the best round.
+
+    Raises:
+        SutureError: its file is corrupt; says how to go on without it.
+    """
+    try:
+        return load(states.kept(number))
+    except SutureError as error:
+        raise SutureError(
+            f"{error}, and it is the selected round; delete the files of round {number} in "
+            f"{states.folder} and continue the experiment: the newest round takes its place"
+        ) from error
