@@ -140,8 +140,13 @@ class Site:
         }
         own = kept(bench.model, self.plan.method) | {f"kept/{k}": t for k, t in keep.items()}
         self.states.save(task.round, Packed(own, header), task.committed)
-        images = len(self._data()[1]["train"])
-        return replace(protected(update, task, self.config.privacy, images, self.folder), metrics=metrics)
+        method, images = self.plan.method, len(self._data()[1]["train"])
+        losses, samples = (
+            self.expectation(task).egress.losses,
+            method.behind_losses(images, bench.own(method.local)),
+        )
+        told = protected(update, task, self.config.privacy, losses, samples, self.folder)
+        return replace(told, metrics=metrics)
 
     def _trained(
         self, bench: Workbench, task: Payload, state: Packed, ctx: Context

@@ -109,6 +109,7 @@ class Egress:
         counts: whether a site also says, before round 1, how many images have each of its classes.
         prior: whether it says, before round 1, which frozen network it holds.
         scalars: names and closed ranges of the numbers that leave.
+        losses: further ones, mean losses of the round; a site withholds them as it does its training loss.
         why: a sentence for the report, what each part is for.
     """
 
@@ -118,6 +119,7 @@ class Egress:
     weight: Range | Literal["images"] = (1.0, 1.0)
     class_weight: Range = (1.0, 1.0)
     scalars: Mapping[str, Range] = field(default_factory=dict)
+    losses: Mapping[str, Range] = field(default_factory=dict)
     kind: Literal["weights", "gradient"] = "weights"
     counts: bool = False
     prior: bool = False
@@ -237,6 +239,15 @@ class Method(ABC):
     @abstractmethod
     def loss(self, logits: Tensor, y: Tensor, known: Tensor, task: Task) -> Tensor:
         """The site's objective: logits, y, known ``[n, c]`` to a scalar; also its validation loss."""
+
+    def behind_losses(self, images: int, local: LocalTraining) -> int:
+        """How many samples the losses of a round rest on; below its `min_loss` a site withholds them.
+
+        Args:
+            images: that the site trains on.
+            local: the method's, with the site's own settings.
+        """
+        return images if local.iterations is None else min(images, local.iterations * local.batch_size)
 
     # The server's half
 

@@ -157,8 +157,8 @@ def adapted(
 
 def gradient_egress(layout: Layout) -> Egress:
     """What leaves when gradients do."""
-    scalars = {"query_loss": (0.0, 1e6)}
-    return Egress(layout.shared, layout.head, kind="gradient", scalars=scalars, why=WHY)
+    losses = {"query_loss": (0.0, 1e6)}
+    return Egress(layout.shared, layout.head, kind="gradient", losses=losses, why=WHY)
 
 
 def gradient_update(

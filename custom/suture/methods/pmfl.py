@@ -68,6 +68,9 @@ class PMFL(Method):
     def loss(self, logits: Tensor, y: Tensor, known: Tensor, task: Task) -> Tensor:
         return masked_loss(logits, y, known, task)
 
+    def behind_losses(self, images: int, local: LocalTraining) -> int:
+        return images // self.batches // 2
+
     def train(
         self, site: Workbench, received: Payload, state: Packed, ctx: Context
     ) -> tuple[Update, dict[str, Tensor]]:
