@@ -144,7 +144,8 @@ class TrainingConfig(Section):
     """How this site's machine trains.
 
     Attributes:
-        batch_size: replaces the job's; at least 2, because batch norm has no variance of one image.
+        batch_size: replaces the job's; at least 2, because batch norm has no variance of one image. Methods
+            whose batches the job settles (MetaFL, PMFL) refuse it, and `amp`.
         learning_rate: replaces the job's.
         device: a torch device.
         amp: train in mixed precision.

@@ -93,7 +93,7 @@ class Site:
             "evaluate": self._evaluate,
         }
         try:
-            refuse(self.name, self.plan, self.config.privacy)
+            refuse(self.name, self.plan, self.config)
             self._keep(task.best)
             return steps[task.task](task)
         except Exception as error:
@@ -156,7 +156,7 @@ class Site:
             return self._attempt(bench, task, state, ctx)
         except (torch.OutOfMemoryError, MemoryError) as error:
             batch = self.config.training.batch_size or self.plan.method.local.batch_size
-            if self._halved or batch < 4:
+            if self._halved or batch < 4 or self.plan.method.fixed_steps:
                 raise
             self._halved = batch // 2
             log.warning("%s: %s; trying again with batches of %d", self.name, kind(error), self._halved)

@@ -10,11 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from suture.config import TrainingConfig
 from suture.data.batch import Batch, Samples
 from suture.data.transforms import Augmentation
-from suture.errors import ConfigError, DataError
+from suture.errors import ConfigError, DataError, FederationError
 from suture.labels import LabelSet
-from suture.messages import Payload, Update, ones
+from suture.losses import masked_loss
+from suture.messages import Abstain, Payload, Update, ones
 from suture.methods import METHODS
 from suture.methods.contract import Context, GlobalModel, Phase
 from suture.methods.crossing import crossing, parts, staying
@@ -27,6 +29,7 @@ from suture.models import ModelSpec
 from suture.models.classifier import Classifier, head_rows, load_tensors, split_state
 from suture.models.lstm import text_lstm
 from suture.packing import Packed
+from suture.seeds import generator_for
 from suture.training import Workbench
 
 TARGET = LabelSet(("target",))
@@ -127,6 +130,11 @@ def silo(seed: int, n: int = 24) -> Samples:
     return Samples({"tokens": tokens, "length": length}, y, tuple(map(str, range(n))))
 
 
+def order_of(site: str) -> Tensor:
+    """The order in which a site takes its 24 rows: one permutation, of the seed 0 and its name."""
+    return torch.randperm(24, generator=generator_for(0, site, "batches"))
+
+
 def bench(name: str, model: Classifier, samples: Samples) -> Workbench:
     prepare, cpu = ModelSpec().preprocessing, torch.device("cpu")
     return Workbench(name, model, {"train": samples}, prepare, Augmentation(), cpu)
@@ -174,6 +182,7 @@ def reference(
                 phi[n][: rows[n]] = p.detach()[: rows[n]]
             start = [phi[n].requires_grad_() for n in names]
             data, size = silo(i), 24 // batches
+            data = data.rows(order_of(site))
             first = round_ % batches * size
             support = data.batch(torch.arange(first, first + size // 2))
             query = data.batch(torch.arange(first + size // 2, first + size))
@@ -275,6 +284,10 @@ def test_a_site_of_pmfl_keeps_its_whole_model() -> None:
     [
         {"local": replace(INNER, optimiser="adam")},
         {"local": replace(INNER, iterations=None)},
+        {"local": replace(INNER, clip=1.0)},
+        {"local": replace(INNER, batch_size=8)},
+        {"local": replace(INNER, epochs=2)},
+        {"local": replace(INNER, betas=(0.5, 0.999))},
         {"local": replace(INNER, warmup_epochs=1)},
         {"batch_norm": "average"},
     ],
@@ -285,13 +298,91 @@ def test_settings_that_the_inner_loop_would_ignore_are_refused(name: str, wrong:
         kind(**wrong)
 
 
-def test_batches_are_consecutive_and_come_again() -> None:
-    site = bench("a", text_model(0), silo(0))
-    support, query = batch_of(site, 2, 5)  # 24 rows in 5 batches of 4; the last 4 are left out
-    rows = silo(0).inputs["tokens"]
-    assert torch.equal(support.inputs["tokens"], rows[4:6])
-    assert torch.equal(query.inputs["tokens"], rows[6:8])
-    again, _ = batch_of(site, 7, 5)
-    assert torch.equal(again.inputs["tokens"], support.inputs["tokens"])
+def test_batches_share_the_data_out_and_come_again() -> None:
+    numbered = replace(silo(0), inputs={"row": torch.arange(24)})
+    site = bench("a", text_model(0), numbered)
+
+    def rows(round_: int, of: Workbench = site, seed: int = 0) -> list[int]:
+        return [int(i) for half in batch_of(of, round_, 5, seed) for i in half.inputs["row"]]
+
+    passed = [row for round_ in range(1, 6) for row in rows(round_)]
+    # 24 rows in 5 batches of 4; the last 4 of the order are left out.
+    assert passed == order_of("a")[:20].tolist()
+    assert rows(7) == rows(2)
+    assert rows(2, bench("b", text_model(0), numbered)) != rows(2) != rows(2, seed=1)
     with pytest.raises(DataError, match=r"a has 24 training samples, too few for 13 batches.*batches=3"):
-        batch_of(site, 1, 13)
+        batch_of(site, 1, 13, 0)
+
+
+def test_a_table_that_is_sorted_by_its_label_gives_mixed_batches() -> None:
+    positives = Samples({}, (torch.arange(200) >= 100).float()[:, None], tuple(map(str, range(200))))
+    site = bench("a", text_model(0), positives)
+    halves = [half for round_ in range(1, 11) for half in batch_of(site, round_, 10, 0)]
+    assert all(0 < half.y.sum() < len(half) for half in halves)
+
+
+@pytest.mark.parametrize("order", [1, 2])
+def test_second_derivatives_are_taken_without_cudnn(
+    order: Literal[1, 2], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its LSTM has none; a CPU would not notice."""
+    seen = set()
+
+    def noticed(*args: Any) -> Tensor:
+        seen.add(torch.backends.cudnn.enabled)
+        return masked_loss(*args)
+
+    monkeypatch.setattr("suture.methods.metafl.masked_loss", noticed)
+    federation(MetaFL(local=LOCAL, order=order, batches=3), 1)
+    assert seen == {order == 1}
+    assert torch.backends.cudnn.enabled
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("order", [1, 2])
+def test_a_gpu_has_the_gradient_of_the_cpu(order: Literal[1, 2]) -> None:
+    found = []
+    for device in ("cpu", "cuda"):
+        site = bench("a", text_model(0).to(device), replace(silo(0), y=silo(0).y.float()))
+        method = MetaFL(local=LOCAL, order=order, batches=3)
+        update, _ = method.train(
+            replace(site, device=torch.device(device)),
+            Payload("train", labels=TARGET.names),
+            Packed({}, {}),
+            at(1),
+        )
+        found.append(update.shared)
+    for name, one in found[0].items():
+        torch.testing.assert_close(found[1][name], one, rtol=1e-3, atol=1e-5)
+
+
+def test_a_part_without_any_row_is_refused(tiny: Any) -> None:
+    with pytest.raises(ConfigError, match=r"share\.fraction=1e-06 .* nothing is shared; set it higher"):
+        tiny(PMFL(share=Share(1e-6), batches=2)).run()
+
+
+@pytest.mark.parametrize("training", [{"batch_size": 8}, {"amp": True}])
+def test_what_a_site_sets_in_vain_is_refused(training: dict[str, Any], tiny: Any) -> None:
+    made = tiny(MetaFL(batches=2))
+    own = TrainingConfig.model_validate(training)
+    made.configs["alpha"] = made.configs["alpha"].model_copy(update={"training": own})
+    site = made.sites()["alpha"]
+    answer = site.answer(Payload("hello"))
+    assert isinstance(answer, Abstain)
+    assert answer.reason == "configuration"
+    assert f"remove {next(iter(training))} under [training]" in (site.folder / "errors.jsonl").read_text()
+
+
+def test_a_full_memory_is_not_tried_again_with_the_same_batch(
+    tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = []
+
+    def hungry(*_: Any) -> None:
+        tried.append(1)
+        raise MemoryError("no more")
+
+    monkeypatch.setattr(MetaFL, "train", hungry)
+    with pytest.raises(FederationError, match="out_of_memory"):
+        tiny(MetaFL(batches=2), {"alpha": ("Mass",)}, max_failed_rounds=1).run()
+    assert tried == [1]

@@ -168,6 +168,8 @@ class Method(ABC):
         every_label: of such a reference: a simulation gives it every label of every image.
         one_task: every site trains a task of its own, the class that its suture.toml names as `target`, under
             one row, `suture.data.one_task.TARGET`, which so means something else at each site.
+        fixed_steps: whether the job alone settles the steps of a round: a site has no batch size of its own
+            to choose, or to halve when its memory is full, and no mixed precision.
         guesses: whether it makes pseudo-labels, of which a simulation counts how many are right.
         here_only: why the method cannot run in a federation; empty where it can.
         prior: the frozen network that sites compare their models with, where the method has one.
@@ -187,6 +189,7 @@ class Method(ABC):
     every_label: ClassVar[bool] = False
     here_only: ClassVar[str] = ""
     one_task: ClassVar[bool] = False
+    fixed_steps: ClassVar[bool] = False
     guesses: ClassVar[bool] = False
     prior: PriorSpec | None = None
     share: Share | None = None

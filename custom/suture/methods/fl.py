@@ -40,6 +40,7 @@ class FL(Method):
     paper: ClassVar[str] = "Zhang et al. 2021, Eqs. 1 and 2"
     label_view: ClassVar[LabelView] = "own"
     one_task: ClassVar[bool] = True
+    fixed_steps: ClassVar[bool] = True
 
     local: LocalTraining = INNER
     batches: Annotated[int, Field(ge=1)] = 100

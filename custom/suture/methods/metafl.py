@@ -52,6 +52,7 @@ class MetaFL(Method):
     paper: ClassVar[str] = "Zhang et al. 2021, Algorithm 1"
     label_view: ClassVar[LabelView] = "own"
     one_task: ClassVar[bool] = True
+    fixed_steps: ClassVar[bool] = True
 
     local: LocalTraining = INNER
     server: ServerStep = field(default_factory=ServerStep)

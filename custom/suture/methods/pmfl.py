@@ -51,6 +51,7 @@ class PMFL(Method):
     paper: ClassVar[str] = "Zhang et al. 2021, Algorithm 2"
     label_view: ClassVar[LabelView] = "own"
     one_task: ClassVar[bool] = True
+    fixed_steps: ClassVar[bool] = True
 
     local: LocalTraining = INNER
     server: ServerStep = field(default_factory=ServerStep)
