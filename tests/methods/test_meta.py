@@ -116,7 +116,7 @@ def test_rows_go_back_to_their_places() -> None:
 
 def text_model(seed: int) -> Classifier:
     torch.manual_seed(seed)
-    backbone, features = text_lstm(WORDS, padding=False)
+    backbone, features = text_lstm(WORDS, width=None)
     model = Classifier(backbone, features, TARGET, reads=("tokens", "length"))
     load_tensors(model, head_rows(TARGET, features, seed))
     return model
