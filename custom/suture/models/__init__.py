@@ -221,8 +221,8 @@ def _check(spec: ModelSpec) -> None:
         raise ConfigError("model.second_head is that of the projection; set model.projection, or remove it")
     if spec.padding and spec.longest is None:
         raise ConfigError(
-            "model.padding fills every document up to model.longest; set that, to the longest document of all "
-            "sites, say (`suture data check` tells each site its own)"
+            "model.padding fills every document up to model.longest; set that, to the longest document of "
+            "all sites, say (`suture data check` tells each site its own)"
         )
     for name in ("mean", "std"):
         given, channels = getattr(spec.preprocessing, name), spec.preprocessing.channels
