@@ -24,7 +24,7 @@ from suture.data.one_task import one_task
 from suture.data.site import SiteSamples, load_samples
 from suture.diagnostics import Diagnostics, Watch
 from suture.introduction import introduce, refuse
-from suture.kept import fixed, local, restored, under
+from suture.kept import fixed, local, own_beginning, restored, under
 from suture.labels import LabelSet
 from suture.measuring import measure
 from suture.messages import Evaluation, Hello, Labels, Metrics, Payload, Reply, Update
@@ -215,7 +215,9 @@ class Site:
                 self.states.keep(earlier[-1])
 
     def _state(self, task: Payload) -> Packed:
-        return restored(self.states, task, self.config.training.threads, self.name)
+        labels = LabelSet(task.labels, self._data()[0].task)
+        begun = own_beginning(task, self.plan, self.name, labels)
+        return restored(self.states, begun, self.config.training.threads, self.name)
 
     def _workbench(self, task: Payload, state: Packed) -> Workbench:
         """The model with everything that was received, and the data cut to its classes."""

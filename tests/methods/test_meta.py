@@ -10,18 +10,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from suture.config import TrainingConfig
 from suture.data.batch import Batch, Samples
 from suture.data.transforms import Augmentation
-from suture.errors import ConfigError, DataError, FederationError
 from suture.labels import LabelSet
 from suture.losses import masked_loss
-from suture.messages import Abstain, Payload, Update, ones
-from suture.methods import METHODS
+from suture.messages import Payload, Update, ones
 from suture.methods.contract import Context, GlobalModel, Phase
 from suture.methods.crossing import crossing, parts, staying
 from suture.methods.fl import FL
-from suture.methods.meta import INNER, ServerStep, adapt, batch_of, stepped
+from suture.methods.meta import INNER, ServerStep, adapt, stepped
 from suture.methods.metafl import MetaFL
 from suture.methods.pmfl import PMFL
 from suture.methods.share import Share, cut, put
@@ -94,21 +91,6 @@ def test_half_of_the_text_model() -> None:
     }  # nothing of an output layer of one row
     assert set(half.values()) == {64}
     assert sum(t.numel() for t in state.values()) == 41_537 + 128 * WORDS
-
-
-def test_half_of_the_units_of_an_lstm() -> None:
-    rows = Share(of="units").rows("backbone.lstm.weight_ih_l0", 128).tolist()
-    assert rows == [u + gate for gate in (0, 32, 64, 96) for u in range(16)]
-    assert Share(of="units").rows("backbone.embedding.weight", 21).tolist() == list(range(10))
-
-
-def test_rows_go_back_to_their_places() -> None:
-    share, whole = Share(0.5), {"x": torch.arange(5.0), "head.bias": torch.zeros(1)}
-    part = cut(share, whole)
-    assert part.keys() == {"x"}
-    again = put(share, whole, {"x": torch.tensor([7.0, 8.0])})
-    assert again["x"].tolist() == [7, 8, 2, 3, 4]
-    assert torch.equal(put(share, whole, part)["x"], whole["x"])
 
 
 # Against a program in one process
@@ -278,49 +260,6 @@ def test_a_site_of_pmfl_keeps_its_whole_model() -> None:
     assert crossing(model, PMFL()) == tuple(sorted(n for n in model.state_dict() if n.startswith("backbone")))
 
 
-@pytest.mark.parametrize("name", ["fl", "metafl", "pmfl"])
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"local": replace(INNER, optimiser="adam")},
-        {"local": replace(INNER, iterations=None)},
-        {"local": replace(INNER, clip=1.0)},
-        {"local": replace(INNER, batch_size=8)},
-        {"local": replace(INNER, epochs=2)},
-        {"local": replace(INNER, betas=(0.5, 0.999))},
-        {"local": replace(INNER, warmup_epochs=1)},
-        {"batch_norm": "average"},
-    ],
-)
-def test_settings_that_the_inner_loop_would_ignore_are_refused(name: str, wrong: dict[str, Any]) -> None:
-    kind: Any = METHODS[name]
-    with pytest.raises(ConfigError, match=r"inner loop|batch norm"):
-        kind(**wrong)
-
-
-def test_batches_share_the_data_out_and_come_again() -> None:
-    numbered = replace(silo(0), inputs={"row": torch.arange(24)})
-    site = bench("a", text_model(0), numbered)
-
-    def rows(round_: int, of: Workbench = site, seed: int = 0) -> list[int]:
-        return [int(i) for half in batch_of(of, round_, 5, seed) for i in half.inputs["row"]]
-
-    passed = [row for round_ in range(1, 6) for row in rows(round_)]
-    # 24 rows in 5 batches of 4; the last 4 of the order are left out.
-    assert passed == order_of("a")[:20].tolist()
-    assert rows(7) == rows(2)
-    assert rows(2, bench("b", text_model(0), numbered)) != rows(2) != rows(2, seed=1)
-    with pytest.raises(DataError, match=r"a has 24 training samples, too few for 13 batches.*batches=3"):
-        batch_of(site, 1, 13, 0)
-
-
-def test_a_table_that_is_sorted_by_its_label_gives_mixed_batches() -> None:
-    positives = Samples({}, (torch.arange(200) >= 100).float()[:, None], tuple(map(str, range(200))))
-    site = bench("a", text_model(0), positives)
-    halves = [half for round_ in range(1, 11) for half in batch_of(site, round_, 10, 0)]
-    assert all(0 < half.y.sum() < len(half) for half in halves)
-
-
 @pytest.mark.parametrize("order", [1, 2])
 def test_second_derivatives_are_taken_without_cudnn(
     order: Literal[1, 2], monkeypatch: pytest.MonkeyPatch
@@ -354,35 +293,3 @@ def test_a_gpu_has_the_gradient_of_the_cpu(order: Literal[1, 2]) -> None:
         found.append(update.shared)
     for name, one in found[0].items():
         torch.testing.assert_close(found[1][name], one, rtol=1e-3, atol=1e-5)
-
-
-def test_a_part_without_any_row_is_refused(tiny: Any) -> None:
-    with pytest.raises(ConfigError, match=r"share\.fraction=1e-06 .* nothing is shared; set it higher"):
-        tiny(PMFL(share=Share(1e-6), batches=2)).run()
-
-
-@pytest.mark.parametrize("training", [{"batch_size": 8}, {"amp": True}])
-def test_what_a_site_sets_in_vain_is_refused(training: dict[str, Any], tiny: Any) -> None:
-    made = tiny(MetaFL(batches=2))
-    own = TrainingConfig.model_validate(training)
-    made.configs["alpha"] = made.configs["alpha"].model_copy(update={"training": own})
-    site = made.sites()["alpha"]
-    answer = site.answer(Payload("hello"))
-    assert isinstance(answer, Abstain)
-    assert answer.reason == "configuration"
-    assert f"remove {next(iter(training))} under [training]" in (site.folder / "errors.jsonl").read_text()
-
-
-def test_a_full_memory_is_not_tried_again_with_the_same_batch(
-    tiny: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tried = []
-
-    def hungry(*_: Any) -> None:
-        tried.append(1)
-        raise MemoryError("no more")
-
-    monkeypatch.setattr(MetaFL, "train", hungry)
-    with pytest.raises(FederationError, match="out_of_memory"):
-        tiny(MetaFL(batches=2), {"alpha": ("Mass",)}, max_failed_rounds=1).run()
-    assert tried == [1]
