@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -50,7 +50,7 @@ def finetune(
     start = "fresh" if fresh else "model"
     own = config.training
     steps = {"lr": own.learning_rate if lr is None else lr, "batch_size": batch_size or own.batch_size}
-    settings = {"runs": runs, "epochs": epochs, "examples": examples, "start": start}
+    settings: dict[str, Any] = {"runs": runs, "epochs": epochs, "examples": examples, "start": start}
     settings |= {key: value for key, value in steps.items() if value is not None}
     how = parse(FineTuning, settings, "suture finetune")
     name = task_name(config)
