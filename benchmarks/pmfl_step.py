@@ -90,7 +90,7 @@ def bare(configs: dict[str, SiteConfig]) -> float:
     data = [one_task(load_samples(c, SPEC, name), None, name)[1] for name, c in configs.items()]
     times = []
     for round_ in range(1, ROUNDS + 1):
-        halves = [batch_of(_bench(theta, samples["train"]), round_, BATCHES) for samples in data]
+        halves = [batch_of(_bench(theta, samples["train"]), round_, BATCHES, 1) for samples in data]
         began = time.perf_counter()
         total = [torch.zeros_like(p) for p in theta.parameters()]
         for support, query in halves:

@@ -40,6 +40,8 @@ def test_every_number_that_a_method_declares_is_on_the_page(name: str) -> None:
     egress = method.egress(Layout({}, {}))
     for scalar, (low, high) in egress.scalars.items():
         assert f"| {scalar} | a number in [{low:g}, {high:g}] |" in section
+    for loss, (low, high) in egress.losses.items():
+        assert f"| {loss} | a number in [{low:g}, {high:g}]; withheld below `min_loss` samples |" in section
     assert ("| counts |" in section) == egress.counts
     assert ("| prior |" in section) == egress.prior
     reasons = {row["field"]: row["why"] for row in declared(egress)}

@@ -28,6 +28,11 @@ def documents(n: int = 60, per_patient: int = 2, positive: float = 0.5) -> Sampl
     return Samples({"tokens": tokens, "length": torch.full((n,), 3)}, y, tuple(map(str, patients)), names)
 
 
+def enumerated(samples: Samples) -> list[tuple[str, str]]:
+    """Name and patient of each document."""
+    return list(zip(samples.names, samples.patients, strict=True))
+
+
 @pytest.mark.parametrize("positive", [0.5, 0.25])
 def test_patients_stay_whole_and_either_kind_is_as_frequent_in_both_parts(positive: float) -> None:
     train, test = divided(documents(80, positive=positive), FineTuning(test=0.2), 1, "x")
@@ -37,9 +42,12 @@ def test_patients_stay_whole_and_either_kind_is_as_frequent_in_both_parts(positi
     assert train.y.mean().item() == test.y.mean().item() == positive
 
 
-def test_few_examples_are_as_many_of_either_kind_and_tested_on_the_same() -> None:
+def test_few_examples_are_as_many_of_either_kind_and_all_others_test() -> None:
     whole, few = (divided(documents(), replace(HOW, examples=n), 3, "x") for n in (None, 8))
-    assert few[1].names == whole[1].names
+    assert not set(few[0].patients) & set(few[1].patients)
+    unused = {*documents().patients} - {*few[0].patients}
+    assert sorted(few[1].names) == sorted(n for n, p in enumerated(documents()) if p in unused)
+    assert set(whole[1].names) < set(few[1].names)
     assert (len(few[0]), few[0].y.sum().item()) == (8, 4)
     assert set(few[0].names) < set(whole[0].names)
     enough, _ = divided(documents(), replace(HOW, examples=1000), 3, "x")

@@ -11,8 +11,12 @@ import pytest
 import torch
 
 from suture.messages import Abstain, Hello, Payload, Update
+from suture.methods.fl import FL
+from suture.methods.metafl import MetaFL
+from suture.methods.pmfl import PMFL
 from suture.methods.surgical import SurgicalAggregation
 from suture.methods.vanilla import VanillaFL
+from suture.packing import pack, unpack
 from suture.site import Site
 from suture.training import LocalTraining
 
@@ -149,6 +153,44 @@ def test_small_counts_are_withheld(tiny: Any) -> None:
     classes = answer.metrics.classes  # type: ignore[union-attr]
     assert {score.auroc for score in classes.values()} == {None}
     assert {score.positives for score in classes.values()} == {None}
+
+
+def told(tiny: Any, method: Any, min_loss: int) -> Update:
+    """What site alpha, with 15 images to train on, says of a round; as the server accepts it."""
+    federation = tiny(method)
+    config = federation.configs["alpha"]
+    privacy = config.privacy.model_copy(update={"min_loss": min_loss})
+    federation.configs["alpha"] = config.model_copy(update={"privacy": privacy})
+    site, server = federation.sites()["alpha"], federation.server()
+    answers = {"alpha": site, "beta": federation.sites()["beta"]}
+    for name, packed in server.greet(list(answers)).items():
+        server.inbox.receive(name, pack(answers[name].answer(unpack(packed))))
+    server.begin({})
+    task = unpack(server.assign()["alpha"])
+    update = site.answer(task)
+    server.inbox.receive("alpha", pack(update))
+    assert server.inbox.lines["alpha"]["status"] == "accepted"
+    return update  # type: ignore[no-any-return]
+
+
+STEPS = replace(METHOD, local=LocalTraining(lr=1e-2, batch_size=4, iterations=2))
+
+
+@pytest.mark.parametrize(("method", "samples"), [(METHOD, 15), (STEPS, 8), (FL(batches=3), 2)])
+def test_a_training_loss_over_too_few_samples_is_withheld(method: Any, samples: int, tiny: Any) -> None:
+    """All that a site trains on, what its few steps can have seen, or half a batch."""
+    assert told(tiny, method, samples).train_loss is not None
+    assert told(tiny, method, samples + 1).train_loss is None
+
+
+@pytest.mark.parametrize("method", [MetaFL(batches=2), PMFL(batches=2)])
+def test_losses_on_half_a_batch_are_withheld_where_it_is_small(method: Any, tiny: Any) -> None:
+    """Of 15 images in two batches of 7 the support half has 3."""
+    enough, few = told(tiny, method, 3), told(tiny, method, 4)
+    assert enough.scalars.keys() == {"query_loss"}
+    assert enough.train_loss is not None
+    assert (few.scalars, few.train_loss) == ({}, None)
+    assert all(torch.equal(t, few.shared[name]) for name, t in enough.shared.items())
 
 
 def of_the_cpu() -> RuntimeError:

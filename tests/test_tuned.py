@@ -6,6 +6,7 @@ import csv
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from suture.finetuning import FineTuning
 from suture.labels import LabelSet
 from suture.models import ModelSpec, build
 from suture.models.saved import load_model, save_model
+from suture.training import LocalTraining, Workbench, fit
 from suture.tuned import begun, task_name, tune_targets
 
 SPEC = ModelSpec("lstm", vocabulary=("sick", "well", "today"))
@@ -131,3 +133,25 @@ def test_every_target_of_a_run_is_in_tuned_json(model: Path, tmp_path: Path) -> 
     with pytest.raises(Exception, match="Mass"):
         tune_targets(tmp_path, HOW, 1)
     assert (tmp_path / "tuned.json").read_bytes() == whole
+
+
+def test_what_the_site_says_of_its_machine_is_heeded(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = write_documents(tmp_path / "data")
+    own = '[training]\nthreads = 2\ndevice = "cpu:0"\namp = true\nlearning_rate = 0.02\nbatch_size = 4\n'
+    data.write_text(data.read_text() + own)
+    seen: list[tuple[object, ...]] = []
+
+    def noted(bench: Workbench, objective: object, local: LocalTraining, **more: Any) -> Any:
+        threads = torch.get_num_threads()
+        seen.append((threads, str(bench.device), bench.amp, local.lr, local.batch_size))
+        return fit(bench, objective, local, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("suture.finetuning.fit", noted)
+    command = ["finetune", str(model), str(data), "--target", "Mass", "--runs", "1", "--epochs", "1"]
+    for out, more in (("own", []), ("said", ["--batch-size", "6", "--lr", "0.1"])):
+        CliRunner().invoke(app, [*command, "-o", str(tmp_path / out), *more], catch_exceptions=False)
+    assert seen == [(2, "cpu:0", True, 0.02, 4), (2, "cpu:0", True, 0.1, 6)]
+    how = json.loads((tmp_path / "own" / "tuned.json").read_text())["how"]
+    assert (how["lr"], how["batch_size"]) == (0.02, 4)

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import tomli_w
 from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, model_validator
 
-from suture.datasets import SPLIT_RULES, TASKS, Dataset, SplitRule
+from suture.datasets import EICU_TEXTS, SPLIT_RULES, TASKS, Dataset, EicuText, SplitRule
 from suture.errors import ConfigError, nearest
 from suture.files import atomic_write
 from suture.labels import Task
@@ -69,6 +69,7 @@ class DataConfig(Section):
         target: the class that this site trains, for methods in which each site has a task of its own.
         labels_from: where the labels of eICU come from: PMFL's words in `apacheadmissiondx`, or the first two
             levels of `diagnosisstring`.
+        texts: the tables that eICU's documents are made of.
         leaking_text: whether eICU's documents include `admitdxpath`, which names the label.
         admission_paths: all that a stay has of these, or the last one.
         groups: of the server: classes by how often they occur in training, for figures of the common and the
@@ -98,6 +99,7 @@ class DataConfig(Section):
     partial: bool = False
     target: LabelName | None = None
     labels_from: Literal["apache", "diagnosis"] = "apache"
+    texts: Annotated[tuple[EicuText, ...], Field(min_length=1)] = EICU_TEXTS
     leaking_text: bool = False
     admission_paths: Literal["all", "last"] = "all"
     groups: dict[Frequency, tuple[str, ...]] = Field(default_factory=dict)
@@ -144,7 +146,8 @@ class TrainingConfig(Section):
     """How this site's machine trains.
 
     Attributes:
-        batch_size: replaces the job's; at least 2, because batch norm has no variance of one image.
+        batch_size: replaces the job's; at least 2, because batch norm has no variance of one image. Methods
+            whose batches the job settles (MetaFL, PMFL) refuse it, and `amp`.
         learning_rate: replaces the job's.
         device: a torch device.
         amp: train in mixed precision.

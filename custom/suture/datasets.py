@@ -42,3 +42,8 @@ TASKS: dict[Dataset, tuple[Task, ...]] = {
     "mtsamples": ("multilabel",),
 }
 """What the labels of a data set can be; the first is the default."""
+
+EicuText = Literal["admissionDrug", "pastHistory", "medication"]
+"""Tables of eICU that a document may be made of, besides the one that names the label."""
+
+EICU_TEXTS: tuple[EicuText, ...] = ("admissionDrug", "pastHistory", "medication")

@@ -38,7 +38,8 @@ _FIELDS: Mapping[type[Any], Mapping[str, str]] = {
         "kind": "`weights` or `gradient`",
         "class_tensors": "nothing, of the methods below",
         "scalars": "numbers: see the method; six digits",
-        "train_loss": "mean loss of the local steps, six digits; withheld below `min_loss` samples",
+        "train_loss": "mean loss of the local steps, six digits; withheld where they saw fewer samples "
+        "than `min_loss`",
         "metrics": "how the received model did on the validation data: see below",
     },
     Metrics: {
@@ -111,7 +112,7 @@ def declared(egress: Egress, *, local: bool = False) -> list[dict[str, str]]:
         "metrics": "loss, AUROC, recall and counts of the site's classes; accuracy and its like, also by "
         "attribute where the site names one",
         "local_metrics": "the same",
-    } | {name: f"a number in [{low:g}, {high:g}]" for name, (low, high) in egress.scalars.items()}
+    } | dict(_numbers(egress))
     whys = {**egress.why, **({"local_metrics": _LOCAL} if local else {})}
     return [{"field": f, "shape": shapes.get(f, ""), "why": why} for f, why in whys.items()]
 
@@ -182,8 +183,16 @@ def _sent(method: Method, egress: Egress) -> Iterable[tuple[str, str]]:
         yield "head", f"a row of {what} for {every if method.label_view == 'all' else own}"
     yield "weight", shown["weight"]
     yield "class_weights", shown["class_weights"]
-    yield from ((name, f"a number in [{low:g}, {high:g}]") for name, (low, high) in egress.scalars.items())
+    yield from _numbers(egress)
     if egress.counts:
         yield "counts", "two numbers for each of the site's classes"
     if egress.prior:
         yield "prior", "a digest"
+
+
+def _numbers(egress: Egress) -> Iterable[tuple[str, str]]:
+    """Each scalar and its range."""
+    for name, (low, high) in egress.scalars.items():
+        yield name, f"a number in [{low:g}, {high:g}]"
+    for name, (low, high) in egress.losses.items():
+        yield name, f"a number in [{low:g}, {high:g}]; withheld below `min_loss` samples"

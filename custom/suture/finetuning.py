@@ -39,7 +39,8 @@ class FineTuning:
         runs: divisions of the data, each trained anew.
         epochs, batch_size, lr: of Adam, fresh in each run.
         test: share of the data that tests.
-        examples: train on no more than so many; None for all. The test part is the same either way.
+        examples: train on no more than so many, and test on all that does not train; None trains on all but
+            the test part.
         few: a run's targets are trained on no more than so many as well, each as a task of its own.
         start: from the trained ``model``, or ``fresh`` from a random one, to compare.
     """
@@ -82,6 +83,7 @@ def finetune(
     seed: int,
     *,
     device: str = "cpu",
+    amp: bool = False,
     done: Callable[[Classifier, int], None] = lambda model, run: None,  # noqa: ARG005
 ) -> list[Tuned]:
     """All runs on one task.
@@ -92,6 +94,7 @@ def finetune(
         samples: all data of the task, ``y`` of one column.
         seed: with name and run of each division and of the order of training. It does not depend on where the
             model comes from, so that methods are compared on the same data.
+        amp: in mixed precision.
         done: called with the model of each run.
 
     Raises:
@@ -110,6 +113,7 @@ def finetune(
             spec.preprocessing,
             Augmentation(),
             torch.device(device),
+            amp,
         )
         results.append(_tuned(bench, how, seed_for(seed, run)))
         done(model, run)
@@ -144,6 +148,8 @@ def _tuned(bench: Workbench, how: FineTuning, seed: int) -> Tuned:
 def divided(samples: Samples, how: FineTuning, seed: int, name: str) -> tuple[Samples, Samples]:
     """Training and test part, divided by patients, either kind as often in each as in the whole.
 
+    Where few examples train, all others test, except those of a patient of whom one trains.
+
     Raises:
         DataError: a part would have no positive or no negative.
     """
@@ -158,9 +164,12 @@ def divided(samples: Samples, how: FineTuning, seed: int, name: str) -> tuple[Sa
                 f"{name} has too few examples to fine-tune and test: {int((y == 1).sum())} positive and "
                 f"{int((y == 0).sum())} negative"
             )
-        chosen = np.concatenate([rows if most is None else rows[: most // 2] for rows in kinds])
-        parts.append(samples.rows(torch.from_numpy(chosen)))
-    return parts[0], parts[1]
+        parts.append(np.concatenate([rows if most is None else rows[: most // 2] for rows in kinds]))
+    train, test = parts
+    if how.examples is not None:
+        patients = np.array(samples.patients)
+        test = order[~np.isin(patients[order], patients[train])]
+    return samples.rows(torch.from_numpy(train)), samples.rows(torch.from_numpy(test))
 
 
 def summarised(runs: list[Tuned]) -> dict[str, Any]:

@@ -8,34 +8,42 @@ from pathlib import Path
 from suture.abstain import CodeMismatch, LabelViewRefused
 from suture.config import SiteConfig
 from suture.data.site import SiteSamples
+from suture.errors import ConfigError
 from suture.files import write_json
 from suture.labels import LabelSet
 from suture.measuring import class_counts
 from suture.messages import Counts, Hello
 from suture.models.classifier import Layout
 from suture.plan import Plan, code_hash
-from suture.privacy import PrivacyConfig
 
 SAID = "said.json"
 
 
-def refuse(site: str, plan: Plan, privacy: PrivacyConfig) -> None:
+def refuse(site: str, plan: Plan, config: SiteConfig) -> None:
     """Stops what the site does not take part in. Asked before every task: a server may leave out the first.
 
     Raises:
         CodeMismatch: the job was made with other code.
         LabelViewRefused: its method shows the site more class names than it permits.
+        ConfigError: the site sets something that the method would ignore.
     """
     if plan.code != code_hash():
         raise CodeMismatch(
             f"{site} runs another version of suture ({code_hash()}) than the job was made with "
             f"({plan.code}); install the same one"
         )
-    if plan.method.label_view == "all" and privacy.label_view != "all":
+    if plan.method.label_view == "all" and config.privacy.label_view != "all":
         raise LabelViewRefused(
             f"{site}: {plan.method.title} shows every class name of the federation to each "
             'site; permit it with label_view = "all" under [privacy] in suture.toml'
         )
+    training = config.training
+    for key, own in (("batch_size", training.batch_size is not None), ("amp", training.amp)):
+        if own and plan.method.fixed_steps:
+            raise ConfigError(
+                f"{site}: the job settles the batches of {plan.method.title} and their precision; remove "
+                f"{key} under [training] in suture.toml"
+            )
 
 
 def introduce(plan: Plan, config: SiteConfig, data: SiteSamples, prior: str | None, folder: Path) -> Hello:

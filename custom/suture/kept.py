@@ -12,11 +12,15 @@ from dataclasses import replace
 from torch import Tensor
 
 from suture.abstain import MissingState, ThreadsChanged
+from suture.labels import LabelSet
 from suture.messages import Payload
 from suture.methods.contract import Method
 from suture.methods.crossing import staying
+from suture.models import build
 from suture.models.classifier import HEADS, Classifier, relabelled
 from suture.packing import Packed
+from suture.plan import Plan
+from suture.seeds import seed_for
 from suture.store import Rounds
 
 
@@ -37,6 +41,19 @@ def restored(states: Rounds, task: Payload, threads: int, site: str) -> Packed:
         )
     sent = {f"fixed/{name}": tensor for name, tensor in task.fixed.items()}
     return replace(state, tensors=sent | dict(state.tensors))
+
+
+def own_beginning(task: Payload, plan: Plan, site: str, labels: LabelSet) -> Payload:
+    """The payload; what is sent for good is the site's own initialisation, where the method shares so.
+
+    Args:
+        labels: of the model that the site is to hold.
+    """
+    share = plan.method.share
+    if not task.fixed or share is None or share.init == "server":
+        return task
+    state = build(plan.model, labels, seed_for(plan.seed, site, "own"), pretrained=False).state_dict()
+    return replace(task, fixed={name: state[name] for name in task.fixed})
 
 
 def under(prefix: str, state: Packed) -> dict[str, Tensor]:

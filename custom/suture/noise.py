@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import math
 import secrets
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -133,18 +133,27 @@ def secret_of(folder: Path) -> bytes:
     return path.read_bytes()
 
 
-def protected(update: Update, received: Payload, privacy: PrivacyConfig, images: int, folder: Path) -> Update:
+def protected(
+    update: Update,
+    received: Payload,
+    privacy: PrivacyConfig,
+    losses: Collection[str],
+    samples: int,
+    folder: Path,
+) -> Update:
     """The update as far as a site's [privacy] lets it leave.
 
     Args:
-        images: that the site trains on; a loss over too few is withheld.
+        losses: of its scalars, those that are losses.
+        samples: that its losses rest on; with too few they are withheld.
         folder: of the experiment at the site.
     """
-    noise, told = Noise.of(privacy), update.train_loss
+    noise, few = Noise.of(privacy), samples < privacy.min_loss
+    told = {name: value for name, value in update.scalars.items() if not (few and name in losses)}
     shown = replace(
         update,
-        train_loss=None if told is None or images < privacy.min_loss else rounded(told),
-        scalars={name: rounded(value) for name, value in update.scalars.items()},
+        train_loss=None if few else rounded(update.train_loss),
+        scalars={name: rounded(value) for name, value in told.items()},
     )
     return noise.apply(shown, received, secret_of(folder)) if noise else shown
 

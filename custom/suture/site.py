@@ -24,7 +24,7 @@ from suture.data.one_task import one_task
 from suture.data.site import SiteSamples, load_samples
 from suture.diagnostics import Diagnostics, Watch
 from suture.introduction import introduce, refuse
-from suture.kept import fixed, local, restored, under
+from suture.kept import fixed, local, own_beginning, restored, under
 from suture.labels import LabelSet
 from suture.measuring import measure
 from suture.messages import Evaluation, Hello, Labels, Metrics, Payload, Reply, Update
@@ -93,7 +93,7 @@ class Site:
             "evaluate": self._evaluate,
         }
         try:
-            refuse(self.name, self.plan, self.config.privacy)
+            refuse(self.name, self.plan, self.config)
             self._keep(task.best)
             return steps[task.task](task)
         except Exception as error:
@@ -140,8 +140,13 @@ class Site:
         }
         own = kept(bench.model, self.plan.method) | {f"kept/{k}": t for k, t in keep.items()}
         self.states.save(task.round, Packed(own, header), task.committed)
-        images = len(self._data()[1]["train"])
-        return replace(protected(update, task, self.config.privacy, images, self.folder), metrics=metrics)
+        method, images = self.plan.method, len(self._data()[1]["train"])
+        losses, samples = (
+            self.expectation(task).egress.losses,
+            method.behind_losses(images, bench.own(method.local)),
+        )
+        told = protected(update, task, self.config.privacy, losses, samples, self.folder)
+        return replace(told, metrics=metrics)
 
     def _trained(
         self, bench: Workbench, task: Payload, state: Packed, ctx: Context
@@ -151,7 +156,7 @@ class Site:
             return self._attempt(bench, task, state, ctx)
         except (RuntimeError, MemoryError) as error:
             batch = self.config.training.batch_size or self.plan.method.local.batch_size
-            if not out_of_memory(error) or self._halved or batch < 4:
+            if not out_of_memory(error) or self._halved or batch < 4 or self.plan.method.fixed_steps:
                 raise
             self._halved = batch // 2
             log.warning("%s: %s; trying again with batches of %d", self.name, kind(error), self._halved)
@@ -210,7 +215,9 @@ class Site:
                 self.states.keep(earlier)
 
     def _state(self, task: Payload) -> Packed:
-        return restored(self.states, task, self.config.training.threads, self.name)
+        labels = LabelSet(task.labels, self._data()[0].task)
+        begun = own_beginning(task, self.plan, self.name, labels)
+        return restored(self.states, begun, self.config.training.threads, self.name)
 
     def _workbench(self, task: Payload, state: Packed) -> Workbench:
         """The model with everything that was received, and the data cut to its classes."""

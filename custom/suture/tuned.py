@@ -79,18 +79,21 @@ def tune_task(
 
     Args:
         model: the folder of a saved model.
-        config: of the site that has the data.
+        config: of the site that has the data; its device, threads and precision are those of training here.
         name: of the task, one of its classes.
 
     Raises:
         ConfigError: the model or the data cannot be read, or have no such class.
         DataError: the data are too few.
     """
+    torch.set_num_threads(config.training.threads)
     trained = load_model(model)[0]
     spec, place = load_spec(model), config.data.table.parent.name
     _, samples = one_task(load_samples(config, spec, place), name, place)
     tensors = begun(trained.state_dict(), trained.labels.names, name)
-    return summarised(finetune(name, spec, tensors, whole(samples), how, seed, done=done))
+    device, amp = config.training.device, config.training.amp
+    runs = finetune(name, spec, tensors, whole(samples), how, seed, device=device, amp=amp, done=done)
+    return summarised(runs)
 
 
 def task_name(config: SiteConfig) -> str:

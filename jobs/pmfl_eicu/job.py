@@ -1,12 +1,12 @@
 """PMFL on eICU: three sites with a diagnosis each, and one, CVA, that no site has.
 
 Point it at the data with SUTURE_DATA (its folder eicu_demo) or with `--set simulation.root=DIR`. Documents
-are drugs and past history; the paper's also hold the admission diagnosis, which names the label
-(`--set simulation.leaking_text=true`). The defaults fit the demo of 2,520 stays; the paper's own are
+are drugs, past history and medication; the paper's are drugs at admission and the admission diagnosis, which
+names the label. The defaults fit the demo of 2,520 stays; the paper's own are
 
-    suture run pmfl_eicu --set simulation.root=DIR --set simulation.leaking_text=true \\
-        --set simulation.first=negatives --set simulation.cap=3001 --set method.batches=200 \\
-        --set rounds=4000 --set finetuning.test=0.1
+    suture run pmfl_eicu --set simulation.root=DIR --set 'simulation.texts=["admissionDrug"]' \\
+        --set simulation.leaking_text=true --set simulation.first=negatives \\
+        --set simulation.cap=3001 --set method.batches=200 --set rounds=4000 --set finetuning.test=0.1
 """
 
 from suture.cli import run_job_file

@@ -72,3 +72,12 @@ def test_all_of_a_batch_moves() -> None:
     assert moved.weight.shape == (2, 1)
     assert {t.device.type for t in (*moved.inputs.values(), moved.y, moved.known, moved.weight)} == {"meta"}
     assert samples(2).batch(torch.tensor([0])).to("meta").weight is None
+
+
+def test_rows_keep_all_that_is_known_of_them() -> None:
+    whole = Samples(
+        {"x": torch.arange(3)}, torch.zeros(3, 1), ("p", "q", "r"), ("a", "b", "c"), ("light", "", "dark")
+    )
+    part = whole.rows(torch.tensor([2, 0]))
+    assert (part.patients, part.names, part.attributes) == (("r", "p"), ("c", "a"), ("dark", "light"))
+    assert part.inputs["x"].tolist() == [2, 0]

@@ -104,6 +104,14 @@ def test_what_names_the_label_is_read_only_where_it_is_asked_for(path: Path, pat
     assert table.texts[4] == "CVA"
 
 
+def test_the_documents_of_the_paper_are_drugs_and_the_admission_diagnosis(path: Path) -> None:
+    for unread in ("medication", "pastHistory"):
+        (path.parent / f"{unread}.csv").unlink()
+    table = load_table(config(path, texts=("admissionDrug",), leaking_text=True, admission_paths="last"))
+    assert table.texts == ("LASIX , admission diagnosis|Sepsis", "ASPIRIN", "CVA")
+    assert load_table(config(path, texts=("admissionDrug",))).texts == ("LASIX", "ASPIRIN")
+
+
 def test_tables_under_other_names_and_in_another_folder(path: Path, tmp_path: Path) -> None:
     texts = load_table(config(path)).texts
     lists = tmp_path / "lists"
@@ -143,7 +151,9 @@ def test_tables_without_any_text_or_label(path: Path) -> None:
     with pytest.raises(DataError, match=r"patient\.csv: no row has a label"):
         load_table(config(path))
     path.write_text("patientunitstayid,apacheadmissiondx,uniquepid\n9,Sepsis,A\n")
-    with pytest.raises(DataError, match="no stay has drugs"):
+    with pytest.raises(
+        DataError, match="no stay has a word in admissionDrug, pastHistory, medication; correct"
+    ):
         load_table(config(path))
 
 

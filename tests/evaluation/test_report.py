@@ -261,3 +261,13 @@ def test_names_in_these_parts_become_no_markup(tmp_path: Path) -> None:
     assert evil not in html
     assert "Who made each row" in html
     assert "truth files" in html
+
+
+def test_a_query_loss_is_drawn_where_a_site_tells_it(tmp_path: Path) -> None:
+    history = history_records()
+    assert "Query loss" not in page(write_run(tmp_path, run_record(), history, metrics_record())).text
+    for line in history[1:]:  # withheld in the first round
+        for site in line["sites"].values():
+            site["scalars"] = {"query_loss": 0.5}
+    text = page(write_run(tmp_path, run_record(), history, metrics_record())).text
+    assert "Query loss, per site harbour hillside st-anne" in text

@@ -27,6 +27,7 @@ SPEC: dict[str, Any] = {
     "job": "pmfl_openi",
     "reference": "ours",
     "pairs": "tuned",
+    "goal": "theirs",
     "columns": [
         {"name": "A", "task": "A"},
         {"name": "A, epochs", "task": "A", "metric": "epochs"},
@@ -81,6 +82,7 @@ def test_the_table_by_hand(tmp_path: Path) -> None:
     assert theirs.figures["A"].text == "0.600 ± 0.000 ns"
     assert ours.figures["A"].text == "0.800 ± 0.100"
     assert ours.figures["A, epochs"].text == "2.0 ± 0.0"
+    assert theirs.figures["A, epochs"].against is not None
     assert ours.figures["B, F1"].text == "0.450 ± 0.050"
     assert (theirs.runs, ours.runs) == (3, 3)
     paths = write_tables(spec, preset, outcome, tmp_path, "two")
@@ -91,6 +93,12 @@ def test_the_table_by_hand(tmp_path: Path) -> None:
         "| A | PMFL | 0.800 ± 0.100 | 0.500 ± 0.000 | 0.500 ± 0.000 | 0.400 ± 0.050 | 2.0 ± 0.0 | 90 / 10 |"
         in text
     )
+    # B ends at .8, .9 and 1, .9 on average: one run of three does not reach that.
+    assert (
+        "| B | PMFL | 0.900 ± 0.100 | 0.500 ± 0.000 | 0.500 ± 0.000 | 0.450 ± 0.050 | 2.0 ± 0.0 (2 of 3) |"
+        in text
+    )
+    assert "until the AUROC reaches the mean of FL after its last epoch, over the runs that reach it" in text
     assert (
         "over fine-tuning runs; p of paired two-tailed t-tests of PMFL over fine-tuning runs on the same"
         in text
@@ -102,6 +110,21 @@ def test_the_table_by_hand(tmp_path: Path) -> None:
     assert paths[1].read_text().count("<svg") == 2
     before = [path.read_bytes() for path in paths]
     assert [path.read_bytes() for path in write_tables(spec, preset, outcome, tmp_path, "two")] == before
+
+
+def test_epochs_count_to_one_goal_for_all(tmp_path: Path) -> None:
+    """A run that is best at once and then decays is not the fastest, if it never was good."""
+    spec = experiment(columns=[{"name": "epochs", "task": "A", "metric": "epochs"}])
+    rest = {"precision": 0.5, "recall": 0.5, "f1": 0.5, "train": 90, "test": 10}
+    curves = {"theirs": [[0.5, 0.7, 0.8], [0.5, 0.8, 0.9]], "ours": [[0.84, 0.7, 0.6], [0.6, 0.5, 0.4]]}
+    for run in final_runs(spec, spec.preset(None), {}):
+        result(run, tmp_path, {"A": {"runs": [{"auroc": curve, **rest} for curve in curves[run.row]]}})
+    theirs, ours = lines(spec, spec.preset(None), collect(spec, spec.preset(None), tmp_path))
+    # The goal is .85, the mean of .8 and .9.
+    assert theirs.figures["epochs"].text == "3.0 (1 of 2)"
+    assert ours.figures["epochs"].text == "not reached"
+    assert theirs.figures["epochs"].against is None  # a test of those that arrive would leave out the others
+    assert (theirs.runs, ours.runs) == (2, 2)
 
 
 def test_runs_of_other_seeds_are_further_pairs(tmp_path: Path) -> None:
@@ -138,6 +161,12 @@ def test_a_task_that_was_not_fine_tuned_is_named(tmp_path: Path) -> None:
         ({"columns": [{"name": "all"}]}, "column 'all' has no task"),
         ({"columns": [{"name": "A", "task": "A", "metric": "accuracy"}]}, "column 'A' has no accuracy"),
         ({"columns": [{"name": "A", "metric": "epochs"}], "pairs": "runs"}, "column 'A' has no epochs"),
+        ({"goal": None}, 'a column of epochs needs a goal to count to; .*: goal = "theirs"'),
+        ({"goal": "their"}, r"unknown row in goal of .* 'their'; did you mean 'theirs'\?"),
+        (
+            {"presets": {"tiny": {"note": "", "seeds": [1], "skip": ["theirs"]}}},
+            "preset 'tiny' skips the goal 'theirs'; let it run",
+        ),
         (
             {"series": {"key": "seed", "values": [1], "label": "x"}},
             "has no series; write a file for each value",
@@ -148,7 +177,8 @@ def test_columns_that_contradict_the_pairs_are_refused(
     changes: dict[str, Any], says: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "e.toml"
-    path.write_text(tomli_w.dumps({**SPEC, **changes}))
+    said = {key: value for key, value in {**SPEC, **changes}.items() if value is not None}
+    path.write_text(tomli_w.dumps(said))
     with pytest.raises(ConfigError, match=says):
         load_experiment(str(path))
 

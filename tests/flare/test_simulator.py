@@ -14,11 +14,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from official import Report, write_openi
 from suture.errors import FederationError
+from suture.finetuning import FineTuning
 from suture.job import Job, load_job, with_settings
+from suture.methods.pmfl import PMFL
+from suture.models import ModelSpec
 from suture.packing import load
 from suture.run import run_here
-from suture.simulation import PhantomSites
+from suture.simulation import PhantomSites, SiloSites
 
 pytestmark = pytest.mark.flare
 
@@ -70,6 +74,43 @@ def test_simulator_equals_the_loop(threads: int | None, settings: list[str], tmp
     assert [line["status"] for line in lines] == ["committed"] * 3
     results = list((sim / "flare").rglob("report.html"))
     assert results, "the results are not where FLARE's job download looks"
+
+
+def reports(folder: Path) -> Job:
+    """PMFL of a small text model over two silos of three findings."""
+    findings = ("Calcified Granuloma", "Mass", "Pulmonary Edema")
+    written: list[Report] = [
+        (f"It shows {findings[i % 3].lower()}.", "", (f"{findings[i % 3]}/mild",))
+        if i % 4 == 0
+        else ("Clear.", "", ("normal",))
+        for i in range(120)
+    ]
+    root = str(write_openi(folder / "openi", written).parent)
+    words = ("It", "shows", "calcified", "granuloma", "mass", "pulmonary", "edema", "Clear", ".")
+    return Job(
+        name="small",
+        title="reports, PMFL",
+        method=PMFL(batches=2),
+        model=ModelSpec("lstm", vocabulary=words),
+        rounds=3,
+        selection="last",
+        simulation=SiloSites(order=findings, training=findings[:2], targets=findings[2:], root=root),
+        finetuning=FineTuning(runs=1, epochs=1, batch_size=8, test=0.3),
+    )
+
+
+def test_gradients_of_half_a_text_model_cross_as_in_the_loop(tmp_path: Path) -> None:
+    made, out = reports(tmp_path), tmp_path / "same"
+    run_here(made, "local", out, resume=False, overwrite=False, threads=None)
+    out.rename(tmp_path / "loop")
+    run_here(made, "sim", out, resume=False, overwrite=False, threads=None)
+    assert furthest(tmp_path / "loop", out) <= 1e-6
+    place = "sites/mass/state/same/round-000003.safetensors"
+    one, two = (load(folder / place).tensors for folder in (tmp_path / "loop", out))
+    assert one.keys() == two.keys() >= {"fixed/head.weight", "fixed/backbone.embedding.weight"}
+    for name, tensor in one.items():
+        torch.testing.assert_close(two[name], tensor, rtol=0, atol=1e-6)
+    assert (tmp_path / "loop" / "tuned.json").read_bytes() == (out / "tuned.json").read_bytes()
 
 
 def test_failure_in_the_simulator_tells_the_sites_own_error(

@@ -12,14 +12,13 @@ from torch import Tensor
 
 from suture.data.batch import Batch, Samples
 from suture.data.transforms import Augmentation
-from suture.errors import ConfigError, DataError
 from suture.labels import LabelSet
+from suture.losses import masked_loss
 from suture.messages import Payload, Update, ones
-from suture.methods import METHODS
 from suture.methods.contract import Context, GlobalModel, Phase
 from suture.methods.crossing import crossing, parts, staying
 from suture.methods.fl import FL
-from suture.methods.meta import INNER, ServerStep, adapt, batch_of, stepped
+from suture.methods.meta import INNER, ServerStep, adapt, stepped
 from suture.methods.metafl import MetaFL
 from suture.methods.pmfl import PMFL
 from suture.methods.share import Share, cut, put
@@ -27,6 +26,7 @@ from suture.models import ModelSpec
 from suture.models.classifier import Classifier, head_rows, load_tensors, split_state
 from suture.models.lstm import text_lstm
 from suture.packing import Packed
+from suture.seeds import generator_for
 from suture.training import Workbench
 
 TARGET = LabelSet(("target",))
@@ -93,27 +93,12 @@ def test_half_of_the_text_model() -> None:
     assert sum(t.numel() for t in state.values()) == 41_537 + 128 * WORDS
 
 
-def test_half_of_the_units_of_an_lstm() -> None:
-    rows = Share(of="units").rows("backbone.lstm.weight_ih_l0", 128).tolist()
-    assert rows == [u + gate for gate in (0, 32, 64, 96) for u in range(16)]
-    assert Share(of="units").rows("backbone.embedding.weight", 21).tolist() == list(range(10))
-
-
-def test_rows_go_back_to_their_places() -> None:
-    share, whole = Share(0.5), {"x": torch.arange(5.0), "head.bias": torch.zeros(1)}
-    part = cut(share, whole)
-    assert part.keys() == {"x"}
-    again = put(share, whole, {"x": torch.tensor([7.0, 8.0])})
-    assert again["x"].tolist() == [7, 8, 2, 3, 4]
-    assert torch.equal(put(share, whole, part)["x"], whole["x"])
-
-
 # Against a program in one process
 
 
 def text_model(seed: int) -> Classifier:
     torch.manual_seed(seed)
-    backbone, features = text_lstm(WORDS, padding=False)
+    backbone, features = text_lstm(WORDS, width=None)
     model = Classifier(backbone, features, TARGET, reads=("tokens", "length"))
     load_tensors(model, head_rows(TARGET, features, seed))
     return model
@@ -125,6 +110,11 @@ def silo(seed: int, n: int = 24) -> Samples:
     length = torch.randint(1, 5, (n,), generator=g)
     y = (torch.rand(n, 1, generator=g) > 0.5).double()
     return Samples({"tokens": tokens, "length": length}, y, tuple(map(str, range(n))))
+
+
+def order_of(site: str) -> Tensor:
+    """The order in which a site takes its 24 rows: one permutation, of the seed 0 and its name."""
+    return torch.randperm(24, generator=generator_for(0, site, "batches"))
 
 
 def bench(name: str, model: Classifier, samples: Samples) -> Workbench:
@@ -174,6 +164,7 @@ def reference(
                 phi[n][: rows[n]] = p.detach()[: rows[n]]
             start = [phi[n].requires_grad_() for n in names]
             data, size = silo(i), 24 // batches
+            data = data.rows(order_of(site))
             first = round_ % batches * size
             support = data.batch(torch.arange(first, first + size // 2))
             query = data.batch(torch.arange(first + size // 2, first + size))
@@ -269,29 +260,36 @@ def test_a_site_of_pmfl_keeps_its_whole_model() -> None:
     assert crossing(model, PMFL()) == tuple(sorted(n for n in model.state_dict() if n.startswith("backbone")))
 
 
-@pytest.mark.parametrize("name", ["fl", "metafl", "pmfl"])
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"local": replace(INNER, optimiser="adam")},
-        {"local": replace(INNER, iterations=None)},
-        {"local": replace(INNER, warmup_epochs=1)},
-        {"batch_norm": "average"},
-    ],
-)
-def test_settings_that_the_inner_loop_would_ignore_are_refused(name: str, wrong: dict[str, Any]) -> None:
-    kind: Any = METHODS[name]
-    with pytest.raises(ConfigError, match=r"inner loop|batch norm"):
-        kind(**wrong)
+@pytest.mark.parametrize("order", [1, 2])
+def test_second_derivatives_are_taken_without_cudnn(
+    order: Literal[1, 2], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its LSTM has none; a CPU would not notice."""
+    seen = set()
+
+    def noticed(*args: Any) -> Tensor:
+        seen.add(torch.backends.cudnn.enabled)
+        return masked_loss(*args)
+
+    monkeypatch.setattr("suture.methods.metafl.masked_loss", noticed)
+    federation(MetaFL(local=LOCAL, order=order, batches=3), 1)
+    assert seen == {order == 1}
+    assert torch.backends.cudnn.enabled
 
 
-def test_batches_are_consecutive_and_come_again() -> None:
-    site = bench("a", text_model(0), silo(0))
-    support, query = batch_of(site, 2, 5)  # 24 rows in 5 batches of 4; the last 4 are left out
-    rows = silo(0).inputs["tokens"]
-    assert torch.equal(support.inputs["tokens"], rows[4:6])
-    assert torch.equal(query.inputs["tokens"], rows[6:8])
-    again, _ = batch_of(site, 7, 5)
-    assert torch.equal(again.inputs["tokens"], support.inputs["tokens"])
-    with pytest.raises(DataError, match=r"a has 24 training samples, too few for 13 batches.*batches=3"):
-        batch_of(site, 1, 13)
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("order", [1, 2])
+def test_a_gpu_has_the_gradient_of_the_cpu(order: Literal[1, 2]) -> None:
+    found = []
+    for device in ("cpu", "cuda"):
+        site = bench("a", text_model(0).to(device), replace(silo(0), y=silo(0).y.float()))
+        method = MetaFL(local=LOCAL, order=order, batches=3)
+        update, _ = method.train(
+            replace(site, device=torch.device(device)),
+            Payload("train", labels=TARGET.names),
+            Packed({}, {}),
+            at(1),
+        )
+        found.append(update.shared)
+    for name, one in found[0].items():
+        torch.testing.assert_close(found[1][name], one, rtol=1e-3, atol=1e-5)

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
+from suture.errors import ConfigError
+from suture.labels import LabelSet
+from suture.models import ModelSpec, build
 from suture.models.lstm import TextLSTM
 
 TOKENS = torch.randint(0, 50, (5, 12), generator=torch.Generator().manual_seed(0))
 LENGTH = torch.tensor([12, 1, 7, 3, 9])
 
 
-def network(padding: bool = False) -> TextLSTM:
+def network(width: int | None = None) -> TextLSTM:
     torch.manual_seed(1)
-    return TextLSTM(50, padding=padding).double()
+    return TextLSTM(50, width=width).double()
 
 
 def packed(model: TextLSTM, length: Tensor) -> Tensor:
@@ -25,12 +30,15 @@ def packed(model: TextLSTM, length: Tensor) -> Tensor:
     return torch.cat([last[0], last[1]], dim=1)
 
 
-@pytest.mark.parametrize("padding", [True, False])
-def test_equals_a_packed_sequence_to_the_second_derivative(padding: bool) -> None:
-    model = network(padding)
+@pytest.mark.parametrize("width", [12, None])
+def test_equals_a_packed_sequence_to_the_second_derivative(width: int | None) -> None:
+    model = network(width)
     parameters = list(model.parameters())
     found = []
-    for out in (model(TOKENS, LENGTH), packed(model, torch.full_like(LENGTH, 12) if padding else LENGTH)):
+    for out in (
+        model(TOKENS, LENGTH),
+        packed(model, LENGTH if width is None else torch.full_like(LENGTH, width)),
+    ):
         first = torch.autograd.grad(out.square().sum(), parameters, create_graph=True)
         second = torch.autograd.grad(sum(g.square().sum() for g in first), parameters)
         found.append([out, *first, *second])
@@ -46,6 +54,25 @@ def test_what_pads_a_document_changes_nothing() -> None:
     assert torch.equal(model(TOKENS, LENGTH), model(other, LENGTH))
     alone = model(TOKENS[2:3], LENGTH[2:3])
     torch.testing.assert_close(alone, model(TOKENS, LENGTH)[2:3])
+
+
+def test_documents_are_filled_up_to_one_width_whatever_the_batch() -> None:
+    """As in the published program, where the width is that of the longest document of all."""
+    model, filled = network(width=20), torch.zeros(5, 20, dtype=torch.int64)
+    filled[:, :12] = TOKENS
+    torch.testing.assert_close(model(TOKENS, LENGTH), network()(filled, torch.full_like(LENGTH, 20)))
+    short = TOKENS[3:4, :3]  # the tokens of a document in a batch of its own, or of short ones
+    beside = torch.cat([short, torch.zeros(1, 9, dtype=torch.int64)], dim=1)
+    torch.testing.assert_close(model(short, LENGTH[3:4]), model(beside, LENGTH[3:4]))
+
+
+def test_filling_up_needs_a_width() -> None:
+    spec = ModelSpec("lstm", vocabulary=("a", "b"), padding=True)
+    with pytest.raises(ConfigError, match=r"padding fills every document up to model\.longest; set that"):
+        build(spec, LabelSet(("x",)), 1, pretrained=False)
+    backbone = build(replace(spec, longest=7), LabelSet(("x",)), 1, pretrained=False).backbone
+    assert isinstance(backbone, TextLSTM)
+    assert backbone.width == 7
 
 
 def test_its_parameters_are_those_of_the_paper() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import tarfile
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -91,7 +93,22 @@ def test_a_slug_is_made_of_words() -> None:
     assert slug("Enlarged Cardiom. (x/y)") == "enlarged-cardiom-x-y"
 
 
-def test_reports_of_mimic_may_be_packed(tmp_path: Path) -> None:
+def pack_reports(path: Path, files: dict[str, str]) -> None:
+    """An archive as PhysioNet has it, or as a hospital may make one."""
+    if path.suffix == ".zip":
+        with zipfile.ZipFile(path, "w") as archive:
+            for name, text in files.items():
+                archive.writestr(name, text)
+        return
+    with tarfile.open(path, "w:gz") as tar:
+        for name, text in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(text.encode())
+            tar.addfile(member, io.BytesIO(text.encode()))
+
+
+@pytest.mark.parametrize("name", ["mimic-cxr-reports.zip", "mimic-cxr-reports.tar.gz"])
+def test_reports_of_mimic_may_be_packed(name: str, tmp_path: Path) -> None:
     rows, files = ["subject_id,study_id," + ",".join(SPELLINGS)], {}
     place = {name: i for i, name in enumerate(SPELLINGS)}
     for i in range(24):
@@ -100,9 +117,7 @@ def test_reports_of_mimic_may_be_packed(tmp_path: Path) -> None:
         rows.append(f"1{i:07d},5{i:07d}," + ",".join(cells))
         files[f"files/p10/p1{i:07d}/s5{i:07d}.txt"] = "FINDINGS: something"
     (tmp_path / "mimic-cxr-2.0.0-chexpert.csv").write_text("\n".join(rows) + "\n")
-    with zipfile.ZipFile(tmp_path / "mimic-cxr-reports.zip", "w") as archive:
-        for name, text in files.items():
-            archive.writestr(name, text)
+    pack_reports(tmp_path / name, files)
     sites = SiloSites(
         corpus="mimic_reports",
         order=("Lung Lesion", "Edema"),
@@ -114,6 +129,28 @@ def test_reports_of_mimic_may_be_packed(tmp_path: Path) -> None:
     assert sites.prepare(tmp_path / "s", tmp_path, 1, METHODS["fl"]) == ["lung-lesion"]
     table = load_table(load_site_config(tmp_path / "s" / "targets" / "edema" / "suture.toml").data)
     assert (len(table), table.y.sum()) == (12, 6)
+
+
+def test_what_the_documents_of_eicu_are_made_of_is_passed_on(tmp_path: Path) -> None:
+    stays = "".join(f"{i},{('CVA', 'CHF', 'other')[i % 3]},P{i}\n" for i in range(1, 31))
+    (tmp_path / "patient.csv").write_text("patientunitstayid,apacheadmissiondx,uniquepid\n" + stays)
+    drugs = "".join(f"{i},LASIX\n" for i in range(1, 31))
+    (tmp_path / "admissionDrug.csv").write_text("patientunitstayid,drugname\n" + drugs)
+    paths = "".join(f"{i},first\n{i},last\n" for i in range(1, 31))
+    (tmp_path / "admissionDx.csv").write_text("patientunitstayid,admitdxpath\n" + paths)
+    sites = SiloSites(
+        corpus="eicu",
+        order=("CVA", "CHF"),
+        training=("CVA",),
+        targets=("CHF",),
+        texts=("admissionDrug",),
+        leaking_text=True,
+        admission_paths="last",
+        root=str(tmp_path),
+    )
+    sites.prepare(tmp_path / "s", tmp_path, 1, METHODS["pmfl"])
+    table = load_table(load_site_config(tmp_path / "s" / "cva" / "suture.toml").data)
+    assert set(table.texts or ()) == {"LASIX , last"}
 
 
 def job(openi: Path) -> Job:

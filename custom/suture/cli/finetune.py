@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
 console = Console()
+
+_OWN = "; by default that of [training], or else "
 
 
 def finetune(
@@ -20,13 +22,15 @@ def finetune(
     runs: Annotated[int, typer.Option(min=1, help="Divisions of the data, each trained anew.")] = 5,
     examples: Annotated[int | None, typer.Option(min=4, help="Train on no more than so many.")] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Begin at random instead, to compare.")] = False,
-    lr: Annotated[float, typer.Option(help="Learning rate of Adam.")] = 1e-3,
-    batch_size: Annotated[int, typer.Option(min=2)] = 64,
+    lr: Annotated[float | None, typer.Option(help=f"Learning rate of Adam{_OWN}1e-3.")] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(min=2, help=f"Images or documents a step{_OWN}64.")
+    ] = None,
     seed: int = 1,
 ) -> None:
     """Fine-tune a trained model on a task of your own, and test it.
 
-    The model of the first run is kept in OUT/model.
+    The model of the first run is kept in OUT/model. Device, threads and precision are those of [training].
     """
     from suture.config import load_site_config
     from suture.errors import ConfigError
@@ -44,8 +48,11 @@ def finetune(
     if target is not None:
         config = config.model_copy(update={"data": config.data.model_copy(update={"target": target})})
     start = "fresh" if fresh else "model"
-    settings = {"runs": runs, "epochs": epochs, "batch_size": batch_size, "lr": lr, "examples": examples}
-    how = parse(FineTuning, {**settings, "start": start}, "suture finetune")
+    own = config.training
+    steps = {"lr": own.learning_rate if lr is None else lr, "batch_size": batch_size or own.batch_size}
+    settings: dict[str, Any] = {"runs": runs, "epochs": epochs, "examples": examples, "start": start}
+    settings |= {key: value for key, value in steps.items() if value is not None}
+    how = parse(FineTuning, settings, "suture finetune")
     name = task_name(config)
     first: list[Classifier] = []
 

@@ -70,6 +70,7 @@ class Samples:
             self.y[where],
             tuple(self.patients[i] for i in picked),
             tuple(self.names[i] for i in picked) if self.names else (),
+            tuple(self.attributes[i] for i in picked) if self.attributes else (),
         )
 
     def batch(self, rows: Tensor) -> Batch:

@@ -3,8 +3,9 @@
 `table` is `patient.csv`, a row for each stay in a unit; the other tables lie beside it or in `lists`, each
 gzipped or not. The document of a stay is what a person wrote down of its drugs and its past history.
 
-Source: PMFL (Zhang et al., arXiv:2112.05321), whose documents also hold `admitdxpath`. That table repeats the
-diagnosis which is the label, so it is left out here unless the site asks for it.
+Source: PMFL (Zhang et al., arXiv:2112.05321), whose documents are `admissionDrug` and the `admitdxpath` of
+`admissionDx`. That one repeats the diagnosis which is the label, so it is left out here unless the site asks
+for it, and past history and medication take its place.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from suture.config import DataConfig
 from suture.data.reading import Reading, frequent, indicators, read_columns, read_sheet, row_faults
 from suture.data.split import by_patient
 from suture.data.table import Table
+from suture.datasets import EicuText
 from suture.errors import DataError
 from suture.labels import canonical
 
@@ -57,7 +59,9 @@ def read_eicu(config: DataConfig) -> Reading:
     texts = _texts(stays, config)
     here = np.array([bool(text) for text in texts], dtype=np.bool_)
     if not here.any():
-        raise DataError(f"{config.table}: no stay has drugs or a past history; correct [data] lists")
+        raise DataError(
+            f"{config.table}: no stay has a word in {', '.join(config.texts)}; correct [data] lists or texts"
+        )
     split = by_patient(patients, y, seed=config.seed)
     faults = row_faults(sheet, stays, patients, split, "document")
     table = Table(labels, tuple(stays), tuple(patients), y, split, config.root, tuple(texts))
@@ -76,12 +80,13 @@ def _group(diagnosis: str) -> str:
 
 
 def _texts(stays: Iterable[str], config: DataConfig) -> list[str]:
-    """The document of each stay: its drugs, its past history, its medication, as far as it has any."""
-    sources = [
-        _gathered(config, "admissionDrug", "drugname", lambda name: name.split(" " * 7)[0].strip()),
-        _gathered(config, "pastHistory", "pasthistorypath", _history),
-        _gathered(config, "medication", "drugname", str.strip),
-    ]
+    """The document of each stay: what is said of it in each of the tables that make it."""
+    meanings: dict[EicuText, tuple[str, Callable[[str], str]]] = {
+        "admissionDrug": ("drugname", lambda name: name.split(" " * 7)[0].strip()),
+        "pastHistory": ("pasthistorypath", _history),
+        "medication": ("drugname", str.strip),
+    }
+    sources = [_gathered(config, name, *how) for name, how in meanings.items() if name in config.texts]
     if config.leaking_text:
         last = config.admission_paths == "last"
         sources.append(_gathered(config, "admissionDx", "admitdxpath", str.strip, last=last))

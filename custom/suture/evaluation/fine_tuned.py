@@ -41,9 +41,14 @@ class TunedRun:
     @property
     def epochs(self) -> int:
         """The first epoch, from 1, whose AUROC is within `WITHIN` of the best."""
+        found = self.reaches(max(self.auroc) - WITHIN)
+        assert found is not None
+        return found
+
+    def reaches(self, goal: float) -> int | None:
+        """The first epoch, from 1, whose AUROC is at least `goal`; None where none is."""
         # 1e-9: 0.91 - 0.90 is a little more than 0.01 in binary.
-        best = max(self.auroc) - WITHIN - 1e-9
-        return next(epoch for epoch, area in enumerate(self.auroc, 1) if area >= best)
+        return next((epoch for epoch, area in enumerate(self.auroc, 1) if area >= goal - 1e-9), None)
 
     def figure(self, metric: str) -> float:
         """One of `TITLES`; the AUROC is that of the last epoch."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -136,13 +136,19 @@ def _curves(run: Run, history: Sequence[Round]) -> list[Chart]:
         "Validation loss, mean over sites": [Series("loss", [r.validation.loss for r in history])],
         "Validation AUROC, mean over sites": [Series("AUROC", [r.validation.auroc for r in history])],
         "Validation AUROC, at the server": [Series("AUROC", [r.validation.server_auroc for r in history])],
-        "Training loss, per site": [
-            Series(site, [r.sites[site].train_loss if site in r.sites else None for r in history])
-            for site in run.sites
-        ],
+        "Training loss, per site": _of_sites(run, history, lambda site: site.train_loss),
+        "Query loss, per site": _of_sites(run, history, lambda site: site.scalars.get("query_loss")),
     }
     charts = [line_chart(title, rounds, s, starts, run.selected_round) for title, s in drawn.items()]
     return [chart for chart in charts if chart]
+
+
+def _of_sites(run: Run, history: Sequence[Round], value: Callable[[SiteRound], float | None]) -> list[Series]:
+    """A line for each site; a gap where it did not take part, or withheld the number."""
+    return [
+        Series(site, [value(r.sites[site]) if site in r.sites else None for r in history])
+        for site in run.sites
+    ]
 
 
 def _phases(history: Sequence[Round]) -> list[tuple[int, str]]:

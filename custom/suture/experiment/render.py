@@ -10,10 +10,9 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
-from suture.evaluation.fine_tuned import TITLES, WITHIN
 from suture.experiment.conduct import Outcome
 from suture.experiment.figure import draw, draw_curves
-from suture.experiment.fine_tuned import task_cells
+from suture.experiment.fine_tuned import shown, task_cells
 from suture.experiment.spec import OWN_COLUMNS, Experiment, Preset, Value
 from suture.experiment.table import DASH, Figure, Line, class_means, lines, over_series
 from suture.files import atomic_write
@@ -119,12 +118,16 @@ def class_table(experiment: Experiment, preset: Preset, outcome: Outcome) -> Tab
 
 def task_table(experiment: Experiment, preset: Preset, outcome: Outcome) -> Table:
     """Every figure of each task."""
-    heads = ["task", "method", *TITLES.values(), "trained on / tested on"]
+    heads = ["task", "method", *shown(experiment).values(), "trained on / tested on"]
     caption = (
         "Mean ± SD over fine-tuning runs, after the last epoch. Precision, recall and F1 at the threshold of "
-        "the greatest Youden index on the test part itself. Epochs are those until the AUROC is within "
-        f"{WITHIN} of the run's best."
+        "the greatest Youden index on the test part itself."
     )
+    if experiment.goal is not None:
+        caption += (
+            f" Epochs are those until the AUROC reaches the mean of {experiment.rows[experiment.goal].name} "
+            "after its last epoch, over the runs that reach it; in brackets how many do, where not all."
+        )
     return Table(caption, heads, task_cells(experiment, preset, outcome))
 
 

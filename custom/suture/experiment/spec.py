@@ -65,7 +65,7 @@ class Column:
         attribute: of the test images with this value alone, or ``mean``, over all its values.
         models: ``global`` or the sites' ``local`` ones, the mean over the sites at their own test data.
         task: a task that the model was fine-tuned on. The figure is of those runs: one at the threshold of
-            Youden's index, or ``epochs``, those until the AUROC is within 0.01 of the run's best.
+            Youden's index, or ``epochs``, those until the AUROC is that of the experiment's `goal`.
 
     Raises:
         ValueError: two that exclude each other.
@@ -158,6 +158,7 @@ class Experiment:
         reference: the row that all others are compared with.
         pairs: what the paired t-test pairs: ``runs`` (over seeds, and over a series' values), ``classes``, or
             ``tuned``, fine-tuning runs of the same seed on the same division; then every column has a task.
+        goal: of columns of epochs, the row whose mean AUROC after its last epoch they count to.
         columns: by default the mean over all classes, over those of several sites and over those of one.
         tests: test sets by name.
         series: the x axis, for a figure.
@@ -172,6 +173,7 @@ class Experiment:
     presets: Annotated[dict[str, Preset], Field(min_length=1)]
     reference: str
     pairs: Literal["runs", "classes", "tuned"] = "runs"
+    goal: str | None = None
     columns: tuple[Column, ...] = OWN_COLUMNS
     tests: dict[str, ExternalTest] = field(default_factory=dict)
     series: Series | None = None
@@ -226,6 +228,8 @@ def _check(experiment: Experiment, path: Path) -> None:
         ConfigError: one of them is no row.
     """
     used: dict[str, Mapping[str, object] | tuple[str, ...]] = {"reference": (experiment.reference,)}
+    if experiment.goal is not None:
+        used["goal"] = (experiment.goal,)
     for name, preset in experiment.presets.items():
         used |= {f"presets.{name}.rows": preset.rows, f"presets.{name}.skip": preset.skip}
     for where, names in used.items():
@@ -258,5 +262,13 @@ def _check_tasks(experiment: Experiment, path: Path) -> None:
             )
         if column.metric in (("accuracy",) if tuned else ("epochs",)):
             raise ConfigError(f"{path}: column {column.name!r} has no {column.metric}; choose another metric")
+    if experiment.goal is None and any(column.metric == "epochs" for column in experiment.columns):
+        raise ConfigError(
+            f"{path}: a column of epochs needs a goal to count to; name a row, whose AUROC after its last "
+            f'epoch that is: goal = "{next(iter(experiment.rows))}"'
+        )
+    for name, preset in experiment.presets.items():
+        if experiment.goal in preset.skip:
+            raise ConfigError(f"{path}: preset {name!r} skips the goal {experiment.goal!r}; let it run")
     if tuned and experiment.series:
         raise ConfigError(f'{path}: pairs = "tuned" has no series; write a file for each value')

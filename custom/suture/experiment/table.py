@@ -10,7 +10,7 @@ from typing import Any
 from suture.evaluation.metrics import mean_defined
 from suture.evaluation.statistics import Comparison, mean_sd, paired
 from suture.experiment.conduct import Outcome
-from suture.experiment.fine_tuned import values_of_task
+from suture.experiment.fine_tuned import epochs_text, goal_of, values_of_task
 from suture.experiment.runs import Result, values_of
 from suture.experiment.spec import Column, Experiment, Preset, Value
 
@@ -25,23 +25,25 @@ class Figure:
         mean, spread: over runs, or over classes; NaN where undefined.
         values: what they are over.
         against: the comparison of the reference row with this one; None for the reference itself.
-        digits: behind the point.
+        epochs: whether these are epochs to a goal, None where it is not reached.
     """
 
     mean: float
     spread: float
     values: tuple[float | None, ...]
     against: Comparison | None
-    digits: int = 3
+    epochs: bool = False
 
     @property
     def text(self) -> str:
         """For a table: mean, spread and mark."""
+        mark = "" if self.against is None or self.against.mark == DASH else f" {self.against.mark}"
+        if self.epochs:
+            return epochs_text(self.values) + mark
         if math.isnan(self.mean):
             return DASH
-        spread = "" if math.isnan(self.spread) else f" ± {self.spread:.{self.digits}f}"
-        mark = "" if self.against is None or self.against.mark == DASH else f" {self.against.mark}"
-        return f"{self.mean:.{self.digits}f}{spread}{mark}"
+        spread = "" if math.isnan(self.spread) else f" ± {self.spread:.3f}"
+        return f"{self.mean:.3f}{spread}{mark}"
 
 
 @dataclass(frozen=True)
@@ -95,11 +97,13 @@ def _line(experiment: Experiment, outcome: Outcome, row: str, x: Value) -> Line:
     tuned = outcome.tuned.get((row, str(x)))
     runs = len(own)
     if experiment.pairs == "tuned":
-        runs = max(sum(value is not None for value in figure.values) for figure in figures.values())
+        runs = max(len(figure.values) for figure in figures.values())
     return Line(row, described.name, x, runs, tuned, figures, described.published)
 
 
 def _figure(experiment: Experiment, outcome: Outcome, row: str, x: Value, column: Column) -> Figure:
+    if experiment.pairs == "tuned":
+        return _tuned_figure(experiment, outcome, row, column)
     own, reference = (outcome.results[name, str(x)] for name in (row, experiment.reference))
     a: list[float | None]
     b: list[float | None]
@@ -108,17 +112,26 @@ def _figure(experiment: Experiment, outcome: Outcome, row: str, x: Value, column
         theirs = class_means(experiment, experiment.reference, reference, column)
         names = sorted(mine.keys() | theirs.keys())
         a, b = [theirs.get(n) for n in names], [mine.get(n) for n in names]
-    elif experiment.pairs == "tuned":
-        tuned, other = values_of_task(own, column), values_of_task(reference, column)
-        divisions = sorted(tuned.keys() | other.keys())
-        a, b = [other.get(d) for d in divisions], [tuned.get(d) for d in divisions]
     else:
         seeds = sorted(own.keys() | reference.keys())
         a = [mean_of(experiment, experiment.reference, reference.get(s), column) for s in seeds]
         b = [mean_of(experiment, row, own.get(s), column) for s in seeds]
     against = None if row == experiment.reference else paired(a, b)
-    digits = 1 if column.metric == "epochs" else 3
-    return Figure(*mean_sd(b, sample=experiment.pairs != "classes"), tuple(b), against, digits)
+    return Figure(*mean_sd(b, sample=experiment.pairs != "classes"), tuple(b), against)
+
+
+def _tuned_figure(experiment: Experiment, outcome: Outcome, row: str, column: Column) -> Figure:
+    """A figure of fine-tuned models, compared on equal divisions; epochs only where every run arrives."""
+    assert column.task is not None
+    goal = goal_of(experiment, outcome, column.task) if column.metric == "epochs" else None
+    own, reference = (
+        values_of_task(outcome.results[name, "None"], column, goal) for name in (row, experiment.reference)
+    )
+    both, values = sorted(own.keys() & reference.keys()), tuple(own[division] for division in sorted(own))
+    late = None in values or None in reference.values()
+    compared = not late and row != experiment.reference
+    against = paired([reference[d] for d in both], [own[d] for d in both]) if compared else None
+    return Figure(*mean_sd(values, sample=True), values, against, column.metric == "epochs")
 
 
 def mean_of(experiment: Experiment, row: str, result: Result | None, column: Column) -> float | None:

@@ -117,6 +117,7 @@ class Egress:
         counts: whether a site also says, before round 1, how many images have each of its classes.
         prior: whether it says, before round 1, which frozen network it holds.
         scalars: names and closed ranges of the numbers that leave.
+        losses: further ones, mean losses of the round; a site withholds them as it does its training loss.
         why: a sentence for the report, what each part is for.
     """
 
@@ -127,6 +128,7 @@ class Egress:
     class_weight: Range | Literal["weight", "owners"] = (1.0, 1.0)
     over_classes: bool = False
     scalars: Mapping[str, Range] = field(default_factory=dict)
+    losses: Mapping[str, Range] = field(default_factory=dict)
     kind: Literal["weights", "gradient"] = "weights"
     counts: bool = False
     prior: bool = False
@@ -175,6 +177,8 @@ class Method(ABC):
         every_label: of such a reference: a simulation gives it every label of every image.
         one_task: every site trains a task of its own, the class that its suture.toml names as `target`, under
             one row, `suture.data.one_task.TARGET`, which so means something else at each site.
+        fixed_steps: whether the job alone settles the steps of a round: a site has no batch size of its own
+            to choose, or to halve when its memory is full, and no mixed precision.
         guesses: whether it makes pseudo-labels, of which a simulation counts how many are right.
         here_only: why the method cannot run in a federation; empty where it can.
         prior: the frozen network that sites compare their models with, where the method has one.
@@ -194,6 +198,7 @@ class Method(ABC):
     every_label: ClassVar[bool] = False
     here_only: ClassVar[str] = ""
     one_task: ClassVar[bool] = False
+    fixed_steps: ClassVar[bool] = False
     guesses: ClassVar[bool] = False
     prior: PriorSpec | None = None
     share: Share | None = None
@@ -246,6 +251,15 @@ class Method(ABC):
     @abstractmethod
     def loss(self, logits: Tensor, y: Tensor, known: Tensor, task: Task) -> Tensor:
         """The site's objective: logits, y, known ``[n, c]`` to a scalar; also its validation loss."""
+
+    def behind_losses(self, images: int, local: LocalTraining) -> int:
+        """How many samples the losses of a round rest on; below its `min_loss` a site withholds them.
+
+        Args:
+            images: that the site trains on.
+            local: the method's, with the site's own settings.
+        """
+        return images if local.iterations is None else min(images, local.iterations * local.batch_size)
 
     # The server's half
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
+from suture.errors import ConfigError
 from suture.methods.contract import Method
 from suture.methods.share import cut
 from suture.models.classifier import HEADS, Classifier
@@ -20,9 +21,19 @@ def crossing(model: Classifier, method: Method) -> tuple[str, ...]:
 def parts(
     method: Method, shared: Mapping[str, Tensor], head: Mapping[str, Tensor]
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """What crosses each round of the shared tensors, and of the head's rows."""
+    """What crosses each round of the shared tensors, and of the head's rows.
+
+    Raises:
+        ConfigError: the method shares a part of the model so small that no row is in it.
+    """
     with_head = method.personal == "nothing" and (method.share is None or method.share.head)
-    return cut(method.share, shared), dict(head) if with_head else {}
+    crosses, rows = cut(method.share, shared), dict(head) if with_head else {}
+    if method.share is not None and shared and not crosses:
+        raise ConfigError(
+            f"method.share.fraction={method.share.fraction:g} is less than one row of any tensor of the "
+            "model, so that nothing is shared; set it higher (0.5 is half)"
+        )
+    return crosses, rows
 
 
 def staying(model: Classifier, method: Method) -> tuple[str, ...]:

@@ -40,6 +40,7 @@ class FL(Method):
     paper: ClassVar[str] = "Zhang et al. 2021, Eqs. 1 and 2"
     label_view: ClassVar[LabelView] = "own"
     one_task: ClassVar[bool] = True
+    fixed_steps: ClassVar[bool] = True
 
     local: LocalTraining = INNER
     batches: Annotated[int, Field(ge=1)] = 100
@@ -53,6 +54,9 @@ class FL(Method):
 
     def loss(self, logits: Tensor, y: Tensor, known: Tensor, task: Task) -> Tensor:
         return masked_loss(logits, y, known, task)
+
+    def behind_losses(self, images: int, local: LocalTraining) -> int:
+        return images // self.batches // 2
 
     def train(
         self, site: Workbench, received: Payload, state: Packed, ctx: Context

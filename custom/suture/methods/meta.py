@@ -1,14 +1,17 @@
 """The steps of MetaFL, PMFL and the FedAvg that they are compared with; their files have the equations.
 
-A round is one batch of each site: the b-th of B consecutive shares of its training data, the same in every
-pass. Its first half is the support, on which a site adapts; the rest is the query, on which it is judged.
+A round is one batch of each site: the b-th of B equal shares of its training data, the same in every pass,
+since the data are put into a random order once and for all. Its first half is the support, on which a site
+adapts; the rest is the query, on which it is judged.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from typing import Annotated, Literal
 
@@ -28,6 +31,7 @@ from suture.methods.local import TaskLoss
 from suture.methods.share import put
 from suture.models.classifier import Layout, load_tensors, split_state
 from suture.models.norm import NormPolicy
+from suture.seeds import generator_for
 from suture.training import LocalTraining, NonFiniteLoss, Workbench, ready_inputs, rest, set_training
 
 Parameters = dict[str, Tensor]
@@ -53,30 +57,32 @@ class ServerStep:
 
 
 def check_inner(local: LocalTraining, batch_norm: NormPolicy) -> None:
-    """Refuses settings that the inner loop, which is plain SGD, would ignore.
+    """Refuses settings that the inner loop, plain SGD on one support half, would ignore.
 
     Raises:
         ConfigError: naming what it is.
     """
-    if local.optimiser != "sgd" or local.momentum or local.weight_decay or local.iterations is None:
-        raise ConfigError(
-            "the inner loop is plain SGD: set local.optimiser=sgd, local.momentum=0, local.weight_decay=0, "
-            "and local.iterations to the number of its steps"
-        )
-    if local.warmup_epochs or local.final_lr is not None:
-        raise ConfigError(
-            "the inner loop has no warm-up and a constant learning rate: remove them from local"
-        )
+    if local.iterations is None:
+        raise ConfigError("the inner loop has no epochs: set local.iterations to the number of its steps")
+    own = replace(local, lr=INNER.lr, iterations=INNER.iterations)
+    for part in fields(own):
+        if getattr(own, part.name) != (plain := getattr(INNER, part.name)):
+            raise ConfigError(
+                f"the inner loop is plain SGD on one half batch and has no local.{part.name}: remove it, or "
+                f"set it to {json.dumps(plain)}"
+            )
     if batch_norm != "frozen":
         raise ConfigError("the statistics of batch norm have no gradient: set batch_norm=frozen")
 
 
-def batch_of(site: Workbench, round_: int, batches: int) -> tuple[Batch, Batch]:
+def batch_of(site: Workbench, round_: int, batches: int, seed: int) -> tuple[Batch, Batch]:
     """Support and query of a round.
 
     Args:
         round_: from 1.
         batches: B, of one pass over the training data; a remainder is left out.
+        seed: with the site's name it settles the order of the data, which is the same in every pass: a table
+            that is sorted by its label would give batches of one class.
 
     Raises:
         DataError: a batch would have fewer than two rows.
@@ -90,7 +96,8 @@ def batch_of(site: Workbench, round_: int, batches: int) -> tuple[Batch, Batch]:
         )
     start = (round_ - 1) % batches * size
     cuts = (start, start + size // 2, start + size)
-    halves = [train.batch(torch.arange(a, b)) for a, b in pairwise(cuts)]
+    order = torch.randperm(len(train), generator=generator_for(seed, site.name, "batches"))
+    halves = [train.batch(order[a:b]) for a, b in pairwise(cuts)]
     support, query = (ready_inputs(site, half).to(site.device) for half in halves)
     return support, query
 
@@ -138,7 +145,7 @@ def adapted(
         NonFiniteLoss: naming site and round.
     """
     model, local = site.model, site.own(local)
-    support, query = batch_of(site, ctx.round, batches)
+    support, query = batch_of(site, ctx.round, batches, ctx.seed)
     rest(model, head_only=False)
     set_training(model, "frozen", head_only=False)
 
@@ -147,18 +154,26 @@ def adapted(
         return loss(logits, batch.y, batch.known, model.labels.task)
 
     theta = {n: p.detach().clone().requires_grad_() for n, p in model.named_parameters() if p.requires_grad}
-    phi, losses = adapt(objective, theta, support, local.lr, local.iterations or 0, second_order=second_order)
-    query_loss = objective(phi, query)
+    with _differentiable(second_order):
+        phi, losses = adapt(
+            objective, theta, support, local.lr, local.iterations or 0, second_order=second_order
+        )
+        query_loss = objective(phi, query)
     if not all(map(math.isfinite, [*losses, query_loss.item()])):
         raise NonFiniteLoss(f"{site.name}: the loss of round {ctx.round} is no number; lower local.lr")
     load_tensors(model, {name: p.detach() for name, p in phi.items()})
     return Adapted(theta, phi, sum(losses) / len(losses) if losses else None, query_loss)
 
 
+def _differentiable(second_order: bool) -> AbstractContextManager[None]:
+    """Where second derivatives are wanted: without cuDNN, whose LSTM has none."""
+    return torch.backends.cudnn.flags(enabled=False) if second_order else nullcontext()
+
+
 def gradient_egress(layout: Layout) -> Egress:
     """What leaves when gradients do."""
-    scalars = {"query_loss": (0.0, 1e6)}
-    return Egress(layout.shared, layout.head, kind="gradient", scalars=scalars, why=WHY)
+    losses = {"query_loss": (0.0, 1e6)}
+    return Egress(layout.shared, layout.head, kind="gradient", losses=losses, why=WHY)
 
 
 def gradient_update(

@@ -51,6 +51,7 @@ class PMFL(Method):
     paper: ClassVar[str] = "Zhang et al. 2021, Algorithm 2"
     label_view: ClassVar[LabelView] = "own"
     one_task: ClassVar[bool] = True
+    fixed_steps: ClassVar[bool] = True
 
     local: LocalTraining = INNER
     server: ServerStep = field(default_factory=ServerStep)
@@ -67,6 +68,9 @@ class PMFL(Method):
 
     def loss(self, logits: Tensor, y: Tensor, known: Tensor, task: Task) -> Tensor:
         return masked_loss(logits, y, known, task)
+
+    def behind_losses(self, images: int, local: LocalTraining) -> int:
+        return images // self.batches // 2
 
     def train(
         self, site: Workbench, received: Payload, state: Packed, ctx: Context

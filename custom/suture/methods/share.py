@@ -27,10 +27,13 @@ class Share:
         fraction: of the rows of each tensor, rounded down.
         of: the first ``rows`` of each tensor, as in the published program (of an LSTM the input and forget
             gates of all units); or whole hidden ``units`` of an LSTM, all four gates of the first of them.
+        init: where a site's own part begins: at the ``server``'s values, or each at random by itself
+            (``own``: Zhang et al. 2021, Algorithm 2, line 1).
     """
 
     fraction: Annotated[float, Field(gt=0, le=1)] = 0.5
     of: Literal["rows", "units"] = "rows"
+    init: Literal["server", "own"] = "server"
 
     @property
     def head(self) -> bool:

@@ -92,7 +92,7 @@ MODELS: dict[str, Backbone] = {
     ),
     "lstm": Backbone(
         "bidirectional LSTM over an embedding of words, for clinical text",
-        lambda spec, _: text_lstm(vocabulary_of(spec).size, padding=spec.padding),
+        lambda spec, _: text_lstm(vocabulary_of(spec).size, width=spec.longest if spec.padding else None),
         reads="text",
     ),
 }
@@ -120,7 +120,8 @@ class ModelSpec:
             a vocabulary file; the words themselves; or ``corpus``, that of all documents of a simulation, as
             in the published program of PMFL.
         longest: tokens of a document that are read, the rest is cut; None reads all.
-        padding: read what pads a document as words, as the published program of PMFL does.
+        padding: fill every document up to `longest` and read that as words, as the published program of PMFL
+            does.
     """
 
     name: str = "cnn"
@@ -218,6 +219,11 @@ def _check(spec: ModelSpec) -> None:
         raise ConfigError("model.dropout is that of the hidden block; set model.hidden, or remove it")
     if spec.second_head and not spec.projection:
         raise ConfigError("model.second_head is that of the projection; set model.projection, or remove it")
+    if spec.padding and spec.longest is None:
+        raise ConfigError(
+            "model.padding fills every document up to model.longest; set that, to the longest document of "
+            "all sites, say (`suture data check` tells each site its own)"
+        )
     for name in ("mean", "std"):
         given, channels = getattr(spec.preprocessing, name), spec.preprocessing.channels
         if len(given) != channels:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from suture.data.tokens import UNKNOWN
 
 EMBEDDING, HIDDEN = 128, 32
 
@@ -15,19 +18,23 @@ class TextLSTM(nn.Module):
 
     Args:
         words: rows of the embedding.
-        padding: whether the padding behind a document is read as words, as in the published program; else a
+        width: words that every document is filled up to, and read, as in the published program; None: a
             document ends at its true length.
     """
 
-    def __init__(self, words: int, *, padding: bool = False) -> None:
+    def __init__(self, words: int, *, width: int | None = None) -> None:
         super().__init__()
-        self.padding = padding
+        self.width = width
         self.embedding = nn.Embedding(words, EMBEDDING)
         self.lstm = nn.LSTM(EMBEDDING, HIDDEN, batch_first=True, bidirectional=True)
 
     def forward(self, tokens: Tensor, length: Tensor) -> Tensor:
         """Tokens ``[n, L]`` and true lengths ``[n]`` to features ``[n, 64]``."""
-        n = torch.full_like(length, tokens.shape[1]) if self.padding else length
+        n = length
+        if self.width is not None:
+            # Not to the longest of the batch: a document's features would depend on the others.
+            tokens = pad(tokens, (0, self.width - tokens.shape[1]), value=UNKNOWN)
+            n = torch.full_like(length, self.width)
         # Beyond the longest document of the batch there is nothing to embed.
         x = self.embedding(tokens[:, : int(n.max())])
         place = torch.arange(x.shape[1], device=x.device)
@@ -49,6 +56,6 @@ class TextLSTM(nn.Module):
         return states
 
 
-def text_lstm(words: int, *, padding: bool) -> tuple[nn.Module, int]:
+def text_lstm(words: int, *, width: int | None) -> tuple[nn.Module, int]:
     """The network and its number of features."""
-    return TextLSTM(words, padding=padding), 2 * HIDDEN
+    return TextLSTM(words, width=width), 2 * HIDDEN

@@ -15,6 +15,7 @@ from suture.data.openi import TASKS
 from suture.data.partition import TEXT, write_site
 from suture.data.silos import First, build_silos
 from suture.data.table import Table
+from suture.datasets import EICU_TEXTS, EicuText
 from suture.errors import ConfigError, unknown
 from suture.labels import LabelSet, canonical
 from suture.messages import STRICT
@@ -35,6 +36,8 @@ _TABLES: dict[Corpus, str] = {
     "eicu": "patient.csv*",
     "mimic_reports": "mimic-cxr-2.0.0-chexpert.csv*",
 }
+_REPORTS = ("mimic-cxr-reports.zip", "mimic-cxr-reports.tar.gz")
+"""Names of the archive of MIMIC's reports, where files/ is not unpacked."""
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -48,7 +51,7 @@ class SiloSites:
         targets: those to whose tasks the trained model is put; none of `training`.
         cap: positives of a silo at most; of eICU's rule, negatives.
         first: see `suture.data.silos.build_silos`.
-        labels_from, leaking_text: of eICU, see `DataConfig`.
+        labels_from, texts, leaking_text, admission_paths: of eICU, see `DataConfig`.
         root: folder of the data; by default that of the corpus in SUTURE_DATA.
         seed: of the silos.
     """
@@ -60,7 +63,9 @@ class SiloSites:
     cap: Annotated[int, Field(ge=1)] | None = None
     first: First = "positives"
     labels_from: Literal["apache", "diagnosis"] = "apache"
+    texts: Annotated[tuple[EicuText, ...], Field(min_length=1)] = EICU_TEXTS
     leaking_text: bool = False
+    admission_paths: Literal["all", "last"] = "all"
     root: str | None = None
     seed: Annotated[int, Field(ge=0)] = 1337
 
@@ -92,14 +97,16 @@ class SiloSites:
                 f"{root} has no {_TABLES[self.corpus]}; name the folder of {title} with --set "
                 "simulation.root=DIR"
             )
-        packed = root / "mimic-cxr-reports.zip"
+        packed = [path for path in (root / name for name in _REPORTS) if path.exists()]
         return DataConfig(
             dataset=self.corpus,
-            root=packed if packed.exists() else root,
+            root=packed[0] if packed and self.corpus == "mimic_reports" else root,
             table=tables[0],
             labels=self.order if self.corpus != "eicu" else None,
             labels_from=self.labels_from,
+            texts=self.texts,
             leaking_text=self.leaking_text,
+            admission_paths=self.admission_paths,
         )
 
 

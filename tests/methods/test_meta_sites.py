@@ -1,0 +1,157 @@
+"""MetaFL, PMFL and their baseline at a site: its batches, where its half begins, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from suture.config import TrainingConfig
+from suture.data.batch import Samples
+from suture.data.transforms import Augmentation
+from suture.errors import ConfigError, DataError, FederationError
+from suture.labels import LabelSet
+from suture.messages import Abstain, Payload
+from suture.methods import METHODS
+from suture.methods.meta import INNER, batch_of
+from suture.methods.metafl import MetaFL
+from suture.methods.pmfl import PMFL
+from suture.methods.share import Share, cut, put
+from suture.models import ModelSpec, build
+from suture.packing import load
+from suture.seeds import generator_for
+from suture.training import Workbench
+
+SPEC = ModelSpec("cnn", size=16)
+
+
+def bench(name: str, train: Samples) -> Workbench:
+    model = build(SPEC, LabelSet(("x",)), 1, pretrained=False)
+    return Workbench(name, model, {"train": train}, SPEC.preprocessing, Augmentation(), torch.device("cpu"))
+
+
+def numbered(y: torch.Tensor) -> Samples:
+    """Rows that say which they are."""
+    return Samples({"row": torch.arange(len(y))}, y[:, None], tuple(map(str, range(len(y)))))
+
+
+def test_batches_share_the_data_out_and_come_again() -> None:
+    data = numbered(torch.zeros(24))
+    site = bench("a", data)
+    order = torch.randperm(24, generator=generator_for(0, "a", "batches")).tolist()
+
+    def rows(round_: int, of: Workbench = site, seed: int = 0) -> list[int]:
+        return [int(i) for half in batch_of(of, round_, 5, seed) for i in half.inputs["row"]]
+
+    passed = [row for round_ in range(1, 6) for row in rows(round_)]
+    # 24 rows in 5 batches of 4; the last 4 of the order are left out.
+    assert passed == order[:20]
+    assert rows(7) == rows(2)
+    assert rows(2, bench("b", data)) != rows(2) != rows(2, seed=1)
+    with pytest.raises(DataError, match=r"a has 24 training samples, too few for 13 batches.*batches=3"):
+        batch_of(site, 1, 13, 0)
+
+
+def test_a_table_that_is_sorted_by_its_label_gives_mixed_batches() -> None:
+    site = bench("a", numbered((torch.arange(200) >= 100).float()))
+    halves = [half for round_ in range(1, 11) for half in batch_of(site, round_, 10, 0)]
+    assert all(0 < half.y.sum() < len(half) for half in halves)
+
+
+def halves(made: Any, out: str) -> dict[str, dict[str, torch.Tensor]]:
+    """What sites hold after a round of steps too small to see, shared rows and own ones together."""
+    made.run(out)
+    return {
+        name: {
+            key: tensor
+            for key, tensor in load(
+                made.folder / out / "sites" / name / "round-000001.safetensors"
+            ).tensors.items()
+            if key.endswith("weight") and "head" not in key
+        }
+        for name in ("alpha", "beta")
+    }
+
+
+@pytest.mark.parametrize("init", ["server", "own"])
+def test_a_sites_own_half_begins_where_the_job_says(init: Any, tiny: Any) -> None:
+    method = PMFL(local=replace(INNER, lr=1e-30), batches=2, share=Share(init=init))
+    made = tiny(method, {"alpha": ("Mass",), "beta": ("Nodule",)}, rounds=1)
+    found = halves(made, "one")
+    assert len(found["alpha"]) > 3
+    for name, mine in found["alpha"].items():
+        theirs, half = found["beta"][name], len(mine) // 2
+        assert torch.equal(mine[:half], theirs[:half])
+        if mine.dim() > 1:  # batch norm begins with ones everywhere
+            assert torch.equal(mine[half:], theirs[half:]) == (init == "server")
+    again = halves(made, "two")
+    assert all(torch.equal(t, again[s][name]) for s, own in found.items() for name, t in own.items())
+
+
+@pytest.mark.parametrize("name", ["fl", "metafl", "pmfl"])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"local": replace(INNER, optimiser="adam")},
+        {"local": replace(INNER, iterations=None)},
+        {"local": replace(INNER, clip=1.0)},
+        {"local": replace(INNER, batch_size=8)},
+        {"local": replace(INNER, epochs=2)},
+        {"local": replace(INNER, betas=(0.5, 0.999))},
+        {"local": replace(INNER, warmup_epochs=1)},
+        {"batch_norm": "average"},
+    ],
+)
+def test_settings_that_the_inner_loop_would_ignore_are_refused(name: str, wrong: dict[str, Any]) -> None:
+    kind: Any = METHODS[name]
+    with pytest.raises(ConfigError, match=r"inner loop|batch norm"):
+        kind(**wrong)
+
+
+def test_a_part_without_any_row_is_refused(tiny: Any) -> None:
+    with pytest.raises(ConfigError, match=r"share\.fraction=1e-06 .* nothing is shared; set it higher"):
+        tiny(PMFL(share=Share(1e-6), batches=2)).run()
+
+
+@pytest.mark.parametrize("training", [{"batch_size": 8}, {"amp": True}])
+def test_what_a_site_sets_in_vain_is_refused(training: dict[str, Any], tiny: Any) -> None:
+    made = tiny(MetaFL(batches=2))
+    own = TrainingConfig.model_validate(training)
+    made.configs["alpha"] = made.configs["alpha"].model_copy(update={"training": own})
+    site = made.sites()["alpha"]
+    answer = site.answer(Payload("hello"))
+    assert isinstance(answer, Abstain)
+    assert answer.reason == "configuration"
+    assert f"remove {next(iter(training))} under [training]" in (site.folder / "errors.jsonl").read_text()
+
+
+def test_a_full_memory_is_not_tried_again_with_the_same_batch(
+    tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = []
+
+    def hungry(*_: Any) -> None:
+        tried.append(1)
+        raise MemoryError("no more")
+
+    monkeypatch.setattr(MetaFL, "train", hungry)
+    with pytest.raises(FederationError, match="out_of_memory"):
+        tiny(MetaFL(batches=2), {"alpha": ("Mass",)}, max_failed_rounds=1).run()
+    assert tried == [1]
+
+
+def test_half_of_the_units_of_an_lstm() -> None:
+    rows = Share(of="units").rows("backbone.lstm.weight_ih_l0", 128).tolist()
+    assert rows == [u + gate for gate in (0, 32, 64, 96) for u in range(16)]
+    assert Share(of="units").rows("backbone.embedding.weight", 21).tolist() == list(range(10))
+
+
+def test_rows_go_back_to_their_places() -> None:
+    share, whole = Share(0.5), {"x": torch.arange(5.0), "head.bias": torch.zeros(1)}
+    part = cut(share, whole)
+    assert part.keys() == {"x"}
+    again = put(share, whole, {"x": torch.tensor([7.0, 8.0])})
+    assert again["x"].tolist() == [7, 8, 2, 3, 4]
+    assert torch.equal(put(share, whole, part)["x"], whole["x"])

@@ -1,0 +1,37 @@
+"""Methods made for images, on documents: the job `surgical_openi` on a few."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from official import Report, write_openi
+from suture.data.openi import TASKS
+from suture.job import load_job, with_settings
+from suture.run import run_here
+
+REPORTS: list[Report] = [
+    (f"It shows {TASKS[i % 8].lower()}.", "", (f"{TASKS[i % 8]}/mild",))
+    if i % 2
+    else (f"{TASKS[i % 8]} and {TASKS[(i + 3) % 8]}.", "", (TASKS[i % 8], TASKS[(i + 3) % 8]))
+    for i in range(240)
+]
+"""Each has one finding or two, and says so."""
+
+
+@pytest.mark.parametrize("method", ["surgical", "vanilla", "partial"])
+def test_the_job_of_text_trains_on_a_few_documents(method: str, tmp_path: Path) -> None:
+    root = write_openi(tmp_path / "openi", REPORTS).parent
+    small = ["rounds=2", "method.local.lr=0.01", "simulation.clients=2", "model.vocabulary=corpus"]
+    job = with_settings(load_job("surgical_openi"), [*small, f"simulation.root={root}", f"method={method}"])
+    run_here(job, "local", tmp_path / "r", resume=False, overwrite=False, threads=None)
+    run = json.loads((tmp_path / "r" / "run.json").read_text())
+    known = [set(site["labels"]) for site in run["sites"].values()]
+    assert [len(labels) for labels in known] == [4, 4]
+    metrics = json.loads((tmp_path / "r" / "metrics.json").read_text())
+    assert metrics["auroc"].keys() == set.union(*known)
+    lines = [json.loads(line) for line in (tmp_path / "r" / "history.jsonl").read_text().splitlines()]
+    first, last = (sum(site["train_loss"] for site in line["sites"].values()) for line in lines)
+    assert last < first
