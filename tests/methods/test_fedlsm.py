@@ -77,7 +77,15 @@ def bench_of(tiny: Any, method: FedLSM, **options: Any) -> tuple[Workbench, Payl
     """A site of a tiny federation that holds the global model of all four classes."""
     site = tiny(method, **options).sites()["alpha"]
     model = initial(site.plan, EVERY)
-    task = Payload("train", 1, 0, labels=EVERY, shared=dict(model.shared), head=dict(model.head))
+    task = Payload(
+        "train",
+        1,
+        0,
+        labels=EVERY,
+        shared=dict(model.shared),
+        head=dict(model.head),
+        class_tensors={"positive_weight": torch.ones(len(EVERY))},
+    )
     return site._workbench(task, site._state(task)), task
 
 

@@ -106,7 +106,7 @@ class Egress:
         head: names of the head's tensors, with the shape of one row.
         class_tensors: further tensors with one row per class.
         weight, class_weight: closed ranges; `IMAGES` for a weight that is the number of training images.
-        counts: whether a site also says, before round 1, how many images have each of its classes.
+        counts: the tasks in which a site also says, before round 1, how many images have each of its classes.
         prior: whether it says, before round 1, which frozen network it holds.
         scalars: names and closed ranges of the numbers that leave.
         why: a sentence for the report, what each part is for.
@@ -119,7 +119,7 @@ class Egress:
     class_weight: Range = (1.0, 1.0)
     scalars: Mapping[str, Range] = field(default_factory=dict)
     kind: Literal["weights", "gradient"] = "weights"
-    counts: bool = False
+    counts: tuple[Task, ...] = ()
     prior: bool = False
     why: Mapping[str, str] = field(default_factory=dict)
 
@@ -131,12 +131,15 @@ class Census:
     Attributes:
         labels: every class of the federation.
         images: training images of each site.
-        counts: for each site its own classes with their positive and negative images; None where withheld.
+        counts: for each site its own classes with their positive and negative images; None where withheld, or
+            not asked for.
+        task: of the federation.
     """
 
     labels: Labels
     images: Mapping[str, int]
     counts: Mapping[str, Mapping[str, Counts | None]]
+    task: Task = "multilabel"
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from torch import Tensor
 from suture.labels import Task
 from suture.losses import masked_loss
 from suture.messages import STRICT, Payload, Update
-from suture.methods.class_weights import NAME, ClassWeights, class_weights
+from suture.methods.class_weights import ClassWeights, class_weights, counted, told_weights, why_counted
 from suture.methods.contract import (
     IMAGES,
     Census,
@@ -96,8 +96,8 @@ class FedLSM(Method):
             weight=IMAGES,
             class_weight=(0.0, self._most),
             scalars={"pseudo_positive": _COUNTED, "pseudo_negative": _COUNTED},
-            counts=True,
-            why=_WHY,
+            counts=counted(self.class_weights),
+            why=_WHY | why_counted(self.class_weights),
         )
 
     def loss(self, logits: Tensor, y: Tensor, known: Tensor, task: Task) -> Tensor:
@@ -110,7 +110,7 @@ class FedLSM(Method):
     ) -> tuple[Update, dict[str, Tensor]]:
         local = in_phase(site.own(self.local), ctx)
         local = replace(local, batch_size=min(local.batch_size, self.local.batch_size))
-        weight = received.class_tensors.get(NAME)
+        weight = told_weights(received, self.class_weights, site.model.labels.task)
         lessons = Lessons(self.teaching, site, local, weight, ctx.seed, ctx.round)
         fitted = fit(
             site,
@@ -147,5 +147,4 @@ _WHY = WHY | {
     "class_weights": "q_c^k, positives drawn of a class, labels and pseudo-labels: how much its row counts",
     "pseudo_positive": "positive pseudo-labels among the images drawn; progress",
     "pseudo_negative": "negative pseudo-labels among the images drawn; progress",
-    "counts": "images with and without each class, for the class weights",
 }
