@@ -21,12 +21,14 @@ from suture.labels import LabelSet
 from suture.messages import Payload, Update
 from suture.methods.contract import Context, GlobalModel, Phase
 from suture.methods.fedlsm import FedLSM
+from suture.methods.local import loss_of, validation_loss
 from suture.methods.teaching import Lessons, Teaching, follow, subsets
 from suture.models.classifier import Classifier, Preprocessing
 from suture.packing import Packed
 from suture.seeds import generator_for, seed_for
 from suture.server.global_model import initial
 from suture.training import LocalTraining, Workbench
+from suture.validation import parse
 
 LABELS = ("A", "B", "C")
 CTX = Context(1, Phase("main", 1), 0)
@@ -305,3 +307,35 @@ def test_batches_of_mixtures_alone_are_refused(tiny: Any) -> None:
     bench, _ = bench_of(tiny, METHOD)
     with pytest.raises(ConfigError, match="alpha: batches of 2 have no room for 2 mixtures"):
         Lessons(METHOD.teaching, bench, replace(METHOD.local, batch_size=2), None, 0, 1)
+
+
+def test_a_warm_up_returns_its_best_epoch(tiny: Any) -> None:
+    """At this learning rate the loss jumps about, and the last epoch is not the best."""
+    warm_up = Phase("warm-up", 1, "head", 5.0, 3, keep_best=True)
+    bench, task = bench_of(tiny, METHOD)
+
+    def after(phase: Phase) -> float:
+        model = copy.deepcopy(bench.model)
+        site = replace(bench, model=model)
+        done, _ = METHOD.train(site, task, Packed({}, {}), Context(1, phase, 0))
+        loss = validation_loss(site, loss_of(METHOD.loss, "multilabel"))
+        assert loss is not None
+        torch.testing.assert_close(done.head["head.bias"], model.head.bias.detach())  # it is what is sent
+        return loss
+
+    losses = [after(replace(warm_up, epochs=n, keep_best=False)) for n in (1, 2, 3)]
+    assert min(losses) < losses[-1]
+    assert after(warm_up) == pytest.approx(min(losses))
+
+
+@pytest.mark.parametrize("value", [1.0, 0.0, -3, 0, True, "0.2", 1.5, float("nan")])
+def test_a_subset_is_a_share_or_a_number_of_images(value: Any) -> None:
+    for name in ("confident", "uncertain"):
+        with pytest.raises(ConfigError, match=f"{name}: .*neither a share below 1 nor a whole number"):
+            parse(Teaching, {name: value}, "teaching")
+
+
+def test_a_share_and_a_number_stay_what_they_are() -> None:
+    how = parse(Teaching, {"confident": 0.5, "uncertain": 1}, "teaching")
+    assert (how.confident, how.uncertain) == (0.5, 1)
+    assert type(how.uncertain) is int

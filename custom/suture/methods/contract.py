@@ -171,6 +171,7 @@ class Method(ABC):
             one row, `suture.data.one_task.TARGET`, which so means something else at each site.
         guesses: whether it makes pseudo-labels, of which a simulation counts how many are right.
         here_only: why the method cannot run in a federation; empty where it can.
+        images_only: whether it needs pixels, for views of them or a prior that sees them: no text will do.
         prior: the frozen network that sites compare their models with, where the method has one.
         share: the part of the model that crosses; None for all of it. The rest of a site's model is its own.
         keep_local: whether a site also keeps the model that it trained in the best round, before the merge,
@@ -189,6 +190,7 @@ class Method(ABC):
     here_only: ClassVar[str] = ""
     one_task: ClassVar[bool] = False
     guesses: ClassVar[bool] = False
+    images_only: ClassVar[bool] = False
     prior: PriorSpec | None = None
     share: Share | None = None
     keep_local: bool = False

@@ -45,7 +45,7 @@ from suture.methods.contract import (
     Method,
     weighted_mean,
 )
-from suture.methods.local import WHY, in_phase, kept_moments, owned, trained
+from suture.methods.local import WHY, Best, in_phase, kept_moments, loss_of, owned, trained
 from suture.methods.teaching import Lessons, Teaching
 from suture.models.classifier import Layout
 from suture.models.norm import NormPolicy
@@ -74,6 +74,7 @@ class FedLSM(Method):
     paper: ClassVar[str] = "Deng et al., MICCAI 2023"
     label_view: ClassVar[LabelView] = "all"
     guesses: ClassVar[bool] = True
+    images_only: ClassVar[bool] = True
 
     local: LocalTraining = field(
         default_factory=lambda: LocalTraining(lr=1e-4, iterations=200, weight_decay=5e-4, betas=(0.9, 0.99))
@@ -110,7 +111,9 @@ class FedLSM(Method):
     ) -> tuple[Update, dict[str, Tensor]]:
         local = in_phase(site.own(self.local), ctx)
         local = replace(local, batch_size=min(local.batch_size, self.local.batch_size))
-        weight = told_weights(received, self.class_weights, site.model.labels.task)
+        task = site.model.labels.task
+        weight = told_weights(received, self.class_weights, task)
+        best = Best(site, loss_of(self.loss, task)) if ctx.phase.keep_best else None
         lessons = Lessons(self.teaching, site, local, weight, ctx.seed, ctx.round)
         fitted = fit(
             site,
@@ -123,7 +126,10 @@ class FedLSM(Method):
             round_=ctx.round,
             batches=lessons.batches,
             after_step=lessons.teach,
+            after_epoch=best,
         )
+        if best:
+            best.restore()
         images = len(site.samples["train"])
         update = replace(
             trained(site, received, ctx, fitted),
