@@ -96,7 +96,7 @@ def test_the_wrong_kind_of_answer_is_refused() -> None:
         check_reply(Hello((), {}, 1, "x"), replace(EXPECTED, task="hello"))
 
 
-ASKED = replace(EXPECTED, task="hello", egress=replace(EXPECTED.egress, counts=True))
+ASKED = replace(EXPECTED, task="hello", egress=replace(EXPECTED.egress, counts=("multilabel",)))
 
 
 @pytest.mark.parametrize(
@@ -116,6 +116,13 @@ def test_counts_are_of_the_sites_classes_and_only_where_they_are_asked_for(
         check_reply(hello, expected)
     check_reply(replace(hello, counts={"Mass": (3, 9), "Nodule": None}), ASKED)
     check_reply(replace(hello, counts={}), replace(EXPECTED, task="hello"))
+
+
+def test_counts_are_asked_of_the_tasks_that_use_them() -> None:
+    hello = Hello(("Mass", "Nodule"), {"train": 12}, 1, "x", task="multiclass")
+    check_reply(hello, ASKED)
+    with pytest.raises(RejectedUpdate, match="counts of other classes than were asked for"):
+        check_reply(replace(hello, counts={"Mass": (3, 9), "Nodule": None}), ASKED)
 
 
 def test_a_weight_of_images_is_the_number_that_was_announced() -> None:

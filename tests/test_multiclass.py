@@ -14,6 +14,8 @@ from PIL import Image
 
 from suture.errors import FederationError
 from suture.evaluation.single_label import KEYS
+from suture.introduction import SAID
+from suture.messages import Payload
 from suture.methods import METHODS
 from suture.prediction import predict_to_csv
 from suture.training import LocalTraining
@@ -140,3 +142,14 @@ def test_a_site_of_another_task_stops_the_federation(data: Path, tiny: Any) -> N
     config.write_text(config.read_text().replace("multiclass", "multilabel"))
     with pytest.raises(FederationError, match=r"multiclass and beta is multilabel; one federation"):
         tiny(method("fedavg"), LABELS).run()
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedlsm"])
+def test_nobody_says_counts_that_nobody_uses(name: str, data: Path, tiny: Any) -> None:
+    """Class weights are of binary cross-entropies; here there are none, and no word of counts withheld."""
+    federation = tiny(method(name, iterations=1), LABELS, rounds=1)
+    for site in federation.sites().values():
+        assert site.answer(Payload("hello")).counts == {}
+        assert not (site.folder / SAID).exists()
+    server = federation.run()
+    assert json.loads((Path(server.record.folder) / "run.json").read_text())["notes"] == []

@@ -7,7 +7,11 @@ from pathlib import Path
 import pytest
 
 import suture.plan
-from suture.plan import code_hash
+from suture.data.transforms import Augmentation
+from suture.errors import ConfigError
+from suture.methods import METHODS
+from suture.models import ModelSpec
+from suture.plan import Plan, code_hash
 
 
 @pytest.mark.parametrize("changed", ["methods/fedavg.py", "data/clinical_words.txt"])
@@ -23,3 +27,12 @@ def test_a_change_of_source_or_of_the_vocabulary_changes_the_hash(
     assert code_hash.__wrapped__() == before
     (tmp_path / changed).write_text("another")
     assert code_hash.__wrapped__() != before
+
+
+@pytest.mark.parametrize("name", ["fedlsm", "fedmas"])
+def test_a_method_of_images_is_refused_a_model_of_text(name: str) -> None:
+    with pytest.raises(
+        ConfigError, match=r"needs images, and the model 'lstm' reads text; .* both: surgical,"
+    ):
+        Plan(METHODS[name](), ModelSpec("lstm"), Augmentation(), 1, "run", "code")
+    assert Plan(METHODS["fedavg"](), ModelSpec("lstm"), Augmentation(), 1, "run", "code").model.name == "lstm"

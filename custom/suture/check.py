@@ -55,7 +55,7 @@ def check_reply(reply: Reply, expected: Expectation) -> None:
         _check_labels(reply.labels)
         if not reply.labels:
             raise RejectedUpdate("no labels")
-        if reply.counts.keys() != (set(reply.labels) if expected.egress.counts else set()):
+        if reply.counts.keys() != (set(reply.labels) if reply.task in expected.egress.counts else set()):
             raise RejectedUpdate("counts of other classes than were asked for")
         if (reply.prior is not None) != expected.egress.prior:
             raise RejectedUpdate("a prior that was not asked for, or none where one was")

@@ -113,6 +113,8 @@ def declared(egress: Egress, *, local: bool = False) -> list[dict[str, str]]:
         "attribute where the site names one",
         "local_metrics": "the same",
     } | dict(_numbers(egress))
+    if egress.counts:
+        shapes["counts"] += f", in a {' or '.join(egress.counts)} task"
     whys = {**egress.why, **({"local_metrics": _LOCAL} if local else {})}
     return [{"field": f, "shape": shapes.get(f, ""), "why": why} for f, why in whys.items()]
 
@@ -185,7 +187,7 @@ def _sent(method: Method, egress: Egress) -> Iterable[tuple[str, str]]:
     yield "class_weights", shown["class_weights"]
     yield from _numbers(egress)
     if egress.counts:
-        yield "counts", "two numbers for each of the site's classes"
+        yield "counts", f"two numbers for each of the site's classes, in a {' or '.join(egress.counts)} task"
     if egress.prior:
         yield "prior", "a digest"
 

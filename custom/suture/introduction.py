@@ -54,7 +54,7 @@ def introduce(plan: Plan, config: SiteConfig, data: SiteSamples, prior: str | No
         folder: of the experiment at the site, which remembers what was said.
     """
     labels, samples = data
-    asked = plan.method.egress(Layout({}, {})).counts
+    asked = labels.task in plan.method.egress(Layout({}, {})).counts
     return Hello(
         labels.names,
         {split: len(part) for split, part in samples.items()},

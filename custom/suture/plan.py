@@ -15,9 +15,9 @@ from pydantic.dataclasses import dataclass
 from suture.data.transforms import Augmentation
 from suture.errors import ConfigError
 from suture.messages import STRICT
-from suture.methods import method_class
+from suture.methods import METHODS, method_class
 from suture.methods.contract import Context, Method
-from suture.models import ModelSpec
+from suture.models import MODELS, ModelSpec
 from suture.names import check_experiment
 from suture.validation import parse
 
@@ -46,6 +46,12 @@ class Plan:
             raise ConfigError(
                 "batch_norm='local' (FedBN) leaves no global model to evaluate, so "
                 f"{self.method.title} cannot use it; choose 'average' (FedAvg) or 'frozen' (FedBN+)"
+            )
+        if self.method.images_only and (reads := MODELS[self.model.name].reads) != "image":
+            others = ", ".join(name for name, kind in METHODS.items() if not kind.images_only)
+            raise ConfigError(
+                f"{self.method.title} needs images, and the model {self.model.name!r} reads {reads}; "
+                f"choose a model of images, or one of the methods that take both: {others}"
             )
 
     def to_dict(self) -> dict[str, Any]:

@@ -3,10 +3,12 @@
 The class lists are those of the paper's Table 6; the server holds the validation and test images, as there.
 Images of one lesion stay together; `--set simulation.split=images` divides single images, as the paper
 does. Point it at the data with SUTURE_DATA (its folder ham10000_112px) or with `--set simulation.root=DIR`.
-The defaults fit a CPU; the paper's own are
+The defaults fit a CPU; the paper's own, with the normalisation and the subsets of its program, are
 
     suture run fedlsm_isic --set model.name=densenet121 --set model.size=224 --set model.weights=download \\
-        --set rounds=50 --set iterations=30 --set method.local.lr=1e-4
+        --set rounds=50 --set iterations=30 --set method.local.lr=1e-4 --set simulation.split=images \\
+        --set 'model.mean=[0.763,0.546,0.570]' --set 'model.std=[0.141,0.153,0.170]' \\
+        --set confident=200 --set uncertain=50
 """
 
 from suture.cli import run_job_file

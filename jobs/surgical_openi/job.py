@@ -1,6 +1,8 @@
 """Surgical Aggregation on text: Open-i's reports at four sites that know four of eight findings each.
 
-The methods for images run on documents as they are: `--set method=vanilla`, `partial`, `pfl` and so on.
+Methods that look at no pixels run on documents as they are: `--set method=vanilla`, `partial`, `pfl`,
+`individual`, `central` or `fedavg`. FedLSM and Fed-MAS need images, and a job that puts them to text is
+refused.
 Point it at the data with SUTURE_DATA (its folder openi_reports) or with `--set simulation.root=DIR`.
 """
 

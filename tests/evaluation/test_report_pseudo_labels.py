@@ -8,6 +8,7 @@ from suture.evaluation.pseudo_labels import (
     Checked,
     checked_pseudo_labels,
     pseudo_label_charts,
+    row_share_charts,
     row_shares,
     total,
 )
@@ -85,6 +86,26 @@ def test_a_site_that_tells_no_weights_counts_once_in_its_own_rows() -> None:
     block = found[1][0]
     assert block.sites["harbour"][block.labels.index("Hernia")] == 1.0
     assert block.sites["harbour"][block.labels.index("Fracture")] is None
+
+
+def test_shares_over_rounds() -> None:
+    """A chart a class, a line a site; the last points are the shares of the matrix."""
+    charts = {chart.title: chart for chart in row_share_charts(RUN, HISTORY, [3])}
+    assert set(charts) == {f"{label}, %" for label in RUN.labels if label != "Hernia"}  # its row was kept
+    edema = charts["Edema, %"]
+    assert [trace.name for trace in edema.traces] == list(RUN.sites)
+    found = row_shares(RUN, HISTORY)
+    assert found is not None
+    block = found[1][0]
+    heights = {trace.name: trace.runs[-1][-1][1] for trace in edema.traces}
+    expected = {site: row[block.labels.index("Edema")] for site, row in block.sites.items()}
+    low, high = edema.y[0], edema.y[-1]
+    for site, y in heights.items():  # pixels back to per cent, along the axis
+        at = (y - low.at) / (high.at - low.at)
+        share = float(low.text) + at * (float(high.text) - float(low.text))
+        assert share == pytest.approx(100 * expected[site], abs=0.1)
+    assert row_share_charts(RUN, PLAIN, []) == []
+    assert row_share_charts(RUN, HISTORY[:1], []) == []
 
 
 def test_only_committed_rounds_count() -> None:

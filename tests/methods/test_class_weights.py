@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import csv
 import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from suture.methods.class_weights import NAME, class_weights, weighted_bce
-from suture.methods.contract import Census
+from suture.errors import ConfigError
+from suture.messages import Payload
+from suture.methods import METHODS
+from suture.methods.class_weights import NAME, class_weights, told_weights, weighted_bce
+from suture.methods.contract import Census, ClassFacts
+from suture.models.classifier import Layout
+from suture.site import Site
+from suture.training import LocalTraining
 
 CENSUS = Census(
     ("Edema", "Hernia", "Mass"),
@@ -40,3 +50,54 @@ def test_a_class_without_counts_weighs_one_and_the_report_says_so() -> None:
 def test_weighted_cross_entropy_by_hand() -> None:
     loss = weighted_bce(torch.zeros(1, 2), torch.tensor([[1.0, 0.0]]), torch.tensor([3.0, 5.0]))
     assert loss.tolist() == [pytest.approx([3 * math.log(2), math.log(2)])]
+
+
+def test_a_task_of_one_label_has_no_weights_and_no_notes() -> None:
+    """Nobody counts there, which is not the same as counts that are withheld."""
+    assert class_weights(replace(CENSUS, task="multiclass"), "known") == ClassFacts()
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedlsm"])
+def test_counts_are_asked_for_where_there_are_weights(name: str) -> None:
+    kind: Any = METHODS[name]
+    for rule, tasks in (("known", ("multilabel",)), ("program", ("multilabel",)), ("none", ())):
+        egress = kind(class_weights=rule).egress(Layout({}, {}))
+        assert egress.counts == tasks
+        assert ("counts" in egress.why) == bool(tasks)
+
+
+def test_weights_that_were_asked_for_and_not_told_stop_the_site() -> None:
+    weight = torch.tensor([2.0, 1.0])
+    told, silent = Payload("train", 3, class_tensors={NAME: weight}), Payload("train", 3)
+    assert told_weights(told, "known", "multilabel") is weight
+    with pytest.raises(
+        ConfigError, match="sent no positive_weight with round 3, which class_weights='known'"
+    ):
+        told_weights(silent, "known", "multilabel")
+    assert told_weights(silent, "none", "multilabel") is None
+    assert told_weights(silent, "known", "multiclass") is None
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedlsm"])
+def test_every_payload_of_a_federation_carries_them(
+    name: str, tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Negatives by positives of the sites that know a class, counted here from their tables."""
+    seen: list[Payload] = []
+    answer = Site.answer
+    monkeypatch.setattr(Site, "answer", lambda self, task: seen.append(task) or answer(self, task))
+    kind: Any = METHODS[name]
+    federation = tiny(kind(local=LocalTraining(lr=1e-2, iterations=1, batch_size=8)), rounds=2)
+    server = federation.run()
+    labels: dict[str, list[int]] = {}
+    for config in federation.configs.values():
+        with Path(config.data.table).open(newline="") as file:
+            for row in csv.DictReader(file):
+                for label in server.roster.labels if row["split"] == "train" else ():
+                    labels.setdefault(label, []).extend([int(row[label])] if label in row else [])
+    expected = {label: y.count(0) / y.count(1) for label, y in labels.items()}
+    trained = [payload for payload in seen if payload.task == "train"]
+    assert len(trained) == 2 * 3
+    for payload in trained:
+        assert payload.class_tensors[NAME].tolist() == pytest.approx([expected[x] for x in payload.labels])
+    assert len({round(weight, 3) for weight in expected.values()}) > 1

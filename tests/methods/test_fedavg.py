@@ -25,7 +25,15 @@ LOCAL = LocalTraining(lr=1e-2, batch_size=64)
 def bench_of(tiny: Any) -> tuple[Workbench, Payload]:
     site = tiny(FedAvg(local=LOCAL)).sites()["alpha"]
     model = initial(site.plan, EVERY)
-    task = Payload("train", 1, 0, labels=EVERY, shared=dict(model.shared), head=dict(model.head))
+    task = Payload(
+        "train",
+        1,
+        0,
+        labels=EVERY,
+        shared=dict(model.shared),
+        head=dict(model.head),
+        class_tensors={"positive_weight": torch.ones(len(EVERY))},
+    )
     return site._workbench(task, site._state(task)), task
 
 

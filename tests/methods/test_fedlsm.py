@@ -1,32 +1,28 @@
-"""FedLSM's round: aggregation by hand, and a site's steps against the equations written out."""
+"""FedLSM: aggregation by hand, subsets, ablations and what a federation records."""
 
 from __future__ import annotations
 
 import copy
 import json
-import math
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from suture.abstain import LabelViewRefused
-from suture.data.batch import endless
-from suture.data.transforms import augment
 from suture.errors import ConfigError
 from suture.labels import LabelSet
 from suture.messages import Payload, Update
 from suture.methods.contract import Context, GlobalModel, Phase
 from suture.methods.fedlsm import FedLSM
+from suture.methods.local import loss_of, validation_loss
 from suture.methods.teaching import Lessons, Teaching, follow, subsets
-from suture.models.classifier import Classifier, Preprocessing
+from suture.models.classifier import Classifier
 from suture.packing import Packed
-from suture.seeds import generator_for, seed_for
 from suture.server.global_model import initial
 from suture.training import LocalTraining, Workbench
+from suture.validation import parse
 
 LABELS = ("A", "B", "C")
 CTX = Context(1, Phase("main", 1), 0)
@@ -77,7 +73,15 @@ def bench_of(tiny: Any, method: FedLSM, **options: Any) -> tuple[Workbench, Payl
     """A site of a tiny federation that holds the global model of all four classes."""
     site = tiny(method, **options).sites()["alpha"]
     model = initial(site.plan, EVERY)
-    task = Payload("train", 1, 0, labels=EVERY, shared=dict(model.shared), head=dict(model.head))
+    task = Payload(
+        "train",
+        1,
+        0,
+        labels=EVERY,
+        shared=dict(model.shared),
+        head=dict(model.head),
+        class_tensors={"positive_weight": torch.ones(len(EVERY))},
+    )
     return site._workbench(task, site._state(task)), task
 
 
@@ -93,93 +97,6 @@ METHOD = FedLSM(
         ema=0.9,
     ),
 )
-
-
-def literal_round(site: Workbench, seed: int, weight: list[float]) -> tuple[Classifier, Tensor]:
-    """Three steps as the paper has them, entry by entry, with the same draws as the site makes."""
-    how, train, c = METHOD.teaching, site.samples["train"], len(EVERY)
-    student = copy.deepcopy(site.model)
-    teacher = copy.deepcopy(site.model).eval()
-    known = [not math.isnan(float(v)) for v in train.y[0]]
-    images = site.prepare(train.inputs["image"])
-    with torch.no_grad():
-        p = torch.sigmoid(copy.deepcopy(site.model).eval()({"image": images})).tolist()
-    bits = lambda v: -(v * math.log2(v) + (1 - v) * math.log2(1 - v))  # noqa: E731
-    entropy = [np.mean([bits(row[k]) for k in range(c) if not known[k]]) for row in p]
-    order = np.argsort(entropy, kind="stable")
-    n, n_l, n_h = len(train), round(0.21 * len(train)), round(0.05 * len(train))
-    low, pool, high = order[:n_l], order[: n - n_h], order[n - n_h :]
-    shuffle = generator_for(seed, site.name, 1, "shuffle")
-    noise = generator_for(seed, site.name, 1, "augmentation")
-    share = np.random.default_rng(seed_for(seed, site.name, 1, "mixup"))
-    draws = [endless(len(rows), size, shuffle) for rows, size in ((pool, 6), (low, 2), (high, 2))]
-    adam = torch.optim.Adam(student.parameters(), lr=1e-2, betas=(0.9, 0.99), weight_decay=5e-4)
-    student.train()
-    q = torch.zeros(c)
-
-    def target(row: int, k: int, guess: float, positive: float, negative: float) -> float | None:
-        if known[k]:
-            return float(train.y[row, k])
-        return 1.0 if guess >= positive else 0.0 if guess <= negative else None
-
-    def entry(t: float, s: Tensor, k: int) -> Tensor:
-        return -weight[k] * t * torch.log(torch.sigmoid(s)) - (1 - t) * torch.log(1 - torch.sigmoid(s))
-
-    for _ in range(3):
-        first = next(draws[0])
-        lows, highs = next(draws[1]), next(draws[2])
-        rows, xl, xh = pool[first], low[lows], high[highs]
-        weak = augment(images[rows], noise, how.weak, std=site.prepare.std)
-        with torch.no_grad():
-            guess = torch.sigmoid(teacher({"image": torch.cat([weak, images[xl], images[xh]])})).tolist()
-        strong = augment(images[rows], noise, how.strong, std=site.prepare.std)
-        lam = float(share.beta(0.2, 0.2))
-        mixed = lam * images[xl] + (1 - lam) * images[xh]
-        s = student({"image": torch.cat([strong, mixed])})
-        loss = torch.zeros(())
-        for i in range(6):
-            for k in range(c):
-                t = target(rows[i], k, guess[i][k], 0.505, 0.495)
-                if t is not None:
-                    loss = loss + entry(t, s[i, k], k) / (6 * c)
-                    q[k] += t
-        for i in range(2):
-            for k in range(c):
-                t_l = target(xl[i], k, guess[6 + i][k], 0.505, 0.495)
-                t_h = target(xh[i], k, guess[8 + i][k], 0.5, 0.5)
-                if t_l is not None and t_h is not None:
-                    loss = loss + 0.1 * entry(lam * t_l + (1 - lam) * t_h, s[6 + i, k], k) / (2 * c)
-        adam.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        adam.step()
-        follow(teacher, student, 0.9)
-    return student, q
-
-
-class Precise:
-    """A site's preprocessing in float64, as Adam's first steps blow rounding up."""
-
-    def __init__(self, prepare: Preprocessing) -> None:
-        self.prepare, self.std = prepare, prepare.std
-
-    def __call__(self, image: Tensor) -> Tensor:
-        return self.prepare(image).double()
-
-
-def test_a_round_is_that_of_the_equations(tiny: Any) -> None:
-    bench, task = bench_of(tiny, METHOD)
-    bench = replace(bench, model=bench.model.double(), prepare=Precise(bench.prepare))  # type: ignore[arg-type]
-    weight = [2.0, 1.0, 0.5, 3.0]
-    expected, q = literal_round(bench, 5, weight)
-    received = replace(task, class_tensors={"positive_weight": torch.tensor(weight)})
-    done, moments = METHOD.train(bench, received, Packed({}, {}), replace(CTX, seed=5))
-    for name, tensor in {**done.shared, **done.head}.items():
-        torch.testing.assert_close(tensor, expected.state_dict()[name], rtol=1e-6, atol=1e-6)
-    assert done.class_weights.tolist() == q.tolist()
-    assert q[:2].sum() > 0  # classes that the site does not know were counted too
-    assert done.weight == len(bench.samples["train"])
-    assert done.scalars["pseudo_positive"] == q[:2].sum()
-    assert moments
 
 
 def test_before_pseudo_labels_a_site_learns_what_it_knows(tiny: Any) -> None:
@@ -297,3 +214,35 @@ def test_batches_of_mixtures_alone_are_refused(tiny: Any) -> None:
     bench, _ = bench_of(tiny, METHOD)
     with pytest.raises(ConfigError, match="alpha: batches of 2 have no room for 2 mixtures"):
         Lessons(METHOD.teaching, bench, replace(METHOD.local, batch_size=2), None, 0, 1)
+
+
+def test_a_warm_up_returns_its_best_epoch(tiny: Any) -> None:
+    """At this learning rate the loss jumps about, and the last epoch is not the best."""
+    warm_up = Phase("warm-up", 1, "head", 5.0, 3, keep_best=True)
+    bench, task = bench_of(tiny, METHOD)
+
+    def after(phase: Phase) -> float:
+        model = copy.deepcopy(bench.model)
+        site = replace(bench, model=model)
+        done, _ = METHOD.train(site, task, Packed({}, {}), Context(1, phase, 0))
+        loss = validation_loss(site, loss_of(METHOD.loss, "multilabel"))
+        assert loss is not None
+        torch.testing.assert_close(done.head["head.bias"], model.head.bias.detach())  # it is what is sent
+        return loss
+
+    losses = [after(replace(warm_up, epochs=n, keep_best=False)) for n in (1, 2, 3)]
+    assert min(losses) < losses[-1]
+    assert after(warm_up) == pytest.approx(min(losses))
+
+
+@pytest.mark.parametrize("value", [1.0, 0.0, -3, 0, True, "0.2", 1.5, float("nan")])
+def test_a_subset_is_a_share_or_a_number_of_images(value: Any) -> None:
+    for name in ("confident", "uncertain"):
+        with pytest.raises(ConfigError, match=f"{name}: .*neither a share below 1 nor a whole number"):
+            parse(Teaching, {name: value}, "teaching")
+
+
+def test_a_share_and_a_number_stay_what_they_are() -> None:
+    how = parse(Teaching, {"confident": 0.5, "uncertain": 1}, "teaching")
+    assert (how.confident, how.uncertain) == (0.5, 1)
+    assert type(how.uncertain) is int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from suture.data.isic import METADATA
 from suture.data.nih import LABELS as NIH
 from suture.data.partition import dealt_classes
 from suture.data.table import Table
-from suture.errors import ConfigError
+from suture.errors import ConfigError, DataError
 from suture.job import Job
 from suture.methods import METHODS
 from suture.methods.fedlsm import FedLSM
@@ -133,6 +134,26 @@ def test_nih_is_dealt_with_validation_at_the_server(tmp_path: Path) -> None:
     own = prepared(NihSites(classes="dealt", per_client=7, root=str(root)), tmp_path / "t", "fedlsm")
     assert set(load_table(own["server"].data).split) == {"test"}
     assert set(truth_of(own["site-1"]).split) == {"train", "validation"}
+
+
+def test_nih_is_dealt_by_its_official_lists(tmp_path: Path) -> None:
+    """Every third patient is on the test list, and an eighth of the other 80 validates."""
+    root = write_nih(tmp_path / "nih")
+    simulation = NihSites(clients=7, classes="dealt", validation="server", split="official", root=str(root))
+    with pytest.raises(DataError, match=r"train_val_list\.txt is missing"):
+        prepared(simulation, tmp_path / "none", "fedlsm")
+    with (root / "Data_Entry_2017.csv").open(newline="") as file:
+        images = [row["Image Index"] for row in csv.DictReader(file)]
+    test = set(images[::3])
+    for name, listed in (("train_val_list", set(images) - test), ("test_list", test)):
+        (root / f"{name}.txt").write_text("\n".join(sorted(listed)))
+    found = tables(prepared(simulation, tmp_path / "s", "fedlsm"))
+    server = found.pop("server")
+    assert set(server.of("test").images) == test
+    assert len(server.of("validation")) == 10
+    trained = {image for table in found.values() for image in table.images}
+    assert trained
+    assert not trained & set(server.images)
 
 
 def test_isic_runs_and_is_selected_by_the_server(ham: Path) -> None:

@@ -90,7 +90,7 @@ def _official(
 ) -> tuple[tuple[str, ...], list[str]]:
     """The official test list, and 12.5 % of the patients of the other list for validation.
 
-    That is the 7:1:2 of FedLSM (Deng et al., 2024), by patients rather than by images.
+    That is the 7:1:2 of FedLSM (Deng et al., 2023), by patients rather than by images.
     """
     folder = config.lists or config.table.parent
     train_val, test = (_names(folder, name) for name in ("train_val_list.txt", "test_list.txt"))

@@ -94,13 +94,43 @@ def row_shares(run: Run, history: Sequence[Round]) -> tuple[int, list[Shares]] |
 
     None if no round tells it: there every site counts once in each row that it sends.
     """
-    telling = [r for r in history if r.status == "committed" and any(site.rows for site in r.sites.values())]
+    telling = [r for r in history if _tells(r)]
     if not telling or not run.labels:
         return None
     last = telling[-1]
-    weights = {name: _weights(last.sites.get(name), member) for name, member in run.sites.items()}
     starts = range(0, len(run.labels), _ACROSS)
-    return last.round, [_shares(weights, run.labels[start : start + _ACROSS]) for start in starts]
+    return last.round, [_shares(run, last, run.labels[start : start + _ACROSS]) for start in starts]
+
+
+def row_share_charts(run: Run, history: Sequence[Round], phases: Sequence[int]) -> list[Chart]:
+    """The same over rounds, in per cent: a chart for each class with a line per site; none of a single round.
+
+    A line is broken where a site gave the row no weight, or the round tells none.
+    """
+    rounds = [r.round for r in history]
+    told = [_shares(run, r, run.labels) if _tells(r) else None for r in history]
+    if sum(shares is not None for shares in told) < 2:
+        return []
+    charts = [
+        line_chart(
+            f"{label}, %",
+            rounds,
+            [Series(site, [_percent(shares, site, i) for shares in told]) for site in run.sites],
+            phases,
+            run.selected_round,
+        )
+        for i, label in enumerate(run.labels)
+    ]
+    return [chart for chart in charts if chart]
+
+
+def _tells(line: Round) -> bool:
+    return line.status == "committed" and any(site.rows for site in line.sites.values())
+
+
+def _percent(shares: Shares | None, site: str, label: int) -> float | None:
+    share = shares.sites[site][label] if shares else None
+    return None if share is None else 100 * share
 
 
 def _scalar(site: SiteRound | None, key: str) -> float | None:
@@ -114,7 +144,8 @@ def _weights(site: SiteRound | None, member: Member) -> Mapping[str, float | Non
     return site.rows or dict.fromkeys(member.labels, 1.0)
 
 
-def _shares(weights: Mapping[str, Mapping[str, float | None]], labels: Sequence[str]) -> Shares:
+def _shares(run: Run, line: Round, labels: Sequence[str]) -> Shares:
+    weights = {name: _weights(line.sites.get(name), member) for name, member in run.sites.items()}
     sums = {name: math.fsum(given.get(name) or 0.0 for given in weights.values()) for name in labels}
     sites = {
         site: tuple(_share(given.get(name) or 0.0, sums[name]) for name in labels)

@@ -19,6 +19,7 @@ from suture.evaluation.metrics import mean_defined
 from suture.evaluation.pseudo_labels import (
     checked_pseudo_labels,
     pseudo_label_charts,
+    row_share_charts,
     row_shares,
     total,
 )
@@ -106,6 +107,7 @@ def _by_method(run: Run, history: list[Round], diagnostics: list[Diagnostic]) ->
         "pseudo_labels": pseudo_label_charts(run, history, _phase_starts(history)),
         "checked": {site: [*rows, total(rows)] for site, rows in checked.items()},
         "row_shares": row_shares(run, history),
+        "row_share_charts": row_share_charts(run, history, _phase_starts(history)),
         "weights": weight_charts(run, history, _phase_starts(history)),
         "weight_is": what_weights_are(run),
         "divergence": divergence_charts(run, diagnostics),

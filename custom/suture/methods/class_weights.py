@@ -4,7 +4,8 @@
     IEEE TMI 2022):   w_c = sum_k negatives_kc / sum_k positives_kc
 
 The paper weights known labels; the published program also counts every image of a site that does not know a
-class as a negative of it.
+class as a negative of it. A positive weighs more in binary cross-entropies alone: where an image has a single
+label there are no class weights, and sites say no counts.
 """
 
 from __future__ import annotations
@@ -15,11 +16,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from suture.errors import ConfigError
+from suture.labels import Task
+from suture.messages import Payload
 from suture.methods.contract import Census, ClassFacts
 
 ClassWeights = Literal["known", "program", "none"]
 
 NAME = "positive_weight"
+
+
+def counted(rule: ClassWeights) -> tuple[Task, ...]:
+    """The tasks in which the sites are asked for counts: see `Egress`."""
+    return () if rule == "none" else ("multilabel",)
+
+
+def why_counted(rule: ClassWeights) -> dict[str, str]:
+    """What those counts are for, as `Egress.why` has it."""
+    return {"counts": "images with and without each class, for the class weights"} if counted(rule) else {}
 
 
 def class_weights(census: Census, rule: ClassWeights) -> ClassFacts:
@@ -28,8 +42,11 @@ def class_weights(census: Census, rule: ClassWeights) -> ClassFacts:
     Args:
         rule: ``known`` counts the sites that know a class; ``program`` counts all images of the others as
             negatives; ``none`` weights every class 1.
+
+    Returns:
+        `NAME`, ``[len(labels)]``; nothing where the sites were asked for no counts.
     """
-    if rule == "none":
+    if census.task not in counted(rule):
         return ClassFacts()
     weights, notes = [], []
     for name in census.labels:
@@ -48,6 +65,23 @@ def class_weights(census: Census, rule: ClassWeights) -> ClassFacts:
             )
             notes.append(f"{name} has the class weight 1: {why}.")
     return ClassFacts({NAME: torch.tensor(weights, dtype=torch.float32)}, tuple(notes))
+
+
+def told_weights(received: Payload, rule: ClassWeights, task: Task) -> Tensor | None:
+    """The weights that the server told, ``[c]``; None where the rule and the task have none.
+
+    Raises:
+        ConfigError: the payload has none although the rule asks for them; to train on would weight every
+            class 1 unseen.
+    """
+    if task not in counted(rule):
+        return None
+    if NAME not in received.class_tensors:
+        raise ConfigError(
+            f"the server sent no {NAME} with round {received.round}, which class_weights={rule!r} asks for; "
+            "run the same version of suture on both sides, or set class_weights=none"
+        )
+    return received.class_tensors[NAME]
 
 
 def weighted_bce(logits: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:

@@ -114,7 +114,7 @@ class Egress:
         weight: closed range; `IMAGES` for the number of training images.
         class_weight: closed range of each class; `WEIGHT` or `OWNERS` for the site's own weight.
         over_classes: whether the weight is a sum over the site's classes; its upper end is then that of one.
-        counts: whether a site also says, before round 1, how many images have each of its classes.
+        counts: the tasks in which a site also says, before round 1, how many images have each of its classes.
         prior: whether it says, before round 1, which frozen network it holds.
         scalars: names and closed ranges of the numbers that leave.
         losses: further ones, mean losses of the round; a site withholds them as it does its training loss.
@@ -130,7 +130,7 @@ class Egress:
     scalars: Mapping[str, Range] = field(default_factory=dict)
     losses: Mapping[str, Range] = field(default_factory=dict)
     kind: Literal["weights", "gradient"] = "weights"
-    counts: bool = False
+    counts: tuple[Task, ...] = ()
     prior: bool = False
     why: Mapping[str, str] = field(default_factory=dict)
 
@@ -142,12 +142,15 @@ class Census:
     Attributes:
         labels: every class of the federation.
         images: training images of each site.
-        counts: for each site its own classes with their positive and negative images; None where withheld.
+        counts: for each site its own classes with their positive and negative images; None where withheld, or
+            not asked for.
+        task: of the federation.
     """
 
     labels: Labels
     images: Mapping[str, int]
     counts: Mapping[str, Mapping[str, Counts | None]]
+    task: Task = "multilabel"
 
 
 @dataclass(frozen=True)
@@ -181,6 +184,7 @@ class Method(ABC):
             to choose, or to halve when its memory is full, and no mixed precision.
         guesses: whether it makes pseudo-labels, of which a simulation counts how many are right.
         here_only: why the method cannot run in a federation; empty where it can.
+        images_only: whether it needs pixels, for views of them or a prior that sees them: no text will do.
         prior: the frozen network that sites compare their models with, where the method has one.
         share: the part of the model that crosses; None for all of it. The rest of a site's model is its own.
         keep_local: whether a site also keeps the model that it trained in the best round, before the merge,
@@ -200,6 +204,7 @@ class Method(ABC):
     one_task: ClassVar[bool] = False
     fixed_steps: ClassVar[bool] = False
     guesses: ClassVar[bool] = False
+    images_only: ClassVar[bool] = False
     prior: PriorSpec | None = None
     share: Share | None = None
     keep_local: bool = False

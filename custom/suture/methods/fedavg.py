@@ -26,7 +26,14 @@ from torch import Tensor
 from suture.labels import Task
 from suture.losses import balanced_ce, masked_loss
 from suture.messages import STRICT, Payload, Update, ones
-from suture.methods.class_weights import NAME, ClassWeights, class_weights, weighted_bce
+from suture.methods.class_weights import (
+    ClassWeights,
+    class_weights,
+    counted,
+    told_weights,
+    weighted_bce,
+    why_counted,
+)
 from suture.methods.contract import (
     IMAGES,
     OWNERS,
@@ -78,8 +85,8 @@ class FedAvg(Method):
             head=layout.head,
             weight=IMAGES,
             class_weight=OWNERS if self.rows == "owners" else WEIGHT,
-            counts=self.class_weights != "none",
-            why=_WHY if self.class_weights != "none" else {k: v for k, v in _WHY.items() if k != "counts"},
+            counts=counted(self.class_weights),
+            why=_WHY | why_counted(self.class_weights),
         )
 
     def loss(self, logits: Tensor, y: Tensor, known: Tensor, task: Task) -> Tensor:
@@ -88,7 +95,7 @@ class FedAvg(Method):
     def train(
         self, site: Workbench, received: Payload, state: Packed, ctx: Context
     ) -> tuple[Update, dict[str, Tensor]]:
-        weight = received.class_tensors.get(NAME)
+        weight = told_weights(received, self.class_weights, site.model.labels.task)
         counts = torch.nan_to_num(site.samples["train"].y).sum(dim=0)
 
         def loss(logits: Tensor, y: Tensor, known: Tensor, task: Task) -> Tensor:
@@ -96,7 +103,7 @@ class FedAvg(Method):
                 return balanced_ce(
                     logits, torch.where(known, y, 0.0), torch.ones_like(known), counts.to(logits)
                 )
-            if task == "multiclass" or weight is None:
+            if weight is None:
                 return self.loss(logits, y, known, task)
             return weighted_bce(logits, torch.where(known, y, 0.0), weight.to(logits.device)).mean()
 
@@ -119,5 +126,4 @@ _WHY = WHY | {
     "head": "rows of all classes",
     "weight": "n_k, how much the site counts in the mean",
     "class_weights": "n_k, or 0 for a class that the site does not know: how much its row counts",
-    "counts": "images with and without each class, for the class weights",
 }

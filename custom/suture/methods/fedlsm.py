@@ -33,7 +33,7 @@ from torch import Tensor
 from suture.labels import Task
 from suture.losses import masked_loss
 from suture.messages import STRICT, Payload, Update
-from suture.methods.class_weights import NAME, ClassWeights, class_weights
+from suture.methods.class_weights import ClassWeights, class_weights, counted, told_weights, why_counted
 from suture.methods.contract import (
     IMAGES,
     OWNERS,
@@ -46,7 +46,7 @@ from suture.methods.contract import (
     Method,
     weighted_mean,
 )
-from suture.methods.local import WHY, in_phase, kept_moments, owned, trained
+from suture.methods.local import WHY, Best, in_phase, kept_moments, loss_of, owned, trained
 from suture.methods.teaching import Lessons, Teaching
 from suture.models.classifier import Layout
 from suture.models.norm import NormPolicy
@@ -75,6 +75,7 @@ class FedLSM(Method):
     paper: ClassVar[str] = "Deng et al., MICCAI 2023"
     label_view: ClassVar[LabelView] = "all"
     guesses: ClassVar[bool] = True
+    images_only: ClassVar[bool] = True
 
     local: LocalTraining = field(
         default_factory=lambda: LocalTraining(lr=1e-4, iterations=200, weight_decay=5e-4, betas=(0.9, 0.99))
@@ -97,8 +98,8 @@ class FedLSM(Method):
             weight=IMAGES,
             class_weight=OWNERS if self.proxies == "owners" else (0.0, self._most),
             scalars={"pseudo_positive": _COUNTED, "pseudo_negative": _COUNTED},
-            counts=True,
-            why=_WHY,
+            counts=counted(self.class_weights),
+            why=_WHY | why_counted(self.class_weights),
         )
 
     def loss(self, logits: Tensor, y: Tensor, known: Tensor, task: Task) -> Tensor:
@@ -111,7 +112,9 @@ class FedLSM(Method):
     ) -> tuple[Update, dict[str, Tensor]]:
         local = in_phase(site.own(self.local), ctx)
         local = replace(local, batch_size=min(local.batch_size, self.local.batch_size))
-        weight = received.class_tensors.get(NAME)
+        task = site.model.labels.task
+        weight = told_weights(received, self.class_weights, task)
+        best = Best(site, loss_of(self.loss, task)) if ctx.phase.keep_best else None
         lessons = Lessons(self.teaching, site, local, weight, ctx.seed, ctx.round)
         fitted = fit(
             site,
@@ -124,7 +127,10 @@ class FedLSM(Method):
             round_=ctx.round,
             batches=lessons.batches,
             after_step=lessons.teach,
+            after_epoch=best,
         )
+        if best:
+            best.restore()
         images = len(site.samples["train"])
         update = replace(
             trained(site, received, ctx, fitted),
@@ -148,5 +154,4 @@ _WHY = WHY | {
     "class_weights": "q_c^k, positives drawn of a class, labels and pseudo-labels: how much its row counts",
     "pseudo_positive": "positive pseudo-labels among the images drawn; progress",
     "pseudo_negative": "negative pseudo-labels among the images drawn; progress",
-    "counts": "images with and without each class, for the class weights",
 }

@@ -90,6 +90,7 @@ class FedMAS(Method):
     title: ClassVar[str] = "Fed-MAS"
     paper: ClassVar[str] = "Elbatel et al., MICCAI 2023"
     label_view: ClassVar[LabelView] = "all"
+    images_only: ClassVar[bool] = True
     prior: PriorSpec = field(default_factory=PriorSpec)
     local: LocalTraining = field(default_factory=lambda: LocalTraining(lr=3e-4, epochs=10))
     batch_norm: NormPolicy = "average"

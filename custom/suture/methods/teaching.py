@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 import numpy as np
 import torch
-from pydantic import Field
+from pydantic import Field, PlainValidator
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
@@ -26,7 +26,17 @@ from suture.models.classifier import Classifier
 from suture.seeds import generator_for, seed_for
 from suture.training import LocalTraining, Workbench, predict, ready_inputs, view
 
-Share = Annotated[float, Field(gt=0, lt=1)] | Annotated[int, Field(ge=1)]
+
+def _share(value: object) -> object:
+    """Refuses what pydantic would take for a number of images: true, and 1.0 as 1."""
+    whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    if whole or (isinstance(value, float) and 0 < value < 1):
+        return value
+    raise ValueError("neither a share below 1 nor a whole number of images")
+
+
+Share = Annotated[float | int, PlainValidator(_share)]
+"""A share of a site's training images, or a number of them."""
 Probability = Annotated[float, Field(ge=0, le=1)]
 
 

@@ -86,7 +86,8 @@ class Roster:
             site: self.named(site, {own: hellos[site].counts.get(own) for own in m.own})
             for site, m in self.members.items()
         }
-        return Census(self.labels, {s: m.n.get("train", 0) for s, m in self.members.items()}, counts)
+        images = {s: m.n.get("train", 0) for s, m in self.members.items()}
+        return Census(self.labels, images, counts, self.task)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for the state and the run record."""

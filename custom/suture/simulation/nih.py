@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -11,12 +11,13 @@ from pydantic.dataclasses import dataclass
 from suture.config import DataConfig
 from suture.data import load_table
 from suture.data.partition import Classes, class_lists, subset
-from suture.data.table import Table
 from suture.errors import ConfigError
 from suture.messages import STRICT
 from suture.methods.contract import Method
 from suture.simulation.dealing import Validation, write_dealt
 from suture.simulation.places import data_folder, images_in
+
+NihSplit = Literal["patients", "official"]
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -31,6 +32,8 @@ class NihSites:
         per_client: classes of each site, where they are dealt.
         validation: whether the ``sites`` hold validation images, of their own classes, or the ``server``, of
             all classes.
+        split: 70/10/20 by ``patients``, or the ``official`` lists of training and test images, as in FedLSM,
+            with 12.5 % of the patients of the former for validation.
         training_images: take no more than so many, of all sites together.
         root: folder of Data_Entry_2017*.csv and the images; by default nih_cxr14_64px in SUTURE_DATA.
         seed: of the split by patient and of the sites' patient blocks.
@@ -42,6 +45,7 @@ class NihSites:
     shared: Annotated[int, Field(ge=0)] | None = None
     per_client: Annotated[int, Field(ge=1)] = 3
     validation: Validation = "sites"
+    split: NihSplit = "patients"
     training_images: Annotated[int, Field(ge=1)] | None = None
     root: str | None = None
     seed: Annotated[int, Field(ge=0)] = 1337
@@ -49,7 +53,8 @@ class NihSites:
 
     def prepare(self, folder: Path, runs: Path, seed: int, method: type[Method] | Method) -> list[str]:  # noqa: ARG002
         """Writes each site, and the server's held-out rows; see `PhantomSites.prepare`."""
-        pooled = read_pooled(data_folder(self.root, "nih_cxr14_64px", "NIH ChestX-ray14"), self.seed)
+        root = data_folder(self.root, "nih_cxr14_64px", "NIH ChestX-ray14")
+        pooled = load_table(nih_config(root, self.seed, split=self.split))
         if self.training_images is not None:
             pooled = subset(pooled, self.training_images, self.seed)
         lists = class_lists(
@@ -67,17 +72,9 @@ class NihSites:
         )
 
 
-def read_pooled(root: Path, seed: int) -> Table:
-    """The images of a folder of NIH ChestX-ray14 with all their labels, divided 70/10/20 by patient.
-
-    Raises:
-        ConfigError: the folder has no table.
-        DataError: the table cannot be read.
-    """
-    return load_table(nih_config(root, seed))
-
-
-def nih_config(root: Path, seed: int, labels: tuple[str, ...] | None = None) -> DataConfig:
+def nih_config(
+    root: Path, seed: int, labels: tuple[str, ...] | None = None, split: NihSplit = "patients"
+) -> DataConfig:
     """The data of a folder of NIH ChestX-ray14; rows without an image are left out.
 
     Raises:
@@ -93,7 +90,7 @@ def nih_config(root: Path, seed: int, labels: tuple[str, ...] | None = None) -> 
         root=images_in(root),
         table=tables[0],
         labels=labels,
-        split="patients",
+        split=split,
         seed=seed,
         partial=True,
     )
