@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -127,15 +127,18 @@ def augment(
         images = images.index_copy(0, rows, images.index_select(0, rows).flip(-1))
     elif spec.resamples:
         images = resample(images, affine_maps(angle, zoom, mirror, generator, spec).to(images))
+    else:
+        images = images.clone()
+    # From here on they are changed in place: large tensors cost more to allocate than to compute.
     if spec.contrast:
         mean = images.mean(dim=(1, 2, 3), keepdim=True)
-        images = (images - mean) * contrast + mean
+        images.sub_(mean).mul_(contrast).add_(mean)
     unit = 1 / torch.tensor(tuple(std), dtype=images.dtype, device=images.device).view(1, -1, 1, 1)
     if spec.brightens:
         change = spread(n, generator, spec.brightness) * chosen(n, generator, spec.brightness_chance)
-        images = images + change.view(-1, 1, 1, 1).to(unit) * unit
+        images += change.view(-1, 1, 1, 1).to(unit) * unit
     if spec.blur_chance:
-        images = blur_some(images, generator, spec.blur_chance, unit)
+        blur_some(images, generator, spec.blur_chance, unit)
     return images
 
 
@@ -195,23 +198,22 @@ def resample(images: Tensor, theta: Tensor) -> Tensor:
         theta: ``[n, 2, 3]``, from output to input in coordinates of -1 to 1.
     """
     height, width = images.shape[-2:]
-    # `F.affine_grid` is a product of matrices for each image; these are sums, in a quarter of the time.
-    y = ((2 * torch.arange(height, device=theta.device) + 1) / height - 1).view(1, -1, 1)
-    x = ((2 * torch.arange(width, device=theta.device) + 1) / width - 1).view(1, 1, -1)
-    a = theta.view(-1, 6, 1, 1)
-    grid = torch.stack([a[:, 3 * i] * x + a[:, 3 * i + 1] * y + a[:, 3 * i + 2] for i in (0, 1)], dim=3)
+    # `F.affine_grid` is a product of matrices for each image; this is one sum, in a fraction of the time.
+    y = ((2 * torch.arange(height, device=theta.device) + 1) / height - 1).view(-1, 1)
+    x = ((2 * torch.arange(width, device=theta.device) + 1) / width - 1).view(1, -1)
+    a, b, c = theta.view(-1, 2, 1, 1, 3).unbind(dim=4)
+    grid = (a * x + (b * y + c)).permute(0, 2, 3, 1)
     return F.grid_sample(images, grid, mode="bilinear", padding_mode="border", align_corners=False)
 
 
-def blur_some(images: Tensor, generator: torch.Generator, chance: float, unit: Tensor) -> Tensor:
-    """Some images through a median filter, a Gaussian filter or with noise, by the same odds each.
+def blur_some(images: Tensor, generator: torch.Generator, chance: float, unit: Tensor) -> None:
+    """Some images through a median filter, a Gaussian filter or with noise, by the same odds each; in place.
 
     Args:
         unit: ``[1, 1 or c, 1, 1]``, the pixels' full range in `images`.
     """
     n = images.shape[0]
     kind = torch.where(chosen(n, generator, chance), torch.randint(6, (n,), generator=generator), -1)
-    out = images.clone()
 
     def drawn(*kinds: int) -> Tensor:
         return torch.isin(kind, torch.tensor(kinds)).nonzero().flatten().to(images.device)
@@ -220,10 +222,10 @@ def blur_some(images: Tensor, generator: torch.Generator, chance: float, unit: T
     for index, (blur, side) in enumerate(filters):
         rows = drawn(index)
         if len(rows):
-            out.index_copy_(0, rows, blur(images.index_select(0, rows), side))
+            images.index_copy_(0, rows, blur(images.index_select(0, rows), side))
     rows = drawn(4, 5)  # a third of the odds, as either filter has with its two sides
     grain = noise(torch.Size((len(rows), *images.shape[1:])), generator).to(unit) * unit
-    return out.index_add_(0, rows, grain)
+    images.index_add_(0, rows, grain)
 
 
 def noise(shape: torch.Size, generator: torch.Generator) -> Tensor:
@@ -248,9 +250,12 @@ def gaussian_blur(images: Tensor, side: int) -> Tensor:
     """Gaussian filter of side * side pixels, as wide as OpenCV makes it for that side."""
     sigma = 0.3 * ((side - 1) * 0.5 - 1) + 0.8
     line = [math.exp(-0.5 * ((i - side // 2) / sigma) ** 2) for i in range(side)]
-    out = torch.zeros_like(images)
-    for view, (y, x) in zip(windows(padded(images, side), side), itertools.product(line, line), strict=True):
-        out.add_(view, alpha=y * x / sum(line) ** 2)
+    out = padded(images, side)
+    for axis in (-1, -2):
+        length = out.shape[axis] - side + 1
+        views = (out.narrow(axis, i, length) for i in range(side))
+        weighted = (view * (weight / sum(line)) for view, weight in zip(views, line, strict=True))
+        out = functools.reduce(torch.Tensor.add_, weighted)
     return out
 
 

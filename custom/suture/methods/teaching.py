@@ -15,6 +15,7 @@ import torch
 from pydantic import Field, PlainValidator
 from pydantic.dataclasses import dataclass
 from torch import Tensor
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from suture.data.batch import Batch, endless
 from suture.data.transforms import STRONG, WEAK, Augmentation
@@ -254,7 +255,8 @@ def subsets(
 @torch.no_grad()
 def follow(teacher: Classifier, student: Classifier, ema: float) -> None:
     """teacher <- ema teacher + (1 - ema) student, parameter by parameter; buffers are copied."""
-    for parameter, new in zip(teacher.parameters(), student.parameters(), strict=True):
-        parameter.lerp_(new, 1 - ema)
+    # All parameters in one call take half the time of one by one.
+    average = get_ema_multi_avg_fn(ema)  # type: ignore[no-untyped-call]
+    average(list(teacher.parameters()), list(student.parameters()), None)
     for buffer, own in zip(teacher.buffers(), student.buffers(), strict=True):
         buffer.copy_(own)

@@ -60,7 +60,7 @@ class Preprocessing:
             x = x.expand(-1, self.channels, -1, -1)
         mean = torch.tensor(self.mean, device=x.device).view(1, -1, 1, 1)
         std = torch.tensor(self.std, device=x.device).view(1, -1, 1, 1)
-        return (x - mean) / std
+        return (x - mean).div_(std)
 
     def undone(self, image: Tensor) -> Tensor:
         """Normalised float images as values in [0, 1] again."""
