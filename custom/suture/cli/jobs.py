@@ -105,17 +105,18 @@ def run_remotely(
     )
     if _follow(job.title, env, kit, folder, job_id, how.detach):
         if job.finetuning:
-            _tune(job, env, folder)
+            _tune(job, env, kit, folder)
         show_run(folder)
 
 
-def _tune(job: Job, env: str, folder: Path) -> None:
+def _tune(job: Job, env: str, kit: Kit, folder: Path) -> None:
     """A POC has the tasks of its job's simulation; in production they lie with whoever has such data."""
-    from suture.deploy.poc import chosen_folder, data_of
+    from suture.deploy.poc import data_of
     from suture.evaluation.report import write_report
     from suture.tuned import TARGETS, tune_targets
 
-    tasks = data_of(job, chosen_folder(None)) / TARGETS
+    # A kit lies in FOLDER/PROJECT/prod_NN/NAME.
+    tasks = data_of(job, kit.folder.resolve().parents[2]) / TARGETS
     if env == "poc" and job.finetuning and tasks.is_dir():
         tune_targets(folder, job.finetuning, job.seed, tasks)
         write_report(folder)
