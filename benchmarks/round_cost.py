@@ -59,7 +59,7 @@ def write_site(folder: Path, state: Path) -> None:
         csv.writer(file).writerows(rows)
     (folder / "suture.toml").write_text(
         '[data]\ndataset = "hospital"\nroot = "images"\ntable = "labels.csv"\n'
-        f'[privacy]\nmin_count = 0\n[storage]\nstate = "{state}"\n'
+        f'[privacy]\nmin_count = 0\nmin_loss = 0\n[storage]\nstate = "{state}"\n'
     )
 
 
