@@ -70,11 +70,11 @@ def policy(
     from suture.deploy.strict import make_strict
 
     kit = read_kit(workspace)
-    changed = [allow_classes(kit)]
+    changed = make_strict(kit) if strict else []  # first, as it may refuse
+    changed += [allow_classes(kit)]
     changed += [refuse_code(kit)] if no_code else []
     changed += [survive(kit)] if outlive else []
     changed += [keep_logs(kit)] if no_logs else []
-    changed += make_strict(kit) if strict else []
     for path in dict.fromkeys(changed):
         console.print(f"{path}", soft_wrap=True, highlight=False)
     console.print(f"start {kit.name} anew for the change to hold")

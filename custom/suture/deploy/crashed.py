@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from suture.config import find_site_config, load_site_config
 from suture.deploy.kit import Kit, read_kit
-from suture.errors import ConfigError
 from suture.flare.telling import EXPERIMENT
+from suture.server.open import find_server_config
 
 Meta = Mapping[str, Any]
 
@@ -34,10 +33,7 @@ def kept_by_server(kit: Kit, experiment: str) -> Path | None:
     """
     for startup in sorted(kit.folder.parent.glob("*/startup/fed_server.json")):
         root = read_kit(startup.parents[1]).folder
-        try:
-            folder = load_site_config(find_site_config("server", root)).storage.state / experiment
-        except ConfigError:
-            folder = root / "suture" / experiment
+        folder = find_server_config(root).storage.state / experiment
         if (folder / "run.json").is_file():
             return folder
     return None

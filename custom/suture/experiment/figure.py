@@ -120,5 +120,6 @@ def _series(experiment: Experiment, found: Sequence[Line]) -> Canvas:
         axis.set_title(column.name, fontsize=9, loc="left")
         axis.grid(axis="y", color="#dde3e9")
         axis.set_axisbelow(True)
-    canvas.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
+    names, wide = axes[0][0].get_legend_handles_labels(), min(3, 1 + len(columns))
+    canvas.legend(*names, loc="outside lower center", ncols=wide, frameon=False)
     return canvas

@@ -18,8 +18,7 @@ from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 from nvflare.widgets.info_collector import GroupInfoCollector, InfoCollector
 
-from suture.config import find_site_config, load_server_config
-from suture.errors import ConfigError, FederationError, RejectedUpdate, SutureError
+from suture.errors import FederationError, RejectedUpdate, SutureError
 from suture.federation import federate
 from suture.files import hold
 from suture.flare.codec import from_shareable_, register, to_shareable
@@ -29,7 +28,7 @@ from suture.messages import TaskName
 from suture.packing import Packed
 from suture.plan import Plan, Schedule
 from suture.server.inbox import Receive
-from suture.server.open import open_server
+from suture.server.open import find_server_config, open_server
 from suture.server.server import Server
 
 log = logging.getLogger(__name__)
@@ -102,18 +101,11 @@ class FederationController(Controller):
 
     def _open(self, fl_ctx: FLContext) -> Server:
         root = workspace_root(fl_ctx)
-        try:
-            path = find_site_config("server", root)
-        except ConfigError as error:
-            log.info("the server has no configuration of its own: %s", error)
-            config, experiments = None, root / "suture"
-        else:
-            own = load_server_config(path)
-            config, experiments = own.held_out, own.storage.state
-        plan = Plan.from_dict(self.plan)
+        own, plan = find_server_config(root), Plan.from_dict(self.plan)
+        experiments = own.storage.state
         # The job of a server that was just killed may still be about to notice it.
         self._lock = hold(experiments / plan.experiment / ".server.lock", _TAKEOVER)
-        return open_server(plan, Schedule.from_dict(self.schedule), config, experiments)
+        return open_server(plan, Schedule.from_dict(self.schedule), own.held_out, experiments)
 
     def _hand_out(self, folder: Path, fl_ctx: FLContext) -> None:
         """Copies what a user wants to where FLARE's job download finds it."""

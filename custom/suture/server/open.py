@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from suture.config import SiteConfig
+from suture.config import ServerConfig, SiteConfig, StorageConfig, find_site_config, load_server_config
 from suture.egress import declared
 from suture.errors import ConfigError
 from suture.models.classifier import Layout
@@ -47,6 +47,19 @@ def open_server(
     server = Server(plan, schedule, folder / plan.experiment, held_out, pooled)
     describe(server.record, plan, schedule)
     return server
+
+
+def find_server_config(workspace: Path) -> ServerConfig:
+    """The server's own `suture.toml`; without one it keeps its experiments in suture/ of its workspace.
+
+    Raises:
+        ConfigError: there is one, and it is wrong.
+    """
+    try:
+        path = find_site_config("server", workspace)
+    except ConfigError:
+        return ServerConfig(storage=StorageConfig(state=workspace / "suture"))
+    return load_server_config(path)
 
 
 def describe(record: Record, plan: Plan, schedule: Schedule) -> None:
