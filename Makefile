@@ -8,8 +8,9 @@ BIN = $(VENV)/bin
 demo: install
 	$(BIN)/suture demo
 
+# A worker for each core, at most four, and a file of tests at a time; what starts FLARE comes last and mostly waits.
 test: install
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
 # Kills processes of a federation on this machine; goes on where it stopped. Up to 90 minutes.
 REPEATS ?= 3

@@ -27,14 +27,15 @@ from suture.site import Site
 
 LABELS = {"alpha": ("Mass", "Nodule"), "beta": ("Nodule", "Hernia"), "gamma": ("Fibrosis", "Nodule", "Mass")}
 EVERY = ("Fibrosis", "Hernia", "Mass", "Nodule")
+CNN = ModelSpec("cnn", size=16)
 
 
 @pytest.fixture(autouse=True)
 def clean_machine(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A HOME of its own, one thread, no simulation's sites, and no cache from elsewhere."""
+    """A HOME of its own, one thread on the CPU, no simulation's sites, and no cache from elsewhere."""
     monkeypatch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
-    monkeypatch.delenv("SUTURE_SITES", raising=False)
-    monkeypatch.delenv("SUTURE_CACHE", raising=False)
+    for name in ("SUTURE_SITES", "SUTURE_CACHE", "SUTURE_DEVICE", "SUTURE_THREADS", "SUTURE_AMP"):
+        monkeypatch.delenv(name, raising=False)
     torch.set_num_threads(1)
 
 
@@ -127,6 +128,7 @@ def tiny(tmp_path: Path) -> MakeTiny:
         n: int = 25,
         seed: int = 1,
         view: str = "all",
+        model: ModelSpec = CNN,
         **schedule: object,
     ) -> Tiny:
         configs = {}
@@ -136,7 +138,7 @@ def tiny(tmp_path: Path) -> MakeTiny:
             configs[name] = load_site_config(
                 path if path.exists() else write_hospital(folder, own, n, i, view)
             )
-        plan = Plan(method, ModelSpec("cnn", size=16), Augmentation(), seed, "run", code_hash())
+        plan = Plan(method, model, Augmentation(), seed, "run", code_hash())
         chosen = Schedule.from_dict({"rounds": 2, **schedule})
         return Tiny(tmp_path / "runs", plan, chosen, configs)
 

@@ -17,6 +17,8 @@ from suture.errors import ConfigError
 from suture.federation import Loop, Receive, federate
 from suture.messages import TaskName
 from suture.methods.fedavg import FedAvg
+from suture.methods.fedmas import FedMAS
+from suture.models import ModelSpec
 from suture.models.saved import load_model
 from suture.packing import Packed, load
 from suture.server.global_model import unpack_model
@@ -52,6 +54,22 @@ class FirstIsBest(Loop):
             receive(site, Packed(packed.tensors, {**packed.header, **changed}))
 
         return super().exchange(task, payloads, hear)
+
+
+def test_models_of_fed_mas_make_the_global_one_by_their_rescue_factors(tiny: Any) -> None:
+    method = FedMAS(local=METHOD.local, keep_local=True)
+    federation = tiny(method, model=ModelSpec("cnn", size=16, projection=128), selection="last")
+    server = federation.run()
+    lines = (federation.folder / "run" / "history.jsonl").read_text().splitlines()
+    rescue = {site: line["weight"] for site, line in json.loads(lines[-1])["sites"].items()}
+    assert len({*rescue.values()}) == 3
+    model = unpack_model(load(server.states.kept(2)))
+    kept = {site: local(state(federation, site, 2)) for site in rescue}
+    for name, tensor in {**model.shared, **model.head}.items():
+        if tensor.is_floating_point():
+            total = torch.stack([rf * kept[site][name].double() for site, rf in rescue.items()]).sum(dim=0)
+            torch.testing.assert_close((total / sum(rescue.values())).to(tensor), tensor)
+    assert list(metrics(federation)["local_models"]["sites"]) == ["alpha", "beta", "gamma"]
 
 
 @pytest.mark.parametrize(("transport", "selected"), [(Loop, 4), (FirstIsBest, 1)])

@@ -15,9 +15,10 @@ from suture.data.transforms import Augmentation
 from suture.evaluation.metrics import ClassScore
 from suture.evaluation.single_label import KEYS
 from suture.labels import LabelSet, Task
-from suture.measuring import NOTHING, class_counts, measure, overall, ranking, rounded, withheld
+from suture.measuring import NOTHING, class_counts, entropy, measure, overall, ranking, rounded, withheld
 from suture.messages import Figures, Metrics
 from suture.methods.surgical import SurgicalAggregation
+from suture.methods.vanilla import VanillaFL
 from suture.models import ModelSpec
 from suture.privacy import PrivacyConfig
 from suture.training import NonFiniteLoss, Workbench
@@ -83,6 +84,21 @@ def test_a_multilabel_site_by_hand() -> None:
     with_bounds = measured(site, own, bootstrap=50).classes["Edema"]
     assert with_bounds.low is not None
     assert with_bounds.low <= 0.75
+
+
+def test_a_test_loss_is_the_same_for_all_methods_and_none_without_a_label() -> None:
+    """What vanilla FL trains on takes the unknown Nodule for absent; the figure leaves it out."""
+    site = bench(("Edema", "Mass", "Nodule"), "multilabel", samples(LOGITS, Y))
+    limits = PrivacyConfig(min_count=0, min_loss=0)
+    own = LabelSet(("Mass", "Edema"))
+    losses = {
+        measure(site, method, own, "test", 3, bootstrap=0, seed=1, limits=limits).loss
+        for method in (SurgicalAggregation(), VanillaFL())
+    }
+    assert len(losses) == 1
+    unlabelled = samples(LOGITS, [[NAN] * 3] * 4)
+    assert entropy(unlabelled, torch.tensor(LOGITS), "multilabel") is None
+    assert entropy(samples(SINGLE, [[0.0, 0.0]] * 4), torch.tensor(SINGLE), "multiclass") is None
 
 
 # A and B; the last image is of neither.

@@ -11,7 +11,7 @@ from suture.data.transforms import Augmentation
 from suture.errors import ConfigError
 from suture.methods import METHODS
 from suture.models import ModelSpec
-from suture.plan import Plan, code_hash
+from suture.plan import Plan, Schedule, code_hash
 
 
 @pytest.mark.parametrize("changed", ["methods/fedavg.py", "data/clinical_words.txt"])
@@ -36,3 +36,19 @@ def test_a_method_of_images_is_refused_a_model_of_text(name: str) -> None:
     ):
         Plan(METHODS[name](), ModelSpec("lstm"), Augmentation(), 1, "run", "code")
     assert Plan(METHODS["fedavg"](), ModelSpec("lstm"), Augmentation(), 1, "run", "code").model.name == "lstm"
+
+
+def test_a_second_head_that_nobody_trains_is_refused() -> None:
+    spec = ModelSpec("cnn", projection=8, second_head=True)
+    for kind in METHODS.values():
+        if kind().prior is None:
+            with pytest.raises(ConfigError, match=r"never train a second head; set model.second_head=false"):
+                Plan(kind(), spec, Augmentation(), 1, "run", "code")
+    assert {name for name, kind in METHODS.items() if kind().prior is not None} == {"fedmas"}
+
+
+def test_patience_without_a_best_round_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"patience=3 would never stop .* or remove patience"):
+        Schedule(5, selection="last", patience=3)
+    assert Schedule(5, selection="server_metric", patience=3).patience == 3
+    assert Schedule(5, selection="last").patience is None

@@ -39,6 +39,12 @@ def test_leaves_what_it_promises(tmp_path: Path, capsys: pytest.CaptureFixture[s
     metrics = json.loads((tmp_path / "r" / "metrics.json").read_text())
     assert set(metrics["auroc"]) == set(facts["labels"])
     assert set(metrics["groups"]) == {"shared", "unique"}
+    low, high = metrics["mean_interval"]
+    assert low < metrics["mean_auroc"] < high
+    assert 0 < metrics["loss"] < 2
+    page = report.read_text()
+    assert f"mean AUROC, 95 % CI {low:.3f}–{high:.3f}" in page
+    assert f"its cross-entropy there is {metrics['loss']:.3f}" in page
     lines = (tmp_path / "r" / "history.jsonl").read_text().splitlines()
     assert len(lines) == 2
     assert (tmp_path / "r" / "model" / "model.safetensors").is_file()
@@ -58,6 +64,8 @@ def test_second_run_into_the_same_folder_is_refused_unless_told(tmp_path: Path) 
     before = (out / "run.json").read_bytes()
     with pytest.raises(ConfigError, match=r"was begun with seed=\d+, and this job has seed=77"):
         run(with_settings(JOB, ["rounds=3", "seed=77"]), out, resume=True)
+    with pytest.raises(ConfigError, match=r"begun with model.size=\d+, and this job has model.size=48"):
+        run(with_settings(JOB, ["rounds=3", "model.size=48"]), out, resume=True)
     assert (out / "run.json").read_bytes() == before
     run(with_settings(JOB, ["rounds=3"]), out, resume=True)
     assert len((out / "history.jsonl").read_text().splitlines()) == 3
@@ -109,6 +117,29 @@ def test_failure_tells_the_sites_own_error(tmp_path: Path, monkeypatch: pytest.M
     facts = json.loads((tmp_path / "r" / "run.json").read_text())
     assert facts["status"] == "failed"
     assert "lakeside" in facts["error"]
+
+
+def test_sites_or_a_schedule_that_cannot_be_made_leave_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: PhantomSites, folder: Path, *rest: object) -> list[str]:
+        folder.mkdir(exist_ok=True)
+        raise ConfigError("labels.csv: row 3 names no image")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(PhantomSites, "prepare", fail)
+        with pytest.raises(ConfigError, match="row 3"):
+            run(JOB, tmp_path / "r")
+    with pytest.raises(ConfigError, match="would never stop"):
+        run(with_settings(JOB, ["selection=last", "patience=3"]), tmp_path / "r")
+    assert not (tmp_path / "r").exists()
+    out = tmp_path / "r"
+    run(with_settings(JOB, ["rounds=1"]), out)
+    before = (out / "run.json").read_bytes()
+    monkeypatch.setattr(PhantomSites, "prepare", fail)
+    with pytest.raises(ConfigError, match="row 3"):
+        run(with_settings(JOB, ["rounds=2"]), out, resume=True)
+    assert (out / "run.json").read_bytes() == before
 
 
 def test_a_locked_folder_is_refused(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from suture.abstain import CodeMismatch, LabelViewRefused
 from suture.config import SiteConfig
 from suture.data.site import SiteSamples
+from suture.devices import unusable
 from suture.errors import ConfigError
 from suture.files import write_json
 from suture.labels import LabelSet
@@ -25,7 +26,7 @@ def refuse(site: str, plan: Plan, config: SiteConfig) -> None:
     Raises:
         CodeMismatch: the job was made with other code.
         LabelViewRefused: its method shows the site more class names than it permits.
-        ConfigError: the site sets something that the method would ignore.
+        ConfigError: the site sets something that the method would ignore, or a device that it has not.
     """
     if plan.code != code_hash():
         raise CodeMismatch(
@@ -38,6 +39,11 @@ def refuse(site: str, plan: Plan, config: SiteConfig) -> None:
             'site; permit it with label_view = "all" under [privacy] in suture.toml'
         )
     training = config.training
+    if reason := unusable(training.device):
+        raise ConfigError(
+            f"{site}: device {training.device!r} cannot be used: {reason}; correct device under "
+            "[training] in suture.toml"
+        )
     for key, own in (("batch_size", training.batch_size is not None), ("amp", training.amp)):
         if own and plan.method.fixed_steps:
             raise ConfigError(

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from suture.data.batch import Samples
-from suture.evaluation.metrics import ClassScore, mean_defined, score_classes
+from suture.evaluation.metrics import ClassScore, bootstrap_mean, mean_defined, score_classes
 from suture.evaluation.single_label import class_recalls, single_label
 from suture.labels import LabelSet, Task
+from suture.losses import masked_loss
 from suture.messages import Counts, Figures, Metrics
 from suture.methods.contract import Method
 from suture.privacy import PrivacyConfig
@@ -33,7 +34,10 @@ def measure(
     seed: int,
     limits: PrivacyConfig,
 ) -> Metrics:
-    """The model on one split of a site: the method's loss, and the figures of the site's own classes.
+    """The model on one split of a site: its loss, and the figures of the site's own classes.
+
+    The loss on validation data is the method's own, which selects rounds; on test data it is `entropy`, the
+    same for all methods.
 
     Args:
         own: the classes that the site annotates.
@@ -50,13 +54,16 @@ def measure(
     logits = predict(bench, part)
     if not bool(torch.isfinite(logits).all()):
         raise NonFiniteLoss(f"{bench.name}: the model of round {of_round} diverged; lower the learning rate")
-    loss = method.loss(logits, torch.nan_to_num(part.y), ~torch.isnan(part.y), own.task)
+    if split == "test":
+        loss = entropy(part, logits, own.task)
+    else:
+        loss = float(method.loss(logits, torch.nan_to_num(part.y), ~torch.isnan(part.y), own.task))
     labels = bench.model.labels
     return Metrics(
         of_round,
         split,
         len(part),
-        rounded(float(loss)) if len(part) >= limits.min_loss else None,
+        rounded(loss) if len(part) >= limits.min_loss else None,
         class_scores(part, logits, labels, own.names, limits, bootstrap=bootstrap, seed=seed),
         overall(part, logits, own.task, limits),
         by_attribute(part, logits, labels, own.names, limits) if split == "test" else {},
@@ -89,6 +96,26 @@ def class_scores(
         recalls = class_recalls(part.y.numpy(), logits.numpy())
         scores = {name: replace(score, recall=recalls[labels.index(name)]) for name, score in scores.items()}
     return scores if limits is None else {name: withheld(score, limits) for name, score in scores.items()}
+
+
+def entropy(part: Samples, logits: Tensor, task: Task) -> float | None:
+    """The cross-entropy of what is known, by which papers compare models (MIDL 2023, Tables 1 and 2).
+
+    Binary and the mean over known labels of a multilabel task, the mean over labelled images of a multiclass
+    one; None where there is none.
+    """
+    known = ~torch.isnan(part.y)
+    some = known if task == "multilabel" else part.y == 1
+    return float(masked_loss(logits.double(), part.y, known, task)) if bool(some.any()) else None
+
+
+def mean_interval(
+    part: Samples, logits: Tensor, labels: LabelSet, names: Sequence[str], bootstrap: int, seed: int
+) -> tuple[float, float] | None:
+    """The 95 % interval of the mean AUROC of some classes; the arguments are those of `class_scores`."""
+    mine = [labels.index(name) for name in names]
+    ranked = ranking(logits, labels.task)[:, mine]
+    return bootstrap_mean(part.y[:, mine].numpy(), ranked.numpy(), part.patients, bootstrap, seed)
 
 
 def by_attribute(

@@ -21,7 +21,7 @@ from suture.models import MODELS, ModelSpec
 from suture.names import check_experiment
 from suture.validation import parse
 
-Selection = Literal["site_loss", "server_metric", "last"]
+Selection = Literal["site_loss", "server_metric", "server_balanced_accuracy", "last"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,12 +47,22 @@ class Plan:
                 "batch_norm='local' (FedBN) leaves no global model to evaluate, so "
                 f"{self.method.title} cannot use it; choose 'average' (FedAvg) or 'frozen' (FedBN+)"
             )
+        if self.method.local.warmup_init == "independent" and not self.method.local.warmup_epochs:
+            raise ConfigError(
+                "warmup_init='independent' is of the warm-up, and there is none; set warmup_epochs, "
+                "or remove it"
+            )
+        if self.model.second_head and self.method.prior is None:
+            raise ConfigError(
+                f"{self.method.title} would never train a second head; set model.second_head=false"
+            )
         if self.method.images_only and (reads := MODELS[self.model.name].reads) != "image":
             others = ", ".join(name for name, kind in METHODS.items() if not kind.images_only)
             raise ConfigError(
                 f"{self.method.title} needs images, and the model {self.model.name!r} reads {reads}; "
                 f"choose a model of images, or one of the methods that take both: {others}"
             )
+        self.method.check_model(self.model)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as they stand in a job's configuration."""
@@ -108,8 +118,10 @@ class Schedule:
         grace: seconds that a round waits for more updates once it has `min_sites`; None waits for all of
             them until the deadline. What comes later is dropped.
         selection: the round whose model is kept: lowest mean validation loss of the sites (`site_loss`),
-            highest mean AUROC on the server's own validation data (`server_metric`), or the `last`.
-        patience: rounds without a better one after which training stops; None trains all `rounds`.
+            highest mean AUROC on the server's own validation data (`server_metric`), or where images have one
+            label the balanced accuracy (`server_balanced_accuracy`), or the `last`.
+        patience: rounds without a better one after which training stops; None trains all `rounds`. Where the
+            `last` round is kept, each is the best so far, so that there is nothing to wait for.
         max_failed_rounds: rounds in a row that may leave the model as it was before the job stops.
         label_map: site spelling to federation name, for names that differ by more than spelling.
         accept_labels: look-alike names that are meant to be different classes; True accepts all.
@@ -126,6 +138,13 @@ class Schedule:
     max_failed_rounds: Annotated[int, Field(ge=1)] = 2
     label_map: dict[str, str] = Field(default_factory=dict)
     accept_labels: bool | tuple[str, ...] = False
+
+    def __post_init__(self) -> None:
+        if self.patience is not None and self.selection == "last":
+            raise ConfigError(
+                f"patience={self.patience} would never stop a run of selection='last', in which every round "
+                "is the best so far; select by 'site_loss' or 'server_metric', or remove patience"
+            )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as they stand in a job's configuration."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import fcntl
 import json
 import logging
@@ -11,9 +10,9 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -32,7 +31,7 @@ from suture.models import CORPUS
 from suture.names import check_experiment
 from suture.plan import Plan
 from suture.progress import following
-from suture.server.continuing import refuse_another
+from suture.server.continuing import begun_with, refuse_another
 from suture.server.open import describe, open_server
 from suture.server.record import Record
 from suture.server.roster import Member
@@ -69,17 +68,19 @@ def run_here(job: Job, env: str, out: Path, *, resume: bool, overwrite: bool, th
     check_finetuning(job)
     if job.simulation is None:
         raise ConfigError(f"{job.name} simulates no sites; submit it with --env poc or --env prod")
+    simulation = job.simulation
     check_experiment(out.name)
     make_way(out, job, resume=resume, overwrite=overwrite)
     with locked(out):
-        sites = job.simulation.prepare(out / "sites", out.parent, job.seed, job.method)
-        job = _with_words(job, out / "sites")
-        plan, schedule = job.plan(out.name), job.schedule()
+        with _undone(out):
+            sites = simulation.prepare(out / "sites", out.parent, job.seed, job.method)
+            job = _with_words(job, out / "sites")
+            plan, schedule = job.plan(out.name), job.schedule()
         record = Record(out)
         record.update(env=env)
         describe(record, plan, schedule)
         content = {"name": job.name, "plan": plan.to_dict(), "schedule": schedule.to_dict(), "sites": sites}
-        write_json(out / "job.json", content)
+        write_json(out / "job.json", {**content, "simulation": asdict(simulation)})
         (out / FILE).unlink(missing_ok=True)  # that of a model which is now trained further
         try:
             with following(out, job.title, env):
@@ -151,7 +152,13 @@ def _members(
         known[name] = Member(own, own, {s: len(part) for s, part in samples.items()}, threads=1)
         parts[name] = labels, samples
     together = pooled(parts)
-    return {POOLED: site(POOLED, configs[sites[0]], lambda: together)}, known
+    return {POOLED: site(POOLED, _of_no_site(configs[sites[0]]), lambda: together)}, known
+
+
+def _of_no_site(config: SiteConfig) -> SiteConfig:
+    """A site's configuration without the learning rate that is its own: pooled data take the job's."""
+    training = config.training.model_copy(update={"learning_rate": None})
+    return config.model_copy(update={"training": training})
 
 
 def _simulate(out: Path, threads: int | None) -> None:
@@ -221,23 +228,34 @@ def make_way(out: Path, job: Job, *, resume: bool, overwrite: bool) -> None:
     elif run.get("status") in _ENDED and run.get("rounds", 0) >= job.rounds and not _untuned(out, job):
         raise ConfigError(f"{what} with all its {run['rounds']} rounds; ask for more with --rounds")
     else:
-        _refuse_another(run, job)
+        _refuse_another(out, job)
 
 
-def _refuse_another(run: Mapping[str, Any], job: Job) -> None:
-    """Before anything is written; the server looks once more, at the state and all of the plan."""
-    if "method" not in run:  # it stopped before it said what it was about to do
+def _refuse_another(out: Path, job: Job) -> None:
+    """Before anything is written; the server looks once more, at its state."""
+    path = out / "job.json"
+    if not path.exists():  # it stopped before it said what it was about to do
         return
-    began = {"seed": run["seed"], "method": run["method"]["name"]}
-    before = {**began, "hyperparameters": run["method"]["hyperparameters"]}
-    settings = dataclasses.asdict(job.method)  # type: ignore[call-overload]
-    now = {"seed": job.seed, "method": job.method.name, "hyperparameters": settings}
-    refuse_another(before, now, str(run["experiment"]))
+    before, now = json.loads(path.read_text())["plan"], begun_with(job.plan(out.name))
+    if job.model.vocabulary == CORPUS:  # its words are read later, from what the simulation writes
+        now["model"]["vocabulary"] = before["model"]["vocabulary"]
+    refuse_another(before, now, out.name)
 
 
 def _untuned(out: Path, job: Job) -> bool:
     """Whether a run was cut off between the end of its rounds and that of its fine-tuning."""
     return job.finetuning is not None and not (out / FILE).exists()
+
+
+@contextmanager
+def _undone(out: Path) -> Iterator[None]:
+    """Leaves no folder behind where sites or plan could not even be made, so that DIR may be named again."""
+    try:
+        yield
+    except BaseException:
+        if not (out / "run.json").exists():
+            shutil.rmtree(out)
+        raise
 
 
 @contextmanager

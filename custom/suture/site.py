@@ -37,7 +37,7 @@ from suture.models.saved import save_model
 from suture.noise import protected
 from suture.packing import Packed
 from suture.plan import Plan, context
-from suture.priors import Prior, load_prior
+from suture.priors import Prior, check_width, load_prior
 from suture.store import Rounds
 from suture.training import Workbench
 
@@ -123,8 +123,10 @@ class Site:
     # The three tasks
 
     def _hello(self, _: Payload) -> Hello:
-        prior = self._prior.digest if self._prior else None
-        return introduce(self.plan, self.config, self._data(), prior, self.folder)
+        prior = self._prior
+        if prior:
+            check_width(prior, self._model(self._data()[0].names), self.name)
+        return introduce(self.plan, self.config, self._data(), prior.digest if prior else None, self.folder)
 
     def _train(self, task: Payload) -> Reply:
         state = self._state(task)

@@ -20,7 +20,7 @@ from suture.data.table import Split
 from suture.data.transforms import Augmentation, augment
 from suture.errors import SutureError
 from suture.messages import STRICT
-from suture.models.classifier import Classifier, Preprocessing
+from suture.models.classifier import Classifier, Preprocessing, redraw_head
 from suture.models.norm import NormPolicy, train_mode
 from suture.moments import load_moments, save_moments
 from suture.priors.prior import Prior
@@ -57,6 +57,8 @@ class LocalTraining:
             constant.
         warmup_epochs: epochs of a first round that trains the head on the resting backbone; 0 for none.
         warmup_lr: learning rate of that round, at every site.
+        warmup_init: what that round begins with: the ``common`` head and hidden block, or ``independent``
+            ones, which each site draws for itself, so that unaligned units are averaged after it.
         clip: the largest norm of a step's gradient, over all that is trained; None leaves it as it is.
     """
 
@@ -71,6 +73,7 @@ class LocalTraining:
     final_lr: Annotated[float, Field(gt=0)] | None = None
     warmup_epochs: Annotated[int, Field(ge=0)] = 0
     warmup_lr: Annotated[float, Field(gt=0)] = 5e-3
+    warmup_init: Literal["common", "independent"] = "common"
     clip: Annotated[float, Field(gt=0)] | None = None
 
     def lr_of(self, round_: int, rounds: int) -> float:
@@ -164,6 +167,8 @@ def fit(
         NonFiniteLoss: naming site, round and step.
     """
     model = site.model
+    if head_only and local.warmup_init == "independent":
+        redraw_head(model, seed_for(seed, site.name, "init"))
     rest(model, head_only)
     set_training(model, policy, head_only)
     optimiser = optimiser_of(model, local)

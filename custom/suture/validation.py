@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Annotated, Any, TypeVar
+from types import NoneType, UnionType
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, TypeAdapter, ValidationError
 
@@ -34,6 +35,13 @@ LabelName = Annotated[str, AfterValidator(_a_label)]
 _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 
 
+def flat(name: str, value: Any) -> dict[str, Any]:
+    """The leaves of nested settings by their dotted names; an empty table is one."""
+    if not isinstance(value, Mapping) or not value:
+        return {name: value}
+    return {k: v for key, inner in value.items() for k, v in flat(f"{name}.{key}", inner).items()}
+
+
 def parse(kind: type[T], values: Mapping[str, Any], where: str) -> T:
     """`values` as a `kind` (a pydantic model or dataclass).
 
@@ -60,13 +68,33 @@ def parse(kind: type[T], values: Mapping[str, Any], where: str) -> T:
 
 
 def _fields(kind: Any, path: list[str]) -> list[str]:
-    """The valid keys at a place inside a nested type."""
+    """The valid keys at a place inside a nested type; none where it cannot be told."""
     for part in path:
-        fields = kind.model_fields if _is_model(kind) else kind.__pydantic_fields__
-        kind = fields[part].annotation
+        kind = _at(_bare(kind), part)
+    kind = _bare(kind)
     if _is_model(kind):
         return list(kind.model_fields)
     return [f.name for f in dataclasses.fields(kind)] if dataclasses.is_dataclass(kind) else []
+
+
+def _at(kind: Any, part: str) -> Any:
+    """The type of a field, or of the entries of a table or list."""
+    if _is_model(kind):
+        return kind.model_fields[part].annotation
+    if fields := getattr(kind, "__pydantic_fields__", None):
+        return fields[part].annotation
+    inner = [one for one in get_args(kind) if one is not Ellipsis]
+    return inner[-1] if inner else None
+
+
+def _bare(kind: Any) -> Any:
+    """Without constraints, and without the None of what is optional."""
+    while get_origin(kind) in (Annotated, Union, UnionType):
+        first, *others = (one for one in get_args(kind) if one is not NoneType)
+        if others and get_origin(kind) is not Annotated:
+            return None  # one of several
+        kind = first
+    return kind
 
 
 def _is_model(kind: Any) -> bool:

@@ -24,7 +24,7 @@ JOB = Job(
     model=ModelSpec("resnet_small", size=64, color=True, projection=1280),
     rounds=12,
     augmentation=Augmentation(flip=0.5, vertical_flip=0.5, rotation=10.0),
-    selection="server_metric",
+    selection="server_balanced_accuracy",
     simulation=IsicSites(clients=8, classes="all", partition="dirichlet"),
 )
 

@@ -1,8 +1,8 @@
 """Fed-MAS on HyperKvasir: eight sites that know all of its 23 classes, of 1,148 images down to six.
 
 Point it at the data with SUTURE_DATA (its folders hyperkvasir and hyperkvasir_splits) or with
-`--set simulation.root=DIR --set simulation.lists=DIR`. The prior is EfficientNet-Lite0 (suture[lite]). The
-paper's own settings are
+`--set simulation.root=DIR --set simulation.lists=DIR`. The prior is EfficientNet-Lite0 (suture[lite]).
+Nearest to the paper's own settings, whose augmentation of these images is not public, are
 
     suture run fedmas_hyperkvasir --set method.prior.name=moco_resnet50 --set method.prior.path=FILE \\
         --set model.projection=2048 --set model.weights=download --set rounds=200 --set epochs=10
@@ -27,7 +27,7 @@ JOB = Job(
     model=ModelSpec("resnet18", size=224, color=True, projection=1280),
     rounds=50,
     augmentation=Augmentation(flip=0.5, vertical_flip=0.5, rotation=10.0),
-    selection="server_metric",
+    selection="server_balanced_accuracy",
     simulation=HyperKvasirSites(),
 )
 

@@ -3,7 +3,8 @@
 Training lists are those of the paper's first fold; where only their images are there,
 `--set simulation.split=lesions` divides those. Point it at the data with SUTURE_DATA (its folders
 ham10000_112px and flamby_isic) or with `--set simulation.root=DIR --set simulation.lists=DIR`. The prior is
-EfficientNet-Lite0 (suture[lite]). The defaults fit a CPU; the paper's own are
+EfficientNet-Lite0 (suture[lite]). The defaults fit a CPU. Nearest to the paper's own, whose Gaussian blur is
+not offered (docs/methods/fedmas.md), are
 
     suture run fedmas_isic --set method.prior.name=moco_resnet50 --set method.prior.path=FILE \\
         --set model.projection=2048 --set model.name=resnet18 --set model.size=224 \\
@@ -31,7 +32,7 @@ JOB = Job(
     model=ModelSpec("resnet_small", size=64, color=True, projection=1280),
     rounds=12,
     augmentation=Augmentation(flip=0.5, vertical_flip=0.5, rotation=10.0),
-    selection="server_metric",
+    selection="server_balanced_accuracy",
     simulation=FlambySites(),
 )
 

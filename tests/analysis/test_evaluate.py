@@ -37,6 +37,12 @@ def test_classes_are_matched_by_name_and_the_mean_is_over_those_of_the_data(
     assert done.mean == pytest.approx(np.mean([v for v in values if v is not None]))
     assert done.spread == pytest.approx(np.std([v for v in values if v is not None]))
     assert as_metrics(done)["n"] == 10
+    known = ~np.isnan(done.y)
+    right = np.where(done.y == 1, done.scores, 1 - done.scores)[known]
+    assert done.loss == pytest.approx(-np.log(right).mean(), rel=1e-5)
+    assert as_metrics(done)["loss"] == done.loss
+    low, high = as_metrics(done)["mean_interval"]
+    assert low <= done.mean <= high
 
 
 def test_a_class_that_the_model_has_not_learned_leaves_the_mean_undefined(
@@ -47,6 +53,7 @@ def test_a_class_that_the_model_has_not_learned_leaves_the_mean_undefined(
     done = evaluate(narrow, config, "test")
     assert done.unlearned == ("Hernia",)
     assert done.mean is None
+    assert done.interval is None
     foreign = load_site_config(hospital(tmp_path / "foreign", ("Nodule",), 50, seed=9))
     with pytest.raises(DataError, match=r"none of the model's classes: Mass"):
         evaluate(narrow, foreign, "test")

@@ -12,8 +12,9 @@ from suture.analysis.compare import compare
 from suture.analysis.latent import latent
 from suture.analysis.relate import relate
 from suture.cli import app
-from suture.config import load_site_config
-from suture.errors import DataError, LabelError
+from suture.cli.sources import load_sources
+from suture.config import load_site_config, write_site_config
+from suture.errors import ConfigError, DataError, LabelError
 from suture.methods.surgical import SurgicalAggregation
 from suture.training import LocalTraining
 
@@ -91,8 +92,44 @@ def test_features_of_several_sources(models: dict[str, Path], data: dict[str, Pa
     assert out.exists()
 
 
+def test_data_sets_in_one_folder_are_told_apart_by_their_files(
+    models: dict[str, Path], data: dict[str, Path], tmp_path: Path
+) -> None:
+    for name, path in data.items():  # absolute paths, so that the two can lie beside each other
+        write_site_config(tmp_path / f"{name}.toml", load_site_config(path))
+    both = [tmp_path / "north.toml", tmp_path / "south.toml"]
+    out = tmp_path / "latent.svg"
+    assert command("latent", models["all"], *both, "-o", out, "--images", 10).exit_code == 0
+    assert "north" in out.read_text()
+    assert "south" in out.read_text()
+    assert command("data", "draw", *both, "-o", tmp_path / "drawn").exit_code == 0
+    assert (tmp_path / "drawn" / "cooccurrence-south.svg").exists()
+
+
+def test_two_data_sets_of_one_name_are_refused(data: dict[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "north.toml").write_bytes(data["south"].read_bytes())
+    with pytest.raises(ConfigError, match=r"north/suture\.toml and .*north\.toml are both called 'north'"):
+        load_sources([data["north"], tmp_path / "north.toml"])
+
+
 def test_data_are_drawn(data: dict[str, Path], tmp_path: Path) -> None:
     shown = command("data", "draw", *data.values(), "-o", tmp_path / "drawn")
     assert shown.exit_code == 0
     names = {path.name for path in (tmp_path / "drawn").iterdir()}
     assert names == {"frequencies.svg", "cooccurrence-north.svg", "cooccurrence-south.svg"}
+
+
+@pytest.mark.parametrize(("options", "unit"), [((), "patients"), (("--per", "image"), "images")])
+def test_classes_occur_together_in_patients_unless_told(
+    options: tuple[str, ...], unit: str, data: dict[str, Path], tmp_path: Path
+) -> None:
+    """North's images are two of each patient; each of south's is a patient of its own."""
+    table = data["north"].parent / "labels.csv"
+    header, *rows = (line.split(",") for line in table.read_text().splitlines())
+    paired = [[image, f"p{i - i % 10 + i % 5}", *rest] for i, (image, _, *rest) in enumerate(rows)]
+    table.write_text("\n".join(map(",".join, [header, *paired])) + "\n")
+    shown = command("data", "draw", *data.values(), "-o", tmp_path / "drawn", *options)
+    assert shown.exit_code == 0
+    north, south = ((tmp_path / "drawn" / f"cooccurrence-{name}.svg").read_text() for name in data)
+    assert f"of the {unit} with this class" in north
+    assert "of the images with this class" in south

@@ -20,6 +20,7 @@ from suture.data.long_tail import (
     dirichlet,
     divided,
     iid,
+    in_turn,
     long_tail_groups,
     stratified,
     training_counts,
@@ -96,6 +97,20 @@ def test_every_class_is_in_training_and_no_lesion_is_torn(
     random.shuffle(rows)  # type: ignore[attr-defined]
     again = table(rows)
     assert dict(zip(again.patients, divided(again, (0.7, 0.1, 0.2), seed), strict=True)) == of
+
+
+@given(ROWS, st.integers(1, 6), st.integers(0, 5))
+def test_dealt_in_turn_parts_are_alike_and_no_lesion_is_torn(
+    rows: list[tuple[int, int]], k: int, seed: int
+) -> None:
+    whole = table(rows)
+    part = in_turn(classes(whole.y), k, seed, whole.patients)
+    assert together(whole.patients, part)
+    of = dict(zip(whole.patients, part.tolist(), strict=True))
+    first = {lesion: min(kind % 4 for other, kind in rows if other == lesion) for lesion, _ in rows}
+    for lesions in (list(first), *([x for x in first if first[x] == kind] for kind in range(4))):
+        sizes = [sum(of[f"L{lesion}"] == j for lesion in lesions) for j in range(k)]
+        assert max(sizes) - min(sizes) <= 1
 
 
 def test_shares_add_up() -> None:

@@ -144,6 +144,11 @@ def want_gpu(folder: Path) -> None:
     path.write_text(path.read_text() + '[training]\ndevice = "cuda:99"\n')
 
 
+def misname_device(folder: Path) -> None:
+    path = folder / "local" / "suture.toml"
+    path.write_text(path.read_text() + '[training]\ndevice = "gpu"\n')
+
+
 @pytest.mark.parametrize(
     ("spoil", "about", "status", "words"),
     [
@@ -162,6 +167,7 @@ def want_gpu(folder: Path) -> None:
         (lose_images, "images", "error", "does not exist"),
         (spoil_table, "data", "error", "trian"),
         (want_gpu, "device", "error", "cuda:99"),
+        (misname_device, "device", "error", '"gpu" cannot be used'),
     ],
 )
 def test_each_fault_is_found_and_has_a_remedy(

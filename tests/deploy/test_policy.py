@@ -135,6 +135,20 @@ def test_a_party_survives_by_one_component_and_keeps_the_others(role: str, make_
     assert path.read_bytes() == before
 
 
+def test_a_site_asks_again_after_a_minute_unless_its_file_says_when(make_kit: MakeKit) -> None:
+    kit = read_kit(make_kit("site"))
+    path = survive(kit)
+    content = json.loads(path.read_text())
+    assert content["client"]["communication_timeout"] == 60
+    content["client"]["communication_timeout"] = 900
+    path.write_text(json.dumps(content))
+    survive(kit)
+    assert json.loads(path.read_text())["client"]["communication_timeout"] == 900
+    del content["client"]["communication_timeout"]
+    path.write_text(json.dumps(content))
+    assert not survives(kit)
+
+
 def test_resources_without_components_are_named(make_kit: MakeKit) -> None:
     kit = read_kit(make_kit("site"))
     path = kit.folder / "local" / "resources.json"

@@ -130,7 +130,7 @@ def test_the_terminal(tmp_path: Path) -> None:
     text = console.export_text()
     assert "Fine-tuned from the trained model" in text
     assert "0.850 ± 0.071" in text
-    assert "means over 2 divisions after 3 epochs" in text
+    assert "runs: 2, of 3 epochs each" in text
 
 
 @pytest.mark.parametrize(("metrics", "shown"), [(None, True), (unmeasured(), False)])

@@ -12,6 +12,7 @@ from suture.evaluation.metrics import (
     ClassScore,
     auroc,
     bootstrap_auroc,
+    bootstrap_mean,
     mean_defined,
     score_classes,
     youden,
@@ -102,6 +103,36 @@ def test_repeated_images_do_not_make_the_bootstrap_surer() -> None:
     assert thrice == pytest.approx(once, abs=1e-12)
     low, high = bootstrap_auroc(Y * 3, S * 3, None, seed=1)
     assert high - low < once[1] - once[0]
+
+
+def test_the_interval_of_a_mean_draws_the_patients_of_all_classes_alike() -> None:
+    """Of one class it is that of the AUROC, and so it is of equal ones; unknown labels are left out."""
+    patients = ["a", "a", "b", "c", "d", "d"]
+    one = bootstrap_auroc(Y, S, patients, n=200, seed=3)
+    for times in (1, 3):
+        y, s = (np.array([x] * times).T for x in (Y, S))
+        assert bootstrap_mean(y, s, patients, 200, 3) == pytest.approx(one, abs=1e-12)
+    unknown = np.column_stack([np.array(Y, float), np.full(6, math.nan)])
+    assert bootstrap_mean(unknown, np.array([S, S]).T, patients, 200, 3) == pytest.approx(one, abs=1e-12)
+
+
+def test_the_interval_of_a_mean_is_that_of_a_loop() -> None:
+    y = np.array([[0, 1, 1, 0, 1, 0, 0, 1], [1, NAN, 0, 0, 1, 1, 0, NAN]]).T
+    s = np.array([[0.1, 0.6, 0.3, 0.3, 0.9, 0.5, 0.2, 0.4], [0.5, 0.1, 0.4, 0.6, 0.7, 0.2, 0.1, 0.3]]).T
+    means = []
+    for drawn in np.random.default_rng(7).integers(8, size=(100, 8)):
+        areas = [auroc(y[drawn, c], s[drawn, c]) for c in (0, 1)]
+        if not all(map(math.isnan, areas)):
+            means.append(np.nanmean(areas))
+    expected = np.quantile(means, [0.025, 0.975])
+    assert bootstrap_mean(y, s, None, 100, 7) == pytest.approx(expected, abs=1e-12)
+
+
+def test_a_mean_of_nothing_has_no_interval() -> None:
+    y, s = np.array([Y]).T, np.array([S]).T
+    assert bootstrap_mean(np.zeros((6, 1)), s) is None
+    assert bootstrap_mean(y, s, ["p"] * 6) is None
+    assert bootstrap_mean(y, s, n=0) is None
 
 
 def test_an_interval_needs_two_patients() -> None:

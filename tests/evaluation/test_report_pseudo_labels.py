@@ -10,6 +10,7 @@ from suture.evaluation.pseudo_labels import (
     pseudo_label_charts,
     row_share_charts,
     row_shares,
+    run_away,
     total,
 )
 from suture.evaluation.records import Diagnostic, PseudoLabels, Round, Run, parse
@@ -114,3 +115,27 @@ def test_only_committed_rounds_count() -> None:
     found = row_shares(RUN, parse(list[Round], lines, "history"))
     assert found is not None
     assert found[0] == 2
+
+
+def counted(number: int, status: str = "accepted", **rows: dict[str, float]) -> Round:
+    """A committed round in which each site counted so many of each class."""
+    line = history_records(1)[0] | {"round": number, "status": "committed"}
+    template = next(iter(line["sites"].values())) | {"status": status}
+    line["sites"] = {site: template | {"rows": own} for site, own in rows.items()}
+    return parse(Round, line, "history")
+
+
+def test_a_row_that_outsiders_take_over_is_told() -> None:
+    """b and c do not annotate Mass: 31 are over ten times as many as the 3 of a, 30 are not."""
+    owners = {"Mass": ("a",), "Edema": ("b", "c")}
+    calm = counted(1, a={"Mass": 3, "Edema": 20}, b={"Mass": 30, "Edema": 2}, c={"Mass": 0, "Edema": 3})
+    wild = counted(2, a={"Mass": 3, "Edema": 0}, b={"Mass": 31, "Edema": 2}, c={"Mass": 900, "Edema": 3})
+    assert run_away([calm], owners) == []
+    (told,) = run_away([calm, wild], owners)
+    assert told.startswith("Mass: from round 2 sites that do not annotate it")
+    assert "(in round 2: b, c)" in told
+    # Where no owner was heard, or none drew the class, ten of an outsider are still few.
+    assert run_away([counted(1, b={"Mass": 10.0})], owners) == []
+    assert len(run_away([counted(1, b={"Mass": 11.0})], owners)) == 1
+    assert run_away([counted(1, "rejected", b={"Mass": 900.0})], owners) == []
+    assert run_away(PLAIN, dict.fromkeys(RUN.labels, ())) == []

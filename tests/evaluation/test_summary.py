@@ -18,8 +18,12 @@ SCORES = {
 
 def test_the_summary_by_hand() -> None:
     at_a = {"Edema": ClassScore(0.8, None, None, 1, 9), "Hernia": ClassScore(None, None, None, 0, 10)}
-    assert summarise(LABELS, OWNERS, SCORES, {"a": at_a}, 100, "server test set", 5) == {
+    assert summarise(
+        LABELS, OWNERS, SCORES, {"a": at_a}, 100, "server test set", 5, loss=0.25, mean_interval=(0.6, 0.8)
+    ) == {
         "mean_auroc": pytest.approx((0.9 + 0.6 + 0.7) / 3),
+        "mean_interval": [0.6, 0.8],
+        "loss": 0.25,
         "auroc": {"Edema": 0.9, "Hernia": None, "Mass": 0.6, "Nodule": 0.7},
         "intervals": {"Edema": [0.8, 0.95], "Hernia": None, "Mass": [0.5, 0.7], "Nodule": None},
         "counts": {"Edema": [10, 90], "Hernia": [0, 100], "Mass": [5, 95], "Nodule": [50, 50]},
@@ -34,6 +38,7 @@ def test_the_summary_by_hand() -> None:
         "long_tail": {},
         "attributes": {},
         "local_models": {},
+        "weighting": {},
     }
 
 

@@ -62,3 +62,11 @@ def test_a_missing_field_is_named() -> None:
     del metrics["counts"]
     with pytest.raises(DataError, match=r"metrics\.json: counts: Field required"):
         per_class_table(run_record(), metrics)
+
+
+def test_the_mean_has_its_interval_and_the_loss_a_line_where_there_are_any() -> None:
+    rows = shown(run_record(), metrics_record() | {"mean_interval": [0.77, 0.81], "loss": 0.1534})
+    assert [r[:4] for r in rows if len(r) > 2][-2:] == [
+        ["Mean of all defined", "", "0.790", "0.770–0.810"],
+        ["Loss (cross-entropy)", "", "0.153", ""],
+    ]

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from example_run import SITES, history_records, run_record
 
 from suture.evaluation.figures import HEIGHT, Chart
-from suture.evaluation.records import Round, Run, parse
-from suture.evaluation.weighting import weight_charts, what_weights_are
+from suture.evaluation.records import Round, Run, Weighting, parse
+from suture.evaluation.weighting import weight_charts, weighting, what_weights_are
 
 RUN = parse(Run, run_record(), "run")
 
@@ -72,6 +73,33 @@ def test_only_merged_updates_have_a_weight() -> None:
         "harbour": pytest.approx([75], abs=0.05),
         "st-anne": pytest.approx([25], abs=0.05),
     }
+
+
+IMAGES = {name: site["n"]["train"] for name, site in SITES.items()}
+
+
+def test_the_same_as_numbers() -> None:
+    """A quarter and three quarters, then a quarter, a quarter and a half; the third round changed nothing."""
+    lines = weighted(
+        [
+            {"harbour": 22.0, "hillside": 66.0},
+            {"harbour": 10.0, "hillside": 10.0, "st-anne": 20.0},
+            {"harbour": 9.0, "hillside": 1.0, "st-anne": 1.0},
+        ]
+    )
+    found = weighting(IMAGES, [*lines[:2], replace(lines[2], status="unchanged")])
+    assert found == {
+        "rounds": [1, 2],
+        "weights": {"harbour": [22, 10], "hillside": [66, 10], "st-anne": [None, 20]},
+        "shares": {"harbour": [0.25, 0.25], "hillside": [0.75, 0.25], "st-anne": [None, 0.5]},
+        "mean_share": {"harbour": 0.25, "hillside": 0.5, "st-anne": 0.5},
+    }
+    assert parse(Weighting, found, "weighting").shares["st-anne"] == [None, 0.5]
+
+
+@pytest.mark.parametrize("weights", [dict.fromkeys(SITES, 1.0), {s: float(n) for s, n in IMAGES.items()}])
+def test_weights_that_say_nothing_new_are_not_written(weights: dict[str, float]) -> None:
+    assert weighting(IMAGES, weighted([weights] * 3)) == {}
 
 
 def test_the_method_says_what_a_weight_is() -> None:

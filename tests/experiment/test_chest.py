@@ -9,7 +9,8 @@ import pytest
 
 from official import write_chexpert, write_mimic, write_nih
 from suture.experiment.conduct import conduct
-from suture.experiment.spec import Preset, load_experiment
+from suture.experiment.loading import load_experiment
+from suture.experiment.spec import Preset
 from suture.experiment.table import lines
 
 SMALL = {
@@ -46,7 +47,7 @@ def data(tmp_path: Path) -> Path:
         (
             "midl_all",
             ("chexpert_baseline", "central", "surgical"),
-            {("chexpert_baseline", "NIH")},
+            {("chexpert_baseline", "NIH"), ("chexpert_baseline", "NIH, loss")},
         ),
     ],
 )

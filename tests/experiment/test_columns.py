@@ -17,6 +17,7 @@ from suture.experiment.table import figure_of, lines
 from suture.validation import parse
 
 FEDMAS: dict[str, Any] = {
+    "loss": 0.15,
     "overall": {"balanced_accuracy": 0.0, "accuracy": 0.7},
     "long_tail": {"accuracy": {"head": 0.9, "tail": 0.1, "all": 0.5}},
     "attributes": {"values": {"dark": {"balanced_accuracy": 0.4}}, "mean": {"balanced_accuracy": 0.6}},
@@ -29,6 +30,7 @@ FEDMAS: dict[str, Any] = {
     [
         ({"metric": "balanced_accuracy"}, 0.0),  # zero is a value
         ({"metric": "f1"}, None),
+        ({"metric": "loss"}, 0.15),
         ({"metric": "accuracy", "frequency": "tail"}, 0.1),
         ({"metric": "accuracy", "frequency": "all"}, 0.5),
         ({"metric": "accuracy", "frequency": "medium"}, None),
@@ -66,8 +68,30 @@ def test_such_a_column_fills_its_cells(tmp_path: Path) -> None:
         ({"attribute": "dark", "models": "local"}, "one of test, task, frequency, attribute and models"),
         ({"test": "nih", "attribute": "dark"}, "one of test, task, frequency, attribute and models"),
         ({"frequency": "tail"}, 'is of metric = "accuracy"'),
+        ({"metric": "loss", "group": "shared"}, 'metric = "loss" is of all test images and classes'),
+        ({"metric": "loss", "attribute": "dark"}, 'metric = "loss" is of all test images and classes'),
     ],
 )
 def test_a_column_is_of_one_part_alone(column: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         parse(Column, {"name": "x", **column}, "column")
+
+
+def test_a_loss_on_a_test_set_is_that_of_the_models_which_know_its_classes(tmp_path: Path) -> None:
+    """What was kept before there were losses has none, and still renders."""
+    spec = experiment(
+        columns=[{"name": "loss", "test": "nih", "metric": "loss"}],
+        tests={"nih": {"data": {"dataset": "nih"}}},
+    )
+    preset = spec.preset("tiny")
+    narrow = {"auroc": {}, "unlearned": ["A"], "loss": 0.9}
+    whole = {"auroc": {"A": 0.5}, "unlearned": []}
+    models = {"ours": {"x": narrow, "y": {**whole, "loss": 0.25}}, "theirs": {"global": whole}}
+    for run in final_runs(spec, preset, {}):
+        result(run, tmp_path, {"A": 0.5, "B": 0.5})
+        path = tmp_path / f"{run.name}.json"
+        content = json.loads(path.read_text()) | {"tests": {"nih": models[run.row]}}
+        path.write_text(json.dumps(content))
+    found = {line.row: line.figures["loss"] for line in lines(spec, preset, collect(spec, preset, tmp_path))}
+    assert found["ours"].values == (0.25, 0.25, 0.25)
+    assert found["theirs"].text == "–"

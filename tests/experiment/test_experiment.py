@@ -9,55 +9,16 @@ from xml.etree import ElementTree
 
 import pytest
 
+from kept_by_hand import SPEC, experiment, result
 from suture.errors import ConfigError, DataError, FederationError
 from suture.experiment.conduct import chosen, collect, conduct
+from suture.experiment.loading import known_experiments, load_experiment
 from suture.experiment.pool import do_runs
 from suture.experiment.render import write_tables
 from suture.experiment.runs import Run, final_runs, keep_result, read_result, tuning_runs
-from suture.experiment.spec import OWN_COLUMNS, Experiment, known_experiments, load_experiment
-from suture.experiment.table import class_means, lines, over_series
+from suture.experiment.spec import OWN_COLUMNS, Experiment
+from suture.experiment.table import class_means, lines
 from suture.job import load_job, with_settings
-from suture.validation import parse
-
-SPEC: dict[str, Any] = {
-    "title": "two methods",
-    "source": "nowhere",
-    "job": "demo",
-    "reference": "ours",
-    "rows": {
-        "theirs": {
-            "name": "Vanilla FL",
-            "set": {"method": "vanilla"},
-            "published": {"AUROC, all classes": "0.79"},
-        },
-        "ours": {"name": "Surgical Aggregation", "set": {"method": "surgical"}},
-    },
-    "presets": {"tiny": {"note": "for tests", "seeds": [1, 2, 3], "set": {"rounds": 1}}},
-}
-
-
-def experiment(**changes: Any) -> Experiment:
-    return parse(Experiment, {**SPEC, **changes}, "test")
-
-
-def result(
-    run: Run, folder: Path, areas: dict[str, float | None], auroc: float = 0.5, **settings: Any
-) -> None:
-    """Writes a kept result by hand: class A is known to both sites, B to one."""
-    a, b = areas["A"], areas["B"]
-    content = {
-        "run": {"job": run.job, "settings": run.settings, "sites": {"x": ["A", "B"], "y": ["A"]}, **settings},
-        "metrics": {
-            "mean_auroc": None if a is None or b is None else (a + b) / 2,
-            "auroc": areas,
-            "groups": {"shared": a, "unique": b},
-        },
-        "validation_auroc": auroc,
-        "validation_loss": 0.1,
-        "seconds": 36.0,
-    }
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{run.name}.json").write_text(json.dumps(content))
 
 
 def test_every_experiment_of_the_repository_can_be_run() -> None:
@@ -145,6 +106,31 @@ def test_tuning_chooses_by_validation_and_reuses_its_runs(tmp_path: Path) -> Non
     assert not collect(spec, preset, tmp_path).results["theirs", "None"]
 
 
+def test_a_run_selected_by_balanced_accuracy_is_tuned_by_it(tmp_path: Path) -> None:
+    run, done = Run("ours", None, "demo", {"seed": 1}), tmp_path / "done"
+    done.mkdir()
+    facts = {"status": "finished", "selected_round": 1, "sites": {}, "versions": {}, "finished": "now"}
+    measured = {"loss": None, "auroc": 0.9, "server_auroc": 0.8, "server_balanced_accuracy": 0.3}
+    (done / "history.jsonl").write_text(json.dumps({"round": 1, "seconds": 1.0, "validation": measured}))
+    (done / "metrics.json").write_text("{}")
+    job = load_job("demo")
+    content = {"plan": job.plan("done").to_dict(), "schedule": job.schedule().to_dict()}
+    (done / "job.json").write_text(json.dumps(content))
+    for selection, tunes in {"server_metric": 0.8, "server_balanced_accuracy": 0.3}.items():
+        (done / "run.json").write_text(json.dumps({**facts, "selection": selection}))
+        assert keep_result(tmp_path / "kept", run, done).validation == tunes
+
+
+def test_a_row_that_cannot_be_tuned_is_named_with_its_run(tmp_path: Path) -> None:
+    tune = {"key": "method.local.lr", "values": [1e-3, 1e-2], "seed": 1}
+    spec = experiment(presets={"tiny": {"note": "", "seeds": [1], "tune": tune}})
+    runs = list(tuning_runs(spec, spec.preset(None)))
+    for run in runs:
+        result(run, tmp_path, {"A": 0.5, "B": 0.5}, auroc=None if run is runs[1] else 0.6)
+    with pytest.raises(ConfigError, match=f"row 'theirs': its run {runs[1].name} has no validation figure"):
+        conduct(spec, spec.preset(None), tmp_path, tmp_path / "work", None, 1, lambda _: None)
+
+
 def test_the_table_by_hand(tmp_path: Path) -> None:
     """Ours - theirs on the classes of one site: .1, .2, .3: t = 2 sqrt(3), p = .0742."""
     spec = experiment()
@@ -191,31 +177,6 @@ def test_over_classes_a_class_that_one_of_them_does_not_know_is_no_pair(tmp_path
     assert ours.figures["AUROC, all classes"].text == "0.700 ± 0.100"  # population SD over classes
 
 
-def test_a_series_is_drawn_over_its_values(tmp_path: Path) -> None:
-    series = {"key": "simulation.images", "values": [20, 40], "label": "images"}
-    spec = experiment(series=series, columns=[{"name": "all"}])
-    preset = spec.preset(None)
-    runs = list(final_runs(spec, preset, {}))
-    assert [run.x for run in runs] == [20, 20, 40, 40] * 3
-    for run in runs:
-        more = 0.02 * int(str(run.settings["seed"])) if run.row == "ours" else 0.0
-        result(run, tmp_path / "runs", {"A": 0.6 + more, "B": 0.6 + more})
-    outcome = collect(spec, preset, tmp_path / "runs")
-    found = over_series(spec, preset, outcome, spec.columns[0])
-    assert found["theirs"].against is not None
-    assert found["theirs"].against.n == 6
-    page = write_tables(spec, preset, outcome, tmp_path, "s")[0].read_text()
-    assert page.count("| 20 |") == 2
-    assert "Over all values of the series" in page
-
-
-def test_nothing_done_yet_is_an_empty_table(tmp_path: Path) -> None:
-    spec = experiment()
-    outcome = collect(spec, spec.preset(None), tmp_path)
-    page = write_tables(spec, spec.preset(None), outcome, tmp_path, "empty")[0].read_text()
-    assert "| Surgical Aggregation | – | – |" in page
-
-
 def test_runs_are_done_once_and_failures_are_told(tmp_path: Path) -> None:
     small = {"simulation.images": 20, "simulation.held_out": 30, "model.size": 32, "rounds": 1}
     spec = experiment(presets={"tiny": {"note": "", "seeds": [1], "set": small}})
@@ -230,6 +191,18 @@ def test_runs_are_done_once_and_failures_are_told(tmp_path: Path) -> None:
     conduct(spec, spec.preset(None), kept, work, None, 2, said.append)
     assert {path: path.stat().st_mtime_ns for path in kept.iterdir()} == before
     assert said[-1] == "2 runs, 2 of them done before"
+    run = next(iter(final_runs(spec, spec.preset(None), {})))
+    path = kept / f"{run.name}.json"
+    content = json.loads(path.read_text())
+    assert content["made_with"]["method.local.lr"] == load_job("demo").method.local.lr
+    assert content["made_with"]["simulation.images"] == 20
+    content["made_with"]["method.local.lr"] = 0.123
+    path.write_text(json.dumps(content))
+    with pytest.raises(
+        ConfigError, match=rf"{run.name} was run with method\.local\.lr=0\.123, and .*delete {path}"
+    ):
+        conduct(spec, spec.preset(None), kept, work, None, 2, said.append)
+    path.unlink()
     wrong = Run("ours", None, "demo", {"method": "surgical", "rounds": 0, "seed": 1})
     with pytest.raises(FederationError, match=r"1 of 1 runs failed(.|\n)*rounds"):
         do_runs([wrong], kept, work, None, 1, said.append)

@@ -12,10 +12,11 @@ import tomli_w
 
 from suture.errors import ConfigError
 from suture.experiment.conduct import collect
+from suture.experiment.loading import known_experiments, load_experiment
 from suture.experiment.pool import _finished
 from suture.experiment.render import write_tables
 from suture.experiment.runs import Run, final_runs, keep_result, read_result
-from suture.experiment.spec import Experiment, known_experiments, load_experiment
+from suture.experiment.spec import Experiment
 from suture.experiment.table import lines
 from suture.job import load_job, with_settings
 from suture.simulation import SiloSites
@@ -88,7 +89,8 @@ def test_the_table_by_hand(tmp_path: Path) -> None:
     paths = write_tables(spec, preset, outcome, tmp_path, "two")
     assert [path.name for path in paths] == ["two.md", "two.html", "two.svg", "two-curves.svg"]
     text = paths[0].read_text()
-    assert "| FL | 0.600 ± 0.000 ns | .074 | 2.0 ± 0.0 ns | 1.000 |" in text
+    assert "| FL | 0.600 ± 0.000 ns | .074 | 2.0 ± 0.0 ns | 1.000 [1] |" in text
+    assert "\n[1] all pairs differ alike\n" in text
     assert (
         "| A | PMFL | 0.800 ± 0.100 | 0.500 ± 0.000 | 0.500 ± 0.000 | 0.400 ± 0.050 | 2.0 ± 0.0 | 90 / 10 |"
         in text
@@ -123,7 +125,9 @@ def test_epochs_count_to_one_goal_for_all(tmp_path: Path) -> None:
     # The goal is .85, the mean of .8 and .9.
     assert theirs.figures["epochs"].text == "3.0 (1 of 2)"
     assert ours.figures["epochs"].text == "not reached"
-    assert theirs.figures["epochs"].against is None  # a test of those that arrive would leave out the others
+    against = theirs.figures["epochs"].against  # a test of those that arrive would leave out the others
+    assert against is not None
+    assert (against.mark, against.why) == ("–", "not every run reaches the goal")
     assert (theirs.runs, ours.runs) == (2, 2)
 
 
@@ -139,7 +143,7 @@ def test_runs_of_other_seeds_are_further_pairs(tmp_path: Path) -> None:
 def test_nothing_done_yet_is_an_empty_table(tmp_path: Path) -> None:
     spec = experiment()
     paths = write_tables(spec, spec.preset(None), collect(spec, spec.preset(None), tmp_path), tmp_path, "e")
-    assert "| PMFL | – | – |" in paths[0].read_text()
+    assert "| PMFL | – [1] | – |" in paths[0].read_text()
     ElementTree.fromstring(paths[3].read_text())
 
 
@@ -186,7 +190,9 @@ def test_columns_that_contradict_the_pairs_are_refused(
 def test_what_became_of_the_model_is_kept_to_six_digits(tmp_path: Path) -> None:
     facts = {"status": "finished", "selected_round": 1, "sites": {}, "versions": {}, "finished": None}
     line = {"round": 1, "seconds": 1.0, "validation": {"auroc": None, "loss": None}}
-    for name, content in {"run": facts, "metrics": {"auroc": {}}}.items():
+    job = with_settings(load_job("pmfl_openi"), ["model.vocabulary=clinical"])
+    begun = {"plan": job.plan("x").to_dict(), "schedule": job.schedule().to_dict()}
+    for name, content in {"run": facts, "metrics": {"auroc": {}}, "job": begun}.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(content))
     (tmp_path / "history.jsonl").write_text(json.dumps(line))
     run = Run("ours", None, "pmfl_openi", {"seed": 1})

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from suture.experiment.conduct import collect
+from suture.experiment.loading import known_experiments, load_experiment
 from suture.experiment.render import write_tables
-from suture.experiment.spec import known_experiments, load_experiment
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 TABLES = sorted(path.stem for path in RESULTS.glob("*.md") if path.stem in known_experiments())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from suture.errors import FederationError
 from suture.experiment.pool import do_runs
 from suture.experiment.runs import GLOBAL, Result, Run, final_runs
 from suture.experiment.spec import Column, Experiment, ExternalTest
-from suture.experiment.table import areas_of, mean_of
+from suture.experiment.table import areas_of, mean_of, why_undefined
 from suture.experiment.testing import models_of, site_config
 from suture.validation import parse
 
@@ -68,6 +69,7 @@ def test_a_class_not_learned_leaves_a_mean_undefined_but_one_without_positives_d
     spec = experiment()
     lacking = measured(**{GLOBAL: model(["C"], A=0.8, B=0.6)})
     assert mean_of(spec, "ours", lacking, spec.columns[1]) is None
+    assert "learned every class" in why_undefined(spec, "ours", [lacking], spec.columns[1])
     assert mean_of(spec, "ours", lacking, Column("c", "away", classes=("A", "B"))) == pytest.approx(0.7)
     empty = measured(**{GLOBAL: model(A=0.8, B=None)})
     assert mean_of(spec, "ours", empty, spec.columns[0]) == 0.8
@@ -105,8 +107,21 @@ def test_models_are_found_and_tested_after_their_run(tmp_path: Path) -> None:
         },
     )
     runs = list(final_runs(spec, spec.preset(None), {}))
-    results = do_runs(runs, tmp_path / "results", tmp_path / "work", data, 1, lambda _: None)
+    said: list[str] = []
+    places = tmp_path / "results", tmp_path / "work", data, 1, said.append
+    table = data / "server" / "labels.csv"
+    table.rename(data / "later.csv")
+    without = do_runs(runs[:1], *places)[runs[0].name]
+    assert any("test 'away' is left out: there is no {data}/server/labels.csv" in line for line in said)
+    assert (without.tests, without.untested) == ({}, {"away": "{data}/server/labels.csv"})
+    assert mean_of(spec, "ours", without, spec.columns[0]) is None
+    why = why_undefined(spec, "ours", [without], spec.columns[0])
+    assert why == "the data of the test were not there: {data}/server/labels.csv"
+    (data / "later.csv").rename(table)
+    results = do_runs(runs, *places)
     ours, pfl = (results[run.name].tests["away"] for run in runs)
+    assert not results[runs[0].name].untested
+    assert sum(line.startswith("begins") for line in said) == 2
     assert set(ours) == {GLOBAL}
     assert len(ours[GLOBAL]["auroc"]) == 10
     assert set(pfl) == {"harbor", "lakeside", "northfield"}
@@ -114,6 +129,10 @@ def test_models_are_found_and_tested_after_their_run(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "work" / runs[0].name / "model")
     with pytest.raises(FederationError, match="delete the folder, and the run is done again"):
         models_of(tmp_path / "work" / runs[0].name)
+    spoilt = tmp_path / "results" / f"{runs[0].name}.json"
+    spoilt.write_text(json.dumps({**json.loads(spoilt.read_text()), "untested": {"away": "x"}}))
+    do_runs(runs[:1], *places)
+    assert f"delete {spoilt} and {tmp_path / 'work' / runs[0].name}" in said[-1]
 
 
 def test_a_test_set_is_part_of_a_runs_name() -> None:

@@ -102,6 +102,19 @@ def test_the_launcher_starts_what_flares_own_would(monkeypatch: pytest.MonkeyPat
     assert asked == [({"job_id": "j"}, context)] * 2
 
 
+@pytest.mark.parametrize(("set_before", "found"), [(None, "45"), ("900", "900")])
+def test_a_lost_piece_is_asked_for_again_when_the_launcher_or_the_environment_says(
+    set_before: str | None, found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    variable = "NVFLARE_TENSOR_STREAMING_PER_REQUEST_TIMEOUT"
+    monkeypatch.setattr(os, "environ", {variable: set_before} if set_before else {})
+    machine = Machine(WELL)
+    monkeypatch.setattr(ClientProcessJobLauncher, "launch_job", lambda *_: machine.launch())
+    context: Any = object()
+    TolerantLauncher(overdue=45).launch_job({"job_id": "j"}, context).wait()
+    assert os.environ[variable] == found
+
+
 def test_arguments_survive_flares_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
     machine: Callable[..., Any] = TolerantLauncher
     assert machine(restarts=5).restarts == 5

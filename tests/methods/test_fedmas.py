@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import math
 from dataclasses import replace
 from typing import Any
@@ -13,21 +12,25 @@ import torch
 from torch import Tensor, nn
 
 import suture.methods.fedmas as fedmas
-from suture.data.transforms import MILD
-from suture.errors import ConfigError, FederationError
+from suture.data.transforms import MILD, Augmentation
+from suture.errors import ConfigError
+from suture.labels import LabelSet, Task
 from suture.losses import balanced_ce
-from suture.messages import Hello, Payload, Update
+from suture.messages import Payload, Update
 from suture.methods.contract import Context, GlobalModel, Phase
 from suture.methods.fedmas import FedMAS, by_class, distance, rescue_factor
+from suture.models import ModelSpec
 from suture.models.classifier import Preprocessing
 from suture.packing import Packed
+from suture.plan import Plan
+from suture.priors import PriorSpec
 from suture.priors.prior import freeze
 from suture.seeds import generator_for
 from suture.server.global_model import initial
-from suture.server.roster import agree
 from suture.training import LocalTraining, Workbench
 
 CTX = Context(1, Phase("main", 1), 0)
+CNN = ModelSpec("cnn", size=16)
 EVERY = ("Fibrosis", "Hernia", "Mass", "Nodule")
 
 
@@ -98,16 +101,16 @@ class Mean(nn.Module):
         return torch.cat([means, torch.ones(len(image), 1)], dim=1)
 
 
-METHOD = FedMAS(local=LocalTraining(lr=1e-2, epochs=2, batch_size=8), distillation=3.0)
+METHOD = FedMAS(
+    prior=PriorSpec("checkpoint"), local=LocalTraining(lr=1e-2, epochs=2, batch_size=8), distillation=3.0
+)
 PROGRAM = replace(METHOD, supervision="program")
 
 
 def bench_of(tiny: Any, method: FedMAS = METHOD) -> tuple[Workbench, Payload]:
     """A site whose model projects to the five features of `Mean`."""
-    federation = tiny(method)
-    second = method.supervision == "program"
-    model = replace(federation.plan.model, projection=5, second_head=second)
-    federation.plan = replace(federation.plan, model=model)
+    spec = replace(CNN, projection=5, second_head=method.supervision == "program")
+    federation = tiny(method, model=spec)
     site = federation.sites()["alpha"]
     model = initial(site.plan, EVERY)
     task = Payload("train", 1, 0, labels=EVERY, shared=dict(model.shared), head=dict(model.head))
@@ -116,7 +119,25 @@ def bench_of(tiny: Any, method: FedMAS = METHOD) -> tuple[Workbench, Payload]:
     return site._workbench(task, site._state(task)), task
 
 
-def literal_round(site: Workbench, seed: int, clip: float = math.inf) -> tuple[Any, float]:
+def of_one_class(bench: Workbench) -> Workbench:
+    """The same site where an image has one label: nine images, four, two, and none of the last class."""
+    bench.model.labels = LabelSet(EVERY, "multiclass")
+    y = torch.eye(4)[torch.tensor([0] * 9 + [1] * 4 + [2] * 2)]
+    return replace(bench, samples={**bench.samples, "train": replace(bench.samples["train"], y=y)})
+
+
+def literal_supervised(logits: Tensor, y: Tensor, counts: Tensor | None) -> Tensor:
+    """L_sup of one image: binary cross-entropies, or with class counts the balanced softmax; `[c]` each."""
+    if counts is None:
+        p = torch.sigmoid(logits)
+        return -torch.cat([torch.log(p[y == 1]), torch.log(1 - p[y == 0])]).sum() / len(y)
+    weighted = (counts / counts.sum() + 1e-12) * torch.exp(logits)  # n_k e^z_k, of the absent class nearly 0
+    return -torch.log(weighted[y == 1] / weighted.sum()).sum()
+
+
+def literal_round(
+    site: Workbench, seed: int, clip: float = math.inf, distillation: float = 3.0
+) -> tuple[Any, float]:
     """Two epochs as the paper has them, image by image, with the same order of batches.
 
     A second head is trained on the projection, and a gradient longer than `clip` is shortened to it.
@@ -125,10 +146,11 @@ def literal_round(site: Workbench, seed: int, clip: float = math.inf) -> tuple[A
     assert site.prior is not None
     images, target = site.prepare(train.inputs["image"]), site.prior.features(train.inputs["image"])
     known = [k for k in range(4) if not math.isnan(float(train.y[0, k]))]
+    counts = train.y[:, known].sum(dim=0) if model.labels.task == "multiclass" else None
 
     def class_means(values: dict[int, float]) -> list[float]:
         of = [[v for i, v in values.items() if float(train.y[i, k]) == 1] for k in known]
-        return [sum(v) / len(v) for v in of]
+        return [sum(v) / len(v) if v else 0.0 for v in of]
 
     model.eval()
     with torch.no_grad():
@@ -151,12 +173,10 @@ def literal_round(site: Workbench, seed: int, clip: float = math.inf) -> tuple[A
                 towards = (target[row] / target[row].norm()).double()
                 each = 2 - 2 * (y[place] / y[place].norm()) @ towards
                 seen[row] = float(each.detach())
-                loss = loss + 3.0 * each / len(rows)
-                for k, logits in itertools.product(known, heads):
-                    p = torch.sigmoid(logits[place, k])
-                    t = float(train.y[row, k])
-                    entry = -t * torch.log(p) - (1 - t) * torch.log(1 - p)
-                    loss = loss + entry / (len(rows) * len(known))
+                loss = loss + distillation * each / len(rows)
+                for logits in heads:
+                    own = literal_supervised(logits[place, known], train.y[row, known], counts)
+                    loss = loss + own / len(rows)
             adam.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             gradients = [p.grad for p in model.parameters() if p.grad is not None]
@@ -178,15 +198,25 @@ class Precise:
         return self.prepare(image).double()
 
 
+def precise(bench: Workbench) -> Workbench:
+    """The site in double precision."""
+    return replace(bench, model=bench.model.double(), prepare=Precise(bench.prepare))  # type: ignore[arg-type]
+
+
 SHORT = 13.0
 """A gradient is clipped to this in some steps of the test's two epochs, and not in others."""
 
 
+@pytest.mark.parametrize("task_of", ["multilabel", "multiclass"])
 @pytest.mark.parametrize("method", [METHOD, PROGRAM], ids=["paper", "program"])
-def test_a_round_is_that_of_the_equations(tiny: Any, method: FedMAS, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_round_is_that_of_the_equations(
+    tiny: Any, method: FedMAS, task_of: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(fedmas, "CLIP", SHORT)
     bench, task = bench_of(tiny, method)
-    bench = replace(bench, model=bench.model.double(), prepare=Precise(bench.prepare))  # type: ignore[arg-type]
+    if task_of == "multiclass":
+        bench = of_one_class(bench)
+    bench = precise(bench)
     expected, rescue = literal_round(bench, 5, SHORT if method is PROGRAM else math.inf)
     done, _ = method.train(bench, task, Packed({}, {}), replace(CTX, seed=5))
     assert ("second_head.weight" in done.head) == (method is PROGRAM)
@@ -226,16 +256,24 @@ def test_by_images_it_is_distillation_without_mas(tiny: Any) -> None:
     assert done.weight == 15
 
 
-def test_heads_that_the_supervision_does_not_train(tiny: Any) -> None:
-    bench, task = bench_of(tiny)
-    with pytest.raises(ConfigError, match=r"supervision=program.*set model\.second_head=true"):
-        PROGRAM.train(bench, task, Packed({}, {}), CTX)
+def test_a_model_of_other_heads_or_width_is_refused_before_anything_begins() -> None:
+    def planned(method: FedMAS, **model: Any) -> Plan:
+        return Plan(method, replace(CNN, **model), Augmentation(), 1, "run", "code")
+
+    with pytest.raises(ConfigError, match=r"supervision=program .*set model\.second_head=true"):
+        planned(PROGRAM, projection=5)
+    with pytest.raises(ConfigError, match=r"supervision=paper .*set model\.second_head=false"):
+        planned(METHOD, projection=5, second_head=True)
+    with pytest.raises(ConfigError, match=r"'phantoms' has 128 features .* 5; set model\.projection=128"):
+        planned(FedMAS(), projection=5)
+    planned(FedMAS(), projection=128)
+    planned(FedMAS())  # how wide the backbone is, a site sees when it builds it
+    planned(METHOD, projection=5)  # and how wide a checkpoint is, when it reads it
 
 
 def test_rows_of_the_second_head_are_averaged_and_kept(tiny: Any) -> None:
-    federation = tiny(replace(PROGRAM, local=LocalTraining(lr=1e-2, batch_size=8)))
-    model = replace(federation.plan.model, projection=128, second_head=True)
-    federation.plan = replace(federation.plan, model=model)
+    method = replace(PROGRAM, prior=PriorSpec("phantoms"), local=LocalTraining(lr=1e-2, batch_size=8))
+    federation = tiny(method, model=replace(CNN, projection=128, second_head=True))
     done = federation.run().model
     assert done.labels == EVERY
     assert done.head["second_head.weight"].shape == (4, 128)
@@ -246,14 +284,7 @@ def test_rows_of_the_second_head_are_averaged_and_kept(tiny: Any) -> None:
 def test_a_prior_of_another_width_is_refused(tiny: Any) -> None:
     bench, task = bench_of(tiny)
     assert bench.prior is not None
-    with pytest.raises(ConfigError, match=r"has 7 features and the model 5; set model\.projection=7"):
+    with pytest.raises(
+        ConfigError, match=r"alpha: .* has 7 features and the model 5; set model\.projection=7"
+    ):
         METHOD.train(replace(bench, prior=replace(bench.prior, width=7)), task, Packed({}, {}), CTX)
-
-
-def test_sites_with_different_priors_do_not_begin() -> None:
-    hellos = {
-        site: Hello(("A",), {"train": 9}, 1, "code", prior=digest)
-        for site, digest in (("a", "f" * 64), ("b", "f" * 64), ("c", "0" * 64))
-    }
-    with pytest.raises(FederationError, match=r"different priors \(a, b: f{12}; c: 0{12}\)"):
-        agree(hellos, (), {}, False)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_fedmas import CTX, EVERY, METHOD, bench_of
+from test_fedmas import CNN, CTX, EVERY, METHOD, bench_of
 from torch import Tensor
 
 from suture.diagnostics import FILE
@@ -51,8 +51,7 @@ def test_the_update_is_the_same_whether_anybody_listens(tiny: Any) -> None:
 
 @pytest.mark.parametrize("listening", [True, False])
 def test_a_site_writes_it_down_where_its_configuration_says_so(listening: bool, tiny: Any) -> None:
-    federation = tiny(METHOD)
-    federation.plan = replace(federation.plan, model=replace(federation.plan.model, projection=5))
+    federation = tiny(METHOD, model=replace(CNN, projection=5))
     config = federation.configs["alpha"]
     storage = config.storage.model_copy(update={"diagnostics": listening})
     federation.configs["alpha"] = config.model_copy(update={"storage": storage})

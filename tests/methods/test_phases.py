@@ -9,11 +9,16 @@ from typing import Any
 import pytest
 import torch
 
+from suture.errors import ConfigError
+from suture.labels import LabelSet
 from suture.messages import Payload
 from suture.methods.contract import Context, Phase
 from suture.methods.local import Best, in_phase, loss_of, validation_loss
 from suture.methods.surgical import SurgicalAggregation
+from suture.models import ModelSpec, build
+from suture.models.classifier import redraw_head
 from suture.plan import context
+from suture.seeds import seed_for
 from suture.training import LocalTraining
 
 
@@ -56,6 +61,32 @@ def test_the_backbone_rests_while_the_head_warms_up(tiny: Any) -> None:
     warm = server.model
     server.close_round(loop.exchange("train", server.assign(), server.inbox.receive))
     assert not torch.equal(server.model.shared["backbone.conv1.weight"], warm.shared["backbone.conv1.weight"])
+
+
+def test_sites_without_a_common_start_average_what_each_has_drawn(tiny: Any) -> None:
+    """Each site's own hidden block and rows, hardly trained: the mean of the units, and the owner's row."""
+    local = LocalTraining(lr=1e-2, batch_size=8, warmup_epochs=1, warmup_lr=1e-9, warmup_init="independent")
+    labels = {"alpha": ("Mass",), "beta": ("Nodule",)}
+    model = ModelSpec("cnn", size=16, hidden=8)
+    federation = tiny(SurgicalAggregation(local=local), labels, model=model, rounds=1)
+    after = federation.run().model
+    drawn = {}
+    for name, own in labels.items():
+        drawn[name] = build(model, LabelSet(own), 5, pretrained=False)
+        redraw_head(drawn[name], seed_for(1, name, "init"))
+    mean = torch.stack([d.state_dict()["hidden.0.weight"] for d in drawn.values()]).mean(0)
+    torch.testing.assert_close(after.shared["hidden.0.weight"], mean, atol=1e-6, rtol=0)
+    rows = {name: d.head.weight[0] for name, d in drawn.items()}
+    for name, own in labels.items():
+        row = after.labels.index(own[0])
+        torch.testing.assert_close(after.head["head.weight"][row], rows[name], atol=1e-6, rtol=0)
+    common = build(model, LabelSet(("Mass",)), 1, pretrained=False)
+    assert not torch.allclose(rows["alpha"], common.head.weight[0], atol=1e-3)
+
+
+def test_an_own_start_without_a_warm_up_is_refused(tiny: Any) -> None:
+    with pytest.raises(ConfigError, match="warmup_epochs"):
+        tiny(SurgicalAggregation(local=LocalTraining(warmup_init="independent")))
 
 
 def test_moments_of_the_warm_up_end_with_it(tiny: Any) -> None:

@@ -326,6 +326,12 @@ def test_server_metric_needs_labelled_data_at_the_server(tiny: Any) -> None:
     assert json.loads((server.record.folder / "metrics.json").read_text())["source"] == "server test set"
 
 
+def test_balanced_accuracy_needs_one_label_for_each_image(tiny: Any) -> None:
+    labels = {"alpha": ("Mass", "Nodule"), "server": ("Fibrosis", "Hernia", "Mass", "Nodule")}
+    with pytest.raises(FederationError, match="one label for each image"):
+        tiny(METHOD, labels, selection="server_balanced_accuracy").server()
+
+
 def test_a_label_view_that_a_site_forbids_is_refused_before_round_one(tiny: Any) -> None:
     from suture.methods.vanilla import VanillaFL
 

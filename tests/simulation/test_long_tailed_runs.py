@@ -42,8 +42,8 @@ def test_long_tailed_sites_run(tmp_path: Path) -> None:
         title="long tail",
         method=FedAvg(local=LocalTraining(lr=1e-3, iterations=2, batch_size=8), keep_local=True),
         model=ModelSpec("cnn", size=16, color=True),
-        rounds=1,
-        selection="server_metric",
+        rounds=2,
+        selection="server_balanced_accuracy",
     )
     tones = AttributeSites(
         tones=str(write_tones(tmp_path)), root=str(flamby), clients=2, split="images", dominance=0.8
@@ -54,6 +54,9 @@ def test_long_tailed_sites_run(tmp_path: Path) -> None:
         metrics = json.loads((tmp_path / name / "metrics.json").read_text())
         assert metrics["source"] == "server test set"
         assert metrics["n"] > 0
+        lines = (tmp_path / name / "history.jsonl").read_text().splitlines()
+        found = [json.loads(line)["validation"]["server_balanced_accuracy"] for line in lines]
+        assert metrics["selected_round"] == 1 + found.index(max(found))
         groups = metrics["long_tail"]
         assert {group: sorted(names) for group, names in groups["classes"].items()} == {
             "tail": sorted(LABELS.names)  # 44 images of a class at most

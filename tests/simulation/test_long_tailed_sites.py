@@ -215,6 +215,29 @@ def test_centres_without_the_official_test_images(tmp_path: Path, split: Any) ->
         assert not tested & {p for t in found.values() for p in t.patients}
 
 
+def test_five_folds_of_the_centres(flamby: Path, tmp_path: Path) -> None:
+    """Each image tests in one fold; each centre has its fifth of each class there, and lesions are whole."""
+    tested: list[str] = []
+    for fold in range(1, 6):
+        simulation = FlambySites(root=str(flamby), split="folds", fold=fold, validation="sites")
+        found = tables(prepared(simulation, tmp_path / str(fold)))
+        server = found.pop("server")
+        assert set(server.split) == {"test"}
+        lesions = [{*server.patients}]
+        for name, whole in (("centre-0", 96), ("centre-1", 80), ("centre-2", 64)):
+            for part in ("train", "validation"):
+                lesions.append({*found[name].of(part).patients})
+            here = [lesion for lesion in lesions[0] if lesion.startswith(f"L{name[-1]}")]
+            # Of 12, 10 or 8 lesions of a class; two images each.
+            kinds = Counter(int(lesion.partition("-")[2]) % 8 for lesion in here)
+            assert len(kinds) == 8
+            assert {*kinds.values()} <= {whole // 40, -(-whole // 40)}
+            assert len(lesions[-1]) == pytest.approx((whole - len(here)) / 10, abs=8)
+        assert len(set().union(*lesions)) == sum(map(len, lesions)) == 240
+        tested += server.images
+    assert len(tested) == len(set(tested)) == 480
+
+
 def test_what_flamby_lacks_is_named(flamby: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r"no image of these centres; correct simulation\.centres or root"):
         prepared(FlambySites(root=str(flamby), centres=(3, 4)), tmp_path / "s")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,15 @@ def test_a_learning_rate_of_a_sites_own(nih: Path) -> None:
     assert rates == [None, 1e-5]
     with pytest.raises(ConfigError, match=r"'site-3'; did you mean 'site-"):
         NihSites(root=str(nih), learning_rates={"site-3": 1e-5}).prepare(folder, folder, 1, METHODS["pfl"])
+
+
+def test_pooled_data_take_the_learning_rate_of_the_job(tmp_path: Path) -> None:
+    """Whatever the first site's own is."""
+    sites = PhantomSites(images=30, held_out=30)
+    figures(job(sites, "central"), tmp_path / "plain")
+    figures(job(replace(sites, learning_rates={"harbor": 0.5}), "central"), tmp_path / "own")
+    models = [tmp_path / run / "model" / "model.safetensors" for run in ("plain", "own")]
+    assert models[0].read_bytes() == models[1].read_bytes()
 
 
 def test_fourteen_sites_of_one_class(nih: Path) -> None:

@@ -6,7 +6,7 @@ import csv
 import io
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,11 @@ from suture.data.site import load_samples
 from suture.data.table import Split
 from suture.data.transforms import Augmentation
 from suture.errors import DataError
-from suture.evaluation.metrics import ClassScore, mean_defined, score_classes
+from suture.evaluation.metrics import ClassScore, bootstrap_mean, mean_defined, score_classes
 from suture.evaluation.statistics import mean_sd
 from suture.files import atomic_write
 from suture.losses import probabilities
-from suture.measuring import ranking
+from suture.measuring import entropy, ranking
 from suture.models.saved import load_model, load_spec
 from suture.training import Workbench, predict
 
@@ -42,6 +42,8 @@ class Evaluated:
         patients: of each image.
         classes: AUROC of each of `tested`, with its interval and counts.
         unlearned: classes of the data that the model does not know.
+        loss: cross-entropy of the known labels of `tested`; None where there is none.
+        bounds: 95 % interval of the mean AUROC of `tested`.
     """
 
     labels: tuple[str, ...]
@@ -51,6 +53,8 @@ class Evaluated:
     patients: tuple[str, ...]
     classes: Mapping[str, ClassScore]
     unlearned: tuple[str, ...]
+    loss: float | None
+    bounds: tuple[float, float] | None
 
     @property
     def mean(self) -> float | None:
@@ -58,6 +62,11 @@ class Evaluated:
         (Kulkarni et al. 2024, Sec. 4.3).
         """
         return None if self.unlearned else mean_defined(s.auroc for s in self.classes.values())
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95 % interval of `mean`."""
+        return None if self.mean is None else self.bounds
 
     @property
     def spread(self) -> float | None:
@@ -96,7 +105,17 @@ def evaluate(model_folder: Path, config: SiteConfig, split: Split, device: str =
     classes = score_classes(tested, y[:, columns], ranked[:, columns], part.patients, BOOTSTRAP)
     scores = probabilities(logits.double(), model.labels.task).numpy()
     unlearned = tuple(name for name in own if name not in labels)
-    return Evaluated(labels, tested, y, scores.astype(np.float32), part.patients, classes, unlearned)
+    return Evaluated(
+        labels,
+        tested,
+        y,
+        scores.astype(np.float32),
+        part.patients,
+        classes,
+        unlearned,
+        entropy(replace(part, y=torch.from_numpy(y)), logits, model.labels.task),
+        bootstrap_mean(y[:, columns], ranked[:, columns], part.patients, BOOTSTRAP),
+    )
 
 
 def as_metrics(done: Evaluated) -> dict[str, Any]:
@@ -104,6 +123,8 @@ def as_metrics(done: Evaluated) -> dict[str, Any]:
     return {
         "n": len(done.patients),
         "mean_auroc": done.mean,
+        "mean_interval": done.interval,
+        "loss": done.loss,
         "sd_auroc": done.spread,
         "auroc": {name: score.auroc for name, score in done.classes.items()},
         "classes": {name: asdict(score) for name, score in done.classes.items()},

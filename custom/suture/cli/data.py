@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from suture.cli.machine import Device
 from suture.errors import ConfigError, SutureError
 
 data_app = typer.Typer(help="A site's own data.", no_args_is_help=True)
@@ -16,15 +18,25 @@ console = Console()
 Sets = Annotated[list[str] | None, typer.Option("--set", help="Change a setting: key=value. Repeatable.")]
 
 
+class Per(StrEnum):
+    """What classes are counted in."""
+
+    patient = "patient"
+    image = "image"
+
+
 @data_app.command()
 def simulate(
     job: Annotated[str, typer.Argument(help="A name in jobs/, or a path.")],
     out: Annotated[Path, typer.Option(help="Folder to write the sites into.")],
     settings: Sets = None,
+    device: Device = None,
 ) -> None:
     """Write the sites of a job's simulation as ordinary hospital folders, for a POC on this machine."""
     from suture.job import load_job, with_settings
+    from suture.simulation.machine import compute_on
 
+    compute_on(device)
     chosen = with_settings(load_job(job), settings or [])
     if chosen.simulation is None:
         raise ConfigError(f"{chosen.name} simulates no sites")
@@ -51,25 +63,27 @@ def check(
 
 @data_app.command()
 def draw(
-    configs: Annotated[list[Path], typer.Argument(help="The suture.toml of each data set.")],
+    configs: Annotated[
+        list[Path],
+        typer.Argument(help="The suture.toml of each data set, or a file of its own name: nih.toml."),
+    ],
     out: Annotated[Path, typer.Option("-o", "--out", help="Folder to write into.")],
+    per: Annotated[Per, typer.Option(help="What classes occur together in.")] = Per.patient,
 ) -> None:
     """Draw how often each class occurs in some data sets, and which classes occur together in each."""
-    from suture.config import load_site_config
+    from suture.cli.sources import load_sources
     from suture.data import load_table
     from suture.evaluation.drawings import draw_cooccurrence, draw_frequencies
-    from suture.evaluation.labels_overview import cooccurrence, frequencies
+    from suture.evaluation.labels_overview import Unit, cooccurrence, frequencies, unit_of
     from suture.files import atomic_write
 
-    tables = {path.resolve().parent.name: load_table(load_site_config(path).data) for path in configs}
-    if len(tables) < len(configs):
-        raise ConfigError(
-            "two of the data sets lie in folders of one name, by which they are told apart; rename one"
-        )
+    tables = {name: load_table(config.data) for name, config in load_sources(configs).items()}
     out.mkdir(parents=True, exist_ok=True)
     drawn = {"frequencies.svg": draw_frequencies({name: frequencies(t) for name, t in tables.items()})}
     for name, table in tables.items():
-        drawn[f"cooccurrence-{name}.svg"] = draw_cooccurrence(table.labels.names, cooccurrence(table), name)
+        unit: Unit = "image" if per is Per.image else unit_of(table)
+        shares = cooccurrence(table, per=unit)
+        drawn[f"cooccurrence-{name}.svg"] = draw_cooccurrence(table.labels.names, shares, name, unit)
     for file, content in drawn.items():
         atomic_write(out / file, content)
         console.print(f"written: {out / file}", soft_wrap=True, highlight=False)

@@ -11,6 +11,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from suture.cli.machine import Amp, Device, SiteThreads
+
 console = Console()
 
 
@@ -45,7 +47,9 @@ def evaluate(
     for name, score in done.classes.items():
         bounds = None if score.low is None or score.high is None else (score.low, score.high)
         table.add_row(name, area(score.auroc), interval(bounds), count(score.positives))
-    table.add_row("[bold]Mean ± SD", f"[bold]{area(done.mean)} ± {area(done.spread)}", "", "")
+    of_mean = interval(done.interval) if done.interval else ""
+    table.add_row("[bold]Mean ± SD", f"[bold]{area(done.mean)} ± {area(done.spread)}", of_mean, "")
+    table.add_row("[bold]Loss (cross-entropy)", f"[bold]{area(done.loss)}", "", "")
     console.print(table)
     if done.unlearned:
         console.print(f"the mean is undefined: the model has not learned {', '.join(done.unlearned)}")
@@ -116,7 +120,10 @@ def relate(
 
 def latent(
     model: Annotated[Path, typer.Argument(help="The model/ folder of a run.")],
-    data: Annotated[list[Path], typer.Argument(help="The suture.toml of each source.")],
+    data: Annotated[
+        list[Path],
+        typer.Argument(help="The suture.toml of each source, or a file of its own name: nih.toml."),
+    ],
     out: Annotated[Path, typer.Option("-o", "--out", help="SVG to write.")],
     images: Annotated[int, typer.Option(min=3, help="At most so many of each source.")] = 500,
     split: Annotated[Part, typer.Option(help="Which images.")] = Part.test,
@@ -125,11 +132,10 @@ def latent(
 ) -> None:
     """Draw a model's features of images of several sources in two dimensions (t-SNE)."""
     from suture.analysis.latent import latent as draw
-    from suture.config import load_site_config
+    from suture.cli.sources import load_sources
     from suture.files import atomic_write
 
-    configs = {path.resolve().parent.name: load_site_config(path) for path in data}
-    atomic_write(out, draw(model, configs, split.value, images, seed, device))
+    atomic_write(out, draw(model, load_sources(data), split.value, images, seed, device))
     console.print(f"written: {out}", soft_wrap=True, highlight=False)
 
 
@@ -145,22 +151,35 @@ def experiment(
     ] = None,
     work: Annotated[Path, typer.Option(help="Folder of the runs.")] = Path("runs/experiments"),
     results: Annotated[Path, typer.Option(help="Folder of tables and kept figures.")] = Path("docs/results"),
-    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time, each of one torch thread.")] = 2,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 2,
+    device: Device = None,
+    site_threads: SiteThreads = None,
+    amp: Amp = False,
     render: Annotated[bool, typer.Option("--render", help="Only render what is there.")] = False,
 ) -> None:
     """Do the missing runs of a paper's table or figure, and render it."""
     from suture.experiment.conduct import collect, conduct
-    from suture.experiment.render import write_tables
-    from suture.experiment.spec import load_experiment
+    from suture.experiment.drawings import write_drawings
+    from suture.experiment.loading import load_experiment
+    from suture.experiment.pool import Place
+    from suture.experiment.render import stem_of, write_tables
+    from suture.experiment.testing import absent_tests
+    from suture.simulation.machine import compute_on
 
     chosen = load_experiment(name)
     size = chosen.preset(preset)
-    kept = results / "runs"
+    kept, stem = results / "runs", Path(name).stem
+    work, root = work.resolve(), data_root.resolve() if data_root else None
     if not render:
-        root = data_root.resolve() if data_root else None
-        conduct(chosen, size, kept, work.resolve(), root, jobs, _say)
-    for path in write_tables(chosen, size, collect(chosen, size, kept), results, Path(name).stem):
-        console.print(f"written: {path}", soft_wrap=True, highlight=False)
+        compute_on(device, site_threads, amp)
+        conduct(chosen, size, kept, work, root, jobs, _say)
+    try:
+        if not render:
+            place = Place(kept, work, root, absent_tests(chosen.tests, root), _say)
+            write_drawings(chosen, size, place, results, stem_of(chosen, size, stem))
+    finally:  # a drawing that cannot be made costs no table
+        for path in write_tables(chosen, size, collect(chosen, size, kept), results, stem):
+            console.print(f"written: {path}", soft_wrap=True, highlight=False)
 
 
 def _say(line: str) -> None:

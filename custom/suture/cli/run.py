@@ -14,6 +14,7 @@ from rich.console import Console
 from suture.cli.data import Sets
 from suture.cli.guarded import guarded
 from suture.cli.jobs import Submission, run_remotely, show_run
+from suture.cli.machine import Amp, Device, SiteThreads
 
 console = Console()
 
@@ -39,9 +40,11 @@ Accept = Annotated[
 ]
 
 
-def demo(env: Env = Env.sim, rounds: Rounds = None, seed: Seed = None, out: Out = None) -> None:
+def demo(
+    env: Env = Env.sim, rounds: Rounds = None, seed: Seed = None, out: Out = None, device: Device = None
+) -> None:
     """Run the main job on embedded data: three sites with different findings."""
-    run("demo", env=env, rounds=rounds, seed=seed, out=out)
+    run("demo", env=env, rounds=rounds, seed=seed, out=out, device=device)
 
 
 def run(
@@ -57,6 +60,9 @@ def run(
     accept_labels: Accept = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the unfinished run in --out.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in --out.")] = False,
+    device: Device = None,
+    site_threads: SiteThreads = None,
+    amp: Amp = False,
     threads: Annotated[
         int | None, typer.Option(help="Simulator processes; fewer than sites share them.")
     ] = None,
@@ -72,6 +78,7 @@ def run(
     """Run a job."""
     from suture.job import load_job
 
+    _compute_on(env, device, site_threads, amp)
     execute(
         load_job(job),
         env=env,
@@ -85,6 +92,20 @@ def run(
         bundle=bundle,
         detach=detach,
     )
+
+
+def _compute_on(env: Env, device: str | None, threads: int | None, amp: bool) -> None:
+    """Settles what simulated sites compute on, before anything is written."""
+    from suture.errors import ConfigError
+    from suture.simulation.machine import compute_on
+
+    if env in (Env.local, Env.sim):
+        compute_on(device, threads, amp)
+    elif device is not None or threads is not None or amp:
+        raise ConfigError(
+            f"--device, --site-threads and --amp are for simulated sites; with --env {env.value} each site's "
+            "own suture.toml says it: [training] device, threads, amp"
+        )
 
 
 def _names(sites: str | None) -> tuple[str, ...]:
@@ -162,6 +183,7 @@ def run_job_file(job: Any) -> None:
         seed: Seed = None,
         out: Out = None,
         settings: Sets = None,
+        device: Device = None,
         resume: bool = False,
         overwrite: bool = False,
         export: Annotated[
@@ -177,6 +199,7 @@ def run_job_file(job: Any) -> None:
 
             console.print(f"job: {export_job(with_settings(job, chosen), export_dir)}", soft_wrap=True)
             return
+        _compute_on(env, device, None, amp=False)
         execute(
             job,
             env=env,

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from suture.config import DataConfig
 from suture.data.isic import by_word, one_hot
-from suture.data.long_tail import classes, divided, stratified
+from suture.data.long_tail import Codes, classes, divided, stratified
 from suture.data.reading import Reading, Sheet, read_sheet, restricted, row_faults, rows_text
 from suture.data.table import SPLITS, Table
 from suture.errors import DataError
@@ -115,10 +115,17 @@ def tones(path: Path) -> dict[str, str]:
     return {_file_name(name): word for name, word in zip(names, words, strict=True)}
 
 
-def with_validation(table: Table, trained: NDArray[np.bool_], seed: int) -> tuple[str, ...]:
-    """The split of each row: of those for training, a tenth of each class is for validation; others test."""
+def with_validation(
+    table: Table, trained: NDArray[np.bool_], seed: int, strata: Codes | None = None
+) -> tuple[str, ...]:
+    """The split of each row: of those for training, a tenth of each stratum is for validation; others test.
+
+    Args:
+        strata: by default the classes.
+    """
     rows = table.rows(trained)
-    part = stratified(classes(rows.y), (1 - VALIDATION, VALIDATION), seed, rows.patients)
+    of = classes(rows.y) if strata is None else strata[trained]
+    part = stratified(of, (1 - VALIDATION, VALIDATION), seed, rows.patients)
     split = np.full(len(table), "test", dtype="<U10")
     split[trained] = np.array(SPLITS)[part]
     return tuple(split.tolist())

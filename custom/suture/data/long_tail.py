@@ -83,6 +83,22 @@ def divided(
     return tuple(SPLITS[i] for i in part)
 
 
+def in_turn(strata: Codes, k: int, seed: int, groups: Sequence[str] | None = None) -> Codes:
+    """The part of each row, of k: each stratum, and so the whole, is shuffled and dealt one by one.
+
+    Args:
+        strata: of each of n rows, such as its class.
+        seed: of the shuffles.
+        groups: as of `stratified`. Counted in these, parts differ by one at most, and strata in them too.
+    """
+    unit, stratum = _units(strata, groups)
+    rng = np.random.default_rng(seed)
+    dealt = np.concatenate([rng.permutation(np.flatnonzero(stratum == each)) for each in np.unique(stratum)])
+    part = np.empty(len(stratum), dtype=np.intp)
+    part[dealt] = np.arange(len(dealt)) % k
+    return part[unit]
+
+
 def iid(table: Table, k: int, seed: int) -> Codes:
     """The site of each row, where k sites are alike: each class, and the whole, is dealt in turn.
 
@@ -91,14 +107,10 @@ def iid(table: Table, k: int, seed: int) -> Codes:
     Raises:
         DataError: fewer patients with training images than sites.
     """
-    unit, stratum = _units(crossed(_split_codes(table), classes(table.y)), table.patients)
-    rng = np.random.default_rng(seed)
-    dealt = np.concatenate([rng.permutation(np.flatnonzero(stratum == each)) for each in np.unique(stratum)])
-    site = np.empty(len(stratum), dtype=np.intp)
-    site[dealt] = np.arange(len(dealt)) % k
-    if not _all_train(table, site[unit], k):
+    site = in_turn(crossed(_split_codes(table), classes(table.y)), k, seed, table.patients)
+    if not _all_train(table, site, k):
         raise DataError(f"{table.root}: too few training images for {k} sites; take fewer sites")
-    return site[unit]
+    return site
 
 
 def dirichlet(table: Table, k: int, alpha: float, seed: int) -> Codes:

@@ -26,8 +26,9 @@ class Augmentation:
     Attributes:
         rotation: largest angle in degrees, to either side.
         flip: chance of a mirror image left to right.
-        zoom: largest relative change of scale, drawn for each axis.
-        contrast: largest relative change of contrast around the image's mean.
+        zoom: largest relative change of the extent that is seen, drawn for each axis: 0.5 shows 0.5 to 1.5
+            times the image's side, as Keras' RandomZoom does; the less is seen, the larger it is.
+        contrast: largest relative change of contrast around the mean of each channel.
         vertical_flip: chance of a mirror image top to bottom.
         shift: largest move, as a share of the image's side, drawn for each axis.
         affine_chance: chance that an image is rotated, zoomed and shifted at all; flips have their own.
@@ -72,7 +73,8 @@ class Augmentation:
 
 
 SURGICAL = Augmentation(rotation=72.0, flip=0.5, zoom=0.5, contrast=0.75)
-"""Surgical Aggregation 2024, Sec. 3.4.3: rotation, flip, zoom and contrast, with the program's ranges."""
+"""Surgical Aggregation 2024, Sec. 3.4.3: rotation, flip, zoom and contrast, with the program's ranges
+(layers of Keras)."""
 
 MILD = Augmentation(rotation=10.0, zoom=0.1, contrast=0.3)
 """For chest images whose sides carry meaning."""
@@ -92,7 +94,8 @@ STRONG = Augmentation(
     blur_chance=0.7,
 )
 """FedLSM (Deng et al. 2023, Sec. 3.2), the strong view: flips, rotation, shift and scale, with one of median
-blur, Gaussian blur and Gaussian noise; the ranges are those of the authors' program."""
+blur, Gaussian blur and Gaussian noise; the ranges are those of the authors' program, where 0.9 to 1.1 is the
+scale itself rather than the extent."""
 
 KERNELS = (3, 5)
 """Sides of the median and Gaussian filters, in pixels."""
@@ -131,7 +134,8 @@ def augment(
         images = images.clone()
     # From here on they are changed in place: large tensors cost more to allocate than to compute.
     if spec.contrast:
-        mean = images.mean(dim=(1, 2, 3), keepdim=True)
+        # Of each channel: normalised ones have offsets of their own, a common mean would tint gray images.
+        mean = images.mean(dim=(2, 3), keepdim=True)
         images.sub_(mean).mul_(contrast).add_(mean)
     unit = 1 / torch.tensor(tuple(std), dtype=images.dtype, device=images.device).view(1, -1, 1, 1)
     if spec.brightens:
@@ -159,7 +163,7 @@ def affine_maps(
 
     Args:
         angle: ``[n]``, in radians.
-        zoom: ``[2, n]``, of y and x.
+        zoom: ``[2, n]``, the extent that is seen along y and x, in sides of the image.
         mirror: bool ``[n]``, left to right.
 
     Returns:
@@ -179,8 +183,8 @@ def affine_maps(
     zoom_y, zoom_x = zoom
     linear = torch.stack(
         [
-            torch.stack([cos * side / zoom_x, -sin * upright / zoom_y], dim=1),
-            torch.stack([sin * side / zoom_x, cos * upright / zoom_y], dim=1),
+            torch.stack([cos * side * zoom_x, -sin * upright * zoom_y], dim=1),
+            torch.stack([sin * side * zoom_x, cos * upright * zoom_y], dim=1),
         ],
         dim=1,
     )

@@ -21,6 +21,7 @@ from suture.deploy.findings import Finding, error, ok, warning
 from suture.deploy.kit import Kit, read_kit
 from suture.deploy.kit_checks import check_certificates, check_connection
 from suture.deploy.policy_checks import check_policy
+from suture.devices import unusable
 from suture.errors import ConfigError, SutureError
 from suture.plan import code_hash
 
@@ -134,20 +135,18 @@ def check_data(config: SiteConfig) -> Iterator[Finding]:
 def check_device(config: SiteConfig) -> Iterator[Finding]:
     """The device that suture.toml names."""
     wanted, count = config.training.device, torch.cuda.device_count()
-    if not wanted.startswith("cuda"):
-        unused = f'; {count} GPU unused: [training] device = "cuda"' if count else ""
-        yield ok("device", f"{wanted}, {config.training.threads} threads{unused}")
-        return
-    index = torch.device(wanted).index or 0
-    if index >= count:
+    if reason := unusable(wanted):
         yield error(
             "device",
-            f'[training] device = "{wanted}", and torch sees {count} GPUs',
+            f'[training] device = "{wanted}" cannot be used: {reason}; torch sees {count} GPUs',
             'mend the driver or CUDA_VISIBLE_DEVICES, or write device = "cpu"',
         )
-    else:
-        facts = torch.cuda.get_device_properties(index)
+    elif wanted.startswith("cuda"):
+        facts = torch.cuda.get_device_properties(torch.device(wanted))
         yield ok("device", f"{wanted}: {facts.name}, {facts.total_memory / 2**30:.0f} GiB")
+    else:
+        unused = f'; {count} GPU unused: [training] device = "cuda"' if count else ""
+        yield ok("device", f"{wanted}, {config.training.threads} threads{unused}")
 
 
 def check_disk(kit: Kit, config: SiteConfig | None) -> Iterator[Finding]:

@@ -25,6 +25,9 @@ COMPONENTS: dict[Role, dict[str, Any]] = {
 }
 """What lets a party survive the death of its processes; the site's takes the place of FLARE's launcher."""
 
+OVERDUE = 60
+"""Seconds without an answer after which a site asks again: a connection that is cut loses what was on it."""
+
 # FLARE's "any" for a whole role has to be written out before one right is taken from it.
 _RIGHTS = (
     *("submit_job", "clone_job", "manage_job", "download_job", "view", "operate", "shell_commands", "byoc"),
@@ -93,6 +96,7 @@ def survive(kit: Kit) -> Path:
     """Lets a site's job outlive the death of its process, or a server forget the jobs of an earlier life.
 
     Both are components of this package, so it must be installed for the Python that the party runs with.
+    A site also asks again sooner where a request has been lost, unless its file says when.
 
     Returns:
         the file.
@@ -107,15 +111,22 @@ def survive(kit: Kit) -> Path:
     if not isinstance(resources.get("components"), list):
         raise ConfigError(f"{path} lists no components; restore it from the startup kit's archive")
     others = [c for c in resources["components"] if c.get("id") != component["id"]]
+    changed = {**resources, "components": [*others, component]}
+    if kit.role == "site":
+        changed["client"] = {"communication_timeout": OVERDUE, **resources.get("client", {})}
     target = path.with_name("resources.json")
-    write_json(target, {**resources, "components": [*others, component]})
+    write_json(target, changed)
     return target
 
 
 def survives(kit: Kit) -> bool:
     """Whether `survive` has been here."""
     component = COMPONENTS.get(kit.role)
-    return component is None or component in read_json(policy_file(kit, "resources")).get("components", [])
+    if component is None:
+        return True
+    resources = read_json(policy_file(kit, "resources"))
+    placed = any(c.get("path") == component["path"] for c in resources.get("components", []))
+    return placed and (kit.role != "site" or "communication_timeout" in resources.get("client", {}))
 
 
 def refuse_code(kit: Kit) -> Path:

@@ -62,7 +62,8 @@ def _survival(kit: Kit) -> Iterator[Finding]:
         prepared = survives(kit)
     except ConfigError:
         return  # `_code` has said so
-    what = "a killed job process ends the whole job" if kit.role == "site" else "jobs of before a crash stay"
+    lost = "a killed job process ends the whole job, or a lost request is noticed after five minutes"
+    what = lost if kit.role == "site" else "jobs of before a crash stay"
     if prepared:
         yield ok("killed processes", "are started again" if kit.role == "site" else "leave no job as RUNNING")
     else:

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from suture.errors import DataError
 from suture.evaluation.contingency import Contingency
-from suture.evaluation.labels_overview import Frequency
+from suture.evaluation.labels_overview import Frequency, Unit
 from suture.evaluation.metrics import Floats
 
 # Okabe & Ito 2008: told apart by colour-blind readers. Their yellow is left out, too pale on white.
@@ -71,13 +71,17 @@ def draw_frequencies(
 
 
 def draw_cooccurrence(
-    labels: Sequence[str], matrix: ArrayLike, title: str = "Which classes occur together"
+    labels: Sequence[str],
+    matrix: ArrayLike,
+    title: str = "Which classes occur together",
+    per: Unit = "image",
 ) -> bytes:
     """A co-occurrence matrix in percent (MIDL 2023, Fig. 3), as SVG; undefined entries have a dash.
 
     Args:
         labels: names of the c classes.
         matrix: shares [c, c] as `cooccurrence` gives them; row: given class, column: class with it.
+        per: what they are shares of.
 
     Raises:
         DataError: a matrix of another shape, or no class.
@@ -95,7 +99,7 @@ def draw_cooccurrence(
         _cells(axis, shades, texts, _largest(shades.ravel()), size=7.5)
         _name_cells(axis, [_wrap(name) for name in labels], [_wrap(name) for name in labels], turned=True)
         axis.set_xlabel("… have this class too, %")
-        axis.set_ylabel("of the images with this class …")
+        axis.set_ylabel(f"of the {per}s with this class …")
         canvas.suptitle(title, x=0.01, ha="left", fontsize=11)
         return _svg(canvas)
 

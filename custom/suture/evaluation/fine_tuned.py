@@ -170,7 +170,7 @@ def fine_tuned_table(tuned: FineTuned) -> Table:
     begun = "the trained model" if how.start == "model" else "a random model"
     table = Table(
         title=f"Fine-tuned from {begun}",
-        caption=f"means over {how.runs} divisions after {how.epochs} epochs, AUROC ± SD; Epochs: until "
+        caption=f"runs: {how.runs}, of {how.epochs} epochs each; AUROC: mean ± SD; Epochs: until "
         f"within {WITHIN:g} of the best AUROC; Examples: trained on / tested on",
         title_justify="left",
         show_edge=False,

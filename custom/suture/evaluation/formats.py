@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime
+from typing import Any
+
+from suture.validation import flat
 
 DASH = "—"
 _THIN = "\u202f"  # narrow no-break space: groups digits without meaning a decimal point to anyone
@@ -86,3 +89,8 @@ def setting(value: object) -> str:
 def _significant(value: float) -> str:
     """Three significant digits, and no exponent below a million."""
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def leaves(settings: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Nested settings one by one, with dotted names."""
+    return [leaf for name, value in settings.items() for leaf in flat(name, value).items()]

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from suture.data.table import Table
 from suture.evaluation.metrics import Floats
 
+Unit = Literal["image", "patient"]
+
 
 @dataclass(frozen=True)
 class Frequency:
@@ -37,7 +39,12 @@ def frequencies(table: Table) -> dict[str, Frequency]:
     }
 
 
-def cooccurrence(table: Table, *, per: Literal["image", "patient"] = "image") -> Floats:
+def unit_of(table: Table) -> Unit:
+    """What classes occur together in: patients, but images where each counts as a patient of its own."""
+    return "image" if len(set(table.patients)) == len(table) else "patient"
+
+
+def cooccurrence(table: Table, *, per: Unit = "image") -> Floats:
     """Which classes are seen together (MIDL 2023, Appendix A and Fig. 3).
 
     Args:

@@ -112,6 +112,49 @@ def bootstrap_auroc(
     return float(low), float(high)
 
 
+def bootstrap_mean(
+    y: ArrayLike,
+    s: ArrayLike,
+    patients: Sequence[str] | None = None,
+    n: int = 1000,
+    seed: int = 0,
+    level: float = 0.95,
+) -> tuple[float, float] | None:
+    """Percentile interval of the mean AUROC over classes, from a bootstrap over patients.
+
+    Each draw of patients, the same for all classes, gives one mean: over the classes that it defines. Where
+    every label is known these are the draws of `bootstrap_auroc`.
+
+    Args:
+        y: labels [m, c].
+        s: scores [m, c].
+        patients, n, seed, level: as of `bootstrap_auroc`.
+
+    Returns:
+        None if no class, or no draw, has an AUROC, or a single patient leaves nothing to draw from.
+
+    Raises:
+        DataError: as for `auroc`.
+    """
+    truth, score = np.asarray(y, dtype=np.float64), np.asarray(s, dtype=np.float64)
+    cluster = _clusters(np.zeros(len(truth)), patients)
+    clusters = int(cluster.max()) + 1 if len(cluster) else 0
+    columns = [(~np.isnan(y_), *_known(y_, s_)) for y_, s_ in zip(truth.T, score.T, strict=True)]
+    columns = [column for column in columns if column[1].any() and not column[1].all()]
+    if clusters < 2 or not columns:
+        return None
+    means = [np.empty(0)]
+    for drawn in _draws(np.random.default_rng(seed), n, clusters, len(truth)):
+        areas = np.stack([_area(drawn[:, cluster[known]], t, v) for known, t, v in columns])
+        defined = (~np.isnan(areas)).sum(axis=0)
+        means.append(np.nansum(areas, axis=0)[defined > 0] / defined[defined > 0])
+    found = np.concatenate(means)
+    if not len(found):
+        return None
+    low, high = np.quantile(found, [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)
+
+
 def score_classes(
     labels: tuple[str, ...],
     y: ArrayLike,

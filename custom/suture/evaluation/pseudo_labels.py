@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from suture.evaluation.figures import Chart, Series, line_chart
@@ -14,6 +14,8 @@ TITLES = {
     "pseudo_negative": "Negative pseudo-labels, per site",
 }
 """The scalars of a site's round that are drawn, and what is written above them."""
+
+_FAR = 10  # times as many positives of a class as at the sites that annotate it
 
 _ACROSS = 16
 """Classes side by side in one matrix: as many as a printed page holds at a readable size."""
@@ -122,6 +124,35 @@ def row_share_charts(run: Run, history: Sequence[Round], phases: Sequence[int]) 
         for i, label in enumerate(run.labels)
     ]
     return [chart for chart in charts if chart]
+
+
+def run_away(history: Sequence[Round], owners: Mapping[str, Collection[str]]) -> list[str]:
+    """A sentence for each class that sites which do not annotate it see far too often.
+
+    Where a row's weights are counts of labels and pseudo-labels (FedLSM, Eq. 7), such sites take the row
+    over, and the teacher that comes of it is surer still. Prevalences of sites seldom differ tenfold.
+
+    Args:
+        owners: the sites that annotate each class.
+    """
+    told = []
+    for name, annotating in owners.items():
+        found = {r.round: _beyond(r, name, annotating) for r in history if _tells(r)}
+        rounds = [number for number, sites in found.items() if sites]
+        if rounds:
+            first, last = rounds[0], rounds[-1]
+            told.append(
+                f"{name}: from round {first} sites that do not annotate it count over {_FAR} times as many "
+                f"as any site that does (in round {last}: {', '.join(found[last])}), by pseudo-labels. These "
+                "may feed on themselves: the class's row has become theirs."
+            )
+    return told
+
+
+def _beyond(line: Round, name: str, annotating: Collection[str]) -> list[str]:
+    counts = {site: s.rows.get(name) or 0.0 for site, s in line.sites.items() if s.status == "accepted"}
+    most = max((counts[site] for site in annotating if site in counts), default=0.0)
+    return [site for site, n in counts.items() if site not in annotating and n > _FAR * max(most, 1.0)]
 
 
 def _tells(line: Round) -> bool:

@@ -67,6 +67,7 @@ class Run:
     finished: datetime | None = None
     selected_round: int | None = None
     egress: list[Egress] = field(default_factory=list)
+    augmentation: dict[str, Any] = field(default_factory=dict)
     task: str = "multilabel"
     notes: list[str] = field(default_factory=list)
 
@@ -103,6 +104,7 @@ class Validation:
     loss: Number = None
     auroc: Number = None
     server_auroc: Number = None
+    server_balanced_accuracy: Number = None
 
 
 @dataclass(frozen=True)
@@ -147,6 +149,16 @@ class LocalModels:
 
 
 @dataclass(frozen=True)
+class Weighting:
+    """Who counted how much in the mean; see `suture.evaluation.weighting.weighting`."""
+
+    rounds: list[int] = field(default_factory=list)
+    weights: dict[str, list[Number]] = field(default_factory=dict)
+    shares: dict[str, list[Number]] = field(default_factory=dict)
+    mean_share: dict[str, Number] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Metrics:
     """metrics.json, as `suture.evaluation.summary.summarise` writes it."""
 
@@ -165,6 +177,9 @@ class Metrics:
     long_tail: LongTail = field(default_factory=LongTail)
     attributes: Attributes = field(default_factory=Attributes)
     local_models: LocalModels = field(default_factory=LocalModels)
+    loss: Number = None
+    mean_interval: tuple[FiniteFloat, FiniteFloat] | None = None
+    weighting: Weighting = field(default_factory=Weighting)
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ from suture.evaluation.rows import UNIQUE, class_groups, kind, overall, shown
 from suture.evaluation.weighting import weight_charts, what_weights_are
 from suture.files import atomic_write
 
-FORMATS = ("area", "interval", "count", "size", "duration", "moment", "percent", "setting")
+FORMATS = ("area", "interval", "count", "size", "duration", "moment", "percent", "setting", "leaves")
 
 
 def write_report(run_dir: Path) -> Path:
@@ -138,6 +138,9 @@ def _curves(run: Run, history: Sequence[Round]) -> list[Chart]:
         "Validation loss, mean over sites": [Series("loss", [r.validation.loss for r in history])],
         "Validation AUROC, mean over sites": [Series("AUROC", [r.validation.auroc for r in history])],
         "Validation AUROC, at the server": [Series("AUROC", [r.validation.server_auroc for r in history])],
+        "Validation balanced accuracy, at the server": [
+            Series("balanced accuracy", [r.validation.server_balanced_accuracy for r in history])
+        ],
         "Training loss, per site": _of_sites(run, history, lambda site: site.train_loss),
         "Query loss, per site": _of_sites(run, history, lambda site: site.scalars.get("query_loss")),
     }

@@ -22,9 +22,12 @@ def summarise(
     selected_round: int | None,
     overall: Mapping[str, float | None] | None = None,
     *,
+    loss: float | None = None,
+    mean_interval: tuple[float, float] | None = None,
     frequency: Mapping[str, Sequence[str]] | None = None,
     attributes: Mapping[str, Figures] | None = None,
     local: Mapping[str, tuple[Figures, Figures]] | None = None,
+    weighting: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The content of metrics.json.
 
@@ -37,15 +40,18 @@ def summarise(
         source: where `scores` come from.
         selected_round: round of the evaluated model.
         overall: figures over all classes at once, as of `single_label`; none in a multi-label task.
+        loss: cross-entropy of what is known, over all classes at once.
+        mean_interval: 95 % interval of the mean AUROC; several sites' own data have none.
         frequency: classes that are common, less so, and rare; see `by_frequency`.
         attributes: figures of the images of each attribute; see `by_attribute`.
         local: of each site the figures of the global model and of its own; see `local_and_global`.
+        weighting: who counted how much in each round; see `suture.evaluation.weighting.weighting`.
 
     Returns:
-        ``mean_auroc``, ``auroc``, ``intervals``, ``counts``, ``recall``, ``groups``, ``sites``, ``n``,
-        ``source``, ``selected_round``, ``undefined`` (the reason of every class without an AUROC),
-        ``overall``, ``long_tail``, ``attributes`` and ``local_models``; what does not apply is empty. Means
-        are over the classes where the AUROC is defined.
+        ``mean_auroc``, ``mean_interval``, ``loss``, ``auroc``, ``intervals``, ``counts``, ``recall``,
+        ``groups``, ``sites``, ``n``, ``source``, ``selected_round``, ``undefined`` (the reason of every class
+        without an AUROC), ``overall``, ``long_tail``, ``attributes``, ``local_models`` and ``weighting``;
+        what does not apply is empty. Means are over the classes where the AUROC is defined.
 
     Raises:
         LabelError: `scores` or a site names a class that is not among `labels`.
@@ -56,6 +62,8 @@ def summarise(
     recall = {name: score.recall for name, score in scores.items() if score.recall is not None}
     return {
         "mean_auroc": mean_defined(areas.values()),
+        "mean_interval": None if mean_interval is None else list(mean_interval),
+        "loss": loss,
         "auroc": areas,
         "intervals": {name: _interval(scores.get(name)) for name in labels},
         "counts": {name: _counts(scores.get(name)) for name in labels},
@@ -73,6 +81,7 @@ def summarise(
         "long_tail": by_frequency(frequency or {}, recall),
         "attributes": by_attribute(attributes or {}),
         "local_models": local_and_global(local or {}),
+        "weighting": dict(weighting or {}),
     }
 
 

@@ -33,9 +33,11 @@ def per_class_table(run: Mapping[str, Any], metrics: Mapping[str, Any]) -> Table
         table.add_column(header, justify="right")
     for group in class_groups(checked, scores):
         _add(table, group)
-    table.add_row(
-        "[bold]Mean of all defined", "", f"[bold]{area(scores.mean_auroc)}", "", "", end_section=True
-    )
+    bounds = interval(scores.mean_interval) if scores.mean_interval else ""
+    mean = f"[bold]{area(scores.mean_auroc)}"
+    table.add_row("[bold]Mean of all defined", "", mean, bounds, "", end_section=True)
+    if scores.loss is not None:
+        table.add_row("[bold]Loss (cross-entropy)", "", f"[bold]{area(scores.loss)}", "", "")
     for name, value in overall(scores).items():
         table.add_row(f"[bold]{name[:1].upper()}{name[1:]}", "", f"[bold]{area(value)}", "", "")
     for frequency, value in scores.long_tail.accuracy.items():

@@ -41,14 +41,27 @@ def conduct(
 
     Raises:
         ConfigError: the data root is not given, or is not there.
+        ConfigError: a run that tunes a setting has no validation figure to tune it by.
         FederationError: a run failed.
     """
     check_data_root(preset, data_root)
     if preset.tune:
         do_runs(tuning_runs(experiment, preset), results, work, data_root, at_once, say)
+        _refuse_unmeasured(experiment, preset, results)
     tuned = chosen(experiment, preset, results)
     do_runs(final_runs(experiment, preset, tuned), results, work, data_root, at_once, say)
     return collect(experiment, preset, results)
+
+
+def _refuse_unmeasured(experiment: Experiment, preset: Preset, results: Path) -> None:
+    for run in tuning_runs(experiment, preset):
+        result = read_result(results, run)
+        if preset.tune and (result is None or result.validation is None):
+            raise ConfigError(
+                f"row {run.row!r}: its run {run.name} has no validation figure to tune {preset.tune.key} by; "
+                "give the validation data positives and negatives of a class that the row trains, or let the "
+                "preset skip the row"
+            )
 
 
 def check_data_root(preset: Preset, data_root: Path | None) -> None:
@@ -65,13 +78,13 @@ def check_data_root(preset: Preset, data_root: Path | None) -> None:
 
 
 def chosen(experiment: Experiment, preset: Preset, results: Path) -> dict[Cell, Value]:
-    """The value of the tuned setting with the highest validation AUROC, of each cell that was tried whole."""
+    """The tuned setting's value with the highest validation figure, of each cell that was tried whole."""
     done: dict[Cell, list[tuple[float, Value]]] = {}
     for run in tuning_runs(experiment, preset):
         result = read_result(results, run)
-        if result is not None and result.validation_auroc is not None and preset.tune:
+        if result is not None and result.validation is not None and preset.tune:
             value = run.settings[preset.tune.key]
-            done.setdefault((run.row, str(run.x)), []).append((result.validation_auroc, value))
+            done.setdefault((run.row, str(run.x)), []).append((result.validation, value))
     wanted = len(preset.tune.values) if preset.tune else 0
     return {
         cell: max(tried, key=lambda pair: pair[0])[1] for cell, tried in done.items() if len(tried) == wanted

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from suture.experiment.conduct import Outcome
 from suture.experiment.fine_tuned import curves, tasks_of
-from suture.experiment.spec import Experiment, Preset
-from suture.experiment.table import DASH, Line, lines
+from suture.experiment.spec import Experiment, Pairs, Preset
+from suture.experiment.table import DASH, Figure, Line, lines, over_series
 
 TONES = ("#0b6e8a", "#c2571a", "#5a7d2b", "#7a4d9c", "#9c2f4d", "#56616d", "#b58900", "#2c5aa0", "#333333")
 # The same input gives the same bytes: no date, and element names from a fixed salt.
@@ -27,7 +27,13 @@ def draw(experiment: Experiment, preset: Preset, outcome: Outcome) -> bytes:
     """The figure as SVG."""
     with rc_context(STYLE):
         found = lines(experiment, preset, outcome)
-        return _svg(_series(experiment, found) if experiment.series else _dots(experiment, found))
+        if experiment.series:
+            marks = [over_series(experiment, preset, outcome, column) for column in experiment.columns]
+            return _svg(_series(experiment, found, marks))
+        return _svg(_dots(experiment, found, experiment.pairs_in(preset)))
+
+
+_ACROSS = 3  # panels beside each other, so that their letters stay legible on a page
 
 
 def draw_curves(experiment: Experiment, preset: Preset, outcome: Outcome) -> bytes:
@@ -70,17 +76,21 @@ def _svg(canvas: Canvas) -> bytes:
     return text[text.index(b"<svg") :]
 
 
-def _dots(experiment: Experiment, found: Sequence[Line]) -> Canvas:
+def _dots(experiment: Experiment, found: Sequence[Line], pairs: Pairs) -> Canvas:
     """A panel for each group of classes: the values of each row, their mean, and the mark of the test."""
     columns = experiment.columns
-    canvas = Canvas(figsize=(2.2 + 2.6 * len(columns), 0.9 + 0.32 * len(found)), layout="constrained")
-    axes: Any = canvas.subplots(1, len(columns), sharey=True, squeeze=False)
-    for axis, column in zip(axes[0], columns, strict=True):
+    down = math.ceil(len(columns) / _ACROSS)
+    across = math.ceil(len(columns) / down)
+    canvas = Canvas(figsize=(2.2 + 2.6 * across, down * (1.1 + 0.32 * len(found))), layout="constrained")
+    axes: Any = canvas.subplots(down, across, sharey=True, squeeze=False)
+    for axis in axes.flat[len(columns) :]:
+        axis.set_visible(False)
+    for axis, column in zip(axes.flat, columns, strict=False):
         for place, line in enumerate(found):
             cell = line.figures[column.name]
             tone = TONES[0] if line.row == experiment.reference else TONES[5]
             values = [v for v in cell.values if v is not None]
-            if experiment.pairs != "classes":
+            if pairs != "classes":
                 axis.plot(
                     values, [place] * len(values), "o", color=tone, alpha=0.35, markersize=4, linewidth=0
                 )
@@ -94,27 +104,51 @@ def _dots(experiment: Experiment, found: Sequence[Line]) -> Canvas:
         axis.grid(axis="x", color="#dde3e9")
         axis.set_axisbelow(True)
     axes[0][0].set_yticks(range(len(found)), [line.name for line in found])
-    axes[0][0].invert_yaxis()
+    axes[0][0].set_ylim(len(found) - 0.4, -0.6)  # downwards, and no row on the edge
     return canvas
 
 
-def _series(experiment: Experiment, found: Sequence[Line]) -> Canvas:
-    """A panel for each group of classes: a line for each row over the values of the series."""
+def _marks(
+    axis: Any, over: Mapping[str, Figure], last: Mapping[str, float], tones: Mapping[str, str]
+) -> None:
+    """The rows' marks in the colours of their lines, one above the other as the lines end."""
+    marked = [row for row, figure in over.items() if figure.against and figure.against.mark != DASH]
+    marked.sort(key=lambda row: last[row] if last[row] == last[row] else -math.inf)
+    for place, row in enumerate(marked):
+        height = 0.5 + 0.09 * (place - (len(marked) - 1) / 2)
+        against = over[row].against
+        assert against is not None
+        axis.annotate(
+            against.mark, (1.02, height), xycoords="axes fraction", color=tones[row], va="center", fontsize=8
+        )
+
+
+def _series(
+    experiment: Experiment, found: Sequence[Line], compared: Sequence[Mapping[str, Figure]]
+) -> Canvas:
+    """A panel for each group of classes: a line for each row over the values of the series, and its mark.
+
+    Args:
+        compared: of each column, the rows over the whole series.
+    """
     columns = experiment.columns
     canvas = Canvas(figsize=(1.5 + 3.0 * len(columns), 3.2), layout="constrained")
     axes: Any = canvas.subplots(1, len(columns), squeeze=False)
     xs = list(dict.fromkeys(line.x for line in found))
-    for axis, column in zip(axes[0], columns, strict=True):
-        for tone, row in enumerate(dict.fromkeys(line.row for line in found)):
+    rows = list(dict.fromkeys(line.row for line in found))
+    tones = dict(zip(rows, itertools.cycle(TONES)))
+    for axis, column, over in zip(axes[0], columns, compared, strict=True):
+        for row in rows:
             own = [line for line in found if line.row == row]
             means = [line.figures[column.name].mean for line in own]
             spread = [0.0 if math.isnan(s) else s for s in (line.figures[column.name].spread for line in own)]
             width = 2.4 if row == experiment.reference else 1.2
-            color = TONES[tone % len(TONES)]
             axis.errorbar(
-                [xs.index(line.x) for line in own], means, spread, marker="o", markersize=4, color=color,
+                [xs.index(line.x) for line in own], means, spread, marker="o", markersize=4, color=tones[row],
                 linewidth=width, capsize=2, label=own[0].name,
             )  # fmt: skip
+        last = {line.row: line.figures[column.name].mean for line in found if line.x == xs[-1]}
+        _marks(axis, over, last, tones)
         axis.set_xticks(range(len(xs)), [str(x) for x in xs])
         axis.set_xlabel(experiment.series.label if experiment.series else "")
         axis.set_title(column.name, fontsize=9, loc="left")

@@ -8,13 +8,34 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
 from pathlib import Path
 
 from suture.errors import FederationError, SutureError
 from suture.experiment.runs import Result, Run, keep_result, read_result
-from suture.experiment.testing import test_models
+from suture.experiment.testing import absent_tests, test_models
+from suture.simulation.machine import this_machine
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where runs are done and kept.
+
+    Attributes:
+        results: folder of the kept results, one small file for each run.
+        work: folder of the runs themselves; one that was cut off is continued.
+        data_root: stands for ``{data}``.
+        absent: tests whose data are not there, with the path that was looked for.
+        say: told of each run that begins and ends.
+    """
+
+    results: Path
+    work: Path
+    data_root: Path | None
+    absent: Mapping[str, str]
+    say: Callable[[str], None]
 
 
 def do_runs(
@@ -27,49 +48,82 @@ def do_runs(
 ) -> dict[str, Result]:
     """Does the runs that have no result yet, and returns the results of all, by name.
 
+    A test whose data are not there is left out. It is added to a kept result once they are, if the model of
+    the run still lies in `work`.
+
     Args:
-        results: folder of the kept results, one small file for each run.
-        work: folder of the runs themselves; one that was cut off is continued.
-        at_once: processes, each with one torch thread.
-        say: told of each run that begins and ends.
+        results, work, data_root, say: as in `Place`.
+        at_once: processes, each with the threads of `this_machine`, by default one.
 
     Raises:
+        ConfigError: a job has been edited since a run of it was kept.
         FederationError: naming the runs that failed; the others have been done.
     """
     wanted = {run.name: run for run in runs}
-    missing = [run for name, run in wanted.items() if read_result(results, run) is None]
+    missing = [run for run in wanted.values() if read_result(results, run) is None]
+    tests = {name: test for run in wanted.values() for name, test in run.tests.items()}
+    place = Place(results, work, data_root, absent_tests(tests, data_root), say)
+    for name, path in place.absent.items():
+        say(f"warning: test {name!r} is left out: there is no {path} (data root: {data_root})")
     say(f"{len(wanted)} runs, {len(wanted) - len(missing)} of them done before")
+    _do_all(missing, place, at_once)
+    for run in wanted.values():
+        _add_tests(run, place)
+    found = {name: read_result(results, run) for name, run in wanted.items()}
+    return {name: result for name, result in found.items() if result is not None}
+
+
+def _do_all(runs: Sequence[Run], place: Place, at_once: int) -> None:
     failed: dict[str, list[str]] = {}  # the same error of many runs is told once
     with ThreadPoolExecutor(at_once) as pool:
-        futures = {pool.submit(_do, run, results, work, data_root, say): run for run in missing}
+        futures = {pool.submit(_do, run, place): run for run in runs}
         try:
             for future in as_completed(futures):
                 try:
                     future.result()
                 except SutureError as error:
                     failed.setdefault(str(error), []).append(futures[future].name)
-                    say(f"failed: {futures[future].name}: {str(error).splitlines()[-1]}")
+                    place.say(f"failed: {futures[future].name}: {str(error).splitlines()[-1]}")
         except KeyboardInterrupt:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
     if failed:
         told = "\n".join(f"{', '.join(names)}: {error}" for error, names in failed.items())
-        raise FederationError(f"{sum(map(len, failed.values()))} of {len(missing)} runs failed\n{told}")
-    found = {name: read_result(results, run) for name, run in wanted.items()}
-    return {name: result for name, result in found.items() if result is not None}
+        raise FederationError(f"{sum(map(len, failed.values()))} of {len(runs)} runs failed\n{told}")
 
 
-def _do(run: Run, results: Path, work: Path, data_root: Path | None, say: Callable[[str], None]) -> None:
-    out, began = work / run.name, time.monotonic()
-    say(f"begins: {run.name} ({run.row}{'' if run.x is None else f', {run.x}'})")
+def _do(run: Run, place: Place) -> None:
+    out, began = place.work / run.name, time.monotonic()
+    place.say(f"begins: {run.name} ({run.row}{'' if run.x is None else f', {run.x}'})")
     if not _finished(out):
-        _start(run, out, data_root)
-    result = keep_result(results, run, out, test_models(run, out, work, data_root))
+        _start(run, out, place.data_root)
+    there = {name: test for name, test in run.tests.items() if name not in place.absent}
+    tests = test_models(there, out, place.work, place.data_root)
+    untested = {name: place.absent[name] for name in run.tests if name in place.absent}
+    result = keep_result(place.results, run, out, place.data_root, tests, untested)
     shutil.rmtree(out / "sites", ignore_errors=True)  # decoded images and states; the rest is small
     shutil.rmtree(out / "state", ignore_errors=True)
     area = result.metrics["mean_auroc"]
     reached = "" if area is None else f", mean AUROC {area:.3f}"
-    say(f"done: {run.name}{reached}, {time.monotonic() - began:.0f} s")
+    place.say(f"done: {run.name}{reached}, {time.monotonic() - began:.0f} s")
+
+
+def _add_tests(run: Run, place: Place) -> None:
+    """Adds to a kept result the tests whose data have come since."""
+    result, out = read_result(place.results, run), place.work / run.name
+    late = {name: run.tests[name] for name in (result.untested if result else {}) if name not in place.absent}
+    if result is None or not late:
+        return
+    if not (out / "model" / "model.json").exists():
+        place.say(
+            f"warning: the models of {run.name} are gone, so {', '.join(late)} stays untested; to have it, "
+            f"delete {place.results / run.name}.json and {out}, and the run is done again"
+        )
+        return
+    tests = {**result.tests, **test_models(late, out, place.work, place.data_root)}
+    untested = {name: path for name, path in result.untested.items() if name not in late}
+    keep_result(place.results, run, out, place.data_root, tests, untested)
+    place.say(f"tested: {run.name} on {', '.join(late)}")
 
 
 def _finished(out: Path) -> bool:
@@ -89,7 +143,7 @@ def _start(run: Run, out: Path, data_root: Path | None) -> None:
     command = [sys.executable, "-m", "suture.cli", "run", run.job, "--env", "local", "--out", str(out)]
     process = subprocess.run(
         [*command, *how, *run.arguments(data_root)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": str(this_machine().threads)},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,

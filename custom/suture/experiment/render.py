@@ -11,6 +11,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
 from suture.experiment.conduct import Outcome
+from suture.experiment.drawings import drawn
 from suture.experiment.figure import draw, draw_curves
 from suture.experiment.fine_tuned import shown, task_cells
 from suture.experiment.spec import OWN_COLUMNS, Experiment, Preset, Value
@@ -29,11 +30,34 @@ _PAIRS = {
 
 @dataclass(frozen=True)
 class Table:
-    """Text in cells."""
+    """Text in cells, and the footnotes that some of them refer to."""
 
     caption: str
     heads: Sequence[str]
     rows: Sequence[Sequence[str]]
+    notes: Sequence[str] = ()
+
+
+class Notes:
+    """The footnotes of a table: one for each reason that a figure, or its p, is undefined."""
+
+    def __init__(self) -> None:
+        self._reasons: dict[str, int] = {}
+
+    def marked(self, text: str, reason: str) -> str:
+        """The text of a cell with the number of its footnote, where there is a reason."""
+        if not reason:
+            return text
+        return f"{text} [{self._reasons.setdefault(reason, len(self._reasons) + 1)}]"
+
+    def cells(self, figure: Figure) -> tuple[str, str]:
+        """A figure and its p; where the figure is undefined, so is p, for the same reason."""
+        against = figure.against.why if figure.against and not figure.why else ""
+        return self.marked(figure.text, figure.why), self.marked(p_text(figure), against)
+
+    def lines(self) -> tuple[str, ...]:
+        """The footnotes."""
+        return tuple(f"[{number}] {reason}" for reason, number in self._reasons.items())
 
 
 def write_tables(
@@ -41,33 +65,46 @@ def write_tables(
 ) -> list[Path]:
     """Writes NAME.md, NAME.html and NAME.svg, and of fine-tuned models NAME-curves.svg.
 
+    Drawings that are there are shown too. Of another preset than the first they are NAME-PRESET.md and so on.
+
+    Args:
+        name: of the experiment.
+
     Raises:
         OSError: the folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    drawn = {f"{name}.svg": draw(experiment, preset, outcome)}
+    facts = preamble(experiment, preset, outcome, name)
+    name = stem_of(experiment, preset, name)
+    made = {f"{name}.svg": draw(experiment, preset, outcome)}
     captions = {f"{name}.svg": experiment.title}
     second = series_table if experiment.series else class_table
     if experiment.pairs == "tuned":
         second = task_table
-        drawn[f"{name}-curves.svg"] = draw_curves(experiment, preset, outcome)
+        made[f"{name}-curves.svg"] = draw_curves(experiment, preset, outcome)
         captions[f"{name}-curves.svg"] = "Learning curves"
     tables = [main_table(experiment, preset, outcome), second(experiment, preset, outcome)]
-    facts = preamble(experiment, preset, outcome, name)
-    svgs = [svg.decode() for svg in drawn.values()]
+    beside = drawn(experiment, folder, name)
+    svgs = [svg.decode() for svg in made.values()] + [(folder / file).read_text() for file in beside]
     page = _template().render(title=experiment.title, facts=facts, tables=tables, svgs=svgs)
     written = {
-        folder / f"{name}.md": markdown(experiment.title, facts, tables, captions).encode(),
+        folder / f"{name}.md": markdown(experiment.title, facts, tables, captions | beside).encode(),
         folder / f"{name}.html": page.encode(),
-        **{folder / file: svg for file, svg in drawn.items()},
+        **{folder / file: svg for file, svg in made.items()},
     }
     for path, content in written.items():
         atomic_write(path, content)
     return list(written)
 
 
+def stem_of(experiment: Experiment, preset: Preset, name: str) -> str:
+    """What the files of a preset are called: as the experiment, if it is the first."""
+    return name if preset is experiment.preset(None) else f"{name}-{experiment.name_of(preset)}"
+
+
 def main_table(experiment: Experiment, preset: Preset, outcome: Outcome) -> Table:
     """A line for each row and value of the series."""
+    notes = Notes()
     published = any(row.published for row in experiment.rows.values())
     heads = [
         *([experiment.series.label] if experiment.series else []),
@@ -81,27 +118,31 @@ def main_table(experiment: Experiment, preset: Preset, outcome: Outcome) -> Tabl
         [
             *([str(line.x)] if experiment.series else []),
             line.name,
-            *_figures(experiment, line),
+            *(text for c in experiment.columns for text in notes.cells(line.figures[c.name])),
             *([_value(line.tuned)] if preset.tune else []),
             str(line.runs),
             *([_published(line)] if published else []),
         ]
         for line in lines(experiment, preset, outcome)
     ]
-    over, pairs = _PAIRS[experiment.pairs]
+    over, pairs = _PAIRS[experiment.pairs_in(preset)]
     reference = experiment.rows[experiment.reference].name
     caption = f"Mean ± SD over {over}; p of paired two-tailed t-tests of {reference} over {pairs}. {MARKS}."
-    return Table(caption, heads, rows)
+    return Table(caption, heads, rows, notes.lines())
 
 
 def series_table(experiment: Experiment, preset: Preset, outcome: Outcome) -> Table:
     """Each row over the whole series."""
     rows = {row: [experiment.rows[row].name] for row in experiment.rows if row not in preset.skip}
+    notes = Notes()
     for column in experiment.columns:
         for row, figure in over_series(experiment, preset, outcome, column).items():
-            rows[row] += [figure.text, p_text(figure)]
+            rows[row] += notes.cells(figure)
     heads = ["method", *(head for column in experiment.columns for head in (column.name, "p"))]
-    return Table("Over all values of the series, compared run by run.", heads, list(rows.values()))
+    caption = (
+        "Over all values of the series, compared run by run; the figure has these marks beside its lines."
+    )
+    return Table(caption, heads, list(rows.values()), notes.lines())
 
 
 def class_table(experiment: Experiment, preset: Preset, outcome: Outcome) -> Table:
@@ -113,7 +154,9 @@ def class_table(experiment: Experiment, preset: Preset, outcome: Outcome) -> Tab
     cells = [[name, *(f"{a[name]:.3f}" if name in a else DASH for a in areas)] for name in names]
     heads = ["class", *(experiment.rows[row].name for row in rows)]
     where = f" ({column.name})" if experiment.tests else ""
-    return Table(f"AUROC of each class{where}, mean over the runs.", heads, cells)
+    lacking = any(DASH in row for row in cells)
+    notes = [f"{DASH} not run, not learned, or without positive or negative test images"] if lacking else []
+    return Table(f"AUROC of each class{where}, mean over the runs.", heads, cells, notes)
 
 
 def task_table(experiment: Experiment, preset: Preset, outcome: Outcome) -> Table:
@@ -134,7 +177,7 @@ def task_table(experiment: Experiment, preset: Preset, outcome: Outcome) -> Tabl
 def preamble(experiment: Experiment, preset: Preset, outcome: Outcome, name: str) -> list[tuple[str, str]]:
     """What the figures are, how they were made and what they cost."""
     results = [result for cell in outcome.results.values() for result in cell.values()]
-    size = next(key for key, value in experiment.presets.items() if value is preset)
+    size = experiment.name_of(preset)
     settings = {**experiment.set, **preset.set}
     hours = sum(result.seconds for result in results) / 3600
     facts = [
@@ -165,23 +208,17 @@ def markdown(
     for table in tables:
         grid = [table.heads, ["---"] * len(table.heads), *table.rows]
         body = "\n".join("| " + " | ".join(row) + " |" for row in grid)
-        parts += [body, table.caption]
+        parts += [body, table.caption, *table.notes]
     return "\n\n".join(parts).replace("*", "\\*") + "\n"
 
 
 def p_text(figure: Figure) -> str:
-    """A p value of three digits, without the leading 0."""
+    """A p value of three digits, without the leading 0; of four where three would say .050 of less."""
     if figure.against is None or math.isnan(figure.against.p):
         return DASH
-    return "< .001" if figure.against.p < 0.001 else f"{figure.against.p:.3f}".removeprefix("0")
-
-
-def _figures(experiment: Experiment, line: Line) -> list[str]:
-    return [text for column in experiment.columns for text in _cell(line.figures[column.name])]
-
-
-def _cell(figure: Figure) -> tuple[str, str]:
-    return figure.text, p_text(figure)
+    p = figure.against.p
+    digits = 4 if p < 0.05 <= round(p, 3) else 3
+    return "< .001" if p < 0.001 else f"{p:.{digits}f}".removeprefix("0")
 
 
 def _published(line: Line) -> str:

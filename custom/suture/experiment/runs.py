@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from suture.errors import DataError
+from suture.errors import ConfigError, DataError
+from suture.experiment.settings import changed, settings_done, settings_now
 from suture.experiment.spec import Experiment, ExternalTest, Preset, Settings, Value
 from suture.files import write_json
 
@@ -107,14 +108,20 @@ def _run(experiment: Experiment, preset: Preset, row: str, x: Value, seed: int, 
     return Run(row, x, experiment.job, settings, experiment.tests)
 
 
+_BY_CLASSES = "server_balanced_accuracy"
+
+
 @dataclass(frozen=True)
 class Result:
     """What is kept of a finished run: its figures, and what they cost.
 
     Attributes:
         tests: by test set and model (`GLOBAL`, or a site): the AUROC of each class that the model has
-            learned, null where undefined, and the classes of the data that it has not learned.
+            learned, null where undefined, the classes of the data that it has not learned, and the loss.
         tuned: by task, what the model became where it was fine-tuned; `targets` of tuned.json.
+        validation_balanced_accuracy: of a run whose rounds were selected by it, which then also tunes.
+        untested: of test sets that were not there, the path that was looked for, with ``{data}``.
+        made_with: every setting of the run by dotted name, the job's own among them; empty in old results.
     """
 
     run: dict[str, Any]
@@ -124,35 +131,66 @@ class Result:
     seconds: float
     tests: dict[str, dict[str, Any]] = field(default_factory=dict)
     tuned: dict[str, Any] = field(default_factory=dict)
+    validation_balanced_accuracy: float | None = None
+    untested: dict[str, str] = field(default_factory=dict)
+    made_with: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def validation(self) -> float | None:
+        """The figure that tunes; more is better."""
+        by_classes = self.validation_balanced_accuracy
+        return self.validation_auroc if by_classes is None else by_classes
 
 
 def read_result(folder: Path, run: Run) -> Result | None:
     """The result of a run, None if it has not been done.
 
     Raises:
+        ConfigError: the job has been edited since; names the setting.
         DataError: the file is not what `keep_result` writes.
     """
     path = folder / f"{run.name}.json"
     if not path.exists():
         return None
     try:
-        return Result(**json.loads(path.read_text()))
+        result = Result(**json.loads(path.read_text()))
     except (ValueError, TypeError) as error:
         raise DataError(f"{path} cannot be read: {error}; delete it, and the run is done again") from error
+    _refuse_edited(run, result, path)
+    return result
 
 
-def keep_result(folder: Path, run: Run, done: Path, tests: dict[str, dict[str, Any]] | None = None) -> Result:
+def _refuse_edited(run: Run, result: Result, path: Path) -> None:
+    if not result.made_with:
+        return
+    now = settings_now(run.job, run.arguments(None)[1::2])
+    if key := changed(result.made_with, now):
+        raise ConfigError(
+            f"{run.name} was run with {key}={result.made_with[key]}, and the job {run.job} now has "
+            f"{key}={now.get(key)}; set the job back, or delete {path} and the run's folder in --work, and "
+            "it is done again"
+        )
+
+
+def keep_result(
+    folder: Path,
+    run: Run,
+    done: Path,
+    data_root: Path | None = None,
+    tests: dict[str, dict[str, Any]] | None = None,
+    untested: dict[str, str] | None = None,
+) -> Result:
     """Takes from the folder of a finished run what is worth keeping, a few kilobytes.
 
     Args:
-        tests: as in `Result`.
+        done: folder of the run.
+        data_root: what stood for ``{data}`` in its settings.
+        tests, untested: as in `Result`.
 
     Raises:
         DataError: the run did not finish.
     """
-    facts = json.loads((done / "run.json").read_text())
-    if facts.get("status") != "finished":
-        raise DataError(f"{done} holds no finished run ({facts.get('status')}: {facts.get('error')})")
+    facts = _facts(done)
     history = [json.loads(line) for line in (done / "history.jsonl").read_text().splitlines()]
     selected = next((r for r in history if r["round"] == facts["selected_round"]), None)
     measured = selected["validation"] if selected else {"auroc": None, "loss": None}
@@ -160,27 +198,44 @@ def keep_result(folder: Path, run: Run, done: Path, tests: dict[str, dict[str, A
     metrics = json.loads((done / "metrics.json").read_text())
     for key in ("intervals", "counts"):
         metrics.pop(key, None)
+    if share := metrics.pop("weighting", {}).get("mean_share"):
+        metrics["mean_share"] = share
     path = done / "tuned.json"
     result = Result(
-        {
-            "job": run.job,
-            "settings": run.settings,
-            "env": facts.get("env"),
-            "selected_round": facts["selected_round"],
-            "sites": {name: site["labels"] for name, site in facts["sites"].items()},
-            "versions": facts["versions"],
-            "finished": facts["finished"],
-        },
+        _about(run, facts),
         metrics,
         auroc,
         measured["loss"],
         round(sum(r["seconds"] for r in history), 1),
         tests or {},
         json.loads(path.read_text())["targets"] if path.exists() else {},
+        measured.get(_BY_CLASSES) if facts.get("selection") == _BY_CLASSES else None,
+        untested or {},
+        settings_done(done, data_root),
     )
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / f"{run.name}.json", _rounded(vars(result)))
+    # Settings stay whole: a learning rate may differ in the seventh digit.
+    write_json(folder / f"{run.name}.json", {**_rounded(vars(result)), "made_with": result.made_with})
     return result
+
+
+def _facts(done: Path) -> dict[str, Any]:
+    facts: dict[str, Any] = json.loads((done / "run.json").read_text())
+    if facts.get("status") != "finished":
+        raise DataError(f"{done} holds no finished run ({facts.get('status')}: {facts.get('error')})")
+    return facts
+
+
+def _about(run: Run, facts: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "job": run.job,
+        "settings": run.settings,
+        "env": facts.get("env"),
+        "selected_round": facts["selected_round"],
+        "sites": {name: site["labels"] for name, site in facts["sites"].items()},
+        "versions": facts["versions"],
+        "finished": facts["finished"],
+    }
 
 
 def _rounded(value: Any) -> Any:

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import tomllib
-from collections.abc import Mapping
 from dataclasses import field
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from suture.errors import ConfigError, unknown
+from suture.errors import unknown
 from suture.messages import STRICT
-from suture.validation import parse
 
 Value = str | int | float | bool | None | list[Any] | dict[str, Any]
 Settings = dict[str, Value]
 Group = Literal["mean", "shared", "unique"]
+Pairs = Literal["runs", "classes", "tuned"]
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -60,7 +57,7 @@ class Column:
         test: one of the experiment's tests; None for what the run measured by itself.
         group: all classes, those of several sites, or those of one.
         classes: only these.
-        metric: ``auroc``, or a figure of a multiclass task that is not class by class.
+        metric: ``auroc``, or a figure that is not class by class: the ``loss``, or one of a multiclass task.
         frequency: accuracy of the ``head``, ``medium`` or ``tail`` classes, or of ``all``, the mean of these.
         attribute: of the test images with this value alone, or ``mean``, over all its values.
         models: ``global`` or the sites' ``local`` ones, the mean over the sites at their own test data.
@@ -75,7 +72,9 @@ class Column:
     test: str | None = None
     group: Group = "mean"
     classes: tuple[str, ...] | None = None
-    metric: Literal["auroc", "accuracy", "balanced_accuracy", "f1", "precision", "recall", "epochs"] = "auroc"
+    metric: Literal[
+        "auroc", "loss", "accuracy", "balanced_accuracy", "f1", "precision", "recall", "epochs"
+    ] = "auroc"
     frequency: Literal["head", "medium", "tail", "all"] | None = None
     attribute: str | None = None
     models: Literal["global", "local"] | None = None
@@ -86,6 +85,8 @@ class Column:
             raise ValueError("a column takes one of test, task, frequency, attribute and models")
         if self.frequency is not None and self.metric != "accuracy":
             raise ValueError(f'frequency = {self.frequency!r} is of metric = "accuracy"; write that too')
+        if self.metric == "loss" and (self.classes or self.group != "mean" or any(self.parts)):
+            raise ValueError('metric = "loss" is of all test images and classes; choose a test at most')
 
     @property
     def parts(self) -> tuple[str | None, str | None, str | None]:
@@ -98,6 +99,36 @@ OWN_COLUMNS = (
     Column("AUROC, classes of several sites", group="shared"),
     Column("AUROC, classes of one site", group="unique"),
 )
+
+
+@dataclass(frozen=True, config=STRICT)
+class Drawing:
+    """A figure of data, or of a model on data, beside the table.
+
+    Attributes:
+        of: ``frequencies`` of the classes, or their ``cooccurrence``, in all images of the sources;
+            ``features``, a model's last ones of some test images of each source; ``predictions``, which
+            related classes a model calls together in the test images of the first source.
+        sources: tests of the experiment, whose data are drawn; for ``cooccurrence`` it is one.
+        row: whose global model, of the first seed.
+        source: where the paper has it.
+    """
+
+    of: Literal["frequencies", "cooccurrence", "features", "predictions"]
+    sources: Annotated[tuple[str, ...], Field(min_length=1)]
+    row: str | None = None
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        if self.of == "cooccurrence" and len(self.sources) > 1:
+            raise ValueError("cooccurrence is of one source; write a drawing for each")
+        if (self.row is None) == self.of_a_model:
+            raise ValueError(f"{self.of} are of {'a model; name its row' if self.of_a_model else 'data'}")
+
+    @property
+    def of_a_model(self) -> bool:
+        """Whether a run has to be done before it can be drawn."""
+        return self.of in ("features", "predictions")
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -135,6 +166,7 @@ class Preset:
         skip: rows that this preset leaves out.
         tune: a setting to be tuned on validation data.
         series: values of the experiment's series, where they are fewer.
+        pairs: what the paired t-test pairs in this preset: ``classes`` where one seed gives no pair of runs.
     """
 
     note: str
@@ -144,6 +176,7 @@ class Preset:
     skip: tuple[str, ...] = ()
     tune: Tuning | None = None
     series: tuple[Value, ...] | None = None
+    pairs: Literal["runs", "classes"] | None = None
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -161,6 +194,7 @@ class Experiment:
         goal: of columns of epochs, the row whose mean AUROC after its last epoch they count to.
         columns: by default the mean over all classes, over those of several sites and over those of one.
         tests: test sets by name.
+        drawings: further figures by a short name.
         series: the x axis, for a figure.
         set: settings of every run.
         note: what a reader should know besides.
@@ -172,10 +206,11 @@ class Experiment:
     rows: dict[str, Row]
     presets: Annotated[dict[str, Preset], Field(min_length=1)]
     reference: str
-    pairs: Literal["runs", "classes", "tuned"] = "runs"
+    pairs: Pairs = "runs"
     goal: str | None = None
     columns: tuple[Column, ...] = OWN_COLUMNS
     tests: dict[str, ExternalTest] = field(default_factory=dict)
+    drawings: dict[str, Drawing] = field(default_factory=dict)
     series: Series | None = None
     set: Settings = field(default_factory=dict)
     note: str = ""
@@ -191,84 +226,10 @@ class Experiment:
             raise unknown("preset", chosen, self.presets)
         return self.presets[chosen]
 
+    def name_of(self, preset: Preset) -> str:
+        """The name of one of its presets."""
+        return next(name for name, value in self.presets.items() if value is preset)
 
-def experiments_folder() -> Path:
-    """The folder of the experiments: beside the source of the package, else in the working directory."""
-    beside = Path(__file__).resolve().parents[3] / "experiments"
-    return beside if beside.is_dir() else Path("experiments").resolve()
-
-
-def known_experiments() -> dict[str, Path]:
-    """The experiments by name."""
-    return {path.stem: path for path in sorted(experiments_folder().glob("*.toml"))}
-
-
-def load_experiment(name: str) -> Experiment:
-    """The experiment of that name in experiments/, or in the file of that path.
-
-    Raises:
-        ConfigError: there is none, or its file has an unknown or missing key.
-    """
-    path = Path(name) if name.endswith(".toml") else known_experiments().get(name, Path(name))
-    if not path.is_file():
-        raise unknown("experiment", name, known_experiments())
-    try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from error
-    experiment = parse(Experiment, raw, str(path))
-    _check(experiment, path)
-    return experiment
-
-
-def _check(experiment: Experiment, path: Path) -> None:
-    """Names of rows that other parts of the file use.
-
-    Raises:
-        ConfigError: one of them is no row.
-    """
-    used: dict[str, Mapping[str, object] | tuple[str, ...]] = {"reference": (experiment.reference,)}
-    if experiment.goal is not None:
-        used["goal"] = (experiment.goal,)
-    for name, preset in experiment.presets.items():
-        used |= {f"presets.{name}.rows": preset.rows, f"presets.{name}.skip": preset.skip}
-    for where, names in used.items():
-        for row in names:
-            if row not in experiment.rows:
-                raise unknown(f"row in {where} of {path}", row, experiment.rows)
-    for column in experiment.columns:
-        if column.test is not None and column.test not in experiment.tests:
-            raise unknown(f"test of column {column.name!r} of {path}", column.test, experiment.tests)
-    _check_tasks(experiment, path)
-    heads = {column.name for column in experiment.columns}
-    for described in experiment.rows.values():
-        for head in described.published:
-            if head not in heads:
-                raise unknown(f"published column of {described.name!r} in {path}", head, heads)
-
-
-def _check_tasks(experiment: Experiment, path: Path) -> None:
-    """Columns of fine-tuned models stand by themselves.
-
-    Raises:
-        ConfigError: they are mixed with others, or with a series, or show what such a model has not.
-    """
-    tuned = experiment.pairs == "tuned"
-    for column in experiment.columns:
-        if (column.task is not None) != tuned:
-            raise ConfigError(
-                f'{path}: column {column.name!r} has {"no" if tuned else "a"} task; pairs = "tuned" and a '
-                "task in every column go together"
-            )
-        if column.metric in (("accuracy",) if tuned else ("epochs",)):
-            raise ConfigError(f"{path}: column {column.name!r} has no {column.metric}; choose another metric")
-    if experiment.goal is None and any(column.metric == "epochs" for column in experiment.columns):
-        raise ConfigError(
-            f"{path}: a column of epochs needs a goal to count to; name a row, whose AUROC after its last "
-            f'epoch that is: goal = "{next(iter(experiment.rows))}"'
-        )
-    for name, preset in experiment.presets.items():
-        if experiment.goal in preset.skip:
-            raise ConfigError(f"{path}: preset {name!r} skips the goal {experiment.goal!r}; let it run")
-    if tuned and experiment.series:
-        raise ConfigError(f'{path}: pairs = "tuned" has no series; write a file for each value')
+    def pairs_in(self, preset: Preset) -> Pairs:
+        """What the paired t-test pairs in one of its presets."""
+        return preset.pairs or self.pairs

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from suture.evaluation.statistics import Comparison, mean_sd, paired
 from suture.experiment.conduct import Outcome
 from suture.experiment.fine_tuned import epochs_text, goal_of, values_of_task
 from suture.experiment.runs import Result, values_of
-from suture.experiment.spec import Column, Experiment, Preset, Value
+from suture.experiment.spec import Column, Experiment, Pairs, Preset, Value
 
 DASH = "–"
 
@@ -26,6 +26,7 @@ class Figure:
         values: what they are over.
         against: the comparison of the reference row with this one; None for the reference itself.
         epochs: whether these are epochs to a goal, None where it is not reached.
+        why: why the mean is undefined; empty where it is not.
     """
 
     mean: float
@@ -33,6 +34,7 @@ class Figure:
     values: tuple[float | None, ...]
     against: Comparison | None
     epochs: bool = False
+    why: str = ""
 
     @property
     def text(self) -> str:
@@ -62,7 +64,7 @@ class Line:
 def lines(experiment: Experiment, preset: Preset, outcome: Outcome) -> list[Line]:
     """Every row that the preset has, for every value of the series."""
     return [
-        _line(experiment, outcome, row, x)
+        _line(experiment, experiment.pairs_in(preset), outcome, row, x)
         for x in values_of(experiment, preset)
         for row in experiment.rows
         if row not in preset.skip
@@ -87,27 +89,31 @@ def over_series(
         if row not in preset.skip:
             own = values(row)
             against = None if row == experiment.reference else paired(reference, own)
-            found[row] = Figure(*mean_sd(own, sample=True), tuple(own), against)
+            done = [r for x in values_of(experiment, preset) for r in outcome.results[row, str(x)].values()]
+            why = why_undefined(experiment, row, done, column)
+            found[row] = Figure(*mean_sd(own, sample=True), tuple(own), against, why=why)
     return found
 
 
-def _line(experiment: Experiment, outcome: Outcome, row: str, x: Value) -> Line:
+def _line(experiment: Experiment, pairs: Pairs, outcome: Outcome, row: str, x: Value) -> Line:
     own, described = outcome.results[row, str(x)], experiment.rows[row]
-    figures = {column.name: _figure(experiment, outcome, row, x, column) for column in experiment.columns}
+    figures = {c.name: _figure(experiment, pairs, outcome, row, x, c) for c in experiment.columns}
     tuned = outcome.tuned.get((row, str(x)))
     runs = len(own)
-    if experiment.pairs == "tuned":
+    if pairs == "tuned":
         runs = max(len(figure.values) for figure in figures.values())
     return Line(row, described.name, x, runs, tuned, figures, described.published)
 
 
-def _figure(experiment: Experiment, outcome: Outcome, row: str, x: Value, column: Column) -> Figure:
-    if experiment.pairs == "tuned":
+def _figure(
+    experiment: Experiment, pairs: Pairs, outcome: Outcome, row: str, x: Value, column: Column
+) -> Figure:
+    if pairs == "tuned":
         return _tuned_figure(experiment, outcome, row, column)
     own, reference = (outcome.results[name, str(x)] for name in (row, experiment.reference))
     a: list[float | None]
     b: list[float | None]
-    if experiment.pairs == "classes":
+    if pairs == "classes":
         mine = class_means(experiment, row, own, column)
         theirs = class_means(experiment, experiment.reference, reference, column)
         names = sorted(mine.keys() | theirs.keys())
@@ -117,7 +123,8 @@ def _figure(experiment: Experiment, outcome: Outcome, row: str, x: Value, column
         a = [mean_of(experiment, experiment.reference, reference.get(s), column) for s in seeds]
         b = [mean_of(experiment, row, own.get(s), column) for s in seeds]
     against = None if row == experiment.reference else paired(a, b)
-    return Figure(*mean_sd(b, sample=experiment.pairs != "classes"), tuple(b), against)
+    why = why_undefined(experiment, row, list(own.values()), column)
+    return Figure(*mean_sd(b, sample=pairs != "classes"), tuple(b), against, why=why)
 
 
 def _tuned_figure(experiment: Experiment, outcome: Outcome, row: str, column: Column) -> Figure:
@@ -129,9 +136,26 @@ def _tuned_figure(experiment: Experiment, outcome: Outcome, row: str, column: Co
     )
     both, values = sorted(own.keys() & reference.keys()), tuple(own[division] for division in sorted(own))
     late = None in values or None in reference.values()
-    compared = not late and row != experiment.reference
-    against = paired([reference[d] for d in both], [own[d] for d in both]) if compared else None
-    return Figure(*mean_sd(values, sample=True), values, against, column.metric == "epochs")
+    against = None
+    if row != experiment.reference:
+        undefined = Comparison(len(both), math.nan, math.nan, math.nan, "not every run reaches the goal")
+        against = undefined if late else paired([reference[d] for d in both], [own[d] for d in both])
+    why = "" if values else "not run yet"
+    return Figure(*mean_sd(values, sample=True), values, against, column.metric == "epochs", why)
+
+
+def why_undefined(experiment: Experiment, row: str, results: Sequence[Result], column: Column) -> str:
+    """Why no result gives a column's figure; empty where one does."""
+    if not results:
+        return "not run yet"
+    if any(mean_of(experiment, row, result, column) is not None for result in results):
+        return ""
+    for result in results:
+        if column.test in result.untested:
+            return f"the data of the test were not there: {result.untested[column.test]}"
+        if areas_of(experiment, row, result, column) is None:
+            return "no model has learned every class of the column"
+    return "the run has no such figure, or no class of it has both positive and negative test images"
 
 
 def mean_of(experiment: Experiment, row: str, result: Result | None, column: Column) -> float | None:
@@ -161,22 +185,29 @@ def areas_of(
         None if no model of the row has learned them all: the mean is not defined then (Kulkarni et al. 2024,
         Sec. 4.3). Of several that have, the mean.
     """
-    if column.metric != "auroc" or any(column.parts):
+    by_class = column.metric == "auroc" and not any(column.parts)
+    if not by_class and (column.metric != "loss" or column.test is None):
         return {column.metric: figure_of(result.metrics, column)}
     if column.test is None:
         own: dict[str, float | None] = result.metrics["auroc"]
         return {name: value for name, value in own.items() if _belongs(result, name, column)}
+    if column.test not in result.tests:
+        return None
     models = result.tests[column.test]
     home = experiment.rows[row].site or experiment.tests[column.test].home
     chosen = [models[home]] if home in models else list(models.values())
     classes = dict.fromkeys(name for model in chosen for name in [*model["auroc"], *model["unlearned"]])
     wanted = [name for name in classes if _belongs(result, name, column)]
-    able = [model["auroc"] for model in chosen if not set(wanted) & set(model["unlearned"])]
-    return {name: mean_defined(areas[name] for areas in able) for name in wanted} if able else None
+    able = [model for model in chosen if not set(wanted) & set(model["unlearned"])]
+    if column.metric == "loss":
+        return {"loss": mean_defined(model.get("loss") for model in able)}
+    return {name: mean_defined(m["auroc"][name] for m in able) for name in wanted} if able else None
 
 
 def figure_of(metrics: Mapping[str, Any], column: Column) -> float | None:
     """The one figure of a column that is not class by class; None where metrics.json has none."""
+    if column.metric == "loss":
+        return metrics.get("loss")  # what was kept before there was one has none
     path: tuple[str, ...] = ("overall",)
     name: str = column.metric
     if column.frequency is not None:

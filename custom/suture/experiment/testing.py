@@ -3,35 +3,55 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from suture.analysis.evaluate import as_metrics, evaluate
 from suture.config import DataConfig, SiteConfig, StorageConfig
 from suture.errors import FederationError
-from suture.experiment.runs import GLOBAL, Run
+from suture.experiment.runs import GLOBAL
 from suture.experiment.spec import ExternalTest
+from suture.simulation.machine import this_machine
 from suture.validation import parse
 
 
-def test_models(run: Run, out: Path, work: Path, data_root: Path | None) -> dict[str, dict[str, Any]]:
-    """The models of a finished run on every test set, as in `Result.tests`.
+def absent_tests(tests: Mapping[str, ExternalTest], data_root: Path | None) -> dict[str, str]:
+    """Of tests whose table or images are not there, the path that was looked for, with ``{data}``.
+
+    Raises:
+        ConfigError: the data of a test are described wrongly.
+    """
+    found = {}
+    for name, test in tests.items():
+        data = site_config(name, test, Path(), data_root).data
+        for key, path in (("root", data.root), ("table", data.table)):
+            if not path.exists():
+                found[name] = str(test.data.get(key, path))
+    return found
+
+
+def test_models(
+    tests: Mapping[str, ExternalTest], out: Path, work: Path, data_root: Path | None
+) -> dict[str, dict[str, Any]]:
+    """The models of a finished run on test sets, as in `Result.tests`.
 
     Args:
+        tests: those whose data are there.
         out: folder of the run.
         work: decoded test images are kept there, for all runs.
 
     Raises:
         SutureError: a test set cannot be read, or the run left no model.
     """
-    if not run.tests:
+    if not tests:
         return {}
-    models = models_of(out)
+    models, device = models_of(out), this_machine().device
     found: dict[str, dict[str, Any]] = {}
-    for name, test in run.tests.items():
+    for name, test in tests.items():
         config = site_config(name, test, work, data_root)
-        done = {model: as_metrics(evaluate(path, config, "test")) for model, path in models.items()}
-        found[name] = {m: {"auroc": d["auroc"], "unlearned": d["unlearned"]} for m, d in done.items()}
+        done = {model: as_metrics(evaluate(path, config, "test", device)) for model, path in models.items()}
+        found[name] = {m: {key: d[key] for key in ("auroc", "unlearned", "loss")} for m, d in done.items()}
     return found
 
 

@@ -4,11 +4,15 @@ FLARE ends a whole job when the process of one site is killed (by the kernel, fo
 person): any signal counts as an error of the job. This launcher starts the process again. It asks the server
 for its task, gets the same one once more, and has the state of the last committed round on its disk. The site
 installs it in place of FLARE's own in local/resources.json; see docs/deployment.md.
+
+A connection that is cut takes the request with it that was on the way; nobody is told, and FLARE asks again
+only when the answer is overdue. For pieces of tensors that is ten minutes, and an environment variable.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -20,20 +24,25 @@ from nvflare.app_common.job_launcher.process_launcher import ProcessHandle
 
 log = logging.getLogger(__name__)
 
+_PIECE = "NVFLARE_TENSOR_STREAMING_PER_REQUEST_TIMEOUT"
+
 
 class TolerantLauncher(ClientProcessJobLauncher):
     """Starts a site's job process, and starts it again where a signal has ended it.
 
     Args:
         restarts: how often, for one job; after that the job goes on without this site.
+        overdue: seconds after which a piece of the tensors is asked for again; a variable of the
+            environment goes before it.
     """
 
-    def __init__(self, restarts: int = 3) -> None:
+    def __init__(self, restarts: int = 3, overdue: float = 60) -> None:
         super().__init__()
-        self.restarts = restarts
+        self.restarts, self.overdue = restarts, overdue
 
     def launch_job(self, job_meta: dict[str, Any], fl_ctx: FLContext) -> JobHandleSpec:
-        """Starts the process of a job; see `TolerantHandle`."""
+        """Starts the process of a job, with the variables of this one; see `TolerantHandle`."""
+        os.environ.setdefault(_PIECE, str(self.overdue))
         launch = super().launch_job
         return TolerantHandle(lambda: launch(job_meta, fl_ctx), self.restarts)
 

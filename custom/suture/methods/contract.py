@@ -18,6 +18,7 @@ from suture.labels import Task
 from suture.mean import WeightedMean
 from suture.messages import Counts, Labels, Payload, Update
 from suture.methods.share import Share
+from suture.models import ModelSpec
 from suture.models.classifier import Layout
 from suture.models.norm import NormPolicy
 from suture.packing import Packed
@@ -227,6 +228,13 @@ class Method(ABC):
             return (Phase("main", rounds),)
         warm_up = Phase("warm-up", 1, "head", local.warmup_lr, local.warmup_epochs, keep_best=True)
         return (warm_up, Phase("main", rounds - 1)) if rounds > 1 else (warm_up,)
+
+    def check_model(self, spec: ModelSpec) -> None:  # noqa: B027 - most methods train any model
+        """Refuses a model that the method cannot train, before a job begins; by default none.
+
+        Raises:
+            ConfigError: naming the setting and the remedy.
+        """
 
     @abstractmethod
     def egress(self, layout: Layout) -> Egress:

@@ -47,11 +47,12 @@ from suture.methods.contract import (
     Method,
     weighted_mean,
 )
-from suture.methods.local import WHY, in_phase, kept_moments, trained
+from suture.methods.local import WHY, Best, in_phase, kept_moments, loss_of, trained
+from suture.models import ModelSpec
 from suture.models.classifier import Classifier, Layout
 from suture.models.norm import NormPolicy
 from suture.packing import Packed
-from suture.priors import Prior, PriorSpec
+from suture.priors import PRIORS, Prior, PriorSpec, check_width
 from suture.priors.cache import cached_features
 from suture.training import LocalTraining, Workbench, fit, ready_inputs, training_batches
 
@@ -101,6 +102,21 @@ class FedMAS(Method):
     supervision: Literal["paper", "program"] = "paper"
     keep_local: bool = False
 
+    def check_model(self, spec: ModelSpec) -> None:
+        second, width = self.supervision == "program", PRIORS[self.prior.name].width
+        if spec.second_head != second:
+            raise ConfigError(
+                f"method.supervision={self.supervision} does not fit the model; set "
+                f"model.second_head={str(second).lower()}"
+            )
+        # Without a projection the width is the backbone's, and a checkpoint's is its folder's to say: a site
+        # compares the two when it introduces itself.
+        if spec.projection and width and spec.projection != width:
+            raise ConfigError(
+                f"the prior {self.prior.name!r} has {width} features and the model {spec.projection}; set "
+                f"model.projection={width}"
+            )
+
     def egress(self, layout: Layout) -> Egress:
         by_images = self.aggregation == "images"
         return Egress(
@@ -135,6 +151,7 @@ class FedMAS(Method):
         local = in_phase(site.own(self.local), ctx)
         if self.supervision == "program":
             local = replace(local, clip=local.clip or CLIP)
+        best = Best(site, loss_of(self.loss, site.model.labels.task)) if ctx.phase.keep_best else None
         watch = Divergence(site, self)
         before = watch.under(site.model)
         if site.tell:
@@ -149,7 +166,10 @@ class FedMAS(Method):
             seed=ctx.seed,
             round_=ctx.round,
             batches=lambda shuffle, noise: watch.batches(local, shuffle, noise),
+            after_epoch=best,
         )
+        if best:
+            best.restore()
         weight = float(len(site.samples["train"]))
         if self.aggregation == "rescue":
             weight = rescue_factor(before, watch.while_training(), self.rescue)
@@ -188,16 +208,10 @@ class Divergence:
         images: M_k, training images of each class, ``[c]``.
 
     Raises:
-        ConfigError: the site has no prior, the model's projection is not as wide as the prior, or the model's
-            heads are not those of `FedMAS.supervision`.
+        ConfigError: the site has no prior, or the model's projection is not as wide as it.
     """
 
     def __init__(self, site: Workbench, method: FedMAS) -> None:
-        if (method.supervision == "program") != (site.model.second_head is not None):
-            wanted = str(method.supervision == "program").lower()
-            raise ConfigError(
-                f"method.supervision={method.supervision} does not fit; set model.second_head={wanted}"
-            )
         self._site, self._method, self._task = site, method, site.model.labels.task
         self._prior = prior_of(site)
         train = site.samples["train"]
@@ -240,7 +254,7 @@ class Divergence:
         each = distance(y, batch.inputs[PRIOR])
         self._sums += by_class(each.detach(), batch.y)
         loss = self._supervised(model.head(z), batch) + self._method.distillation * each.mean()
-        if self._method.supervision == "program" and model.second_head is not None:
+        if model.second_head is not None:
             loss = loss + self._supervised(model.second_head(y), batch)
         return loss
 
@@ -275,13 +289,5 @@ def prior_of(site: Workbench) -> Prior:
     """
     if site.prior is None:
         raise ConfigError(f"{site.name} has no prior; name one with method.prior.name")
-    inputs = site.samples["train"].batch(torch.zeros(1, dtype=torch.long))
-    with torch.no_grad():
-        z = site.model.eval().features(ready_inputs(site, inputs).to(site.device).inputs)
-        width = site.model.projector(z).shape[1]
-    if width != site.prior.width:
-        raise ConfigError(
-            f"the prior {site.prior.description!r} has {site.prior.width} features and the model {width}; "
-            f"set model.projection={site.prior.width}"
-        )
+    check_width(site.prior, site.model, site.name)
     return site.prior

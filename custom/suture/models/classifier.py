@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from suture.labels import LabelSet
 from suture.messages import STRICT
-from suture.seeds import generator_for
+from suture.seeds import generator_for, seeded
 
 Shapes = Mapping[str, tuple[tuple[int, ...], str]]
 
@@ -84,6 +84,9 @@ class Classifier(nn.Module):
         second_head: whether the projection has a head of its own, one row per class (``second_head.*``); it
             is trained beside the other and predicts nothing.
         reads: names of the inputs that the backbone takes, in order.
+
+    Attributes:
+        projected: width of what the projector gives, that of the head's input where there is none.
     """
 
     def __init__(
@@ -115,6 +118,7 @@ class Classifier(nn.Module):
             if projection
             else nn.Identity()
         )
+        self.projected = projection or width
         self.second_head = nn.Linear(projection, len(labels)) if second_head else None
 
     def features(self, inputs: Mapping[str, Tensor]) -> Tensor:
@@ -126,6 +130,17 @@ class Classifier(nn.Module):
         """Logits ``[n, c]``."""
         out: Tensor = self.head(self.features(inputs))
         return out
+
+
+def redraw_head(model: Classifier, seed: int) -> None:
+    """Another initial hidden block and head, as a model of that seed would have them."""
+    fresh = head_rows(model.labels, model.head.in_features, seed)
+    for name, layer in model.hidden.named_children():
+        if isinstance(layer, nn.Linear):
+            with seeded(seed):
+                drawn = nn.Linear(layer.in_features, layer.out_features)
+            fresh |= {f"hidden.{name}.{key}": tensor for key, tensor in drawn.state_dict().items()}
+    load_tensors(model, fresh)
 
 
 def head_rows(labels: LabelSet, features: int, seed: int, head: str = "head") -> dict[str, Tensor]:

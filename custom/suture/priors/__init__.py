@@ -17,11 +17,11 @@ from suture.models.classifier import Preprocessing
 from suture.models.efficientnet import efficientnet_lite0
 from suture.priors.clip import clip_vitb32
 from suture.priors.moco import FILE, moco_resnet50
-from suture.priors.prior import Prior, digest_of, freeze
+from suture.priors.prior import Prior, check_width, digest_of, freeze
 from suture.priors.saved import read_prior
 from suture.seeds import seeded
 
-__all__ = ["PRIORS", "Prior", "PriorSpec", "digest_of", "load_prior"]
+__all__ = ["PRIORS", "Prior", "PriorSpec", "check_width", "digest_of", "load_prior"]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,10 +11,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from suture.models.classifier import Preprocessing
+from suture.errors import ConfigError
+from suture.models.classifier import Classifier, Preprocessing
 
 LUMA = (0.299, 0.587, 0.114)
 """Weights of red, green and blue in a gray image (ITU-R BT.601, as Pillow has them)."""
+
+
+class PriorWidth(ConfigError):
+    """A site's prior and the model's projection are not equally wide."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -60,6 +65,19 @@ class Prior:
     def to(self, device: torch.device | str) -> Prior:
         """The prior on another device; its network moves, as modules do."""
         return dataclasses.replace(self, network=self.network.to(device))
+
+
+def check_width(prior: Prior, model: Classifier, site: str) -> None:
+    """Refuses a prior that the model's projection cannot be compared with.
+
+    Raises:
+        PriorWidth: naming the site and the remedy.
+    """
+    if model.projected != prior.width:
+        raise PriorWidth(
+            f"{site}: the prior {prior.description!r} has {prior.width} features and the model "
+            f"{model.projected}; set model.projection={prior.width}"
+        )
 
 
 def freeze(kind: str, network: nn.Module, width: int, preprocessing: Preprocessing, text: str) -> Prior:

@@ -13,6 +13,7 @@ from suture.packing import Packed, load
 from suture.plan import Plan
 from suture.server.selection import Best
 from suture.store import Rounds
+from suture.validation import flat
 
 log = logging.getLogger(__name__)
 
@@ -42,20 +43,13 @@ def refuse_another(before: Mapping[str, Any], now: Mapping[str, Any], experiment
         ConfigError: they differ; names the setting.
     """
     for part in (key for key in _SAME if key in before and key in now):
-        was, has = (_flat(_SAME[part], json.loads(json.dumps(plan[part]))) for plan in (before, now))
+        was, has = (flat(_SAME[part], json.loads(json.dumps(plan[part]))) for plan in (before, now))
         for key in sorted(was.keys() | has.keys()):
             if was.get(key) != has.get(key):
                 raise ConfigError(
                     f"the experiment {experiment!r} was begun with {key}={was.get(key)}, and this job has "
                     f"{key}={has.get(key)}; set it back, or begin a new experiment"
                 )
-
-
-def _flat(name: str, value: Any) -> dict[str, Any]:
-    """The leaves of nested settings by their dotted names."""
-    if not isinstance(value, Mapping):
-        return {name: value}
-    return {k: v for key, inner in value.items() for k, v in _flat(f"{name}.{key}", inner).items()}
 
 
 def still_there(best: Best | None, states: Rounds, restored: int) -> Best | None:

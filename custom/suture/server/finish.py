@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from suture.evaluation import breakdown
 from suture.evaluation.metrics import mean_defined
+from suture.evaluation.pseudo_labels import run_away
+from suture.evaluation.records import Round, read_history
 from suture.evaluation.summary import Source, across_sites, summarise
+from suture.evaluation.weighting import weighting
 from suture.messages import Figures, Metrics
+from suture.methods.contract import GlobalModel
 from suture.server.global_model import export
 from suture.server.protection import spent
 from suture.server.roster import Roster
@@ -25,35 +30,14 @@ def finish(server: Server, tested: Mapping[str, Metrics]) -> None:
             labelled test set.
     """
     model, selected = server.selected(), server.selected_round
-    personal, held_out = server.plan.method.personal != "nothing", server.held_out
-    source: Source
-    if held_out and held_out.has("test") and not personal:
-        found, source = held_out.tested(model, selected, _BOOTSTRAP), "server test set"
-    else:
-        found, source = together(server.roster, tested, selected), "sites' test data"
-    owners = replace(server.roster, members=server.known).owners()
-    if not personal:
+    history = read_history(server.record.folder)
+    if server.plan.method.personal == "nothing":
         facts = {"round": selected, "job": server.record.run.get("job")}
         export(model, server.plan, server.record.folder / "model", facts)
-    content = summarise(
-        model.labels,
-        owners,
-        found.classes,
-        {site: server.roster.classes_from_site(site, metrics) for site, metrics in sorted(tested.items())},
-        found.n,
-        source,
-        selected,
-        found.overall,
-        frequency=held_out.groups if held_out else None,
-        attributes={value: plain(figures) for value, figures in found.attributes.items()},
-        local={
-            site: (plain(in_few(tested[site])), plain(in_few(own)))
-            for site, own in sorted(server.inbox.local_metrics().items())
-            if own.n
-        },
-    )
-    server.record.metrics(content)
+    server.record.metrics(_figures(server, model, tested, history))
     notes = spent(server.record.folder, server.record.run.get("protection", {}))
+    if server.plan.method.guesses:
+        notes += run_away(history, _owners(server))
     server.record.update(
         selected_round=selected,
         selection=server.schedule.selection,
@@ -63,6 +47,48 @@ def finish(server: Server, tested: Mapping[str, Metrics]) -> None:
     server.record.event("finished", selected=selected)
 
 
+def _figures(
+    server: Server, model: GlobalModel, tested: Mapping[str, Metrics], history: list[Round]
+) -> dict[str, Any]:
+    """What metrics.json says of the selected model."""
+    selected, held_out = server.selected_round, server.held_out
+    personal = server.plan.method.personal != "nothing"
+    source: Source
+    bounds = None
+    if held_out and held_out.has("test") and not personal:
+        (found, bounds), source = held_out.tested(model, selected, _BOOTSTRAP), "server test set"
+    else:
+        found, source = together(server.roster, tested, selected), "sites' test data"
+    return summarise(
+        model.labels,
+        _owners(server),
+        found.classes,
+        {site: server.roster.classes_from_site(site, metrics) for site, metrics in sorted(tested.items())},
+        found.n,
+        source,
+        selected,
+        found.overall,
+        loss=found.loss,
+        mean_interval=bounds,
+        frequency=held_out.groups if held_out else None,
+        attributes={value: plain(figures) for value, figures in found.attributes.items()},
+        local={
+            site: (plain(in_few(tested[site])), plain(in_few(own)))
+            for site, own in sorted(server.inbox.local_metrics().items())
+            if own.n
+        },
+        weighting=weighting(
+            {site: member.n.get("train") for site, member in server.known.items()},
+            history,
+        ),
+    )
+
+
+def _owners(server: Server) -> dict[str, tuple[str, ...]]:
+    """The sites that annotate each class, those that have left among them."""
+    return replace(server.roster, members=server.known).owners()
+
+
 def together(roster: Roster, tested: Mapping[str, Metrics], of_round: int) -> Metrics:
     """What the sites measured as one: each figure the unweighted mean over the sites where it is defined."""
     values = dict.fromkeys(value for metrics in tested.values() for value in metrics.attributes)
@@ -70,7 +96,7 @@ def together(roster: Roster, tested: Mapping[str, Metrics], of_round: int) -> Me
         of_round,
         "test",
         sum(metrics.n for metrics in tested.values()),
-        None,
+        mean_defined(metrics.loss for metrics in tested.values()),
         across_sites({site: roster.classes_from_site(site, m) for site, m in sorted(tested.items())}),
         breakdown.mean_of(metrics.overall for metrics in tested.values()),
         {

@@ -17,12 +17,18 @@ from suture.data.transforms import Augmentation
 from suture.errors import ConfigError, FederationError, unknown
 from suture.evaluation.metrics import mean_defined
 from suture.labels import LabelSet, canonical
-from suture.measuring import by_attribute, class_scores, overall
+from suture.measuring import by_attribute, class_scores, entropy, mean_interval, overall
 from suture.messages import Labels, Metrics
 from suture.methods.contract import GlobalModel, Method
-from suture.plan import Plan, Schedule
+from suture.plan import Plan, Schedule, Selection
 from suture.server.global_model import classifier
 from suture.training import Workbench, predict
+
+MEASURED_HERE: dict[Selection, str] = {
+    "server_metric": "server_auroc",
+    "server_balanced_accuracy": "server_balanced_accuracy",
+}
+"""The figure that a selection goes by, of those that `HeldOut.validate` gives."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +91,7 @@ def check_selection(schedule: Schedule, method: Method, held_out: HeldOut | None
     Raises:
         FederationError: the server is to measure models that it does not have, or has no data for it.
     """
-    if schedule.selection != "server_metric":
+    if schedule.selection not in MEASURED_HERE:
         return
     if method.personal != "nothing":
         raise FederationError(
@@ -94,8 +100,13 @@ def check_selection(schedule: Schedule, method: Method, held_out: HeldOut | None
         )
     if not (held_out and held_out.has("validation")):
         raise FederationError(
-            "selection='server_metric' needs labelled validation data at the server; name it in the "
+            f"selection={schedule.selection!r} needs labelled validation data at the server; name it in the "
             "server's suture.toml, or select by 'site_loss'"
+        )
+    if schedule.selection == "server_balanced_accuracy" and held_out.labels.task != "multiclass":
+        raise FederationError(
+            "selection='server_balanced_accuracy' needs one label for each image, and the server's data have "
+            "several; select by 'server_metric'"
         )
 
 
@@ -138,23 +149,36 @@ class HeldOut:
         """Whether there is anything in a split."""
         return split in self._samples and len(self._samples[split]) > 0
 
-    def tested(self, model: GlobalModel, of_round: int, bootstrap: int) -> Metrics:
-        """The figures of the test images, of every class that both the model and the data know."""
+    def tested(
+        self, model: GlobalModel, of_round: int, bootstrap: int
+    ) -> tuple[Metrics, tuple[float, float] | None]:
+        """The figures of the test images, of every class that both the model and the data know.
+
+        Returns:
+            them, and the 95 % interval of the mean AUROC.
+        """
         part, logits, labels, names = self._predicted(model, "test")
-        scores = class_scores(part, logits, labels, names, bootstrap=bootstrap, seed=self._plan.seed)
-        return Metrics(
+        seed = self._plan.seed
+        metrics = Metrics(
             of_round,
             "test",
             len(part),
-            None,
-            scores,
+            entropy(part, logits, labels.task),
+            class_scores(part, logits, labels, names, bootstrap=bootstrap, seed=seed),
             overall(part, logits, labels.task),
             by_attribute(part, logits, labels, names),
         )
+        return metrics, mean_interval(part, logits, labels, names, bootstrap, seed)
 
-    def mean_auroc(self, model: GlobalModel, split: Split) -> float | None:
-        """Mean over the classes where it is defined."""
-        return mean_defined(score.auroc for score in class_scores(*self._predicted(model, split)).values())
+    def validate(self, model: GlobalModel) -> dict[str, float | None]:
+        """Mean AUROC over the classes where it is defined and, of one label per image, balanced accuracy."""
+        part, logits, labels, names = self._predicted(model, "validation")
+        areas = (score.auroc for score in class_scores(part, logits, labels, names).values())
+        found = {"server_auroc": mean_defined(areas)}
+        if labels.task == "multiclass":
+            accuracy = overall(part, logits, labels.task).get("balanced_accuracy")
+            found["server_balanced_accuracy"] = accuracy
+        return found
 
     def _predicted(self, model: GlobalModel, split: Split) -> tuple[Samples, Tensor, LabelSet, Labels]:
         """The images of a split with the model's classes, its logits, and the classes that the data know."""

@@ -26,8 +26,8 @@ from suture.server.global_model import initial, pack_model, unpack_model, with_l
 from suture.server.inbox import Inbox, Intake, Line, told
 from suture.server.record import Record
 from suture.server.roster import Member, Roster, agree
-from suture.server.selection import Best, HeldOut, Standings, check_selection
-from suture.server.welcome import introduce, welcome
+from suture.server.selection import MEASURED_HERE, Best, HeldOut, Standings, check_selection
+from suture.server.welcome import introduce, noted, welcome
 from suture.store import Rounds
 
 log = logging.getLogger(__name__)
@@ -100,7 +100,7 @@ class Server:
         if self.held_out:
             self.held_out.check_groups(self.roster.labels)
         self._facts = self.plan.method.class_facts(self.roster.census(hellos))
-        self.record.update(task=self.roster.task, notes=list(self._facts.notes))
+        self.record.update(task=self.roster.task, notes=noted(self.model, self.plan, self._facts))
         self.record.rewind(self.round)
         added = [name for name in self.roster.labels if previous and name not in previous.labels]
         refused = {s: str(x["reason"]) for s, x in lines.items() if s not in hellos}
@@ -207,10 +207,10 @@ class Server:
         """The selections that need no site: labelled data at the server, or simply the last round."""
         if self.schedule.selection == "last":
             self.standings.best = Best(number, 0.0)
-        elif self.schedule.selection == "server_metric" and self.held_out and self._pending:
-            value = self.held_out.mean_auroc(self.model, "validation")
-            self._pending["validation"]["server_auroc"] = value
-            if value is not None:
+        elif (by := MEASURED_HERE.get(self.schedule.selection)) and self.held_out and self._pending:
+            found = self.held_out.validate(self.model)
+            self._pending["validation"] |= found
+            if (value := found[by]) is not None:
                 self.standings.note(Best(number, value))
 
     # The end

@@ -6,6 +6,10 @@ from collections.abc import Mapping, Sequence
 
 from suture.errors import FederationError
 from suture.messages import Hello
+from suture.methods.contract import ClassFacts, GlobalModel
+from suture.models.norm import norm_names
+from suture.plan import Plan
+from suture.server.global_model import classifier
 from suture.server.inbox import Line, told
 from suture.server.record import Record
 from suture.server.roster import Member, Roster
@@ -42,6 +46,7 @@ def introduce(
     """Writes down who takes part and, when a run continues, what is new.
 
     Args:
+        record: its notes are told to whoever follows the run.
         known: the sites whose labels these are.
         added: classes that the model did not have before.
         refused: why other sites do not take part.
@@ -64,3 +69,20 @@ def introduce(
         refused=dict(refused),
         new_labels=list(added),
     )
+    for note in record.run["notes"]:
+        record.event("note", text=note)
+
+
+def noted(model: GlobalModel, plan: Plan, facts: ClassFacts) -> list[str]:
+    """Sentences for whoever reads of the run: of batch norm that rests untrained, and the method's own.
+
+    FedBN+ freezes the values of pretraining; without these each batch norm stays at mean 0 and variance 1, as
+    if there were none. MetaFL leaves a small network no other choice: hence a note and no refusal.
+    """
+    if plan.method.batch_norm != "frozen" or plan.model.weights or not norm_names(classifier(model, plan)):
+        return list(facts.notes)
+    idle = (
+        f"Batch norm is frozen (FedBN+), and {plan.model.name} was not pretrained: it stays at mean 0 and "
+        "variance 1, which normalises nothing. Set model.weights, or another batch_norm."
+    )
+    return [idle, *facts.notes]

@@ -14,7 +14,7 @@ from pydantic.dataclasses import dataclass
 from suture.config import DataConfig
 from suture.data import load_table
 from suture.data.flamby import TRUTH, centres, listed, tones, with_validation
-from suture.data.long_tail import by_attribute, classes, crossed, divided
+from suture.data.long_tail import Codes, by_attribute, classes, crossed, divided, in_turn
 from suture.data.table import Table
 from suture.errors import ConfigError
 from suture.messages import STRICT
@@ -26,7 +26,9 @@ from suture.simulation.places import data_folder, images_in
 LOG = logging.getLogger(__name__)
 
 Centre = Annotated[int, Field(ge=0, le=5)]
-Split = Literal["official", "lesions", "images"]
+Split = Literal["official", "folds", "lesions", "images"]
+
+FOLDS = 5
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -37,12 +39,15 @@ class FlambySites:
 
     Attributes:
         centres: 0 Barcelona, 1, 2 and 5 Vienna, 3 Rosendahl, 4 New York.
-        split: ``official``, the lists of Fed-MAS train and all other images of a centre test; or each class
-            of each centre is cut 70/10/20, by ``lesions`` or by ``images``, for want of the official ones.
-        fold: of Fed-MAS's lists, as their names count; the first is FLamby's own division.
+        split: ``official``, the lists of Fed-MAS train and all other images of a centre test; ``folds``, five
+            parts alike in centres and classes, lesions whole, as only the lists of one fold are public; or
+            each class of each centre is cut 70/10/20, by ``lesions`` or by ``images``, where those that test
+            are not at hand.
+        fold: of Fed-MAS's lists, as their names count, the first is FLamby's own division; of the five
+            ``folds`` the one that tests.
         validation: whether the ``server`` holds the validation images, a tenth of each class, or the
             ``sites`` their own.
-        root: folder of the images, and for `split` lesions of the file that names these; by default
+        root: folder of the images, and for `split` folds or lesions of the file that names these; by default
             ham10000_112px in SUTURE_DATA.
         lists: folder of flamby_train_test_split.csv and the training lists; by default that of the images, or
             flamby_isic in SUTURE_DATA.
@@ -52,7 +57,7 @@ class FlambySites:
 
     centres: Annotated[tuple[Centre, ...], Field(min_length=1)] = (0, 1, 2, 3, 4, 5)
     split: Split = "official"
-    fold: Annotated[int, Field(ge=1, le=5)] = 1
+    fold: Annotated[int, Field(ge=1, le=FOLDS)] = 1
     validation: Validation = "server"
     root: str | None = None
     lists: str | None = None
@@ -77,7 +82,7 @@ class FlambySites:
         split = (
             self._official(pooled, centre, lists)
             if self.split == "official"
-            else divided(pooled, (0.7, 0.1, 0.2), self.seed, crossed(centre, classes(pooled.y)))
+            else self._divided(pooled, crossed(centre, classes(pooled.y)))
         )
         return write_parts(
             folder,
@@ -88,6 +93,13 @@ class FlambySites:
             validation=self.validation,
             learning_rates=self.learning_rates,
         )
+
+    def _divided(self, table: Table, strata: Codes) -> tuple[str, ...]:
+        """The split of each row by no list: one of five folds tests, or a fifth of each stratum does."""
+        if self.split != "folds":
+            return divided(table, (0.7, 0.1, 0.2), self.seed, strata)
+        fold = in_turn(strata, FOLDS, self.seed, table.patients)
+        return with_validation(table, fold != self.fold - 1, self.seed, strata)
 
     def _official(self, table: Table, centre: NDArray[np.intp], lists: Path) -> tuple[str, ...]:
         """The split of each row by the lists of its centre."""
@@ -172,7 +184,7 @@ def flamby_config(root: Path, lists: Path, split: Split, seed: int) -> DataConfi
         root=images_in(root),
         table=official(lists, TRUTH),
         lists=root,
-        split=split,
+        split="lesions" if split == "folds" else split,  # these it divides itself
         seed=seed,
         color=True,
         partial=True,

@@ -20,6 +20,7 @@ from suture.errors import ConfigError, unknown
 from suture.labels import LabelSet, canonical
 from suture.messages import STRICT
 from suture.methods.contract import Method
+from suture.simulation.machine import this_machine
 from suture.simulation.places import data_folder
 from suture.simulation.writing import write_sites
 from suture.tuned import TARGETS
@@ -84,7 +85,7 @@ class SiloSites:
         for name in targets:
             place = folder / TARGETS / slug(name)
             data = _write(place, silos[name], name)
-            write_site_config(place / "suture.toml", SiteConfig(data=data))
+            write_site_config(place / "suture.toml", SiteConfig(data=data, training=this_machine()))
         sites = {slug(name): _write(folder / slug(name), silos[name], name) for name in training}
         return write_sites(folder, runs, sites, method, {})
 

@@ -10,13 +10,13 @@ from suture.config import (
     ServerConfig,
     SiteConfig,
     StorageConfig,
-    TrainingConfig,
     write_site_config,
 )
 from suture.data.partition import SERVER
 from suture.errors import unknown
 from suture.methods.contract import Method
 from suture.privacy import PrivacyConfig
+from suture.simulation.machine import this_machine
 from suture.simulation.places import cache_folder
 
 
@@ -29,6 +29,8 @@ def write_sites(
 ) -> list[str]:
     """Writes the suture.toml of each site, and of the server; data are public, so no count is withheld.
 
+    All of them compute on `this_machine`.
+
     Args:
         folder: where to, a folder for each site.
         runs: where the server keeps its experiments.
@@ -40,15 +42,16 @@ def write_sites(
         the names of the sites, without the server's.
 
     Raises:
-        ConfigError: a learning rate names no site.
+        ConfigError: a learning rate names no site, or this machine has no such device.
     """
     for name in learning_rates:
         if name not in sites:
             raise unknown("site of simulation.learning_rates", name, sites)
+    machine = this_machine()
     for name, data in sites.items():
         config = SiteConfig(
             data=data,
-            training=TrainingConfig(learning_rate=learning_rates.get(name)),
+            training=machine.model_copy(update={"learning_rate": learning_rates.get(name)}),
             privacy=PrivacyConfig(label_view=method.label_view, min_count=0, min_loss=0),
             storage=StorageConfig(
                 state=runs if name == SERVER else folder / name / "state",
