@@ -74,7 +74,7 @@ METHOD = FedLSM(
 
 
 def test_a_run_writes_its_task_its_notes_and_the_weight_of_each_row(tiny: Any) -> None:
-    """The site's own name of a class is not in the record, and no site has a Hernia."""
+    """The site's own name of a class is not in the record, and no site has a Hernia: alpha guesses some."""
     labels = {"alpha": ("Mass", "Nodule"), "beta": ("Nodule", "Hernia")}
     table = tiny(METHOD, labels).configs["beta"].data.table
     header, *rows = table.read_text().splitlines()
@@ -83,7 +83,9 @@ def test_a_run_writes_its_task_its_notes_and_the_weight_of_each_row(tiny: Any) -
     server = tiny(METHOD, labels, label_map={"Zwerchfellbruch": "Hernia"}, rounds=2).run()
     run = json.loads((server.record.folder / "run.json").read_text())
     assert run["task"] == "multilabel"
-    assert run["notes"] == ["Hernia has the class weight 1: no site has a positive and a negative."]
+    weight, run_away = run["notes"]
+    assert weight == "Hernia has the class weight 1: no site has a positive and a negative."
+    assert run_away.startswith("Hernia: from round 1 sites that do not annotate it") and "alpha" in run_away
     assert run["labels"] == ["Hernia", "Mass", "Nodule"]
     lines = [json.loads(x) for x in (server.record.folder / "history.jsonl").read_text().splitlines()]
     assert len(lines) == 2
