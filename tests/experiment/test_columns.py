@@ -11,6 +11,7 @@ from test_experiment import experiment, result
 
 from suture.errors import ConfigError
 from suture.experiment.conduct import collect
+from suture.experiment.render import write_tables
 from suture.experiment.runs import final_runs
 from suture.experiment.spec import Column
 from suture.experiment.table import figure_of, lines
@@ -62,6 +63,33 @@ def test_such_a_column_fills_its_cells(tmp_path: Path) -> None:
     assert found["theirs"].values == (None, None, None)
 
 
+def test_a_column_of_recall_is_over_the_classes_it_names(tmp_path: Path) -> None:
+    """B has no test image; ours has the recall of a class and theirs, of several labels an image, none."""
+    spec = experiment(
+        columns=[
+            {"name": "rare", "metric": "recall", "classes": ["A", "C"]},
+            {"name": "all", "metric": "recall"},
+        ]
+    )
+    preset = spec.preset("tiny")
+    for run in final_runs(spec, preset, {}):
+        result(run, tmp_path, {"A": 0.5, "B": 0.5})
+        path = tmp_path / f"{run.name}.json"
+        content = json.loads(path.read_text())
+        if run.row == "ours":
+            content["metrics"]["recall"] = {"A": 0.25, "B": None, "C": 0.5, "D": 0.75}
+        path.write_text(json.dumps(content))
+    outcome = collect(spec, preset, tmp_path)
+    found = {line.row: line.figures for line in lines(spec, preset, outcome)}
+    assert found["ours"]["rare"].mean == pytest.approx(0.375)
+    assert found["ours"]["all"].mean == pytest.approx(0.5)
+    assert found["theirs"]["rare"].values == (None, None, None)
+    write_tables(spec, preset, outcome, tmp_path, "x")
+    text = (tmp_path / "x.md").read_text()
+    assert "Recall of each class" in text
+    assert "| C | – | 0.500 |" in text
+
+
 @pytest.mark.parametrize(
     ("column", "says"),
     [
@@ -70,6 +98,10 @@ def test_such_a_column_fills_its_cells(tmp_path: Path) -> None:
         ({"frequency": "tail"}, 'is of metric = "accuracy"'),
         ({"metric": "loss", "group": "shared"}, 'metric = "loss" is of all test images and classes'),
         ({"metric": "loss", "attribute": "dark"}, 'metric = "loss" is of all test images and classes'),
+        ({"metric": "f1", "classes": ["A"]}, "choose among the classes of auroc and recall alone"),
+        ({"attribute": "dark", "group": "unique"}, "choose among the classes of auroc and recall alone"),
+        ({"task": "Edema", "classes": ["A"]}, "choose among the classes of auroc and recall alone"),
+        ({"test": "nih", "metric": "recall"}, "a further test has no recall"),
     ],
 )
 def test_a_column_is_of_one_part_alone(column: dict[str, Any], says: str) -> None:

@@ -14,7 +14,7 @@ from suture.experiment.conduct import Outcome
 from suture.experiment.drawings import drawn
 from suture.experiment.figure import draw, draw_curves
 from suture.experiment.fine_tuned import shown, task_cells
-from suture.experiment.spec import OWN_COLUMNS, Experiment, Preset, Value
+from suture.experiment.spec import OWN_COLUMNS, Column, Experiment, Preset, Value
 from suture.experiment.table import DASH, Figure, Line, class_means, lines, over_series
 from suture.files import atomic_write
 
@@ -78,12 +78,10 @@ def write_tables(
     name = stem_of(experiment, preset, name)
     made = {f"{name}.svg": draw(experiment, preset, outcome)}
     captions = {f"{name}.svg": experiment.title}
-    second = series_table if experiment.series else class_table
     if experiment.pairs == "tuned":
-        second = task_table
         made[f"{name}-curves.svg"] = draw_curves(experiment, preset, outcome)
         captions[f"{name}-curves.svg"] = "Learning curves"
-    tables = [main_table(experiment, preset, outcome), second(experiment, preset, outcome)]
+    tables = [main_table(experiment, preset, outcome), *_closer(experiment, preset, outcome)]
     beside = drawn(experiment, folder, name)
     svgs = [svg.decode() for svg in made.values()] + [(folder / file).read_text() for file in beside]
     page = _template().render(title=experiment.title, facts=facts, tables=tables, svgs=svgs)
@@ -95,6 +93,18 @@ def write_tables(
     for path, content in written.items():
         atomic_write(path, content)
     return list(written)
+
+
+def _closer(experiment: Experiment, preset: Preset, outcome: Outcome) -> list[Table]:
+    """What stands behind the figures of the main table."""
+    if experiment.pairs == "tuned":
+        return [task_table(experiment, preset, outcome)]
+    if experiment.series:
+        return [series_table(experiment, preset, outcome)]
+    columns = [experiment.columns[0] if experiment.tests else OWN_COLUMNS[0]]
+    if any(c.metric in ("recall", "balanced_accuracy") for c in experiment.columns):
+        columns.append(Column("recall", metric="recall"))
+    return [class_table(experiment, preset, outcome, column) for column in columns]
 
 
 def stem_of(experiment: Experiment, preset: Preset, name: str) -> str:
@@ -145,18 +155,18 @@ def series_table(experiment: Experiment, preset: Preset, outcome: Outcome) -> Ta
     return Table(caption, heads, list(rows.values()), notes.lines())
 
 
-def class_table(experiment: Experiment, preset: Preset, outcome: Outcome) -> Table:
-    """The AUROC of each class, mean over the runs."""
+def class_table(experiment: Experiment, preset: Preset, outcome: Outcome, column: Column) -> Table:
+    """The AUROC (or recall) of each class, mean over the runs."""
     rows = [row for row in experiment.rows if row not in preset.skip]
-    column = experiment.columns[0] if experiment.tests else OWN_COLUMNS[0]
     areas = [class_means(experiment, row, outcome.results[row, "None"], column) for row in rows]
     names = sorted({name for found in areas for name in found})
     cells = [[name, *(f"{a[name]:.3f}" if name in a else DASH for a in areas)] for name in names]
     heads = ["class", *(experiment.rows[row].name for row in rows)]
-    where = f" ({column.name})" if experiment.tests else ""
+    where = f" ({column.name})" if column.test else ""
+    what = "Recall" if column.metric == "recall" else "AUROC"
     lacking = any(DASH in row for row in cells)
     notes = [f"{DASH} not run, not learned, or without positive or negative test images"] if lacking else []
-    return Table(f"AUROC of each class{where}, mean over the runs.", heads, cells, notes)
+    return Table(f"{what} of each class{where}, mean over the runs.", heads, cells, notes)
 
 
 def task_table(experiment: Experiment, preset: Preset, outcome: Outcome) -> Table:

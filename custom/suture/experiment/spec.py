@@ -57,7 +57,8 @@ class Column:
         test: one of the experiment's tests; None for what the run measured by itself.
         group: all classes, those of several sites, or those of one.
         classes: only these.
-        metric: ``auroc``, or a figure that is not class by class: the ``loss``, or one of a multiclass task.
+        metric: ``auroc``, the ``loss``, or a figure of a multiclass task. `group` and `classes` choose among
+            the classes of ``auroc`` and ``recall``, the others are of all.
         frequency: accuracy of the ``head``, ``medium`` or ``tail`` classes, or of ``all``, the mean of these.
         attribute: of the test images with this value alone, or ``mean``, over all its values.
         models: ``global`` or the sites' ``local`` ones, the mean over the sites at their own test data.
@@ -85,8 +86,18 @@ class Column:
             raise ValueError("a column takes one of test, task, frequency, attribute and models")
         if self.frequency is not None and self.metric != "accuracy":
             raise ValueError(f'frequency = {self.frequency!r} is of metric = "accuracy"; write that too')
-        if self.metric == "loss" and (self.classes or self.group != "mean" or any(self.parts)):
+        some = self.classes is not None or self.group != "mean"
+        if self.metric == "loss" and (some or any(self.parts)):
             raise ValueError('metric = "loss" is of all test images and classes; choose a test at most')
+        if some and not self.by_class:
+            raise ValueError("group and classes choose among the classes of auroc and recall alone")
+        if self.test is not None and self.metric not in ("auroc", "loss"):
+            raise ValueError(f"a further test has no {self.metric}; choose auroc or loss, or no test")
+
+    @property
+    def by_class(self) -> bool:
+        """Whether it is a mean over classes; else it is one figure of a run."""
+        return self.metric in ("auroc", "recall") and self.task is None and not any(self.parts)
 
     @property
     def parts(self) -> tuple[str | None, str | None, str | None]:

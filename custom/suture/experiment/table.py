@@ -159,7 +159,7 @@ def why_undefined(experiment: Experiment, row: str, results: Sequence[Result], c
 
 
 def mean_of(experiment: Experiment, row: str, result: Result | None, column: Column) -> float | None:
-    """The mean AUROC of a column; None where it has not been run, or a class has not been learned."""
+    """The mean of a column; None where it has not been run, or a class has not been learned."""
     areas = areas_of(experiment, row, result, column) if result else None
     return mean_defined(areas.values()) if areas else None
 
@@ -167,7 +167,7 @@ def mean_of(experiment: Experiment, row: str, result: Result | None, column: Col
 def class_means(
     experiment: Experiment, row: str, results: Mapping[int, Result], column: Column
 ) -> dict[str, float]:
-    """The AUROC of each class of a column, the mean over the runs that define it."""
+    """The AUROC (or recall) of each class of a column, the mean over the runs that define it."""
     found: dict[str, list[float]] = {}
     for result in results.values():
         for name, value in (areas_of(experiment, row, result, column) or {}).items():
@@ -179,17 +179,16 @@ def class_means(
 def areas_of(
     experiment: Experiment, row: str, result: Result, column: Column
 ) -> dict[str, float | None] | None:
-    """The AUROC of each class of a column, or its one figure that is not class by class.
+    """The AUROC (or recall) of each class of a column, or its one figure that is not class by class.
 
     Returns:
         None if no model of the row has learned them all: the mean is not defined then (Kulkarni et al. 2024,
         Sec. 4.3). Of several that have, the mean.
     """
-    by_class = column.metric == "auroc" and not any(column.parts)
-    if not by_class and (column.metric != "loss" or column.test is None):
+    if column.test is None and not column.by_class:
         return {column.metric: figure_of(result.metrics, column)}
     if column.test is None:
-        own: dict[str, float | None] = result.metrics["auroc"]
+        own: dict[str, float | None] = result.metrics.get(column.metric) or {}
         return {name: value for name, value in own.items() if _belongs(result, name, column)}
     if column.test not in result.tests:
         return None
