@@ -4,7 +4,8 @@ python benchmarks/prior_quality.py SITES --prior efficientnet_lite0@96 --prior c
 
 SITES is a folder of `suture data simulate`. Both classifiers get the features of the sites' training images;
 the probe's penalty is chosen on the server's validation images, and figures are balanced accuracies on its
-test images. `untrained:BACKBONE` is a network before any training, the mean of three seeds.
+test images; the probe's on validation images is there to choose a prior by. `untrained:BACKBONE` is a network
+before any training, the mean of three seeds.
 """
 
 from __future__ import annotations
@@ -79,8 +80,9 @@ def untrained(backbone: str, size: int, images: Tensor, seed: int) -> Prior:
     return freeze(backbone, network, width, spec, f"{backbone} before training")
 
 
-def figures(prior: Prior, parts: dict[str, Part], cache: Path | None) -> tuple[float, float, float]:
-    """Balanced accuracy of the probe and of the nearest neighbour; the features' milliseconds of an image."""
+def figures(prior: Prior, parts: dict[str, Part], cache: Path | None) -> tuple[float, ...]:
+    """Balanced accuracy of the probe (also on validation images) and of the nearest neighbour; the features'
+    milliseconds of an image."""
     began = time.process_time()
     z = {name: cached_features(prior, images, cache, "cpu", name) for name, (images, _) in parts.items()}
     spent = 1000 * (time.process_time() - began) / sum(map(len, z.values()))
@@ -92,10 +94,12 @@ def figures(prior: Prior, parts: dict[str, Part], cache: Path | None) -> tuple[f
         warnings.simplefilter("ignore", ConvergenceWarning)
         for probe in probes:
             probe.fit(x["train"], y["train"])
-    best = max(probes, key=lambda p: balanced_accuracy_score(y["validation"], p.predict(x["validation"])))
+    reached = [balanced_accuracy_score(y["validation"], p.predict(x["validation"])) for p in probes]
+    best = probes[int(np.argmax(reached))]
     near = F.normalize(z["test"], dim=1) @ F.normalize(z["train"], dim=1).T
     guess = y["train"][near.argmax(dim=1).numpy()]
     return (
+        max(reached),
         balanced_accuracy_score(y["test"], best.predict(x["test"])),
         balanced_accuracy_score(y["test"], guess),
         spent,
@@ -125,13 +129,21 @@ def main() -> None:
     console = Console()
     console.print(machine())
     console.print({name: len(classes) for name, (_, classes) in parts.items()})
-    table = Table("prior", "reads, px", "linear probe", "nearest neighbour", "CPU ms an image", box=None)
+    heads = (
+        "prior",
+        "reads, px",
+        "probe, validation",
+        "linear probe",
+        "nearest neighbour",
+        "CPU ms an image",
+    )
+    table = Table(*heads, box=None)
     for word in asked.prior:
         priors = priors_of(word, asked.size, parts["train"][0])
         found = [figures(prior, parts, asked.cache) for prior in priors]
-        probe, near, spent = (statistics.mean(values) for values in zip(*found, strict=True))
+        validated, probe, near, spent = (statistics.mean(values) for values in zip(*found, strict=True))
         side = priors[0].preprocessing.size
-        table.add_row(word, str(side), f"{probe:.3f}", f"{near:.3f}", f"{spent:.1f}")
+        table.add_row(word, str(side), f"{validated:.3f}", f"{probe:.3f}", f"{near:.3f}", f"{spent:.1f}")
     console.print(table)
 
 

@@ -57,7 +57,7 @@ def measure(
     if split == "test":
         loss = entropy(part, logits, own.task)
     else:
-        loss = float(method.loss(logits, torch.nan_to_num(part.y), ~torch.isnan(part.y), own.task))
+        loss = float(method.loss(logits, *part.targets(), own.task))
     labels = bench.model.labels
     return Metrics(
         of_round,

@@ -151,7 +151,7 @@ def _members(
         own = config.data.labels or labels.names
         known[name] = Member(own, own, {s: len(part) for s, part in samples.items()}, threads=1)
         parts[name] = labels, samples
-    together = pooled(parts)
+    together = pooled(parts, absent=job.method.missing_is_negative)
     return {POOLED: site(POOLED, _of_no_site(configs[sites[0]]), lambda: together)}, known
 
 

@@ -228,11 +228,12 @@ class Site:
         load_tensors(model, put(self.plan.method.share, own_part, {**task.shared, **task.head}))
         own, samples = self._data()
         wanted = LabelSet(task.labels, own.task)
+        absent = self.plan.method.missing_is_negative
         training = self.config.training
         return Workbench(
             self.name,
             model,
-            {split: columns(part, own, wanted) for split, part in samples.items()},
+            {split: columns(part, own, wanted, absent=absent) for split, part in samples.items()},
             self.plan.model.preprocessing,
             self.plan.augmentation,
             torch.device(training.device),

@@ -12,7 +12,6 @@ from torch import Tensor
 from suture.errors import ConfigError, FederationError
 from suture.federation import Loop, federate
 from suture.messages import Payload, Update, ones
-from suture.methods.central import Central, CentralFull
 from suture.methods.contract import Context, GlobalModel, Phase
 from suture.methods.individual import Individual
 from suture.methods.pfl import PersonalisedFL
@@ -170,14 +169,3 @@ def test_each_site_keeps_its_own_best_round(tiny: Any) -> None:
             (federation.folder / "run" / "sites" / site / "model" / "model.json").read_text()
         )
         assert described["round"] == server.standings.of(site)
-
-
-def test_central_counts_unknown_as_absent_and_complete_labels_do_not() -> None:
-    logits = torch.zeros(2, 2)
-    y, known = torch.tensor([[1.0, 0.0], [0.0, 0.0]]), torch.tensor([[True, False], [True, False]])
-    steep = torch.tensor([[0.0, 5.0], [0.0, 5.0]])
-    assert float(Central().loss(logits, y, known, "multilabel")) == pytest.approx(0.6931472, abs=1e-6)
-    assert float(Central().loss(steep, y, known, "multilabel")) == pytest.approx(
-        (0.6931472 + 5.0067153) / 2, abs=1e-6
-    )
-    assert float(CentralFull().loss(steep, y, known, "multilabel")) == pytest.approx(0.6931472, abs=1e-6)

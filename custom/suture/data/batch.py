@@ -51,6 +51,8 @@ class Samples:
         names: of each row, to find it again in another table.
         attributes: of each row, what figures are told apart by, empty where unknown; no row has one where the
             site names none.
+        absent: boolean [n, c], unknown entries that a method teaches as absent; None for none. Figures do not
+            count them.
     """
 
     inputs: Mapping[str, Tensor]
@@ -58,6 +60,7 @@ class Samples:
     patients: tuple[str, ...]
     names: tuple[str, ...] = ()
     attributes: tuple[str, ...] = ()
+    absent: Tensor | None = None
 
     def __len__(self) -> int:
         return int(self.y.shape[0])
@@ -71,13 +74,20 @@ class Samples:
             tuple(self.patients[i] for i in picked),
             tuple(self.names[i] for i in picked) if self.names else (),
             tuple(self.attributes[i] for i in picked) if self.attributes else (),
+            None if self.absent is None else self.absent[where],
         )
+
+    def targets(self, rows: Tensor | slice = slice(None)) -> tuple[Tensor, Tensor]:
+        """What the given rows teach: y ``[m, c]``, 0 where unknown, and the mask of what counts as known."""
+        y = self.y[rows]
+        known = ~torch.isnan(y)
+        if self.absent is not None:
+            known |= self.absent[rows]
+        return torch.nan_to_num(y, nan=0.0), known
 
     def batch(self, rows: Tensor) -> Batch:
         """The batch of the given rows [m]: NaN becomes y = 0 with known = False."""
-        y = self.y[rows]
-        known = ~torch.isnan(y)
-        return Batch({k: v[rows] for k, v in self.inputs.items()}, torch.nan_to_num(y, nan=0.0), known)
+        return Batch({k: v[rows] for k, v in self.inputs.items()}, *self.targets(rows))
 
     def batches(self, size: int, generator: torch.Generator | None = None) -> Iterator[Batch]:
         """All rows once, shuffled if a generator is given.
@@ -103,10 +113,17 @@ def endless(n: int, size: int, generator: torch.Generator) -> Iterator[Tensor]:
         rest = rest[size:]
 
 
-def columns(samples: Samples, own: LabelSet, wanted: LabelSet) -> Samples:
-    """The samples with one label column for each wanted class, NaN where it is not the site's own."""
+def columns(samples: Samples, own: LabelSet, wanted: LabelSet, *, absent: bool = False) -> Samples:
+    """The samples with one label column for each wanted class, NaN where it is not the site's own.
+
+    Args:
+        absent: such a class is taught as absent; what the site does not know of its own ones stays unknown.
+    """
+    before = samples.absent
     y = torch.full((len(samples), len(wanted)), float("nan"))
+    taught = torch.full(y.shape, absent)
     for column, position in enumerate(own.align(wanted)):
         if position >= 0:
             y[:, column] = samples.y[:, position]
-    return replace(samples, y=y)
+            taught[:, column] = False if before is None else before[:, position]
+    return replace(samples, y=y, absent=taught if absent or before is not None else None)

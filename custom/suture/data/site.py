@@ -80,25 +80,27 @@ def _inputs(table: Table, config: SiteConfig, spec: ModelSpec, site: str) -> tup
     return {"image": images}, kept
 
 
-def pooled(sites: Mapping[str, SiteSamples]) -> SiteSamples:
+def pooled(sites: Mapping[str, SiteSamples], *, absent: bool = False) -> SiteSamples:
     """The samples of several sites as if one party held them: every class of any site, NaN where unknown.
 
     The images are copied into memory; documents are padded to the longest of all sites.
 
     Args:
         sites: by name, which goes before the patients' so that those of two sites stay apart.
+        absent: what a site does not annotate is taught as absent.
     """
     names = sorted({name for labels, _ in sites.values() for name in labels})
     tasks = {labels.task for labels, _ in sites.values()}
     union = LabelSet(tuple(names), min(tasks))
     samples: dict[Split, Samples] = {}
     for split in SPLITS:
-        parts = [columns(own[split], labels, union) for labels, own in sites.values()]
+        parts = [columns(own[split], labels, union, absent=absent) for labels, own in sites.values()]
         patients = [f"{site}/{p}" for site, (_, own) in sites.items() for p in own[split].patients]
         inputs = {key: _joined([part.inputs[key] for part in parts]) for key in parts[0].inputs}
         attributes = tuple(a for part in parts for a in part.attributes or ("",) * len(part))
         y = torch.cat([part.y for part in parts])
-        samples[split] = Samples(inputs, y, tuple(patients), attributes=attributes)
+        foreign = torch.cat([part.absent for part in parts if part.absent is not None]) if absent else None
+        samples[split] = Samples(inputs, y, tuple(patients), attributes=attributes, absent=foreign)
     return union, samples
 
 

@@ -15,7 +15,6 @@ from collections.abc import Iterable
 from dataclasses import field, replace
 from typing import ClassVar
 
-import torch
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
@@ -40,6 +39,7 @@ class Central(Method):
     title: ClassVar[str] = "Centralised training"
     paper: ClassVar[str] = "Kulkarni et al. 2024, Sec. 3.3.1"
     label_view: ClassVar[LabelView] = "own"
+    missing_is_negative: ClassVar[bool] = True
     pooled: ClassVar[bool] = True
     here_only: ClassVar[str] = _WHY
 
@@ -50,7 +50,7 @@ class Central(Method):
         return weights_egress(layout)
 
     def loss(self, logits: Tensor, y: Tensor, known: Tensor, task: Task) -> Tensor:
-        return masked_loss(logits, torch.where(known, y, 0.0), torch.ones_like(known), task)
+        return masked_loss(logits, y, known, task)
 
     def train(
         self, site: Workbench, received: Payload, state: Packed, ctx: Context

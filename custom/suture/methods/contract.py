@@ -178,14 +178,15 @@ class Method(ABC):
         personal: what stays at the site: ``nothing``, its ``head``, or its whole ``model``. A personal
             method leaves a model at each site instead of a global one.
         pooled: one party trains on the data of all sites together: a reference, not a federation.
-        every_label: of such a reference: a simulation gives it every label of every image.
+        every_label: of such a one: it gets every label of every image.
+        missing_is_negative: what a site does not annotate is taught as absent; figures do not count it.
         one_task: every site trains a task of its own, the class that its suture.toml names as `target`, under
             one row, `suture.data.one_task.TARGET`, which so means something else at each site.
         fixed_steps: whether the job alone settles the steps of a round: a site has no batch size of its own
             to choose, or to halve when its memory is full, and no mixed precision.
         guesses: whether it makes pseudo-labels, of which a simulation counts how many are right.
         here_only: why the method cannot run in a federation; empty where it can.
-        images_only: whether it needs pixels, for views of them or a prior that sees them: no text will do.
+        images_only: whether it needs pixels, for views of them or a prior: no text will do.
         prior: the frozen network that sites compare their models with, where the method has one.
         share: the part of the model that crosses; None for all of it. The rest of a site's model is its own.
         keep_local: whether a site also keeps the model that it trained in the best round, before the merge,
@@ -201,6 +202,7 @@ class Method(ABC):
     personal: ClassVar[Personal] = "nothing"
     pooled: ClassVar[bool] = False
     every_label: ClassVar[bool] = False
+    missing_is_negative: ClassVar[bool] = False
     here_only: ClassVar[str] = ""
     one_task: ClassVar[bool] = False
     fixed_steps: ClassVar[bool] = False
@@ -277,7 +279,7 @@ class Method(ABC):
     # The server's half
 
     def class_facts(self, census: Census) -> ClassFacts:
-        """What the sites are told of each class, from what they said of their data; by default nothing."""
+        """What the sites are told of each class after all introduced themselves; by default nothing."""
         return ClassFacts()
 
     @abstractmethod

@@ -71,6 +71,7 @@ class FedAvg(Method):
     title: ClassVar[str] = "FedAvg"
     paper: ClassVar[str] = "McMahan et al., AISTATS 2017; Deng et al., MICCAI 2023"
     label_view: ClassVar[LabelView] = "all"
+    missing_is_negative: ClassVar[bool] = True
 
     local: LocalTraining = field(default_factory=LocalTraining)
     batch_norm: NormPolicy = "average"
@@ -90,7 +91,7 @@ class FedAvg(Method):
         )
 
     def loss(self, logits: Tensor, y: Tensor, known: Tensor, task: Task) -> Tensor:
-        return masked_loss(logits, torch.where(known, y, 0.0), torch.ones_like(known), task)
+        return masked_loss(logits, y, known, task)
 
     def train(
         self, site: Workbench, received: Payload, state: Packed, ctx: Context
@@ -100,12 +101,11 @@ class FedAvg(Method):
 
         def loss(logits: Tensor, y: Tensor, known: Tensor, task: Task) -> Tensor:
             if task == "multiclass" and self.softmax == "balanced":
-                return balanced_ce(
-                    logits, torch.where(known, y, 0.0), torch.ones_like(known), counts.to(logits)
-                )
+                return balanced_ce(logits, y, known, counts.to(logits))
             if weight is None:
                 return self.loss(logits, y, known, task)
-            return weighted_bce(logits, torch.where(known, y, 0.0), weight.to(logits.device)).mean()
+            each = weighted_bce(logits, y, weight.to(logits.device))
+            return torch.where(known, each, 0.0).sum() / known.sum().clamp(min=1)
 
         update, moments = train_weights(
             site, received, state, ctx, loss=loss, local=self.local, policy=self.batch_norm

@@ -132,5 +132,4 @@ def validation_loss(site: Workbench, loss: Loss) -> float | None:
     part = site.samples.get("validation")
     if part is None or not len(part):
         return None
-    known = ~torch.isnan(part.y)
-    return float(loss(predict(site, part), torch.nan_to_num(part.y), known))
+    return float(loss(predict(site, part), *part.targets()))

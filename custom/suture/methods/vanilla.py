@@ -16,7 +16,6 @@ from collections.abc import Iterable
 from dataclasses import field, replace
 from typing import ClassVar
 
-import torch
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
@@ -39,6 +38,7 @@ class VanillaFL(Method):
     title: ClassVar[str] = "Vanilla FL"
     paper: ClassVar[str] = "McMahan et al. 2017; Kulkarni et al. 2024, Sec. 3.3.2"
     label_view: ClassVar[LabelView] = "all"
+    missing_is_negative: ClassVar[bool] = True
 
     local: LocalTraining = field(default_factory=LocalTraining)
     batch_norm: NormPolicy = "average"
@@ -47,7 +47,7 @@ class VanillaFL(Method):
         return weights_egress(layout)
 
     def loss(self, logits: Tensor, y: Tensor, known: Tensor, task: Task) -> Tensor:
-        return masked_loss(logits, torch.where(known, y, 0.0), torch.ones_like(known), task)
+        return masked_loss(logits, y, known, task)
 
     def train(
         self, site: Workbench, received: Payload, state: Packed, ctx: Context
