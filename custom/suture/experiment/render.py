@@ -200,7 +200,9 @@ def preamble(experiment: Experiment, preset: Preset, outcome: Outcome, name: str
     ]
     if preset.tune:
         tried = ", ".join(map(_value, preset.tune.values))
-        how = f"{preset.tune.key} of {tried}, by mean validation AUROC of seed {preset.tune.seed}"
+        by_classes = any(result.validation_balanced_accuracy is not None for result in results)
+        judge = "validation balanced accuracy" if by_classes else "mean validation AUROC"
+        how = f"{preset.tune.key} of {tried}, by {judge} of seed {preset.tune.seed}"
         facts.append(("tuned", how))
     return [*facts, ("note", experiment.note)] if experiment.note else facts
 

@@ -153,7 +153,8 @@ class Series:
 
 @dataclass(frozen=True, config=STRICT)
 class Tuning:
-    """A setting chosen for each row by its mean validation AUROC; test data have no say.
+    """A setting chosen for each row by its mean validation AUROC (or as `Result.validation` says), never on
+    test data.
 
     Attributes:
         key, values: the setting and the values that are tried.
