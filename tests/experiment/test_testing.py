@@ -124,6 +124,12 @@ def test_models_are_found_and_tested_after_their_run(tmp_path: Path) -> None:
     assert sum(line.startswith("begins") for line in said) == 2
     assert set(ours) == {GLOBAL}
     assert len(ours[GLOBAL]["auroc"]) == 10
+    low, high = ours[GLOBAL]["mean_interval"]
+    assert low <= mean_of(spec, "ours", results[runs[0].name], spec.columns[0]) <= high
+    assert ours[GLOBAL]["intervals"].keys() == ours[GLOBAL]["auroc"].keys()
+    shared, unique = (ours[GLOBAL]["groups"][group] for group in ("shared", "unique"))
+    assert min(shared["loss"], unique["loss"]) < ours[GLOBAL]["loss"] < max(shared["loss"], unique["loss"])
+    assert shared["mean_interval"] != unique["mean_interval"]
     assert set(pfl) == {"harbor", "lakeside", "northfield"}
     assert len(pfl["northfield"]["unlearned"]) == 5
     shutil.rmtree(tmp_path / "work" / runs[0].name / "model")

@@ -5,29 +5,45 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from suture.config import SiteConfig
+from suture.data.batch import Samples
 from suture.data.site import load_samples
 from suture.data.table import Split
 from suture.data.transforms import Augmentation
 from suture.errors import DataError
-from suture.evaluation.metrics import ClassScore, bootstrap_mean, mean_defined, score_classes
+from suture.evaluation.metrics import ClassScore, mean_defined, score_classes
 from suture.evaluation.statistics import mean_sd
 from suture.files import atomic_write
+from suture.labels import LabelSet
 from suture.losses import probabilities
-from suture.measuring import entropy, ranking
+from suture.measuring import entropy, mean_interval, ranking
 from suture.models.saved import load_model, load_spec
 from suture.training import Workbench, predict
 
 BOOTSTRAP = 1000
+
+
+@dataclass(frozen=True)
+class Together:
+    """Figures of some classes together.
+
+    Attributes:
+        loss: cross-entropy of their known labels; None where there is none.
+        bounds: 95 % interval of their mean AUROC.
+    """
+
+    loss: float | None
+    bounds: tuple[float, float] | None
 
 
 @dataclass(frozen=True)
@@ -42,8 +58,8 @@ class Evaluated:
         patients: of each image.
         classes: AUROC of each of `tested`, with its interval and counts.
         unlearned: classes of the data that the model does not know.
-        loss: cross-entropy of the known labels of `tested`; None where there is none.
-        bounds: 95 % interval of the mean AUROC of `tested`.
+        together: of `tested`.
+        groups: of those of `tested` that are in a group, by its name; of a group without any there is none.
     """
 
     labels: tuple[str, ...]
@@ -53,8 +69,13 @@ class Evaluated:
     patients: tuple[str, ...]
     classes: Mapping[str, ClassScore]
     unlearned: tuple[str, ...]
-    loss: float | None
-    bounds: tuple[float, float] | None
+    together: Together
+    groups: Mapping[str, Together] = field(default_factory=dict)
+
+    @property
+    def loss(self) -> float | None:
+        """Cross-entropy of the known labels of `tested`."""
+        return self.together.loss
 
     @property
     def mean(self) -> float | None:
@@ -66,7 +87,7 @@ class Evaluated:
     @property
     def interval(self) -> tuple[float, float] | None:
         """The 95 % interval of `mean`."""
-        return None if self.mean is None else self.bounds
+        return None if self.mean is None else self.together.bounds
 
     @property
     def spread(self) -> float | None:
@@ -75,8 +96,17 @@ class Evaluated:
         return None if self.mean is None or math.isnan(spread) else spread
 
 
-def evaluate(model_folder: Path, config: SiteConfig, split: Split, device: str = "cpu") -> Evaluated:
+def evaluate(
+    model_folder: Path,
+    config: SiteConfig,
+    split: Split,
+    device: str = "cpu",
+    groups: Mapping[str, Collection[str]] | None = None,
+) -> Evaluated:
     """Scores a saved model on one split of a site's data.
+
+    Args:
+        groups: classes that are also to be taken together, by a name for each group.
 
     Raises:
         ConfigError: the folder holds no model.
@@ -95,26 +125,40 @@ def evaluate(model_folder: Path, config: SiteConfig, split: Split, device: str =
         "evaluation", model.to(device), samples, prepare, Augmentation(), torch.device(device), batch_size=256
     )
     logits = predict(bench, part)
-    ranked = ranking(logits, model.labels.task).numpy()
-    where = own.align(model.labels)
-    y = np.full(logits.shape, np.nan, dtype=np.float32)
-    for column, position in enumerate(where):
-        if position >= 0:
-            y[:, column] = part.y[:, position].numpy()
+    part = _matched(part, own, model.labels)
+    y, ranked = part.y.numpy(), ranking(logits, model.labels.task).numpy()
     columns = [labels.index(name) for name in tested]
-    classes = score_classes(tested, y[:, columns], ranked[:, columns], part.patients, BOOTSTRAP)
-    scores = probabilities(logits.double(), model.labels.task).numpy()
-    unlearned = tuple(name for name in own if name not in labels)
+    known = {name: [c for c in tested if c in group] for name, group in (groups or {}).items()}
     return Evaluated(
         labels,
         tested,
         y,
-        scores.astype(np.float32),
+        probabilities(logits.double(), model.labels.task).numpy().astype(np.float32),
         part.patients,
-        classes,
-        unlearned,
-        entropy(replace(part, y=torch.from_numpy(y)), logits, model.labels.task),
-        bootstrap_mean(y[:, columns], ranked[:, columns], part.patients, BOOTSTRAP),
+        score_classes(tested, y[:, columns], ranked[:, columns], part.patients, BOOTSTRAP),
+        tuple(name for name in own if name not in labels),
+        _together(tested, part, logits, model.labels),
+        {name: _together(some, part, logits, model.labels) for name, some in known.items() if some},
+    )
+
+
+def _matched(part: Samples, own: LabelSet, labels: LabelSet) -> Samples:
+    """The samples with labels [n, len(labels)], NaN where the data do not know a class."""
+    y = torch.full((len(part), len(labels)), torch.nan)
+    for column, position in enumerate(own.align(labels)):
+        if position >= 0:
+            y[:, column] = part.y[:, position]
+    return replace(part, y=y)
+
+
+def _together(names: Sequence[str], part: Samples, logits: Tensor, labels: LabelSet) -> Together:
+    """Figures of the classes of `names` alone, from samples with the model's labels."""
+    others = [i for i, name in enumerate(labels.names) if name not in names]
+    y = part.y.clone()
+    y[:, others] = torch.nan
+    return Together(
+        entropy(replace(part, y=y), logits, labels.task),
+        mean_interval(part, logits, labels, names, BOOTSTRAP, seed=0),
     )
 
 

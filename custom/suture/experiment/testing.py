@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from suture.analysis.evaluate import as_metrics, evaluate
+from suture.analysis.evaluate import Evaluated, evaluate
 from suture.config import DataConfig, SiteConfig, StorageConfig
 from suture.errors import FederationError
+from suture.evaluation.metrics import ClassScore
 from suture.experiment.runs import GLOBAL
 from suture.experiment.spec import ExternalTest
 from suture.simulation.machine import this_machine
@@ -46,13 +48,48 @@ def test_models(
     """
     if not tests:
         return {}
-    models, device = models_of(out), this_machine().device
+    models, device, groups = models_of(out), this_machine().device, groups_of(out)
     found: dict[str, dict[str, Any]] = {}
     for name, test in tests.items():
         config = site_config(name, test, work, data_root)
-        done = {model: as_metrics(evaluate(path, config, "test", device)) for model, path in models.items()}
-        found[name] = {m: {key: d[key] for key in ("auroc", "unlearned", "loss")} for m, d in done.items()}
+        found[name] = {
+            model: figures(evaluate(path, config, "test", device, groups)) for model, path in models.items()
+        }
     return found
+
+
+def figures(done: Evaluated) -> dict[str, Any]:
+    """What is kept of a model on a test set.
+
+    Returns:
+        ``auroc`` and ``intervals`` (95 %, over patients) of each class that the model has learned, null where
+        undefined; the classes of the data that it has not learned, ``unlearned``; of all classes together
+        ``loss`` and ``mean_interval``, and in ``groups`` the same of those of several sites and of one.
+    """
+    return {
+        "auroc": {name: score.auroc for name, score in done.classes.items()},
+        "intervals": {name: _bounds(score) for name, score in done.classes.items()},
+        "unlearned": list(done.unlearned),
+        "loss": done.loss,
+        "mean_interval": done.interval,
+        "groups": {
+            name: {"loss": part.loss, "mean_interval": part.bounds} for name, part in done.groups.items()
+        },
+    }
+
+
+def _bounds(score: ClassScore) -> tuple[float, float] | None:
+    return None if score.low is None or score.high is None else (score.low, score.high)
+
+
+def groups_of(out: Path) -> dict[str, Collection[str]]:
+    """The classes that several sites of a finished run know, and those that one does."""
+    sites = json.loads((out / "run.json").read_text())["sites"].values()
+    owners = Counter(name for site in sites for name in set(site["labels"]))
+    return {
+        "shared": {name for name, n in owners.items() if n > 1},
+        "unique": {name for name, n in owners.items() if n == 1},
+    }
 
 
 def models_of(out: Path) -> dict[str, Path]:
