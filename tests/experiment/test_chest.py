@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from official import write_chexpert, write_mimic, write_nih
-from suture.experiment.conduct import conduct
+from suture.experiment.conduct import collect, conduct
 from suture.experiment.loading import load_experiment
-from suture.experiment.spec import Preset
+from suture.experiment.spec import Experiment, Preset
 from suture.experiment.table import lines
 
 SMALL = {
@@ -70,3 +70,16 @@ def test_a_mean_is_defined_where_every_class_was_learned(
     assert against is not None
     assert against.n > 5  # over the classes that the test set defines
     assert reference.figures["NIH"].against is None
+    if name == "midl_all":
+        _show_intervals(spec, preset, tmp_path / "results")
+        shared = replace(load_experiment("midl_shared"), presets={"small": preset})
+        _show_intervals(shared, preset, tmp_path / "results")  # the same runs
+
+
+def _show_intervals(spec: Experiment, preset: Preset, results: Path) -> None:
+    """Each AUROC of the reference row has one, and each loss is defined."""
+    found = {line.row: line for line in lines(spec, preset, collect(spec, preset, results))}
+    figures = found[spec.reference].figures
+    assert all(figure.mean == figure.mean for figure in figures.values())
+    with_interval = {column for column, figure in figures.items() if figure.bounds is not None}
+    assert with_interval == {column.name for column in spec.columns if column.spread == "interval"}

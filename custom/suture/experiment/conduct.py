@@ -8,7 +8,7 @@ from pathlib import Path
 
 from suture.errors import ConfigError
 from suture.experiment.pool import do_runs
-from suture.experiment.runs import Result, Run, cells, final_runs, read_result, tuning_runs
+from suture.experiment.runs import DATA, Result, Run, cells, final_runs, read_result, tuning_runs
 from suture.experiment.spec import Experiment, Preset, Value
 
 Cell = tuple[str, str]
@@ -40,11 +40,11 @@ def conduct(
     """Does what is missing; the arguments are those of `do_runs`.
 
     Raises:
-        ConfigError: the data root is not given, or is not there.
+        ConfigError: the data root, or a folder or file of the runs under it, is not there.
         ConfigError: a run that tunes a setting has no validation figure to tune it by.
         FederationError: a run failed.
     """
-    check_data_root(preset, data_root)
+    check_data(experiment, preset, results, data_root)
     if preset.tune:
         do_runs(tuning_runs(experiment, preset), results, work, data_root, at_once, say)
         _refuse_unmeasured(experiment, preset, results)
@@ -64,17 +64,34 @@ def _refuse_unmeasured(experiment: Experiment, preset: Preset, results: Path) ->
             )
 
 
-def check_data_root(preset: Preset, data_root: Path | None) -> None:
-    """Says so before anything is run, if the settings need a folder of data and there is none.
+def check_data(experiment: Experiment, preset: Preset, results: Path, data_root: Path | None) -> None:
+    """Looks for all that the settings of missing runs name under the data root, before the first of them.
 
     Raises:
-        ConfigError: the data root is not given, or is not there.
+        ConfigError: the data root is not given, or something under it is not there; names it, with the rows
+            that read it.
     """
-    used = [value for value in preset.set.values() if "{data}" in str(value)]
+    tuned, tried = chosen(experiment, preset, results), preset.tune.values[:1] if preset.tune else ()
+    values = {(row, str(x)): value for row, x in cells(experiment, preset) for value in tried} | tuned
+    runs = [*tuning_runs(experiment, preset), *final_runs(experiment, preset, values)]
+    used = [path for run in runs for path in run.paths()]
     if used and data_root is None:
         raise ConfigError(f"this preset reads {used[0]}; give --data-root DIR, or set SUTURE_DATA")
     if used and data_root is not None and not data_root.is_dir():
         raise ConfigError(f"the data root {data_root} is no folder; correct --data-root or SUTURE_DATA")
+    lacking: dict[Path, dict[str, None]] = {}
+    for run in runs:
+        places = [Path(path.replace(DATA, str(data_root))) for path in run.paths()]
+        absent = [place for place in places if not place.exists()]
+        if absent and read_result(results, run) is None:
+            for place in absent:
+                lacking.setdefault(place, {})[run.row] = None
+    if lacking:
+        told = "\n".join(f"{place}: {', '.join(rows)}" for place, rows in lacking.items())
+        raise ConfigError(
+            f"no run was started: the data root {data_root} lacks what these rows read; put it there, or let "
+            f"the preset skip them\n{told}"
+        )
 
 
 def chosen(experiment: Experiment, preset: Preset, results: Path) -> dict[Cell, Value]:

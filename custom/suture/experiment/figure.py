@@ -28,7 +28,8 @@ def draw(experiment: Experiment, preset: Preset, outcome: Outcome) -> bytes:
     with rc_context(STYLE):
         found = lines(experiment, preset, outcome)
         if experiment.series:
-            marks = [over_series(experiment, preset, outcome, column) for column in experiment.columns]
+            columns = experiment.columns_in(preset)
+            marks = [over_series(experiment, preset, outcome, column) for column in columns]
             return _svg(_series(experiment, found, marks))
         return _svg(_dots(experiment, found, experiment.pairs_in(preset)))
 
@@ -42,7 +43,7 @@ def draw_curves(experiment: Experiment, preset: Preset, outcome: Outcome) -> byt
     A panel for each task and a line for each row: the AUROC after each epoch, the mean over runs in a band of
     their SD.
     """
-    tasks = tasks_of(experiment)
+    tasks = tasks_of(experiment.columns_in(preset))
     rows = [row for row in experiment.rows if row not in preset.skip]
     with rc_context(STYLE):
         canvas = Canvas(figsize=(1.2 + 2.8 * len(tasks), 3.2), layout="constrained")
@@ -78,7 +79,7 @@ def _svg(canvas: Canvas) -> bytes:
 
 def _dots(experiment: Experiment, found: Sequence[Line], pairs: Pairs) -> Canvas:
     """A panel for each group of classes: the values of each row, their mean, and the mark of the test."""
-    columns = experiment.columns
+    columns = list(found[0].figures)
     down = math.ceil(len(columns) / _ACROSS)
     across = math.ceil(len(columns) / down)
     canvas = Canvas(figsize=(2.2 + 2.6 * across, down * (1.1 + 0.32 * len(found))), layout="constrained")
@@ -87,7 +88,7 @@ def _dots(experiment: Experiment, found: Sequence[Line], pairs: Pairs) -> Canvas
         axis.set_visible(False)
     for axis, column in zip(axes.flat, columns, strict=False):
         for place, line in enumerate(found):
-            cell = line.figures[column.name]
+            cell = line.figures[column]
             tone = TONES[0] if line.row == experiment.reference else TONES[5]
             values = [v for v in cell.values if v is not None]
             if pairs != "classes":
@@ -100,7 +101,7 @@ def _dots(experiment: Experiment, found: Sequence[Line], pairs: Pairs) -> Canvas
                 axis.annotate(
                     cell.against.mark, (1, place), xycoords=("axes fraction", "data"), va="center", fontsize=8
                 )
-        axis.set_title(column.name, fontsize=9, loc="left")
+        axis.set_title(column, fontsize=9, loc="left")
         axis.grid(axis="x", color="#dde3e9")
         axis.set_axisbelow(True)
     axes[0][0].set_yticks(range(len(found)), [line.name for line in found])
@@ -131,7 +132,7 @@ def _series(
     Args:
         compared: of each column, the rows over the whole series.
     """
-    columns = experiment.columns
+    columns = list(found[0].figures)
     canvas = Canvas(figsize=(1.5 + 3.0 * len(columns), 3.2), layout="constrained")
     axes: Any = canvas.subplots(1, len(columns), squeeze=False)
     xs = list(dict.fromkeys(line.x for line in found))
@@ -140,18 +141,18 @@ def _series(
     for axis, column, over in zip(axes[0], columns, compared, strict=True):
         for row in rows:
             own = [line for line in found if line.row == row]
-            means = [line.figures[column.name].mean for line in own]
-            spread = [0.0 if math.isnan(s) else s for s in (line.figures[column.name].spread for line in own)]
+            means = [line.figures[column].mean for line in own]
+            spread = [0.0 if math.isnan(s) else s for s in (line.figures[column].spread for line in own)]
             width = 2.4 if row == experiment.reference else 1.2
             axis.errorbar(
                 [xs.index(line.x) for line in own], means, spread, marker="o", markersize=4, color=tones[row],
                 linewidth=width, capsize=2, label=own[0].name,
             )  # fmt: skip
-        last = {line.row: line.figures[column.name].mean for line in found if line.x == xs[-1]}
+        last = {line.row: line.figures[column].mean for line in found if line.x == xs[-1]}
         _marks(axis, over, last, tones)
         axis.set_xticks(range(len(xs)), [str(x) for x in xs])
         axis.set_xlabel(experiment.series.label if experiment.series else "")
-        axis.set_title(column.name, fontsize=9, loc="left")
+        axis.set_title(column, fontsize=9, loc="left")
         axis.grid(axis="y", color="#dde3e9")
         axis.set_axisbelow(True)
     names, wide = axes[0][0].get_legend_handles_labels(), min(3, 1 + len(columns))

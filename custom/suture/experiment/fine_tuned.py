@@ -72,9 +72,9 @@ def curves(results: Mapping[int, Result], task: str) -> list[tuple[float, ...]]:
     return [run.auroc for one in runs_of(results, task).values() for run in one.runs]
 
 
-def tasks_of(experiment: Experiment) -> tuple[str, ...]:
-    """The tasks of the columns, each once."""
-    return tuple(dict.fromkeys(column.task for column in experiment.columns if column.task is not None))
+def tasks_of(columns: Sequence[Column]) -> tuple[str, ...]:
+    """The tasks of columns, each once."""
+    return tuple(dict.fromkeys(column.task for column in columns if column.task is not None))
 
 
 def shown(experiment: Experiment) -> dict[str, str]:
@@ -85,7 +85,7 @@ def shown(experiment: Experiment) -> dict[str, str]:
 def task_cells(experiment: Experiment, preset: Preset, outcome: Outcome) -> list[list[str]]:
     """A line for each task and row: mean ± SD of every figure, and how many examples trained and tested."""
     cells = []
-    for task in tasks_of(experiment):
+    for task in tasks_of(experiment.columns_in(preset)):
         goal = goal_of(experiment, outcome, task)
         for row in experiment.rows:
             if row in preset.skip:

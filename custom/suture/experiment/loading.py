@@ -51,6 +51,10 @@ def _check(experiment: Experiment, path: Path) -> None:
         used["goal"] = (experiment.goal,)
     for name, preset in experiment.presets.items():
         used |= {f"presets.{name}.rows": preset.rows, f"presets.{name}.skip": preset.skip}
+        heads = {column.name for column in experiment.columns}
+        for head in preset.columns or ():
+            if head not in heads:
+                raise unknown(f"column in presets.{name}.columns of {path}", head, heads)
     for where, names in used.items():
         for row in names:
             if row not in experiment.rows:

@@ -15,7 +15,7 @@ from suture.experiment.drawings import drawn
 from suture.experiment.figure import draw, draw_curves
 from suture.experiment.fine_tuned import shown, task_cells
 from suture.experiment.spec import OWN_COLUMNS, Column, Experiment, Preset, Value
-from suture.experiment.table import DASH, Figure, Line, class_means, lines, over_series
+from suture.experiment.table import DASH, Figure, Line, class_means, lines, over_series, shows_interval
 from suture.files import atomic_write
 
 MARKS = "ns p ≥ .05, * p < .05, ** p < .01, *** p < .001; † differences that are not normal (Shapiro-Wilk)"
@@ -101,8 +101,9 @@ def _closer(experiment: Experiment, preset: Preset, outcome: Outcome) -> list[Ta
         return [task_table(experiment, preset, outcome)]
     if experiment.series:
         return [series_table(experiment, preset, outcome)]
-    columns = [experiment.columns[0] if experiment.tests else OWN_COLUMNS[0]]
-    if any(c.metric in ("recall", "balanced_accuracy") for c in experiment.columns):
+    shown_here = experiment.columns_in(preset)
+    columns = [shown_here[0] if experiment.tests_in(preset) else OWN_COLUMNS[0]]
+    if any(c.metric in ("recall", "balanced_accuracy") for c in shown_here):
         columns.append(Column("recall", metric="recall"))
     return [class_table(experiment, preset, outcome, column) for column in columns]
 
@@ -114,12 +115,12 @@ def stem_of(experiment: Experiment, preset: Preset, name: str) -> str:
 
 def main_table(experiment: Experiment, preset: Preset, outcome: Outcome) -> Table:
     """A line for each row and value of the series."""
-    notes = Notes()
-    published = any(row.published for row in experiment.rows.values())
+    notes, columns, drawn_up = Notes(), experiment.columns_in(preset), lines(experiment, preset, outcome)
+    published = any(line.published for line in drawn_up)
     heads = [
         *([experiment.series.label] if experiment.series else []),
         "method",
-        *(head for column in experiment.columns for head in (column.name, "p")),
+        *(head for column in columns for head in (column.name, "p")),
         *([preset.tune.key.rsplit(".", 1)[-1]] if preset.tune else []),
         "runs",
         *(["published"] if published else []),
@@ -128,27 +129,39 @@ def main_table(experiment: Experiment, preset: Preset, outcome: Outcome) -> Tabl
         [
             *([str(line.x)] if experiment.series else []),
             line.name,
-            *(text for c in experiment.columns for text in notes.cells(line.figures[c.name])),
+            *(text for c in columns for text in notes.cells(line.figures[c.name])),
             *([_value(line.tuned)] if preset.tune else []),
             str(line.runs),
             *([_published(line)] if published else []),
         ]
-        for line in lines(experiment, preset, outcome)
+        for line in drawn_up
     ]
     over, pairs = _PAIRS[experiment.pairs_in(preset)]
     reference = experiment.rows[experiment.reference].name
-    caption = f"Mean ± SD over {over}; p of paired two-tailed t-tests of {reference} over {pairs}. {MARKS}."
+    intervals = _intervals(preset, columns)
+    tests = f"p of paired two-tailed t-tests of {reference} over {pairs}"
+    caption = f"Mean ± SD over {over}{intervals}; {tests}. {MARKS}."
     return Table(caption, heads, rows, notes.lines())
+
+
+def _intervals(preset: Preset, columns: Sequence[Column]) -> str:
+    """Which columns have an interval in place of the SD, for a caption."""
+    names = [column.name for column in columns if shows_interval(preset, column)]
+    if not names:
+        return ""
+    what = "of the mean from a bootstrap over the patients of the test set, where one was kept"
+    return f" (in {', '.join(names)}: 95 % interval {what})"
 
 
 def series_table(experiment: Experiment, preset: Preset, outcome: Outcome) -> Table:
     """Each row over the whole series."""
     rows = {row: [experiment.rows[row].name] for row in experiment.rows if row not in preset.skip}
     notes = Notes()
-    for column in experiment.columns:
+    columns = experiment.columns_in(preset)
+    for column in columns:
         for row, figure in over_series(experiment, preset, outcome, column).items():
             rows[row] += notes.cells(figure)
-    heads = ["method", *(head for column in experiment.columns for head in (column.name, "p"))]
+    heads = ["method", *(head for column in columns for head in (column.name, "p"))]
     caption = (
         "Over all values of the series, compared run by run; the figure has these marks beside its lines."
     )

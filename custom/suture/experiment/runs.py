@@ -17,6 +17,9 @@ from suture.files import write_json
 GLOBAL = "global"
 """The model of a run that leaves one, among the models of a test."""
 
+DATA = "{data}"
+"""Stands for the data root in a setting."""
+
 
 @dataclass(frozen=True)
 class Run:
@@ -45,15 +48,27 @@ class Run:
         digest = hashlib.sha256(text.encode()).hexdigest()[:10]
         return f"{self.job}-{self.settings.get('method', 'job')}-s{self.settings['seed']}-{digest}"
 
+    def paths(self) -> Iterator[str]:
+        """The settings that lie under the data root, still with ``{data}``."""
+        return (text for value in self.settings.values() for text in _texts(value) if text.startswith(DATA))
+
     def arguments(self, data_root: Path | None) -> list[str]:
         """The settings as options of `suture run`."""
         options = []
         for key, value in self.settings.items():
             text = value if isinstance(value, str) else json.dumps(value)
             if data_root is not None:
-                text = text.replace("{data}", str(data_root))
+                text = text.replace(DATA, str(data_root))
             options += ["--set", f"{key}={text}"]
         return options
+
+
+def _texts(value: Value) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _texts(part)
 
 
 def final_runs(
@@ -105,7 +120,7 @@ def _run(experiment: Experiment, preset: Preset, row: str, x: Value, seed: int, 
         **extra,
         "seed": seed,
     }
-    return Run(row, x, experiment.job, settings, experiment.tests)
+    return Run(row, x, experiment.job, settings, experiment.tests_in(preset))
 
 
 _BY_CLASSES = "server_balanced_accuracy"
@@ -116,8 +131,7 @@ class Result:
     """What is kept of a finished run: its figures, and what they cost.
 
     Attributes:
-        tests: by test set and model (`GLOBAL`, or a site): the AUROC of each class that the model has
-            learned, null where undefined, the classes of the data that it has not learned, and the loss.
+        tests: by test set and model (`GLOBAL`, or a site), as of `suture.experiment.testing.figures`.
         tuned: by task, what the model became where it was fine-tuned; `targets` of tuned.json.
         validation_balanced_accuracy: of a run whose rounds were selected by it, which then also tunes.
         untested: of test sets that were not there, the path that was looked for, with ``{data}``.

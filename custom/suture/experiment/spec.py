@@ -58,12 +58,14 @@ class Column:
         group: all classes, those of several sites, or those of one.
         classes: only these.
         metric: ``auroc``, the ``loss``, or a figure of a multiclass task. `group` and `classes` choose among
-            the classes of ``auroc`` and ``recall``, the others are of all.
+            the classes of ``auroc`` and ``recall``, and `group` of the loss on a test; all else is of all.
         frequency: accuracy of the ``head``, ``medium`` or ``tail`` classes, or of ``all``, the mean of these.
         attribute: of the test images with this value alone, or ``mean``, over all its values.
         models: ``global`` or the sites' ``local`` ones, the mean over the sites at their own test data.
         task: a task that the model was fine-tuned on. The figure is of those runs: one at the threshold of
             Youden's index, or ``epochs``, those until the AUROC is that of the experiment's `goal`.
+        spread: what stands beside a mean AUROC in presets of one seed: its SD, or its 95 % ``interval`` over
+            the patients of the test set. With several seeds it is the SD over them.
 
     Raises:
         ValueError: two that exclude each other.
@@ -80,6 +82,7 @@ class Column:
     attribute: str | None = None
     models: Literal["global", "local"] | None = None
     task: str | None = None
+    spread: Literal["sd", "interval"] = "sd"
 
     def __post_init__(self) -> None:
         if sum(part is not None for part in (self.test, self.task, *self.parts)) > 1:
@@ -87,9 +90,17 @@ class Column:
         if self.frequency is not None and self.metric != "accuracy":
             raise ValueError(f'frequency = {self.frequency!r} is of metric = "accuracy"; write that too')
         some = self.classes is not None or self.group != "mean"
-        if self.metric == "loss" and (some or any(self.parts)):
-            raise ValueError('metric = "loss" is of all test images and classes; choose a test at most')
-        if some and not self.by_class:
+        own_part = self.classes is not None or (self.test is None and self.group != "mean")
+        if self.metric == "loss" and (own_part or any(self.parts)):
+            raise ValueError(
+                'metric = "loss" is of all test images and classes; choose a test at most, and its group'
+            )
+        if self.spread == "interval" and (own_part or self.metric != "auroc" or not self.by_class):
+            raise ValueError(
+                'spread = "interval" is of the mean AUROC of all classes, or of the group of a test; '
+                "leave classes and other figures out"
+            )
+        if some and not self.by_class and self.metric != "loss":
             raise ValueError("group and classes choose among the classes of auroc and recall alone")
         if self.test is not None and self.metric not in ("auroc", "loss"):
             raise ValueError(f"a further test has no {self.metric}; choose auroc or loss, or no test")
@@ -178,6 +189,8 @@ class Preset:
         skip: rows that this preset leaves out.
         tune: a setting to be tuned on validation data.
         series: values of the experiment's series, where they are fewer.
+        columns: names of those that it shows, where they are fewer; a test that none of them is about is then
+            left out, too.
         pairs: what the paired t-test pairs in this preset: ``classes`` where one seed gives no pair of runs.
     """
 
@@ -188,6 +201,7 @@ class Preset:
     skip: tuple[str, ...] = ()
     tune: Tuning | None = None
     series: tuple[Value, ...] | None = None
+    columns: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
     pairs: Literal["runs", "classes"] | None = None
 
 
@@ -245,3 +259,12 @@ class Experiment:
     def pairs_in(self, preset: Preset) -> Pairs:
         """What the paired t-test pairs in one of its presets."""
         return preset.pairs or self.pairs
+
+    def columns_in(self, preset: Preset) -> tuple[Column, ...]:
+        """The columns of one of its presets."""
+        return tuple(c for c in self.columns if preset.columns is None or c.name in preset.columns)
+
+    def tests_in(self, preset: Preset) -> dict[str, ExternalTest]:
+        """The tests of one of its presets: all, or those of the columns that it names."""
+        used = {column.test for column in self.columns_in(preset)}
+        return {k: test for k, test in self.tests.items() if preset.columns is None or k in used}

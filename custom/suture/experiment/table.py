@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from suture.evaluation.metrics import mean_defined
@@ -27,6 +27,7 @@ class Figure:
         against: the comparison of the reference row with this one; None for the reference itself.
         epochs: whether these are epochs to a goal, None where it is not reached.
         why: why the mean is undefined; empty where it is not.
+        bounds: 95 % interval of the mean over patients; in a cell it stands in place of the spread.
     """
 
     mean: float
@@ -35,16 +36,19 @@ class Figure:
     against: Comparison | None
     epochs: bool = False
     why: str = ""
+    bounds: tuple[float, float] | None = None
 
     @property
     def text(self) -> str:
-        """For a table: mean, spread and mark."""
+        """For a table: mean, spread or interval, and mark."""
         mark = "" if self.against is None or self.against.mark == DASH else f" {self.against.mark}"
         if self.epochs:
             return epochs_text(self.values) + mark
         if math.isnan(self.mean):
             return DASH
         spread = "" if math.isnan(self.spread) else f" ± {self.spread:.3f}"
+        if self.bounds is not None:
+            spread = " ({:.3f}, {:.3f})".format(*self.bounds)
         return f"{self.mean:.3f}{spread}{mark}"
 
 
@@ -64,7 +68,7 @@ class Line:
 def lines(experiment: Experiment, preset: Preset, outcome: Outcome) -> list[Line]:
     """Every row that the preset has, for every value of the series."""
     return [
-        _line(experiment, experiment.pairs_in(preset), outcome, row, x)
+        _line(experiment, preset, outcome, row, x)
         for x in values_of(experiment, preset)
         for row in experiment.rows
         if row not in preset.skip
@@ -95,14 +99,19 @@ def over_series(
     return found
 
 
-def _line(experiment: Experiment, pairs: Pairs, outcome: Outcome, row: str, x: Value) -> Line:
-    own, described = outcome.results[row, str(x)], experiment.rows[row]
-    figures = {c.name: _figure(experiment, pairs, outcome, row, x, c) for c in experiment.columns}
+def _line(experiment: Experiment, preset: Preset, outcome: Outcome, row: str, x: Value) -> Line:
+    own, described, pairs = outcome.results[row, str(x)], experiment.rows[row], experiment.pairs_in(preset)
+    columns = experiment.columns_in(preset)
+    figures = {c.name: _figure(experiment, pairs, outcome, row, x, c) for c in columns}
+    for column in columns:
+        if shows_interval(preset, column):
+            figures[column.name] = _with_interval(experiment, figures[column.name], row, own, column)
+    published = {head: text for head, text in described.published.items() if head in figures}
     tuned = outcome.tuned.get((row, str(x)))
     runs = len(own)
     if pairs == "tuned":
         runs = max(len(figure.values) for figure in figures.values())
-    return Line(row, described.name, x, runs, tuned, figures, described.published)
+    return Line(row, described.name, x, runs, tuned, figures, published)
 
 
 def _figure(
@@ -124,7 +133,21 @@ def _figure(
         b = [mean_of(experiment, row, own.get(s), column) for s in seeds]
     against = None if row == experiment.reference else paired(a, b)
     why = why_undefined(experiment, row, list(own.values()), column)
-    return Figure(*mean_sd(b, sample=pairs != "classes"), tuple(b), against, why=why)
+    sample = pairs != "classes" or not column.by_class  # a single figure of a run has no spread over classes
+    return Figure(*mean_sd(b, sample=sample), tuple(b), against, why=why)
+
+
+def shows_interval(preset: Preset, column: Column) -> bool:
+    """Whether a column has the interval of each mean in place of the SD; several seeds have the SD."""
+    return column.spread == "interval" and len(preset.seeds) == 1
+
+
+def _with_interval(
+    experiment: Experiment, figure: Figure, row: str, results: Mapping[int, Result], column: Column
+) -> Figure:
+    """The figure of a row's single run with the interval of its mean in place of the SD, if one was kept."""
+    found = [interval_of(experiment, row, result, column) for result in results.values()]
+    return replace(figure, spread=math.nan, bounds=found[0] if len(found) == 1 else None)
 
 
 def _tuned_figure(experiment: Experiment, outcome: Outcome, row: str, column: Column) -> Figure:
@@ -190,17 +213,45 @@ def areas_of(
     if column.test is None:
         own: dict[str, float | None] = result.metrics.get(column.metric) or {}
         return {name: value for name, value in own.items() if _belongs(result, name, column)}
-    if column.test not in result.tests:
-        return None
-    models = result.tests[column.test]
+    wanted, able = _able(experiment, row, result, column)
+    if column.metric == "loss" and column.test in result.tests:
+        return {"loss": mean_defined(_together(model, column).get("loss") for model in able)}
+    return {name: mean_defined(m["auroc"][name] for m in able) for name in wanted} if able else None
+
+
+def interval_of(
+    experiment: Experiment, row: str, result: Result, column: Column
+) -> tuple[float, float] | None:
+    """The 95 % interval of a column's mean AUROC over the patients of the test set.
+
+    None where none was kept, or where the mean is of several models: their intervals do not average.
+    """
+    bounds = result.metrics.get("mean_interval")
+    if column.test is not None:
+        able = _able(experiment, row, result, column)[1]
+        bounds = _together(able[0], column).get("mean_interval") if len(able) == 1 else None
+    return (bounds[0], bounds[1]) if bounds else None
+
+
+def _able(
+    experiment: Experiment, row: str, result: Result, column: Column
+) -> tuple[list[str], list[dict[str, Any]]]:
+    """The classes of a column about a test, and the row's models that have learned them all."""
+    assert column.test is not None
+    models = result.tests.get(column.test, {})
     home = experiment.rows[row].site or experiment.tests[column.test].home
     chosen = [models[home]] if home in models else list(models.values())
     classes = dict.fromkeys(name for model in chosen for name in [*model["auroc"], *model["unlearned"]])
     wanted = [name for name in classes if _belongs(result, name, column)]
-    able = [model for model in chosen if not set(wanted) & set(model["unlearned"])]
-    if column.metric == "loss":
-        return {"loss": mean_defined(model.get("loss") for model in able)}
-    return {name: mean_defined(m["auroc"][name] for m in able) for name in wanted} if able else None
+    return wanted, [model for model in chosen if not set(wanted) & set(model["unlearned"])]
+
+
+def _together(model: Mapping[str, Any], column: Column) -> Mapping[str, Any]:
+    """A model's figures of a column's classes together; empty in what was kept before there were any."""
+    if column.group == "mean":
+        return model
+    found: Mapping[str, Any] = model.get("groups", {}).get(column.group, {})
+    return found
 
 
 def figure_of(metrics: Mapping[str, Any], column: Column) -> float | None:
