@@ -47,7 +47,7 @@ Part = tuple[Tensor, NDArray[np.intp]]
 def parts_of(folder: Path, size: int, most: int) -> dict[str, Part]:
     """The sites' training images, and what the server holds, at most some of each class, drawn at random."""
     configs = {p.parent.name: load_site_config(p) for p in sorted(folder.glob("*/suture.toml"))}
-    found = {name: load_samples(config, size, name) for name, config in configs.items()}
+    found = {name: load_samples(config, ModelSpec("resnet_small", size), name) for name, config in configs.items()}
     labels = {labels.names for labels, _ in found.values()}
     if len(labels) != 1:
         raise SystemExit(f"{folder}: the sites know different classes; a probe needs the same ones")
