@@ -19,7 +19,7 @@ from suture.methods.contract import ClassFacts, Context, GlobalModel
 from suture.models.classifier import Layout
 from suture.names import check_sites
 from suture.packing import Packed
-from suture.plan import Plan, Schedule, context
+from suture.plan import Plan, Schedule, context, needed
 from suture.server.assignment import assignments
 from suture.server.continuing import begun_with, read_best, refuse_another, still_there
 from suture.server.global_model import initial, pack_model, unpack_model, with_labels
@@ -124,7 +124,7 @@ class Server:
     @property
     def quorum(self) -> int:
         """Usable updates that a round needs."""
-        return self.schedule.min_sites or len(self.roster.members)
+        return needed(self.schedule.min_sites, len(self.roster.members))
 
     def intake(self) -> Intake:
         """What the transport hands the answers of the open exchange to."""
