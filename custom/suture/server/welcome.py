@@ -76,6 +76,13 @@ def introduce(
         record.event("note", text=note)
 
 
+def held_prior(plan: Plan, roster: Roster) -> dict[str, str]:
+    """The name and digest of the frozen network that all sites hold; empty where the method has none."""
+    if plan.method.prior is None or roster.prior is None:
+        return {}
+    return {"name": plan.method.prior.name, "digest": roster.prior}
+
+
 def noted(model: GlobalModel, plan: Plan, facts: ClassFacts) -> list[str]:
     """Sentences for whoever reads of the run: of batch norm that rests untrained, and the method's own.
 
