@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from suture.data.transforms import Augmentation
 from suture.errors import ConfigError
 from suture.methods import METHODS
 from suture.models import ModelSpec
-from suture.plan import Plan, Schedule, code_hash
+from suture.plan import Plan, Schedule, code_hash, needed
 
 
 @pytest.mark.parametrize("changed", ["methods/fedavg.py", "data/clinical_words.txt"])
@@ -52,3 +53,18 @@ def test_patience_without_a_best_round_is_refused() -> None:
         Schedule(5, selection="last", patience=3)
     assert Schedule(5, selection="server_metric", patience=3).patience == 3
     assert Schedule(5, selection="last").patience is None
+
+
+def test_enough_sites_are_a_number_or_a_share_rounded_up() -> None:
+    assert [needed(None, n) for n in (1, 8)] == [1, 8]
+    assert [needed(2, n) for n in (1, 8)] == [2, 2]
+    assert [needed(0.5, n) for n in (1, 2, 3, 4, 8)] == [1, 1, 2, 2, 4]
+    assert needed(0.07, 100) == 7, "and not the eight of a rounding error"
+    share = Schedule.from_dict({"rounds": 1, "min_sites": 0.5})
+    assert Schedule.from_dict(json.loads(json.dumps(share.to_dict()))) == share
+
+
+@pytest.mark.parametrize("wrong", [0, 0.0, -1, 1.5, float("nan")])
+def test_another_number_of_sites_is_refused(wrong: float) -> None:
+    with pytest.raises(ConfigError, match="a number of sites from 1, or a share of them between 0 and 1"):
+        Schedule.from_dict({"rounds": 1, "min_sites": wrong})

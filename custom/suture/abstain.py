@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from suture.errors import ConfigError, DataError, LabelError, SutureError
+from suture.errors import ConfigError, DataError, LabelError, RescueFactorError, SutureError
 from suture.messages import Abstain, Payload, Reason
 from suture.training import NonFiniteLoss
 
@@ -40,6 +40,7 @@ _REASONS: tuple[tuple[type[BaseException], Reason], ...] = (
     (MissingState, "missing_state"),
     (ThreadsChanged, "threads"),
     (NonFiniteLoss, "non_finite_loss"),
+    (RescueFactorError, "rescue_factor"),
     (DataError, "data_fault"),
     (LabelError, "labels"),
     (ConfigError, "configuration"),

@@ -106,7 +106,7 @@ def _check_weights(update: Update, expected: Expectation) -> None:
     else:
         low, high = egress.weight
         high *= len(expected.own) if egress.over_classes else 1
-    _check_range("weight", update.weight, (low, high))
+    _check_range(egress.weight_name, update.weight, (low, high))
     rows = update.class_weights
     if isinstance(egress.class_weight, tuple):
         low, high = egress.class_weight

@@ -26,6 +26,10 @@ class RejectedUpdate(SutureError):
     """An update that does not match what its method declared; it never touches the global model."""
 
 
+class RescueFactorError(SutureError):
+    """A rescue factor (Fed-MAS) that cannot weight a mean: no positive, finite number."""
+
+
 class FederationError(SutureError):
     """A federation that cannot go on."""
 

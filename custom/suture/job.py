@@ -19,7 +19,7 @@ from suture.finetuning import FineTuning
 from suture.methods import method_class
 from suture.methods.contract import Method
 from suture.models import MODELS, ModelSpec, vocabulary_of
-from suture.plan import Plan, Schedule, Selection, code_hash
+from suture.plan import Plan, Quorum, Schedule, Selection, code_hash
 from suture.simulation import Simulation
 from suture.validation import parse
 
@@ -47,7 +47,7 @@ class Job:
     augmentation: Augmentation = dataclasses.field(default_factory=Augmentation)
     selection: Selection = "site_loss"
     patience: Annotated[int, Field(ge=1)] | None = None
-    min_sites: Annotated[int, Field(ge=1)] | None = None
+    min_sites: Quorum | None = None
     round_timeout: Annotated[int, Field(ge=1)] = 3600
     grace: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     max_failed_rounds: Annotated[int, Field(ge=1)] = 2

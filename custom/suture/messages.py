@@ -58,6 +58,7 @@ Reason = Literal[
     "non_finite_loss",
     "out_of_memory",
     "read_only",
+    "rescue_factor",
     "threads",
 ]
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 from pydantic.dataclasses import dataclass
 
 from suture.data.transforms import Augmentation
@@ -22,6 +23,23 @@ from suture.names import check_experiment
 from suture.validation import parse
 
 Selection = Literal["site_loss", "server_metric", "server_balanced_accuracy", "last"]
+
+
+def _whole_or_share(value: float) -> float:
+    if (value >= 1 and isinstance(value, int)) or 0 < value < 1:
+        return value
+    raise ValueError("is a number of sites from 1, or a share of them between 0 and 1")
+
+
+Quorum = Annotated[int | float, AfterValidator(_whole_or_share)]
+"""How many sites are enough: so many, or a share of them below 1."""
+
+
+def needed(quorum: Quorum | None, sites: int) -> int:
+    """Of so many sites, how many are enough: all of them where nothing is said; a share is rounded up."""
+    if quorum is None:
+        return sites
+    return quorum if isinstance(quorum, int) else max(1, math.ceil(round(quorum * sites, 9)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,7 +131,9 @@ class Schedule:
     Attributes:
         job, title: for people.
         rounds: communication rounds.
-        min_sites: usable updates that a round needs; None means every site that was accepted at the start.
+        min_sites: usable updates that a round needs, or a share (below 1) of the sites that were accepted at
+            the start, rounded up; None means every one of them. A run needs as many sites, or that share of
+            those asked, to start.
         round_timeout: seconds that a site has for a task.
         grace: seconds that a round waits for more updates once it has `min_sites`; None waits for all of
             them until the deadline. What comes later is dropped.
@@ -130,7 +150,7 @@ class Schedule:
     rounds: Annotated[int, Field(ge=1)]
     job: str = "job"
     title: str = "federated training"
-    min_sites: Annotated[int, Field(ge=1)] | None = None
+    min_sites: Quorum | None = None
     round_timeout: Annotated[int, Field(ge=1)] = 3600
     grace: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     selection: Selection = "site_loss"

@@ -25,6 +25,7 @@ JOB = Job(
     rounds=12,
     augmentation=Augmentation(flip=0.5, vertical_flip=0.5, rotation=10.0),
     selection="server_balanced_accuracy",
+    min_sites=0.5,
     simulation=IsicSites(clients=8, classes="all", partition="dirichlet"),
 )
 

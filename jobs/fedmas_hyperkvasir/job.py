@@ -28,6 +28,7 @@ JOB = Job(
     rounds=50,
     augmentation=Augmentation(flip=0.5, vertical_flip=0.5, rotation=10.0),
     selection="server_balanced_accuracy",
+    min_sites=0.5,
     simulation=HyperKvasirSites(),
 )
 

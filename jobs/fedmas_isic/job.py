@@ -1,10 +1,15 @@
 """Fed-MAS on ISIC 2019 as FLamby's centres: one site for each that has images here.
 
-Training lists are those of the paper's first fold; where only their images are there,
-`--set simulation.split=lesions` divides those. Point it at the data with SUTURE_DATA (its folders
-ham10000_112px and flamby_isic) or with `--set simulation.root=DIR --set simulation.lists=DIR`. The prior is
-EfficientNet-Lite0 (suture[lite]). The defaults fit a CPU. Nearest to the paper's own, whose Gaussian blur is
-not offered (docs/methods/fedmas.md), are
+With the official lists and the images of HAM10000 alone, which are all for training, the images that are
+there are divided:
+
+    suture run fedmas_isic --set simulation.split=lesions \\
+        --set simulation.root=DIR --set simulation.lists=DIR
+
+root and lists may be left out where SUTURE_DATA has the folders ham10000_112px and flamby_isic. With all
+images of ISIC 2019 the first setting may be left out too: the paper's lists of its first fold then train, and
+the others test. The prior is EfficientNet-Lite0 (suture[lite]). The defaults fit a CPU. Nearest to the
+paper's own, whose Gaussian blur is not offered (docs/methods/fedmas.md), are
 
     suture run fedmas_isic --set method.prior.name=moco_resnet50 --set method.prior.path=FILE \\
         --set model.projection=2048 --set model.name=resnet18 --set model.size=224 \\
@@ -33,6 +38,7 @@ JOB = Job(
     rounds=12,
     augmentation=Augmentation(flip=0.5, vertical_flip=0.5, rotation=10.0),
     selection="server_balanced_accuracy",
+    min_sites=0.5,
     simulation=FlambySites(),
 )
 

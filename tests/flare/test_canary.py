@@ -19,6 +19,7 @@ from one_site import OneSite
 from PIL import Image
 
 from suture.data.transforms import Augmentation
+from suture.errors import RescueFactorError
 from suture.flare.codec import from_shareable_, register
 from suture.messages import Abstain, Payload, Update
 from suture.methods.surgical import SurgicalAggregation
@@ -118,6 +119,7 @@ def raising(error: BaseException) -> Callable[..., Any]:
 FAILURES = {
     "out_of_memory": torch.OutOfMemoryError(f"CUDA ran out at {CANARY}"),
     "non_finite_loss": NonFiniteLoss(f"the loss of {CANARY}-1.png is no number"),
+    "rescue_factor": RescueFactorError(f"{CANARY}: the rescue factor of round 1 is nan"),
     "disk_full": OSError(errno.ENOSPC, "No space left on device", f"/data/{CANARY}.png"),
     "bug": ZeroDivisionError(f"{CANARY} / 0"),
     "torch": RuntimeError(f"shape mismatch in {CANARY}"),

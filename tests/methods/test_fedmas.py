@@ -18,7 +18,8 @@ from suture.labels import LabelSet, Task
 from suture.losses import balanced_ce
 from suture.messages import Payload, Update
 from suture.methods.contract import Context, GlobalModel, Phase
-from suture.methods.fedmas import FedMAS, by_class, distance, rescue_factor
+from suture.methods.fedmas import FedMAS
+from suture.methods.rescue import by_class, distance, rescue_factor
 from suture.models import ModelSpec
 from suture.models.classifier import Preprocessing
 from suture.packing import Packed

@@ -13,8 +13,9 @@ from test_fedmas import CNN, CTX, EVERY, METHOD, bench_of, literal_round, of_one
 from suture.messages import Payload
 from suture.methods.contract import Phase
 from suture.methods.fedavg import FedAvg
-from suture.methods.fedmas import FedMAS, distance
+from suture.methods.fedmas import FedMAS
 from suture.methods.local import loss_of, validation_loss
+from suture.methods.rescue import distance
 from suture.packing import Packed
 from suture.server.global_model import initial
 from suture.training import LocalTraining

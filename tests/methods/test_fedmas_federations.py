@@ -14,6 +14,7 @@ from suture.labels import LabelSet
 from suture.messages import Hello
 from suture.methods.fedmas import FedMAS
 from suture.models import ModelSpec, build
+from suture.packing import load, save
 from suture.priors import PriorSpec
 from suture.priors.prior import freeze
 from suture.priors.saved import save_prior
@@ -75,6 +76,58 @@ def test_a_site_with_another_checkpoint_ends_it_before_the_first_round(tiny: Any
     refused(federation, r"different priors \(alpha, gamma: [0-9a-f]{12}; beta: [0-9a-f]{12}\); give all")
     with_prior(federation, "beta", checkpoint(tmp_path / "same", 1))
     assert federation.run("again").round == 1
+
+
+def with_checkpoint(tiny: Any, tmp_path: Path) -> Any:
+    """A federation of a checkpoint that has done one round of two."""
+    spec = PriorSpec("checkpoint", str(checkpoint(tmp_path / "prior", 1)))
+    federation = tiny(replace(METHOD, prior=spec), model=WIDE, rounds=1)
+    federation.run()
+    federation.schedule = replace(federation.schedule, rounds=2)
+    return federation
+
+
+@pytest.mark.parametrize("sites", [("beta",), ("alpha", "beta", "gamma")])
+def test_a_run_is_not_continued_with_another_prior(sites: tuple[str, ...], tiny: Any, tmp_path: Path) -> None:
+    """Also where all sites have changed it together, which leaves nothing to compare among them."""
+    federation = with_checkpoint(tiny, tmp_path)
+    digest = json.loads((federation.folder / "run" / "run.json").read_text())["prior"]["digest"]
+    checkpoint(tmp_path / "other", 2)
+    for site in sites:
+        with_prior(federation, site, tmp_path / "other")
+    others = rf"\({', '.join(sites)}: [0-9a-f]{{12}}\)"
+    says = f"begun with the prior {digest[:12]}, and not all sites hold it {others}"
+    with pytest.raises(FederationError, match=says):
+        federation.run()
+    lines = (federation.folder / "run" / "history.jsonl").read_text().splitlines()
+    assert len(lines) == 1
+    for site in sites:
+        with_prior(federation, site, checkpoint(tmp_path / f"same-{site}", 1))
+    assert federation.run().round == 2
+
+
+def test_a_state_of_before_there_were_digests_is_continued(tiny: Any, tmp_path: Path) -> None:
+    federation = with_checkpoint(tiny, tmp_path)
+    states = federation.server().states
+    path = states.path(1)
+    old = load(path)
+    digest = old.header["roster"].pop("prior")
+    save(path, old)
+    server = federation.run()
+    assert server.round == 2
+    assert load(server.states.path(2)).header["roster"]["prior"] == digest
+
+
+def test_the_prior_is_in_the_states_the_record_and_the_report(tiny: Any, tmp_path: Path) -> None:
+    federation = with_checkpoint(tiny, tmp_path)
+    folder = federation.folder / "run"
+    held = json.loads((folder / "run.json").read_text())["prior"]
+    site = federation.sites()["alpha"]
+    assert held == {"name": "checkpoint", "digest": site._prior.digest}
+    header = load(federation.server().states.path(1)).header
+    assert header["roster"]["prior"] == held["digest"]
+    assert header["plan"]["hyperparameters"]["prior"]["name"] == "checkpoint"
+    assert f"checkpoint, digest {held['digest'][:12]}<" in (folder / "report.html").read_text()
 
 
 def test_weights_and_shares_of_each_round_are_in_metrics(tiny: Any) -> None:

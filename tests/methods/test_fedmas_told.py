@@ -12,7 +12,7 @@ from test_fedmas import CNN, CTX, EVERY, METHOD, bench_of
 from torch import Tensor
 
 from suture.diagnostics import FILE
-from suture.methods.fedmas import distance
+from suture.methods.rescue import distance
 from suture.packing import Packed, pack
 
 

@@ -13,9 +13,11 @@ from test_long_tailed_sites import prepared, tables, write_flamby, write_hyperkv
 from suture.config import load_site_config
 from suture.data import load_table
 from suture.data.flamby import LABELS
-from suture.job import Job
+from suture.errors import ConfigError
+from suture.job import Job, load_job, with_settings
 from suture.methods.fedavg import FedAvg
 from suture.models import ModelSpec
+from suture.plan import needed
 from suture.run import run_here
 from suture.simulation import AttributeSites, FlambySites, HyperKvasirSites
 from suture.training import LocalTraining
@@ -74,3 +76,29 @@ def test_long_tailed_sites_run(tmp_path: Path) -> None:
         else:
             assert metrics["attributes"] == {}
         assert set(metrics["local_models"]["sites"]) == set(metrics["sites"])
+
+
+def test_the_job_of_skin_tones_runs_on_a_few_images(tmp_path: Path) -> None:
+    """Its command, on small files; the prior is the one that needs no download."""
+    root, tones = write_flamby(tmp_path / "flamby"), write_tones(tmp_path)
+    data = [f"simulation.tones={tones}", f"simulation.root={root}", f"simulation.lists={root}"]
+    small = ["rounds=1", "model.name=cnn", "model.size=16", "model.projection=128"]
+    prior = ["method.prior.name=phantoms", "method.prior.size=32"]
+    job = with_settings(load_job("fedmas_tones"), [*data, *small, *prior])
+    run_here(job, "local", tmp_path / "r", resume=False, overwrite=False, threads=None)
+    run = json.loads((tmp_path / "r" / "run.json").read_text())
+    assert list(run["sites"]) == [f"isic-{i}" for i in range(4)]
+    assert run["prior"]["name"] == "phantoms"
+    metrics = json.loads((tmp_path / "r" / "metrics.json").read_text())
+    assert set(metrics["attributes"]["values"]) == {"light", "dark"}
+    assert min(metrics["weighting"]["mean_share"].values()) > 0
+    with pytest.raises(ConfigError, match=r"where are the skin tones\? Name their CSV with --set simulation"):
+        run_here(
+            load_job("fedmas_tones"), "local", tmp_path / "t", resume=False, overwrite=False, threads=None
+        )
+
+
+@pytest.mark.parametrize("name", ["fedmas_ham10000", "fedmas_hyperkvasir", "fedmas_isic", "fedmas_tones"])
+def test_half_of_the_sites_are_enough_for_fed_mas(name: str) -> None:
+    schedule = load_job(name).schedule()
+    assert [needed(schedule.min_sites, n) for n in (1, 4, 6, 8)] == [1, 2, 3, 4]

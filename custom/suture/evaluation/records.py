@@ -46,7 +46,12 @@ class Egress:
 
 @dataclass(frozen=True)
 class Run:
-    """run.json: what was run, by whom, and how it ended; `notes` are sentences for the reader."""
+    """run.json: what was run, by whom, and how it ended.
+
+    Attributes:
+        notes: sentences for the reader.
+        prior: name and digest of the frozen network that all sites held; empty where there was none.
+    """
 
     job: str
     title: str
@@ -70,6 +75,7 @@ class Run:
     augmentation: dict[str, Any] = field(default_factory=dict)
     task: str = "multilabel"
     notes: list[str] = field(default_factory=list)
+    prior: dict[str, str] = field(default_factory=dict)
 
     def owners(self, label: str) -> tuple[str, ...]:
         """The sites that know a class."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from suture.errors import ConfigError
 from suture.flare.recipe import FederationRecipe
 from suture.job import Job
+from suture.plan import needed
 
 
 def recipe_of(
@@ -29,7 +30,7 @@ def recipe_of(
         )
     name = experiment or f"{job.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     # Sites that are named are all needed, unless the job says how many are enough.
-    least = job.min_sites or max(len(sites), 1)
+    least = max(needed(job.min_sites, len(sites)), 1)
     return FederationRecipe(job.name, job.plan(name), job.schedule(), sites, least, bundle)
 
 

@@ -113,6 +113,7 @@ class Egress:
         head: names of the head's tensors, with the shape of one row.
         class_tensors: further tensors with one row per class.
         weight: closed range; `IMAGES` for the number of training images.
+        weight_name: what it is called where it is refused.
         class_weight: closed range of each class; `WEIGHT` or `OWNERS` for the site's own weight.
         over_classes: whether the weight is a sum over the site's classes; its upper end is then that of one.
         counts: the tasks in which a site also says, before round 1, how many images have each of its classes.
@@ -126,6 +127,7 @@ class Egress:
     head: Mapping[str, tuple[tuple[int, ...], str]]
     class_tensors: Mapping[str, tuple[tuple[int, ...], str]] = field(default_factory=dict)
     weight: Range | Literal["images"] = (1.0, 1.0)
+    weight_name: str = "weight"
     class_weight: Range | Literal["weight", "owners"] = (1.0, 1.0)
     over_classes: bool = False
     scalars: Mapping[str, Range] = field(default_factory=dict)

@@ -27,7 +27,6 @@ from dataclasses import field, replace
 from typing import Annotated, ClassVar, Literal
 
 import torch
-import torch.nn.functional as F
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
@@ -48,6 +47,7 @@ from suture.methods.contract import (
     weighted_mean,
 )
 from suture.methods.local import WHY, Best, in_phase, kept_moments, loss_of, trained
+from suture.methods.rescue import FARTHEST, LEAST, Rescue, by_class, check_rescue, distance, rescue_factor
 from suture.models import ModelSpec
 from suture.models.classifier import Classifier, Layout
 from suture.models.norm import NormPolicy
@@ -56,13 +56,8 @@ from suture.priors import PRIORS, Prior, PriorSpec, check_width
 from suture.priors.cache import cached_features
 from suture.training import LocalTraining, Workbench, fit, ready_inputs, training_batches
 
-Rescue = Literal["paper", "normalised"]
-
 CLIP = 5.0
 """Largest norm of a step's gradient in the published program."""
-
-FARTHEST = 4.0
-"""The largest distance, of opposite directions."""
 
 PRIOR = "prior"
 """Name of the prior's features among a batch's inputs, ``[n, d]``."""
@@ -76,7 +71,8 @@ class FedMAS(Method):
         prior: the frozen network. Every site must hold the same one.
         local: Adam, learning rate 3e-4, 10 epochs (ISIC); for HyperKvasir SGD from 0.1 down to 1e-4.
         batch_norm: ``average`` or ``frozen``.
-        distillation: lambda_f; 0 leaves the projector as it begins.
+        distillation: lambda_f; with 0 the projector has no gradient (but from a second head), and only its
+            batch norm's running statistics and weight decay move it.
         rescue: the rescue factor as in the ``paper``, or ``normalised`` as in the published program.
         aggregation: by the ``rescue`` factor (MAS), or by numbers of ``images``, as FedAvg does.
         prior_view: what the prior sees while the model trains: the ``same`` augmented image as the model, or
@@ -122,7 +118,8 @@ class FedMAS(Method):
         return Egress(
             layout.shared,
             layout.head,
-            weight=IMAGES if by_images else (1e-12, self._most),
+            weight=IMAGES if by_images else (LEAST, self._most),
+            weight_name="weight" if by_images else "weight (the rescue factor)",
             class_weight=WEIGHT,
             over_classes=not by_images and self.rescue == "paper",
             prior=True,
@@ -173,6 +170,7 @@ class FedMAS(Method):
         weight = float(len(site.samples["train"]))
         if self.aggregation == "rescue":
             weight = rescue_factor(before, watch.while_training(), self.rescue)
+            check_rescue(weight, site.name, ctx.round)
         done = trained(site, received, ctx, fitted)
         return replace(done, weight=weight, class_weights=weight * ones(received.labels)), fitted.moments
 
@@ -187,18 +185,6 @@ _WHY = WHY | {
     "weight": "RF, the rescue factor: how much the site counts in the mean",
     "class_weights": "the same for every row",
 }
-
-
-def distance(y: Tensor, target: Tensor) -> Tensor:
-    """Eq. 1, image by image: ``[n, d]`` twice to ``[n]`` in [0, `FARTHEST`]."""
-    return 2 - 2 * (F.normalize(y, dim=1) * F.normalize(target, dim=1)).sum(dim=1)
-
-
-def rescue_factor(before: Tensor, during: Tensor, reading: Rescue) -> float:
-    """Eq. 3, of w and v ``[c]``; classes without images are 0 in both."""
-    if reading == "normalised":
-        before, during = (v / v.sum().clamp(min=1e-12) for v in (before, during))
-    return float((before * during).sum())
 
 
 class Divergence:
@@ -274,11 +260,6 @@ class Divergence:
             images = train.inputs["image"]
             site.cache[PRIOR] = cached_features(self._prior, images, site.cache_dir, site.device, site.name)
         return site.cache[PRIOR]
-
-
-def by_class(each: Tensor, y: Tensor) -> Tensor:
-    """The sum of a number of each image ``[n]`` over the images of each class, ``[c]``."""
-    return (each.unsqueeze(1) * (y == 1)).sum(dim=0).double().cpu()
 
 
 def prior_of(site: Workbench) -> Prior:

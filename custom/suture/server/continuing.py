@@ -6,11 +6,14 @@ import json
 import logging
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from suture.errors import ConfigError, SutureError
+from suture.methods.contract import GlobalModel
 from suture.packing import Packed, load
 from suture.plan import Plan
+from suture.server.global_model import unpack_model
 from suture.server.selection import Best
 from suture.store import Rounds
 from suture.validation import flat
@@ -25,6 +28,40 @@ _SAME = {
     "augmentation": "augmentation",
 }
 """The parts of a plan that a later job may not change, with the word that a job has for each."""
+
+
+@dataclass(frozen=True)
+class Begun:
+    """Where an experiment stands that is continued.
+
+    Attributes:
+        round: that was committed last.
+        header: of its state.
+    """
+
+    round: int
+    model: GlobalModel
+    header: Mapping[str, Any]
+
+    @property
+    def prior(self) -> str | None:
+        """Digest of the frozen network that it was begun with; None without one, and in older states."""
+        digest: str | None = self.header.get("roster", {}).get("prior")
+        return digest
+
+
+def begun(states: Rounds, plan: Plan) -> Begun | None:
+    """The newest state of an experiment, None before there is one.
+
+    Raises:
+        ConfigError: it was begun with another plan; names the setting.
+    """
+    found = states.newest()
+    if found is None:
+        return None
+    number, packed = found
+    refuse_another(packed.header.get("plan", {}), begun_with(plan), plan.experiment)
+    return Begun(number, unpack_model(packed), packed.header)
 
 
 def begun_with(plan: Plan) -> dict[str, Any]:

@@ -45,11 +45,13 @@ class Roster:
         members: by site name.
         labels: every class that a site knows or once knew, sorted.
         task: what every site says it is.
+        prior: digest of the frozen network that all of them hold, where the method has one.
     """
 
     members: Mapping[str, Member]
     labels: Labels
     task: Task = "multilabel"
+    prior: str | None = None
 
     def owners(self) -> dict[str, tuple[str, ...]]:
         """For each class, the sites that know it, in order."""
@@ -94,6 +96,7 @@ class Roster:
         return {
             "labels": list(self.labels),
             "task": self.task,
+            "prior": self.prior,
             "members": {
                 site: {"own": list(m.own), "names": list(m.names), "n": dict(m.n), "threads": m.threads}
                 for site, m in self.members.items()
@@ -106,6 +109,7 @@ def agree(
     previous: Labels,
     label_map: Mapping[str, str],
     accept: bool | tuple[str, ...],
+    prior: str | None = None,
 ) -> Roster:
     """The roster of the sites that introduced themselves.
 
@@ -114,17 +118,19 @@ def agree(
         previous: classes of the model so far; a class whose last owner left keeps its row.
         label_map: site spelling to federation name.
         accept: look-alike names that are different classes on purpose; True accepts all.
+        prior: digest that the run was begun with, where that is known.
 
     Raises:
         LabelError: two names of a site become one.
         FederationError: names of different sites are nearly the same and nobody said what they are, some
-            sites are multilabel and some multiclass, or they hold different priors.
+            sites are multilabel and some multiclass, or they hold different priors, or another than the run
+            was begun with.
     """
     tasks = {hello.task: site for site, hello in sorted(hellos.items())}
     if len(tasks) > 1:
         told = " and ".join(f"{site} is {task}" for task, site in sorted(tasks.items()))
         raise FederationError(f"{told}; one federation trains one task: set [data] task alike")
-    _refuse_other_priors(hellos)
+    held = _one_prior(hellos, prior)
     renamed = {canonical(spelling): canonical(name) for spelling, name in label_map.items()}
     members = {}
     for site, hello in sorted(hellos.items()):
@@ -138,19 +144,27 @@ def agree(
         protection = {str(name): value for name, value in hello.protection.items()}
         members[site] = Member(hello.labels, names, n, hello.threads, protection)
     labels = {n for m in members.values() for n in m.names} | set(previous)
-    roster = Roster(members, tuple(sorted(labels)), next(iter(tasks), "multilabel"))
+    roster = Roster(members, tuple(sorted(labels)), next(iter(tasks), "multilabel"), held)
     _refuse_lookalikes(roster, accept)
     return roster
 
 
-def _refuse_other_priors(hellos: Mapping[str, Hello]) -> None:
-    """Numbers that sites measure against different networks do not compare."""
+def _one_prior(hellos: Mapping[str, Hello], begun: str | None) -> str | None:
+    """The digest that all sites hold: numbers that they measure against different networks do not compare."""
     held: dict[str | None, list[str]] = {}
     for site, hello in sorted(hellos.items()):
         held.setdefault(hello.prior, []).append(site)
+    told = {digest: f"{', '.join(sites)}: {(digest or 'none')[:12]}" for digest, sites in held.items()}
+    if others := "; ".join(text for digest, text in told.items() if begun and digest != begun):
+        raise FederationError(
+            f"the experiment was begun with the prior {begun:.12}, and not all sites hold it ({others}); "
+            "give these the same file, or begin a new experiment"
+        )
     if len(held) > 1:
-        groups = "; ".join(f"{', '.join(sites)}: {(digest or 'none')[:12]}" for digest, sites in held.items())
-        raise FederationError(f"the sites hold different priors ({groups}); give all of them the same file")
+        raise FederationError(
+            f"the sites hold different priors ({'; '.join(told.values())}); give all of them the same file"
+        )
+    return next(iter(held), None)
 
 
 def _refuse_lookalikes(roster: Roster, accept: bool | tuple[str, ...]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from suture.check import Expectation
 from suture.errors import FederationError
@@ -19,15 +19,15 @@ from suture.methods.contract import ClassFacts, Context, GlobalModel
 from suture.models.classifier import Layout
 from suture.names import check_sites
 from suture.packing import Packed
-from suture.plan import Plan, Schedule, context
+from suture.plan import Plan, Schedule, context, needed
 from suture.server.assignment import assignments
-from suture.server.continuing import begun_with, read_best, refuse_another, still_there
+from suture.server.continuing import Begun, begun, begun_with, read_best, still_there
 from suture.server.global_model import initial, pack_model, unpack_model, with_labels
 from suture.server.inbox import Inbox, Intake, Line, told
 from suture.server.record import Record
 from suture.server.roster import Member, Roster, agree
 from suture.server.selection import MEASURED_HERE, Best, HeldOut, Standings, check_selection
-from suture.server.welcome import introduce, noted, welcome
+from suture.server.welcome import held_prior, introduce, noted, welcome
 from suture.store import Rounds
 
 log = logging.getLogger(__name__)
@@ -81,40 +81,39 @@ class Server:
         """Agrees on the labels with the sites that introduced themselves, and starts or continues.
 
         Raises:
-            FederationError: a site that the job needs did not introduce itself, or labels are not settled.
+            FederationError: a site that the job needs did not introduce itself, labels are not settled, or a
+                site holds another prior than the others, or than the experiment was begun with.
             ConfigError: the experiment was begun with another plan.
         """
         lines = self.inbox.close(missing)
         hellos = welcome(self.inbox.hellos(), lines, self.schedule.min_sites)
-        found = self.states.newest()
-        previous = unpack_model(found[1]) if found else None
-        self.roster = agree(
-            hellos, previous.labels if previous else (), self.schedule.label_map, self.schedule.accept_labels
-        )
-        if found and previous:
-            self._restore(found[0], found[1].header)
-            self.model = with_labels(previous, self.roster.labels, self.plan)
+        found = begun(self.states, self.plan)
+        previous, prior = (found.model.labels, found.prior) if found else ((), None)
+        self.roster = agree(hellos, previous, self.schedule.label_map, self.schedule.accept_labels, prior)
+        if found:
+            self._restore(found)
+            self.model = with_labels(found.model, self.roster.labels, self.plan)
         else:
             self.model = initial(self.plan, self.roster.labels, self.roster.task)
             self._commit(0)
         if self.held_out:
             self.held_out.check_groups(self.roster.labels)
         self._facts = self.plan.method.class_facts(self.roster.census(hellos))
-        self.record.update(task=self.roster.task, notes=noted(self.model, self.plan, self._facts))
+        self.record.update(task=self.roster.task, prior=held_prior(self.plan, self.roster))
+        self.record.update(notes=noted(self.model, self.plan, self._facts))
         self.record.rewind(self.round)
-        added = [name for name in self.roster.labels if previous and name not in previous.labels]
+        added = [name for name in self.roster.labels if found and name not in previous]
         refused = {s: str(x["reason"]) for s, x in lines.items() if s not in hellos}
         introduce(self.record, self.roster, self.known, self.round, self.schedule.rounds, added, refused)
 
-    def _restore(self, number: int, header: Mapping[str, Any]) -> None:
-        refuse_another(header.get("plan", {}), begun_with(self.plan), self.plan.experiment)
-        self.round = number
-        self.standings = Standings.from_dict(header["standings"])
-        self.standings.best = still_there(self.standings.best, self.states, number)
-        self._pending = header["pending"]
-        self._holders = set(header["holders"])
+    def _restore(self, found: Begun) -> None:
+        self.round = found.round
+        self.standings = Standings.from_dict(found.header["standings"])
+        self.standings.best = still_there(self.standings.best, self.states, found.round)
+        self._pending = found.header["pending"]
+        self._holders = set(found.header["holders"])
         self._keep_best()
-        log.info("continuing after round %d", number)
+        log.info("continuing after round %d", found.round)
 
     @property
     def known(self) -> Mapping[str, Member]:
@@ -124,7 +123,7 @@ class Server:
     @property
     def quorum(self) -> int:
         """Usable updates that a round needs."""
-        return self.schedule.min_sites or len(self.roster.members)
+        return needed(self.schedule.min_sites, len(self.roster.members))
 
     def intake(self) -> Intake:
         """What the transport hands the answers of the open exchange to."""

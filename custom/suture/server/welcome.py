@@ -8,19 +8,22 @@ from suture.errors import FederationError
 from suture.messages import Hello
 from suture.methods.contract import ClassFacts, GlobalModel
 from suture.models.norm import norm_names
-from suture.plan import Plan
+from suture.plan import Plan, Quorum, needed
 from suture.server.global_model import classifier
 from suture.server.inbox import Line, told
 from suture.server.record import Record
 from suture.server.roster import Member, Roster
 
 
-def welcome(hellos: Mapping[str, Hello], lines: dict[str, Line], min_sites: int | None) -> dict[str, Hello]:
+def welcome(
+    hellos: Mapping[str, Hello], lines: dict[str, Line], min_sites: Quorum | None
+) -> dict[str, Hello]:
     """The sites that can take part.
 
     Args:
         hellos: of the sites that introduced themselves.
         lines: one for each site that was asked; that of a site without training images is changed.
+        min_sites: of `Schedule`.
 
     Raises:
         FederationError: there are too few; says why each one is missing.
@@ -28,7 +31,7 @@ def welcome(hellos: Mapping[str, Hello], lines: dict[str, Line], min_sites: int 
     for site in [s for s, hello in hellos.items() if not hello.n.get("train")]:
         lines[site] |= {"status": "rejected", "reason": "it has no training images"}
     welcomed = {s: hello for s, hello in hellos.items() if hello.n.get("train")}
-    if len(welcomed) < (min_sites or len(lines)):
+    if len(welcomed) < needed(min_sites, len(lines)):
         refused = {s: line["reason"] for s, line in lines.items() if s not in welcomed}
         raise FederationError(f"the federation cannot start; {told(refused)}")
     return welcomed
@@ -71,6 +74,13 @@ def introduce(
     )
     for note in record.run["notes"]:
         record.event("note", text=note)
+
+
+def held_prior(plan: Plan, roster: Roster) -> dict[str, str]:
+    """The name and digest of the frozen network that all sites hold; empty where the method has none."""
+    if plan.method.prior is None or roster.prior is None:
+        return {}
+    return {"name": plan.method.prior.name, "digest": roster.prior}
 
 
 def noted(model: GlobalModel, plan: Plan, facts: ClassFacts) -> list[str]:
