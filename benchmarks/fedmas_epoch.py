@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from suture.data.batch import Samples
+from suture.data.table import Split
 from suture.data.transforms import Augmentation
 from suture.labels import LabelSet
 from suture.messages import Payload
@@ -47,7 +48,7 @@ def site_of(model: ModelSpec, prior: PriorSpec) -> Workbench:
     shape = (IMAGES, 3 if model.color else 1, model.size, model.size)
     image = torch.randint(0, 256, shape, generator=g, dtype=torch.uint8)
     y = torch.nn.functional.one_hot(torch.randint(0, 8, (IMAGES,), generator=g), 8).float()
-    samples = {"train": Samples({"image": image}, y, tuple(map(str, range(IMAGES))))}
+    samples: dict[Split, Samples] = {"train": Samples({"image": image}, y, tuple(map(str, range(IMAGES))))}
     held = load_prior(prior)
     network = build(replace(model, projection=held.width), LABELS, 1, pretrained=False)
     augmentation = Augmentation(flip=0.5, vertical_flip=0.5, rotation=10.0)
@@ -91,7 +92,7 @@ def main() -> None:
     """Prints medians, and what is left when all parts that are to be expected are taken off."""
     torch.set_num_threads(1)
     table = Table("model, prior", box=None)
-    rows = []
+    rows: list[list[str | float]] = []
     for model, prior in (
         (ModelSpec("cnn", size=64), PriorSpec("phantoms")),
         (ModelSpec("resnet_small", size=64, color=True), PriorSpec("efficientnet_lite0", size=96)),
@@ -110,7 +111,7 @@ def main() -> None:
     for name in (*(f"{n}, s" for n in names), "same / parts", "cold / parts", "warm / parts"):
         table.add_column(name)
     for row in rows:
-        table.add_row(row[0], *(f"{value:.2f}" for value in row[1:]))
+        table.add_row(*(cell if isinstance(cell, str) else f"{cell:.2f}" for cell in row))
     console = Console(width=200)
     console.print(machine())
     console.print(table)

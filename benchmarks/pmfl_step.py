@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from suture.config import DataConfig, PrivacyConfig, SiteConfig, StorageConfig
+from suture.config import DataConfig, SiteConfig, StorageConfig
 from suture.data.batch import Samples
 from suture.data.one_task import one_task
 from suture.data.site import load_samples
@@ -35,6 +35,7 @@ from suture.methods.pmfl import PMFL
 from suture.models import ModelSpec, build
 from suture.models.classifier import Classifier
 from suture.plan import Plan, Schedule, code_hash
+from suture.privacy import PrivacyConfig
 from suture.server.open import open_server
 from suture.site import Site
 from suture.training import Workbench

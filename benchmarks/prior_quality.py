@@ -47,7 +47,8 @@ Part = tuple[Tensor, NDArray[np.intp]]
 def parts_of(folder: Path, size: int, most: int) -> dict[str, Part]:
     """The sites' training images, and what the server holds, at most some of each class, drawn at random."""
     configs = {p.parent.name: load_site_config(p) for p in sorted(folder.glob("*/suture.toml"))}
-    found = {name: load_samples(config, ModelSpec("resnet_small", size), name) for name, config in configs.items()}
+    read = ModelSpec("resnet_small", size)
+    found = {name: load_samples(config, read, name) for name, config in configs.items()}
     labels = {labels.names for labels, _ in found.values()}
     if len(labels) != 1:
         raise SystemExit(f"{folder}: the sites know different classes; a probe needs the same ones")
@@ -67,15 +68,16 @@ def parts_of(folder: Path, size: int, most: int) -> dict[str, Part]:
 
 def untrained(backbone: str, size: int, images: Tensor, seed: int) -> Prior:
     """A network as it begins, batch norm's statistics taken from some images."""
-    spec = ModelSpec(backbone, size, color=images.shape[1] == 3).preprocessing
+    model = ModelSpec(backbone, size, color=images.shape[1] == 3)
+    spec = model.preprocessing
     with seeded(seed):
-        network, width = MODELS[backbone].build(spec.channels, size, None)
+        network, width = MODELS[backbone].build(model, None)
     for module in network.modules():
         if isinstance(module, nn.BatchNorm2d):
             module.momentum = None  # the mean over all batches
     with torch.no_grad():
         drawn = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))[:1024]
-        for batch in images[drawn].split(128):
+        for batch in torch.split(images[drawn], 128):
             network.train()(spec(batch))
     return freeze(backbone, network, width, spec, f"{backbone} before training")
 

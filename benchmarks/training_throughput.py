@@ -45,12 +45,12 @@ def bare(site: Workbench, local: LocalTraining, round_: int) -> None:
     model.train()
     optimiser = torch.optim.Adam(model.parameters(), lr=local.lr)
     shuffle, noise = torch.Generator().manual_seed(round_), torch.Generator().manual_seed(round_)
-    for rows in torch.randperm(len(samples), generator=shuffle).split(local.batch_size):
+    for rows in torch.split(torch.randperm(len(samples), generator=shuffle), local.batch_size):
         image = augment(site.prepare(samples.inputs["image"][rows]), noise, MILD)
         y = samples.y[rows]
         loss = torch.nn.functional.binary_cross_entropy_with_logits(model({"image": image}), y)
         optimiser.zero_grad(set_to_none=True)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimiser.step()
 
 
