@@ -116,8 +116,8 @@ class Egress:
         weight_name: what it is called where it is refused.
         class_weight: closed range of each class; `WEIGHT` or `OWNERS` for the site's own weight.
         over_classes: whether the weight is a sum over the site's classes; its upper end is then that of one.
-        counts: the tasks in which a site also says, before round 1, how many images have each of its classes.
-        prior: whether it says, before round 1, which frozen network it holds.
+        counts: the tasks in which a site says before round 1 how many images have each of its classes.
+        prior: whether it says then which frozen network it holds.
         scalars: names and closed ranges of the numbers that leave.
         losses: further ones, mean losses of the round; a site withholds them as it does its training loss.
         why: a sentence for the report, what each part is for.
@@ -161,8 +161,7 @@ class ClassFacts:
     """What the server says to all sites of each class.
 
     Attributes:
-        tensors: by name, ``[len(labels)]`` each.
-        notes: for the report.
+        tensors, notes: by name, ``[len(labels)]`` each; and sentences for the report.
     """
 
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
@@ -173,8 +172,7 @@ class Method(ABC):
     """The contract. A method states its paper, what a site may see, and its two halves.
 
     Class attributes:
-        name: word of the registry and the command line.
-        title, paper: for people.
+        name, title, paper: the registry's and the command line's word for it, and people's.
         label_view: ``own``, a site sees the rows of its own classes only; ``all``, it sees every class of
             the federation, which its configuration must permit.
         personal: what stays at the site: ``nothing``, its ``head``, or its whole ``model``. A personal
@@ -193,8 +191,7 @@ class Method(ABC):
         share: the part of the model that crosses; None for all of it. The rest of a site's model is its own.
         keep_local: whether a site also keeps the model that it trained in the best round, before the merge,
             and in the end measures both on its test data; of methods with a global model.
-        local: how a site trains.
-        batch_norm: what happens to batch norm.
+        local, batch_norm: how a site trains, and what happens to batch norm.
     """
 
     name: ClassVar[str]
@@ -290,8 +287,8 @@ class Method(ABC):
 
         Args:
             previous: the model that this round started from.
-            updates: the accepted updates in the order of the sites' names, read one at a time; label names
-                are the server's. They can be walked through once.
+            updates: accepted ones in the order of the sites' names, under the server's names of the classes;
+                they can be walked through once.
         """
 
 
