@@ -63,8 +63,7 @@ class Context:
     """Where a federation stands; the same for every site of a round.
 
     Attributes:
-        round: from 1.
-        phase_round: the same within the phase.
+        round, phase_round: from 1, of the run and within the phase.
     """
 
     round: int
