@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from suture.config import SiteConfig
-from suture.data.batch import Samples
+from suture.data.batch import Samples, columns
 from suture.data.site import load_samples
 from suture.data.table import Split
 from suture.data.transforms import Augmentation
@@ -125,9 +125,9 @@ def evaluate(
         "evaluation", model.to(device), samples, prepare, Augmentation(), torch.device(device), batch_size=256
     )
     logits = predict(bench, part)
-    part = _matched(part, own, model.labels)
+    part = columns(part, own, model.labels)
     y, ranked = part.y.numpy(), ranking(logits, model.labels.task).numpy()
-    columns = [labels.index(name) for name in tested]
+    where = [labels.index(name) for name in tested]
     known = {name: [c for c in tested if c in group] for name, group in (groups or {}).items()}
     return Evaluated(
         labels,
@@ -135,20 +135,11 @@ def evaluate(
         y,
         probabilities(logits.double(), model.labels.task).numpy().astype(np.float32),
         part.patients,
-        score_classes(tested, y[:, columns], ranked[:, columns], part.patients, BOOTSTRAP),
+        score_classes(tested, y[:, where], ranked[:, where], part.patients, BOOTSTRAP),
         tuple(name for name in own if name not in labels),
         _together(tested, part, logits, model.labels),
         {name: _together(some, part, logits, model.labels) for name, some in known.items() if some},
     )
-
-
-def _matched(part: Samples, own: LabelSet, labels: LabelSet) -> Samples:
-    """The samples with labels [n, len(labels)], NaN where the data do not know a class."""
-    y = torch.full((len(part), len(labels)), torch.nan)
-    for column, position in enumerate(own.align(labels)):
-        if position >= 0:
-            y[:, column] = part.y[:, position]
-    return replace(part, y=y)
 
 
 def _together(names: Sequence[str], part: Samples, logits: Tensor, labels: LabelSet) -> Together:
