@@ -8,8 +8,8 @@ from pathlib import Path
 
 from suture.errors import ConfigError
 from suture.experiment.pool import do_runs
-from suture.experiment.runs import DATA, Result, Run, cells, final_runs, read_result, tuning_runs
-from suture.experiment.spec import Experiment, Preset, Value
+from suture.experiment.runs import Result, Run, cells, final_runs, read_result, tuning_runs
+from suture.experiment.spec import DATA, Experiment, Preset, Value
 
 Cell = tuple[str, str]
 """A row, and the value of the series as text."""

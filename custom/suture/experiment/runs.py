@@ -11,14 +11,11 @@ from typing import Any
 
 from suture.errors import ConfigError, DataError
 from suture.experiment.settings import changed, settings_done, settings_now
-from suture.experiment.spec import Experiment, ExternalTest, Preset, Settings, Value
+from suture.experiment.spec import DATA, Experiment, ExternalTest, Preset, Settings, Value
 from suture.files import write_json
 
 GLOBAL = "global"
 """The model of a run that leaves one, among the models of a test."""
-
-DATA = "{data}"
-"""Stands for the data root in a setting."""
 
 
 @dataclass(frozen=True)

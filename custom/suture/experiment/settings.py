@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from suture.experiment.spec import DATA
 from suture.job import load_job, with_settings
 from suture.validation import flat
 
@@ -18,7 +19,7 @@ _SCHEDULE = ("rounds", "selection", "patience")
 def settings_done(done: Path, data_root: Path | None) -> dict[str, Any]:
     """The settings that a run in the folder `done` was made with, by dotted name; paths with ``{data}``."""
     text = (done / "job.json").read_text()
-    content = json.loads(text if data_root is None else text.replace(str(data_root), "{data}"))
+    content = json.loads(text if data_root is None else text.replace(str(data_root), DATA))
     return _settings(content["plan"], content["schedule"], content.get("simulation", {}))
 
 

@@ -11,6 +11,9 @@ from pydantic.dataclasses import dataclass
 from suture.errors import unknown
 from suture.messages import STRICT
 
+DATA = "{data}"
+"""Stands for the data root in a setting."""
+
 Value = str | int | float | bool | None | list[Any] | dict[str, Any]
 Settings = dict[str, Value]
 Group = Literal["mean", "shared", "unique"]

@@ -13,7 +13,7 @@ from suture.config import DataConfig, SiteConfig, StorageConfig
 from suture.errors import FederationError
 from suture.evaluation.metrics import ClassScore
 from suture.experiment.runs import GLOBAL
-from suture.experiment.spec import ExternalTest
+from suture.experiment.spec import DATA, ExternalTest
 from suture.simulation.machine import this_machine
 from suture.validation import parse
 
@@ -116,5 +116,5 @@ def site_config(name: str, test: ExternalTest, work: Path, data_root: Path | Non
 
 def _filled(value: Any, data_root: Path | None) -> Any:
     if isinstance(value, str) and data_root is not None:
-        return value.replace("{data}", str(data_root))
+        return value.replace(DATA, str(data_root))
     return value
