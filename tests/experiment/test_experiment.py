@@ -13,7 +13,7 @@ from kept_by_hand import SPEC, experiment, result
 from suture.errors import ConfigError, DataError, FederationError
 from suture.experiment.conduct import chosen, collect, conduct
 from suture.experiment.loading import known_experiments, load_experiment
-from suture.experiment.pool import do_runs
+from suture.experiment.pool import Place, do_runs
 from suture.experiment.render import write_tables
 from suture.experiment.runs import Run, final_runs, keep_result, read_result, tuning_runs
 from suture.experiment.spec import OWN_COLUMNS, Experiment
@@ -106,19 +106,53 @@ def test_tuning_chooses_by_validation_and_reuses_its_runs(tmp_path: Path) -> Non
     assert not collect(spec, preset, tmp_path).results["theirs", "None"]
 
 
-def test_a_run_selected_by_balanced_accuracy_is_tuned_by_it(tmp_path: Path) -> None:
-    run, done = Run("ours", None, "demo", {"seed": 1}), tmp_path / "done"
-    done.mkdir()
-    facts = {"status": "finished", "selected_round": 1, "sites": {}, "versions": {}, "finished": "now"}
-    measured = {"loss": None, "auroc": 0.9, "server_auroc": 0.8, "server_balanced_accuracy": 0.3}
-    (done / "history.jsonl").write_text(json.dumps({"round": 1, "seconds": 1.0, "validation": measured}))
-    (done / "metrics.json").write_text("{}")
+RUN = Run("ours", None, "demo", {"seed": 1})
+FACTS = {
+    "status": "finished",
+    "method": {"personal": "nothing"},
+    "selected_round": 1,
+    "sites": {},
+    "versions": {},
+    "finished": "now",
+}
+
+
+@pytest.fixture
+def done(tmp_path: Path) -> Path:
+    """The folder of a finished run, without run.json and history.jsonl."""
+    folder = tmp_path / "done"
+    folder.mkdir()
+    (folder / "metrics.json").write_text("{}")
     job = load_job("demo")
     content = {"plan": job.plan("done").to_dict(), "schedule": job.schedule().to_dict()}
-    (done / "job.json").write_text(json.dumps(content))
+    (folder / "job.json").write_text(json.dumps(content))
+    return folder
+
+
+def test_a_run_selected_by_balanced_accuracy_is_tuned_by_it(done: Path, tmp_path: Path) -> None:
+    measured = {"loss": None, "auroc": 0.9, "server_auroc": 0.8, "server_balanced_accuracy": 0.3}
+    (done / "history.jsonl").write_text(json.dumps({"round": 1, "seconds": 1.0, "validation": measured}))
     for selection, tunes in {"server_metric": 0.8, "server_balanced_accuracy": 0.3}.items():
-        (done / "run.json").write_text(json.dumps({**facts, "selection": selection}))
-        assert keep_result(tmp_path / "kept", run, done).validation == tunes
+        (done / "run.json").write_text(json.dumps({**FACTS, "selection": selection}))
+        assert keep_result(tmp_path / "kept", RUN, done).validation == tunes
+
+
+def test_models_of_the_sites_own_are_tuned_by_the_rounds_that_they_are_of(done: Path, tmp_path: Path) -> None:
+    """a keeps round 1 (.5; .7), b round 2 (.1; .8), whatever the mean of a round says; c measured nothing."""
+
+    def line(number: int, a: tuple[float, float], b: tuple[float, float]) -> dict[str, Any]:
+        sites = {s: {"validation_loss": x, "validation_auroc": y} for s, (x, y) in {"a": a, "b": b}.items()}
+        validation = {"loss": (a[0] + b[0]) / 2, "auroc": (a[1] + b[1]) / 2}
+        return {"round": number, "seconds": 1.0, "validation": validation, "sites": {**sites, "c": {}}}
+
+    history = [line(1, (0.5, 0.7), (0.3, 0.6)), line(2, (0.6, 0.9), (0.1, 0.8))]
+    (done / "history.jsonl").write_text("\n".join(json.dumps(x) for x in history))
+    (done / "run.json").write_text(json.dumps({**FACTS, "method": {"personal": "model"}}))
+    kept = keep_result(tmp_path / "kept", RUN, done)
+    assert kept.validation == pytest.approx((0.7 + 0.8) / 2)
+    assert kept.validation_loss == pytest.approx((0.5 + 0.1) / 2)
+    (done / "run.json").write_text(json.dumps({**FACTS, "method": {"personal": "head"}}))
+    assert keep_result(tmp_path / "kept", RUN, done).validation == pytest.approx((0.7 + 0.6) / 2)
 
 
 def test_a_row_that_cannot_be_tuned_is_named_with_its_run(tmp_path: Path) -> None:
@@ -206,6 +240,26 @@ def test_runs_are_done_once_and_failures_are_told(tmp_path: Path) -> None:
     wrong = Run("ours", None, "demo", {"method": "surgical", "rounds": 0, "seed": 1})
     with pytest.raises(FederationError, match=r"1 of 1 runs failed(.|\n)*rounds"):
         do_runs([wrong], kept, work, None, 1, said.append)
+
+
+def test_what_two_runs_failed_of_before_they_trained_ends_the_others(tmp_path: Path) -> None:
+    (tmp_path / "data" / "nih").mkdir(parents=True)
+    set_ = {"simulation.root": "{data}/nih"}
+    spec = experiment(job="surgical_nih", presets={"tiny": {"note": "", "seeds": [1, 2, 3], "set": set_}})
+    said: list[str] = []
+    with pytest.raises(FederationError) as raised:
+        conduct(spec, spec.preset(None), tmp_path, tmp_path / "work", tmp_path / "data", 1, said.append)
+    assert str(raised.value).startswith("2 of 6 runs failed, 4 were not begun\n")
+    assert f"{tmp_path / 'data' / 'nih'} has no Data_Entry_2017*.csv*; put it there" in str(raised.value)
+    assert sum(line.startswith("begins") for line in said) == 2
+
+
+def test_what_runs_warn_of_is_passed_on_once(tmp_path: Path) -> None:
+    said: list[str] = []
+    place = Place(tmp_path, tmp_path, None, {}, said.append)
+    place.warn("/nih: 9 rows have no image\n\n")
+    place.warn("/nih: 9 rows have no image\nanother\n")
+    assert said == ["warning: /nih: 9 rows have no image", "warning: another"]
 
 
 def test_a_data_root_is_asked_for_before_anything_is_run(tmp_path: Path) -> None:

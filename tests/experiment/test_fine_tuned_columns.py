@@ -189,6 +189,7 @@ def test_columns_that_contradict_the_pairs_are_refused(
 
 def test_what_became_of_the_model_is_kept_to_six_digits(tmp_path: Path) -> None:
     facts = {"status": "finished", "selected_round": 1, "sites": {}, "versions": {}, "finished": None}
+    facts["method"] = {"personal": "nothing"}
     line = {"round": 1, "seconds": 1.0, "validation": {"auroc": None, "loss": None}}
     job = with_settings(load_job("pmfl_openi"), ["model.vocabulary=clinical"])
     begun = {"plan": job.plan("x").to_dict(), "schedule": job.schedule().to_dict()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,11 +11,14 @@ import tomli_w
 
 from kept_by_hand import SPEC, experiment, result
 from suture.data.nih import LABELS as NIH
+from suture.data.transforms import SURGICAL
 from suture.errors import ConfigError
 from suture.experiment.conduct import collect, conduct
-from suture.experiment.loading import load_experiment
+from suture.experiment.loading import known_experiments, load_experiment
 from suture.experiment.render import write_tables
 from suture.experiment.runs import final_runs
+from suture.job import load_job, with_settings
+from suture.training import LocalTraining
 
 TINY = SPEC["presets"]["tiny"]
 AWAY = {"away": {"data": {"dataset": "nih", "root": "{data}/a", "table": "{data}/a.csv"}}}
@@ -81,8 +85,10 @@ def test_the_simulations_of_2024_also_test_on_mimic_lt_and_freeze_batch_norm_of_
 def test_the_sites_of_midl_have_rates_of_their_own_in_a_federation_alone(name: str) -> None:
     spec = load_experiment(name)
     runs = {run.row: run.settings for run in final_runs(spec, spec.preset("paper"), {})}
-    own = {row for row, settings in runs.items() if "simulation.learning_rates" in settings}
-    assert own == {"partial", "surgical"}
+    key = "simulation.learning_rates"
+    own = {row: settings[key] for row, settings in runs.items() if key in settings}
+    rates = {"nih": 1e-5, "chexpert": 5e-5}
+    assert own == {"partial": rates, "surgical": rates}
     assert {settings["method.local.lr"] for settings in runs.values()} == {5e-5}
 
 
@@ -125,3 +131,27 @@ def test_kept_runs_need_no_data(tmp_path: Path) -> None:
     kept.unlink()
     with pytest.raises(ConfigError, match=f"/nih: {'ours' if row == 'surgical' else 'theirs'}$"):
         conduct(spec, spec.preset(None), tmp_path / "kept", tmp_path / "work", tmp_path, 1, lambda _: None)
+
+
+PAPER = LocalTraining(lr=5e-5, epochs=1, batch_size=64, optimiser="adam", warmup_epochs=15, warmup_lr=5e-3)
+SURGICAL_PAPERS = [n for n in known_experiments() if n.startswith(("chest_", "midl_", "nih_"))]
+
+
+@pytest.mark.parametrize("name", SURGICAL_PAPERS)
+def test_the_presets_of_surgical_aggregation_are_the_papers_settings(name: str) -> None:
+    """Kulkarni et al. 2024, Sec. 3.4, and MIDL 2023, Sec. 3: 150 epochs of Adam after a warm-up of the head.
+
+    The range of the augmentations and the hidden block are the program's.
+    """
+    spec = load_experiment(name)
+    for run in final_runs(spec, spec.preset("paper"), {}):
+        job = with_settings(load_job(run.job), run.arguments(Path("/data"))[1::2])
+        model = job.model
+        assert (model.name, model.size, model.weights) == ("densenet121", 224, "download")
+        assert (model.hidden, model.dropout) == (256, 0.3)
+        assert (job.augmentation, job.rounds) == (SURGICAL, 1 + 150)
+        local = job.method.local
+        decays = {"final_lr": 1e-5} if run.row.endswith("decay") else {}
+        assert local == replace(PAPER, **decays)
+        pooled = job.method.pooled or job.method.personal == "model"
+        assert not pooled or job.method.batch_norm == "average", "the paper's references train batch norm"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import shutil
 from pathlib import Path
@@ -9,12 +10,14 @@ from typing import Any
 
 import pytest
 
-from suture.errors import FederationError
+from official import write_mimic, write_nih
+from suture.errors import DataError, FederationError
 from suture.experiment.pool import do_runs
 from suture.experiment.runs import GLOBAL, Result, Run, final_runs
 from suture.experiment.spec import Column, Experiment, ExternalTest
 from suture.experiment.table import areas_of, mean_of, why_undefined
-from suture.experiment.testing import models_of, site_config
+from suture.experiment.testing import absent_tests, check_tests, models_of, site_config
+from suture.simulation.nih import nih_config
 from suture.validation import parse
 
 TESTS = {
@@ -124,6 +127,7 @@ def test_models_are_found_and_tested_after_their_run(tmp_path: Path) -> None:
     assert sum(line.startswith("begins") for line in said) == 2
     assert set(ours) == {GLOBAL}
     assert len(ours[GLOBAL]["auroc"]) == 10
+    assert ours[GLOBAL]["n"] == table.read_text().count(",test") == 21
     low, high = ours[GLOBAL]["mean_interval"]
     assert low <= mean_of(spec, "ours", results[runs[0].name], spec.columns[0]) <= high
     assert ours[GLOBAL]["intervals"].keys() == ours[GLOBAL]["auroc"].keys()
@@ -139,6 +143,57 @@ def test_models_are_found_and_tested_after_their_run(tmp_path: Path) -> None:
     spoilt.write_text(json.dumps({**json.loads(spoilt.read_text()), "untested": {"away": "x"}}))
     do_runs(runs[:1], *places)
     assert f"delete {spoilt} and {tmp_path / 'work' / runs[0].name}" in said[-1]
+
+
+def nih_and_mimic(root: Path) -> dict[str, ExternalTest]:
+    """Small releases as they are given out, with the names that they have there, and tests on them."""
+    table = write_nih(root / "nih") / "Data_Entry_2017.csv"
+    table.rename(table.with_name("Data_Entry_2017_v2020.csv"))
+    (root / "nih" / "images").rename(root / "nih" / "images_001")
+    for path in list(write_mimic(root / "mimic").glob("*.csv")):
+        path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
+        path.unlink()
+    studies = "{data}/mimic/mimic-cxr-2.0.0-chexpert.csv"
+    data = {
+        "nih": {"dataset": "nih", "root": "{data}/nih", "split": "patients", "partial": True},
+        "mimic": {"dataset": "mimic", "root": "{data}/mimic", "table": studies, "lists": "{data}/mimic"},
+    }
+    return {name: ExternalTest(described) for name, described in data.items()}
+
+
+def test_releases_are_found_as_they_are_given_out(tmp_path: Path) -> None:
+    tests = nih_and_mimic(tmp_path)
+    assert absent_tests(tests, tmp_path) == {}
+    check_tests(tests, tmp_path)
+    config = site_config("nih", tests["nih"], Path(), tmp_path)
+    assert config.data == nih_config(tmp_path / "nih", config.data.seed)
+    (tmp_path / "nih" / "Data_Entry_2017_v2020.csv").unlink()
+    assert absent_tests(tests, tmp_path) == {"nih": "{data}/nih/Data_Entry_2017*.csv*"}
+    assert absent_tests(tests, tmp_path / "other") == {
+        "nih": "{data}/nih/Data_Entry_2017*.csv*",
+        "mimic": "{data}/mimic/mimic-cxr-2.0.0-chexpert.csv",
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "says"),
+    [
+        ("nih", "nih/Data_Entry_2017_v2020.csv", "is empty"),
+        ("mimic", "mimic/mimic-cxr-2.0.0-metadata.csv.gz", "metadata"),
+    ],
+)
+def test_a_test_that_cannot_be_read_is_told_before_anything_is_run(
+    name: str, file: str, says: str, tmp_path: Path
+) -> None:
+    tests = nih_and_mimic(tmp_path)
+    path = tmp_path / file
+    path.unlink() if name == "mimic" else path.write_text("")
+    run = Run("ours", None, "demo", {"seed": 1}, tests)
+    said: list[str] = []
+    with pytest.raises(DataError, match=f"test '{name}': .*{says}"):
+        do_runs([run], tmp_path / "kept", tmp_path / "work", tmp_path, 1, said.append)
+    assert not said
+    assert not (tmp_path / "work").exists()
 
 
 def test_a_test_set_is_part_of_a_runs_name() -> None:

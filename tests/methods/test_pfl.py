@@ -60,7 +60,7 @@ def test_heads_never_leave_their_sites(tiny: Any) -> None:
     assert not (server.record.folder / "model").exists()
 
 
-def test_fedbn_keeps_batch_norm_at_the_site_and_fedavg_does_not(tiny: Any) -> None:
+def test_fedbn_keeps_batch_norm_at_the_site(tiny: Any) -> None:
     name = "fixed/backbone.norm1.running_mean"
     local = tiny(PersonalisedFL(local=FAST, batch_norm="local"))
     server = local.run()
@@ -68,6 +68,14 @@ def test_fedbn_keeps_batch_norm_at_the_site_and_fedavg_does_not(tiny: Any) -> No
     assert not torch.equal(alpha, beta)
     assert not any("norm" in key for key in server.model.shared)
     assert torch.equal(server.model.fixed["backbone.norm1.running_mean"], torch.zeros(16))
+
+
+def test_fedavg_averages_batch_norm_and_keeps_the_head_alone(tiny: Any) -> None:
+    averaged = tiny(PersonalisedFL(local=FAST))
+    server, kept = averaged.run(), states(averaged.folder, "alpha")
+    assert not torch.equal(server.model.shared["backbone.norm1.running_mean"], torch.zeros(16))
+    assert "fixed/head.weight" in kept
+    assert not any("norm" in key for key in kept if key.startswith("fixed/"))
 
 
 def test_the_server_cannot_select_models_that_lie_at_the_sites(tiny: Any) -> None:
@@ -165,6 +173,7 @@ def test_each_site_keeps_its_own_best_round(tiny: Any) -> None:
     for site in federation.sites():
         losses = {line["round"]: line["sites"][site]["validation_loss"] for line in lines}
         assert server.standings.of(site) == min(losses, key=lambda r: (losses[r], r))
+        assert all(0 <= line["sites"][site]["validation_auroc"] <= 1 for line in lines)
         described = json.loads(
             (federation.folder / "run" / "sites" / site / "model" / "model.json").read_text()
         )

@@ -98,6 +98,7 @@ class SiteRound:
     bytes_up: int = 0
     train_loss: Number = None
     validation_loss: Number = None
+    validation_auroc: Number = None
     seconds: Number = None
     scalars: dict[str, Number] = field(default_factory=dict)
     rows: dict[str, Number] = field(default_factory=dict)

@@ -10,6 +10,7 @@ from suture.evaluation.breakdown import Figures, by_attribute, by_frequency, loc
 from suture.evaluation.metrics import ClassScore, mean_defined
 
 Source = Literal["server test set", "sites' test data"]
+AT_SERVER: Source = "server test set"
 
 
 def summarise(

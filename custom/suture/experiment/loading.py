@@ -62,6 +62,7 @@ def _check(experiment: Experiment, path: Path) -> None:
     for column in experiment.columns:
         if column.test is not None and column.test not in experiment.tests:
             raise unknown(f"test of column {column.name!r} of {path}", column.test, experiment.tests)
+    _check_steady(experiment, path)
     _check_tasks(experiment, path)
     _check_drawings(experiment, path)
     heads = {column.name for column in experiment.columns}
@@ -69,6 +70,23 @@ def _check(experiment: Experiment, path: Path) -> None:
         for head in described.published:
             if head not in heads:
                 raise unknown(f"published column of {described.name!r} in {path}", head, heads)
+
+
+def _check_steady(experiment: Experiment, path: Path) -> None:
+    """Rows that the series does not change.
+
+    Raises:
+        ConfigError: there is no series, or a column whose classes it changes.
+    """
+    steady = [name for name, row in experiment.rows.items() if row.steady]
+    groups = [column.name for column in experiment.columns if column.group != "mean"]
+    if steady and not experiment.series:
+        raise ConfigError(f"{path}: row {steady[0]!r} is steady, and there is no series; remove steady")
+    if steady and groups:
+        raise ConfigError(
+            f"{path}: row {steady[0]!r} is steady, and the series changes which classes column {groups[0]!r} "
+            "is about; remove one of the two"
+        )
 
 
 def _check_tasks(experiment: Experiment, path: Path) -> None:

@@ -10,12 +10,13 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Event, Lock
 
 from suture.errors import FederationError, SutureError
 from suture.experiment.runs import Result, Run, keep_result, read_result
-from suture.experiment.testing import absent_tests, test_models
+from suture.experiment.testing import absent_tests, check_tests, test_models
 from suture.simulation.machine import this_machine
 
 
@@ -29,6 +30,7 @@ class Place:
         data_root: stands for ``{data}``.
         absent: tests whose data are not there, with the path that was looked for.
         say: told of each run that begins and ends.
+        warned: what runs have warned of; the same of many runs is told once.
     """
 
     results: Path
@@ -36,6 +38,14 @@ class Place:
     data_root: Path | None
     absent: Mapping[str, str]
     say: Callable[[str], None]
+    warned: set[str] = field(default_factory=set)
+
+    def warn(self, text: str) -> None:
+        """Passes on what a finished run wrote to its standard error."""
+        for line in text.splitlines():
+            if line.strip() and line not in self.warned:
+                self.warned.add(line)
+                self.say(f"warning: {line}")
 
 
 def do_runs(
@@ -57,7 +67,9 @@ def do_runs(
 
     Raises:
         ConfigError: a job has been edited since a run of it was kept.
-        FederationError: naming the runs that failed; the others have been done.
+        DataError: the data of a test are there and cannot be read; nothing has been run.
+        FederationError: naming the runs that failed. The others have been done, unless two failed alike
+            before anything was trained.
     """
     wanted = {run.name: run for run in runs}
     missing = [run for run in wanted.values() if read_result(results, run) is None]
@@ -65,6 +77,8 @@ def do_runs(
     place = Place(results, work, data_root, absent_tests(tests, data_root), say)
     for name, path in place.absent.items():
         say(f"warning: test {name!r} is left out: there is no {path} (data root: {data_root})")
+    needed = {name for run in missing for name in run.tests}
+    check_tests({n: t for n, t in tests.items() if n in needed and n not in place.absent}, data_root)
     say(f"{len(wanted)} runs, {len(wanted) - len(missing)} of them done before")
     _do_all(missing, place, at_once)
     for run in wanted.values():
@@ -75,28 +89,42 @@ def do_runs(
 
 def _do_all(runs: Sequence[Run], place: Place, at_once: int) -> None:
     failed: dict[str, list[str]] = {}  # the same error of many runs is told once
+    left: list[Run] = []
+    lock, hopeless = Lock(), Event()
+
+    def attempt(run: Run) -> None:
+        if hopeless.is_set():
+            left.append(run)
+            return
+        try:
+            _do(run, place)
+        except SutureError as error:
+            place.say(f"failed: {run.name}: {str(error).splitlines()[-1]}")
+            with lock:
+                alike = failed.setdefault(str(error), [])
+                alike.append(run.name)
+                if len(alike) > 1 and not (place.work / run.name / "history.jsonl").exists():
+                    hopeless.set()
+
     with ThreadPoolExecutor(at_once) as pool:
-        futures = {pool.submit(_do, run, place): run for run in runs}
+        futures = [pool.submit(attempt, run) for run in runs]
         try:
             for future in as_completed(futures):
-                try:
-                    future.result()
-                except SutureError as error:
-                    failed.setdefault(str(error), []).append(futures[future].name)
-                    place.say(f"failed: {futures[future].name}: {str(error).splitlines()[-1]}")
+                future.result()
         except KeyboardInterrupt:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
     if failed:
         told = "\n".join(f"{', '.join(names)}: {error}" for error, names in failed.items())
-        raise FederationError(f"{sum(map(len, failed.values()))} of {len(runs)} runs failed\n{told}")
+        others = f", {len(left)} were not begun" if left else ""
+        raise FederationError(f"{sum(map(len, failed.values()))} of {len(runs)} runs failed{others}\n{told}")
 
 
 def _do(run: Run, place: Place) -> None:
     out, began = place.work / run.name, time.monotonic()
     place.say(f"begins: {run.name} ({run.row}{'' if run.x is None else f', {run.x}'})")
     if not _finished(out):
-        _start(run, out, place.data_root)
+        place.warn(_start(run, out, place.data_root))
     there = {name: test for name, test in run.tests.items() if name not in place.absent}
     tests = test_models(there, out, place.work, place.data_root)
     untested = {name: place.absent[name] for name in run.tests if name in place.absent}
@@ -133,7 +161,12 @@ def _finished(out: Path) -> bool:
     return not (out / "sites" / "targets").exists() or (out / "tuned.json").exists()
 
 
-def _start(run: Run, out: Path, data_root: Path | None) -> None:
+def _start(run: Run, out: Path, data_root: Path | None) -> str:
+    """Does the run, and returns what it wrote to its standard error.
+
+    Raises:
+        FederationError: it failed; says what it wrote.
+    """
     if (out / "run.json").exists():
         how = ["--resume"]
     else:
@@ -153,3 +186,4 @@ def _start(run: Run, out: Path, data_root: Path | None) -> None:
         raise FederationError(
             process.stderr.strip().removeprefix("error: ")[-2000:] or f"exit code {process.returncode}"
         )
+    return process.stderr

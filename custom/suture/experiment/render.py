@@ -10,12 +10,15 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
+from suture.evaluation.formats import count
+from suture.evaluation.summary import AT_SERVER
 from suture.experiment.conduct import Outcome
 from suture.experiment.drawings import drawn
 from suture.experiment.figure import draw, draw_curves
 from suture.experiment.fine_tuned import shown, task_cells
+from suture.experiment.runs import Result
 from suture.experiment.spec import OWN_COLUMNS, Column, Experiment, Preset, Value
-from suture.experiment.table import DASH, Figure, Line, class_means, lines, over_series, shows_interval
+from suture.experiment.table import DASH, Figure, class_means, lines, over_series, shows_interval
 from suture.files import atomic_write
 
 MARKS = "ns p ≥ .05, * p < .05, ** p < .01, *** p < .001; † differences that are not normal (Shapiro-Wilk)"
@@ -116,7 +119,7 @@ def stem_of(experiment: Experiment, preset: Preset, name: str) -> str:
 def main_table(experiment: Experiment, preset: Preset, outcome: Outcome) -> Table:
     """A line for each row and value of the series."""
     notes, columns, drawn_up = Notes(), experiment.columns_in(preset), lines(experiment, preset, outcome)
-    published = any(line.published for line in drawn_up)
+    published = not experiment.series and any(line.published for line in drawn_up)
     heads = [
         *([experiment.series.label] if experiment.series else []),
         "method",
@@ -132,7 +135,7 @@ def main_table(experiment: Experiment, preset: Preset, outcome: Outcome) -> Tabl
             *(text for c in columns for text in notes.cells(line.figures[c.name])),
             *([_value(line.tuned)] if preset.tune else []),
             str(line.runs),
-            *([_published(line)] if published else []),
+            *([_published(line.published, columns)] if published else []),
         ]
         for line in drawn_up
     ]
@@ -162,8 +165,14 @@ def series_table(experiment: Experiment, preset: Preset, outcome: Outcome) -> Ta
         for row, figure in over_series(experiment, preset, outcome, column).items():
             rows[row] += notes.cells(figure)
     heads = ["method", *(head for column in columns for head in (column.name, "p"))]
+    published = {row: _published(experiment.rows[row].published, columns) for row in rows}
+    if set(published.values()) != {DASH}:
+        heads.append("published")
+        rows = {row: [*cells, published[row]] for row, cells in rows.items()}
+    steady = [row.name for row in experiment.rows.values() if row.steady]
     caption = (
         "Over all values of the series, compared run by run; the figure has these marks beside its lines."
+        + (f" {', '.join(steady)}: the run at the first value stands at all of them." if steady else "")
     )
     return Table(caption, heads, list(rows.values()), notes.lines())
 
@@ -199,7 +208,8 @@ def task_table(experiment: Experiment, preset: Preset, outcome: Outcome) -> Tabl
 
 def preamble(experiment: Experiment, preset: Preset, outcome: Outcome, name: str) -> list[tuple[str, str]]:
     """What the figures are, how they were made and what they cost."""
-    results = [result for cell in outcome.results.values() for result in cell.values()]
+    kept = (result for cell in outcome.results.values() for result in cell.values())
+    results = list({json.dumps(result.run["settings"], sort_keys=True): result for result in kept}.values())
     size = experiment.name_of(preset)
     settings = {**experiment.set, **preset.set}
     hours = sum(result.seconds for result in results) / 3600
@@ -211,6 +221,8 @@ def preamble(experiment: Experiment, preset: Preset, outcome: Outcome, name: str
         ("seeds", ", ".join(map(str, preset.seeds))),
         ("cost", f"{len(results)} runs in the table, {hours:.1f} hours of one thread"),
     ]
+    if images := _tested_on(experiment.columns_in(preset), results):
+        facts.append(("tested on", images))
     if preset.tune:
         tried = ", ".join(map(_value, preset.tune.values))
         by_classes = any(result.validation_balanced_accuracy is not None for result in results)
@@ -218,6 +230,22 @@ def preamble(experiment: Experiment, preset: Preset, outcome: Outcome, name: str
         how = f"{preset.tune.key} of {tried}, by {judge} of seed {preset.tune.seed}"
         facts.append(("tuned", how))
     return [*facts, ("note", experiment.note)] if experiment.note else facts
+
+
+def _tested_on(columns: Sequence[Column], results: Sequence[Result]) -> str:
+    """How many images each test set has; says so where the runs of one table differ in it."""
+    sizes: dict[str, set[int]] = {}
+    for result in results:
+        if result.metrics.get("source") == AT_SERVER and any(column.test is None for column in columns):
+            sizes.setdefault("", set()).add(result.metrics["n"])
+        for name, models in result.tests.items():
+            sizes.setdefault(f"{name}: ", set()).update(m["n"] for m in models.values() if "n" in m)
+    mixed = " (NOT the same for all runs: delete their results, and make them again)"
+    return "; ".join(
+        f"{name}{' or '.join(map(count, sorted(found)))} images{mixed if len(found) > 1 else ''}"
+        for name, found in sizes.items()
+        if found
+    )
 
 
 def markdown(
@@ -246,9 +274,10 @@ def p_text(figure: Figure) -> str:
     return "< .001" if p < 0.001 else f"{p:.{digits}f}".removeprefix("0")
 
 
-def _published(line: Line) -> str:
-    several = len(line.published) > 1
-    return "; ".join(f"{k}: {v}" if several else v for k, v in line.published.items()) or DASH
+def _published(values: Mapping[str, str], columns: Sequence[Column]) -> str:
+    """What the paper printed in these columns; with their names, where there are several."""
+    heads = [column.name for column in columns]
+    return "; ".join(f"{k}: {v}" if len(heads) > 1 else v for k, v in values.items() if k in heads) or DASH
 
 
 def _value(value: Value) -> str:

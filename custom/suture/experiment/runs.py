@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from suture.errors import ConfigError, DataError
+from suture.evaluation.metrics import mean_defined
 from suture.experiment.settings import changed, settings_done, settings_now
 from suture.experiment.spec import DATA, Experiment, ExternalTest, Preset, Settings, Value
 from suture.files import write_json
@@ -106,7 +107,8 @@ def values_of(experiment: Experiment, preset: Preset) -> tuple[Value, ...]:
 
 
 def _run(experiment: Experiment, preset: Preset, row: str, x: Value, seed: int, extra: Settings) -> Run:
-    series: Settings = {experiment.series.key: x} if experiment.series else {}
+    at = values_of(experiment, preset)[0] if experiment.rows[row].steady else x
+    series: Settings = {experiment.series.key: at} if experiment.series else {}
     # The method first: another one forgets hyperparameters that it does not have.
     settings = {
         **experiment.rows[row].set,
@@ -203,8 +205,7 @@ def keep_result(
     """
     facts = _facts(done)
     history = [json.loads(line) for line in (done / "history.jsonl").read_text().splitlines()]
-    selected = next((r for r in history if r["round"] == facts["selected_round"]), None)
-    measured = selected["validation"] if selected else {"auroc": None, "loss": None}
+    measured = _validation(history, facts)
     auroc = measured["auroc"] if measured.get("server_auroc") is None else measured["server_auroc"]
     metrics = json.loads((done / "metrics.json").read_text())
     for key in ("intervals", "counts"):
@@ -235,6 +236,22 @@ def _facts(done: Path) -> dict[str, Any]:
     if facts.get("status") != "finished":
         raise DataError(f"{done} holds no finished run ({facts.get('status')}: {facts.get('error')})")
     return facts
+
+
+def _validation(history: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The validation figures of the models that are kept: of one round, or of each site's own best one."""
+    if facts["method"]["personal"] != "model":
+        selected = next((r for r in history if r["round"] == facts["selected_round"]), None)
+        return selected["validation"] if selected else {"auroc": None, "loss": None}
+    best: dict[str, Mapping[str, Any]] = {}
+    for line in history:
+        for site, own in line["sites"].items():
+            loss = own.get("validation_loss")
+            if loss is not None and (site not in best or loss < best[site]["validation_loss"]):
+                best[site] = own
+    return {
+        key: mean_defined(own.get(f"validation_{key}") for own in best.values()) for key in ("auroc", "loss")
+    }
 
 
 def _about(run: Run, facts: Mapping[str, Any]) -> dict[str, Any]:

@@ -29,13 +29,15 @@ class Row:
         set: settings of the job, as of `suture run --set`.
         site: of methods that leave a model at each site, the site whose model the row is about; by default
             the one that a test set is at home at, and else all of them.
-        published: what the paper printed, by column.
+        published: what the paper printed, by column; of a series, over all of its values.
+        steady: the values of the series do not change it: its run at the first one stands at all of them.
     """
 
     name: str
     set: Settings = field(default_factory=dict)
     site: str | None = None
     published: dict[str, str] = field(default_factory=dict)
+    steady: bool = False
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -43,7 +45,8 @@ class ExternalTest:
     """A test set of its own, beside what a run measures by itself.
 
     Attributes:
-        data: as under [data] of a suture.toml; ``{data}`` in a text stands for the data root.
+        data: as under [data] of a suture.toml; ``{data}`` in a text stands for the data root. Where that of
+            ``nih`` has no `table`, `root` is the folder of the release, and both are found in it.
         home: the site that its training images are at.
     """
 

@@ -10,11 +10,13 @@ from typing import Any
 
 from suture.analysis.evaluate import Evaluated, evaluate
 from suture.config import DataConfig, SiteConfig, StorageConfig
-from suture.errors import FederationError
+from suture.data import load_table
+from suture.errors import DataError, FederationError, SutureError
 from suture.evaluation.metrics import ClassScore
 from suture.experiment.runs import GLOBAL
 from suture.experiment.spec import DATA, ExternalTest
 from suture.simulation.machine import this_machine
+from suture.simulation.nih import nih_release
 from suture.validation import parse
 
 
@@ -29,8 +31,24 @@ def absent_tests(tests: Mapping[str, ExternalTest], data_root: Path | None) -> d
         data = site_config(name, test, Path(), data_root).data
         for key, path in (("root", data.root), ("table", data.table)):
             if not path.exists():
-                found[name] = str(test.data.get(key, path))
+                found[name] = str(test.data.get(key) or _unfilled(path, data_root))
     return found
+
+
+def check_tests(tests: Mapping[str, ExternalTest], data_root: Path | None) -> None:
+    """Reads the table of every test, before anything is trained.
+
+    Args:
+        tests: those whose data are there.
+
+    Raises:
+        DataError: one cannot be read; names the test.
+    """
+    for name, test in tests.items():
+        try:
+            load_table(site_config(name, test, Path(), data_root).data)
+        except SutureError as error:
+            raise DataError(f"test {name!r}: {error}") from error
 
 
 def test_models(
@@ -63,13 +81,14 @@ def figures(done: Evaluated) -> dict[str, Any]:
 
     Returns:
         ``auroc`` and ``intervals`` (95 %, over patients) of each class that the model has learned, null where
-        undefined; the classes of the data that it has not learned, ``unlearned``; of all classes together
-        ``loss`` and ``mean_interval``, and in ``groups`` the same of those of several sites and of one.
+        undefined; the classes of the data that it has not learned, ``unlearned``; ``n`` images; ``loss`` and
+        ``mean_interval`` of all classes, and in ``groups`` those of the classes of several sites and of one.
     """
     return {
         "auroc": {name: score.auroc for name, score in done.classes.items()},
         "intervals": {name: _bounds(score) for name, score in done.classes.items()},
         "unlearned": list(done.unlearned),
+        "n": len(done.patients),
         "loss": done.loss,
         "mean_interval": done.interval,
         "groups": {
@@ -110,8 +129,18 @@ def site_config(name: str, test: ExternalTest, work: Path, data_root: Path | Non
         ConfigError: its data are described wrongly.
     """
     filled = {key: _filled(value, data_root) for key, value in test.data.items()}
+    if filled.get("dataset") == "nih" and "root" in filled and "table" not in filled:
+        table, images = nih_release(Path(filled["root"]))
+        filled |= {"table": table, "root": images}
+    if "table" in filled and not Path(filled["table"]).exists():
+        zipped = Path(f"{filled['table']}.gz")  # as PhysioNet gives it out
+        filled |= {"table": zipped} if zipped.exists() else {}
     data = parse(DataConfig, filled, f"tests.{name}.data")
     return SiteConfig(data=data, storage=StorageConfig(state=work, cache=work / "tests"))
+
+
+def _unfilled(path: Path, data_root: Path | None) -> str:
+    return str(path) if data_root is None else str(path).replace(str(data_root), DATA)
 
 
 def _filled(value: Any, data_root: Path | None) -> Any:

@@ -10,7 +10,7 @@ from suture.evaluation import breakdown
 from suture.evaluation.metrics import mean_defined
 from suture.evaluation.pseudo_labels import run_away
 from suture.evaluation.records import Round, read_history
-from suture.evaluation.summary import Source, across_sites, summarise
+from suture.evaluation.summary import AT_SERVER, Source, across_sites, summarise
 from suture.evaluation.weighting import weighting
 from suture.messages import Figures, Metrics
 from suture.methods.contract import GlobalModel
@@ -56,7 +56,7 @@ def _figures(
     source: Source
     bounds = None
     if held_out and held_out.has("test") and not personal:
-        (found, bounds), source = held_out.tested(model, selected, _BOOTSTRAP), "server test set"
+        (found, bounds), source = held_out.tested(model, selected, _BOOTSTRAP), AT_SERVER
     else:
         found, source = together(server.roster, tested, selected), "sites' test data"
     return summarise(

@@ -190,7 +190,9 @@ class Server:
         losses = {s: m.loss for s, m in metrics.items() if m.loss is not None}
         for site, value in losses.items():
             newcomer = {"status": "missing", "reason": "joined after this round"}
-            self._pending["sites"].setdefault(site, newcomer)["validation_loss"] = value
+            own = mean_defined(score.auroc for score in metrics[site].classes.values())
+            line = self._pending["sites"].setdefault(site, newcomer)
+            line |= {"validation_loss": value, "validation_auroc": own}
         areas = across_sites({s: self.roster.classes_from_site(s, m) for s, m in metrics.items()})
         loss, auroc = mean_defined(losses.values()), mean_defined(s.auroc for s in areas.values())
         self._pending["validation"] |= {"loss": loss, "auroc": auroc}

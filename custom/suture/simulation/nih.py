@@ -80,17 +80,21 @@ def nih_config(
     Raises:
         ConfigError: the folder has no table.
     """
-    tables = sorted(root.glob("Data_Entry_2017*.csv*"))
-    if not tables:
-        raise ConfigError(
-            f"{root} has no Data_Entry_2017*.csv; name the folder with --set simulation.root=DIR"
-        )
+    table, images = nih_release(root)
+    if not table.exists():
+        raise ConfigError(f"{root} has no {table.name}; put it there, or name the folder that has it")
     return DataConfig(
         dataset="nih",
-        root=images_in(root),
-        table=tables[0],
+        root=images,
+        table=table,
         labels=labels,
         split=split,
         seed=seed,
         partial=True,
     )
+
+
+def nih_release(root: Path) -> tuple[Path, Path]:
+    """The table and the images of a folder of NIH ChestX-ray14; of one without a table, what it is called."""
+    pattern = "Data_Entry_2017*.csv*"
+    return next(iter(sorted(root.glob(pattern))), root / pattern), images_in(root)
