@@ -11,13 +11,14 @@ import pytest
 
 from kept_by_hand import SPEC, experiment, result
 from suture.errors import ConfigError, DataError, FederationError
-from suture.experiment.conduct import chosen, collect, conduct
+from suture.experiment.conduct import collect, conduct
 from suture.experiment.loading import known_experiments, load_experiment
 from suture.experiment.pool import Place, do_runs
 from suture.experiment.render import write_tables
 from suture.experiment.runs import Run, final_runs, keep_result, read_result, tuning_runs
 from suture.experiment.spec import OWN_COLUMNS, Experiment
 from suture.experiment.table import class_means, lines
+from suture.experiment.tuning import chosen
 from suture.job import load_job, with_settings
 
 
@@ -221,7 +222,8 @@ def test_runs_are_done_once_and_failures_are_told(tmp_path: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in kept.iterdir()}
     assert len(before) == 2
     assert all(path.stat().st_size < 8_000 for path in before)
-    assert not list(work.glob("*/sites"))
+    left = {path.name for path in work.glob("*/sites/**/*")}
+    assert left == {"server", "labels.csv", "suture.toml", "phantom.json"}  # no images, no states
     conduct(spec, spec.preset(None), kept, work, None, 2, said.append)
     assert {path: path.stat().st_mtime_ns for path in kept.iterdir()} == before
     assert said[-1] == "2 runs, 2 of them done before"

@@ -10,9 +10,10 @@ from kept_by_hand import experiment, result
 from suture.evaluation.statistics import Comparison
 from suture.experiment.conduct import collect
 from suture.experiment.figure import _series
-from suture.experiment.render import p_text, write_tables
+from suture.experiment.render import write_tables
 from suture.experiment.runs import final_runs
 from suture.experiment.table import Figure, lines, over_series
+from suture.experiment.tabular import p_text
 
 
 def test_a_series_is_drawn_over_its_values(tmp_path: Path) -> None:

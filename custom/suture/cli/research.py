@@ -158,6 +158,7 @@ def experiment(
     render: Annotated[bool, typer.Option("--render", help="Only render what is there.")] = False,
 ) -> None:
     """Do the missing runs of a paper's table or figure, and render it."""
+    from suture.experiment.by_class import compare_rows
     from suture.experiment.conduct import collect, conduct
     from suture.experiment.drawings import write_drawings
     from suture.experiment.loading import load_experiment
@@ -177,6 +178,7 @@ def experiment(
         if not render:
             place = Place(kept, work, root, absent_tests(chosen.tests, root), _say)
             write_drawings(chosen, size, place, results, stem_of(chosen, size, stem))
+            compare_rows(chosen, size, place)
     finally:  # a drawing that cannot be made costs no table
         for path in write_tables(chosen, size, collect(chosen, size, kept), results, stem):
             console.print(f"written: {path}", soft_wrap=True, highlight=False)

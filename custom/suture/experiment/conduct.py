@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from suture.errors import ConfigError
+from suture.experiment.by_class import Kept, compared_rows
 from suture.experiment.pool import do_runs
 from suture.experiment.runs import Result, Run, cells, final_runs, read_result, tuning_runs
 from suture.experiment.spec import DATA, Experiment, Preset, Value
-
-Cell = tuple[str, str]
-"""A row, and the value of the series as text."""
+from suture.experiment.tuning import Cell, chosen
 
 
 @dataclass(frozen=True)
@@ -22,10 +21,12 @@ class Outcome:
     Attributes:
         results: of each cell, one for each seed that has been run.
         tuned: the chosen value of the tuned setting of each cell.
+        by_class: what `compare_rows` kept; None where it has not been done.
     """
 
     results: Mapping[Cell, Mapping[int, Result]]
     tuned: Mapping[Cell, Value]
+    by_class: Kept | None = None
 
 
 def conduct(
@@ -94,20 +95,6 @@ def check_data(experiment: Experiment, preset: Preset, results: Path, data_root:
         )
 
 
-def chosen(experiment: Experiment, preset: Preset, results: Path) -> dict[Cell, Value]:
-    """The tuned setting's value with the highest validation figure, of each cell that was tried whole."""
-    done: dict[Cell, list[tuple[float, Value]]] = {}
-    for run in tuning_runs(experiment, preset):
-        result = read_result(results, run)
-        if result is not None and result.validation is not None and preset.tune:
-            value = run.settings[preset.tune.key]
-            done.setdefault((run.row, str(run.x)), []).append((result.validation, value))
-    wanted = len(preset.tune.values) if preset.tune else 0
-    return {
-        cell: max(tried, key=lambda pair: pair[0])[1] for cell, tried in done.items() if len(tried) == wanted
-    }
-
-
 def collect(experiment: Experiment, preset: Preset, results: Path) -> Outcome:
     """The results that are there, complete or not; a cell whose tuning is not done has none."""
     found: dict[Cell, dict[int, Result]] = {(row, str(x)): {} for row, x in cells(experiment, preset)}
@@ -118,7 +105,7 @@ def collect(experiment: Experiment, preset: Preset, results: Path) -> Outcome:
         result = None if cell in open_ else read_result(results, run)
         if result is not None:
             found[cell][_seed(run)] = result
-    return Outcome(found, tuned)
+    return Outcome(found, tuned, compared_rows(experiment, preset, results))
 
 
 def _seed(run: Run) -> int:

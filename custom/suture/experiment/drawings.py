@@ -10,11 +10,11 @@ from suture.config import SiteConfig
 from suture.data import load_table
 from suture.evaluation.drawings import draw_contingencies, draw_cooccurrence, draw_frequencies
 from suture.evaluation.labels_overview import cooccurrence, frequencies, unit_of
-from suture.experiment.conduct import chosen
 from suture.experiment.pool import Place
 from suture.experiment.runs import Run, final_runs
 from suture.experiment.spec import Drawing, Experiment, Preset
 from suture.experiment.testing import site_config
+from suture.experiment.tuning import chosen
 from suture.files import atomic_write
 from suture.simulation.machine import this_machine
 

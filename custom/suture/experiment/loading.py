@@ -47,6 +47,11 @@ def _check(experiment: Experiment, path: Path) -> None:
         ConfigError: one of them is no row.
     """
     used: dict[str, Mapping[str, object] | tuple[str, ...]] = {"reference": (experiment.reference,)}
+    if experiment.by_class is not None:
+        used |= {
+            "by_class.rows": experiment.by_class.rows,
+            "by_class.published": experiment.by_class.published,
+        }
     if experiment.goal is not None:
         used["goal"] = (experiment.goal,)
     for name, preset in experiment.presets.items():
@@ -62,6 +67,8 @@ def _check(experiment: Experiment, path: Path) -> None:
     for column in experiment.columns:
         if column.test is not None and column.test not in experiment.tests:
             raise unknown(f"test of column {column.name!r} of {path}", column.test, experiment.tests)
+    if experiment.by_class is not None and experiment.series:
+        raise ConfigError(f"{path}: by_class is of one model a row, and a series has many; remove it")
     _check_steady(experiment, path)
     _check_tasks(experiment, path)
     _check_drawings(experiment, path)

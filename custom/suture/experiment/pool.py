@@ -19,6 +19,9 @@ from suture.experiment.runs import Result, Run, keep_result, read_result
 from suture.experiment.testing import absent_tests, check_tests, test_models
 from suture.simulation.machine import this_machine
 
+SERVER = Path("sites") / "server"
+"""Of a finished run: the description of the labelled data that a simulation holds out at the server."""
+
 
 @dataclass(frozen=True)
 class Place:
@@ -129,11 +132,18 @@ def _do(run: Run, place: Place) -> None:
     tests = test_models(there, out, place.work, place.data_root)
     untested = {name: place.absent[name] for name in run.tests if name in place.absent}
     result = keep_result(place.results, run, out, place.data_root, tests, untested)
-    shutil.rmtree(out / "sites", ignore_errors=True)  # decoded images and states; the rest is small
-    shutil.rmtree(out / "state", ignore_errors=True)
+    _tidy(out)
     area = result.metrics["mean_auroc"]
     reached = "" if area is None else f", mean AUROC {area:.3f}"
     place.say(f"done: {run.name}{reached}, {time.monotonic() - began:.0f} s")
+
+
+def _tidy(out: Path) -> None:
+    """Deletes decoded images and states; the rest is small. What the server held out stays described."""
+    shutil.rmtree(out / "state", ignore_errors=True)
+    for place in (*(out / "sites").glob("*"), *(out / SERVER).glob("*")):
+        if place.is_dir() and place != out / SERVER:
+            shutil.rmtree(place, ignore_errors=True)
 
 
 def _add_tests(run: Run, place: Place) -> None:

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
 from suture.evaluation.formats import count
 from suture.evaluation.summary import AT_SERVER
+from suture.experiment.class_tables import by_class_table, class_table
 from suture.experiment.conduct import Outcome
 from suture.experiment.drawings import drawn
 from suture.experiment.figure import draw, draw_curves
 from suture.experiment.fine_tuned import shown, task_cells
 from suture.experiment.runs import Result
 from suture.experiment.spec import OWN_COLUMNS, Column, Experiment, Preset, Value
-from suture.experiment.table import DASH, Figure, class_means, lines, over_series, shows_interval
+from suture.experiment.table import DASH, lines, over_series, shows_interval
+from suture.experiment.tabular import Notes, Table
 from suture.files import atomic_write
 
 MARKS = "ns p ≥ .05, * p < .05, ** p < .01, *** p < .001; † differences that are not normal (Shapiro-Wilk)"
@@ -29,38 +29,6 @@ _PAIRS = {
     "tuned": ("fine-tuning runs", "fine-tuning runs on the same division"),
 }
 """What figures are means over, and what is paired."""
-
-
-@dataclass(frozen=True)
-class Table:
-    """Text in cells, and the footnotes that some of them refer to."""
-
-    caption: str
-    heads: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    notes: Sequence[str] = ()
-
-
-class Notes:
-    """The footnotes of a table: one for each reason that a figure, or its p, is undefined."""
-
-    def __init__(self) -> None:
-        self._reasons: dict[str, int] = {}
-
-    def marked(self, text: str, reason: str) -> str:
-        """The text of a cell with the number of its footnote, where there is a reason."""
-        if not reason:
-            return text
-        return f"{text} [{self._reasons.setdefault(reason, len(self._reasons) + 1)}]"
-
-    def cells(self, figure: Figure) -> tuple[str, str]:
-        """A figure and its p; where the figure is undefined, so is p, for the same reason."""
-        against = figure.against.why if figure.against and not figure.why else ""
-        return self.marked(figure.text, figure.why), self.marked(p_text(figure), against)
-
-    def lines(self) -> tuple[str, ...]:
-        """The footnotes."""
-        return tuple(f"[{number}] {reason}" for reason, number in self._reasons.items())
 
 
 def write_tables(
@@ -108,7 +76,8 @@ def _closer(experiment: Experiment, preset: Preset, outcome: Outcome) -> list[Ta
     columns = [shown_here[0] if experiment.tests_in(preset) else OWN_COLUMNS[0]]
     if any(c.metric in ("recall", "balanced_accuracy") for c in shown_here):
         columns.append(Column("recall", metric="recall"))
-    return [class_table(experiment, preset, outcome, column) for column in columns]
+    tables = [class_table(experiment, preset, outcome, column) for column in columns]
+    return [*tables, by_class_table(experiment, outcome.by_class)] if outcome.by_class else tables
 
 
 def stem_of(experiment: Experiment, preset: Preset, name: str) -> str:
@@ -175,20 +144,6 @@ def series_table(experiment: Experiment, preset: Preset, outcome: Outcome) -> Ta
         + (f" {', '.join(steady)}: the run at the first value stands at all of them." if steady else "")
     )
     return Table(caption, heads, list(rows.values()), notes.lines())
-
-
-def class_table(experiment: Experiment, preset: Preset, outcome: Outcome, column: Column) -> Table:
-    """The AUROC (or recall) of each class, mean over the runs."""
-    rows = [row for row in experiment.rows if row not in preset.skip]
-    areas = [class_means(experiment, row, outcome.results[row, "None"], column) for row in rows]
-    names = sorted({name for found in areas for name in found})
-    cells = [[name, *(f"{a[name]:.3f}" if name in a else DASH for a in areas)] for name in names]
-    heads = ["class", *(experiment.rows[row].name for row in rows)]
-    where = f" ({column.name})" if column.test else ""
-    what = "Recall" if column.metric == "recall" else "AUROC"
-    lacking = any(DASH in row for row in cells)
-    notes = [f"{DASH} not run, not learned, or without positive or negative test images"] if lacking else []
-    return Table(f"{what} of each class{where}, mean over the runs.", heads, cells, notes)
 
 
 def task_table(experiment: Experiment, preset: Preset, outcome: Outcome) -> Table:
@@ -263,15 +218,6 @@ def markdown(
         body = "\n".join("| " + " | ".join(row) + " |" for row in grid)
         parts += [body, table.caption, *table.notes]
     return "\n\n".join(parts).replace("*", "\\*") + "\n"
-
-
-def p_text(figure: Figure) -> str:
-    """A p value of three digits, without the leading 0; of four where three would say .050 of less."""
-    if figure.against is None or math.isnan(figure.against.p):
-        return DASH
-    p = figure.against.p
-    digits = 4 if p < 0.05 <= round(p, 3) else 3
-    return "< .001" if p < 0.001 else f"{p:.{digits}f}".removeprefix("0")
 
 
 def _published(values: Mapping[str, str], columns: Sequence[Column]) -> str:

@@ -160,6 +160,21 @@ class Drawing:
 
 
 @dataclass(frozen=True, config=STRICT)
+class ByClass:
+    """A table of single classes: one model of some rows, compared on the images that a simulation holds out.
+
+    Attributes:
+        rows: whose global models, of the first seed; each is compared with that of the first.
+        source: where the paper has it.
+        published: of each row, what the paper printed of each class.
+    """
+
+    rows: Annotated[tuple[str, ...], Field(min_length=2)]
+    source: str = ""
+    published: dict[str, dict[str, str]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, config=STRICT)
 class Series:
     """A setting that takes several values: the x axis of a figure."""
 
@@ -227,6 +242,7 @@ class Experiment:
         columns: by default the mean over all classes, over those of several sites and over those of one.
         tests: test sets by name.
         drawings: further figures by a short name.
+        by_class: a table of single classes.
         series: the x axis, for a figure.
         set: settings of every run.
         note: what a reader should know besides.
@@ -243,6 +259,7 @@ class Experiment:
     columns: tuple[Column, ...] = OWN_COLUMNS
     tests: dict[str, ExternalTest] = field(default_factory=dict)
     drawings: dict[str, Drawing] = field(default_factory=dict)
+    by_class: ByClass | None = None
     series: Series | None = None
     set: Settings = field(default_factory=dict)
     note: str = ""
