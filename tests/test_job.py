@@ -29,6 +29,7 @@ def test_settings_by_path_by_last_word_and_by_method() -> None:
     [
         ("rouns=3", "unknown setting 'rouns'; did you mean 'rounds'"),
         ("method.local.learning=3", "unknown setting"),
+        ("zzz=3", r"known: (?!.*, lr, ).*method\.local\.lr, "),
         ("contrast=3", "ambiguous: augmentation.contrast, simulation.contrast"),
         ("rounds=zero", "rounds"),
         ("rounds=0", "greater than or equal to 1"),

@@ -34,20 +34,20 @@ class FederationError(SutureError):
     """A federation that cannot go on."""
 
 
-def nearest(name: str, options: Iterable[str]) -> str:
-    """The hint that ends an "unknown name" message: the nearest valid word, or all of them."""
+def nearest(name: str, options: Iterable[str], listed: Iterable[str] | None = None) -> str:
+    """The hint that ends an "unknown name" message: the nearest valid word, or all (of `listed`)."""
     known = sorted(options)
     close = difflib.get_close_matches(name.casefold(), [o.casefold() for o in known], n=1, cutoff=0.6)
     if close:
         word = next(o for o in known if o.casefold() == close[0])
         return f"did you mean {word!r}?"
-    return "known: " + ", ".join(known)
+    return "known: " + ", ".join(known if listed is None else sorted(listed))
 
 
-def unknown(kind: str, name: str, options: Iterable[str]) -> ConfigError:
+def unknown(kind: str, name: str, options: Iterable[str], listed: Iterable[str] | None = None) -> ConfigError:
     """A `ConfigError` for a word that is not among `options`.
 
     >>> str(unknown("method", "surgcal", ["surgical", "vanilla"]))
     "unknown method 'surgcal'; did you mean 'surgical'?"
     """
-    return ConfigError(f"unknown {kind} {name!r}; {nearest(name, options)}")
+    return ConfigError(f"unknown {kind} {name!r}; {nearest(name, options, listed)}")

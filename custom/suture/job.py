@@ -175,7 +175,7 @@ def _path(job: Job, key: str) -> tuple[str, ...]:
     if len(ends) > 1:
         raise ConfigError(f"{key!r} is ambiguous: {', '.join('.'.join(p) for p in ends)}; write one of them")
     if not ends:
-        raise unknown("setting", key, {*leaves, *(p[-1] for p in leaves.values())})
+        raise unknown("setting", key, {*leaves, *(path[-1] for path in leaves.values())}, listed=leaves)
     return ends[0]
 
 

@@ -133,3 +133,10 @@ def test_classes_occur_together_in_patients_unless_told(
     north, south = ((tmp_path / "drawn" / f"cooccurrence-{name}.svg").read_text() for name in data)
     assert f"of the {unit} with this class" in north
     assert "of the images with this class" in south
+
+
+def test_saved_models_compute_where_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SUTURE_DEVICE", "gpu7")
+    for words in (("evaluate", "m", "d"), ("compare", "m", "m", "d"), ("predict", "m", "d", "-o", "o")):
+        with pytest.raises(ConfigError, match=r"'gpu7'.*SUTURE_DEVICE"):
+            command(*words)

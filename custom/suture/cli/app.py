@@ -31,8 +31,9 @@ console = Console()
 
 
 def list_() -> None:
-    """List methods, models, priors, data sets and jobs."""
+    """List methods, models, priors, data sets, jobs and experiments."""
     from suture.data import DATASETS
+    from suture.experiment.loading import known_experiments, load_experiment
     from suture.job import known_jobs, load_job
     from suture.methods import METHODS
     from suture.models import MODELS
@@ -43,6 +44,9 @@ def list_() -> None:
     rows += [("prior", name, str(prior)) for name, prior in PRIORS.items()]
     rows += [("data set", name, text) for name, text in DATASETS.items()]
     rows += [("job", name, load_job(str(path)).title) for name, path in known_jobs().items()]
+    for name, path in known_experiments().items():
+        found = load_experiment(str(path))
+        rows.append(("experiment", name, f"{found.title}; presets {', '.join(found.presets)}"))
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("kind", "name", "what it is"):
         table.add_column(column)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from suture.cli.machine import ModelDevice, device_of
 from suture.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def pretrain(
     ] = None,
     licence: Annotated[str | None, typer.Option(help="Under which others may have the prior.")] = None,
     seed: int = 1,
-    device: str = "cpu",
+    device: ModelDevice = None,
     threads: Annotated[int, typer.Option(min=1, help="Another number gives other sums.")] = 1,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the prior in --out.")] = False,
 ) -> None:
@@ -53,7 +54,7 @@ def pretrain(
     _check_out(out, overwrite)
     torch.set_num_threads(threads)
     try:
-        path = _pretrain(configs, spec, out, seed, device, licence)
+        path = _pretrain(configs, spec, out, seed, device_of(device), licence)
     except KeyboardInterrupt:
         Console(stderr=True).print("interrupted; nothing was written", style="yellow")
         raise typer.Exit(130) from None

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from suture.cli.machine import Amp, Device, SiteThreads
+from suture.cli.machine import Amp, Device, ModelDevice, SiteThreads, device_of
 
 console = Console()
 
@@ -30,7 +30,7 @@ def evaluate(
     split: Annotated[Part, typer.Option(help="Which images.")] = Part.test,
     out: Annotated[Path | None, typer.Option("-o", "--out", help="JSON to write.")] = None,
     scores: Annotated[Path | None, typer.Option(help="CSV to write: labels and probabilities.")] = None,
-    device: str = "cpu",
+    device: ModelDevice = None,
 ) -> None:
     """Measure a saved model on labelled data: AUROC of every class, with its interval."""
     from suture.analysis.evaluate import as_metrics, write_scores
@@ -39,7 +39,8 @@ def evaluate(
     from suture.evaluation.formats import area, count, interval
     from suture.files import write_json
 
-    done = evaluate_model(model, load_site_config(data), split.value, device)
+    where = device_of(device)
+    done = evaluate_model(model, load_site_config(data), split.value, where)
     table = Table(title=f"{count(len(done.patients))} images", title_justify="left", show_edge=False)
     table.add_column("Class")
     for head in ("AUROC", "95 % CI", "Positives"):
@@ -64,7 +65,7 @@ def compare(
     second: Annotated[Path, typer.Argument(help="That of another.")],
     data: Annotated[Path, typer.Argument(help="A suture.toml that describes the labelled data.")],
     split: Annotated[Part, typer.Option(help="Which images.")] = Part.test,
-    device: str = "cpu",
+    device: ModelDevice = None,
 ) -> None:
     """Compare two saved models on the same images: AUROC of every class, with p of a paired bootstrap."""
     from suture.analysis.compare import compare as compare_models
@@ -76,7 +77,8 @@ def compare(
     table.add_column("Class")
     for head in ("first", "second", "difference (95 % CI)", "p"):
         table.add_column(head, justify="right")
-    for name, one in compare_models(first, second, load_site_config(data), split.value, device).items():
+    where, config = device_of(device), load_site_config(data)
+    for name, one in compare_models(first, second, config, split.value, where).items():
         d = one.difference
         scores = [f"{area(s.auroc)} {_bounds(s.low, s.high)}" for s in (one.a, one.b)]
         change = f"{d.difference:+.3f} {_bounds(d.low, d.high)}" if d.difference == d.difference else "—"
@@ -94,7 +96,7 @@ def relate(
         list[str] | None, typer.Option(help="Two classes, 'Mass:Lung Lesion'; by default those of the paper.")
     ] = None,
     split: Annotated[Part, typer.Option(help="Which images.")] = Part.test,
-    device: str = "cpu",
+    device: ModelDevice = None,
 ) -> None:
     """Draw how a model's predictions of related classes go together."""
     from suture.analysis.relate import relate as relate_classes
@@ -108,7 +110,7 @@ def relate(
         if text.count(":") != 1:
             raise ConfigError(f"--pair {text!r} is no pair; write 'First Class:Second Class'")
     pairs = [(a.strip(), b.strip()) for a, b in (text.split(":") for text in pair or ())] or RELATED
-    found = relate_classes(model, [load_site_config(p) for p in data], split.value, pairs, device)
+    found = relate_classes(model, [load_site_config(p) for p in data], split.value, pairs, device_of(device))
     for one in found:
         console.print(f"P({one.second} | {one.first}) = {one.second_given_first:.2f}", highlight=False)
         console.print(f"P({one.first} | {one.second}) = {one.first_given_second:.2f}", highlight=False)
@@ -128,14 +130,14 @@ def latent(
     images: Annotated[int, typer.Option(min=3, help="At most so many of each source.")] = 500,
     split: Annotated[Part, typer.Option(help="Which images.")] = Part.test,
     seed: int = 1,
-    device: str = "cpu",
+    device: ModelDevice = None,
 ) -> None:
     """Draw a model's features of images of several sources in two dimensions (t-SNE)."""
     from suture.analysis.latent import latent as draw
     from suture.cli.sources import load_sources
     from suture.files import atomic_write
 
-    atomic_write(out, draw(model, load_sources(data), split.value, images, seed, device))
+    atomic_write(out, draw(model, load_sources(data), split.value, images, seed, device_of(device)))
     console.print(f"written: {out}", soft_wrap=True, highlight=False)
 
 
@@ -198,12 +200,12 @@ def predict(
         ),
     ],
     out: Annotated[Path, typer.Option("-o", "--out", help="CSV to write.")],
-    device: str = "cpu",
+    device: ModelDevice = None,
 ) -> None:
     """Write one probability per class for each image or document."""
     from suture.prediction import predict_to_csv
 
-    count, skipped = predict_to_csv(model, source, out, device)
+    count, skipped = predict_to_csv(model, source, out, device_of(device))
     for name in skipped:
         console.print(f"skipped, unreadable: {name}", style="yellow", highlight=False)
     console.print(f"{count} predicted: {out}")
