@@ -11,7 +11,7 @@ from suture.labels import LabelSet, canonical, lookalikes, union
 from suture.vocabulary import CANONICAL, SYNONYMS
 
 words = st.text(st.characters(categories=("L", "N"), include_characters=" _-"), min_size=1).filter(
-    lambda t: t.strip(" _")
+    lambda t: any(c.isalnum() for c in t)
 )
 
 

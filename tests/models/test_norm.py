@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
+from suture.errors import ConfigError
 from suture.labels import LabelSet
 from suture.models import ModelSpec, build
 from suture.models.norm import counters, norm_names, shared_names, train_mode
@@ -50,3 +52,21 @@ def test_frozen_norm_rests_while_the_rest_trains() -> None:
     after = model.state_dict()
     assert all(torch.equal(after[k], before[k]) for k in norm_names(model))
     assert not torch.equal(after["backbone.conv1.weight"], before["backbone.conv1.weight"])
+
+
+def test_running_statistics_move_as_far_as_they_are_told() -> None:
+    """From a mean of 0, a batch whose mean is m makes it .25 m; the network's own momentum is .1."""
+    quick = build(ModelSpec("cnn", size=32, norm_momentum=0.25), LABELS, 1, pretrained=False)
+    own = build(ModelSpec("cnn", size=32), LABELS, 1, pretrained=False)
+    name = "backbone.norm1.running_mean"
+    for model in (quick, own):
+        model.train()
+        model.backbone(torch.rand(8, 1, 32, 32, generator=torch.Generator().manual_seed(1)))
+    moved, usual = quick.state_dict()[name], own.state_dict()[name]
+    assert torch.allclose(moved / 0.25, usual / 0.1)
+    assert usual.abs().max() > 0
+
+
+def test_a_model_without_batch_norm_has_no_momentum_of_it() -> None:
+    with pytest.raises(ConfigError, match=r"model\.norm_momentum.*has none; remove it"):
+        build(ModelSpec("lstm", norm_momentum=0.1), LABELS, 1, pretrained=False)

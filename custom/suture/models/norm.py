@@ -7,6 +7,7 @@ from typing import Literal
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from suture.errors import ConfigError
 from suture.models.classifier import HEADS
 
 NormPolicy = Literal["average", "local", "frozen"]
@@ -43,3 +44,16 @@ def train_mode(model: nn.Module, policy: NormPolicy) -> None:
         for module in _norms(model).values():
             module.eval()
             module.requires_grad_(False)
+
+
+def set_momentum(model: nn.Module, momentum: float) -> None:
+    """How far every batch norm's statistics move in a step: new = (1 - momentum) old + momentum batch.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    norms = _norms(model)
+    if not norms:
+        raise ConfigError("model.norm_momentum is that of batch norm, and this model has none; remove it")
+    for module in norms.values():
+        module.momentum = momentum
