@@ -74,7 +74,8 @@ def _runs(experiment: Experiment, preset: Preset, kept: Path) -> dict[str, Run] 
     if preset.tune and any((row, "None") not in tuned for row in experiment.by_class.rows):
         return None
     values = dict.fromkeys(((row, "None") for row in experiment.rows), None) | tuned
-    runs = {run.row: run for run in reversed(list(final_runs(experiment, preset, values)))}
+    first = preset.seeds[0]
+    runs = {run.row: run for run in final_runs(experiment, preset, values) if run.settings["seed"] == first}
     return {row: runs[row] for row in experiment.by_class.rows}
 
 
