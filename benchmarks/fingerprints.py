@@ -1,0 +1,157 @@
+"""Whether a change of the code changes what it computes: the bytes of the models and the figures of short runs.
+
+    python benchmarks/fingerprints.py record before.json     # on the code as it is
+    python benchmarks/fingerprints.py check before.json      # after a change; exit code 1 if anything differs
+
+Every method on sites of several labels, the kinds of batch norm, a warm-up, a site with a rate of its own; with
+SUTURE_DATA also images of one label and text; FLARE's simulator; and a run that stops and goes on. Bytes are
+those of one kind of CPU: record and check on one machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+
+SMALL = ("demo", "simulation.images=60", "simulation.held_out=60")
+PHANTOMS = (*SMALL, "method.local.epochs=1")
+ISIC = ("fedlsm_isic", "model.size=32", "method.local.iterations=3")
+TEXTS = ("pmfl_openi", "finetuning.few=20", "finetuning.epochs=1", "finetuning.runs=1")
+
+HERE: dict[str, tuple[str, ...]] = {
+    "surgical": PHANTOMS,
+    "vanilla": (*PHANTOMS, "method=vanilla"),
+    "partial": (*PHANTOMS, "method=partial"),
+    "fedavg": (*PHANTOMS, "method=fedavg"),
+    "fedavg-owners": (*PHANTOMS, "method=fedavg", "method.rows=owners", "method.keep_local=true"),
+    "fedlsm": (*SMALL, "method=fedlsm", "method.local.iterations=3"),
+    "fedmas": (*PHANTOMS, "model.projection=128", "method=fedmas"),
+    "pfl": (*PHANTOMS, "method=pfl"),
+    "pfl-fedbn": (*PHANTOMS, "method=pfl", "method.batch_norm=local"),
+    "individual": (*PHANTOMS, "method=individual"),
+    "central": (*PHANTOMS, "method=central"),
+    "central-full": (*PHANTOMS, "method=central_full"),
+    "frozen": (*PHANTOMS, "method.batch_norm=frozen"),
+    "warm-up": (*PHANTOMS, "method.local.warmup_epochs=2", "method.local.final_lr=1e-4"),
+    "fedavg-warm-up": (*PHANTOMS, "method=fedavg", "method.local.warmup_epochs=2"),
+    "site-rate": (*PHANTOMS, 'simulation.learning_rates={"harbor": 0.001}'),
+}
+WITH_DATA: dict[str, tuple[str, ...]] = {
+    "isic-fedlsm": ISIC,
+    "isic-fedavg": (*ISIC, "method=fedavg", "method.softmax=balanced"),
+    "isic-surgical": (*ISIC, "method=surgical"),
+    "isic-fedmas": (*ISIC, "model.projection=128", "method=fedmas"),
+    "texts-pmfl": TEXTS,
+    "texts-metafl": (*TEXTS, "method=metafl", "method.order=2"),
+    "texts-fl": (*TEXTS, "method=fl"),
+}
+FLARE = {
+    "flare-surgical": PHANTOMS,
+    "flare-pfl": HERE["pfl-fedbn"],
+    "flare-fedlsm": HERE["fedlsm"],
+}
+CONTINUED = {"continued": PHANTOMS, "continued-fedlsm": HERE["fedlsm"]}
+
+IGNORED = {"seconds", "bytes_down", "bytes_up", "notes"}
+
+
+def run(settings: tuple[str, ...], out: Path, env: str, rounds: int, *more: str) -> None:
+    """One `suture run`; raises with what it printed where it fails."""
+    job, *values = settings
+    sets = [word for value in values for word in ("--set", value)]
+    suture = str(Path(sys.executable).parent / "suture")
+    command = [suture, "run", job, "--env", env, "--out", str(out), "--rounds", str(rounds), *sets, *more]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)}\n{done.stdout}\n{done.stderr}")
+
+
+def fingerprint(out: Path) -> dict[str, Any]:
+    """Hashes of the models, of every tensor of the newest states, and the figures of a run folder."""
+    models = {
+        str(path.relative_to(out)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(out.rglob("model.safetensors"))
+    }
+    states = hashlib.sha256("".join(sorted(t for p in newest_states(out) for t in tensors(p))).encode())
+    history = [json.loads(line) for line in (out / "history.jsonl").read_text().splitlines()]
+    return {
+        "models": {name.replace("/state/" + out.name, ""): digest for name, digest in models.items()},
+        "states": states.hexdigest(),
+        "metrics": plain(json.loads((out / "metrics.json").read_text())),
+        "history": plain(history),
+    }
+
+
+def newest_states(out: Path) -> list[Path]:
+    """The newest state of each party."""
+    parties: dict[Path, Path] = {}
+    for path in sorted(out.rglob("round-*.safetensors")):
+        parties[path.parent] = path
+    return list(parties.values())
+
+
+def tensors(path: Path) -> list[str]:
+    """A hash of each tensor of a file, whatever it is called."""
+    with safe_open(path, framework="np") as file:
+        return [hashlib.sha256(file.get_tensor(name).tobytes()).hexdigest() for name in file.keys()]  # noqa: SIM118
+
+
+def plain(value: Any) -> Any:
+    """The value without times, sizes and sentences."""
+    if isinstance(value, dict):
+        return {key: plain(inner) for key, inner in sorted(value.items()) if key not in IGNORED}
+    return [plain(inner) for inner in value] if isinstance(value, list) else value
+
+
+def fingerprints(folder: Path) -> dict[str, Any]:
+    """All runs, two at a time."""
+    here = HERE | (WITH_DATA if "SUTURE_DATA" in os.environ else {})
+    os.environ.setdefault("SUTURE_CACHE", str(folder / "cache"))
+
+    def one(name: str) -> dict[str, Any]:
+        out = folder / name
+        if name in FLARE:
+            run(FLARE[name], out, "sim", 2)
+        elif name in CONTINUED:
+            run(CONTINUED[name], out, "local", 1)
+            run(CONTINUED[name], out, "local", 3, "--resume")
+        else:
+            run(here[name], out, "local", 3)
+        return fingerprint(out)
+
+    names = [*here, *CONTINUED, *FLARE]
+    with ThreadPoolExecutor(2) as pool:
+        return dict(zip(names, pool.map(one, names), strict=True))
+
+
+def differences(before: Any, after: Any, where: str = "") -> list[str]:
+    """The places in which two fingerprints differ."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        keys = sorted(before.keys() | after.keys())
+        return [d for key in keys for d in differences(before.get(key), after.get(key), f"{where}/{key}")]
+    return [] if before == after else [f"{where}: {str(before)[:80]} is now {str(after)[:80]}"]
+
+
+def main() -> None:
+    what, file = sys.argv[1:]
+    with tempfile.TemporaryDirectory() as folder:
+        found = fingerprints(Path(folder))
+    if what == "record":
+        Path(file).write_text(json.dumps(found, indent=1) + "\n")
+        return
+    changed = differences(json.loads(Path(file).read_text()), found)
+    print("\n".join(changed) or f"{len(found)} runs: the same bytes and figures")
+    sys.exit(bool(changed))
+
+
+if __name__ == "__main__":
+    main()
