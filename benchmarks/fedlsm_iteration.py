@@ -15,12 +15,12 @@ from machine import machine
 from rich.console import Console
 from rich.table import Table
 
+from suture.core.labels import LabelSet, Task
 from suture.data.batch import Samples
-from suture.labels import LabelSet, Task
-from suture.methods.fedlsm import FedLSM
-from suture.methods.teaching import Lessons, Teaching, subsets
+from suture.learning.training import LocalTraining, Workbench, fit, predict
+from suture.methods.fedlsm.fedlsm import FedLSM
+from suture.methods.fedlsm.mean_teacher import Lessons, Teaching, subsets
 from suture.models import ModelSpec, build
-from suture.training import LocalTraining, Workbench, fit, predict
 
 LABELS = tuple(f"Class {i}" for i in range(14))
 STEPS, REPEATS, IMAGES = 8, 9, 960

@@ -21,19 +21,19 @@ from machine import machine
 from rich.console import Console
 from rich.table import Table
 
+from suture.core.labels import LabelSet
+from suture.data.augmentation import Augmentation
 from suture.data.batch import Samples
 from suture.data.table import Split
-from suture.data.transforms import Augmentation
-from suture.labels import LabelSet
-from suture.messages import Payload
-from suture.methods.contract import Context, Method, Phase
+from suture.learning.training import LocalTraining, Workbench, predict
+from suture.methods.base import Context, Method, Phase
 from suture.methods.fedavg import FedAvg
-from suture.methods.fedmas import FedMAS
+from suture.methods.fedmas.fedmas import FedMAS
 from suture.models import ModelSpec, build
 from suture.models.classifier import split_state
-from suture.packing import Packed
-from suture.priors import PriorSpec, load_prior
-from suture.training import LocalTraining, Workbench, predict
+from suture.models.priors import PriorSpec, load_prior
+from suture.protocol.messages import Payload
+from suture.protocol.packing import Packed
 
 LABELS = LabelSet(tuple(f"Class {i}" for i in range(8)), "multiclass")
 IMAGES, REPEATS = 512, 5

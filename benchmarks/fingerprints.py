@@ -1,11 +1,11 @@
-"""Whether a change of the code changes what it computes: the bytes of the models and the figures of short runs.
+"""Whether a change of the code changes what it computes: bytes of the models and figures of short runs.
 
     python benchmarks/fingerprints.py record before.json     # on the code as it is
     python benchmarks/fingerprints.py check before.json      # after a change; exit code 1 if anything differs
 
-Every method on sites of several labels, the kinds of batch norm, a warm-up, a site with a rate of its own; with
-SUTURE_DATA also images of one label and text; FLARE's simulator; and a run that stops and goes on. Bytes are
-those of one kind of CPU: record and check on one machine.
+Every method on sites of several labels, the kinds of batch norm, a warm-up, a site with a rate of its own;
+with SUTURE_DATA also images of one label and text; FLARE's simulator; and a run that stops and goes on.
+Bytes are those of one kind of CPU: record and check on one machine.
 """
 
 from __future__ import annotations

@@ -21,12 +21,12 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from suture.check import Expectation
-from suture.mean import WeightedMean
-from suture.messages import Payload, Update, ones
-from suture.methods.contract import Egress
-from suture.packing import pack
-from suture.server.inbox import Inbox
+from suture.federation.server.collector import Inbox
+from suture.methods.aggregation import WeightedMean
+from suture.protocol.check import Expectation
+from suture.protocol.egress import Egress
+from suture.protocol.messages import Payload, Update, ones
+from suture.protocol.packing import pack
 
 CLASSES, FEATURES, OWNED, SHARED = 1000, 1024, 300, 10_000
 NAMES = tuple(f"Class {i:04d}" for i in range(CLASSES))

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from machine import machine
 
-from suture.data.phantom_sites import HOSPITALS
+from suture.simulation.phantom_hospitals import HOSPITALS
 
 OWNERS = {label: [h.name for h in HOSPITALS if label in h.labels] for h in HOSPITALS for label in h.labels}
 
@@ -39,7 +39,7 @@ def run(
             f"simulation.every_label={every}",
             *extra,
         ]
-        command = [sys.executable, "-m", "suture.cli", "run", "demo", "--env", "local", "--seed", str(seed)]
+        command = [sys.executable, "-m", "suture", "run", "demo", "--env", "local", "--seed", str(seed)]
         command += ["--out", str(folder), *(part for s in settings for part in ("--set", s))]
         if folder.exists():
             command.append("--overwrite")

@@ -19,26 +19,26 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from suture.config import DataConfig, SiteConfig, StorageConfig
+from suture.core.labels import LabelSet
+from suture.data.augmentation import Augmentation
 from suture.data.batch import Samples
-from suture.data.one_task import one_task
-from suture.data.site import load_samples
-from suture.data.tokens import clinical_vocabulary
-from suture.data.transforms import Augmentation
-from suture.federation import Loop, federate
-from suture.labels import LabelSet
-from suture.methods.contract import Method
-from suture.methods.fl import FL
-from suture.methods.meta import batch_of
-from suture.methods.metafl import MetaFL
-from suture.methods.pmfl import PMFL
+from suture.data.config import DataConfig, SiteConfig, StorageConfig
+from suture.data.text import clinical_vocabulary
+from suture.federation.loop import Loop, federate
+from suture.federation.plan import Plan, Schedule, code_hash
+from suture.federation.server.open import open_server
+from suture.federation.site.site import Site
+from suture.learning.one_task import one_task
+from suture.learning.samples import load_samples
+from suture.learning.training import Workbench
+from suture.methods.base import Method
+from suture.methods.meta.fl import FL
+from suture.methods.meta.inner_loop import batch_of
+from suture.methods.meta.metafl import MetaFL
+from suture.methods.meta.pmfl import PMFL
 from suture.models import ModelSpec, build
 from suture.models.classifier import Classifier
-from suture.plan import Plan, Schedule, code_hash
-from suture.privacy import PrivacyConfig
-from suture.server.open import open_server
-from suture.site import Site
-from suture.training import Workbench
+from suture.protocol.privacy import PrivacyConfig
 
 SITES, DOCUMENTS, WORDS, ROUNDS, BATCHES = 5, 200, 45, 9, 25
 SPEC = ModelSpec("lstm")

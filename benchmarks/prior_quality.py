@@ -29,13 +29,13 @@ from sklearn.metrics import balanced_accuracy_score
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor, nn
 
-from suture.config import load_site_config
-from suture.data.site import load_samples, pooled
+from suture.core.seeds import seeded
+from suture.data.config import load_site_config
+from suture.learning.samples import load_samples, pooled
 from suture.models import MODELS, ModelSpec
-from suture.priors import Prior, PriorSpec, load_prior
-from suture.priors.cache import cached_features
-from suture.priors.prior import freeze
-from suture.seeds import seeded
+from suture.models.priors import Prior, PriorSpec, load_prior
+from suture.models.priors.feature_cache import cached_features
+from suture.models.priors.prior import freeze
 
 PENALTIES = (0.001, 0.01, 0.1, 1.0)
 SEEDS = (1, 2, 3)

@@ -29,18 +29,18 @@ from PIL import Image
 from rich.console import Console
 from rich.table import Table
 
-from suture.config import load_site_config
-from suture.federation import Loop, federate
-from suture.files import write_json
-from suture.job import Job
+from suture.core.files import write_json
+from suture.data.config import load_site_config
+from suture.federation.loop import Loop, federate
+from suture.federation.server.open import describe, open_server
+from suture.federation.server.record import Record
+from suture.federation.site.site import Site
+from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec
 from suture.models.norm import NormPolicy
-from suture.run import _simulate
-from suture.server.open import describe, open_server
-from suture.server.record import Record
-from suture.site import Site
-from suture.training import LocalTraining
+from suture.simulation.job import Job
+from suture.simulation.run import _simulate
 
 SITES = ("a", "b", "c", "d")
 MODELS = {"0.25 MB": ModelSpec("cnn", size=16), "28 MB": ModelSpec("cnn", size=16, hidden=54_000)}

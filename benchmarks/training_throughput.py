@@ -11,14 +11,14 @@ from machine import machine
 from rich.console import Console
 from rich.table import Table
 
+from suture.core.labels import LabelSet
+from suture.data.augmentation import MILD, augment
 from suture.data.batch import Samples
-from suture.data.phantom import FINDINGS
-from suture.data.phantom_sites import HOSPITALS, PhantomSpec, generate
-from suture.data.transforms import MILD, augment
-from suture.labels import LabelSet
-from suture.losses import masked_bce
+from suture.learning.losses import masked_bce
+from suture.learning.training import LocalTraining, Workbench, fit, on_known
 from suture.models import ModelSpec, build
-from suture.training import LocalTraining, Workbench, fit, on_known
+from suture.simulation.phantom import FINDINGS
+from suture.simulation.phantom_hospitals import HOSPITALS, PhantomSpec, generate
 
 REPEATS = 8
 Step = Callable[[Workbench, LocalTraining, int], None]

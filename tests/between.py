@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from suture.federation import Loop
-from suture.messages import Payload, TaskName
-from suture.packing import Packed, pack, unpack
-from suture.server.inbox import Receive
+from suture.federation.loop import Loop
+from suture.federation.server.collector import Receive
+from suture.protocol.messages import Payload, TaskName
+from suture.protocol.packing import Packed, pack, unpack
 
 
 class Between(Loop):

@@ -13,17 +13,17 @@ import pytest
 import torch
 from PIL import Image
 
-from suture.config import SiteConfig, load_site_config
-from suture.data.transforms import Augmentation
-from suture.federation import Loop, federate
-from suture.messages import Payload
-from suture.methods.contract import Method
+from suture.data.augmentation import Augmentation
+from suture.data.config import SiteConfig, load_site_config
+from suture.federation.loop import Loop, federate
+from suture.federation.plan import Plan, Schedule, code_hash
+from suture.federation.server.open import open_server
+from suture.federation.server.server import Server
+from suture.federation.site.site import Site
+from suture.methods.base import Method
 from suture.models import ModelSpec
-from suture.packing import pack, unpack
-from suture.plan import Plan, Schedule, code_hash
-from suture.server.open import open_server
-from suture.server.server import Server
-from suture.site import Site
+from suture.protocol.messages import Payload
+from suture.protocol.packing import pack, unpack
 
 LABELS = {"alpha": ("Mass", "Nodule"), "beta": ("Nodule", "Hernia"), "gamma": ("Fibrosis", "Nodule", "Mass")}
 EVERY = ("Fibrosis", "Hernia", "Mass", "Nodule")

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from suture.experiment.runs import Run
-from suture.experiment.spec import Experiment
-from suture.validation import parse
+from suture.core.validation import parse
+from suture.experiments.runs import Run
+from suture.experiments.spec import Experiment
 
 SPEC: dict[str, Any] = {
     "title": "two methods",

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from suture.data.chexpert import SPELLINGS
-from suture.data.isic import METADATA
-from suture.data.isic import SPELLINGS as ISIC
-from suture.data.mimic import CXR_LT
-from suture.data.nih import SPELLINGS as NIH
+from suture.data.readers.chexpert import SPELLINGS
+from suture.data.readers.isic import METADATA
+from suture.data.readers.isic import SPELLINGS as ISIC
+from suture.data.readers.mimic import CXR_LT
+from suture.data.readers.nih import SPELLINGS as NIH
 
 
 def _image(path: Path, seed: int, color: bool = False) -> None:

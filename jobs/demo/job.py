@@ -6,12 +6,12 @@ python jobs/demo/job.py --env local --rounds 3
 """
 
 from suture.cli import run_job_file
-from suture.data.transforms import MILD
-from suture.job import Job
+from suture.data.augmentation import MILD
+from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec
 from suture.simulation import PhantomSites
-from suture.training import LocalTraining
+from suture.simulation.job import Job
 
 JOB = Job(
     name="demo",

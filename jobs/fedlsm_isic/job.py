@@ -12,12 +12,12 @@ The defaults fit a CPU; the paper's own, with the normalisation and the subsets 
 """
 
 from suture.cli import run_job_file
-from suture.data.transforms import STRONG
-from suture.job import Job
-from suture.methods.fedlsm import FedLSM
+from suture.data.augmentation import STRONG
+from suture.learning.training import LocalTraining
+from suture.methods.fedlsm.fedlsm import FedLSM
 from suture.models import ModelSpec
 from suture.simulation import IsicSites
-from suture.training import LocalTraining
+from suture.simulation.job import Job
 
 JOB = Job(
     name="fedlsm_isic",

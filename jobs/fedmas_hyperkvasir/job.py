@@ -9,13 +9,13 @@ Nearest to the paper's own settings, whose augmentation of these images is not p
 """
 
 from suture.cli import run_job_file
-from suture.data.transforms import Augmentation
-from suture.job import Job
-from suture.methods.fedmas import FedMAS
+from suture.data.augmentation import Augmentation
+from suture.learning.training import LocalTraining
+from suture.methods.fedmas.fedmas import FedMAS
 from suture.models import ModelSpec
-from suture.priors import PriorSpec
+from suture.models.priors import PriorSpec
 from suture.simulation import HyperKvasirSites
-from suture.training import LocalTraining
+from suture.simulation.job import Job
 
 JOB = Job(
     name="fedmas_hyperkvasir",

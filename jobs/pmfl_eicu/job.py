@@ -10,11 +10,11 @@ names the label. The defaults fit the demo of 2,520 stays; the paper's own are
 """
 
 from suture.cli import run_job_file
-from suture.finetuning import FineTuning
-from suture.job import Job
-from suture.methods.pmfl import PMFL
+from suture.learning.finetuning import FineTuning
+from suture.methods.meta.pmfl import PMFL
 from suture.models import ModelSpec
 from suture.simulation import SiloSites
+from suture.simulation.job import Job
 
 JOB = Job(
     name="pmfl_eicu",

@@ -6,11 +6,11 @@ sites with which the paper tests the other five findings are in experiments/pmfl
 """
 
 from suture.cli import run_job_file
-from suture.finetuning import FineTuning
-from suture.job import Job
-from suture.methods.pmfl import PMFL
+from suture.learning.finetuning import FineTuning
+from suture.methods.meta.pmfl import PMFL
 from suture.models import ModelSpec
 from suture.simulation import SiloSites
+from suture.simulation.job import Job
 
 SILOS = (
     *("Pleural Other", "Lung Lesion", "Pneumothorax", "Consolidation", "Pneumonia"),

@@ -7,12 +7,12 @@ epochs, then 150 rounds of one epoch. Both data sets must be on disk.
 """
 
 from suture.cli import run_job_file
-from suture.data.transforms import SURGICAL
-from suture.job import Job
+from suture.data.augmentation import SURGICAL
+from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec
 from suture.simulation import ChestSites
-from suture.training import LocalTraining
+from suture.simulation.job import Job
 
 JOB = Job(
     name="surgical_chest",

@@ -8,12 +8,12 @@ it at the data with SUTURE_DATA (its folder nih_cxr14_64px) or with `--set simul
 """
 
 from suture.cli import run_job_file
-from suture.data.transforms import MILD
-from suture.job import Job
+from suture.data.augmentation import MILD
+from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec
 from suture.simulation import NihSites
-from suture.training import LocalTraining
+from suture.simulation.job import Job
 
 JOB = Job(
     name="surgical_nih",

@@ -7,11 +7,11 @@ Point it at the data with SUTURE_DATA (its folder openi_reports) or with `--set 
 """
 
 from suture.cli import run_job_file
-from suture.job import Job
+from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec
 from suture.simulation import OpeniSites
-from suture.training import LocalTraining
+from suture.simulation.job import Job
 
 JOB = Job(
     name="surgical_openi",

@@ -11,7 +11,7 @@ import pytest
 
 
 def suture(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "suture.cli", *words]
+    command = [sys.executable, "-m", "suture", *words]
     return subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd)
 
 

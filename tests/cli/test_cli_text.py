@@ -8,8 +8,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from suture.cli import app
-from suture.data.tokens import clinical_vocabulary, read_vocabulary
-from suture.errors import ConfigError, DataError
+from suture.core.errors import ConfigError, DataError
+from suture.data.text import clinical_vocabulary, read_vocabulary
 
 
 def vocab(*words: object) -> Result:

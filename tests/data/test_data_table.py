@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from suture.core.errors import DataError
+from suture.core.labels import LabelSet
 from suture.data.table import Table
-from suture.errors import DataError
-from suture.labels import LabelSet
 
 
 def notes(*texts: str) -> Table:

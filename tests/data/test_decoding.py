@@ -14,8 +14,8 @@ from PIL import Image
 from pydicom.dataset import FileDataset, FileMetaDataset
 from pydicom.uid import ExplicitVRLittleEndian, SecondaryCaptureImageStorage, generate_uid
 
+from suture.core.errors import DataError
 from suture.data.decoding import decode_image, images_to_predict, read_image, resize_pad
-from suture.errors import DataError
 
 GRAY = np.array([[0, 100], [200, 255]], dtype=np.uint8)
 

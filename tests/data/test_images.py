@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from suture.core.errors import DataError
+from suture.core.labels import LabelSet
 from suture.data.images import ImageSource, present, read_all
 from suture.data.table import Table
-from suture.errors import DataError
-from suture.labels import LabelSet
 
 
 def png(value: int) -> bytes:

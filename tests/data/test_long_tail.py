@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from suture.config import DataConfig
-from suture.data import load_table
-from suture.data.hyperkvasir import FOLDS
+from suture.core.errors import DataError
+from suture.core.labels import LabelSet
+from suture.data.config import DataConfig
 from suture.data.long_tail import (
     by_attribute,
     classes,
@@ -25,9 +25,9 @@ from suture.data.long_tail import (
     stratified,
     training_counts,
 )
+from suture.data.readers import load_table
+from suture.data.readers.hyperkvasir import FOLDS
 from suture.data.table import SPLITS, Table
-from suture.errors import DataError
-from suture.labels import LabelSet
 
 LABELS = LabelSet(("A", "B", "C"), "multiclass")
 

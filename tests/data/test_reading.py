@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from suture.core.errors import DataError
 from suture.data.reading import read_sheet, rows_text
-from suture.errors import DataError
 
 
 def test_rows_are_numbered_as_a_spreadsheet_shows_them(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from suture.core.errors import DataError
 from suture.data.split import by_patient, strata
-from suture.errors import DataError
 
 
 def column(values: list[float]) -> np.ndarray:

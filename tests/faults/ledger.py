@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from suture.files import whole_lines, write_json
+from suture.core.files import whole_lines, write_json
 
 FILE, REPEATS = "SUTURE_FAULTS", "SUTURE_FAULT_REPEATS"
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from ledger import CASES
 
-from suture.files import atomic_write
+from suture.core.files import atomic_write
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reliability.md"
 

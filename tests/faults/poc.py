@@ -17,14 +17,14 @@ import psutil
 import yaml
 from proxy import Proxy
 
-from suture.config import load_site_config
-from suture.deploy.kit import Kit, project_admin
-from suture.deploy.poc import free_port, parties, prepare, project_of, project_template
-from suture.deploy.processes import parties_of, start, stop
-from suture.deploy.remote import submit
-from suture.flare.provision import provision
-from suture.flare.session import connected, wait_for_sites
-from suture.job import Job, load_job, with_settings
+from suture.data.config import load_site_config
+from suture.flare.admin.kit import Kit, project_admin
+from suture.flare.admin.poc import free_port, parties, prepare, project_of, project_template
+from suture.flare.admin.processes import parties_of, start, stop
+from suture.flare.admin.provision import provision
+from suture.flare.admin.remote import submit
+from suture.flare.admin.session import connected, wait_for_sites
+from suture.simulation.job import Job, load_job, with_settings
 
 PROXIED = "northfield"
 """The site that reaches the server through a proxy."""

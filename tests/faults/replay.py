@@ -9,14 +9,14 @@ from typing import Any
 
 from poc import Poc, digest
 
-from suture.config import load_site_config
-from suture.federation import Loop, federate
-from suture.job import Job
-from suture.messages import Payload, TaskName
-from suture.packing import Packed, pack, unpack
-from suture.server.inbox import Receive
-from suture.server.open import open_server
-from suture.site import Site
+from suture.data.config import load_site_config
+from suture.federation.loop import Loop, federate
+from suture.federation.server.collector import Receive
+from suture.federation.server.open import open_server
+from suture.federation.site.site import Site
+from suture.protocol.messages import Payload, TaskName
+from suture.protocol.packing import Packed, pack, unpack
+from suture.simulation.job import Job
 
 Absent = frozenset[tuple[str, int]]
 """Sites and rounds in which they did not count."""

@@ -17,15 +17,15 @@ from ledger import Found, rounds_lost
 from poc import digest
 
 from between import Between
-from suture.errors import FederationError
-from suture.federation import Loop, federate
-from suture.files import whole_lines
-from suture.messages import Evaluation, Payload, Update
+from suture.core.errors import FederationError
+from suture.core.files import whole_lines
+from suture.federation.loop import Loop, federate
+from suture.federation.server.server import Server
+from suture.federation.store import Rounds
+from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
-from suture.packing import Packed, load, pack, unpack
-from suture.server.server import Server
-from suture.store import Rounds
-from suture.training import LocalTraining
+from suture.protocol.messages import Evaluation, Payload, Update
+from suture.protocol.packing import Packed, load, pack, unpack
 
 METHOD = SurgicalAggregation(local=LocalTraining(lr=1e-2, batch_size=8))
 ROUNDS = 4

@@ -11,11 +11,11 @@ from ledger import Found
 from poc import digest
 
 from between import Between
-from suture.federation import federate
-from suture.messages import Payload
+from suture.federation.loop import federate
+from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
-from suture.packing import Packed
-from suture.training import LocalTraining
+from suture.protocol.messages import Payload
+from suture.protocol.packing import Packed
 
 METHOD = SurgicalAggregation(local=LocalTraining(lr=1e-2, batch_size=8))
 PAIRS = (("Mass", "Nodule"), ("Nodule", "Hernia"), ("Fibrosis", "Nodule", "Mass"))

@@ -13,14 +13,14 @@ from ledger import Found
 from poc import digest
 
 from between import Between
-from suture.federation import federate
-from suture.messages import Payload, Update
-from suture.methods.contract import Method
+from suture.federation.loop import federate
+from suture.learning.training import LocalTraining
+from suture.methods.base import Method
 from suture.methods.fedavg import FedAvg
-from suture.methods.fedlsm import FedLSM
+from suture.methods.fedlsm.fedlsm import FedLSM
 from suture.methods.surgical import SurgicalAggregation
-from suture.packing import Packed, pack, unpack
-from suture.training import LocalTraining
+from suture.protocol.messages import Payload, Update
+from suture.protocol.packing import Packed, pack, unpack
 
 METHOD = SurgicalAggregation(local=LocalTraining(lr=1e-2, batch_size=8))
 STEPS = LocalTraining(lr=1e-3, batch_size=8, iterations=2)

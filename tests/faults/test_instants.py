@@ -14,11 +14,11 @@ import pytest
 from ledger import Found, rounds_lost
 from poc import digest
 
-import suture.files
-import suture.packing
-from suture.files import whole_lines
+import suture.core.files
+import suture.protocol.packing
+from suture.core.files import whole_lines
+from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
-from suture.training import LocalTraining
 
 METHOD = SurgicalAggregation(local=LocalTraining(lr=1e-2, batch_size=8))
 QUICK, ALL = range(4), range(4, 20)
@@ -62,9 +62,9 @@ def dying(work: Callable[[], object], step: int) -> Callable[[], object]:
 
             return call
 
-        suture.packing.save_file = counted(suture.packing.save_file)  # type: ignore[attr-defined]
-        suture.files.os.fsync = counted(os.fsync)  # type: ignore[attr-defined]
-        suture.files.os.replace = counted(os.replace)  # type: ignore[attr-defined]
+        suture.protocol.packing.save_file = counted(suture.protocol.packing.save_file)  # type: ignore[attr-defined]
+        suture.core.files.os.fsync = counted(os.fsync)  # type: ignore[attr-defined]
+        suture.core.files.os.replace = counted(os.replace)  # type: ignore[attr-defined]
         work()
 
     return run

@@ -16,11 +16,11 @@ from nvflare.private.fed.app.fl_conf import create_privacy_manager
 from nvflare.private.fed.client.client_engine_executor_spec import TaskAssignment
 from nvflare.private.fed.client.client_runner import ClientRunner, ClientRunnerConfig, TaskRouter
 
+from suture.federation.plan import Plan
 from suture.flare.codec import to_shareable
 from suture.flare.executor import SiteExecutor
-from suture.messages import Payload
-from suture.packing import pack
-from suture.plan import Plan
+from suture.protocol.messages import Payload
+from suture.protocol.packing import pack
 
 POLICY = Path(__file__).resolve().parents[2] / "poc_workspace" / "policy"
 JOB = "job-1"

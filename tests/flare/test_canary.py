@@ -18,16 +18,16 @@ from nvflare.fuel.utils import fobs
 from one_site import OneSite
 from PIL import Image
 
-from suture.data.transforms import Augmentation
-from suture.errors import RescueFactorError
+from suture.core.errors import RescueFactorError
+from suture.data.augmentation import Augmentation
+from suture.federation.plan import Plan, Schedule, code_hash
+from suture.federation.server.open import open_server
 from suture.flare.codec import from_shareable_, register
-from suture.messages import Abstain, Payload, Update
+from suture.learning.training import LocalTraining, NonFiniteLoss
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec
-from suture.packing import unpack
-from suture.plan import Plan, Schedule, code_hash
-from suture.server.open import open_server
-from suture.training import LocalTraining, NonFiniteLoss
+from suture.protocol.messages import Abstain, Payload, Update
+from suture.protocol.packing import unpack
 
 CANARY = "Kanarienvogel"
 LABELS = ("Mass", "Nodule")
@@ -132,7 +132,7 @@ def test_a_failure_in_training(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     house = House(tmp_path, "images")
-    monkeypatch.setattr("suture.methods.local.fit", raising(FAILURES[kind]))
+    monkeypatch.setattr("suture.methods.averaging.fit", raising(FAILURES[kind]))
     reply = house.train()
     silent(house, reply, caplog)
     assert CANARY in house.errors(), "the site itself is told everything"

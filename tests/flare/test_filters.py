@@ -12,14 +12,14 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.fuel.utils import fobs
 
-from suture.check import Expectation
-from suture.errors import RejectedUpdate
+from suture.core.errors import RejectedUpdate
 from suture.flare.codec import from_shareable_, register, to_shareable
 from suture.flare.executor import EXPECTATION
 from suture.flare.filters import EgressFilter
-from suture.messages import Abstain, Payload, Update, ones
-from suture.methods.contract import Egress
-from suture.packing import Packed, pack, unpack
+from suture.protocol.check import Expectation
+from suture.protocol.egress import Egress
+from suture.protocol.messages import Abstain, Payload, Update, ones
+from suture.protocol.packing import Packed, pack, unpack
 
 F32 = "torch.float32"
 UPDATE = Update(1, ("Mass",), {"w": torch.arange(3.0)}, {"b": torch.ones(1)}, ones(("Mass",)))

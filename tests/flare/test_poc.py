@@ -11,18 +11,18 @@ from pathlib import Path
 import pytest
 import yaml
 
-from suture.config import load_site_config
-from suture.deploy.kit import kits_in, project_admin
-from suture.deploy.poc import free_port, parties, project_of, project_template
-from suture.deploy.policy import allow_classes, missing_classes
-from suture.deploy.processes import check_alive, start, stop
-from suture.deploy.strict import make_strict
-from suture.federation import Loop, federate
-from suture.flare.provision import provision
-from suture.flare.session import wait_for_sites
-from suture.job import load_job, with_settings
-from suture.server.open import open_server
-from suture.site import Site
+from suture.data.config import load_site_config
+from suture.federation.loop import Loop, federate
+from suture.federation.server.open import open_server
+from suture.federation.site.site import Site
+from suture.flare.admin.kit import kits_in, project_admin
+from suture.flare.admin.poc import free_port, parties, project_of, project_template
+from suture.flare.admin.policy import allow_classes, missing_classes
+from suture.flare.admin.processes import check_alive, start, stop
+from suture.flare.admin.provision import provision
+from suture.flare.admin.session import wait_for_sites
+from suture.flare.admin.strict import make_strict
+from suture.simulation.job import load_job, with_settings
 
 pytestmark = pytest.mark.flare
 
@@ -36,7 +36,7 @@ SITES = STRICT | OPEN
 
 def suture(*words: str) -> subprocess.CompletedProcess[str]:
     options = [part for setting in SETTINGS for part in ("--set", setting)]
-    command = [sys.executable, "-m", "suture.cli", "run", "demo", "--env", "poc", *words, *options]
+    command = [sys.executable, "-m", "suture", "run", "demo", "--env", "poc", *words, *options]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from suture.errors import ConfigError
+from suture.core.errors import ConfigError
+from suture.federation.plan import Plan, Schedule
 from suture.flare.filters import EgressFilter
 from suture.flare.submit import export_job, recipe_of
-from suture.job import Job, load_job, with_settings
-from suture.plan import Plan, Schedule
+from suture.simulation.job import Job, load_job, with_settings
 
 TASKS = ["hello", "train", "evaluate"]
 JOBS = ["demo", "surgical_nih"]

@@ -15,14 +15,14 @@ import pytest
 import torch
 
 from official import Report, write_openi
-from suture.errors import FederationError
-from suture.finetuning import FineTuning
-from suture.job import Job, load_job, with_settings
-from suture.methods.pmfl import PMFL
+from suture.core.errors import FederationError
+from suture.learning.finetuning import FineTuning
+from suture.methods.meta.pmfl import PMFL
 from suture.models import ModelSpec
-from suture.packing import load
-from suture.run import run_here
+from suture.protocol.packing import load
 from suture.simulation import PhantomSites, SiloSites
+from suture.simulation.job import Job, load_job, with_settings
+from suture.simulation.run import run_here
 
 pytestmark = pytest.mark.flare
 

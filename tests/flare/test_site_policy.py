@@ -27,11 +27,11 @@ from suture.flare.codec import from_shareable_, register, to_shareable
 from suture.flare.executor import SiteExecutor
 from suture.flare.filters import EgressFilter
 from suture.flare.submit import export_job
-from suture.job import load_job
-from suture.messages import Hello, Payload, Update
+from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
-from suture.packing import Packed, pack, unpack
-from suture.training import LocalTraining
+from suture.protocol.messages import Hello, Payload, Update
+from suture.protocol.packing import Packed, pack, unpack
+from suture.simulation.job import load_job
 
 METHOD = SurgicalAggregation(local=LocalTraining(lr=1e-2, batch_size=8))
 SECRET = "patient 17"
@@ -143,7 +143,7 @@ def authorize(folder: Path, path: str) -> None:
         "nvflare.app_common.widgets.convert_to_fed_event.ConvertToFedEvent",
         "nvflare.app_common.executors.statistics.statistics_executor.StatisticsExecutor",
         "nvflare.app_common.filters.exclude_vars.ExcludeVars",
-        "suture.site.Site",
+        "suture.federation.site.site.Site",
         "suture.flare.executor.SiteExecutors",
         "subprocess.Popen",
     ],

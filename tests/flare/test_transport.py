@@ -13,13 +13,13 @@ from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.shareable import make_reply
 from nvflare.apis.signal import Signal
 
-from suture.check import Expectation
+from suture.federation.server.collector import Inbox
 from suture.flare.codec import to_shareable
 from suture.flare.controller import Aborted, FlareTransport
-from suture.messages import Payload, Update, ones
-from suture.methods.contract import Egress
-from suture.packing import Packed, pack
-from suture.server.inbox import Inbox
+from suture.protocol.check import Expectation
+from suture.protocol.egress import Egress
+from suture.protocol.messages import Payload, Update, ones
+from suture.protocol.packing import Packed, pack
 
 EGRESS = Egress({"w": ((2,), "torch.float32")}, {})
 UPDATE = pack(Update(1, ("Mass",), {"w": torch.ones(2)}, {}, ones(("Mass",))))

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 import torch
 
-from suture.errors import ConfigError
-from suture.messages import Payload
+from suture.core.errors import ConfigError
+from suture.federation.site.site import Site
+from suture.learning.training import LocalTraining
 from suture.methods import METHODS
+from suture.methods.base import Census, ClassFacts
 from suture.methods.class_weights import NAME, class_weights, told_weights, weighted_bce
-from suture.methods.contract import Census, ClassFacts
 from suture.models.classifier import Layout
-from suture.site import Site
-from suture.training import LocalTraining
+from suture.protocol.messages import Payload
 
 CENSUS = Census(
     ("Edema", "Hernia", "Mass"),

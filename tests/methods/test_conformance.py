@@ -12,18 +12,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from suture.data.one_task import TARGET
-from suture.labels import Task
-from suture.messages import Payload, Update, ones
+from suture.core.labels import Task
+from suture.federation.plan import Plan
+from suture.federation.server.server import Server
+from suture.learning.one_task import TARGET
+from suture.learning.training import LocalTraining
 from suture.methods import METHODS
-from suture.methods.contract import Context, GlobalModel, Method, Phase
-from suture.methods.crossing import parts
-from suture.methods.meta import INNER, ServerStep
+from suture.methods.base import Context, GlobalModel, Method, Phase
+from suture.methods.meta.inner_loop import INNER, ServerStep
+from suture.methods.parameters import parts
 from suture.models.classifier import Layout
-from suture.packing import load
-from suture.plan import Plan
-from suture.server.server import Server
-from suture.training import LocalTraining
+from suture.protocol.messages import Payload, Update, ones
+from suture.protocol.packing import load
 
 ALL = pytest.mark.parametrize("name", sorted(METHODS))
 LABELS = ("A", "B", "C")
@@ -94,7 +94,7 @@ def test_says_what_it_is_and_survives_a_job_file(name: str) -> None:
 
 
 def _no_augmentation() -> Any:
-    from suture.data.transforms import Augmentation
+    from suture.data.augmentation import Augmentation
 
     return Augmentation()
 
@@ -214,7 +214,7 @@ def test_sites_see_what_the_method_declares_and_nothing_else(name: str, tiny: An
         sites = sorted(federation.sites())
 
         def exchange(self, task: Any, payloads: Any, receive: Any) -> dict[str, str]:
-            from suture.packing import pack, unpack
+            from suture.protocol.packing import pack, unpack
 
             for site, packed in payloads.items():
                 payload = unpack(packed)
@@ -224,7 +224,7 @@ def test_sites_see_what_the_method_declares_and_nothing_else(name: str, tiny: An
             return {}
 
     all_sites = sites
-    from suture.federation import federate
+    from suture.federation.loop import federate
 
     federate(server, Listening())
     own = {site: set(member.names) for site, member in server.roster.members.items()}

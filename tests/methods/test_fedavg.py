@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from suture.labels import LabelSet
-from suture.losses import balanced_ce
-from suture.messages import Payload, Update
-from suture.methods.contract import Context, GlobalModel, Phase
+from suture.core.labels import LabelSet
+from suture.federation.server.global_model import initial
+from suture.learning.losses import balanced_ce
+from suture.learning.training import LocalTraining, Workbench
+from suture.methods.base import Context, GlobalModel, Phase
 from suture.methods.fedavg import FedAvg
-from suture.packing import Packed
-from suture.server.global_model import initial
-from suture.training import LocalTraining, Workbench
+from suture.protocol.messages import Payload, Update
+from suture.protocol.packing import Packed
 
 CTX = Context(1, Phase("main", 1), 0)
 EVERY = ("Fibrosis", "Hernia", "Mass", "Nodule")

@@ -10,19 +10,19 @@ from typing import Any
 import pytest
 import torch
 
-from suture.abstain import LabelViewRefused
-from suture.errors import ConfigError
-from suture.labels import LabelSet
-from suture.messages import Payload, Update
-from suture.methods.contract import Context, GlobalModel, Phase
-from suture.methods.fedlsm import FedLSM
-from suture.methods.local import loss_of, validation_loss
-from suture.methods.teaching import Lessons, Teaching, follow, subsets
+from suture.core.errors import ConfigError
+from suture.core.labels import LabelSet
+from suture.core.validation import parse
+from suture.federation.server.global_model import initial
+from suture.federation.site.abstain import LabelViewRefused
+from suture.learning.training import LocalTraining, Workbench
+from suture.methods.averaging import loss_of, validation_loss
+from suture.methods.base import Context, GlobalModel, Phase
+from suture.methods.fedlsm.fedlsm import FedLSM
+from suture.methods.fedlsm.mean_teacher import Lessons, Teaching, follow, subsets
 from suture.models.classifier import Classifier
-from suture.packing import Packed
-from suture.server.global_model import initial
-from suture.training import LocalTraining, Workbench
-from suture.validation import parse
+from suture.protocol.messages import Payload, Update
+from suture.protocol.packing import Packed
 
 LABELS = ("A", "B", "C")
 CTX = Context(1, Phase("main", 1), 0)

@@ -11,18 +11,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from suture.core.labels import LabelSet, Task
+from suture.core.seeds import generator_for, seed_for
+from suture.data.augmentation import Augmentation, augment
 from suture.data.batch import Samples, endless
-from suture.data.transforms import Augmentation, augment
-from suture.labels import LabelSet, Task
-from suture.messages import Payload
-from suture.methods.contract import Context, Phase
-from suture.methods.fedlsm import FedLSM
-from suture.methods.teaching import Teaching, follow
+from suture.learning.training import LocalTraining, Workbench
+from suture.methods.base import Context, Phase
+from suture.methods.fedlsm.fedlsm import FedLSM
+from suture.methods.fedlsm.mean_teacher import Teaching, follow
 from suture.models import ModelSpec, build
 from suture.models.classifier import Classifier, Preprocessing, split_state
-from suture.packing import Packed
-from suture.seeds import generator_for, seed_for
-from suture.training import LocalTraining, Workbench
+from suture.protocol.messages import Payload
+from suture.protocol.packing import Packed
 
 LABELS = ("A", "B", "C", "D")
 KNOWN = (False, False, True, True)

@@ -11,24 +11,24 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import suture.methods.fedmas as fedmas
-from suture.data.transforms import MILD, Augmentation
-from suture.errors import ConfigError
-from suture.labels import LabelSet, Task
-from suture.losses import balanced_ce
-from suture.messages import Payload, Update
-from suture.methods.contract import Context, GlobalModel, Phase
-from suture.methods.fedmas import FedMAS
-from suture.methods.rescue import by_class, distance, rescue_factor
+import suture.methods.fedmas.fedmas as fedmas
+from suture.core.errors import ConfigError
+from suture.core.labels import LabelSet, Task
+from suture.core.seeds import generator_for
+from suture.data.augmentation import MILD, Augmentation
+from suture.federation.plan import Plan
+from suture.federation.server.global_model import initial
+from suture.learning.losses import balanced_ce
+from suture.learning.training import LocalTraining, Workbench
+from suture.methods.base import Context, GlobalModel, Phase
+from suture.methods.fedmas.fedmas import FedMAS
+from suture.methods.fedmas.rescue import by_class, distance, rescue_factor
 from suture.models import ModelSpec
 from suture.models.classifier import Preprocessing
-from suture.packing import Packed
-from suture.plan import Plan
-from suture.priors import PriorSpec
-from suture.priors.prior import freeze
-from suture.seeds import generator_for
-from suture.server.global_model import initial
-from suture.training import LocalTraining, Workbench
+from suture.models.priors import PriorSpec
+from suture.models.priors.prior import freeze
+from suture.protocol.messages import Payload, Update
+from suture.protocol.packing import Packed
 
 CTX = Context(1, Phase("main", 1), 0)
 CNN = ModelSpec("cnn", size=16)

@@ -10,15 +10,15 @@ import pytest
 import torch
 from test_fedmas import CNN, CTX, EVERY, METHOD, bench_of, literal_round, of_one_class, precise
 
-from suture.messages import Payload
-from suture.methods.contract import Phase
+from suture.federation.server.global_model import initial
+from suture.learning.training import LocalTraining
+from suture.methods.averaging import loss_of, validation_loss
+from suture.methods.base import Phase
 from suture.methods.fedavg import FedAvg
-from suture.methods.fedmas import FedMAS
-from suture.methods.local import loss_of, validation_loss
-from suture.methods.rescue import distance
-from suture.packing import Packed
-from suture.server.global_model import initial
-from suture.training import LocalTraining
+from suture.methods.fedmas.fedmas import FedMAS
+from suture.methods.fedmas.rescue import distance
+from suture.protocol.messages import Payload
+from suture.protocol.packing import Packed
 
 PHANTOMS = FedMAS(local=LocalTraining(lr=1e-2, batch_size=8))
 

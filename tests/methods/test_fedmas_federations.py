@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from suture.errors import FederationError
-from suture.labels import LabelSet
-from suture.messages import Hello
-from suture.methods.fedmas import FedMAS
+from suture.core.errors import FederationError
+from suture.core.labels import LabelSet
+from suture.federation.server.registry import agree
+from suture.learning.training import LocalTraining
+from suture.methods.fedmas.fedmas import FedMAS
 from suture.models import ModelSpec, build
-from suture.packing import load, save
-from suture.priors import PriorSpec
-from suture.priors.prior import freeze
-from suture.priors.saved import save_prior
-from suture.server.roster import agree
-from suture.training import LocalTraining
+from suture.models.priors import PriorSpec
+from suture.models.priors.prior import freeze
+from suture.models.priors.saved import save_prior
+from suture.protocol.messages import Hello
+from suture.protocol.packing import load, save
 
 CNN = ModelSpec("cnn", size=16)
 METHOD = FedMAS(local=LocalTraining(lr=1e-2, batch_size=8))

@@ -15,15 +15,15 @@ import torch
 from torch import Tensor
 
 from between import Between
-from suture.errors import FederationError, RescueFactorError
-from suture.federation import Loop, federate
-from suture.messages import Payload, Update
-from suture.methods.fedmas import Divergence, FedMAS
-from suture.methods.rescue import LEAST, check_rescue
+from suture.core.errors import FederationError, RescueFactorError
+from suture.federation.loop import Loop, federate
+from suture.federation.server.server import Server
+from suture.learning.training import LocalTraining
+from suture.methods.fedmas.fedmas import Divergence, FedMAS
+from suture.methods.fedmas.rescue import LEAST, check_rescue
 from suture.models import ModelSpec
-from suture.packing import Packed, load, pack, unpack
-from suture.server.server import Server
-from suture.training import LocalTraining
+from suture.protocol.messages import Payload, Update
+from suture.protocol.packing import Packed, load, pack, unpack
 
 METHOD = FedMAS(local=LocalTraining(lr=1e-2, batch_size=8))
 WIDE = ModelSpec("cnn", size=16, projection=128)

@@ -11,9 +11,9 @@ import torch
 from test_fedmas import CNN, CTX, EVERY, METHOD, bench_of
 from torch import Tensor
 
-from suture.diagnostics import FILE
-from suture.methods.rescue import distance
-from suture.packing import Packed, pack
+from suture.federation.site.diagnostics import FILE
+from suture.methods.fedmas.rescue import distance
+from suture.protocol.packing import Packed, pack
 
 
 def test_the_divergence_of_each_class_is_told_before_training(tiny: Any) -> None:

@@ -10,24 +10,24 @@ import pytest
 import torch
 from torch import Tensor
 
+from suture.core.labels import LabelSet
+from suture.core.seeds import generator_for
+from suture.data.augmentation import Augmentation
 from suture.data.batch import Batch, Samples
-from suture.data.transforms import Augmentation
-from suture.labels import LabelSet
-from suture.losses import masked_loss
-from suture.messages import Payload, Update, ones
-from suture.methods.contract import Context, GlobalModel, Phase
-from suture.methods.crossing import crossing, parts, staying
-from suture.methods.fl import FL
-from suture.methods.meta import INNER, ServerStep, adapt, stepped
-from suture.methods.metafl import MetaFL
-from suture.methods.pmfl import PMFL
+from suture.learning.losses import masked_loss
+from suture.learning.training import Workbench
+from suture.methods.base import Context, GlobalModel, Phase
+from suture.methods.meta.fl import FL
+from suture.methods.meta.inner_loop import INNER, ServerStep, adapt, stepped
+from suture.methods.meta.metafl import MetaFL
+from suture.methods.meta.pmfl import PMFL
+from suture.methods.parameters import crossing, parts, staying
 from suture.methods.share import Share, cut, put
 from suture.models import ModelSpec
 from suture.models.classifier import Classifier, head_rows, load_tensors, split_state
 from suture.models.lstm import text_lstm
-from suture.packing import Packed
-from suture.seeds import generator_for
-from suture.training import Workbench
+from suture.protocol.messages import Payload, Update, ones
+from suture.protocol.packing import Packed
 
 TARGET = LabelSet(("target",))
 WORDS = 21
@@ -271,7 +271,7 @@ def test_second_derivatives_are_taken_without_cudnn(
         seen.add(torch.backends.cudnn.enabled)
         return masked_loss(*args)
 
-    monkeypatch.setattr("suture.methods.metafl.masked_loss", noticed)
+    monkeypatch.setattr("suture.methods.meta.metafl.masked_loss", noticed)
     federation(MetaFL(local=LOCAL, order=order, batches=3), 1)
     assert seen == {order == 1}
     assert torch.backends.cudnn.enabled

@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from suture.federation import Loop, Receive, federate
-from suture.messages import TaskName
-from suture.methods.meta import INNER
-from suture.methods.pmfl import PMFL
-from suture.packing import Packed, load
-from suture.server.server import Server
+from suture.federation.loop import Loop, Receive, federate
+from suture.federation.server.server import Server
+from suture.methods.meta.inner_loop import INNER
+from suture.methods.meta.pmfl import PMFL
+from suture.protocol.messages import TaskName
+from suture.protocol.packing import Packed, load
 
 METHOD = PMFL(local=INNER, batches=2)
 LABELS = {"alpha": ("Mass",), "beta": ("Nodule",)}

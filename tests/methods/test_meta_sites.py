@@ -8,21 +8,21 @@ from typing import Any
 import pytest
 import torch
 
-from suture.config import TrainingConfig
+from suture.core.errors import ConfigError, DataError, FederationError
+from suture.core.labels import LabelSet
+from suture.core.seeds import generator_for
+from suture.data.augmentation import Augmentation
 from suture.data.batch import Samples
-from suture.data.transforms import Augmentation
-from suture.errors import ConfigError, DataError, FederationError
-from suture.labels import LabelSet
-from suture.messages import Abstain, Payload
+from suture.data.config import TrainingConfig
+from suture.learning.training import Workbench
 from suture.methods import METHODS
-from suture.methods.meta import INNER, batch_of
-from suture.methods.metafl import MetaFL
-from suture.methods.pmfl import PMFL
+from suture.methods.meta.inner_loop import INNER, batch_of
+from suture.methods.meta.metafl import MetaFL
+from suture.methods.meta.pmfl import PMFL
 from suture.methods.share import Share, cut, put
 from suture.models import ModelSpec, build
-from suture.packing import load
-from suture.seeds import generator_for
-from suture.training import Workbench
+from suture.protocol.messages import Abstain, Payload
+from suture.protocol.packing import load
 
 SPEC = ModelSpec("cnn", size=16)
 

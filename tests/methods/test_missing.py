@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
+from suture.core.labels import LabelSet
 from suture.data.batch import Samples, columns
-from suture.data.site import pooled
-from suture.labels import LabelSet
+from suture.learning.samples import pooled
 from suture.methods import METHODS
-from suture.methods.contract import Method
+from suture.methods.base import Method
 
 NAN = float("nan")
 OWN = LabelSet(("A", "B"))

@@ -9,16 +9,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from suture.errors import ConfigError, FederationError
-from suture.federation import Loop, federate
-from suture.messages import Payload, Update, ones
-from suture.methods.contract import Context, GlobalModel, Phase
+from suture.core.errors import ConfigError, FederationError
+from suture.federation.loop import Loop, federate
+from suture.learning.training import LocalTraining
+from suture.methods.base import Context, GlobalModel, Phase
 from suture.methods.individual import Individual
 from suture.methods.pfl import PersonalisedFL
 from suture.methods.surgical import SurgicalAggregation
 from suture.models.saved import load_model
-from suture.packing import load, unpack
-from suture.training import LocalTraining
+from suture.protocol.messages import Payload, Update, ones
+from suture.protocol.packing import load, unpack
 
 FAST = LocalTraining(lr=1e-2, batch_size=8)
 

@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 import torch
 
-from suture.errors import ConfigError
-from suture.labels import LabelSet
-from suture.messages import Payload
-from suture.methods.contract import Context, Phase
-from suture.methods.local import Best, in_phase, loss_of, validation_loss
+from suture.core.errors import ConfigError
+from suture.core.labels import LabelSet
+from suture.core.seeds import seed_for
+from suture.federation.plan import context
+from suture.learning.training import LocalTraining
+from suture.methods.averaging import Best, in_phase, loss_of, validation_loss
+from suture.methods.base import Context, Phase
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec, build
 from suture.models.classifier import redraw_head
-from suture.plan import context
-from suture.seeds import seed_for
-from suture.training import LocalTraining
+from suture.protocol.messages import Payload
 
 
 def test_a_learning_rate_falls_along_half_a_cosine() -> None:
@@ -50,7 +50,7 @@ def test_the_backbone_rests_while_the_head_warms_up(tiny: Any) -> None:
     local = LocalTraining(lr=1e-2, batch_size=8, warmup_epochs=3)
     federation = tiny(SurgicalAggregation(local=local), rounds=2)
     server, sites = federation.server(), federation.sites()
-    from suture.federation import Loop
+    from suture.federation.loop import Loop
 
     loop = Loop(sites)
     server.begin(loop.exchange("hello", server.greet(loop.sites), server.inbox.receive))
@@ -94,7 +94,7 @@ def test_moments_of_the_warm_up_end_with_it(tiny: Any) -> None:
     local = LocalTraining(lr=1e-2, batch_size=8, warmup_epochs=3)
     federation = tiny(SurgicalAggregation(local=local), rounds=2)
     federation.run()
-    from suture.packing import load
+    from suture.protocol.packing import load
 
     newest = sorted((federation.folder / "run" / "sites" / "alpha").glob("round-*"))[-1]
     assert float(load(newest).tensors["kept/head.weight/step"]) == 2  # 15 images, batches of 8
@@ -102,7 +102,7 @@ def test_moments_of_the_warm_up_end_with_it(tiny: Any) -> None:
 
 def test_the_best_epoch_is_kept(tiny: Any) -> None:
     site = tiny(SurgicalAggregation()).sites()["alpha"]
-    from suture.server.global_model import initial
+    from suture.federation.server.global_model import initial
 
     model = initial(site.plan, ("Mass", "Nodule"))
     task = Payload("train", 1, 0, labels=("Mass", "Nodule"), shared=dict(model.shared), head=dict(model.head))

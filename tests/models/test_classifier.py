@@ -7,12 +7,12 @@ import re
 import pytest
 import torch
 
-from suture.errors import ConfigError
-from suture.labels import LabelSet
+from suture.core.errors import ConfigError
+from suture.core.labels import LabelSet
+from suture.core.validation import parse
 from suture.models import ModelSpec, build
 from suture.models.classifier import Layout, head_rows, relabelled, split_state
 from suture.models.norm import shared_names
-from suture.validation import parse
 
 AB = LabelSet(("Edema", "Mass"))
 

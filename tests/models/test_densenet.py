@@ -10,8 +10,8 @@ import pytest
 import torch
 import torchvision
 
-from suture.errors import ConfigError
-from suture.labels import LabelSet
+from suture.core.errors import ConfigError
+from suture.core.labels import LabelSet
 from suture.models import ModelSpec, build
 
 LABELS = LabelSet(("Edema",))

@@ -7,8 +7,8 @@ import sys
 import pytest
 import torch
 
-from suture.errors import ConfigError
-from suture.labels import LabelSet
+from suture.core.errors import ConfigError
+from suture.core.labels import LabelSet
 from suture.models import ModelSpec, build
 from suture.models.norm import norm_names, shared_names
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from suture.errors import ConfigError
-from suture.labels import LabelSet
+from suture.core.errors import ConfigError
+from suture.core.labels import LabelSet
 from suture.models import ModelSpec, build
 from suture.models.lstm import TextLSTM
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from suture.errors import ConfigError
-from suture.labels import LabelSet
+from suture.core.errors import ConfigError
+from suture.core.labels import LabelSet
 from suture.models import ModelSpec, build
 from suture.models.norm import counters, norm_names, shared_names, train_mode
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from suture.errors import ConfigError
-from suture.labels import LabelSet
+from suture.core.errors import ConfigError
+from suture.core.labels import LabelSet
 from suture.models import ModelSpec, build
 from suture.models.saved import load_model, save_model
 

@@ -10,22 +10,22 @@ import numpy as np
 import pytest
 
 from official import write_ham10000, write_nih
-from suture.config import SiteConfig, load_site_config
-from suture.data import load_table
-from suture.data.isic import LABELS as ISIC
-from suture.data.isic import METADATA
-from suture.data.nih import LABELS as NIH
-from suture.data.partition import dealt_classes
+from suture.core.errors import ConfigError, DataError
+from suture.data.config import SiteConfig, load_site_config
+from suture.data.readers import load_table
+from suture.data.readers.isic import LABELS as ISIC
+from suture.data.readers.isic import METADATA
+from suture.data.readers.nih import LABELS as NIH
 from suture.data.table import Table
-from suture.errors import ConfigError, DataError
-from suture.job import Job
+from suture.learning.training import LocalTraining
 from suture.methods import METHODS
-from suture.methods.fedlsm import FedLSM
+from suture.methods.fedlsm.fedlsm import FedLSM
 from suture.models import ModelSpec
-from suture.run import run_here
 from suture.simulation import IsicSites, NihSites
-from suture.simulation.places import cache_folder, data_folder, images_in
-from suture.training import LocalTraining
+from suture.simulation.folders import cache_folder, data_folder, images_in
+from suture.simulation.job import Job
+from suture.simulation.partition import dealt_classes
+from suture.simulation.run import run_here
 
 
 @pytest.fixture

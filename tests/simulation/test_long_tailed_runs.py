@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 from test_long_tailed_sites import prepared, tables, write_flamby, write_hyperkvasir, write_tones
 
-from suture.config import load_site_config
-from suture.data import load_table
-from suture.data.flamby import LABELS
-from suture.errors import ConfigError
-from suture.job import Job, load_job, with_settings
+from suture.core.errors import ConfigError
+from suture.data.config import load_site_config
+from suture.data.readers import load_table
+from suture.data.readers.flamby import LABELS
+from suture.federation.plan import needed
+from suture.learning.training import LocalTraining
 from suture.methods.fedavg import FedAvg
 from suture.models import ModelSpec
-from suture.plan import needed
-from suture.run import run_here
 from suture.simulation import AttributeSites, FlambySites, HyperKvasirSites
-from suture.training import LocalTraining
+from suture.simulation.job import Job, load_job, with_settings
+from suture.simulation.run import run_here
 
 
 def test_sites_that_keep_their_models_have_the_test_images_too(tmp_path: Path) -> None:

@@ -13,14 +13,14 @@ import pytest
 from PIL import Image
 
 from official import write_ham10000
-from suture.config import SiteConfig, load_site_config
-from suture.data import load_table
-from suture.data.flamby import LABELS, SPELLINGS, TRUTH
-from suture.data.hyperkvasir import FOLDS
-from suture.data.hyperkvasir import LABELS as HYPERKVASIR
-from suture.data.isic import LABELS as ISIC
+from suture.core.errors import ConfigError
+from suture.data.config import SiteConfig, load_site_config
+from suture.data.readers import load_table
+from suture.data.readers.flamby import LABELS, SPELLINGS, TRUTH
+from suture.data.readers.hyperkvasir import FOLDS
+from suture.data.readers.hyperkvasir import LABELS as HYPERKVASIR
+from suture.data.readers.isic import LABELS as ISIC
 from suture.data.table import SPLITS, Table
-from suture.errors import ConfigError
 from suture.methods import METHODS
 from suture.simulation import AttributeSites, FlambySites, HyperKvasirSites, IsicSites
 

@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from suture.cli import app
-from suture.config import TrainingConfig, load_server_config, load_site_config
-from suture.errors import ConfigError
+from suture.core.errors import ConfigError
+from suture.data.config import TrainingConfig, load_server_config, load_site_config
 from suture.simulation.machine import compute_on, this_machine
 
 SMALL = ["--set", "simulation.images=20", "--set", "simulation.held_out=30"]

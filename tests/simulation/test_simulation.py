@@ -11,20 +11,20 @@ import numpy as np
 import pytest
 
 from official import write_chexpert, write_nih
-from suture.config import load_site_config
-from suture.data import load_table
-from suture.data.chexpert import LABELS as CHEXPERT
-from suture.data.nih import LABELS as NIH
-from suture.errors import ConfigError
-from suture.job import Job, with_settings
-from suture.labels import union
+from suture.core.errors import ConfigError
+from suture.core.labels import union
+from suture.data.config import load_site_config
+from suture.data.readers import load_table
+from suture.data.readers.chexpert import LABELS as CHEXPERT
+from suture.data.readers.nih import LABELS as NIH
+from suture.learning.training import LocalTraining
 from suture.methods import METHODS
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec
-from suture.run import POOLED, run_here
 from suture.simulation import ChestSites, NihSites, PhantomSites
 from suture.simulation.chest import SHARED
-from suture.training import LocalTraining
+from suture.simulation.job import Job, with_settings
+from suture.simulation.run import POOLED, run_here
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def test_models_that_stay_at_the_sites_are_measured_on_the_servers_images(nih: P
 
 
 def test_pooled_patients_and_labels_stay_apart(tmp_path: Path) -> None:
-    from suture.data.site import load_samples, pooled
+    from suture.learning.samples import load_samples, pooled
     from suture.models import ModelSpec
 
     PhantomSites(images=30, held_out=30).prepare(tmp_path, tmp_path, 1, METHODS["central"])

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from official import Report, write_openi
-from suture.data.openi import TASKS
-from suture.job import load_job, with_settings
-from suture.run import run_here
+from suture.data.readers.openi import TASKS
+from suture.simulation.job import load_job, with_settings
+from suture.simulation.run import run_here
 
 REPORTS: list[Report] = [
     (f"It shows {TASKS[i % 8].lower()}.", "", (f"{TASKS[i % 8]}/mild",))

@@ -32,12 +32,12 @@ console = Console()
 
 def list_() -> None:
     """List methods, models, priors, data sets, jobs and experiments."""
-    from suture.data import DATASETS
-    from suture.experiment.loading import known_experiments, load_experiment
-    from suture.job import known_jobs, load_job
+    from suture.data.readers import DATASETS
+    from suture.experiments.loading import known_experiments, load_experiment
     from suture.methods import METHODS
     from suture.models import MODELS
-    from suture.priors import PRIORS
+    from suture.models.priors import PRIORS
+    from suture.simulation.job import known_jobs, load_job
 
     rows = [("method", m.name, f"{m.title} ({m.paper})") for m in METHODS.values()]
     rows += [("model", name, backbone.text) for name, backbone in MODELS.items()]

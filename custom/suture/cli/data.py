@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from suture.cli.machine import Device
-from suture.errors import ConfigError, SutureError
+from suture.core.errors import ConfigError, SutureError
 
 data_app = typer.Typer(help="A site's own data.", no_args_is_help=True)
 console = Console()
@@ -33,7 +33,7 @@ def simulate(
     device: Device = None,
 ) -> None:
     """Write the sites of a job's simulation as ordinary hospital folders, for a POC on this machine."""
-    from suture.job import load_job, with_settings
+    from suture.simulation.job import load_job, with_settings
     from suture.simulation.machine import compute_on
 
     compute_on(device)
@@ -51,9 +51,9 @@ def check(
     config: Annotated[Path, typer.Argument(help="A site's suture.toml.")],
 ) -> None:
     """Check a site's configuration and data: counts, unreadable images, empty classes, split leaks."""
-    from suture.config import load_site_config
-    from suture.data.check import check as check_data
-    from suture.data.check import render
+    from suture.data.config import load_site_config
+    from suture.data.quality import check as check_data
+    from suture.data.quality import render
 
     findings = check_data(load_site_config(config))
     console.print(render(findings))
@@ -72,10 +72,10 @@ def draw(
 ) -> None:
     """Draw how often each class occurs in some data sets, and which classes occur together in each."""
     from suture.cli.sources import load_sources
-    from suture.data import load_table
-    from suture.evaluation.drawings import draw_cooccurrence, draw_frequencies
-    from suture.evaluation.labels_overview import Unit, cooccurrence, frequencies, unit_of
-    from suture.files import atomic_write
+    from suture.core.files import atomic_write
+    from suture.data.readers import load_table
+    from suture.reports.labels_overview import Unit, cooccurrence, frequencies, unit_of
+    from suture.reports.plots import draw_cooccurrence, draw_frequencies
 
     tables = {name: load_table(config.data) for name, config in load_sources(configs).items()}
     out.mkdir(parents=True, exist_ok=True)

@@ -24,7 +24,7 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Look over this site or server: versions, certificates, connection, policy, data, disk, GPU."""
-    from suture.deploy.doctor import examine
+    from suture.flare.admin.doctor import examine
 
     findings = examine(workspace)
     if as_json:
@@ -65,9 +65,9 @@ def policy(
     ] = False,
 ) -> None:
     """Allow suture's classes at this site or server, and nothing else; and refuse more where asked to."""
-    from suture.deploy.kit import read_kit
-    from suture.deploy.policy import allow_classes, keep_logs, refuse_code, survive
-    from suture.deploy.strict import make_strict
+    from suture.flare.admin.kit import read_kit
+    from suture.flare.admin.policy import allow_classes, keep_logs, refuse_code, survive
+    from suture.flare.admin.strict import make_strict
 
     kit = read_kit(workspace)
     changed = make_strict(kit) if strict else []  # first, as it may refuse

@@ -12,8 +12,8 @@ def egress(
     out: Annotated[Path | None, typer.Option("-o", "--out", help="Markdown file to write.")] = None,
 ) -> None:
     """Show all that leaves a site, by method: the allow-list of the site's filter."""
-    from suture.egress import page
-    from suture.files import atomic_write
+    from suture.core.files import atomic_write
+    from suture.reports.egress import page
 
     if out is None:
         typer.echo(page(), nl=False)

@@ -32,15 +32,15 @@ def finetune(
 
     The model of the first run is kept in OUT/model. Device, threads and precision are those of [training].
     """
-    from suture.config import load_site_config
-    from suture.errors import ConfigError
-    from suture.evaluation.fine_tuned import fine_tuned_table, read_fine_tuned
-    from suture.files import write_json
-    from suture.finetuning import FineTuning
+    from suture.core.errors import ConfigError
+    from suture.core.files import write_json
+    from suture.core.validation import parse
+    from suture.data.config import load_site_config
+    from suture.learning.finetuning import FineTuning
+    from suture.learning.tuned import FILE, task_name, tune_task, written
     from suture.models.classifier import Classifier
     from suture.models.saved import load_spec, save_model
-    from suture.tuned import FILE, task_name, tune_task, written
-    from suture.validation import parse
+    from suture.reports.fine_tuned import fine_tuned_table, read_fine_tuned
 
     if (out / FILE).exists():
         raise ConfigError(f"{out} holds a fine-tuned model already; choose another --out")

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from suture.errors import ConfigError, SutureError
+from suture.core.errors import ConfigError, SutureError
 
 
 def guarded(command: Callable[[], Any]) -> None:

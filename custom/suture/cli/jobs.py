@@ -12,8 +12,8 @@ import typer
 from rich.console import Console
 
 if TYPE_CHECKING:
-    from suture.deploy.kit import Kit
-    from suture.job import Job
+    from suture.flare.admin.kit import Kit
+    from suture.simulation.job import Job
 
 console = Console()
 
@@ -27,8 +27,8 @@ def status(
     startup_kit: StartupKit = None,
 ) -> None:
     """Show the jobs of a running federation and its sites; or how far one job is."""
-    from suture.deploy.kit import admin_kit
-    from suture.flare.session import connected
+    from suture.flare.admin.kit import admin_kit
+    from suture.flare.admin.session import connected
 
     kit = admin_kit(startup_kit)
     with connected(kit) as federation:
@@ -48,8 +48,8 @@ def _line(job: dict[str, Any]) -> str:
 
 
 def _show(meta: dict[str, Any], recent: dict[str, Any]) -> None:
-    from suture.deploy.remote import state
-    from suture.progress import Progress
+    from suture.flare.admin.remote import state
+    from suture.reports.progress import Progress
 
     console.print(f"{meta.get('name')}: {meta.get('status')}")
     progress = Progress(str(meta.get("name")), "")
@@ -65,15 +65,15 @@ def results(
     startup_kit: StartupKit = None,
 ) -> None:
     """Bring the results of a job that has ended into a run folder, and show its table."""
-    from suture.deploy.kit import admin_kit
-    from suture.deploy.remote import fetch
+    from suture.flare.admin.kit import admin_kit
+    from suture.flare.admin.remote import fetch
 
     show_run(fetch(admin_kit(startup_kit), job_id, out))
 
 
 @dataclass(frozen=True)
 class Submission:
-    """How a job is handed in; as in `suture.deploy.remote.submit`."""
+    """How a job is handed in; as in `suture.flare.admin.remote.submit`."""
 
     sites: Sequence[str] = ()
     bundle: bool = True
@@ -86,9 +86,9 @@ def run_remotely(
     job: Job, env: str, folder: Path, experiment: str, startup_kit: Path | None, how: Submission
 ) -> None:
     """Runs a job in a POC or in production, and shows its table; Ctrl-C leaves the job alone."""
-    from suture.deploy.kit import admin_kit
-    from suture.deploy.remote import submit
-    from suture.run import check_finetuning
+    from suture.flare.admin.kit import admin_kit
+    from suture.flare.admin.remote import submit
+    from suture.simulation.run import check_finetuning
 
     check_finetuning(job)
     kit = admin_kit(startup_kit, env)
@@ -111,9 +111,9 @@ def run_remotely(
 
 def _tune(job: Job, env: str, kit: Kit, folder: Path) -> None:
     """A POC has the tasks of its job's simulation; in production they lie with whoever has such data."""
-    from suture.deploy.poc import data_of
-    from suture.evaluation.report import write_report
-    from suture.tuned import TARGETS, tune_targets
+    from suture.flare.admin.poc import data_of
+    from suture.learning.tuned import TARGETS, tune_targets
+    from suture.reports.report import write_report
 
     # A kit lies in FOLDER/PROJECT/prod_NN/NAME.
     tasks = data_of(job, kit.folder.resolve().parents[2]) / TARGETS
@@ -136,8 +136,8 @@ def resume(
     detach: Annotated[bool, typer.Option("--detach", help="Do not wait; see suture results.")] = False,
 ) -> None:
     """Continue an experiment after its last committed round: a server, job or site was lost and is back."""
-    from suture.deploy.kit import admin_kit
-    from suture.deploy.resume import resume as hand_in_again
+    from suture.flare.admin.kit import admin_kit
+    from suture.flare.admin.resume import resume as hand_in_again
 
     kit = admin_kit(startup_kit, env)
     folder = (out or Path("runs") / experiment).resolve()
@@ -148,7 +148,7 @@ def resume(
 
 def _follow(title: str, env: str, kit: Kit, folder: Path, job_id: str, detach: bool) -> bool:
     """Shows how a job goes until its results are here; returns whether they are, or nobody waits."""
-    from suture.deploy.remote import accompany
+    from suture.flare.admin.remote import accompany
 
     later = f"when it has ended: suture results {job_id} --out {folder} --startup-kit {kit.folder}"
     if detach:
@@ -164,9 +164,9 @@ def _follow(title: str, env: str, kit: Kit, folder: Path, job_id: str, detach: b
 
 def show_run(folder: Path) -> None:
     """The table of a run, and where its report is."""
-    from suture.evaluation.fine_tuned import fine_tuned_table, nothing_measured, read_fine_tuned
-    from suture.evaluation.records import read_metrics
-    from suture.evaluation.table import per_class_table
+    from suture.protocol.records import read_metrics
+    from suture.reports.fine_tuned import fine_tuned_table, nothing_measured, read_fine_tuned
+    from suture.reports.table import per_class_table
 
     run_facts, tuned = json.loads((folder / "run.json").read_text()), read_fine_tuned(folder)
     measured = (folder / "metrics.json").exists() and not (tuned and nothing_measured(read_metrics(folder)))
@@ -179,7 +179,7 @@ def show_run(folder: Path) -> None:
 
 def report(directory: Annotated[Path, typer.Argument(help="Folder of a run.")]) -> None:
     """Render the report of a run again, and show its table."""
-    from suture.evaluation.report import write_report
+    from suture.reports.report import write_report
 
     write_report(directory)
     show_run(directory)

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from suture.cli.data import Sets
-from suture.errors import ConfigError, FederationError
+from suture.core.errors import ConfigError, FederationError
 
 poc_app = typer.Typer(help="A federation of processes with TLS on this machine.", no_args_is_help=True)
 console = Console()
@@ -35,11 +35,11 @@ def up(
     project: Annotated[Path | None, typer.Option(help="Another project.yml than poc_workspace's.")] = None,
 ) -> None:
     """Provision a server and a job's sites, give them data and a policy, and start what does not run."""
-    from suture.deploy.kit import project_admin
-    from suture.deploy.poc import chosen_folder, parties, prepare, project_template
-    from suture.deploy.processes import check_alive, parties_of, running, start
-    from suture.flare.session import wait_for_sites
-    from suture.job import load_job, with_settings
+    from suture.flare.admin.kit import project_admin
+    from suture.flare.admin.poc import chosen_folder, parties, prepare, project_template
+    from suture.flare.admin.processes import check_alive, parties_of, running, start
+    from suture.flare.admin.session import wait_for_sites
+    from suture.simulation.job import load_job, with_settings
 
     chosen, root = with_settings(load_job(job), settings or []), chosen_folder(folder)
     if running(root) and (overwrite or strict):
@@ -70,9 +70,9 @@ def up(
 @poc_app.command()
 def deal(job: JobName, settings: Sets = None, folder: Dir = None) -> None:
     """Give the sites of a prepared federation the data of a job: after `nvflare poc prepare`."""
-    from suture.deploy.kit import kits_in
-    from suture.deploy.poc import chosen_folder, hand_out, simulate
-    from suture.job import load_job, with_settings
+    from suture.flare.admin.kit import kits_in
+    from suture.flare.admin.poc import chosen_folder, hand_out, simulate
+    from suture.simulation.job import load_job, with_settings
 
     chosen, root = with_settings(load_job(job), settings or []), chosen_folder(folder)
     kits = kits_in(root)
@@ -85,8 +85,8 @@ def deal(job: JobName, settings: Sets = None, folder: Dir = None) -> None:
 @poc_app.command()
 def status(folder: Dir = None) -> None:
     """Show which processes live."""
-    from suture.deploy.poc import chosen_folder
-    from suture.deploy.processes import parties_of
+    from suture.flare.admin.poc import chosen_folder
+    from suture.flare.admin.processes import parties_of
 
     started = parties_of(chosen_folder(folder))
     if not started:
@@ -98,8 +98,8 @@ def status(folder: Dir = None) -> None:
 @poc_app.command()
 def down(folder: Dir = None) -> None:
     """Stop the processes that `suture poc up` started, and no others."""
-    from suture.deploy.poc import chosen_folder
-    from suture.deploy.processes import stop
+    from suture.flare.admin.poc import chosen_folder
+    from suture.flare.admin.processes import stop
 
     stopped = stop(chosen_folder(folder))
     console.print(f"stopped: {', '.join(stopped)}" if stopped else "nothing was running")

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from suture.cli.machine import ModelDevice, device_of
-from suture.errors import ConfigError
+from suture.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,8 +44,8 @@ def pretrain(
     """Train a prior by MoCo v2 on the training images of some data sets; no label is used."""
     import torch
 
-    from suture.priors.pretrain import Pretraining
-    from suture.validation import parse
+    from suture.core.validation import parse
+    from suture.learning.pretraining import Pretraining
 
     settings: dict[str, Any] = {"backbone": backbone, "size": size, "color": color, "epochs": epochs}
     settings |= {"batch_size": batch_size, "lr": lr, "momentum": momentum}
@@ -100,9 +100,9 @@ def _pretrain(
     """Trains and writes; the path of the .json."""
     import dataclasses
 
-    from suture.priors.pretrain import pretrain as train
-    from suture.priors.prior import freeze
-    from suture.priors.saved import save_prior
+    from suture.learning.pretraining import pretrain as train
+    from suture.models.priors.prior import freeze
+    from suture.models.priors.saved import save_prior
 
     images, data = _images(configs, spec.size, spec.color)
     console.print(f"{len(images)} images of {len(data)} data sets", highlight=False)
@@ -135,8 +135,8 @@ def _images(configs: list[Path], size: int, color: bool) -> tuple[Tensor, list[d
     """
     import torch
 
-    from suture.config import load_site_config
-    from suture.data.site import load_samples
+    from suture.data.config import load_site_config
+    from suture.learning.samples import load_samples
     from suture.models import ModelSpec
 
     parts, data = [], []

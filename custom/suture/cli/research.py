@@ -33,11 +33,11 @@ def evaluate(
     device: ModelDevice = None,
 ) -> None:
     """Measure a saved model on labelled data: AUROC of every class, with its interval."""
-    from suture.analysis.evaluate import as_metrics, write_scores
-    from suture.analysis.evaluate import evaluate as evaluate_model
-    from suture.config import load_site_config
-    from suture.evaluation.formats import area, count, interval
-    from suture.files import write_json
+    from suture.core.files import write_json
+    from suture.data.config import load_site_config
+    from suture.learning.saved_models import as_metrics, write_scores
+    from suture.learning.saved_models import evaluate as evaluate_model
+    from suture.reports.formatting import area, count, interval
 
     where = device_of(device)
     done = evaluate_model(model, load_site_config(data), split.value, where)
@@ -68,9 +68,9 @@ def compare(
     device: ModelDevice = None,
 ) -> None:
     """Compare two saved models on the same images: AUROC of every class, with p of a paired bootstrap."""
-    from suture.analysis.compare import compare as compare_models
-    from suture.config import load_site_config
-    from suture.evaluation.formats import area
+    from suture.data.config import load_site_config
+    from suture.learning.model_comparison import compare as compare_models
+    from suture.reports.formatting import area
 
     title = "AUROC (95 % CI), difference first - second, p"
     table = Table(title=title, title_justify="left", show_edge=False)
@@ -99,12 +99,12 @@ def relate(
     device: ModelDevice = None,
 ) -> None:
     """Draw how a model's predictions of related classes go together."""
-    from suture.analysis.relate import relate as relate_classes
-    from suture.config import load_site_config
-    from suture.errors import ConfigError
-    from suture.evaluation.contingency import RELATED
-    from suture.evaluation.drawings import draw_contingencies
-    from suture.files import atomic_write
+    from suture.core.errors import ConfigError
+    from suture.core.files import atomic_write
+    from suture.data.config import load_site_config
+    from suture.reports.contingency import RELATED
+    from suture.reports.plots import draw_contingencies
+    from suture.reports.relations import relate as relate_classes
 
     for text in pair or ():
         if text.count(":") != 1:
@@ -133,9 +133,9 @@ def latent(
     device: ModelDevice = None,
 ) -> None:
     """Draw a model's features of images of several sources in two dimensions (t-SNE)."""
-    from suture.analysis.latent import latent as draw
     from suture.cli.sources import load_sources
-    from suture.files import atomic_write
+    from suture.core.files import atomic_write
+    from suture.reports.latent import latent as draw
 
     atomic_write(out, draw(model, load_sources(data), split.value, images, seed, device_of(device)))
     console.print(f"written: {out}", soft_wrap=True, highlight=False)
@@ -160,13 +160,13 @@ def experiment(
     render: Annotated[bool, typer.Option("--render", help="Only render what is there.")] = False,
 ) -> None:
     """Do the missing runs of a paper's table or figure, and render it."""
-    from suture.experiment.by_class import compare_rows
-    from suture.experiment.conduct import collect, conduct
-    from suture.experiment.drawings import write_drawings
-    from suture.experiment.loading import load_experiment
-    from suture.experiment.pool import Place
-    from suture.experiment.render import stem_of, write_tables
-    from suture.experiment.testing import absent_tests
+    from suture.experiments.by_class import compare_rows
+    from suture.experiments.conduct import collect, conduct
+    from suture.experiments.loading import load_experiment
+    from suture.experiments.plots import write_drawings
+    from suture.experiments.pool import Place
+    from suture.experiments.render import stem_of, write_tables
+    from suture.experiments.testing import absent_tests
     from suture.simulation.machine import compute_on
 
     chosen = load_experiment(name)
@@ -203,7 +203,7 @@ def predict(
     device: ModelDevice = None,
 ) -> None:
     """Write one probability per class for each image or document."""
-    from suture.prediction import predict_to_csv
+    from suture.learning.prediction import predict_to_csv
 
     count, skipped = predict_to_csv(model, source, out, device_of(device))
     for name in skipped:

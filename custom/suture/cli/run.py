@@ -76,7 +76,7 @@ def run(
     ] = False,
 ) -> None:
     """Run a job."""
-    from suture.job import load_job
+    from suture.simulation.job import load_job
 
     _compute_on(env, device, site_threads, amp)
     execute(
@@ -96,7 +96,7 @@ def run(
 
 def _compute_on(env: Env, device: str | None, threads: int | None, amp: bool) -> None:
     """Settles what simulated sites compute on, before anything is written."""
-    from suture.errors import ConfigError
+    from suture.core.errors import ConfigError
     from suture.simulation.machine import compute_on
 
     if env in (Env.local, Env.sim):
@@ -142,8 +142,8 @@ def execute(
     detach: bool = False,
 ) -> None:
     """Runs a job and shows its table."""
-    from suture.job import with_settings
-    from suture.run import run_here
+    from suture.simulation.job import with_settings
+    from suture.simulation.run import run_here
 
     job = with_settings(job, settings)
     name = f"{job.name}-{datetime.now():%Y%m%d-%H%M%S}"
@@ -166,7 +166,7 @@ def export(
 ) -> None:
     """Write a job as a folder that FLARE's admin console accepts."""
     from suture.flare.submit import export_job
-    from suture.job import load_job, with_settings
+    from suture.simulation.job import load_job, with_settings
 
     chosen = with_settings(load_job(job), settings or [])
     console.print(f"job: {export_job(chosen, out, experiment, _names(sites), bundle)}", soft_wrap=True)
@@ -195,7 +195,7 @@ def run_job_file(job: Any) -> None:
         chosen = _all_settings(rounds, seed, settings, None)
         if export:
             from suture.flare.submit import export_job
-            from suture.job import with_settings
+            from suture.simulation.job import with_settings
 
             console.print(f"job: {export_job(with_settings(job, chosen), export_dir)}", soft_wrap=True)
             return

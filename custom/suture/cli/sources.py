@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from suture.config import SiteConfig, load_site_config
-from suture.errors import ConfigError
+from suture.core.errors import ConfigError
+from suture.data.config import SiteConfig, load_site_config
 
 
 def load_sources(paths: Iterable[Path]) -> dict[str, SiteConfig]:

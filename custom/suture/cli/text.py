@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
-from suture.errors import ConfigError, DataError
+from suture.core.errors import ConfigError, DataError
 
 console = Console()
 
@@ -24,8 +24,8 @@ def vocab(
     ] = "appearance",
 ) -> None:
     """Make a vocabulary of some documents. Make it of public ones: every party will see it."""
-    from suture.data.tokens import build_vocabulary, counted, coverage
-    from suture.files import atomic_write
+    from suture.core.files import atomic_write
+    from suture.data.text import build_vocabulary, counted, coverage
 
     documents = _documents(data, every, texts)
     words = build_vocabulary(documents, minimum, order)
@@ -48,8 +48,8 @@ def _documents(data: Path | None, every: bool, texts: Path | None) -> tuple[str,
         ConfigError: none of the two is given, or both.
         DataError: they cannot be read, or there is no document.
     """
-    from suture.config import load_site_config
-    from suture.data import load_table
+    from suture.data.config import load_site_config
+    from suture.data.readers import load_table
     from suture.data.reading import read_text
 
     if (data is None) == (texts is None):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from suture.labels import LabelSet
+from suture.core.labels import LabelSet
 
 
 @dataclass(frozen=True)

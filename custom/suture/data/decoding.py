@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from PIL import Image
 from pydicom.pixels.processing import apply_modality_lut, apply_voi_lut
 
+from suture.core.errors import DataError
 from suture.data.reading import read_sheet
-from suture.errors import DataError
 
 Pixels = NDArray[np.uint8]
 

@@ -16,9 +16,9 @@ from typing import IO, cast
 
 import numpy as np
 
+from suture.core.errors import DataError
 from suture.data.decoding import Pixels, decode_image
 from suture.data.table import Table
-from suture.errors import DataError
 
 ARCHIVES = (".tar", ".tar.gz", ".tgz")
 

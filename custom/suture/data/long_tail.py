@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from suture.config import Frequency
+from suture.core.errors import DataError
+from suture.data.config import Frequency
 from suture.data.table import SPLITS, Table
-from suture.errors import DataError
 
 HEAD, TAIL = 700, 70
 """Training images above which a class is of the head, and below which it is of the tail."""

@@ -16,10 +16,10 @@ from typing import IO, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from suture.config import DataConfig
+from suture.core.errors import DataError, LabelError, nearest, unknown
+from suture.core.labels import LabelSet
+from suture.data.config import DataConfig
 from suture.data.table import Table
-from suture.errors import DataError, LabelError, nearest, unknown
-from suture.labels import LabelSet
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
+from suture.core.errors import DataError
 from suture.data.table import SPLITS
-from suture.errors import DataError
 
 
 def strata(

@@ -9,8 +9,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from suture.errors import DataError
-from suture.labels import LabelSet
+from suture.core.errors import DataError
+from suture.core.labels import LabelSet
 
 Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")

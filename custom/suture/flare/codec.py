@@ -8,9 +8,9 @@ from nvflare.apis.utils.decomposers import flare_decomposers
 from nvflare.app_opt.pt.decomposers import TensorDecomposer
 from nvflare.fuel.utils import fobs
 
-from suture.errors import RejectedUpdate
-from suture.packing import Packed
-from suture.privacy import NO_ENCRYPTION
+from suture.core.errors import RejectedUpdate
+from suture.protocol.packing import Packed
+from suture.protocol.privacy import NO_ENCRYPTION
 
 _HEADER = "suture"
 

@@ -18,18 +18,19 @@ from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 from nvflare.widgets.info_collector import GroupInfoCollector, InfoCollector
 
-from suture.errors import FederationError, RejectedUpdate, SutureError
-from suture.federation import federate
-from suture.files import hold
+from suture.core.errors import FederationError, RejectedUpdate, SutureError
+from suture.core.files import hold
+from suture.federation.loop import federate
+from suture.federation.plan import Plan, Schedule
+from suture.federation.server.collector import Receive
+from suture.federation.server.open import find_server_config, open_server
+from suture.federation.server.server import Server
 from suture.flare.codec import from_shareable_, register, to_shareable
+from suture.flare.event_feed import GROUP, Teller
 from suture.flare.executor import workspace_root
-from suture.flare.telling import GROUP, Teller
-from suture.messages import TaskName
-from suture.packing import Packed
-from suture.plan import Plan, Schedule
-from suture.server.inbox import Receive
-from suture.server.open import find_server_config, open_server
-from suture.server.server import Server
+from suture.protocol.messages import TaskName
+from suture.protocol.packing import Packed
+from suture.reports.report import try_report
 
 log = logging.getLogger(__name__)
 
@@ -87,6 +88,7 @@ class FederationController(Controller):
             server.record.give_up(status, str(error))
             self.system_panic(str(error), fl_ctx)
         finally:
+            try_report(server.record.folder)
             self._hand_out(server.record.folder, fl_ctx)
 
     def process_result_of_unknown_task(

@@ -12,15 +12,15 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
-from suture.abstain import abstention, note
-from suture.check import Expectation
-from suture.config import find_site_config, load_site_config
-from suture.errors import RejectedUpdate
+from suture.core.errors import RejectedUpdate
+from suture.data.config import find_site_config, load_site_config
+from suture.federation.plan import Plan
+from suture.federation.site.abstain import abstention, note
+from suture.federation.site.site import Site
 from suture.flare.codec import from_shareable_, register, to_shareable
-from suture.messages import Abstain, Payload, Reply
-from suture.packing import pack, unpack
-from suture.plan import Plan
-from suture.site import Site
+from suture.protocol.check import Expectation
+from suture.protocol.messages import Abstain, Payload, Reply
+from suture.protocol.packing import pack, unpack
 
 EXPECTATION = "suture.expectation"
 

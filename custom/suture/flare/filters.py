@@ -13,12 +13,12 @@ from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 
-from suture.check import Expectation, check_reply
-from suture.errors import RejectedUpdate
+from suture.core.errors import RejectedUpdate
 from suture.flare.codec import from_shareable_, to_shareable
 from suture.flare.executor import EXPECTATION
-from suture.messages import Abstain, Payload, Reply
-from suture.packing import pack, unpack
+from suture.protocol.check import Expectation, check_reply
+from suture.protocol.messages import Abstain, Payload, Reply
+from suture.protocol.packing import pack, unpack
 
 log = logging.getLogger(__name__)
 

@@ -11,14 +11,14 @@ from nvflare.job_config.api import FedJob
 from nvflare.job_config.defs import FilterType
 from nvflare.recipe.spec import Recipe
 
-from suture.errors import ConfigError
+from suture.core.errors import ConfigError
+from suture.core.names import check_sites
+from suture.federation.plan import Plan, Schedule
 from suture.flare.controller import FederationController
+from suture.flare.event_feed import EXPERIMENT
 from suture.flare.executor import SiteExecutor
 from suture.flare.filters import EgressFilter
-from suture.flare.telling import EXPERIMENT
-from suture.names import check_sites
-from suture.plan import Plan, Schedule
-from suture.privacy import NO_ENCRYPTION
+from suture.protocol.privacy import NO_ENCRYPTION
 
 _TASKS = ["hello", "train", "evaluate"]
 _POLL = 0.1

@@ -14,9 +14,9 @@ from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
 from nvflare.app_common.widgets.component_path_authorizer import CLASS_ALLOW_LIST
 from nvflare.recipe import SimEnv
 
-from suture.files import write_json
+from suture.core.files import write_json
+from suture.federation.plan import Plan, Schedule
 from suture.flare.recipe import FederationRecipe
-from suture.plan import Plan, Schedule
 
 
 def main(folder: Path, threads: int | None) -> None:

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from suture.errors import ConfigError
+from suture.core.errors import ConfigError
+from suture.federation.plan import needed
 from suture.flare.recipe import FederationRecipe
-from suture.job import Job
-from suture.plan import needed
+from suture.simulation.job import Job
 
 
 def recipe_of(

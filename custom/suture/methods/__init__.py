@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from suture.errors import unknown
+from suture.core.errors import unknown
+from suture.methods.base import Method
 from suture.methods.central import Central, CentralFull
-from suture.methods.contract import Method
 from suture.methods.fedavg import FedAvg
-from suture.methods.fedlsm import FedLSM
-from suture.methods.fedmas import FedMAS
-from suture.methods.fl import FL
+from suture.methods.fedlsm.fedlsm import FedLSM
+from suture.methods.fedmas.fedmas import FedMAS
 from suture.methods.individual import Individual
-from suture.methods.metafl import MetaFL
+from suture.methods.meta.fl import FL
+from suture.methods.meta.metafl import MetaFL
+from suture.methods.meta.pmfl import PMFL
 from suture.methods.partial import PartialLoss
 from suture.methods.pfl import PersonalisedFL
-from suture.methods.pmfl import PMFL
 from suture.methods.surgical import SurgicalAggregation
 from suture.methods.vanilla import VanillaFL
 

@@ -16,10 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from suture.errors import ConfigError
-from suture.labels import Task
-from suture.messages import Payload
-from suture.methods.contract import Census, ClassFacts
+from suture.core.errors import ConfigError
+from suture.core.labels import Task
+from suture.methods.base import Census, ClassFacts
+from suture.protocol.messages import Payload
 
 ClassWeights = Literal["known", "program", "none"]
 

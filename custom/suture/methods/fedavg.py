@@ -23,9 +23,13 @@ import torch
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from suture.labels import Task
-from suture.losses import balanced_ce, masked_loss
-from suture.messages import STRICT, Payload, Update, ones
+from suture.core.labels import Task
+from suture.core.validation import STRICT
+from suture.learning.losses import balanced_ce, masked_loss
+from suture.learning.training import LocalTraining, Workbench
+from suture.methods.aggregation import weighted_mean
+from suture.methods.averaging import WHY, owned, train_weights
+from suture.methods.base import Census, ClassFacts, Context, GlobalModel, LabelView, Method
 from suture.methods.class_weights import (
     ClassWeights,
     class_weights,
@@ -34,24 +38,11 @@ from suture.methods.class_weights import (
     weighted_bce,
     why_counted,
 )
-from suture.methods.contract import (
-    IMAGES,
-    OWNERS,
-    WEIGHT,
-    Census,
-    ClassFacts,
-    Context,
-    Egress,
-    GlobalModel,
-    LabelView,
-    Method,
-    weighted_mean,
-)
-from suture.methods.local import WHY, owned, train_weights
 from suture.models.classifier import Layout
 from suture.models.norm import NormPolicy
-from suture.packing import Packed
-from suture.training import LocalTraining, Workbench
+from suture.protocol.egress import IMAGES, OWNERS, WEIGHT, Egress
+from suture.protocol.messages import Payload, Update, ones
+from suture.protocol.packing import Packed
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -22,15 +22,18 @@ from typing import ClassVar
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from suture.labels import Task
-from suture.losses import masked_loss
-from suture.messages import STRICT, Payload, Update
-from suture.methods.contract import Context, Egress, GlobalModel, LabelView, Method, weighted_mean
-from suture.methods.local import train_weights, weights_egress
+from suture.core.labels import Task
+from suture.core.validation import STRICT
+from suture.learning.losses import masked_loss
+from suture.learning.training import LocalTraining, Workbench
+from suture.methods.aggregation import weighted_mean
+from suture.methods.averaging import train_weights, weights_egress
+from suture.methods.base import Context, GlobalModel, LabelView, Method
 from suture.models.classifier import Layout
 from suture.models.norm import NormPolicy
-from suture.packing import Packed
-from suture.training import LocalTraining, Workbench
+from suture.protocol.egress import Egress
+from suture.protocol.messages import Payload, Update
+from suture.protocol.packing import Packed
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -19,16 +19,18 @@ from typing import ClassVar
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from suture.labels import Task
-from suture.losses import masked_loss
-from suture.mean import WeightedMean
-from suture.messages import STRICT, Payload, Update
-from suture.methods.contract import Context, Egress, GlobalModel, LabelView, Method, Personal
-from suture.methods.local import WHY, train_weights
+from suture.core.labels import Task
+from suture.core.validation import STRICT
+from suture.learning.losses import masked_loss
+from suture.learning.training import LocalTraining, Workbench
+from suture.methods.aggregation import WeightedMean
+from suture.methods.averaging import WHY, train_weights
+from suture.methods.base import Context, GlobalModel, LabelView, Method, Personal
 from suture.models.classifier import Layout
 from suture.models.norm import NormPolicy
-from suture.packing import Packed
-from suture.training import LocalTraining, Workbench
+from suture.protocol.egress import Egress
+from suture.protocol.messages import Payload, Update
+from suture.protocol.packing import Packed
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -11,7 +11,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from suture.messages import STRICT
+from suture.core.validation import STRICT
 
 _GATES = re.compile(r"(weight|bias)_(ih|hh)_l\d+(_reverse)?$")
 """Tensors of an LSTM, whose rows are those of its input, forget, cell and output gates in turn."""

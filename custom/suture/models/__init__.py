@@ -11,10 +11,11 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import nn
 
-from suture.data.tokens import Vocabulary, clinical_vocabulary, read_vocabulary
-from suture.errors import ConfigError, unknown
-from suture.labels import LabelSet
-from suture.messages import STRICT
+from suture.core.errors import ConfigError, unknown
+from suture.core.labels import LabelSet
+from suture.core.seeds import seed_for, seeded
+from suture.core.validation import STRICT
+from suture.data.text import Vocabulary, clinical_vocabulary, read_vocabulary
 from suture.models.classifier import Classifier, Preprocessing, head_rows, load_tensors
 from suture.models.cnn import small_cnn
 from suture.models.densenet import densenet121
@@ -22,7 +23,6 @@ from suture.models.efficientnet import efficientnet_lite0
 from suture.models.lstm import text_lstm
 from suture.models.norm import set_momentum
 from suture.models.resnet import resnet18, small_resnet
-from suture.seeds import seed_for, seeded
 
 CORPUS = "corpus"
 """In place of a vocabulary: that of all documents of a simulation."""

@@ -9,9 +9,9 @@ import torch
 from pydantic.dataclasses import dataclass as validated
 from torch import Tensor, nn
 
-from suture.labels import LabelSet
-from suture.messages import STRICT
-from suture.seeds import generator_for, seeded
+from suture.core.labels import LabelSet
+from suture.core.seeds import generator_for, seeded
+from suture.core.validation import STRICT
 
 Shapes = Mapping[str, tuple[tuple[int, ...], str]]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from suture.errors import ConfigError
+from suture.core.errors import ConfigError
 from suture.models.memory import channels_last
 from suture.models.weights import fill, read_weights
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from suture.data.tokens import UNKNOWN
+from suture.data.text import UNKNOWN
 
 EMBEDDING, HIDDEN = 128, 32
 

@@ -7,7 +7,7 @@ from typing import Literal
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from suture.errors import ConfigError
+from suture.core.errors import ConfigError
 from suture.models.classifier import HEADS
 
 NormPolicy = Literal["average", "local", "frozen"]

@@ -12,12 +12,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
 from suture import __version__
-from suture.errors import ConfigError
-from suture.files import replacing, write_json
-from suture.labels import LabelSet
+from suture.core.errors import ConfigError
+from suture.core.files import replacing, write_json
+from suture.core.labels import LabelSet
+from suture.core.validation import parse
 from suture.models import ModelSpec, build
 from suture.models.classifier import Classifier, Preprocessing
-from suture.validation import parse
 
 
 def save_model(model: Classifier, spec: ModelSpec, folder: Path, facts: Mapping[str, Any]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from suture.errors import ConfigError
+from suture.core.errors import ConfigError
 
 
 def read_weights(weights: str, official: Any) -> Mapping[str, Tensor]:

@@ -13,7 +13,7 @@ from suture.simulation.isic import IsicSites
 from suture.simulation.nih import NihSites
 from suture.simulation.openi import OpeniSites
 from suture.simulation.phantoms import PhantomSites
-from suture.simulation.silos import SiloSites
+from suture.simulation.single_target import SiloSites
 
 Simulation = (
     PhantomSites

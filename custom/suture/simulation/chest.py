@@ -8,12 +8,12 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from suture.config import DataConfig
-from suture.data.chexpert import LABELS as CHEXPERT
-from suture.data.nih import LABELS as NIH
-from suture.errors import ConfigError
-from suture.messages import STRICT
-from suture.methods.contract import Method
+from suture.core.errors import ConfigError
+from suture.core.validation import STRICT
+from suture.data.config import DataConfig
+from suture.data.readers.chexpert import LABELS as CHEXPERT
+from suture.data.readers.nih import LABELS as NIH
+from suture.methods.base import Method
 from suture.simulation.nih import nih_config
 from suture.simulation.writing import write_sites
 

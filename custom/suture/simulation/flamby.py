@@ -11,17 +11,17 @@ from numpy.typing import NDArray
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from suture.config import DataConfig
-from suture.data import load_table
-from suture.data.flamby import TRUTH, centres, listed, tones, with_validation
+from suture.core.errors import ConfigError
+from suture.core.validation import STRICT
+from suture.data.config import DataConfig
 from suture.data.long_tail import Codes, by_attribute, classes, crossed, divided, in_turn
+from suture.data.readers import load_table
+from suture.data.readers.flamby import TRUTH, centres, listed, tones, with_validation
 from suture.data.table import Table
-from suture.errors import ConfigError
-from suture.messages import STRICT
-from suture.methods.contract import Method
-from suture.simulation.dealing import Validation
-from suture.simulation.parts import lists_folder, official, write_parts
-from suture.simulation.places import data_folder, images_in
+from suture.methods.base import Method
+from suture.simulation.folders import data_folder, images_in
+from suture.simulation.long_tailed import lists_folder, official, write_parts
+from suture.simulation.partitioned import Validation
 
 LOG = logging.getLogger(__name__)
 

@@ -8,14 +8,14 @@ from typing import Annotated
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from suture.config import DataConfig
-from suture.data import load_table
-from suture.data.hyperkvasir import FOLDS
-from suture.messages import STRICT
-from suture.methods.contract import Method
-from suture.simulation.dealing import Validation
-from suture.simulation.parts import Partition, lists_folder, official, parted, write_parts
-from suture.simulation.places import data_folder, images_in
+from suture.core.validation import STRICT
+from suture.data.config import DataConfig
+from suture.data.readers import load_table
+from suture.data.readers.hyperkvasir import FOLDS
+from suture.methods.base import Method
+from suture.simulation.folders import data_folder, images_in
+from suture.simulation.long_tailed import Partition, lists_folder, official, parted, write_parts
+from suture.simulation.partitioned import Validation
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -8,16 +8,16 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from suture.config import DataConfig
-from suture.data import load_table
-from suture.data.isic import METADATA, TRUTH
-from suture.data.partition import class_lists
-from suture.errors import ConfigError
-from suture.messages import STRICT
-from suture.methods.contract import Method
-from suture.simulation.dealing import Validation, write_dealt
-from suture.simulation.parts import parted, write_parts
-from suture.simulation.places import data_folder, images_in
+from suture.core.errors import ConfigError
+from suture.core.validation import STRICT
+from suture.data.config import DataConfig
+from suture.data.readers import load_table
+from suture.data.readers.isic import METADATA, TRUTH
+from suture.methods.base import Method
+from suture.simulation.folders import data_folder, images_in
+from suture.simulation.long_tailed import parted, write_parts
+from suture.simulation.partition import class_lists
+from suture.simulation.partitioned import Validation, write_dealt
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -30,7 +30,7 @@ class IsicSites:
     Attributes:
         clients: K.
         classes: who knows which: ``dealt`` (with the defaults the paper's lists), ``disjoint``, ``single`` (7
-            sites of one class) or ``all``; see `suture.data.partition.class_lists`.
+            sites of one class) or ``all``; see `suture.simulation.partition.class_lists`.
         per_client: classes of each site, where they are dealt.
         partition: equal blocks of ``patients`` (lesions or images, see `split`); ``iid``, parts alike in
             every class; or ``dirichlet``, of each class shares drawn from Dir(alpha).

@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from suture.config import TrainingConfig
-from suture.devices import unusable
-from suture.errors import ConfigError
-from suture.validation import parse
+from suture.core.devices import unusable
+from suture.core.errors import ConfigError
+from suture.core.validation import parse
+from suture.data.config import TrainingConfig
 
 VARIABLES = {"device": "SUTURE_DEVICE", "threads": "SUTURE_THREADS", "amp": "SUTURE_AMP"}
 """The variable of each setting of a suture.toml's [training] that simulated parties share."""

@@ -8,14 +8,14 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from suture.config import DataConfig
-from suture.data import load_table
-from suture.data.partition import Classes, class_lists, subset
-from suture.errors import ConfigError
-from suture.messages import STRICT
-from suture.methods.contract import Method
-from suture.simulation.dealing import Validation, write_dealt
-from suture.simulation.places import data_folder, images_in
+from suture.core.errors import ConfigError
+from suture.core.validation import STRICT
+from suture.data.config import DataConfig
+from suture.data.readers import load_table
+from suture.methods.base import Method
+from suture.simulation.folders import data_folder, images_in
+from suture.simulation.partition import Classes, class_lists, subset
+from suture.simulation.partitioned import Validation, write_dealt
 
 NihSplit = Literal["patients", "official"]
 
@@ -27,7 +27,7 @@ class NihSites:
     Attributes:
         clients: K; for the published class lists 2, 3, 4, 5, 6, 8 or 10.
         classes: who knows which: ``published``, ``disjoint``, ``single`` (14 sites of one class), ``dealt``
-            (as FedLSM does) or ``all``; see `suture.data.partition.class_lists`.
+            (as FedLSM does) or ``all``; see `suture.simulation.partition.class_lists`.
         shared: of the published lists for 4 clients, those with so many classes known to all.
         per_client: classes of each site, where they are dealt.
         validation: whether the ``sites`` hold validation images, of their own classes, or the ``server``, of

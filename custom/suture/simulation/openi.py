@@ -8,15 +8,15 @@ from typing import Annotated
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from suture.config import DataConfig
-from suture.data import load_table
-from suture.data.openi import TASKS
-from suture.data.partition import Classes, class_lists
-from suture.errors import ConfigError
-from suture.messages import STRICT
-from suture.methods.contract import Method
-from suture.simulation.dealing import Validation, write_dealt
-from suture.simulation.places import data_folder
+from suture.core.errors import ConfigError
+from suture.core.validation import STRICT
+from suture.data.config import DataConfig
+from suture.data.readers import load_table
+from suture.data.readers.openi import TASKS
+from suture.methods.base import Method
+from suture.simulation.folders import data_folder
+from suture.simulation.partition import Classes, class_lists
+from suture.simulation.partitioned import Validation, write_dealt
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -8,16 +8,16 @@ from typing import Annotated
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from suture.config import DataConfig
-from suture.data.phantom_sites import HOSPITALS, PhantomSpec, write_hospitals
-from suture.messages import STRICT
-from suture.methods.contract import Method
+from suture.core.validation import STRICT
+from suture.data.config import DataConfig
+from suture.methods.base import Method
+from suture.simulation.phantom_hospitals import HOSPITALS, PhantomSpec, write_hospitals
 from suture.simulation.writing import write_sites
 
 
 @dataclass(frozen=True, config=STRICT)
 class PhantomSites:
-    """Three made-up hospitals with phantoms of their own; see `suture.data.phantom_sites`.
+    """Three made-up hospitals with phantoms of their own; see `suture.simulation.phantom_hospitals`.
 
     Attributes:
         images: of each site.

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from suture.config import (
+from suture.core.errors import unknown
+from suture.data.config import (
     DataConfig,
     ServerConfig,
     SiteConfig,
     StorageConfig,
     write_site_config,
 )
-from suture.data.partition import SERVER
-from suture.errors import unknown
-from suture.methods.contract import Method
-from suture.privacy import PrivacyConfig
+from suture.methods.base import Method
+from suture.protocol.privacy import PrivacyConfig
+from suture.simulation.folders import cache_folder
 from suture.simulation.machine import this_machine
-from suture.simulation.places import cache_folder
+from suture.simulation.partition import SERVER
 
 
 def write_sites(

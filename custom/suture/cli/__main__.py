@@ -1,8 +1,0 @@
-"""`python -m suture.cli`."""
-
-from __future__ import annotations
-
-from suture.cli.app import main
-
-if __name__ == "__main__":
-    main()

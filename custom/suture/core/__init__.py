@@ -1,0 +1,1 @@
+"""What everything stands on: errors, names, labels and their vocabulary, seeds, files, validation."""

@@ -1,0 +1,174 @@
+"""Label sets: names, not positions, identify classes.
+
+A label set is an ordered tuple of canonical names. Two spellings of one name (Unicode form, case, white
+space, underscores, or a synonym of the vocabulary) have one canonical name, so that sites which never
+spoke to each other still agree on what a row of the head means.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from suture.core.errors import LabelError
+from suture.core.names import check_label
+from suture.core.vocabulary import CANONICAL, SYNONYMS
+
+Task = Literal["multilabel", "multiclass"]
+
+
+def key(name: str) -> str:
+    """What two spellings of one name have in common: NFKC, case-folded, dashes and spaces made equal.
+
+    A slash is read as "or": a class name is never a path.
+    """
+    text = re.sub(r"[/\\]", " or ", unicodedata.normalize("NFKC", name)).replace("_", " ")
+    text = "".join("-" if unicodedata.category(c) == "Pd" else c for c in text)
+    return " ".join(text.casefold().split())
+
+
+_KNOWN: dict[str, str] = {key(name): name for name in CANONICAL} | {
+    key(spelling): name for spelling, name in SYNONYMS.items()
+}
+
+
+def canonical(name: str, synonyms: Mapping[str, str] | None = None) -> str:
+    """The canonical name of a label.
+
+    Args:
+        name: any spelling, e.g. ``"Pleural_Thickening"``.
+        synonyms: a site's own table, spelling to name; it goes before the built-in vocabulary.
+
+    Returns:
+        The vocabulary's name, or, for a name that it lacks, its words with a capital first letter.
+
+    Raises:
+        LabelError: the name is empty, too long or holds control characters.
+
+    >>> canonical("effusion"), canonical("Pleural_Thickening"), canonical("my  finding")
+    ('Pleural Effusion', 'Pleural Thickening', 'My Finding')
+    """
+    k = key(name)
+    if synonyms:
+        own = {key(spelling): target for spelling, target in synonyms.items()}
+        if k in own and key(own[k]) != k:
+            return canonical(own[k])
+    return check_label(_KNOWN.get(k) or " ".join(word[:1].upper() + word[1:] for word in k.split(" ")))
+
+
+@dataclass(frozen=True)
+class LabelSet:
+    """An ordered set of canonical class names.
+
+    Attributes:
+        names: canonical, unique, at least one.
+        task: ``multilabel`` (any subset is true) or ``multiclass`` (exactly one is).
+
+    Raises:
+        LabelError: no name, or two names that are one.
+    """
+
+    names: tuple[str, ...]
+    task: Task = "multilabel"
+    _index: dict[str, int] = field(init=False, repr=False, compare=False, hash=False)
+
+    def __post_init__(self) -> None:
+        if not self.names:
+            raise LabelError("the label set is empty; name at least one label column")
+        index = {name: i for i, name in enumerate(self.names)}
+        if len(index) != len(self.names):
+            twice = sorted({n for n in self.names if self.names.count(n) > 1})
+            raise LabelError(f"label {twice[0]!r} appears twice in one label set; remove one")
+        object.__setattr__(self, "_index", index)
+
+    @classmethod
+    def of(
+        cls, spellings: Sequence[str], synonyms: Mapping[str, str] | None = None, task: Task = "multilabel"
+    ) -> LabelSet:
+        """A label set from any spellings, in their order.
+
+        Raises:
+            LabelError: two spellings collapse into one canonical name.
+        """
+        seen: dict[str, str] = {}
+        for spelling in spellings:
+            name = canonical(spelling, synonyms)
+            if name in seen:
+                raise LabelError(
+                    f"labels {seen[name]!r} and {spelling!r} are both {name!r}; remove or rename one of them"
+                )
+            seen[name] = spelling
+        return cls(tuple(seen), task)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._index
+
+    def index(self, name: str) -> int:
+        """The position of a class.
+
+        Raises:
+            LabelError: the class is not in this set.
+        """
+        if name not in self._index:
+            raise LabelError(f"class {name!r} is not among {', '.join(self.names)}")
+        return self._index[name]
+
+    def align(self, to: LabelSet) -> list[int]:
+        """For each class of `to`, its position here, or -1 where it is unknown here."""
+        return [self._index.get(name, -1) for name in to.names]
+
+
+def union(sets: Iterable[LabelSet]) -> LabelSet:
+    """The sorted union C of the sites' label sets (Surgical Aggregation, Sec. 3.1.1).
+
+    Raises:
+        LabelError: no set, or sets of different tasks.
+    """
+    members = list(sets)
+    tasks = {s.task for s in members}
+    if len(tasks) > 1:
+        raise LabelError("some sites are multilabel and some multiclass; one federation trains one task")
+    names = sorted({name for s in members for name in s.names})
+    return LabelSet(tuple(names), members[0].task if members else "multilabel")
+
+
+def lookalikes(names: Iterable[str]) -> list[tuple[str, str]]:
+    """Pairs of different names that are nearly the same: the typo that would become a class of its own.
+
+    Two names of the built-in vocabulary are never a pair: they are known to differ.
+    """
+    ordered = sorted(set(names))
+    return [
+        (a, b)
+        for i, a in enumerate(ordered)
+        for b in ordered[i + 1 :]
+        if not (key(a) in _KNOWN and key(b) in _KNOWN) and _edits(key(a), key(b)) <= _tolerance(a, b)
+    ]
+
+
+def _tolerance(a: str, b: str) -> int:
+    """Edits that a typo may cost: none in very short names, one in short ones, two in long ones."""
+    shorter = min(len(a), len(b))
+    return 0 if shorter < 4 else 1 if shorter < 8 else 2
+
+
+def _edits(a: str, b: str) -> int:
+    """Optimal string alignment distance: insertions, deletions, replacements and swapped neighbours."""
+    before: list[int] = []
+    row = list(range(len(b) + 1))
+    for i, ca in enumerate(a, 1):
+        two_before, before, row = before, row, [i] + [0] * len(b)
+        for j, cb in enumerate(b, 1):
+            row[j] = min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (ca != cb))
+            if i > 1 and j > 1 and ca == b[j - 2] and a[i - 2] == cb:
+                row[j] = min(row[j], two_before[j - 2] + 1)
+    return row[-1]

@@ -1,0 +1,104 @@
+"""Turning plain values into typed ones, with an error that a person can act on."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from types import NoneType, UnionType
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, TypeAdapter, ValidationError
+
+from suture.core.errors import ConfigError, LabelError, nearest
+from suture.core.labels import canonical
+
+T = TypeVar("T")
+
+STRICT = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+"""Of validated dataclasses: nothing unknown in them."""
+
+
+class Section(BaseModel):
+    """A section of a configuration: nothing unknown in it, and nothing changes it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+def _a_label(name: str) -> str:
+    try:
+        canonical(name)
+    except LabelError as error:
+        raise ValueError(str(error)) from None
+    return name
+
+
+LabelName = Annotated[str, AfterValidator(_a_label)]
+"""Any spelling of a label."""
+
+_UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
+
+
+def flat(name: str, value: Any) -> dict[str, Any]:
+    """The leaves of nested settings by their dotted names; an empty table is one."""
+    if not isinstance(value, Mapping) or not value:
+        return {name: value}
+    return {k: v for key, inner in value.items() for k, v in flat(f"{name}.{key}", inner).items()}
+
+
+def parse(kind: type[T], values: Mapping[str, Any], where: str) -> T:
+    """`values` as a `kind` (a pydantic model or dataclass).
+
+    Args:
+        where: names the source, for errors.
+
+    Raises:
+        ConfigError: the first problem: its place, what is wrong and, for an unknown key, the nearest one.
+    """
+    try:
+        return TypeAdapter(kind).validate_python(dict(values))
+    except ValidationError as error:
+        problems = error.errors(include_url=False)
+        # A misspelt key also leaves its place empty; the misspelling is what to mend.
+        problem = next((p for p in problems if p["type"] in _UNKNOWN), problems[0])
+        path = [str(part) for part in problem["loc"]]
+        place = ".".join(path)
+        if problem["type"] in _UNKNOWN:
+            known = _fields(kind, path[:-1])
+            raise ConfigError(f"{where}: unknown key {place!r}; {nearest(path[-1], known)}") from None
+        raise ConfigError(
+            f"{where}: {place or 'value'}: {problem['msg']} (got {problem['input']!r})"
+        ) from None
+
+
+def _fields(kind: Any, path: list[str]) -> list[str]:
+    """The valid keys at a place inside a nested type; none where it cannot be told."""
+    for part in path:
+        kind = _at(_bare(kind), part)
+    kind = _bare(kind)
+    if _is_model(kind):
+        return list(kind.model_fields)
+    return [f.name for f in dataclasses.fields(kind)] if dataclasses.is_dataclass(kind) else []
+
+
+def _at(kind: Any, part: str) -> Any:
+    """The type of a field, or of the entries of a table or list."""
+    if _is_model(kind):
+        return kind.model_fields[part].annotation
+    if fields := getattr(kind, "__pydantic_fields__", None):
+        return fields[part].annotation
+    inner = [one for one in get_args(kind) if one is not Ellipsis]
+    return inner[-1] if inner else None
+
+
+def _bare(kind: Any) -> Any:
+    """Without constraints, and without the None of what is optional."""
+    while get_origin(kind) in (Annotated, Union, UnionType):
+        first, *others = (one for one in get_args(kind) if one is not NoneType)
+        if others and get_origin(kind) is not Annotated:
+            return None  # one of several
+        kind = first
+    return kind
+
+
+def _is_model(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)

@@ -1,0 +1,288 @@
+"""Augmentation on the batch: every image gets a transform of its own in one resampling."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+from torch import Tensor
+
+from suture.core.validation import STRICT
+
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+@dataclass(frozen=True, config=STRICT)
+class Augmentation:
+    """Random changes of training images; all off by default.
+
+    Attributes:
+        rotation: largest angle in degrees, to either side.
+        flip: chance of a mirror image left to right.
+        zoom: largest relative change of the extent that is seen, drawn for each axis: 0.5 shows 0.5 to 1.5
+            times the image's side, as Keras' RandomZoom does; the less is seen, the larger it is.
+        contrast: largest relative change of contrast around the mean of each channel.
+        vertical_flip: chance of a mirror image top to bottom.
+        shift: largest move, as a share of the image's side, drawn for each axis.
+        affine_chance: chance that an image is rotated, zoomed and shifted at all; flips have their own.
+        brightness: largest change of all pixels by one amount, as a share of their full range (0 to 1 before
+            normalisation); nothing is clipped.
+        brightness_chance: chance that an image's brightness changes at all.
+        blur_chance: chance of one of three, with equal odds: a median filter of 3 or 5 pixels, a Gaussian
+            filter of 3 or 5 pixels, or Gaussian noise of a variance of 5 to 30 where pixels reach 255.
+    """
+
+    rotation: Annotated[float, Field(ge=0, le=180)] = 0.0
+    flip: Share = 0.0
+    zoom: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    contrast: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    vertical_flip: Share = 0.0
+    shift: Share = 0.0
+    affine_chance: Share = 1.0
+    brightness: Share = 0.0
+    brightness_chance: Share = 1.0
+    blur_chance: Share = 0.0
+
+    @property
+    def active(self) -> bool:
+        """Whether anything is changed at all."""
+        return self.resamples or self.brightens or any((self.contrast, self.blur_chance))
+
+    @property
+    def resamples(self) -> bool:
+        """Whether pixels move."""
+        affine = any((self.rotation, self.zoom, self.shift)) and self.affine_chance > 0
+        return affine or any((self.flip, self.vertical_flip))
+
+    @property
+    def only_mirrors(self) -> bool:
+        """Whether images are moved by mirroring left to right alone, which needs no resampling."""
+        return self.flip > 0 and replace(self, flip=0.0).resamples is False
+
+    @property
+    def brightens(self) -> bool:
+        """Whether the brightness of some image changes."""
+        return self.brightness > 0 and self.brightness_chance > 0
+
+
+SURGICAL = Augmentation(rotation=72.0, flip=0.5, zoom=0.5, contrast=0.75)
+"""Surgical Aggregation 2024, Sec. 3.4.3: rotation, flip, zoom and contrast, with the program's ranges
+(layers of Keras)."""
+
+MILD = Augmentation(rotation=10.0, zoom=0.1, contrast=0.3)
+"""For chest images whose sides carry meaning."""
+
+WEAK = Augmentation(flip=0.5)
+"""FedLSM (Deng et al. 2023, Sec. 3.2), the weak view: a horizontal flip."""
+
+STRONG = Augmentation(
+    rotation=15.0,
+    flip=0.5,
+    vertical_flip=0.5,
+    zoom=0.1,
+    shift=0.1,
+    affine_chance=0.85,
+    brightness=0.2,
+    brightness_chance=0.75,
+    blur_chance=0.7,
+)
+"""FedLSM (Deng et al. 2023, Sec. 3.2), the strong view: flips, rotation, shift and scale, with one of median
+blur, Gaussian blur and Gaussian noise; the ranges are those of the authors' program, where 0.9 to 1.1 is the
+scale itself rather than the extent."""
+
+KERNELS = (3, 5)
+"""Sides of the median and Gaussian filters, in pixels."""
+
+NOISE_VARIANCE = (5.0, 30.0)
+"""Of Gaussian noise, on a scale of pixels up to 255."""
+
+
+def augment(
+    images: Tensor, generator: torch.Generator, spec: Augmentation, *, std: Sequence[float] = (1.0,)
+) -> Tensor:
+    """Changes each image of a batch at random.
+
+    Args:
+        images: float ``[n, c, h, w]``, normalised.
+        generator: the only source of randomness, on the CPU.
+        std: the standard deviation that the normalisation divided by, of each channel or one for all: a
+            change of pixels in [0, 1] by d, of brightness or as noise, is one of d / std here.
+
+    Returns:
+        ``[n, c, h, w]``.
+    """
+    n = images.shape[0]
+    angle = spread(n, generator, math.radians(spec.rotation))
+    zoom = torch.stack([1 + spread(n, generator, spec.zoom), 1 + spread(n, generator, spec.zoom)])
+    mirror = chosen(n, generator, spec.flip)
+    contrast = (1 + spread(n, generator, spec.contrast)).view(-1, 1, 1, 1).to(images.device)
+    # The draws above are made for every spec. Those below are made only where a field asks for them, so that
+    # specs without these fields, and the batches after this one, get the same numbers as before them.
+    if spec.only_mirrors:
+        rows = mirror.nonzero().flatten().to(images.device)
+        images = images.index_copy(0, rows, images.index_select(0, rows).flip(-1))
+    elif spec.resamples:
+        images = resample(images, affine_maps(angle, zoom, mirror, generator, spec).to(images))
+    else:
+        images = images.clone()
+    # From here on they are changed in place: large tensors cost more to allocate than to compute.
+    if spec.contrast:
+        # Of each channel: normalised ones have offsets of their own, a common mean would tint gray images.
+        mean = images.mean(dim=(2, 3), keepdim=True)
+        images.sub_(mean).mul_(contrast).add_(mean)
+    unit = 1 / torch.tensor(tuple(std), dtype=images.dtype, device=images.device).view(1, -1, 1, 1)
+    if spec.brightens:
+        change = spread(n, generator, spec.brightness) * chosen(n, generator, spec.brightness_chance)
+        images += change.view(-1, 1, 1, 1).to(unit) * unit
+    if spec.blur_chance:
+        blur_some(images, generator, spec.blur_chance, unit)
+    return images
+
+
+def spread(n: int, generator: torch.Generator, limit: float) -> Tensor:
+    """``[n]`` numbers, uniform between -limit and limit."""
+    return (torch.rand(n, generator=generator) * 2 - 1) * limit
+
+
+def chosen(n: int, generator: torch.Generator, chance: float) -> Tensor:
+    """bool ``[n]``: true with that chance."""
+    return torch.rand(n, generator=generator) < chance
+
+
+def affine_maps(
+    angle: Tensor, zoom: Tensor, mirror: Tensor, generator: torch.Generator, spec: Augmentation
+) -> Tensor:
+    """The map of each image: rotated, then zoomed and mirrored, then shifted.
+
+    Args:
+        angle: ``[n]``, in radians.
+        zoom: ``[2, n]``, the extent that is seen along y and x, in sides of the image.
+        mirror: bool ``[n]``, left to right.
+
+    Returns:
+        ``[n, 2, 3]`` for `resample`.
+    """
+    n = len(angle)
+    upright, moves = torch.ones(n), torch.zeros(n, 2, 1)
+    if spec.vertical_flip:
+        upright = torch.where(chosen(n, generator, spec.vertical_flip), -1.0, 1.0)
+    if spec.shift:
+        # A side is 2 long in the coordinates of `resample`.
+        moves = 2 * torch.stack([spread(n, generator, spec.shift) for _ in range(2)], dim=1).unsqueeze(2)
+    if spec.affine_chance < 1:
+        moved = chosen(n, generator, spec.affine_chance)
+        angle, zoom, moves = angle * moved, torch.where(moved, zoom, 1.0), moves * moved.view(-1, 1, 1)
+    cos, sin, side = torch.cos(angle), torch.sin(angle), torch.where(mirror, -1.0, 1.0)
+    zoom_y, zoom_x = zoom
+    linear = torch.stack(
+        [
+            torch.stack([cos * side * zoom_x, -sin * upright * zoom_y], dim=1),
+            torch.stack([sin * side * zoom_x, cos * upright * zoom_y], dim=1),
+        ],
+        dim=1,
+    )
+    # From output to input: what moves the image in the output is taken off before all else.
+    return torch.cat([linear, -(linear @ moves)], dim=2)
+
+
+def resample(images: Tensor, theta: Tensor) -> Tensor:
+    """Each image through its own affine map, bilinear, its border continued outwards.
+
+    The same numbers as MONAI's `AffineTransform`, without the seconds that importing it costs each process.
+
+    Args:
+        images: ``[n, c, h, w]``.
+        theta: ``[n, 2, 3]``, from output to input in coordinates of -1 to 1.
+    """
+    height, width = images.shape[-2:]
+    # `F.affine_grid` is a product of matrices for each image; this is one sum, in a fraction of the time.
+    y = ((2 * torch.arange(height, device=theta.device) + 1) / height - 1).view(-1, 1)
+    x = ((2 * torch.arange(width, device=theta.device) + 1) / width - 1).view(1, -1)
+    a, b, c = theta.view(-1, 2, 1, 1, 3).unbind(dim=4)
+    grid = (a * x + (b * y + c)).permute(0, 2, 3, 1)
+    return F.grid_sample(images, grid, mode="bilinear", padding_mode="border", align_corners=False)
+
+
+def blur_some(images: Tensor, generator: torch.Generator, chance: float, unit: Tensor) -> None:
+    """Some images through a median filter, a Gaussian filter or with noise, by the same odds each; in place.
+
+    Args:
+        unit: ``[1, 1 or c, 1, 1]``, the pixels' full range in `images`.
+    """
+    n = images.shape[0]
+    kind = torch.where(chosen(n, generator, chance), torch.randint(6, (n,), generator=generator), -1)
+
+    def drawn(*kinds: int) -> Tensor:
+        return torch.isin(kind, torch.tensor(kinds)).nonzero().flatten().to(images.device)
+
+    filters = [(blur, side) for blur in (median_blur, gaussian_blur) for side in KERNELS]
+    for index, (blur, side) in enumerate(filters):
+        rows = drawn(index)
+        if len(rows):
+            images.index_copy_(0, rows, blur(images.index_select(0, rows), side))
+    rows = drawn(4, 5)  # a third of the odds, as either filter has with its two sides
+    grain = noise(torch.Size((len(rows), *images.shape[1:])), generator).to(unit) * unit
+    images.index_add_(0, rows, grain)
+
+
+def noise(shape: torch.Size, generator: torch.Generator) -> Tensor:
+    """Gaussian noise for pixels in [0, 1]: ``[n, c, h, w]``, with a variance drawn for each image."""
+    low, high = NOISE_VARIANCE
+    variance = low + (high - low) * torch.rand(shape[0], 1, 1, 1, generator=generator)
+    return torch.randn(shape, generator=generator) * variance.sqrt() / 255
+
+
+def padded(images: Tensor, side: int) -> Tensor:
+    """The border continued outwards, as far as a filter of side * side pixels looks."""
+    return F.pad(images, [side // 2] * 4, mode="replicate")
+
+
+def windows(images: Tensor, side: int) -> list[Tensor]:
+    """Of padded images every pixel's neighbours, row by row: side * side views."""
+    height, width = (length - side + 1 for length in images.shape[-2:])
+    return [images[..., y : y + height, x : x + width] for y in range(side) for x in range(side)]
+
+
+def gaussian_blur(images: Tensor, side: int) -> Tensor:
+    """Gaussian filter of side * side pixels, as wide as OpenCV makes it for that side."""
+    sigma = 0.3 * ((side - 1) * 0.5 - 1) + 0.8
+    line = [math.exp(-0.5 * ((i - side // 2) / sigma) ** 2) for i in range(side)]
+    out = padded(images, side)
+    for axis in (-1, -2):
+        length = out.shape[axis] - side + 1
+        views = (out.narrow(axis, i, length) for i in range(side))
+        weighted = (view * (weight / sum(line)) for view, weight in zip(views, line, strict=True))
+        out = functools.reduce(torch.Tensor.add_, weighted)
+    return out
+
+
+def median_blur(images: Tensor, side: int) -> Tensor:
+    """Median filter of side * side pixels, to 1/32767 of the images' range.
+
+    The least and the greatest of any k + 2 among 2k + 1 values are never their median: dropping both, then
+    taking in the next value, leaves the median in the end. Whole images are compared at a time, which takes
+    a quarter or less of the time of `torch.median` over unfolded windows.
+    """
+    scale = 32767 / float(images.abs().max().clamp(min=1e-6))
+    # As whole numbers of 16 bits: comparing those takes a third of the time, and the median is one of them.
+    views = windows((padded(images, side) * scale).round_().to(torch.int16), side)
+    start = len(views) // 2 + 2
+    held, waiting = views[:start], views[start:]
+    while len(held) > 1:
+        half, last = len(held) // 2, len(held) - 1
+        # Pairs first: the least is then in the lower half, the greatest in the upper one.
+        pairs = [(i, last - i) for i in range(half)]
+        pairs += [(0, i) for i in range(1, len(held) - half)] + [(i, last) for i in range(half, last)]
+        for low, high in pairs:
+            a, b = held[low], held[high]
+            held[low], held[high] = torch.minimum(a, b), torch.maximum(a, b)
+        held = held[1:last] + waiting[:1]
+        waiting = waiting[1:]
+    return held[0].to(images.dtype) / scale

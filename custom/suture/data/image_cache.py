@@ -1,0 +1,192 @@
+"""Decoded images on disk: an image is decoded once per size, then read through memory mapping.
+
+An entry is two files of one name. `<key>.npy` holds the images; `<key>.json`, written last, says that the
+entry is whole: the digest of the other file and the images that could not be read.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import logging
+import os
+import secrets
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from suture.core.errors import DataError
+from suture.core.files import write_json
+from suture.data.decoding import resize_pad
+from suture.data.images import ImageSource, read_all
+from suture.data.table import Table
+
+LOG = logging.getLogger(__name__)
+
+FORMAT = 1
+"""Of an entry; a new number makes every older entry unknown."""
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """Where a table's decoded images are.
+
+    Attributes:
+        images: the .npy file.
+        seal: the .json file.
+        channels: 1 or 3.
+        size: pixels of a side.
+    """
+
+    images: Path
+    seal: Path
+    channels: int
+    size: int
+
+    def shape(self, n: int) -> tuple[int, int, int, int]:
+        return (n, self.channels, self.size, self.size)
+
+
+def decode(
+    table: Table, size: int, color: bool, cache_dir: Path, max_faults: float = 0.05, site: str = "this site"
+) -> tuple[Tensor, Table]:
+    """The decoded images of a table, from the cache where it has them.
+
+    Args:
+        table: rows whose images are wanted.
+        size: pixels of a side; see `suture.data.decoding.resize_pad`.
+        color: three channels rather than one.
+        cache_dir: made if it does not exist.
+        max_faults: the share of unreadable images that is tolerated.
+        site: for the messages.
+
+    Returns:
+        uint8 [n, channels, size, size], memory-mapped; and the n rows whose images could be read. Writing to
+        the tensor does not reach the file.
+
+    Raises:
+        DataError: more unreadable images than tolerated, a root that cannot be read, or a cache folder that
+            cannot be written (full, read-only); nothing is then left in it.
+    """
+    if not len(table):
+        raise DataError(f"site {site!r}: the table of {table.root} has no row to decode")
+    with ImageSource(table.root) as source:
+        key = [FORMAT, str(table.root), table.images, source.stamp(table.images), size, color]
+        name = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:32]
+        entry = _Entry(cache_dir / f"{name}.npy", cache_dir / f"{name}.json", 3 if color else 1, size)
+        unreadable = _seal(entry, len(table))
+        if unreadable is None:
+            unreadable = _build(entry, table, source, max_faults, site)
+    _tolerate(unreadable, table, max_faults, site)
+    if unreadable:
+        LOG.warning(
+            "site %r: %d unreadable images left out: %s", site, len(unreadable), ", ".join(unreadable)
+        )
+    lost = set(unreadable)
+    kept = table.rows(np.array([image not in lost for image in table.images], dtype=np.bool_))
+    # Copy-on-write, because torch has no read-only tensors.
+    images: NDArray[np.uint8] = np.load(entry.images, mmap_mode="c")
+    return torch.from_numpy(images), kept
+
+
+def _seal(entry: _Entry, n: int) -> list[str] | None:
+    """The unreadable images of a whole entry; None where it is missing, cut short or damaged."""
+    try:
+        seal = json.loads(entry.seal.read_bytes())
+        unreadable: list[str] = seal["unreadable"]
+        with entry.images.open("rb") as file:
+            whole = hashlib.file_digest(file, "sha256").hexdigest() == seal["sha256"]
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        LOG.warning("cache entry %s is unreadable (%s) and is made again", entry.seal, error)
+        return None
+    if not whole or seal["n"] != n:
+        LOG.warning("cache entry %s is damaged and is made again", entry.images)
+        return None
+    return unreadable
+
+
+def _tolerate(unreadable: list[str], table: Table, max_faults: float, site: str) -> None:
+    if len(unreadable) > max_faults * len(table) or len(unreadable) == len(table):
+        raise DataError(
+            f"site {site!r}: {len(unreadable)} of {len(table)} images cannot be read, more than the "
+            f"{max_faults:.0%} tolerated ([privacy] max_faults); the first is {unreadable[0]!r}; if "
+            f"{table.root} is only a part of the data set, set [data] partial = true"
+        )
+
+
+def _build(entry: _Entry, table: Table, source: ImageSource, max_faults: float, site: str) -> list[str]:
+    """Makes an entry, whole or not at all; the names of the unreadable images."""
+    try:
+        entry.images.parent.mkdir(parents=True, exist_ok=True)
+        return _replace(entry, table, source, max_faults, site)
+    except OSError as error:
+        gigabytes = len(table) * entry.channels * entry.size**2 / 1e9
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        raise DataError(
+            f"site {site!r}: cannot write {gigabytes:.2f} GB of decoded images to {entry.images.parent}: "
+            f"{'the disk is full' if full else error}; make room, or set [storage] cache to another folder"
+        ) from error
+
+
+def _replace(entry: _Entry, table: Table, source: ImageSource, max_faults: float, site: str) -> list[str]:
+    temporary = entry.images.with_name(f".{entry.images.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        entry.seal.unlink(missing_ok=True)
+        with temporary.open("xb+") as file:
+            unreadable = _write(file, entry, table, source)
+            _tolerate(unreadable, table, max_faults, site)
+            file.flush()
+            os.fsync(file.fileno())
+            file.seek(0)
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        os.replace(temporary, entry.images)
+        write_json(entry.seal, {"n": len(table), "sha256": digest, "unreadable": unreadable})
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        entry.images.unlink(missing_ok=True)
+        raise
+    return unreadable
+
+
+def _write(file: BinaryIO, entry: _Entry, table: Table, source: ImageSource) -> list[str]:
+    """Writes the .npy: each image at its row as it comes, then the gaps of the unreadable ones closed.
+
+    Not through a writable memory map: on a full disk that ends the process instead of raising.
+    """
+    start = _header(file, entry.shape(len(table)))
+    length = entry.channels * entry.size**2
+    faults: dict[int, DataError] = {}
+    fit = partial(resize_pad, size=entry.size)
+    for row, image in read_all(source, table.images, entry.channels == 3, fit):
+        if isinstance(image, DataError):
+            LOG.info("unreadable: %s", image)
+            faults[row] = image
+            continue
+        file.seek(start + row * length)
+        file.write(image.reshape(entry.size, entry.size, -1).transpose(2, 0, 1).tobytes())
+    kept = [row for row in range(len(table)) if row not in faults]
+    for new, old in enumerate(kept):
+        if new != old:
+            file.seek(start + old * length)
+            image_bytes = file.read(length)
+            file.seek(start + new * length)
+            file.write(image_bytes)
+    file.truncate(start + len(kept) * length)
+    _header(file, entry.shape(len(kept)))
+    return [table.images[row] for row in sorted(faults)]
+
+
+def _header(file: BinaryIO, shape: tuple[int, ...]) -> int:
+    """Writes the .npy header and gives its length, which numpy pads to be the same for any first axis."""
+    file.seek(0)
+    np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": shape})
+    return file.tell()

@@ -1,0 +1,176 @@
+"""Looking over a site's data before it joins: what is there, and what is wrong with it, all at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.table import Table as Grid
+
+from suture.core.errors import DataError, SutureError
+from suture.core.labels import lookalikes
+from suture.core.vocabulary import CANONICAL
+from suture.data.config import SiteConfig
+from suture.data.images import ImageSource, read_all
+from suture.data.readers import read_table
+from suture.data.reading import Reading
+from suture.data.table import SPLITS, Split, Table
+from suture.data.text import clinical_vocabulary, counted, coverage, tokenise
+
+
+@dataclass(frozen=True)
+class Count:
+    """Labels of one class in one split."""
+
+    positives: int
+    negatives: int
+    unknown: int
+
+
+@dataclass(frozen=True)
+class Words:
+    """The words of the documents in use.
+
+    Attributes:
+        mean, p95, most: of a document: on average, 95 % of them have no more, and no one has more.
+        known: the share that the vocabulary of the package knows.
+    """
+
+    mean: float
+    p95: int
+    most: int
+    known: float
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What `check` found. It stays at the site: it names files and holds exact counts.
+
+    Attributes:
+        images: number of images, or documents, of each split.
+        patients: number of patients of each split.
+        counts: labels of each class of each split.
+        unreadable: one message per image that cannot be read.
+        empty: classes without any positive label in the training rows.
+        problems: what must be mended before the site can join.
+        warnings: what a person should know.
+        words: of documents; None where the data are images.
+    """
+
+    images: dict[Split, int] = field(default_factory=dict)
+    patients: dict[Split, int] = field(default_factory=dict)
+    counts: dict[str, dict[Split, Count]] = field(default_factory=dict)
+    unreadable: tuple[str, ...] = ()
+    empty: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    words: Words | None = None
+
+
+def check(config: SiteConfig) -> Findings:
+    """Reads the table, decodes every image (or counts the words) in use, and reports all that is wrong.
+
+    It raises nothing that the data can cause; a table that cannot be read at all is the only problem then.
+    """
+    try:
+        reading = read_table(config.data)
+    except SutureError as error:
+        return Findings(problems=(str(error),))
+    table = reading.table
+    used = table.rows(np.array([split != "" for split in table.split], dtype=np.bool_))
+    unreadable, broken = _unreadable(used, config.data.color) if used.texts is None else ((), ())
+    parts = {split: used.of(split) for split in SPLITS}
+    counts = {
+        name: {split: _count(part.y[:, column]) for split, part in parts.items()}
+        for column, name in enumerate(used.labels)
+    }
+    trains = len(parts["train"]) > 0
+    empty = tuple(name for name, of in counts.items() if trains and not of["train"].positives)
+    lost, most = len(unreadable), config.privacy.max_faults
+    too_many = lost > most * len(used)
+    lost_text = f"{lost} of {len(used)} images cannot be read ([privacy] max_faults tolerates {most:.0%})"
+    return Findings(
+        images={split: len(part) for split, part in parts.items()},
+        patients={split: len(set(part.patients)) for split, part in parts.items()},
+        counts=counts,
+        unreadable=unreadable,
+        empty=empty,
+        problems=(*reading.faults, *broken, *([lost_text] if too_many else [])),
+        warnings=(*([lost_text] if lost and not too_many else []), *_warnings(reading, used, empty)),
+        words=_words(used.texts) if used.texts else None,
+    )
+
+
+def render(findings: Findings) -> RenderableType:
+    """The findings for a terminal: a grid of counts per class, then problems and warnings."""
+    words = findings.words
+    what = "documents" if words else "images"
+    grid = Grid(title="Labels: present / absent / unknown")
+    grid.add_column("class")
+    for split in SPLITS:
+        n, patients = findings.images.get(split, 0), findings.patients.get(split, 0)
+        grid.add_column(f"{split}\n{n:,} {what}, {patients:,} patients", justify="right")
+    for name, of in findings.counts.items():
+        cells = [
+            f"{c.positives:,} / {c.negatives:,} / {c.unknown:,}" for c in (of[split] for split in SPLITS)
+        ]
+        grid.add_row(escape(name), *cells)
+    said = []
+    if words:
+        said.append(
+            f"words of a document: {words.mean:.1f} on average, 95 % have at most {words.p95:,}, the longest "
+            f"{words.most:,}; the clinical vocabulary knows {words.known:.1%} of them"
+        )
+    lines = [
+        *said,
+        *(f"[bold red]problem[/] {escape(text)}" for text in findings.problems),
+        *(f"[bold yellow]warning[/] {escape(text)}" for text in findings.warnings),
+        *(f"[dim]unreadable[/] {escape(text)}" for text in findings.unreadable[:20]),
+    ]
+    if len(findings.unreadable) > 20:
+        lines.append(f"[dim]and {len(findings.unreadable) - 20} more unreadable images[/]")
+    return Group(*([grid] if findings.counts else []), *lines)
+
+
+def _words(texts: tuple[str, ...]) -> Words:
+    n = np.array([len(tokenise(text)) for text in texts])
+    known = coverage(clinical_vocabulary(), counted(texts))
+    return Words(float(n.mean()), int(np.ceil(np.quantile(n, 0.95))), int(n.max()), known)
+
+
+def _count(y: NDArray[np.float32]) -> Count:
+    return Count(int((y == 1).sum()), int((y == 0).sum()), int(np.isnan(y).sum()))
+
+
+def _unreadable(table: Table, color: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Messages of unreadable images in the order of the rows, and of a root that cannot be read at all."""
+    try:
+        with ImageSource(table.root) as source:
+            results = read_all(source, table.images, color)
+            faults = {row: str(result) for row, result in results if isinstance(result, DataError)}
+    except DataError as error:
+        return (), (str(error),)
+    return tuple(faults[row] for row in sorted(faults)), ()
+
+
+def _warnings(reading: Reading, used: Table, empty: tuple[str, ...]) -> list[str]:
+    warnings = []
+    if reading.absent and used.texts is None:
+        warnings.append(f"rows without an image, left out as [data] partial says: {reading.absent}")
+    elif reading.absent:
+        warnings.append(f"rows without text, left out: {reading.absent}")
+    if len(used) < len(reading.table):
+        warnings.append(f"rows of no split, not used: {len(reading.table) - len(used)}")
+    if not used.split.count("train"):
+        warnings.append("no row is for training: this site can only evaluate")
+    warnings += [f"class {name!r} has no positive label among the training rows" for name in empty]
+    own = set(used.labels)
+    warnings += [
+        f"labels {a!r} and {b!r} look alike; if they are one, name it in [data.synonyms]"
+        for a, b in lookalikes([*own, *CANONICAL])
+        if a in own or b in own
+    ]
+    return warnings

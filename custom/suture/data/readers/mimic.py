@@ -1,0 +1,192 @@
+"""MIMIC-CXR-JPG (Johnson et al., arXiv:1901.07042) in its official format, or with the labels of CXR-LT.
+
+`table` is either `mimic-cxr-2.0.0-chexpert.csv`, a row per study, or a table of CXR-LT (Holste et al., MICCAI
+2023), a row per image and 26 classes. `mimic-cxr-2.0.0-metadata.csv` says which images a study has and from
+which side they were taken; images lie at ``files/p10/p10000032/s50414267/DICOM.jpg`` in `root`. Any of the
+tables may be gzipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from itertools import compress
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from suture.core.errors import DataError
+from suture.core.labels import LabelSet
+from suture.data.config import DataConfig
+from suture.data.readers.chexpert import SPELLINGS, values
+from suture.data.reading import Reading, Sheet, read_sheet, restricted, row_faults, rows_text
+from suture.data.split import by_patient
+from suture.data.table import Table
+
+CXR_LT = (
+    *("Atelectasis", "Calcification of the Aorta", "Cardiomegaly", "Consolidation", "Edema", "Emphysema"),
+    *("Enlarged Cardiomediastinum", "Fibrosis", "Fracture", "Hernia", "Infiltration", "Lung Lesion"),
+    *("Lung Opacity", "Mass", "Nodule", "Pleural Effusion", "Pleural Other", "Pleural Thickening"),
+    *("Pneumomediastinum", "Pneumonia", "Pneumoperitoneum", "Pneumothorax", "Subcutaneous Emphysema"),
+    *("Support Devices", "Tortuous Aorta"),
+)
+"""The classes of CXR-LT; its 26th, "No Finding", is the absence of all."""
+
+METADATA = "mimic-cxr-2.0.0-metadata.csv"
+SPLIT = "mimic-cxr-2.0.0-split.csv"
+_FRONTAL = ("AP", "PA")
+_PARTS = {"train": "train", "validate": "validation", "test": "test"}
+
+
+@dataclass(frozen=True)
+class _Images:
+    """Images with what names them.
+
+    Attributes:
+        sheet: the rows that name them, for faults.
+        rows: their rows of the label table.
+        faults: of the join.
+    """
+
+    sheet: Sheet
+    dicoms: list[str]
+    patients: list[str]
+    studies: list[str]
+    rows: list[int]
+    faults: list[str]
+
+
+def read_mimic(config: DataConfig) -> Reading:
+    """Reads the labels, joined with the metadata where these say what the label table does not.
+
+    Source: Surgical Aggregation (arXiv 2301.06683): frontal views, an external test set; uncertain as absent.
+
+    Raises:
+        DataError: a table cannot be read, or has no image of the views asked for.
+        ConfigError: `labels` names something that the table does not have.
+        LabelError: `labels` names one finding twice.
+    """
+    sheet = read_sheet(config.table)
+    per_image = "dicom_id" in sheet.header
+    names = _classes(sheet) if per_image else SPELLINGS
+    y, faults = values(sheet, names, config, blank=not per_image)
+    found = _own_images(sheet, config) if per_image else _images_of_studies(sheet, config)
+    if not found.rows:
+        why = "no image that the metadata have" if config.views == "all" else "no frontal image"
+        raise DataError(f"{config.table} has {why}; correct [data] table, lists or views")
+    images = [
+        f"files/p{who[:2]}/p{who}/s{study}/{dicom}.jpg" if dicom else ""
+        for dicom, who, study in zip(found.dicoms, found.patients, found.studies, strict=True)
+    ]
+    split, more = _split(found, y[found.rows], config)
+    faults += [*found.faults, *more, *row_faults(found.sheet, images, found.patients, split)]
+    table = Table(LabelSet.of(names), tuple(images), tuple(found.patients), y[found.rows], split, config.root)
+    return Reading(restricted(table, config), tuple(faults))
+
+
+def _classes(sheet: Sheet) -> tuple[str, ...]:
+    """The classes of CXR-LT that a table has: releases differ, so one may be absent, but not misspelt."""
+    names = tuple(name for name in CXR_LT if name in sheet.header)
+    for column in sheet.header:
+        close = get_close_matches(column, CXR_LT, n=1, cutoff=0.85)
+        if close and column not in CXR_LT:
+            raise DataError(f"{sheet.path} has a column {column!r}; did you mean {close[0]!r}?")
+    if not names:
+        raise DataError(f"{sheet.path} has none of the classes of CXR-LT; name its table of labels")
+    return names
+
+
+def _own_images(sheet: Sheet, config: DataConfig) -> _Images:
+    """The images that a table of CXR-LT names itself."""
+    dicoms, patients, studies = _columns(sheet, ("dicom_id", "subject_id", "study_id"))
+    used, faults = [True] * len(dicoms), []
+    if config.views == "frontal":
+        views = _views(sheet, dicoms, config)
+        used = [view in _FRONTAL for view in views]
+        unknown = [number for number, view in zip(sheet.numbers, views, strict=True) if view is None]
+        faults = _fault(sheet, unknown, f"an image that {METADATA} does not have")
+    rows = [row for row, use in enumerate(used) if use]
+    dicoms, patients, studies = ([cells[row] for row in rows] for cells in (dicoms, patients, studies))
+    return _Images(sheet.only(used), dicoms, _numbers(patients), _numbers(studies), rows, faults)
+
+
+def _views(sheet: Sheet, dicoms: Sequence[str], config: DataConfig) -> list[str] | list[str | None]:
+    """From which side each image was taken: not every release of CXR-LT says so itself."""
+    if "ViewPosition" in sheet.header:
+        return _columns(sheet, ("ViewPosition",))[0]
+    metadata = read_sheet(_beside(config, METADATA))
+    position = dict(zip(*_columns(metadata, ("dicom_id", "ViewPosition")), strict=True))
+    return [position.get(dicom) for dicom in dicoms]
+
+
+def _images_of_studies(sheet: Sheet, config: DataConfig) -> _Images:
+    """The images of the studies that have labels: MIMIC has 227,835 studies and labels of 227,827."""
+    labelled = list(zip(*map(_numbers, _columns(sheet, ("subject_id", "study_id"))), strict=True))
+    row_of = {study: row for row, study in reversed(list(enumerate(labelled)))}
+    metadata = read_sheet(_beside(config, METADATA))
+    dicoms, patients, studies, views = _columns(
+        metadata, ("dicom_id", "subject_id", "study_id", "ViewPosition")
+    )
+    of = list(zip(_numbers(patients), _numbers(studies), strict=True))
+    used = [
+        study in row_of and (config.views == "all" or view in _FRONTAL)
+        for study, view in zip(of, views, strict=True)
+    ]
+    twice = [n for row, n in enumerate(sheet.numbers) if row_of[labelled[row]] != row]
+    there = set(of)
+    lost = [n for study, n in zip(labelled, sheet.numbers, strict=True) if study not in there]
+    faults = _fault(sheet, twice, "a study that an earlier row has; remove the repetition")
+    faults += _fault(sheet, lost, f"a study without an image in {METADATA}")
+    kept = list(compress(of, used))
+    return _Images(
+        metadata.only(used),
+        list(compress(dicoms, used)),
+        [who for who, _ in kept],
+        [study for _, study in kept],
+        [row_of[study] for study in kept],
+        faults,
+    )
+
+
+def _split(found: _Images, y: NDArray[np.float32], config: DataConfig) -> tuple[tuple[str, ...], list[str]]:
+    """The split of each image, and a fault for those that the official list does not have."""
+    if config.split_rule == "test":
+        return ("test",) * len(found.rows), []
+    if config.split_rule == "patients":
+        return by_patient(found.patients, y, seed=config.seed), []
+    sheet = read_sheet(_beside(config, SPLIT))
+    dicoms, words = _columns(sheet, ("dicom_id", "split"))
+    strange = [n for n, word in zip(sheet.numbers, words, strict=True) if word not in _PARTS]
+    part = {dicom: _PARTS.get(word, "") for dicom, word in zip(dicoms, words, strict=True)}
+    absent = [n for n, dicom in zip(found.sheet.numbers, found.dicoms, strict=True) if dicom not in part]
+    faults = _fault(sheet, strange, f"the split is none of {', '.join(_PARTS)}")
+    faults += _fault(found.sheet, absent, f"an image that {SPLIT} does not have")
+    return tuple(part.get(dicom, "") for dicom in found.dicoms), faults
+
+
+def _columns(sheet: Sheet, names: Sequence[str]) -> list[list[str]]:
+    return [sheet.cells(sheet.position(name, 'dataset = "mimic"')) for name in names]
+
+
+def _numbers(names: Sequence[str]) -> list[str]:
+    """Numbers of patients and studies alike in all tables: 50414267, where others write s50414267."""
+    return [name.lstrip("ps") for name in names]
+
+
+def _fault(sheet: Sheet, numbers: Sequence[int], what: str) -> list[str]:
+    return [f"{sheet.path} {rows_text(numbers)}: {what}"] if numbers else []
+
+
+def _beside(config: DataConfig, name: str) -> Path:
+    """One of MIMIC's own tables, gzipped or not.
+
+    Raises:
+        DataError: it is not there.
+    """
+    folder = config.lists or config.table.parent
+    for path in (folder / name, folder / f"{name}.gz"):
+        if path.is_file():
+            return path
+    raise DataError(f"{folder / name} is missing; set [data] lists to its folder")

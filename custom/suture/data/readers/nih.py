@@ -1,0 +1,119 @@
+"""NIH ChestX-ray14 (Wang et al., CVPR 2017) in its official format.
+
+`Data_Entry_2017*.csv` names the findings of an image joined by "|", or "No Finding"; `train_val_list.txt` and
+`test_list.txt` name the images of the official split. Any of them may be gzipped.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from suture.core.errors import DataError, nearest
+from suture.core.labels import LabelSet
+from suture.data.config import DataConfig
+from suture.data.reading import Reading, Sheet, read_sheet, read_text, restricted, row_faults, rows_text
+from suture.data.split import by_patient
+from suture.data.table import Table
+
+SPELLINGS = (
+    "Atelectasis",
+    "Cardiomegaly",
+    "Consolidation",
+    "Edema",
+    "Effusion",
+    "Emphysema",
+    "Fibrosis",
+    "Hernia",
+    "Infiltration",
+    "Mass",
+    "Nodule",
+    "Pleural_Thickening",
+    "Pneumonia",
+    "Pneumothorax",
+)
+"""The fourteen findings as the official table writes them."""
+
+LABELS = LabelSet.of(SPELLINGS)
+
+
+def read_nih(config: DataConfig) -> Reading:
+    """Reads the official table; every one of the fourteen findings is known (1 or 0) in every row.
+
+    Raises:
+        DataError: the table or, for the official split, a list cannot be read.
+        ConfigError: `labels` names something that is not among the fourteen.
+        LabelError: `labels` names one finding twice.
+    """
+    sheet = read_sheet(config.table)
+    # Commas within the brackets of later headers split those, so columns are addressed from the front.
+    images, findings, patients = (
+        sheet.cells(sheet.position(name, 'dataset = "nih"'))
+        for name in ("Image Index", "Finding Labels", "Patient ID")
+    )
+    y, faults = _values(sheet, findings)
+    if config.split_rule == "patients":
+        split = by_patient(patients, y, seed=config.seed)
+    else:
+        split, more = _official(sheet, images, patients, y, config)
+        faults += more
+    faults += row_faults(sheet, images, patients, split)
+    table = Table(LABELS, tuple(images), tuple(patients), y, split, config.root)
+    return Reading(restricted(table, config), tuple(faults))
+
+
+def _values(sheet: Sheet, findings: list[str]) -> tuple[NDArray[np.float32], list[str]]:
+    """Labels [n, 14], and a fault for each distinct cell that is no list of findings."""
+    column = {spelling: i for i, spelling in enumerate(SPELLINGS)}
+    y = np.zeros((len(findings), len(SPELLINGS)), dtype=np.float32)
+    bad: dict[str, list[int]] = {}
+    for row, cell in enumerate(findings):
+        if cell == "No Finding":
+            continue
+        for word in cell.split("|"):
+            if word in column:
+                y[row, column[word]] = 1
+            else:
+                bad.setdefault(word, []).append(sheet.numbers[row])
+    for numbers in bad.values():
+        y[np.isin(sheet.numbers, numbers)] = np.nan
+    return y, [
+        f"{sheet.path} {rows_text(numbers)}: unknown finding {word!r}; {nearest(word, SPELLINGS)}"
+        for word, numbers in bad.items()
+    ]
+
+
+def _official(
+    sheet: Sheet, images: list[str], patients: list[str], y: NDArray[np.float32], config: DataConfig
+) -> tuple[tuple[str, ...], list[str]]:
+    """The official test list, and 12.5 % of the patients of the other list for validation.
+
+    That is the 7:1:2 of FedLSM (Deng et al., 2023), by patients rather than by images.
+    """
+    folder = config.lists or config.table.parent
+    train_val, test = (_names(folder, name) for name in ("train_val_list.txt", "test_list.txt"))
+    rows = [i for i, image in enumerate(images) if image in train_val]
+    cut = by_patient([patients[i] for i in rows], y[rows], (0.875, 0.125, 0.0), config.seed)
+    split = ["test" if image in test else "" for image in images]
+    for i, part in zip(rows, cut, strict=True):
+        split[i] = part
+    stray = [
+        number
+        for image, number in zip(images, sheet.numbers, strict=True)
+        if (image in train_val) == (image in test)
+    ]
+    faults = [
+        f"{sheet.path} {rows_text(stray)}: in none or both of train_val_list.txt and test_list.txt of "
+        f'{folder}; use the official lists or [data] split = "patients"'
+    ]
+    return tuple(split), faults if stray else []
+
+
+def _names(folder: Path, name: str) -> frozenset[str]:
+    paths = [folder / name, folder / f"{name}.gz"]
+    for path in paths:
+        if path.is_file():
+            return frozenset(read_text(path).split())
+    raise DataError(f'{paths[0]} is missing; set [data] lists to its folder, or split = "patients"')

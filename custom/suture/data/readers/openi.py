@@ -1,0 +1,118 @@
+"""The chest X-ray reports of Indiana University (Demner-Fushman et al., JAMIA 2016), distributed by Open-i.
+
+`table` is the archive `NLMCXR_reports.tgz` or the folder that it unpacks to: an XML file for each report. Its
+document is the sections findings and impression. Readers coded it with MeSH terms and terms of RadLex, as in
+"Opacity/lung/base/left"; what stands before the first slash is the heading, and a heading is a label here.
+"""
+
+from __future__ import annotations
+
+import tarfile
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from xml.etree import ElementTree
+
+from suture.core.errors import DataError
+from suture.core.labels import canonical
+from suture.data.config import DataConfig
+from suture.data.reading import Reading, frequent, indicators
+from suture.data.split import by_patient
+from suture.data.table import Table
+
+TASKS = (
+    *("Pleural Effusion", "Markings", "Cicatrix", "Calcified Granuloma", "Calcinosis", "Atelectasis"),
+    *("Cardiomegaly", "Opacity"),
+)
+"""The eight findings with most reports, the rarest first: the order in which silos of them are built.
+
+Headings that only name a place ("Lung", "Aorta") are not among them.
+"""
+
+LEAST = 100
+"""A heading of fewer reports is a label only where the site names it."""
+
+_NO_FINDING = ("normal", "Technical Quality of Image Unsatisfactory")
+_NOT_CODED = "No Indexing"
+
+
+@dataclass(frozen=True)
+class _Report:
+    """One file: `headings` is None where nobody coded the report."""
+
+    name: str
+    text: str
+    headings: frozenset[str] | None
+
+
+def read_openi(config: DataConfig) -> Reading:
+    """Reads the reports that have text; every heading is known of each report that was coded.
+
+    No patients are published: every report counts as a patient of its own, and the split is 70/10/20.
+
+    Raises:
+        DataError: the archive cannot be read, or holds no report with text, or none that is coded.
+        ConfigError: `labels` names something that no report is coded with.
+        LabelError: `labels` names one heading twice.
+    """
+    found: dict[str, _Report] = {}
+    broken, twice = [], []
+    for place, data in _files(config.table):
+        report = _parsed(data)
+        if report is None:
+            broken.append(place)
+        elif found.setdefault(report.name, report) is not report:
+            twice.append(place)
+    reports = sorted((r for r in found.values() if r.text), key=lambda r: (len(r.name), r.name))
+    if not reports:
+        raise DataError(f"{config.table} holds no report with text; take NLMCXR_reports.tgz or its folder")
+    faults = (
+        *_fault(config.table, broken, "not an XML report with a uId; fetch the archive again"),
+        *_fault(config.table, twice, "a report that an earlier file has; remove the repetition"),
+    )
+    labels, y = indicators([report.headings for report in reports], config.table)
+    who = tuple(report.name for report in reports)
+    texts = tuple(report.text for report in reports)
+    table = Table(labels, who, who, y, by_patient(who, y, seed=config.seed), config.root, texts)
+    return Reading(frequent(table, config, LEAST), faults, absent=len(found) - len(reports))
+
+
+def _parsed(data: bytes) -> _Report | None:
+    """What a file says; None where it is no report."""
+    try:
+        root = ElementTree.fromstring(data)
+    except ElementTree.ParseError:
+        return None
+    uid = root.find("uId")
+    name = uid.get("id", "") if uid is not None else ""
+    sections = {part.get("Label"): (part.text or "").strip() for part in root.iter("AbstractText")}
+    text = " ".join(filter(None, (sections.get("FINDINGS"), sections.get("IMPRESSION"))))
+    coded = {(term.text or "").partition("/")[0].strip() for term in root.iter("major")} - {""}
+    if not coded or _NOT_CODED in coded:
+        return _Report(name, text, None) if name else None
+    headings = frozenset(canonical(heading) for heading in coded.difference(_NO_FINDING))
+    return _Report(name, text, headings) if name else None
+
+
+def _files(path: Path) -> Iterator[tuple[str, bytes]]:
+    """Name and content of each XML file of an archive or a folder."""
+    if path.is_dir():
+        for file in sorted(path.rglob("*.xml")):
+            yield file.name, file.read_bytes()
+        return
+    try:
+        with tarfile.open(path) as tar:
+            for member in tar:
+                file_ = tar.extractfile(member) if member.name.endswith(".xml") else None
+                if file_ is not None:
+                    yield member.name, file_.read()
+    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path} cannot be read: {error}; take NLMCXR_reports.tgz or its folder") from error
+
+
+def _fault(path: Path, places: list[str], what: str) -> list[str]:
+    if not places:
+        return []
+    more = f" and {len(places) - 8} more" if len(places) > 8 else ""
+    return [f"{path}: {', '.join(places[:8])}{more}: {what}"]

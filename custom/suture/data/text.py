@@ -1,0 +1,153 @@
+"""Documents as numbers: the tokeniser of PMFL, and vocabularies that every party knows before training.
+
+Source: PMFL (Zhang et al., arXiv:2112.05321). Its program makes the vocabulary of the pooled corpus, which no
+party of a federation has; here a vocabulary is a file that is settled beforehand.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from suture.core.errors import ConfigError
+
+UNKNOWN = 0
+"""The index of every word that a vocabulary lacks, and of what pads a document."""
+
+Order = Literal["appearance", "frequency"]
+
+_PUNCTUATION = re.compile(r"([?.!,¿])")
+_OTHER = re.compile(r"[^A-Za-z?.!,¿]+")
+
+
+def tokenise(text: str) -> list[str]:
+    """The words of a document: runs of letters and of the marks ``? . ! , ¿``, each with a space before it.
+
+    Everything else, digits too, parts words; letters stay as large or small as they are.
+
+    >>> tokenise('No focal "air-space" disease. Heart size 12.5 cm')
+    ['No', 'focal', 'air', 'space', 'disease', '.', 'Heart', 'size', '.', 'cm']
+    """
+    return _OTHER.sub(" ", _PUNCTUATION.sub(r" \1", text)).split()
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The words that a model tells apart; all others are one, `UNKNOWN`.
+
+    Attributes:
+        words: distinct; word i has index i + 1.
+
+    Raises:
+        ConfigError: no word, a blank one, or one that is there twice.
+    """
+
+    words: tuple[str, ...]
+    _index: dict[str, int] = field(init=False, repr=False, compare=False, hash=False)
+
+    def __post_init__(self) -> None:
+        index = {word: i for i, word in enumerate(self.words, 1)}
+        if not self.words:
+            raise ConfigError("the vocabulary is empty; give it at least one word")
+        if len(index) < len(self.words):
+            twice = next(word for i, word in enumerate(self.words, 1) if index[word] != i)
+            raise ConfigError(f"the vocabulary has {twice!r} twice; remove one")
+        if any(not word.strip() for word in self.words):
+            raise ConfigError("the vocabulary has a blank word; remove it")
+        object.__setattr__(self, "_index", index)
+
+    @property
+    def size(self) -> int:
+        """Indices, V + 1: the words and the unknown one."""
+        return len(self.words) + 1
+
+    def indices(self, tokens: Iterable[str]) -> list[int]:
+        """The index of each token."""
+        return [self._index.get(token, UNKNOWN) for token in tokens]
+
+    def encode(self, texts: Sequence[str], longest: int | None) -> tuple[Tensor, Tensor]:
+        """Documents as a model reads them.
+
+        Args:
+            texts: n documents; one without any word is a single unknown word.
+            longest: tokens of a document that are kept, from its beginning; None keeps all.
+
+        Returns:
+            tokens int32 [n, l], padded with `UNKNOWN` behind to the longest of these documents; and their
+            true lengths int64 [n], from 1 to l.
+        """
+        rows = [self.indices(tokenise(text)[:longest]) or [UNKNOWN] for text in texts]
+        length = torch.tensor([len(row) for row in rows], dtype=torch.int64)
+        if not rows:
+            return torch.zeros((0, 1), dtype=torch.int32), length
+        tokens = [torch.tensor(row, dtype=torch.int32) for row in rows]
+        return pad_sequence(tokens, batch_first=True, padding_value=UNKNOWN), length
+
+
+def counted(texts: Iterable[str]) -> Counter[str]:
+    """How often each word occurs in some documents, in the order in which the words appear."""
+    return Counter(token for text in texts for token in tokenise(text))
+
+
+def build_vocabulary(texts: Iterable[str], minimum: int = 1, order: Order = "appearance") -> Vocabulary:
+    """The words of some documents.
+
+    Args:
+        minimum: how often a word occurs at least.
+        order: that of their first appearance, as in PMFL's program; or the frequent ones first, and equally
+            frequent ones as the alphabet has them.
+
+    Raises:
+        ConfigError: no word occurs so often.
+    """
+    counts = counted(texts)
+    words = [word for word, count in counts.items() if count >= minimum]
+    if order == "frequency":
+        words.sort(key=lambda word: (-counts[word], word))
+    return Vocabulary(tuple(words))
+
+
+def coverage(vocabulary: Vocabulary, counts: Counter[str]) -> float:
+    """The share of the tokens of some documents that a vocabulary knows; 0 where there are none."""
+    known = sum(counts[word] for word in vocabulary.words)
+    return known / max(1, counts.total())
+
+
+def read_vocabulary(path: Path) -> Vocabulary:
+    """Reads a vocabulary file: one word a line, UTF-8.
+
+    Raises:
+        ConfigError: the file cannot be read, or a line is blank or repeats an earlier one.
+    """
+    try:
+        lines = [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines()]
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8 text ({error}); save it as UTF-8") from error
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}; a vocabulary is a file with one word a line") from error
+    earlier: dict[str, int] = {}
+    for number, word in enumerate(lines, 1):
+        if not word.strip():
+            raise ConfigError(f"{path} line {number} is blank; write one word a line")
+        if earlier.setdefault(word, number) != number:
+            raise ConfigError(
+                f"{path} line {number}: {word!r} stands in line {earlier[word]} already; remove one"
+            )
+    if not earlier:
+        raise ConfigError(f"{path} is empty; write one word a line")
+    return Vocabulary(tuple(earlier))
+
+
+@cache
+def clinical_vocabulary() -> Vocabulary:
+    """The vocabulary that comes with the package: the frequent words of MTSamples (CC0); see docs/text.md."""
+    return read_vocabulary(Path(__file__).with_name("clinical_words.txt"))

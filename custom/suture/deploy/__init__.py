@@ -1,1 +1,0 @@
-"""Beyond the simulator: startup kits, policies, a federation of processes here, remote runs."""

@@ -1,1 +1,0 @@
-"""Experiments as data: a table or figure of a paper, run and rendered from one file."""

@@ -1,0 +1,1 @@
+"""Tables and figures of papers as data: their runs, tests and plots."""

@@ -1,0 +1,293 @@
+"""An experiment: which runs make a table or a figure, and what the paper printed there."""
+
+from __future__ import annotations
+
+from dataclasses import field
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from suture.core.errors import unknown
+from suture.core.validation import STRICT
+
+DATA = "{data}"
+"""Stands for the data root in a setting."""
+
+Value = str | int | float | bool | None | list[Any] | dict[str, Any]
+Settings = dict[str, Value]
+Group = Literal["mean", "shared", "unique"]
+Pairs = Literal["runs", "classes", "tuned"]
+
+
+@dataclass(frozen=True, config=STRICT)
+class Row:
+    """A row of a table, or a line of a figure.
+
+    Attributes:
+        name: for people.
+        set: settings of the job, as of `suture run --set`.
+        site: of methods that leave a model at each site, the site whose model the row is about; by default
+            the one that a test set is at home at, and else all of them.
+        published: what the paper printed, by column; of a series, over all of its values.
+        steady: the values of the series do not change it: its run at the first one stands at all of them.
+    """
+
+    name: str
+    set: Settings = field(default_factory=dict)
+    site: str | None = None
+    published: dict[str, str] = field(default_factory=dict)
+    steady: bool = False
+
+
+@dataclass(frozen=True, config=STRICT)
+class ExternalTest:
+    """A test set of its own, beside what a run measures by itself.
+
+    Attributes:
+        data: as under [data] of a suture.toml; ``{data}`` in a text stands for the data root. Where that of
+            ``nih`` has no `table`, `root` is the folder of the release, and both are found in it.
+        home: the site that its training images are at.
+    """
+
+    data: dict[str, Any]
+    home: str | None = None
+
+
+@dataclass(frozen=True, config=STRICT)
+class Column:
+    """A mean AUROC, or another figure of a run.
+
+    Attributes:
+        name: for people.
+        test: one of the experiment's tests; None for what the run measured by itself.
+        group: all classes, those of several sites, or those of one.
+        classes: only these.
+        metric: ``auroc``, the ``loss``, or a figure of a multiclass task. `group` and `classes` choose among
+            the classes of ``auroc`` and ``recall``, and `group` of the loss on a test; all else is of all.
+        frequency: accuracy of the ``head``, ``medium`` or ``tail`` classes, or of ``all``, the mean of these.
+        attribute: of the test images with this value alone, or ``mean``, over all its values.
+        models: ``global`` or the sites' ``local`` ones, the mean over the sites at their own test data.
+        task: a task that the model was fine-tuned on. The figure is of those runs: one at the threshold of
+            Youden's index, or ``epochs``, those until the AUROC is that of the experiment's `goal`.
+        spread: what stands beside a mean AUROC in presets of one seed: its SD, or its 95 % ``interval`` over
+            the patients of the test set. With several seeds it is the SD over them.
+
+    Raises:
+        ValueError: two that exclude each other.
+    """
+
+    name: str
+    test: str | None = None
+    group: Group = "mean"
+    classes: tuple[str, ...] | None = None
+    metric: Literal[
+        "auroc", "loss", "accuracy", "balanced_accuracy", "f1", "precision", "recall", "epochs"
+    ] = "auroc"
+    frequency: Literal["head", "medium", "tail", "all"] | None = None
+    attribute: str | None = None
+    models: Literal["global", "local"] | None = None
+    task: str | None = None
+    spread: Literal["sd", "interval"] = "sd"
+
+    def __post_init__(self) -> None:
+        if sum(part is not None for part in (self.test, self.task, *self.parts)) > 1:
+            raise ValueError("a column takes one of test, task, frequency, attribute and models")
+        if self.frequency is not None and self.metric != "accuracy":
+            raise ValueError(f'frequency = {self.frequency!r} is of metric = "accuracy"; write that too')
+        some = self.classes is not None or self.group != "mean"
+        own_part = self.classes is not None or (self.test is None and self.group != "mean")
+        if self.metric == "loss" and (own_part or any(self.parts)):
+            raise ValueError(
+                'metric = "loss" is of all test images and classes; choose a test at most, and its group'
+            )
+        if self.spread == "interval" and (own_part or self.metric != "auroc" or not self.by_class):
+            raise ValueError(
+                'spread = "interval" is of the mean AUROC of all classes, or of the group of a test; '
+                "leave classes and other figures out"
+            )
+        if some and not self.by_class and self.metric != "loss":
+            raise ValueError("group and classes choose among the classes of auroc and recall alone")
+        if self.test is not None and self.metric not in ("auroc", "loss"):
+            raise ValueError(f"a further test has no {self.metric}; choose auroc or loss, or no test")
+
+    @property
+    def by_class(self) -> bool:
+        """Whether it is a mean over classes; else it is one figure of a run."""
+        return self.metric in ("auroc", "recall") and self.task is None and not any(self.parts)
+
+    @property
+    def parts(self) -> tuple[str | None, str | None, str | None]:
+        """What part of a run's own figures it shows."""
+        return self.frequency, self.attribute, self.models
+
+
+OWN_COLUMNS = (
+    Column("AUROC, all classes"),
+    Column("AUROC, classes of several sites", group="shared"),
+    Column("AUROC, classes of one site", group="unique"),
+)
+
+
+@dataclass(frozen=True, config=STRICT)
+class Drawing:
+    """A figure of data, or of a model on data, beside the table.
+
+    Attributes:
+        of: ``frequencies`` of the classes, or their ``cooccurrence``, in all images of the sources;
+            ``features``, a model's last ones of some test images of each source; ``predictions``, which
+            related classes a model calls together in the test images of the first source.
+        sources: tests of the experiment, whose data are drawn; for ``cooccurrence`` it is one.
+        row: whose global model, of the first seed.
+        source: where the paper has it.
+    """
+
+    of: Literal["frequencies", "cooccurrence", "features", "predictions"]
+    sources: Annotated[tuple[str, ...], Field(min_length=1)]
+    row: str | None = None
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        if self.of == "cooccurrence" and len(self.sources) > 1:
+            raise ValueError("cooccurrence is of one source; write a drawing for each")
+        if (self.row is None) == self.of_a_model:
+            raise ValueError(f"{self.of} are of {'a model; name its row' if self.of_a_model else 'data'}")
+
+    @property
+    def of_a_model(self) -> bool:
+        """Whether a run has to be done before it can be drawn."""
+        return self.of in ("features", "predictions")
+
+
+@dataclass(frozen=True, config=STRICT)
+class ByClass:
+    """A table of single classes: one model of some rows, compared on the images that a simulation holds out.
+
+    Attributes:
+        rows: whose global models, of the first seed; each is compared with that of the first.
+        source: where the paper has it.
+        published: of each row, what the paper printed of each class.
+    """
+
+    rows: Annotated[tuple[str, ...], Field(min_length=2)]
+    source: str = ""
+    published: dict[str, dict[str, str]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, config=STRICT)
+class Series:
+    """A setting that takes several values: the x axis of a figure."""
+
+    key: str
+    values: Annotated[tuple[Value, ...], Field(min_length=1)]
+    label: str
+
+
+@dataclass(frozen=True, config=STRICT)
+class Tuning:
+    """A setting chosen for each row by its mean validation AUROC (or as `Result.validation` says), never on
+    test data.
+
+    Attributes:
+        key, values: the setting and the values that are tried.
+        seed: of the runs that choose.
+    """
+
+    key: str
+    values: Annotated[tuple[Value, ...], Field(min_length=2)]
+    seed: int = 1
+
+
+@dataclass(frozen=True, config=STRICT)
+class Preset:
+    """A size of the experiment: the paper's, or one for a small machine.
+
+    Attributes:
+        note: what it costs and how it differs.
+        seeds: of the runs of each row.
+        set: settings of every run; ``{data}`` in a text stands for the data root.
+        rows: further settings of single rows.
+        skip: rows that this preset leaves out.
+        tune: a setting to be tuned on validation data.
+        series: values of the experiment's series, where they are fewer.
+        columns: names of those that it shows, where they are fewer; a test that none of them is about is then
+            left out, too.
+        pairs: what the paired t-test pairs in this preset: ``classes`` where one seed gives no pair of runs.
+    """
+
+    note: str
+    seeds: Annotated[tuple[int, ...], Field(min_length=1)]
+    set: Settings = field(default_factory=dict)
+    rows: dict[str, Settings] = field(default_factory=dict)
+    skip: tuple[str, ...] = ()
+    tune: Tuning | None = None
+    series: tuple[Value, ...] | None = None
+    columns: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
+    pairs: Literal["runs", "classes"] | None = None
+
+
+@dataclass(frozen=True, config=STRICT)
+class Experiment:
+    """A table or figure.
+
+    Attributes:
+        title, source: what it shows, and where the paper has it.
+        job: whose settings the rows change.
+        rows: by a short name.
+        presets: by name; the first one is the default.
+        reference: the row that all others are compared with.
+        pairs: what the paired t-test pairs: ``runs`` (over seeds, and over a series' values), ``classes``, or
+            ``tuned``, fine-tuning runs of the same seed on the same division; then every column has a task.
+        goal: of columns of epochs, the row whose mean AUROC after its last epoch they count to.
+        columns: by default the mean over all classes, over those of several sites and over those of one.
+        tests: test sets by name.
+        drawings: further figures by a short name.
+        by_class: a table of single classes.
+        series: the x axis, for a figure.
+        set: settings of every run.
+        note: what a reader should know besides.
+    """
+
+    title: str
+    source: str
+    job: str
+    rows: dict[str, Row]
+    presets: Annotated[dict[str, Preset], Field(min_length=1)]
+    reference: str
+    pairs: Pairs = "runs"
+    goal: str | None = None
+    columns: tuple[Column, ...] = OWN_COLUMNS
+    tests: dict[str, ExternalTest] = field(default_factory=dict)
+    drawings: dict[str, Drawing] = field(default_factory=dict)
+    by_class: ByClass | None = None
+    series: Series | None = None
+    set: Settings = field(default_factory=dict)
+    note: str = ""
+
+    def preset(self, name: str | None) -> Preset:
+        """The preset of that name, or the first.
+
+        Raises:
+            ConfigError: unknown; names the nearest.
+        """
+        chosen = name or next(iter(self.presets))
+        if chosen not in self.presets:
+            raise unknown("preset", chosen, self.presets)
+        return self.presets[chosen]
+
+    def name_of(self, preset: Preset) -> str:
+        """The name of one of its presets."""
+        return next(name for name, value in self.presets.items() if value is preset)
+
+    def pairs_in(self, preset: Preset) -> Pairs:
+        """What the paired t-test pairs in one of its presets."""
+        return preset.pairs or self.pairs
+
+    def columns_in(self, preset: Preset) -> tuple[Column, ...]:
+        """The columns of one of its presets."""
+        return tuple(c for c in self.columns if preset.columns is None or c.name in preset.columns)
+
+    def tests_in(self, preset: Preset) -> dict[str, ExternalTest]:
+        """The tests of one of its presets: all, or those of the columns that it names."""
+        used = {column.test for column in self.columns_in(preset)}
+        return {k: test for k, test in self.tests.items() if preset.columns is None or k in used}

@@ -1,0 +1,191 @@
+"""Which round's model is kept, and the labelled data that may lie at the server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from suture.core.errors import ConfigError, FederationError, unknown
+from suture.core.labels import LabelSet, canonical
+from suture.data.augmentation import Augmentation
+from suture.data.batch import Samples, columns
+from suture.data.config import SiteConfig
+from suture.data.table import Split
+from suture.federation.plan import Plan, Schedule, Selection
+from suture.federation.server.global_model import classifier
+from suture.learning.evaluation import by_attribute, class_scores, entropy, mean_interval, overall
+from suture.learning.metrics import mean_defined
+from suture.learning.samples import load_samples
+from suture.learning.training import Workbench, predict
+from suture.methods.base import GlobalModel, Method
+from suture.protocol.messages import Labels, Metrics
+
+MEASURED_HERE: dict[Selection, str] = {
+    "server_metric": "server_auroc",
+    "server_balanced_accuracy": "server_balanced_accuracy",
+}
+"""The figure that a selection goes by, of those that `HeldOut.validate` gives."""
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best round so far and its value; more is better."""
+
+    round: int
+    value: float
+
+
+def better(best: Best | None, candidate: Best) -> Best:
+    """The better of two; the earlier one where they are equal."""
+    return candidate if best is None or candidate.value > best.value else best
+
+
+@dataclass
+class Standings:
+    """The best round so far, of the federation and of each site by itself.
+
+    Attributes:
+        best: by the rule of the job.
+        own: by each site's validation loss, where every site has a model of its own.
+    """
+
+    best: Best | None = None
+    own: dict[str, Best] = field(default_factory=dict)
+
+    def note(self, candidate: Best) -> None:
+        """A round that may be the best."""
+        self.best = better(self.best, candidate)
+
+    def note_own(self, round_: int, losses: Mapping[str, float]) -> None:
+        """A round that may be the best of some sites."""
+        for site, loss in losses.items():
+            self.own[site] = better(self.own.get(site), Best(round_, -loss))
+
+    def over(self, measured: int, patience: int | None) -> bool:
+        """Whether so many rounds up to the last one measured have been no better than the best."""
+        return patience is not None and self.best is not None and measured - self.best.round >= patience
+
+    def of(self, site: str) -> int:
+        """The round that a site is to keep; 0 while there is none."""
+        found = self.own.get(site, self.best)
+        return found.round if found else 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for the state."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Standings:
+        """What `to_dict` gave."""
+        best = Best(**values["best"]) if values["best"] else None
+        return cls(best, {site: Best(**own) for site, own in values["own"].items()})
+
+
+def check_selection(schedule: Schedule, method: Method, held_out: HeldOut | None) -> None:
+    """Sees to it that the rounds can be compared as the schedule says, before any training.
+
+    Raises:
+        FederationError: the server is to measure models that it does not have, or has no data for it.
+    """
+    if schedule.selection not in MEASURED_HERE:
+        return
+    if method.personal != "nothing":
+        raise FederationError(
+            f"{method.title} leaves its models at the sites, where the server cannot measure them; "
+            "select by 'site_loss'"
+        )
+    if not (held_out and held_out.has("validation")):
+        raise FederationError(
+            f"selection={schedule.selection!r} needs labelled validation data at the server; name it in the "
+            "server's suture.toml, or select by 'site_loss'"
+        )
+    if schedule.selection == "server_balanced_accuracy" and held_out.labels.task != "multiclass":
+        raise FederationError(
+            "selection='server_balanced_accuracy' needs one label for each image, and the server's data have "
+            "several; select by 'server_metric'"
+        )
+
+
+class HeldOut:
+    """Labelled data at the server, evaluated where it lies.
+
+    Args:
+        config: the server's own suture.toml.
+        plan: for what its model reads.
+
+    Attributes:
+        groups: the classes of each group, under the federation's names.
+    """
+
+    def __init__(self, config: SiteConfig, plan: Plan) -> None:
+        self._device = torch.device(config.training.device)
+        self._plan = plan
+        self.labels, self._samples = load_samples(config, plan.model, "server")
+        self.groups: dict[str, tuple[str, ...]] = {
+            group: tuple(canonical(name, config.data.synonyms) for name in names)
+            for group, names in config.data.groups.items()
+        }
+
+    def check_groups(self, labels: Labels) -> None:
+        """Sees to it that the groups are of the federation's classes, before any training.
+
+        Raises:
+            ConfigError: a group names another class, or two groups name the same.
+        """
+        named = [name for names in self.groups.values() for name in names]
+        for name in named:
+            if name not in labels:
+                raise unknown("class under [data.groups] of the server's suture.toml", name, labels)
+            if named.count(name) > 1:
+                raise ConfigError(
+                    f"the server's suture.toml names {name!r} twice under [data.groups]; a class is in one"
+                )
+
+    def has(self, split: Split) -> bool:
+        """Whether there is anything in a split."""
+        return split in self._samples and len(self._samples[split]) > 0
+
+    def tested(
+        self, model: GlobalModel, of_round: int, bootstrap: int
+    ) -> tuple[Metrics, tuple[float, float] | None]:
+        """The figures of the test images, of every class that both the model and the data know.
+
+        Returns:
+            them, and the 95 % interval of the mean AUROC.
+        """
+        part, logits, labels, names = self._predicted(model, "test")
+        seed = self._plan.seed
+        metrics = Metrics(
+            of_round,
+            "test",
+            len(part),
+            entropy(part, logits, labels.task),
+            class_scores(part, logits, labels, names, bootstrap=bootstrap, seed=seed),
+            overall(part, logits, labels.task),
+            by_attribute(part, logits, labels, names),
+        )
+        return metrics, mean_interval(part, logits, labels, names, bootstrap, seed)
+
+    def validate(self, model: GlobalModel) -> dict[str, float | None]:
+        """Mean AUROC over the classes where it is defined and, of one label per image, balanced accuracy."""
+        part, logits, labels, names = self._predicted(model, "validation")
+        areas = (score.auroc for score in class_scores(part, logits, labels, names).values())
+        found = {"server_auroc": mean_defined(areas)}
+        if labels.task == "multiclass":
+            accuracy = overall(part, logits, labels.task).get("balanced_accuracy")
+            found["server_balanced_accuracy"] = accuracy
+        return found
+
+    def _predicted(self, model: GlobalModel, split: Split) -> tuple[Samples, Tensor, LabelSet, Labels]:
+        """The images of a split with the model's classes, its logits, and the classes that the data know."""
+        labels = LabelSet(model.labels, model.task)
+        part = columns(self._samples[split], self.labels, labels)
+        network = classifier(model, self._plan).to(self._device)
+        bench = Workbench(
+            "server", network, {split: part}, self._plan.model.preprocessing, Augmentation(), self._device
+        )
+        return part, predict(bench, part), labels, tuple(n for n in model.labels if n in self.labels)

@@ -1,0 +1,1 @@
+"""One site: its data, its state and its answers."""

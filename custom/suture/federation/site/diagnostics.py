@@ -1,0 +1,119 @@
+"""What only a simulation may know, written down at its sites: how many pseudo-labels are right, counted from
+a truth that training cannot read, and what a method finds of each class.
+
+The record stays in the site's folder. No message has a field for it, so a site that sent it would be refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from suture.core.files import atomic_write
+from suture.core.labels import LabelSet
+from suture.data.batch import Samples
+from suture.data.config import SiteConfig
+from suture.data.readers import load_table
+from suture.learning.training import Observer, Workbench
+
+FILE = "diagnostics.jsonl"
+
+
+class Diagnostics:
+    """The record of one site.
+
+    Args:
+        site: its name.
+        config: names the table of the truth.
+        train: the training images, by the names that the truth has too; None where no pseudo-labels are made.
+        folder: where the record is kept.
+    """
+
+    def __init__(self, site: str, config: SiteConfig, train: Samples | None, folder: Path) -> None:
+        self._site, self._path = site, folder / FILE
+        self._truth: tuple[LabelSet, Tensor] | None = None
+        if train is not None:
+            table = load_table(config.data.model_copy(update={"table": config.data.truth, "labels": None}))
+            row = {name: i for i, name in enumerate(table.images)}
+            self._truth = table.labels, torch.from_numpy(table.y)[[row[name] for name in train.names]]
+
+    def watching(self, labels: LabelSet) -> Watch:
+        """What watches one round.
+
+        Args:
+            labels: the classes of the model's columns.
+        """
+        truth = None
+        if self._truth is not None:
+            own, y = self._truth
+            truth = y[:, own.align(labels)] == 1
+        return Watch(labels, truth, self._append)
+
+    def _append(self, round_: int, facts: Mapping[str, Any]) -> None:
+        """Adds a round; one that is done again replaces its line and those after it."""
+        line = {"site": self._site, "round": round_, **facts}
+        lines = self._path.read_text().splitlines() if self._path.exists() else []
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        kept = [text for text in lines if json.loads(text)["round"] < round_]
+        atomic_write(self._path, "".join(f"{text}\n" for text in [*kept, json.dumps(line)]).encode())
+
+
+class Watch:
+    """Watches one round of a site: it hears what the method says, and answers nothing.
+
+    Args:
+        labels: the classes of the columns.
+        truth: which of them each training image has, ``[n, c]``; None where pseudo-labels are not counted.
+        append: writes down a round.
+    """
+
+    def __init__(
+        self, labels: LabelSet, truth: Tensor | None, append: Callable[[int, Mapping[str, Any]], None]
+    ) -> None:
+        self._labels, self._truth, self._append = labels, truth, append
+        self._made, self._right = (torch.zeros(len(labels), dtype=torch.long) for _ in range(2))
+        self._told: dict[str, dict[str, float]] = {}
+
+    def over(self, bench: Workbench) -> Workbench:
+        """The workbench with this watching it."""
+        return replace(bench, tell=self.tell, observe=self.observe)
+
+    @property
+    def observe(self) -> Observer | None:
+        """What counts pseudo-labels, and how many of the positive ones are right."""
+        return None if self._truth is None else partial(self._count, self._truth)
+
+    def tell(self, figures: Mapping[str, Tensor]) -> None:
+        """Takes figures of each class by name, ``[c]``."""
+        for name, values in figures.items():
+            self._told[name] = dict(zip(self._labels.names, values.tolist(), strict=True))
+
+    def _count(self, truth: Tensor, rows: Tensor, guessed: Tensor) -> None:
+        self._made += guessed.sum(dim=0)
+        self._right += (guessed & truth[rows]).sum(dim=0)
+
+    def write(self, round_: int) -> None:
+        """Writes down what there was to hear, if anything could be."""
+        classes = {
+            name: {"made": int(made), "right": int(right)}
+            for name, made, right in zip(self._labels.names, self._made, self._right, strict=True)
+            if made
+        }
+        figures = {"figures": self._told} if self._told else {}
+        if figures or self._truth is not None:
+            self._append(round_, {"classes": classes, **figures})
+
+
+def collect(run: Path) -> bool:
+    """Brings the records of a simulation's sites together as one file of the run folder, if there are any."""
+    found = sorted(run.glob(f"sites/*/state/*/{FILE}"))
+    if found:
+        atomic_write(run / FILE, b"".join(path.read_bytes() for path in found))
+    return bool(found)

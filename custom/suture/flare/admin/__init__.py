@@ -1,0 +1,1 @@
+"""Administration of a FLARE system: startup kits, policies, POC, remote runs, the doctor."""

@@ -1,0 +1,166 @@
+"""Looking over one party of a federation before it takes part: its machine, its kit, its policy, its data."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+
+from suture import __version__
+from suture.core.devices import unusable
+from suture.core.errors import ConfigError, SutureError
+from suture.data.config import SiteConfig, find_site_config, load_server_config, load_site_config
+from suture.data.readers import load_table
+from suture.data.table import SPLITS
+from suture.federation.plan import code_hash
+from suture.flare.admin.findings import Finding, error, ok, warning
+from suture.flare.admin.kit import Kit, read_kit
+from suture.flare.admin.kit_checks import check_certificates, check_connection
+from suture.flare.admin.policy_checks import check_policy
+
+_FLARE = "2.9."
+_PYTHON = (3, 11)
+_LOW, _LITTLE = 1, 5  # GiB of disk
+
+
+def examine(folder: Path) -> list[Finding]:
+    """Everything that can be seen from this machine, in the order in which it should be mended.
+
+    Args:
+        folder: the party's FLARE workspace, which is its startup kit.
+    """
+    findings = [*check_versions(), *check_clock()]
+    try:
+        kit = read_kit(folder)
+    except ConfigError as problem:
+        return [*findings, error("workspace", str(problem), "give the folder that holds startup/ and local/")]
+    findings.append(ok("workspace", f"{kit.folder}: {kit.role} {kit.name} of project {kit.project}"))
+    findings += [*check_certificates(kit), *check_connection(kit)]
+    if kit.role == "admin":
+        return findings
+    config, found = find_config(kit)
+    findings += [*check_policy(kit), *found]
+    if config:
+        findings += [*check_data(config), *check_device(config)]
+    return [*findings, *check_disk(kit, config)]
+
+
+def check_versions() -> Iterator[Finding]:
+    """Python, torch, FLARE and this package; all parties need the same code of it."""
+    python = platform.python_version()
+    if sys.version_info[:2] < _PYTHON:
+        yield error("python", python, "install Python 3.11 or newer")
+    else:
+        yield ok("python", python)
+    yield ok("torch", torch.__version__)
+    try:
+        flare = version("nvflare")
+    except PackageNotFoundError:
+        yield error("nvflare", "is not installed", 'pip install "nvflare>=2.9,<2.10"')
+        return
+    if flare.startswith(_FLARE):
+        yield ok("nvflare", flare)
+    else:
+        yield error(
+            "nvflare", f"{flare}, and this version of suture needs 2.9", 'pip install "nvflare>=2.9,<2.10"'
+        )
+    yield ok("suture", f"{__version__}, code {code_hash()} (the same at every party, or jobs are refused)")
+
+
+def check_clock() -> Iterator[Finding]:
+    """Certificates are valid from and to a time, so the clock must be right."""
+    now = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC"
+    tool = shutil.which("timedatectl")
+    synchronised = ""
+    if tool:
+        command = [tool, "show", "--property=NTPSynchronized", "--value"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=10)
+        synchronised = done.stdout.strip()
+    if synchronised == "no":
+        yield warning("clock", f"{now}, not synchronised", "switch on NTP: timedatectl set-ntp true")
+    else:
+        yield ok("clock", f"{now}" + (", synchronised" if synchronised == "yes" else ""))
+
+
+def find_config(kit: Kit) -> tuple[SiteConfig | None, list[Finding]]:
+    """The party's suture.toml; a server can do without, a site cannot."""
+    try:
+        path = find_site_config(kit.name, kit.folder)
+    except ConfigError as problem:
+        if kit.role == "server":
+            return None, [ok("suture.toml", "none: the server holds no labelled data of its own")]
+        return None, [
+            error(
+                "suture.toml", str(problem), f"write {kit.folder / 'local' / 'suture.toml'}; see docs/data.md"
+            )
+        ]
+    try:
+        if kit.role == "server":
+            config = load_server_config(path).held_out
+            return config, [
+                ok("suture.toml", str(path) if config else f"{path}: no labelled data of its own")
+            ]
+        return load_site_config(path), [ok("suture.toml", str(path))]
+    except ConfigError as problem:
+        return None, [error("suture.toml", str(problem), "mend the file; see docs/data.md")]
+
+
+def check_data(config: SiteConfig) -> Iterator[Finding]:
+    """What the table says; the images themselves are read by `suture data check`."""
+    try:
+        table = load_table(config.data)
+    except SutureError as problem:
+        yield error(
+            "data", str(problem), "mend the table; `suture data check suture.toml` shows all that is wrong"
+        )
+        return
+    counts = ", ".join(f"{len(table.of(split))} {split}" for split in SPLITS)
+    text = f"{len(table.labels)} classes ({table.labels.task}); images: {counts}"
+    empty = not any(len(table.of(split)) for split in SPLITS)
+    if empty:
+        yield error("data", text, "no row is in use; see docs/data.md on splits")
+    else:
+        yield ok("data", text)
+    if not config.data.root.exists():
+        yield error("images", f"{config.data.root} does not exist", "mend [data] root in suture.toml")
+
+
+def check_device(config: SiteConfig) -> Iterator[Finding]:
+    """The device that suture.toml names."""
+    wanted, count = config.training.device, torch.cuda.device_count()
+    if reason := unusable(wanted):
+        yield error(
+            "device",
+            f'[training] device = "{wanted}" cannot be used: {reason}; torch sees {count} GPUs',
+            'mend the driver or CUDA_VISIBLE_DEVICES, or write device = "cpu"',
+        )
+    elif wanted.startswith("cuda"):
+        facts = torch.cuda.get_device_properties(torch.device(wanted))
+        yield ok("device", f"{wanted}: {facts.name}, {facts.total_memory / 2**30:.0f} GiB")
+    else:
+        unused = f'; {count} GPU unused: [training] device = "cuda"' if count else ""
+        yield ok("device", f"{wanted}, {config.training.threads} threads{unused}")
+
+
+def check_disk(kit: Kit, config: SiteConfig | None) -> Iterator[Finding]:
+    """Room for the workspace, the state of the rounds and the decoded images."""
+    places = {"disk of the workspace": kit.folder}
+    if config:
+        places |= {"disk of the state": config.storage.state, "disk of the cache": config.storage.cache}
+    for about, place in places.items():
+        there = next(path for path in (place, *place.parents) if path.exists())
+        free = shutil.disk_usage(there).free / 2**30
+        text, remedy = f"{free:.1f} GiB free at {there}", "make room, or name another folder under [storage]"
+        if free < _LOW:
+            yield error(about, text, remedy)
+        elif free < _LITTLE:
+            yield warning(about, text, remedy)
+        else:
+            yield ok(about, text)

@@ -1,0 +1,159 @@
+"""A startup kit: the folder that FLARE's provisioning made for one party, and what is written in it."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from cryptography import x509
+from cryptography.x509.oid import NameOID
+
+from suture.core.errors import ConfigError
+
+Role = Literal["server", "site", "admin"]
+
+_FILES: dict[Role, str] = {"server": "fed_server.json", "site": "fed_client.json", "admin": "fed_admin.json"}
+CERTIFICATES: dict[Role, str] = {"server": "server.crt", "site": "client.crt", "admin": "client.crt"}
+
+
+@dataclass(frozen=True)
+class Kit:
+    """A startup kit, which is also the FLARE workspace of its party.
+
+    Attributes:
+        folder: holds ``startup/`` and ``local/``.
+        role: whose it is.
+        name: of the party, as its certificate says.
+        project: of the provisioning.
+        host, port: where the server listens; it has one port for sites and administrators.
+    """
+
+    folder: Path
+    role: Role
+    name: str
+    project: str
+    host: str
+    port: int
+
+    @property
+    def server(self) -> str:
+        """The server's address."""
+        return f"{self.host}:{self.port}"
+
+
+def read_kit(folder: Path) -> Kit:
+    """The startup kit in a folder.
+
+    Raises:
+        ConfigError: there is none, or a file of it is broken; names the file.
+    """
+    folder = folder.expanduser().resolve()
+    startup = folder / "startup"
+    found: list[Role] = [role for role, name in _FILES.items() if (startup / name).is_file()]
+    if not found:
+        raise ConfigError(
+            f"{folder} is no startup kit: {startup} holds none of {', '.join(_FILES.values())}; name the "
+            "folder that provisioning made for one party"
+        )
+    role = found[0]
+    settings = read_json(startup / _FILES[role])
+    try:
+        if role == "admin":
+            admin = settings["admin"]
+            project, host, port = admin["project_name"], admin["host"], admin["port"]
+        else:
+            first = settings["servers"][0]
+            project = first["name"]
+            host, _, port = first["service"]["target"].rpartition(":")
+        return Kit(folder, role, _common_name(startup / CERTIFICATES[role]), project, host, int(port))
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise ConfigError(f"{startup / _FILES[role]} is broken ({error}); provision the kit anew") from error
+
+
+def read_json(path: Path) -> Any:
+    """A JSON file of a kit.
+
+    Raises:
+        ConfigError: it is absent or not JSON; names the file and line.
+    """
+    try:
+        return json.loads(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"{path} is not valid JSON: {error}") from error
+
+
+def certificate(path: Path) -> x509.Certificate:
+    """A certificate of a kit.
+
+    Raises:
+        ConfigError: it is absent or not readable.
+    """
+    try:
+        return x509.load_pem_x509_certificate(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}; provision the kit anew") from error
+    except ValueError as error:
+        raise ConfigError(f"{path} is no certificate: {error}; provision the kit anew") from error
+
+
+def _common_name(path: Path) -> str:
+    return str(certificate(path).subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value)
+
+
+def admin_kit(startup_kit: Path | None, env: str = "poc") -> Kit:
+    """The startup kit of an administrator: the one that is named, or that of the POC's project admin.
+
+    Raises:
+        ConfigError: none was named for ``prod``, there is no POC, or the kit is another party's.
+    """
+    if startup_kit is None and env != "poc":
+        raise ConfigError(
+            f"--env {env} needs an administrator's startup kit and none was named; give --startup-kit DIR"
+        )
+    kit = read_kit(startup_kit) if startup_kit else project_admin(poc_folder())
+    if kit.role != "admin":
+        raise ConfigError(f"{kit.folder} is the startup kit of a {kit.role}; name an administrator's")
+    return kit
+
+
+def poc_folder() -> Path:
+    """Where FLARE keeps the POC of this machine: NVFLARE_POC_WORKSPACE, or its default."""
+    return Path(os.environ.get("NVFLARE_POC_WORKSPACE", "/tmp/nvflare/poc"))
+
+
+def kits_in(folder: Path) -> dict[str, Kit]:
+    """The startup kits of a provisioned project by party: those of the newest ``PROJECT/prod_NN``.
+
+    Raises:
+        ConfigError: the folder holds no provisioned project, or more than one.
+    """
+    produced = sorted(folder.glob("*/prod_*"))
+    if len({path.parent for path in produced}) != 1:
+        what = "more than one provisioned project" if produced else "no provisioned project (PROJECT/prod_00)"
+        raise ConfigError(
+            f"{folder} holds {what}; make a federation on this machine with `suture poc up JOB`"
+        )
+    kits = (read_kit(path) for path in sorted(produced[-1].iterdir()) if (path / "startup").is_dir())
+    return {kit.name: kit for kit in kits}
+
+
+def project_admin(folder: Path) -> Kit:
+    """The kit of a provisioned project's administrator.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    for kit in kits_in(folder).values():
+        if kit.role == "admin":
+            subject = certificate(kit.folder / "startup" / "client.crt").subject
+            # FLARE writes the role of a user into his certificate, under this name.
+            if any(
+                a.value == "project_admin" for a in subject.get_attributes_for_oid(NameOID.UNSTRUCTURED_NAME)
+            ):
+                return kit
+    raise ConfigError(f"{folder} has no kit of a project_admin; name one with --startup-kit DIR")

@@ -1,0 +1,175 @@
+"""A federation of processes on this machine: provisioned with certificates and given data, ready to start."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from suture.core.errors import ConfigError
+from suture.core.files import atomic_write
+from suture.flare.admin.kit import Kit, kits_in, poc_folder
+from suture.flare.admin.policy import allow_classes, survive
+from suture.flare.admin.strict import make_strict
+from suture.simulation.job import Job, jobs_folder
+from suture.simulation.partition import SERVER
+
+_DATA = "data"
+
+
+def project_template() -> Path:
+    """The repository's poc_workspace/project.yml."""
+    return jobs_folder().parent / "poc_workspace" / "project.yml"
+
+
+def project_of(template: Path, sites: Sequence[str], port: int) -> dict[str, Any]:
+    """A project with the sites of a job in place of the template's, and the server's port.
+
+    Raises:
+        ConfigError: the template is absent or no project of FLARE.
+    """
+    try:
+        project: dict[str, Any] = yaml.safe_load(template.read_text())
+        others = [dict(p) for p in project["participants"] if p["type"] != "client"]
+    except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{template} is no project file of FLARE: {error}; name one with --project"
+        ) from error
+    for participant in others:
+        if participant["type"] == "server":
+            participant["fed_learn_port"] = port
+    # FLARE's names of organisations have no hyphen.
+    clients = [{"name": name, "type": "client", "org": name.replace("-", "_")} for name in sites]
+    return {**project, "participants": [*others, *clients]}
+
+
+def free_port(wanted: int) -> int:
+    """The port that is wanted, or another where it is in use."""
+    for port in (wanted, 0):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return int(probe.getsockname()[1])
+    raise ConfigError("this machine has no free port")
+
+
+def parties(kits: dict[str, Kit]) -> tuple[Kit, dict[str, Kit]]:
+    """The server's kit, and those of the sites by name.
+
+    Raises:
+        ConfigError: there is not one server.
+    """
+    servers = [kit for kit in kits.values() if kit.role == "server"]
+    if len(servers) != 1:
+        raise ConfigError(f"a federation has one server, this one has {len(servers)}; provision it anew")
+    return servers[0], {name: kit for name, kit in kits.items() if kit.role == "site"}
+
+
+def provisioned(folder: Path) -> bool:
+    """Whether the folder holds startup kits already."""
+    return any(folder.glob("*/prod_*/*/startup"))
+
+
+def prepare(
+    job: Job, folder: Path, template: Path, port: int, *, strict: bool = False, overwrite: bool = False
+) -> dict[str, Kit]:
+    """Provisions a federation of a job's simulated sites, gives each its data, and its policy.
+
+    Args:
+        folder: of the POC; kits that are there stay, if they are of these sites.
+        strict: whether sites have the strict policy: their own filter, no code that travels with jobs.
+        overwrite: whether to make what is there anew.
+
+    Returns:
+        the kits by party.
+
+    Raises:
+        ConfigError: the job simulates no sites, or the folder holds a federation of other sites.
+    """
+    names, data = simulate(job, folder)
+    if overwrite:
+        clear(folder)
+    if not provisioned(folder):
+        from suture.flare.admin.provision import provision
+
+        project = project_of(template, names, free_port(port))
+        path = folder / "project.yml"
+        atomic_write(path, yaml.safe_dump(project, sort_keys=False).encode())
+        provision(path, folder)
+    kits = kits_in(folder)
+    hand_out(job, names, data, kits)
+    server, sites = parties(kits)
+    for kit in (server, *sites.values()):
+        allow_classes(kit)
+        survive(kit)
+    if strict:
+        for kit in sites.values():
+            make_strict(kit)
+    return kits
+
+
+def clear(folder: Path) -> None:
+    """Removes a federation, and leaves the data of its sites.
+
+    Raises:
+        ConfigError: the folder holds something else.
+    """
+    rest = [path for path in folder.iterdir() if path.name != _DATA]
+    if rest and not (folder / "project.yml").exists():
+        raise ConfigError(
+            f"{folder} holds {rest[0].name}, and no federation (project.yml); choose another --dir"
+        )
+    for path in rest:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def simulate(job: Job, folder: Path) -> tuple[list[str], Path]:
+    """Writes the data of a job's simulated sites below the POC; returns the sites' names, and where.
+
+    Raises:
+        ConfigError: the job simulates none.
+    """
+    if job.simulation is None:
+        raise ConfigError(f"{job.name} simulates no sites; write each site's local/suture.toml yourself")
+    data = data_of(job, folder)
+    data.mkdir(parents=True, exist_ok=True)
+    return job.simulation.prepare(data, data / "runs", job.seed, job.method), data
+
+
+def data_of(job: Job, folder: Path) -> Path:
+    """Where the data of a job's simulated sites lie in a POC."""
+    return folder.resolve() / _DATA / job.name
+
+
+def hand_out(job: Job, names: Sequence[str], data: Path, kits: dict[str, Kit]) -> None:
+    """Puts each party's suture.toml where it will look for it: in its kit's local/.
+
+    Args:
+        names, data: as `simulate` returns them.
+
+    Raises:
+        ConfigError: the federation has other sites than the job.
+    """
+    server, sites = parties(kits)
+    if set(names) != set(sites):
+        raise ConfigError(
+            f"{server.folder.parent} has the sites {', '.join(sorted(sites))}, and {job.name} has "
+            f"{', '.join(sorted(names))}; make it anew with --overwrite, or choose another --dir"
+        )
+    for name, kit in {SERVER: server, **sites}.items():
+        source, target = data / name / "suture.toml", kit.folder / "local" / "suture.toml"
+        if source.exists():
+            shutil.copy2(source, target)
+        else:
+            target.unlink(missing_ok=True)
+
+
+def chosen_folder(folder: Path | None) -> Path:
+    """The POC's folder: what was named, or where FLARE's own commands look."""
+    return (folder or poc_folder()).expanduser().resolve()

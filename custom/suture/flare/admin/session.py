@@ -1,0 +1,185 @@
+"""An administrator's connection to a running FLARE system: submit a job, look at it, bring its results."""
+
+from __future__ import annotations
+
+import io
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout, suppress
+from pathlib import Path
+from typing import Any
+
+from nvflare.fuel.common.excepts import ConfigError as FlareConfigError
+from nvflare.fuel.flare_api.api_spec import (
+    AuthenticationError,
+    AuthorizationError,
+    InternalError,
+    InvalidJobDefinition,
+    InvalidTarget,
+    JobNotDone,
+    JobNotFound,
+    JobNotRunning,
+    NoClientsAvailable,
+    NoConnection,
+    NoReply,
+    SessionClosed,
+)
+from nvflare.fuel.flare_api.flare_api import new_secure_session
+
+from suture.core.errors import ConfigError, FederationError
+from suture.flare.admin.kit import Kit
+from suture.flare.event_feed import GROUP
+
+_LOGIN = 30.0
+"""Seconds for a login; FLARE's own 5 s are not enough where the machine is busy."""
+
+_REFUSALS = (InternalError, InvalidJobDefinition, InvalidTarget, JobNotDone, NoReply, RuntimeError)
+
+
+class NoAnswer(FederationError):
+    """The server does not answer; it may later."""
+
+
+class Connection:
+    """A session of one administrator; every method raises `FederationError` with FLARE's reason."""
+
+    def __init__(self, session: Any, kit: Kit) -> None:
+        self._session = session
+        self._kit = kit
+
+    def sites(self) -> list[str]:
+        """The sites that are connected."""
+        with self._told(), suppress(NoClientsAvailable):
+            return sorted(client.name for client in self._session.get_connected_client_list())
+        return []
+
+    def submit(self, folder: Path) -> str:
+        """Hands in an exported job; returns its id."""
+        with self._told():
+            return str(self._session.submit_job(str(folder)))
+
+    def jobs(self) -> list[dict[str, Any]]:
+        """FLARE's facts of all jobs, oldest first."""
+        with self._told():
+            return list(self._session.list_jobs())
+
+    def metas(self) -> list[dict[str, Any]]:
+        """All that FLARE knows of all jobs, oldest first."""
+        with self._told():
+            return list(self._session.list_jobs(detailed=True))
+
+    def meta(self, job_id: str) -> dict[str, Any]:
+        """FLARE's facts of a job: status, submitter, who took it."""
+        with self._told():
+            return dict(self._session.get_job_meta(job_id))
+
+    def abort(self, job_id: str) -> None:
+        """Stops a job; one that has ended already stays as it is."""
+        with self._told():
+            self._session.abort_job(job_id)
+
+    def clone(self, job_id: str) -> str:
+        """Hands a job in once more, as the server keeps it; returns the new one's id."""
+        with self._told():
+            return str(self._session.clone_job(job_id))
+
+    def recent(self, job_id: str) -> dict[str, Any]:
+        """What a running job tells of itself, as `Teller.recent`; empty while it tells nothing."""
+        # A job that is starting or ending is unknown to this command for a while.
+        with suppress(JobNotFound, JobNotRunning, KeyError, TypeError, *_REFUSALS):
+            try:
+                return dict(self._session.show_stats(job_id, "server")["server"][GROUP])
+            except (NoConnection, SessionClosed) as error:
+                raise NoAnswer(f"the server at {self._kit.server} does not answer: {error}") from error
+        return {}
+
+    def download(self, job_id: str, folder: Path) -> Path:
+        """Brings a finished job's workspace of the server; returns its folder."""
+        with self._told():
+            return Path(self._session.download_job_result(job_id, str(folder))) / "workspace"
+
+    def error_logs(self, job_id: str) -> dict[str, str]:
+        """The error logs that sites let go to the server, as far as this administrator may read them."""
+        with suppress(FederationError), self._told():
+            place = Path(self._session.download_job_components(job_id))
+            return {
+                path.name.removeprefix("ERRORLOG_"): path.read_text(errors="replace")
+                for path in place.rglob("ERRORLOG_*")
+            }
+        return {}
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """FLARE's errors as one line with a remedy."""
+        try:
+            yield
+        except (NoConnection, SessionClosed) as error:
+            raise NoAnswer(f"the server at {self._kit.server} does not answer: {error}") from error
+        except AuthorizationError as error:
+            raise FederationError(
+                f"{self._kit.name} may not do this: {error}; the server's authorization.json gives the right"
+            ) from error
+        except JobNotFound as error:
+            raise FederationError(f"the server knows no such job ({error}); see `suture status`") from error
+        except _REFUSALS as error:
+            raise FederationError(f"the server at {self._kit.server} refused: {error}") from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """FLARE prints while it connects, and logs each try; what matters comes as an exception."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with redirect_stdout(io.StringIO()):
+            yield
+    finally:
+        logging.disable(before)
+
+
+@contextmanager
+def connected(kit: Kit) -> Iterator[Connection]:
+    """Logs an administrator in, with mutual TLS, and out again.
+
+    Raises:
+        NoAnswer: the server does not answer.
+        ConfigError: the certificate is refused.
+    """
+    try:
+        with _quiet():
+            session = new_secure_session(kit.name, str(kit.folder), timeout=_LOGIN)
+    except (
+        NoConnection,
+        TypeError,
+    ) as error:  # a server that is only starting has no certificate to show yet
+        raise NoAnswer(
+            f"the server at {kit.server} does not answer ({error}); is it running? On this machine "
+            "`suture poc up JOB` starts one"
+        ) from error
+    except (AuthenticationError, AuthorizationError, FlareConfigError) as error:
+        raise ConfigError(
+            f"the server at {kit.server} does not take the kit {kit.folder}: {error}; see `suture doctor`"
+        ) from error
+    try:
+        yield Connection(session, kit)
+    finally:
+        with suppress(Exception), _quiet():
+            session.close()
+
+
+def wait_for_sites(kit: Kit, sites: set[str], seconds: float, alive: Callable[[], None]) -> set[str]:
+    """Waits until sites are connected; returns those that are not.
+
+    Args:
+        alive: called before each try; it raises where waiting is vain.
+    """
+    end, missing = time.monotonic() + seconds, set(sites)
+    while missing and time.monotonic() < end:
+        alive()
+        with suppress(NoAnswer), connected(kit) as federation:
+            while missing and time.monotonic() < end:
+                alive()
+                missing = sites - set(federation.sites())
+                time.sleep(0.5)
+    return missing

@@ -1,0 +1,73 @@
+"""Losses over what is known. Mask first, then reduce."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from suture.core.labels import Task
+
+TaskLoss = Callable[[Tensor, Tensor, Tensor, Task], Tensor]
+"""`Method.loss`: logits, y and known ``[n, c]``, and the task, to a scalar."""
+
+
+def masked_bce(logits: Tensor, y: Tensor, known: Tensor) -> Tensor:
+    """Binary cross-entropy over the known entries (Surgical Aggregation, Eq. 3; partial loss, Eq. 8).
+
+    The mean over all known entries of the batch. Where every row knows the same classes C_k, as at a site,
+    this is the papers' mean over samples of the mean over C_k.
+
+    Args:
+        logits: ``[n, c]``.
+        y: ``[n, c]``, 1 or 0; what stands at an unknown entry does not matter, NaN included.
+        known: ``[n, c]`` boolean.
+
+    Returns:
+        a scalar; 0 with a zero gradient if nothing is known.
+    """
+    each = F.binary_cross_entropy_with_logits(logits, torch.where(known, y, 0.0), reduction="none")
+    return torch.where(known, each, 0.0).sum() / known.sum().clamp(min=1)
+
+
+def masked_ce(logits: Tensor, y: Tensor, known: Tensor) -> Tensor:
+    """Cross-entropy of a multiclass task over the known classes.
+
+    A row whose known entries are all 0 means "none of my classes" and is left out.
+
+    Args:
+        logits, y, known: ``[n, c]``; y is one-hot over the known classes.
+
+    Returns:
+        a scalar; 0 with a zero gradient if no row is labelled.
+    """
+    target = torch.where(known, y, 0.0)
+    labelled = target.sum(dim=1) > 0
+    visible = torch.where(known, logits, torch.finfo(logits.dtype).min)
+    each = -(target * F.log_softmax(visible, dim=1)).sum(dim=1)
+    return torch.where(labelled, each, 0.0).sum() / labelled.sum().clamp(min=1)
+
+
+def masked_loss(logits: Tensor, y: Tensor, known: Tensor, task: Task) -> Tensor:
+    """`masked_bce` of a multilabel task, `masked_ce` of a multiclass one."""
+    return (masked_bce if task == "multilabel" else masked_ce)(logits, y, known)
+
+
+def balanced_ce(logits: Tensor, y: Tensor, known: Tensor, counts: Tensor) -> Tensor:
+    """Balanced softmax (Ren et al., NeurIPS 2020, Eq. 4): the cross-entropy of z_c + ln(n_c / n).
+
+    A class that the site has no image of gets ln 1e-12.
+
+    Args:
+        logits, y, known: ``[n, c]``, as of `masked_ce`.
+        counts: n_c, training images of each class, ``[c]``.
+    """
+    prior = counts / counts.sum().clamp(min=1)
+    return masked_ce(logits + torch.log(prior + 1e-12), y, known)
+
+
+def probabilities(logits: Tensor, task: Task) -> Tensor:
+    """Of each class by itself (multilabel), or of each class against the others (multiclass)."""
+    return torch.sigmoid(logits) if task == "multilabel" else torch.softmax(logits, dim=1)

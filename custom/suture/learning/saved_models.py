@@ -1,0 +1,184 @@
+"""A saved model on any labelled data: a test set that its training never saw."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from suture.core.errors import DataError
+from suture.core.files import atomic_write
+from suture.core.labels import LabelSet
+from suture.data.augmentation import Augmentation
+from suture.data.batch import Samples, columns
+from suture.data.config import SiteConfig
+from suture.data.table import Split
+from suture.learning.evaluation import entropy, mean_interval, ranking
+from suture.learning.losses import probabilities
+from suture.learning.metrics import mean_defined, score_classes
+from suture.learning.samples import load_samples
+from suture.learning.statistics import mean_sd
+from suture.learning.training import Workbench, predict
+from suture.models.saved import load_model, load_spec
+from suture.protocol.messages import ClassScore
+
+BOOTSTRAP = 1000
+
+
+@dataclass(frozen=True)
+class Together:
+    """Figures of some classes together.
+
+    Attributes:
+        loss: cross-entropy of their known labels; None where there is none.
+        bounds: 95 % interval of their mean AUROC.
+    """
+
+    loss: float | None
+    bounds: tuple[float, float] | None
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """A model's scores on a test set.
+
+    Attributes:
+        labels: the classes of the model.
+        tested: the classes that both the model and the data know.
+        y: labels [n, len(labels)], NaN where unknown.
+        scores: probabilities [n, len(labels)].
+        patients: of each image.
+        classes: AUROC of each of `tested`, with its interval and counts.
+        unlearned: classes of the data that the model does not know.
+        together: of `tested`.
+        groups: of those of `tested` that are in a group, by its name; of a group without any there is none.
+    """
+
+    labels: tuple[str, ...]
+    tested: tuple[str, ...]
+    y: NDArray[np.float32]
+    scores: NDArray[np.float32]
+    patients: tuple[str, ...]
+    classes: Mapping[str, ClassScore]
+    unlearned: tuple[str, ...]
+    together: Together
+    groups: Mapping[str, Together] = field(default_factory=dict)
+
+    @property
+    def loss(self) -> float | None:
+        """Cross-entropy of the known labels of `tested`."""
+        return self.together.loss
+
+    @property
+    def mean(self) -> float | None:
+        """Mean AUROC over the classes of the data; undefined if the model has not learned one of them
+        (Kulkarni et al. 2024, Sec. 4.3).
+        """
+        return None if self.unlearned else mean_defined(s.auroc for s in self.classes.values())
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95 % interval of `mean`."""
+        return None if self.mean is None else self.together.bounds
+
+    @property
+    def spread(self) -> float | None:
+        """The population SD over the classes that `mean` is over."""
+        spread = mean_sd([score.auroc for score in self.classes.values()], sample=False)[1]
+        return None if self.mean is None or math.isnan(spread) else spread
+
+
+def evaluate(
+    model_folder: Path,
+    config: SiteConfig,
+    split: Split,
+    device: str = "cpu",
+    groups: Mapping[str, Collection[str]] | None = None,
+) -> Evaluated:
+    """Scores a saved model on one split of a site's data.
+
+    Args:
+        groups: classes that are also to be taken together, by a name for each group.
+
+    Raises:
+        ConfigError: the folder holds no model.
+        DataError: the data cannot be read, have nothing in the split, or share no class with the model.
+    """
+    model, prepare = load_model(model_folder)
+    own, samples = load_samples(config, load_spec(model_folder), config.data.root.name, only=split)
+    part = samples[split]
+    if not len(part):
+        raise DataError(f"{config.data.table} has no {split} images; choose another --split")
+    labels = model.labels.names
+    tested = tuple(name for name in labels if name in own)
+    if not tested:
+        raise DataError(f"{config.data.table} has none of the model's classes: {', '.join(labels)}")
+    bench = Workbench(
+        "evaluation", model.to(device), samples, prepare, Augmentation(), torch.device(device), batch_size=256
+    )
+    logits = predict(bench, part)
+    part = columns(part, own, model.labels)
+    y, ranked = part.y.numpy(), ranking(logits, model.labels.task).numpy()
+    where = [labels.index(name) for name in tested]
+    known = {name: [c for c in tested if c in group] for name, group in (groups or {}).items()}
+    return Evaluated(
+        labels,
+        tested,
+        y,
+        probabilities(logits.double(), model.labels.task).numpy().astype(np.float32),
+        part.patients,
+        score_classes(tested, y[:, where], ranked[:, where], part.patients, BOOTSTRAP),
+        tuple(name for name in own if name not in labels),
+        _together(tested, part, logits, model.labels),
+        {name: _together(some, part, logits, model.labels) for name, some in known.items() if some},
+    )
+
+
+def _together(names: Sequence[str], part: Samples, logits: Tensor, labels: LabelSet) -> Together:
+    """Figures of the classes of `names` alone, from samples with the model's labels."""
+    others = [i for i, name in enumerate(labels.names) if name not in names]
+    y = part.y.clone()
+    y[:, others] = torch.nan
+    return Together(
+        entropy(replace(part, y=y), logits, labels.task),
+        mean_interval(part, logits, labels, names, BOOTSTRAP, seed=0),
+    )
+
+
+def as_metrics(done: Evaluated) -> dict[str, Any]:
+    """The figures as plain values."""
+    return {
+        "n": len(done.patients),
+        "mean_auroc": done.mean,
+        "mean_interval": done.interval,
+        "loss": done.loss,
+        "sd_auroc": done.spread,
+        "auroc": {name: score.auroc for name, score in done.classes.items()},
+        "classes": {name: asdict(score) for name, score in done.classes.items()},
+        "unlearned": list(done.unlearned),
+    }
+
+
+def write_scores(done: Evaluated, path: Path) -> None:
+    """Writes one row per image: patient, the label and the probability of every class; blank is unknown.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["patient", *(f"{name} label" for name in done.labels), *done.labels])
+    for patient, y, scores in zip(done.patients, done.y, done.scores, strict=True):
+        known = ("" if np.isnan(v) else f"{v:g}" for v in y)
+        writer.writerow([patient, *known, *(f"{s:.6f}" for s in scores)])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    atomic_write(path, text.getvalue().encode())

@@ -1,0 +1,288 @@
+"""The one training loop, and prediction, at a site."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass as validated
+from torch import Tensor, nn
+
+from suture.core.errors import SutureError
+from suture.core.seeds import generator_for, seed_for, seeded
+from suture.core.validation import STRICT
+from suture.data.augmentation import Augmentation, augment
+from suture.data.batch import Batch, Samples, endless
+from suture.data.table import Split
+from suture.learning.optimiser import load_moments, save_moments
+from suture.models.classifier import Classifier, Preprocessing, redraw_head
+from suture.models.norm import NormPolicy, train_mode
+from suture.models.priors.prior import Prior
+
+Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Logits, y and known ``[n, c]`` to a scalar."""
+
+Observer = Callable[[Tensor, Tensor], None]
+"""Told of rows ``[m]`` and of the positive pseudo-labels ``[m, c]`` that they were given."""
+
+Objective = Callable[[Classifier, Batch], Tensor]
+"""What a step minimises: the model on a batch, to a scalar."""
+
+
+class NonFiniteLoss(SutureError):
+    """The loss of a local step stopped being a number."""
+
+
+@validated(frozen=True, config=STRICT)
+class LocalTraining:
+    """How a site trains between two exchanges.
+
+    Attributes:
+        lr: learning rate; a site may set its own.
+        epochs: passes over the local data a round (E of the paper); 0 trains nothing, to measure the rest.
+        batch_size: images a step; a site may set its own.
+        iterations: steps a round, of batches without end, in place of whole passes; None for passes.
+        optimiser: ``adam``, or ``sgd`` with Nesterov momentum.
+        weight_decay: L2 penalty.
+        betas: decay of Adam's two moments.
+        momentum: of SGD.
+        final_lr: the learning rate of the last round, to which it falls along half a cosine; None keeps it
+            constant.
+        warmup_epochs: epochs of a first round that trains the head on the resting backbone; 0 for none.
+        warmup_lr: learning rate of that round, at every site.
+        warmup_init: what that round begins with: the ``common`` head and hidden block, or ``independent``
+            ones, which each site draws for itself, so that unaligned units are averaged after it.
+        clip: the largest norm of a step's gradient, over all that is trained; None leaves it as it is.
+    """
+
+    lr: Annotated[float, Field(gt=0)] = 5e-5
+    epochs: Annotated[int, Field(ge=0)] = 1
+    batch_size: Annotated[int, Field(ge=1)] = 64
+    iterations: Annotated[int, Field(ge=1)] | None = None
+    optimiser: Literal["adam", "sgd"] = "adam"
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    final_lr: Annotated[float, Field(gt=0)] | None = None
+    warmup_epochs: Annotated[int, Field(ge=0)] = 0
+    warmup_lr: Annotated[float, Field(gt=0)] = 5e-3
+    warmup_init: Literal["common", "independent"] = "common"
+    clip: Annotated[float, Field(gt=0)] | None = None
+
+    def lr_of(self, round_: int, rounds: int) -> float:
+        """The learning rate of a round (from 1) of a stretch of rounds."""
+        if self.final_lr is None:
+            return self.lr
+        fall = (1 + math.cos(math.pi * round_ / rounds)) / 2
+        return self.final_lr + (self.lr - self.final_lr) * fall
+
+
+@dataclass(frozen=True)
+class Workbench:
+    """What a method's site half works with.
+
+    Attributes:
+        name: the site, for seeds and errors.
+        model: holds what was received; its head has one row for each of its `labels`.
+        samples: the site's data, cut to the model's labels.
+        prepare: uint8 images to normalised floats; idle where the inputs are text.
+        lr, batch_size: the site's own, where its configuration names them.
+        prior: a frozen network that the method compares the model with.
+        cache: what a method has computed and may compute again; it lives as long as the process.
+        identified: ``[c]``, which of the model's classes the site annotates; None for all.
+        observe: watches pseudo-labels and answers nothing; a simulation counts how many are right.
+        tell: hears figures of each class by name, ``[c]``; a simulation writes them down.
+        cache_dir: folder of the site's `[storage] cache`; None keeps nothing on disk.
+    """
+
+    name: str
+    model: Classifier
+    samples: Mapping[Split, Samples]
+    prepare: Preprocessing
+    augmentation: Augmentation
+    device: torch.device
+    amp: bool = False
+    lr: float | None = None
+    batch_size: int | None = None
+    prior: Prior | None = None
+    cache: dict[str, Tensor] = field(default_factory=dict)
+    identified: Tensor | None = None
+    observe: Observer | None = None
+    tell: Callable[[Mapping[str, Tensor]], None] | None = None
+    cache_dir: Path | None = None
+
+    def own(self, local: LocalTraining) -> LocalTraining:
+        """A method's local training with the site's own learning rate and batch size."""
+        return replace(local, lr=self.lr or local.lr, batch_size=self.batch_size or local.batch_size)
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """The mean loss of the local steps (None if there were none), and the moments by parameter name."""
+
+    loss: float | None
+    moments: dict[str, Tensor]
+
+
+def on_known(loss: Loss) -> Objective:
+    """A loss over known entries as the objective of a batch."""
+    return lambda model, batch: loss(model(batch.inputs), batch.y, batch.known)
+
+
+def fit(
+    site: Workbench,
+    objective: Objective,
+    local: LocalTraining,
+    *,
+    policy: NormPolicy,
+    moments: Mapping[str, Tensor],
+    head_only: bool,
+    seed: int,
+    round_: int,
+    batches: Callable[[torch.Generator, torch.Generator], Iterable[Batch]] | None = None,
+    after_step: Callable[[], None] | None = None,
+    after_epoch: Callable[[], None] | None = None,
+) -> Fitted:
+    """Trains the model in place.
+
+    Args:
+        local: the learning rate, epochs and batch size to use, the site's own already among them.
+        policy: what batch norm does while training.
+        moments: the optimiser's, from the round before.
+        head_only: the backbone rests, in eval mode.
+        seed, round_: with the site's name they seed shuffling, augmentation and dropout.
+        batches: those of one epoch, from a generator for their order and one for their augmentation; by
+            default `training_batches`.
+        after_step: called when a step is done.
+        after_epoch: called when an epoch is over; it may measure the model, and change its tensors.
+
+    Raises:
+        NonFiniteLoss: naming site, round and step.
+    """
+    model = site.model
+    if head_only and local.warmup_init == "independent":
+        redraw_head(model, seed_for(seed, site.name, "init"))
+    rest(model, head_only)
+    set_training(model, policy, head_only)
+    optimiser = optimiser_of(model, local)
+    load_moments(optimiser, model, moments)
+    make = batches or partial(training_batches, site, local)
+    shuffle = generator_for(seed, site.name, round_, "shuffle")
+    noise = generator_for(seed, site.name, round_, "augmentation")
+    total, steps = 0.0, 0
+    with seeded(seed_for(seed, site.name, round_, "dropout"), site.device):
+        for _ in range(1 if local.iterations else local.epochs):
+            set_training(model, policy, head_only)
+            for batch in make(shuffle, noise):
+                steps += 1
+                total += step(site, objective, optimiser, batch, f"round {round_}, step {steps}")
+                if after_step:
+                    after_step()
+            if after_epoch:
+                after_epoch()
+    if (local.epochs or local.iterations) and not steps:
+        raise SutureError(f"{site.name} has no training images; give it a split with some")
+    return Fitted(total / steps if steps else None, save_moments(optimiser, model))
+
+
+def optimiser_of(model: nn.Module, local: LocalTraining) -> torch.optim.Optimizer:
+    """The optimiser of what is trained; it clips the gradient of each step where it is told to."""
+    trained, decay = [p for p in model.parameters() if p.requires_grad], local.weight_decay
+    optimiser: torch.optim.Optimizer
+    if local.optimiser == "sgd":
+        nesterov = local.momentum > 0
+        optimiser = torch.optim.SGD(trained, local.lr, local.momentum, 0, decay, nesterov)
+    else:
+        optimiser = torch.optim.Adam(trained, local.lr, local.betas, weight_decay=decay)
+    if local.clip is not None:
+        optimiser.register_step_pre_hook(partial(_clip, trained, local.clip))
+    return optimiser
+
+
+def _clip(trained: list[nn.Parameter], limit: float, *_: object) -> None:
+    nn.utils.clip_grad_norm_(trained, limit)
+
+
+def step(
+    site: Workbench, objective: Objective, optimiser: torch.optim.Optimizer, batch: Batch, when: str
+) -> float:
+    """One step of the optimiser; returns the loss before it.
+
+    Raises:
+        NonFiniteLoss: the loss is no number, and nothing was changed.
+    """
+    with torch.autocast(site.device.type, torch.bfloat16, enabled=site.amp):
+        value = objective(site.model, batch)
+    number = value.item()
+    if not math.isfinite(number):
+        raise NonFiniteLoss(
+            f"{site.name}: the loss of {when} is {number}; lower the learning rate or look for broken images"
+        )
+    optimiser.zero_grad(set_to_none=True)
+    value.backward()  # type: ignore[no-untyped-call]
+    optimiser.step()
+    return number
+
+
+def rest(model: Classifier, head_only: bool) -> None:
+    """Sets which parameters are trained: all, or all but the backbone."""
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(not (head_only and name.startswith("backbone.")))
+
+
+def set_training(model: Classifier, policy: NormPolicy, head_only: bool) -> None:
+    """Training mode, but for a resting backbone and for batch norm under `frozen`."""
+    train_mode(model, policy)
+    if head_only:
+        model.backbone.eval()
+
+
+def training_batches(
+    site: Workbench, local: LocalTraining, shuffle: torch.Generator, noise: torch.Generator
+) -> Iterator[Batch]:
+    """The augmented, normalised batches of one epoch, or of `local.iterations` steps."""
+    train = site.samples["train"]
+    for batch in (
+        train.batches(local.batch_size, shuffle)
+        if local.iterations is None
+        else map(train.batch, islice(endless(len(train), local.batch_size, shuffle), local.iterations))
+    ):
+        ready = ready_inputs(site, batch).to(site.device)
+        image = ready.inputs.get("image")
+        if image is not None:
+            ready = replace(ready, inputs={**ready.inputs, "image": view(site, image, noise)})
+        yield ready
+
+
+def view(
+    site: Workbench, image: Tensor, noise: torch.Generator, augmentation: Augmentation | None = None
+) -> Tensor:
+    """Normalised images ``[n, channels, h, w]`` under an augmentation, by default the job's."""
+    spec = site.augmentation if augmentation is None else augmentation
+    return augment(image, noise, spec, std=site.prepare.std) if spec.active else image
+
+
+def ready_inputs(site: Workbench, batch: Batch) -> Batch:
+    """The batch with its image normalised; other inputs (tokens, say) pass as they are."""
+    image = batch.inputs.get("image")
+    return batch if image is None else replace(batch, inputs={**batch.inputs, "image": site.prepare(image)})
+
+
+@torch.no_grad()
+def predict(site: Workbench, samples: Samples) -> Tensor:
+    """Logits ``[n, c]`` of the model in eval mode, on the CPU as float32."""
+    site.model.eval()
+    size = site.batch_size or 256
+    parts = []
+    for batch in samples.batches(size):
+        ready = ready_inputs(site, batch).to(site.device)
+        with torch.autocast(site.device.type, torch.bfloat16, enabled=site.amp):
+            parts.append(site.model(ready.inputs).float().cpu())
+    return torch.cat(parts) if parts else torch.empty(0, len(site.model.labels))

@@ -1,0 +1,247 @@
+"""What a method is: one value with two halves, what a site does and what the server does.
+
+A method is a frozen dataclass; its fields are its hyperparameters. The same value runs in the loop of one
+process (`federation.py`) and under NVIDIA FLARE, and knows neither. To add one, see docs/adding_a_method.md.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from suture.core.labels import Task
+from suture.learning.training import LocalTraining, Workbench
+from suture.methods.share import Share
+from suture.models import ModelSpec
+from suture.models.classifier import Layout
+from suture.models.norm import NormPolicy
+from suture.models.priors import PriorSpec
+from suture.protocol.egress import Egress
+from suture.protocol.messages import Counts, Labels, Payload, Update
+from suture.protocol.packing import Packed
+
+LabelView = Literal["own", "all"]
+Personal = Literal["nothing", "head", "model"]
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A stretch of rounds in which the same things are trained.
+
+    Attributes:
+        trainable: ``all`` of the model, or its ``head`` (with the hidden block) while the backbone rests.
+        lr: constant learning rate of the phase; None takes the method's, or the site's own.
+        epochs: passes over the local data a round; None takes the method's.
+        keep_best: a site returns the epoch of the lowest validation loss rather than the last.
+    """
+
+    name: str
+    rounds: int
+    trainable: Literal["all", "head"] = "all"
+    lr: float | None = None
+    epochs: int | None = None
+    keep_best: bool = False
+
+
+@dataclass(frozen=True)
+class Context:
+    """Where a federation stands; the same for every site of a round.
+
+    Attributes:
+        round, phase_round: from 1, of the run and within the phase.
+    """
+
+    round: int
+    phase: Phase
+    seed: int
+    phase_round: int = 1
+
+
+@dataclass(frozen=True)
+class GlobalModel:
+    """The server's half of the state, one serialisable value.
+
+    Attributes:
+        labels: the union C of the sites' classes; names the rows of `head`.
+        shared: tensors that every site trains or holds in common.
+        head: rows ``[len(labels), ...]``.
+        fixed: tensors that no round changes, sent to a site once.
+        memory: what a method keeps at the server besides (an optimiser's moments, say).
+        task: of the federation.
+    """
+
+    labels: Labels
+    shared: Mapping[str, Tensor]
+    head: Mapping[str, Tensor]
+    fixed: Mapping[str, Tensor] = field(default_factory=dict)
+    memory: Mapping[str, Tensor] = field(default_factory=dict)
+    task: Task = "multilabel"
+
+    def rows(self, labels: Labels) -> dict[str, Tensor]:
+        """The head's rows of `labels`, in that order."""
+        where = self.where(labels)
+        return {name: tensor[where] for name, tensor in self.head.items()}
+
+    def where(self, labels: Labels) -> Tensor:
+        """The positions of `labels` among this model's."""
+        index = {name: i for i, name in enumerate(self.labels)}
+        return torch.tensor([index[name] for name in labels], dtype=torch.long)
+
+
+@dataclass(frozen=True)
+class Census:
+    """What the sites said of themselves before round 1, under the federation's names.
+
+    Attributes:
+        labels: every class of the federation.
+        images: training images of each site.
+        counts: for each site its own classes with their positive and negative images; None where withheld, or
+            not asked for.
+        task: of the federation.
+    """
+
+    labels: Labels
+    images: Mapping[str, int]
+    counts: Mapping[str, Mapping[str, Counts | None]]
+    task: Task = "multilabel"
+
+
+@dataclass(frozen=True)
+class ClassFacts:
+    """What the server says to all sites of each class.
+
+    Attributes:
+        tensors, notes: by name, ``[len(labels)]`` each; and sentences for the report.
+    """
+
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+class Method(ABC):
+    """The contract. A method states its paper, what a site may see, and its two halves.
+
+    Class attributes:
+        name, title, paper: the registry's and the command line's word for it, and people's.
+        label_view: ``own``, a site sees the rows of its own classes only; ``all``, it sees every class of
+            the federation, which its configuration must permit.
+        personal: what stays at the site: ``nothing``, its ``head``, or its whole ``model``. A personal
+            method leaves a model at each site instead of a global one.
+        pooled: one party trains on the data of all sites together: a reference, not a federation.
+        every_label: of such a one: it gets every label of every image.
+        missing_is_negative: what a site does not annotate is taught as absent; figures do not count it.
+        one_task: every site trains a task of its own, the class that its suture.toml names as `target`, under
+            one row, `suture.learning.one_task.TARGET`, which so means something else at each site.
+        fixed_steps: whether the job alone settles the steps of a round: a site has no batch size of its own
+            to choose, or to halve when its memory is full, and no mixed precision.
+        guesses: whether it makes pseudo-labels, of which a simulation counts how many are right.
+        here_only: why the method cannot run in a federation; empty where it can.
+        images_only: whether it needs pixels, for views of them or a prior: no text will do.
+        prior: the frozen network that sites compare their models with, where the method has one.
+        share: the part of the model that crosses; None for all of it. The rest of a site's model is its own.
+        keep_local: whether a site also keeps the model that it trained in the best round, before the merge,
+            and in the end measures both on its test data; of methods with a global model.
+        local, batch_norm: how a site trains, and what happens to batch norm.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    paper: ClassVar[str]
+    label_view: ClassVar[LabelView]
+    personal: ClassVar[Personal] = "nothing"
+    pooled: ClassVar[bool] = False
+    every_label: ClassVar[bool] = False
+    missing_is_negative: ClassVar[bool] = False
+    here_only: ClassVar[str] = ""
+    one_task: ClassVar[bool] = False
+    fixed_steps: ClassVar[bool] = False
+    guesses: ClassVar[bool] = False
+    images_only: ClassVar[bool] = False
+    prior: PriorSpec | None = None
+    share: Share | None = None
+    keep_local: bool = False
+    local: LocalTraining
+    batch_norm: NormPolicy
+
+    @property
+    def part_at_site(self) -> bool:
+        """Whether a part of the model lives at each site, which keeps that of the best round."""
+        return self.personal != "nothing" or self.share is not None
+
+    def phases(self, rounds: int) -> tuple[Phase, ...]:
+        """The stretches of a run of `rounds` rounds: the warm-up of the head, if there is one, and the rest.
+
+        The warm-up is one exchange: each site trains the head on the resting backbone by itself, and the
+        heads are merged as in any other round.
+        """
+        local = self.local
+        if not local.warmup_epochs:
+            return (Phase("main", rounds),)
+        warm_up = Phase("warm-up", 1, "head", local.warmup_lr, local.warmup_epochs, keep_best=True)
+        return (warm_up, Phase("main", rounds - 1)) if rounds > 1 else (warm_up,)
+
+    def check_model(self, spec: ModelSpec) -> None:  # noqa: B027 - most methods train any model
+        """Refuses a model that the method cannot train, before a job begins; by default none.
+
+        Raises:
+            ConfigError: naming the setting and the remedy.
+        """
+
+    @abstractmethod
+    def egress(self, layout: Layout) -> Egress:
+        """All that may leave a site, for a model of this layout (its shared tensors are those that cross)."""
+
+    # The site's half
+
+    @abstractmethod
+    def train(
+        self, site: Workbench, received: Payload, state: Packed, ctx: Context
+    ) -> tuple[Update, dict[str, Tensor]]:
+        """One round at a site.
+
+        Args:
+            site: the site's data and a model that holds what was received.
+            received: the server's payload.
+            state: what the site kept from the round before (empty at first).
+            ctx: round, phase and seed.
+
+        Returns:
+            the update, and the tensors to keep for the next round.
+
+        Raises:
+            NonFiniteLoss: the loss stopped being a number.
+        """
+
+    @abstractmethod
+    def loss(self, logits: Tensor, y: Tensor, known: Tensor, task: Task) -> Tensor:
+        """The site's objective: logits, y, known ``[n, c]`` to a scalar; also its validation loss."""
+
+    def behind_losses(self, images: int, local: LocalTraining) -> int:
+        """How many samples the losses of a round rest on; below its `min_loss` a site withholds them.
+
+        Args:
+            images: that the site trains on.
+            local: the method's, with the site's own settings.
+        """
+        return images if local.iterations is None else min(images, local.iterations * local.batch_size)
+
+    # The server's half
+
+    def class_facts(self, census: Census) -> ClassFacts:
+        """What the sites are told of each class after all introduced themselves; by default nothing."""
+        return ClassFacts()
+
+    @abstractmethod
+    def merge(self, previous: GlobalModel, updates: Iterable[Update], ctx: Context) -> GlobalModel:
+        """The next global model.
+
+        Args:
+            previous: the model that this round started from.
+            updates: accepted ones in the order of the sites' names, under the server's names of the classes;
+                they can be walked through once.
+        """

@@ -1,0 +1,149 @@
+"""FedLSM: unknown labels are guessed by a teacher, and the guesses decide whose row of the head counts.
+
+    Deng, Luo, Chen. Scale Federated Learning for Label Set Mismatch in Medical Image Classification.
+    MICCAI 2023.
+
+Site k identifies the classes I_k and does not know U_k; its n_k images are the data D_k.
+
+    before:      w_c = negatives / positives over the sites that count class c            (class_weights.py)
+    at site k:   rank D_k by the entropy H of the received model (Eq. 3): D^l the lowest, D^h the highest
+                 teacher and student begin as the received model; each step, of 60 + 4 images:
+                   60 of D_k without D^h:  the teacher labels a weak view, the student learns a strong one
+                                           L_I + L_U                                       (Eqs. 4 and 5)
+                   4 pairs of D^l and D^h: x = b x_l + (1 - b) x_h, y alike; b ~ Beta(a, a)        (Eq. 6)
+                                           lambda L_UDE
+                   teacher <- 0.999 teacher + 0.001 student
+                 q_c^k: how often class c was drawn positive, by a label or a pseudo-label
+    server:      backbone  theta   = sum_k n_k theta_k / sum_k n_k
+                 head      psi_c   = sum_k q_c^k psi_kc / sum_k q_c^k                              (Eq. 7)
+
+A class that nobody counted keeps its row. Every site sees the names of all classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import field, replace
+from typing import ClassVar, Literal
+
+import torch
+from pydantic.dataclasses import dataclass
+from torch import Tensor
+
+from suture.core.labels import Task
+from suture.core.validation import STRICT
+from suture.learning.losses import masked_loss
+from suture.learning.training import LocalTraining, Workbench, fit
+from suture.methods.aggregation import weighted_mean
+from suture.methods.averaging import WHY, Best, in_phase, kept_moments, loss_of, owned, trained
+from suture.methods.base import Census, ClassFacts, Context, GlobalModel, LabelView, Method
+from suture.methods.class_weights import ClassWeights, class_weights, counted, told_weights, why_counted
+from suture.methods.fedlsm.mean_teacher import Lessons, Teaching
+from suture.models.classifier import Layout
+from suture.models.norm import NormPolicy
+from suture.protocol.egress import IMAGES, OWNERS, Egress
+from suture.protocol.messages import Payload, Update
+from suture.protocol.packing import Packed
+
+_COUNTED = (0.0, 1e9)
+
+
+@dataclass(frozen=True, config=STRICT)
+class FedLSM(Method):
+    """FedLSM.
+
+    Attributes:
+        local: Adam, learning rate 1e-4, betas .9 and .99, weight decay 5e-4, 200 steps of 64 images (the
+            paper's Task 1; 30 steps in Task 2). A site may take smaller batches, not larger ones.
+        batch_norm: ``average`` or ``frozen``; running statistics are averaged like weights.
+        teaching: pseudo-labels and what goes with them.
+        class_weights: of positives in the binary cross-entropy; see `class_weights.py`.
+        proxies: whose rows of the head count: as ``counted`` in Eq. 7 (AWPA), or those of the ``owners`` by
+            their numbers of images (the ablation without AWPA).
+    """
+
+    name: ClassVar[str] = "fedlsm"
+    title: ClassVar[str] = "FedLSM"
+    paper: ClassVar[str] = "Deng et al., MICCAI 2023"
+    label_view: ClassVar[LabelView] = "all"
+    guesses: ClassVar[bool] = True
+    images_only: ClassVar[bool] = True
+
+    local: LocalTraining = field(
+        default_factory=lambda: LocalTraining(lr=1e-4, iterations=200, weight_decay=5e-4, betas=(0.9, 0.99))
+    )
+    batch_norm: NormPolicy = "average"
+    teaching: Teaching = field(default_factory=Teaching)
+    class_weights: ClassWeights = "known"
+    proxies: Literal["counted", "owners"] = "counted"
+
+    @property
+    def _most(self) -> float:
+        """The largest count of a class: every image of a round where that is a number of steps."""
+        steps = None if self.local.warmup_epochs else self.local.iterations
+        return float(steps * self.local.batch_size) if steps else _COUNTED[1]
+
+    def egress(self, layout: Layout) -> Egress:
+        return Egress(
+            shared=layout.shared,
+            head=layout.head,
+            weight=IMAGES,
+            class_weight=OWNERS if self.proxies == "owners" else (0.0, self._most),
+            scalars={"pseudo_positive": _COUNTED, "pseudo_negative": _COUNTED},
+            counts=counted(self.class_weights),
+            why=_WHY | why_counted(self.class_weights),
+        )
+
+    def loss(self, logits: Tensor, y: Tensor, known: Tensor, task: Task) -> Tensor:
+        if task == "multiclass":  # a labelled image is known not to be of any other class either
+            y, known = torch.where(known, y, 0.0), torch.ones_like(known)
+        return masked_loss(logits, y, known, task)
+
+    def train(
+        self, site: Workbench, received: Payload, state: Packed, ctx: Context
+    ) -> tuple[Update, dict[str, Tensor]]:
+        local = in_phase(site.own(self.local), ctx)
+        local = replace(local, batch_size=min(local.batch_size, self.local.batch_size))
+        task = site.model.labels.task
+        weight = told_weights(received, self.class_weights, task)
+        best = Best(site, loss_of(self.loss, task)) if ctx.phase.keep_best else None
+        lessons = Lessons(self.teaching, site, local, weight, ctx.seed, ctx.round)
+        fitted = fit(
+            site,
+            lessons.objective,
+            local,
+            policy=self.batch_norm,
+            moments=kept_moments(state, ctx),
+            head_only=ctx.phase.trainable == "head",
+            seed=ctx.seed,
+            round_=ctx.round,
+            batches=lessons.batches,
+            after_step=lessons.teach,
+            after_epoch=best,
+        )
+        if best:
+            best.restore()
+        images = len(site.samples["train"])
+        update = replace(
+            trained(site, received, ctx, fitted),
+            weight=float(images),
+            class_weights=lessons.drawn if self.proxies == "counted" else images * owned(site),
+            scalars={"pseudo_positive": lessons.positive, "pseudo_negative": lessons.negative},
+        )
+        return update, fitted.moments
+
+    def class_facts(self, census: Census) -> ClassFacts:
+        return class_weights(census, self.class_weights)
+
+    def merge(self, previous: GlobalModel, updates: Iterable[Update], ctx: Context) -> GlobalModel:
+        mean = weighted_mean(previous, updates)  # n_k for the backbone, q_c^k for each row
+        return replace(previous, shared=mean.shared(), head=mean.head())
+
+
+_WHY = WHY | {
+    "head": "rows of all classes",
+    "weight": "n_k, how much the site counts in the mean of the backbone",
+    "class_weights": "q_c^k, positives drawn of a class, labels and pseudo-labels: how much its row counts",
+    "pseudo_positive": "positive pseudo-labels among the images drawn; progress",
+    "pseudo_negative": "negative pseudo-labels among the images drawn; progress",
+}

@@ -1,0 +1,262 @@
+"""A round of FedLSM at a site: images by uncertainty, a teacher that labels, and what it has counted.
+
+Deng, Luo, Chen. FedLSM, MICCAI 2023, Sec. 2.3; hyperparameters of its Table 4 and Sec. 3.2.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+import numpy as np
+import torch
+from pydantic import Field, PlainValidator
+from pydantic.dataclasses import dataclass
+from torch import Tensor
+from torch.optim.swa_utils import get_ema_multi_avg_fn
+
+from suture.core.errors import ConfigError
+from suture.core.seeds import generator_for, seed_for
+from suture.core.validation import STRICT
+from suture.data.augmentation import STRONG, WEAK, Augmentation
+from suture.data.batch import Batch, endless
+from suture.learning.losses import probabilities
+from suture.learning.training import LocalTraining, Workbench, predict, ready_inputs, view
+from suture.methods.fedlsm.pseudo_labels import KINDS, Reading, Targets, Thresholds, mix
+from suture.models.classifier import Classifier
+
+
+def _share(value: object) -> object:
+    """Refuses what pydantic would take for a number of images: true, and 1.0 as 1."""
+    whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    if whole or (isinstance(value, float) and 0 < value < 1):
+        return value
+    raise ValueError("neither a share below 1 nor a whole number of images")
+
+
+Share = Annotated[float | int, PlainValidator(_share)]
+"""A share of a site's training images, or a number of them."""
+Probability = Annotated[float, Field(ge=0, le=1)]
+
+
+@dataclass(frozen=True, config=STRICT)
+class Teaching:
+    """How a site learns what it does not know.
+
+    Attributes:
+        start_round: the first round with pseudo-labels. Before it the site learns what it knows, as the first
+            global model has a random head; the published program begins in round 1.
+        estimation: D^h and D^l by ``entropy`` (UE), or at ``random`` and of the same size.
+        uncertain, confident: size of D^h and D^l: a share of the site's training images, or a number of them.
+        positive, negative: tau_p and tau_n, how sure the teacher must be of a class (multilabel).
+        best: tau, how sure it must be of an image's one class (multiclass).
+        enhancing: ``mixup`` of confident and uncertain images (UDE), or ``none``.
+        mixed: mixtures among a batch.
+        mixed_positive, mixed_negative, mixed_best: tau_lp, tau_ln and tau_l, for images of D^h.
+        mixup: a of Beta(a, a), of which a batch draws its share once.
+        mixed_weight: lambda of L_UDE.
+        ema: how much of the teacher stays in a step.
+        weak, strong: views of the teacher and of the student.
+        loss, entropy, labels: where paper and published program differ, which one is followed; the
+            differences stand in docs/methods/fedlsm.md.
+    """
+
+    start_round: Annotated[int, Field(ge=1)] = 2
+    estimation: Literal["entropy", "random"] = "entropy"
+    uncertain: Share = 0.05
+    confident: Share = 0.21
+    positive: Probability = 0.85
+    negative: Probability = 0.005
+    best: Probability = 0.95
+    enhancing: Literal["mixup", "none"] = "mixup"
+    mixed: Annotated[int, Field(ge=1)] = 4
+    mixed_positive: Probability = 0.7
+    mixed_negative: Probability = 0.01
+    mixed_best: Probability = 0.85
+    mixup: Annotated[float, Field(gt=0)] = 0.2
+    mixed_weight: Annotated[float, Field(ge=0)] = 0.1
+    ema: Probability = 0.999
+    weak: Augmentation = WEAK
+    strong: Augmentation = STRONG
+    loss: Reading = "paper"
+    entropy: Reading = "paper"
+    labels: Reading = "paper"
+
+    @property
+    def limits(self) -> Thresholds:
+        """For the images of D^l and D^m."""
+        return Thresholds(self.positive, self.negative, self.best)
+
+    @property
+    def mixed_limits(self) -> Thresholds:
+        """For the images of D^h."""
+        return Thresholds(self.mixed_positive, self.mixed_negative, self.mixed_best)
+
+
+NOBODY = Thresholds(math.inf, -math.inf, math.inf)
+"""No teacher is as sure as that."""
+
+
+class Lessons:
+    """One round at a site.
+
+    Args:
+        weight: of a positive of each class, ``[c]``; None for 1.
+        round_: from 1.
+
+    Attributes:
+        drawn: q_c, how often each class was drawn positive, by a label or a pseudo-label, ``[c]``.
+        positive, negative: pseudo-labels among the images drawn.
+
+    Raises:
+        ConfigError: the site has fewer images than the subsets ask for, or batches of mixtures alone.
+    """
+
+    def __init__(
+        self,
+        how: Teaching,
+        site: Workbench,
+        local: LocalTraining,
+        weight: Tensor | None,
+        seed: int,
+        round_: int,
+    ) -> None:
+        self._how, self._site, self._local = how, site, local
+        self._task = site.model.labels.task
+        self._kind = KINDS[self._task]
+        self._weight = None if weight is None else weight.to(site.device)
+        self._pseudo = round_ >= how.start_round
+        self._mixed = how.mixed if self._pseudo and how.enhancing == "mixup" else 0
+        if local.batch_size <= self._mixed:
+            raise ConfigError(
+                f"{site.name}: batches of {local.batch_size} have no room for {self._mixed} mixtures; raise "
+                "the batch size, or lower method.teaching.mixed"
+            )
+        self._certain, self._usual, self._uncertain = subsets(how, site, self._pseudo, seed, round_)
+        self._teacher = copy.deepcopy(site.model).eval().requires_grad_(False)
+        self._shares = np.random.default_rng(seed_for(seed, site.name, round_, "mixup"))
+        self.drawn = torch.zeros(len(site.model.labels), dtype=torch.float64)
+        self.positive = self.negative = 0.0
+
+    def batches(self, shuffle: torch.Generator, noise: torch.Generator) -> Iterator[Batch]:
+        """The batches of an epoch, or of all iterations; each is made when the teacher has learned from the
+        one before.
+        """
+        mixed = self._mixed
+        pool = torch.cat([self._certain, self._usual])
+        size = self._local.batch_size - mixed
+        steps = self._local.iterations or math.ceil(len(pool) / size)
+        draws = endless(len(pool), size, shuffle)
+        pairs = [endless(len(rows), mixed, shuffle) for rows in (self._certain, self._uncertain)]
+        for _ in range(steps):
+            rows = pool[next(draws)]
+            low, high = (next(p) for p in pairs) if mixed else (pool[:0], pool[:0])
+            yield self._batch(rows, self._certain[low], self._uncertain[high], noise)
+
+    def objective(self, model: Classifier, batch: Batch) -> Tensor:
+        """L_I + L_U + lambda L_UDE."""
+        return self.loss(model(batch.inputs), batch)
+
+    def loss(self, logits: Tensor, batch: Batch) -> Tensor:
+        """The same of the student's logits ``[n, c]``."""
+        losses = self._kind.losses(logits, batch.y, None if self._by_program else self._weight)
+        return torch.sum(losses * batch.weight) if batch.weight is not None else losses.mean()
+
+    def teach(self) -> None:
+        """The teacher follows the student: a moving average of its weights, a copy of its statistics."""
+        follow(self._teacher, self._site.model, self._how.ema)
+
+    @property
+    def _by_program(self) -> bool:
+        return self._pseudo and self._how.loss == "program" and self._task == "multilabel"
+
+    def _batch(self, rows: Tensor, low: Tensor, high: Tensor, noise: torch.Generator) -> Batch:
+        """The images of `rows` as the student sees them, and mixtures of those of `low` and `high`."""
+        how, kind, n, m = self._how, self._kind, len(rows), len(low)
+        train = self._site.samples["train"]
+        ready = ready_inputs(self._site, train.batch(torch.cat([rows, low, high]))).to(self._site.device)
+        image, y, known = ready.inputs["image"], ready.y, ready.known
+        p = self._ask(torch.cat([view(self._site, image[:n], noise, how.weak), image[n:]]), y)
+        limits = how.limits if self._pseudo else NOBODY
+        targets = kind.targets(p[:n], y[:n], known[:n], limits, how.labels)
+        self._count(rows, targets)
+        strong = view(self._site, image[:n], noise, how.strong)
+        weights = self._weights(targets, kind.weights(targets))
+        if not m:
+            return Batch({"image": strong}, targets.y, targets.sure, weights)
+        share = float(self._shares.beta(how.mixup, how.mixup))
+        certain, uncertain = (
+            kind.targets(p[part], y[part], known[part], limit, how.labels, mixing=True)
+            for part, limit in ((slice(n, n + m), limits), (slice(n + m, None), how.mixed_limits))
+        )
+        mixed = mix(certain, uncertain, share)
+        both = share * image[n : n + m] + (1 - share) * image[n + m :]
+        return Batch(
+            {"image": torch.cat([strong, both])},
+            torch.cat([targets.y, mixed.y]),
+            torch.cat([targets.sure, mixed.sure]),
+            torch.cat([weights, how.mixed_weight * self._weights(mixed, kind.mixed_weights(mixed))]),
+        )
+
+    @torch.no_grad()
+    def _ask(self, image: Tensor, y: Tensor) -> Tensor:
+        """The teacher's probabilities ``[n, c]``; nobody asks it before it has learned anything."""
+        if not self._pseudo:
+            return torch.zeros_like(y)
+        with torch.autocast(self._site.device.type, torch.bfloat16, enabled=self._site.amp):
+            logits = self._teacher({"image": image})
+        return probabilities(logits.to(torch.promote_types(logits.dtype, torch.float32)), self._task)
+
+    def _weights(self, targets: Targets, paper: Tensor) -> Tensor:
+        """How much each entry counts; in the program a mean loss times a mean weight (see the docs)."""
+        if not self._by_program:
+            return paper
+        weight = torch.ones_like(targets.y) if self._weight is None else self._weight
+        return torch.full_like(targets.y, float((targets.sure * weight).mean()) / targets.y.numel())
+
+    def _count(self, rows: Tensor, targets: Targets) -> None:
+        guessed = targets.made & (targets.y == 1)
+        self.drawn += targets.positives().sum(dim=0).double().cpu()
+        self.positive += float(guessed.sum())
+        if self._task == "multilabel":
+            self.negative += float((targets.made & (targets.y == 0)).sum())
+        if self._site.observe:
+            self._site.observe(rows, guessed.cpu())
+
+
+def subsets(
+    how: Teaching, site: Workbench, pseudo: bool, seed: int, round_: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The rows of D^l, D^m and D^h; without pseudo-labels all of them are in D^m.
+
+    Every image is read once, as it is.
+    """
+    train = site.samples["train"]
+    n = len(train)
+    if not pseudo:
+        return torch.arange(0), torch.arange(n), torch.arange(0)
+    low, high = (s if isinstance(s, int) else max(1, round(s * n)) for s in (how.confident, how.uncertain))
+    if low + high > n:
+        raise ConfigError(
+            f"{site.name} has {n} training images, and {low} confident and {high} uncertain ones are asked "
+            "for; lower method.teaching.confident and uncertain, or give them as shares"
+        )
+    if how.estimation == "random":
+        order = torch.randperm(n, generator=generator_for(seed, site.name, round_, "subsets"))
+    else:
+        p = probabilities(predict(site, train), site.model.labels.task)
+        kind = KINDS[site.model.labels.task]
+        order = torch.argsort(kind.entropy(p, ~torch.isnan(train.y), how.entropy), stable=True)
+    return order[:low], order[low : n - high], order[n - high :]
+
+
+@torch.no_grad()
+def follow(teacher: Classifier, student: Classifier, ema: float) -> None:
+    """teacher <- ema teacher + (1 - ema) student, parameter by parameter; buffers are copied."""
+    # All parameters in one call take half the time of one by one.
+    average = get_ema_multi_avg_fn(ema)  # type: ignore[no-untyped-call]
+    average(list(teacher.parameters()), list(student.parameters()), None)
+    for buffer, own in zip(teacher.buffers(), student.buffers(), strict=True):
+        buffer.copy_(own)

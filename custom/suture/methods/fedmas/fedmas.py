@@ -1,0 +1,276 @@
+"""Fed-MAS: a frozen public network tells each site how much its classes need rescue; that weights the merge.
+
+    Elbatel, Wang, Marti, Fu, Li. Federated Model Aggregation via Self-Supervised Priors for Highly Imbalanced
+    Medical Image Classification. MICCAI 2023 (DeCaF). arXiv:2307.14959.
+
+g is the backbone, MLP the projector beside the head, f the frozen prior, which no message carries.
+
+    distance:    L_f(x) = 2 - 2 <y, y'>,  y = MLP(g(x)) and y' = f(x), each divided by its norm    (Eq. 1)
+    at site c:   w_k  = mean of L_f over the local images of class k, under the received model     (Eq. 2)
+                 E epochs of  L = L_sup + lambda_f L_f,  L_sup balanced softmax                    (Eq. 4)
+                 v_k  = sum over the epochs of the mean of L_f over class k, before each step
+                 RF_c = sum_k w_k v_k                                                              (Eq. 3)
+    server:      theta = sum_c RF_c theta_c / sum_c RF_c, every tensor                             (Eq. 5)
+
+A site sends one number more than in FedAvg. The published program divides w and v by their sums before the
+product (`rescue="normalised"`), which reverses who gains weight where classes are equally hard: RF then
+falls with the number of classes that a site holds, rather than rising with it. It also trains a second head,
+on the projection y, with a loss L_sup of its own, and clips the gradient (`supervision="program"`). Where an
+image may have several labels, class k is every image that has it, and L_sup the binary cross-entropy of what
+is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import field, replace
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+from torch import Tensor
+
+from suture.core.errors import ConfigError
+from suture.core.labels import Task
+from suture.core.validation import STRICT
+from suture.data.batch import Batch, Samples
+from suture.learning.losses import balanced_ce, masked_loss
+from suture.learning.training import LocalTraining, Workbench, fit, ready_inputs, training_batches
+from suture.methods.aggregation import weighted_mean
+from suture.methods.averaging import WHY, Best, in_phase, kept_moments, loss_of, trained
+from suture.methods.base import Context, GlobalModel, LabelView, Method
+from suture.methods.fedmas.rescue import (
+    FARTHEST,
+    LEAST,
+    Rescue,
+    by_class,
+    check_rescue,
+    distance,
+    rescue_factor,
+)
+from suture.models import ModelSpec
+from suture.models.classifier import Classifier, Layout
+from suture.models.norm import NormPolicy
+from suture.models.priors import PRIORS, Prior, PriorSpec, check_width
+from suture.models.priors.feature_cache import cached_features
+from suture.protocol.egress import IMAGES, WEIGHT, Egress
+from suture.protocol.messages import Payload, Update, ones
+from suture.protocol.packing import Packed
+
+CLIP = 5.0
+"""Largest norm of a step's gradient in the published program."""
+
+PRIOR = "prior"
+"""Name of the prior's features among a batch's inputs, ``[n, d]``."""
+
+
+@dataclass(frozen=True, config=STRICT)
+class FedMAS(Method):
+    """Fed-MAS.
+
+    Attributes:
+        prior: the frozen network. Every site must hold the same one.
+        local: Adam, learning rate 3e-4, 10 epochs (ISIC); for HyperKvasir SGD from 0.1 down to 1e-4.
+        batch_norm: ``average`` or ``frozen``.
+        distillation: lambda_f; with 0 the projector has no gradient (but from a second head), and only its
+            batch norm's running statistics and weight decay move it.
+        rescue: the rescue factor as in the ``paper``, or ``normalised`` as in the published program.
+        aggregation: by the ``rescue`` factor (MAS), or by numbers of ``images``, as FedAvg does.
+        prior_view: what the prior sees while the model trains: the ``same`` augmented image as the model, or
+            the ``plain`` one, whose features are computed once and kept in the site's cache.
+        supervision: L_sup of the head, as in the ``paper``; or, as in the published ``program``, of the
+            model's second head as well, with gradients of norm `CLIP` at most.
+        keep_local: sites keep the models that they trained in the selected round, and measure them beside the
+            global one (pFL and gFL, Table 8).
+    """
+
+    name: ClassVar[str] = "fedmas"
+    title: ClassVar[str] = "Fed-MAS"
+    paper: ClassVar[str] = "Elbatel et al., MICCAI 2023"
+    label_view: ClassVar[LabelView] = "all"
+    images_only: ClassVar[bool] = True
+    prior: PriorSpec = field(default_factory=PriorSpec)
+    local: LocalTraining = field(default_factory=lambda: LocalTraining(lr=3e-4, epochs=10))
+    batch_norm: NormPolicy = "average"
+    distillation: Annotated[float, Field(ge=0)] = 3.0
+    rescue: Rescue = "paper"
+    aggregation: Literal["rescue", "images"] = "rescue"
+    prior_view: Literal["same", "plain"] = "same"
+    supervision: Literal["paper", "program"] = "paper"
+    keep_local: bool = False
+
+    def check_model(self, spec: ModelSpec) -> None:
+        second, width = self.supervision == "program", PRIORS[self.prior.name].width
+        if spec.second_head != second:
+            raise ConfigError(
+                f"method.supervision={self.supervision} does not fit the model; set "
+                f"model.second_head={str(second).lower()}"
+            )
+        # Without a projection the width is the backbone's, and a checkpoint's is its folder's to say: a site
+        # compares the two when it introduces itself.
+        if spec.projection and width and spec.projection != width:
+            raise ConfigError(
+                f"the prior {self.prior.name!r} has {width} features and the model {spec.projection}; set "
+                f"model.projection={width}"
+            )
+
+    def egress(self, layout: Layout) -> Egress:
+        by_images = self.aggregation == "images"
+        return Egress(
+            layout.shared,
+            layout.head,
+            weight=IMAGES if by_images else (LEAST, self._most),
+            weight_name="weight" if by_images else "weight (the rescue factor)",
+            class_weight=WEIGHT,
+            over_classes=not by_images and self.rescue == "paper",
+            prior=True,
+            why=_WHY,
+        )
+
+    @property
+    def _most(self) -> float:
+        """The largest RF of one class: both distances as large as they can be in every pass over the data.
+
+        Normalised, the products of two lists of shares never add up to more than 1.
+        """
+        if self.rescue == "normalised":
+            return 1.0
+        local = self.local
+        # Of batches without end an image can be in each one.
+        passes = local.iterations * local.batch_size if local.iterations else local.epochs
+        return FARTHEST**2 * max(passes, local.warmup_epochs)
+
+    def loss(self, logits: Tensor, y: Tensor, known: Tensor, task: Task) -> Tensor:
+        return masked_loss(logits, y, known, task)
+
+    def train(
+        self, site: Workbench, received: Payload, state: Packed, ctx: Context
+    ) -> tuple[Update, dict[str, Tensor]]:
+        local = in_phase(site.own(self.local), ctx)
+        if self.supervision == "program":
+            local = replace(local, clip=local.clip or CLIP)
+        best = Best(site, loss_of(self.loss, site.model.labels.task)) if ctx.phase.keep_best else None
+        watch = Divergence(site, self)
+        before = watch.under(site.model)
+        if site.tell:
+            site.tell({"images": watch.images, "divergence": before})
+        fitted = fit(
+            site,
+            watch.objective,
+            local,
+            policy=self.batch_norm,
+            moments=kept_moments(state, ctx),
+            head_only=ctx.phase.trainable == "head",
+            seed=ctx.seed,
+            round_=ctx.round,
+            batches=lambda shuffle, noise: watch.batches(local, shuffle, noise),
+            after_epoch=best,
+        )
+        if best:
+            best.restore()
+        weight = float(len(site.samples["train"]))
+        if self.aggregation == "rescue":
+            weight = rescue_factor(before, watch.while_training(), self.rescue)
+            check_rescue(weight, site.name, ctx.round)
+        done = trained(site, received, ctx, fitted)
+        return replace(done, weight=weight, class_weights=weight * ones(received.labels)), fitted.moments
+
+    def merge(self, previous: GlobalModel, updates: Iterable[Update], ctx: Context) -> GlobalModel:
+        mean = weighted_mean(previous, updates)  # every tensor and row of a site by its rescue factor
+        return replace(previous, shared=mean.shared(), head=mean.head())
+
+
+_WHY = WHY | {
+    "prior": "digest of the frozen prior, once: all sites must hold the same",
+    "head": "rows of all classes",
+    "weight": "RF, the rescue factor: how much the site counts in the mean",
+    "class_weights": "the same for every row",
+}
+
+
+class Divergence:
+    """How far a site's model is from the prior, class by class; and what it minimises.
+
+    Attributes:
+        images: M_k, training images of each class, ``[c]``.
+
+    Raises:
+        ConfigError: the site has no prior, or the model's projection is not as wide as it.
+    """
+
+    def __init__(self, site: Workbench, method: FedMAS) -> None:
+        self._site, self._method, self._task = site, method, site.model.labels.task
+        self._prior = prior_of(site)
+        train = site.samples["train"]
+        self._train = replace(train, inputs={**train.inputs, PRIOR: self._remembered(train)})
+        self.images = torch.nan_to_num(train.y).sum(dim=0).double()
+        self._sums = torch.zeros_like(self.images)
+
+    @torch.no_grad()
+    def under(self, model: Classifier) -> Tensor:
+        """w_k: the class means of the distance over all training images as they are, ``[c]``."""
+        model.eval()
+        sums = torch.zeros_like(self.images)
+        for batch in self._train.batches(self._site.batch_size or 256):
+            ready = ready_inputs(self._site, batch).to(self._site.device)
+            y = model.projector(model.features(ready.inputs))
+            sums += by_class(distance(y, ready.inputs[PRIOR]), ready.y)
+        return self._means(sums)
+
+    def while_training(self) -> Tensor:
+        """v_k: the class means of the distance before each step, added up over the epochs, ``[c]``."""
+        return self._means(self._sums)
+
+    def batches(
+        self, local: LocalTraining, shuffle: torch.Generator, noise: torch.Generator
+    ) -> Iterator[Batch]:
+        """The training batches of an epoch, with the prior's features of what the method lets it see."""
+        plain = self._method.prior_view == "plain" or not self._site.augmentation.active
+        site = replace(self._site, samples={"train": self._train}) if plain else self._site
+        for batch in training_batches(site, local, shuffle, noise):
+            if plain:
+                yield batch
+            else:
+                seen = self._prior.features(site.prepare.undone(batch.inputs["image"]))
+                yield replace(batch, inputs={**batch.inputs, PRIOR: seen})
+
+    def objective(self, model: Classifier, batch: Batch) -> Tensor:
+        """L_sup + lambda_f L_f (Eq. 4); as in the program, L_sup of both heads."""
+        z = model.features(batch.inputs)
+        y = model.projector(z)
+        each = distance(y, batch.inputs[PRIOR])
+        self._sums += by_class(each.detach(), batch.y)
+        loss = self._supervised(model.head(z), batch) + self._method.distillation * each.mean()
+        if model.second_head is not None:
+            loss = loss + self._supervised(model.second_head(y), batch)
+        return loss
+
+    def _supervised(self, logits: Tensor, batch: Batch) -> Tensor:
+        """L_sup."""
+        if self._task == "multilabel":
+            return masked_loss(logits, batch.y, batch.known, self._task)
+        return balanced_ce(logits, batch.y, batch.known, self.images.to(logits))
+
+    def _means(self, sums: Tensor) -> Tensor:
+        return torch.where(self.images > 0, sums / self.images.clamp(min=1), 0.0)
+
+    def _remembered(self, train: Samples) -> Tensor:
+        """The prior's features of the images as they are; in memory, once the site's cache has given them."""
+        site = self._site
+        if PRIOR not in site.cache:
+            images = train.inputs["image"]
+            site.cache[PRIOR] = cached_features(self._prior, images, site.cache_dir, site.device, site.name)
+        return site.cache[PRIOR]
+
+
+def prior_of(site: Workbench) -> Prior:
+    """The site's prior.
+
+    Raises:
+        ConfigError: there is none, or the model's projection is not as wide as it.
+    """
+    if site.prior is None:
+        raise ConfigError(f"{site.name} has no prior; name one with method.prior.name")
+    check_width(site.prior, site.model, site.name)
+    return site.prior

@@ -1,0 +1,1 @@
+"""MetaFL, PMFL and the FedAvg that they are compared with."""

@@ -1,0 +1,249 @@
+"""The steps of MetaFL, PMFL and the FedAvg that they are compared with; their files have the equations.
+
+A round is one batch of each site: the b-th of B equal shares of its training data, the same in every pass,
+since the data are put into a random order once and for all. Its first half is the support, on which a site
+adapts; the rest is the query, on which it is judged.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, fields, replace
+from itertools import pairwise
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass as validated
+from torch import Tensor
+from torch.func import functional_call
+
+from suture.core.errors import ConfigError, DataError
+from suture.core.seeds import generator_for
+from suture.core.validation import STRICT
+from suture.data.batch import Batch
+from suture.learning.losses import TaskLoss
+from suture.learning.training import LocalTraining, NonFiniteLoss, Workbench, ready_inputs, rest, set_training
+from suture.methods.aggregation import WeightedMean
+from suture.methods.base import Context, GlobalModel, Method
+from suture.methods.parameters import parts
+from suture.methods.share import put
+from suture.models.classifier import Layout, load_tensors, split_state
+from suture.models.norm import NormPolicy
+from suture.protocol.egress import Egress
+from suture.protocol.messages import Payload, Update, ones
+
+Parameters = dict[str, Tensor]
+
+Objective = Callable[[Parameters, Batch], Tensor]
+"""Parameters by name, and a batch, to a scalar."""
+
+INNER = LocalTraining(lr=0.01, iterations=10, optimiser="sgd", momentum=0.0)
+"""Ten steps of plain SGD."""
+
+
+@validated(frozen=True, config=STRICT)
+class ServerStep:
+    """How the server steps along the mean of the sites' gradients.
+
+    Attributes:
+        optimiser: ``adam``, or plain ``sgd``.
+        lr: beta of the paper.
+    """
+
+    optimiser: Literal["adam", "sgd"] = "adam"
+    lr: Annotated[float, Field(gt=0)] = 1e-3
+
+
+def check_inner(local: LocalTraining, batch_norm: NormPolicy) -> None:
+    """Refuses settings that the inner loop, plain SGD on one support half, would ignore.
+
+    Raises:
+        ConfigError: naming what it is.
+    """
+    if local.iterations is None:
+        raise ConfigError("the inner loop has no epochs: set local.iterations to the number of its steps")
+    own = replace(local, lr=INNER.lr, iterations=INNER.iterations)
+    for part in fields(own):
+        if getattr(own, part.name) != (plain := getattr(INNER, part.name)):
+            raise ConfigError(
+                f"the inner loop is plain SGD on one half batch and has no local.{part.name}: remove it, or "
+                f"set it to {json.dumps(plain)}"
+            )
+    if batch_norm != "frozen":
+        raise ConfigError("the statistics of batch norm have no gradient: set batch_norm=frozen")
+
+
+def batch_of(site: Workbench, round_: int, batches: int, seed: int) -> tuple[Batch, Batch]:
+    """Support and query of a round.
+
+    Args:
+        round_: from 1.
+        batches: B, of one pass over the training data; a remainder is left out.
+        seed: with the site's name it settles the order of the data, which is the same in every pass: a table
+            that is sorted by its label would give batches of one class.
+
+    Raises:
+        DataError: a batch would have fewer than two rows.
+    """
+    train = site.samples["train"]
+    size = len(train) // batches
+    if size < 2:
+        raise DataError(
+            f"{site.name} has {len(train)} training samples, too few for {batches} batches of at least 2; "
+            f"set method.batches={max(len(train) // 8, 1)} or less"
+        )
+    start = (round_ - 1) % batches * size
+    cuts = (start, start + size // 2, start + size)
+    order = torch.randperm(len(train), generator=generator_for(seed, site.name, "batches"))
+    halves = [train.batch(order[a:b]) for a, b in pairwise(cuts)]
+    support, query = (ready_inputs(site, half).to(site.device) for half in halves)
+    return support, query
+
+
+def adapt(
+    objective: Objective, start: Parameters, batch: Batch, lr: float, steps: int, *, second_order: bool
+) -> tuple[Parameters, list[float]]:
+    """phi_{s+1} = phi_s - alpha grad L(phi_s) on one batch (Eq. 3), from phi_0 = `start`.
+
+    Args:
+        start: leaves that require gradients.
+        second_order: keep the graph, so that phi_S is a function of `start`; else phi_S are leaves.
+
+    Returns:
+        phi_S, and the loss before each step.
+    """
+    phi, losses = start, []
+    for _ in range(steps):
+        loss = objective(phi, batch)
+        losses.append(float(loss.detach()))
+        grads = torch.autograd.grad(loss, list(phi.values()), create_graph=second_order)
+        phi = {name: torch.add(p, g, alpha=-lr) for (name, p), g in zip(phi.items(), grads, strict=True)}
+        if not second_order:
+            phi = {name: p.detach().requires_grad_() for name, p in phi.items()}
+    return phi, losses
+
+
+@dataclass(frozen=True)
+class Adapted:
+    """A site's round: theta as received, phi after the inner loop, and the losses on either half."""
+
+    theta: Parameters
+    phi: Parameters
+    support_loss: float | None
+    query_loss: Tensor
+
+
+def adapted(
+    site: Workbench, loss: TaskLoss, local: LocalTraining, ctx: Context, batches: int, *, second_order: bool
+) -> Adapted:
+    """The inner loop from the model that a site received; the model then holds phi.
+
+    Raises:
+        DataError: the site has too few samples.
+        NonFiniteLoss: naming site and round.
+    """
+    model, local = site.model, site.own(local)
+    support, query = batch_of(site, ctx.round, batches, ctx.seed)
+    rest(model, head_only=False)
+    set_training(model, "frozen", head_only=False)
+
+    def objective(parameters: Parameters, batch: Batch) -> Tensor:
+        logits = functional_call(model, parameters, (batch.inputs,))
+        return loss(logits, batch.y, batch.known, model.labels.task)
+
+    theta = {n: p.detach().clone().requires_grad_() for n, p in model.named_parameters() if p.requires_grad}
+    with _differentiable(second_order):
+        phi, losses = adapt(
+            objective, theta, support, local.lr, local.iterations or 0, second_order=second_order
+        )
+        query_loss = objective(phi, query)
+    if not all(map(math.isfinite, [*losses, query_loss.item()])):
+        raise NonFiniteLoss(f"{site.name}: the loss of round {ctx.round} is no number; lower local.lr")
+    load_tensors(model, {name: p.detach() for name, p in phi.items()})
+    return Adapted(theta, phi, sum(losses) / len(losses) if losses else None, query_loss)
+
+
+def _differentiable(second_order: bool) -> AbstractContextManager[None]:
+    """Where second derivatives are wanted: without cuDNN, whose LSTM has none."""
+    return torch.backends.cudnn.flags(enabled=False) if second_order else nullcontext()
+
+
+def gradient_egress(layout: Layout) -> Egress:
+    """What leaves when gradients do."""
+    losses = {"query_loss": (0.0, 1e6)}
+    return Egress(layout.shared, layout.head, kind="gradient", losses=losses, why=WHY)
+
+
+def gradient_update(
+    method: Method, site: Workbench, received: Payload, ctx: Context, batches: int, order: int
+) -> Update:
+    """L_k and its gradient, of the rows that cross: with respect to phi (first order) or theta (second)."""
+    done = adapted(site, method.loss, method.local, ctx, batches, second_order=order == 2)
+    wanted = done.theta if order == 2 else done.phi
+    grads = torch.autograd.grad(done.query_loss, list(wanted.values()))
+    gradient = {name: g.detach().cpu() for name, g in zip(wanted, grads, strict=True)}
+    shared, head = parts(method, *split_state(gradient))
+    return Update(
+        ctx.round,
+        received.labels,
+        shared,
+        head,
+        ones(received.labels),
+        kind="gradient",
+        scalars={"query_loss": done.query_loss.item()},
+        train_loss=done.support_loss,
+    )
+
+
+def stepped(
+    method: Method, previous: GlobalModel, updates: Iterable[Update], step: ServerStep
+) -> GlobalModel:
+    """theta after one step along the mean gradient (Eq. 4); rows that do not cross keep their very bits."""
+    shared, head = parts(method, previous.shared, previous.head)
+    # A class that nobody sent has a gradient of 0, not its previous row.
+    zeros = [{name: torch.zeros_like(t) for name, t in group.items()} for group in (shared, head)]
+    mean = WeightedMean(previous.labels, *zeros)
+    for update in updates:
+        mean.add(update)
+    theta = {name: t.clone().requires_grad_() for name, t in {**shared, **head}.items()}
+    for name, gradient in {**mean.shared(), **mean.head()}.items():
+        theta[name].grad = gradient
+    memory = _take_step(theta, previous, step)
+    whole = put(method.share, {**previous.shared, **previous.head}, {n: t.detach() for n, t in theta.items()})
+    new_shared, new_head = split_state(whole)
+    return replace(previous, shared=new_shared, head=new_head, memory=memory)
+
+
+def _take_step(theta: Parameters, previous: GlobalModel, step: ServerStep) -> dict[str, Tensor]:
+    """Steps in place with the optimiser's moments from the round before; returns them as ``name/moment``."""
+    if step.optimiser == "sgd":
+        torch.optim.SGD(theta.values(), step.lr).step()
+        return {}
+    optimiser = torch.optim.Adam(theta.values(), step.lr)
+    for name, tensor in theta.items():
+        moments = {
+            key.removeprefix(f"{name}/"): t.clone()
+            for key, t in previous.memory.items()
+            if key.startswith(f"{name}/")
+        }
+        if moments and moments["exp_avg"].shape == tensor.shape:
+            optimiser.state[tensor] = moments
+    optimiser.step()
+    return {
+        f"{name}/{key}": value.detach()
+        for name, tensor in theta.items()
+        for key, value in optimiser.state[tensor].items()
+    }
+
+
+WHY = {
+    "shared": "gradient of the query loss, of the rows that cross; the server steps along the mean",
+    "head": "the same, of the one row that every site's own task shares",
+    "query_loss": "L_k, the loss on the query half after the inner loop",
+    "train_loss": "mean loss on the support half",
+    "metrics": "the received model on the site's validation data, if it has any",
+}

@@ -1,0 +1,57 @@
+"""Which tensors of a model cross in each round, and which are sent once and then stay at the site."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from suture.core.errors import ConfigError
+from suture.methods.base import Method
+from suture.methods.share import cut
+from suture.models.classifier import HEADS, Classifier
+from suture.models.norm import counters, shared_names
+
+
+def crossing(model: Classifier, method: Method) -> tuple[str, ...]:
+    """Names of the tensors outside the head that cross each round, sorted."""
+    return () if method.personal == "model" else shared_names(model, method.batch_norm)
+
+
+def parts(
+    method: Method, shared: Mapping[str, Tensor], head: Mapping[str, Tensor]
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """What crosses each round of the shared tensors, and of the head's rows.
+
+    Raises:
+        ConfigError: the method shares a part of the model so small that no row is in it.
+    """
+    with_head = method.personal == "nothing" and (method.share is None or method.share.head)
+    crosses, rows = cut(method.share, shared), dict(head) if with_head else {}
+    if method.share is not None and shared and not crosses:
+        raise ConfigError(
+            f"method.share.fraction={method.share.fraction:g} is less than one row of any tensor of the "
+            "model, so that nothing is shared; set it higher (0.5 is half)"
+        )
+    return crosses, rows
+
+
+def staying(model: Classifier, method: Method) -> tuple[str, ...]:
+    """Names of the tensors that a site receives once and then keeps, sorted.
+
+    They are batch norm where it is not averaged, and what is personal; the whole model, if a part is shared.
+    """
+    if method.share is not None:  # what crosses is put into a whole model of the site's own
+        return tuple(sorted(set(model.state_dict()) - counters(model)))
+    head = {name for name in model.state_dict() if name.startswith(HEADS)}
+    away = set(crossing(model, method)) | counters(model) | (head if method.personal == "nothing" else set())
+    return tuple(sorted(set(model.state_dict()) - away))
+
+
+def kept(model: Classifier, method: Method) -> dict[str, Tensor]:
+    """What a site keeps of the model that it has trained: under ``fixed/`` what stays; where the method keeps
+    local models the rest under ``local/``, so that both are the model as it was before the merge.
+    """
+    state = {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
+    fixed = {f"fixed/{name}": state.pop(name) for name in staying(model, method)}
+    return fixed | ({f"local/{name}": t for name, t in state.items()} if method.keep_local else {})

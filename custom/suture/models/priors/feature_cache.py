@@ -1,0 +1,109 @@
+"""The features of a site's images on disk: a prior reads each image once, in whatever run.
+
+An entry is one file, named by a hash of all that its numbers depend on, the pixels of the images among them:
+runs that share a folder share their entries.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import time
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from suture.core.errors import DataError, SutureError
+from suture.models.priors.prior import Prior
+from suture.protocol.packing import Packed, load, save
+
+LOG = logging.getLogger(__name__)
+
+FORMAT = 1
+"""Of an entry; a new number makes every older entry unknown."""
+
+BATCH = 64
+"""Images at a time; always the same, because another number gives other sums."""
+
+PATIENCE = 30.0
+"""Seconds without a word about what is done."""
+
+
+def cached_features(
+    prior: Prior, images: Tensor, folder: Path | None, device: torch.device | str, site: str
+) -> Tensor:
+    """The prior's features of images as they are, from the cache where it has them.
+
+    Args:
+        prior: on `device`.
+        images: uint8 ``[n, 1 or 3, h, w]``, perhaps memory-mapped.
+        folder: of the cache, made if it does not exist; None keeps nothing.
+        site: for the messages.
+
+    Returns:
+        float32 ``[n, prior.width]``, on the CPU.
+
+    Raises:
+        DataError: the folder cannot be written (full, read-only); nothing is then left in it.
+    """
+    if folder is None:
+        return _features(prior, images, device, site)
+    path = folder / f"prior-{_key(prior, images, device)}.safetensors"
+    found = _read(path, (len(images), prior.width))
+    if found is None:
+        found = _features(prior, images, device, site)
+        _write(path, found, site)
+    return found
+
+
+def _key(prior: Prior, images: Tensor, device: torch.device | str) -> str:
+    """Of the prior, the pixels, and what the last digits of the features depend on."""
+    how = [torch.device(device).type, torch.get_num_threads()]
+    facts = [FORMAT, prior.digest, list(images.shape), str(images.dtype), _digest(images), how]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
+
+
+def _digest(tensor: Tensor) -> str:
+    return hashlib.sha256(tensor.contiguous().numpy().data).hexdigest()
+
+
+def _features(prior: Prior, images: Tensor, device: torch.device | str, site: str) -> Tensor:
+    out = torch.empty(len(images), prior.width)
+    said = time.monotonic()
+    for start in range(0, len(images), BATCH):
+        rows = slice(start, start + BATCH)
+        out[rows] = prior.features(images[rows].to(device)).cpu()
+        if time.monotonic() - said > PATIENCE:
+            said = time.monotonic()
+            done = min(rows.stop, len(images))
+            # A warning, because a plain loop shows nothing less, and this may take minutes.
+            LOG.warning("site %r: the prior has read %d of %d images", site, done, len(images))
+    return out
+
+
+def _read(path: Path, shape: tuple[int, int]) -> Tensor | None:
+    """The features of a whole entry; None where it is missing, cut short or damaged."""
+    if not path.is_file():
+        return None
+    try:
+        entry = load(path)
+        found = entry.tensors["features"]
+        if found.shape == shape:
+            return found
+    except (SutureError, KeyError, OSError):
+        pass
+    LOG.warning("cache entry %s is damaged and is made again", path)
+    return None
+
+
+def _write(path: Path, features: Tensor, site: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save(path, Packed({"features": features}, {}))
+    except OSError as error:
+        raise DataError(
+            f"site {site!r}: cannot write {features.nbytes / 1e6:.0f} MB of a prior's features to "
+            f"{path.parent}: {error}; make room, or set [storage] cache to another folder"
+        ) from error

@@ -1,0 +1,101 @@
+"""A frozen network whose features of an image are the same for every party."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from suture.core.errors import ConfigError
+from suture.models.classifier import Classifier, Preprocessing
+
+LUMA = (0.299, 0.587, 0.114)
+"""Weights of red, green and blue in a gray image (ITU-R BT.601, as Pillow has them)."""
+
+
+class PriorWidth(ConfigError):
+    """A site's prior and the model's projection are not equally wide."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Prior:
+    """Images to features, without training.
+
+    Not a module: a model that holds one has none of its tensors among its own, so they are never sent.
+
+    Attributes:
+        network: images ``[n, channels, size, size]`` to ``[n, width]``.
+        width: number of features.
+        preprocessing: of the network's pretraining.
+        digest: of the tensors and all that is done to an image; parties with the same have the same prior.
+        description: for people.
+    """
+
+    network: nn.Module
+    width: int
+    preprocessing: Preprocessing
+    digest: str
+    description: str
+
+    @torch.no_grad()  # not inference mode: a loss against these features keeps them for its backward pass
+    def features(self, images: Tensor) -> Tensor:
+        """float32 ``[n, width]``.
+
+        Args:
+            images: ``[n, 1 or 3, h, w]`` of any size, uint8 or (after augmentation, say) float in [0, 1].
+                Gray ones are repeated where the network takes three channels, others made gray where it
+                takes one.
+        """
+        self.network.eval()  # whoever trains a model around it may have said .train()
+        x = images.float() if images.dtype == torch.uint8 else images.float() * 255
+        if x.shape[1] > self.preprocessing.channels:
+            x = (x * x.new_tensor(LUMA).view(1, 3, 1, 1)).sum(1, keepdim=True)
+        side = (self.preprocessing.size,) * 2
+        if x.shape[-2:] != side:
+            # Without antialiasing a reduced image would be a sample of its pixels, noise and all.
+            x = F.interpolate(x, side, mode="bilinear", antialias=True)
+        out: Tensor = self.network(self.preprocessing(x))
+        return out.float()
+
+    def to(self, device: torch.device | str) -> Prior:
+        """The prior on another device; its network moves, as modules do."""
+        return dataclasses.replace(self, network=self.network.to(device))
+
+
+def check_width(prior: Prior, model: Classifier, site: str) -> None:
+    """Refuses a prior that the model's projection cannot be compared with.
+
+    Raises:
+        PriorWidth: naming the site and the remedy.
+    """
+    if model.projected != prior.width:
+        raise PriorWidth(
+            f"{site}: the prior {prior.description!r} has {prior.width} features and the model "
+            f"{model.projected}; set model.projection={prior.width}"
+        )
+
+
+def freeze(kind: str, network: nn.Module, width: int, preprocessing: Preprocessing, text: str) -> Prior:
+    """A network at rest: in eval mode, none of its parameters asking for a gradient.
+
+    Args:
+        kind: the architecture.
+    """
+    network.eval().requires_grad_(False)
+    return Prior(network, width, preprocessing, digest_of(kind, network.state_dict(), preprocessing), text)
+
+
+def digest_of(kind: str, tensors: Mapping[str, Tensor], preprocessing: Preprocessing) -> str:
+    """SHA-256 of names, types, shapes and bytes, in the order of the names, under kind and preprocessing."""
+    facts = [kind, dataclasses.asdict(preprocessing)]
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"\0{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
+        # As plain bytes: numpy does not know every type of torch.
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

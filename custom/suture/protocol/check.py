@@ -1,0 +1,203 @@
+"""What may cross, checked whole: by the site's filter before it leaves, by the server before it counts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from suture.core.errors import RejectedUpdate
+from suture.protocol.egress import IMAGES, WEIGHT, Egress, Range
+from suture.protocol.messages import (
+    KEYS,
+    LARGEST,
+    Abstain,
+    Evaluation,
+    Hello,
+    Labels,
+    Metrics,
+    Reply,
+    TaskName,
+    Update,
+    rounded,
+)
+
+_ANSWERS: dict[TaskName, type[Reply]] = {"hello": Hello, "train": Update, "evaluate": Evaluation}
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """What a site was asked, and so what it may answer.
+
+    Attributes:
+        labels: the rows that it was sent, in its own names.
+        own: the classes that it annotates.
+        committed: the round of the model that it measures.
+        images: training images that it announced.
+        local: whether it also measures the model that it trained itself.
+    """
+
+    task: TaskName
+    round: int
+    committed: int
+    split: str
+    labels: Labels
+    own: Labels
+    egress: Egress
+    images: int = 0
+    local: bool = False
+
+
+def check_reply(reply: Reply, expected: Expectation) -> None:
+    """Checks a reply against what was asked and what the method declared.
+
+    Raises:
+        RejectedUpdate: the first thing that does not fit. The reply is to be dropped whole.
+    """
+    if isinstance(reply, Abstain):
+        return
+    if not isinstance(reply, _ANSWERS[expected.task]):
+        raise RejectedUpdate(f"a {type(reply).__name__} is no answer to {expected.task!r}")
+    if isinstance(reply, Hello):
+        _check_labels(reply.labels)
+        if not reply.labels:
+            raise RejectedUpdate("no labels")
+        if reply.counts.keys() != (set(reply.labels) if reply.task in expected.egress.counts else set()):
+            raise RejectedUpdate("counts of other classes than were asked for")
+        if (reply.prior is not None) != expected.egress.prior:
+            raise RejectedUpdate("a prior that was not asked for, or none where one was")
+    elif isinstance(reply, Evaluation):
+        _check_metrics(reply.metrics, expected, expected.round)
+        if reply.local is not None:
+            if not expected.local or expected.split != "test":
+                raise RejectedUpdate("figures of a local model that were not asked for")
+            _check_metrics(reply.local, expected, expected.round)
+    elif isinstance(reply, Update):
+        _check_update(reply, expected)
+
+
+def _check_update(update: Update, expected: Expectation) -> None:
+    egress = expected.egress
+    if update.round != expected.round:
+        raise RejectedUpdate(f"round {update.round} instead of {expected.round}")
+    if update.kind != egress.kind:
+        raise RejectedUpdate(f"kind {update.kind!r} instead of {egress.kind!r}")
+    _check_labels(update.labels)
+    if stray := set(update.labels) - set(expected.labels):
+        raise RejectedUpdate(f"unknown label {min(stray)!r}")
+    if update.labels != expected.labels:
+        raise RejectedUpdate(
+            f"labels of {len(update.labels)} rows instead of the {len(expected.labels)} asked"
+        )
+    rows = len(update.labels)
+    _check_tensors("shared", update.shared, egress.shared)
+    _check_tensors("head", update.head, _with_rows(egress.head, rows))
+    _check_tensors("class_tensors", update.class_tensors, _with_rows(egress.class_tensors, rows))
+    _check_tensors("", {"class_weights": update.class_weights}, {"class_weights": ((rows,), "torch.float64")})
+    _check_weights(update, expected)
+    numbers = update.scalars.keys() - egress.losses.keys()  # losses may be withheld
+    if numbers != egress.scalars.keys():
+        raise RejectedUpdate(_difference("scalars", numbers, egress.scalars.keys()))
+    for name, value in update.scalars.items():
+        _check_rounded(name, value, {**egress.scalars, **egress.losses}[name])
+    _check_rounded("train_loss", update.train_loss)
+    if update.metrics is not None:
+        _check_metrics(update.metrics, expected, expected.committed)
+
+
+def _check_weights(update: Update, expected: Expectation) -> None:
+    """How much the site counts in the mean, and in that of each row."""
+    egress = expected.egress
+    if egress.weight == IMAGES:
+        low = high = float(expected.images)
+    else:
+        low, high = egress.weight
+        high *= len(expected.own) if egress.over_classes else 1
+    _check_range(egress.weight_name, update.weight, (low, high))
+    rows = update.class_weights
+    if isinstance(egress.class_weight, tuple):
+        low, high = egress.class_weight
+        if not bool(((rows >= low) & (rows <= high)).all()):
+            raise RejectedUpdate(f"class_weights outside [{low}, {high}]")
+        return
+    for label, weight in zip(update.labels, rows.tolist(), strict=True):
+        counts = egress.class_weight == WEIGHT or label in expected.own
+        due = update.weight if counts else 0.0
+        if weight != due:
+            raise RejectedUpdate(f"the class weight of {label!r} is {weight} instead of {due}")
+
+
+def _check_labels(labels: Labels) -> None:
+    if len(set(labels)) != len(labels):
+        twice = next(name for name in labels if labels.count(name) > 1)
+        raise RejectedUpdate(f"label {twice!r} appears twice")
+
+
+def _check_tensors(
+    group: str, tensors: Mapping[str, Tensor], declared: Mapping[str, tuple[tuple[int, ...], str]]
+) -> None:
+    if tensors.keys() != declared.keys():
+        raise RejectedUpdate(_difference(group, tensors.keys(), declared.keys()))
+    for name, tensor in tensors.items():
+        shape, dtype = declared[name]
+        if tuple(tensor.shape) != tuple(shape):
+            raise RejectedUpdate(f"{group}/{name} has shape {tuple(tensor.shape)} instead of {tuple(shape)}")
+        if str(tensor.dtype) != dtype:
+            raise RejectedUpdate(f"{group}/{name} is {tensor.dtype} instead of {dtype}")
+        # The extremes of a tensor are finite exactly if all of it is (NaN is passed on): one pass, no mask.
+        if tensor.is_floating_point() and tensor.numel() and not all(map(torch.isfinite, tensor.aminmax())):
+            raise RejectedUpdate(f"{group}/{name} is not finite")
+
+
+def _check_metrics(metrics: Metrics, expected: Expectation, of_round: int) -> None:
+    split = expected.split if expected.task == "evaluate" else "validation"
+    if metrics.round != of_round or metrics.split != split:
+        raise RejectedUpdate(f"metrics of round {metrics.round} ({metrics.split}) were not asked for")
+    if stray := metrics.classes.keys() - set(expected.own):
+        raise RejectedUpdate(f"metrics of the unknown label {min(stray)!r}")
+    if metrics.attributes and expected.split != "test":
+        raise RejectedUpdate("figures by attribute are of test data alone")
+    _check_rounded("loss", metrics.loss)
+    for found in (metrics.overall, *(part.overall for part in metrics.attributes.values())):
+        if stray := found.keys() - set(KEYS):
+            raise RejectedUpdate(f"the metric {min(stray)!r} was not asked for")
+        for name, value in found.items():
+            _check_rounded(name, value, (0.0, 1.0))
+    for part in metrics.attributes.values():
+        _check_rounded("AUROC", part.auroc, (0.0, 1.0))
+    for score in metrics.classes.values():
+        for value in (score.auroc, score.low, score.high, score.recall):
+            _check_rounded("AUROC", value, (0.0, 1.0))
+        for count in (score.positives, score.negatives):
+            _check_range("a count", count or 0, (0, LARGEST))
+
+
+def _check_range(name: str, value: float, declared: Range) -> None:
+    low, high = declared
+    if not low <= value <= high:
+        raise RejectedUpdate(f"{name} is {value}, outside [{low}, {high}]")
+
+
+def _check_rounded(name: str, value: float | None, declared: Range = (-math.inf, math.inf)) -> None:
+    """A figure in its range, and no longer than figures are: digits that nobody needs could say anything."""
+    if value is None:
+        return
+    _check_range(name, value, declared)
+    if value != rounded(value):
+        raise RejectedUpdate(f"{name} has more than six digits")
+
+
+def _with_rows(
+    declared: Mapping[str, tuple[tuple[int, ...], str]], rows: int
+) -> dict[str, tuple[tuple[int, ...], str]]:
+    return {name: ((rows, *shape), dtype) for name, (shape, dtype) in declared.items()}
+
+
+def _difference(group: str, found: object, declared: object) -> str:
+    have, want = set(found), set(declared)  # type: ignore[call-overload]
+    if extra := have - want:
+        return f"{group}/{min(extra)} was not declared"
+    return f"{group}/{min(want - have)} is missing"

@@ -1,0 +1,193 @@
+"""A message, or a state, as tensors and a header: the one form that is sent, spooled and saved.
+
+The header is plain JSON. Tensors keep their names behind the field that they belong to
+(``shared/backbone.conv.weight``), so that the form says what each one is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import json
+import os
+import re
+import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import TypeAdapter, ValidationError
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from suture.core.errors import RejectedUpdate, SutureError
+from suture.core.files import replacing
+from suture.protocol.messages import MOST, Abstain, Evaluation, Hello, Message, Payload, Update
+
+_TYPES: dict[str, type[Message]] = {
+    t.__name__.lower(): t for t in (Payload, Hello, Update, Evaluation, Abstain)
+}
+_ADAPTERS: dict[type[Message], TypeAdapter[Any]] = {t: TypeAdapter(t) for t in _TYPES.values()}
+_GROUPS = ("shared", "head", "fixed", "class_tensors")
+_SINGLE = "class_weights"
+_NO_CHECKSUM = "-" * 8
+
+TEXT = 4 * 2**20
+"""Characters of a header: three times what the longest names of the most classes need."""
+
+VALUES = 100_000
+"""Values in a header."""
+
+DEPTH = 6
+"""Of values within values."""
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Named tensors and a JSON header."""
+
+    tensors: Mapping[str, Tensor]
+    header: Mapping[str, Any]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that must move: tensors and header."""
+        return sum(t.nbytes for t in self.tensors.values()) + len(json.dumps(self.header))
+
+
+def pack(message: Message) -> Packed:
+    """The message as tensors and header; tensors are passed on, not copied, unless they are views."""
+    tensors: dict[str, Tensor] = {}
+    header: dict[str, Any] = {"type": type(message).__name__.lower()}
+    for field in dataclasses.fields(message):
+        value = getattr(message, field.name)
+        if field.name in _GROUPS:
+            tensors |= {f"{field.name}/{name}": t.contiguous() for name, t in value.items()}
+        elif field.name == _SINGLE:
+            tensors[_SINGLE] = value.contiguous()
+        else:
+            header[field.name] = dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value  # type: ignore[arg-type]
+    return Packed(tensors, json.loads(json.dumps(header, allow_nan=False)))
+
+
+def unpack(packed: Packed) -> Message:
+    """The message of a packed form.
+
+    Raises:
+        RejectedUpdate: an unknown type, field or tensor, a value of the wrong kind or out of range, or more
+            than any message holds.
+    """
+    check_size(packed)
+    fields = dict(packed.header)
+    kind = _TYPES.get(str(fields.pop("type", None)))
+    if kind is None:
+        raise RejectedUpdate(f"unknown message type {packed.header.get('type')!r}")
+    groups = {f.name for f in dataclasses.fields(kind)} & {*_GROUPS, _SINGLE}
+    if stray := groups & fields.keys():
+        raise RejectedUpdate(f"{kind.__name__}: {min(stray)} must be tensors")
+    fields |= {g: {} for g in groups if g != _SINGLE}
+    for name, tensor in packed.tensors.items():
+        group, _, rest = name.partition("/")
+        if name == _SINGLE and _SINGLE in groups:
+            fields[name] = tensor
+        elif group in groups and rest:
+            fields[group][rest] = tensor
+        else:
+            raise RejectedUpdate(f"{kind.__name__}: undeclared tensor {name[:200]!r}")
+    try:
+        message: Message = _ADAPTERS[kind].validate_python(fields)
+    except ValidationError as error:
+        raise RejectedUpdate(f"{kind.__name__}: {_first(error)}") from None
+    return message
+
+
+def check_size(packed: Packed) -> None:
+    """Refuses what no message needs before anything is made of it; takes no memory itself.
+
+    Raises:
+        RejectedUpdate: too much text, too many values or too deep a nest in the header, something in it that
+            JSON does not have, or too many tensors or sparse ones.
+    """
+    if len(packed.tensors) > MOST:
+        raise RejectedUpdate(f"{len(packed.tensors)} tensors, at most {MOST} are taken")
+    if any(not isinstance(t, Tensor) or t.layout != torch.strided for t in packed.tensors.values()):
+        raise RejectedUpdate("a tensor that is none, or a sparse one")
+    text, values = 0, 0
+    left: list[tuple[Any, int]] = [(packed.header, 0)]
+    while left:
+        value, depth = left.pop()
+        inner: Iterable[Any] = ()
+        if isinstance(value, Mapping):
+            values, inner = values + len(value), chain.from_iterable(value.items())
+        elif isinstance(value, (list, tuple)):
+            values, inner = values + len(value), value
+        elif isinstance(value, str):
+            text += len(value)
+        elif value is not None and not isinstance(value, (int, float)):
+            raise RejectedUpdate(f"the header has a {type(value).__name__} that does not belong there")
+        elif isinstance(value, int) and abs(value) >= 2**63:
+            raise RejectedUpdate("the header has an integer of more than 64 bits")
+        if values > VALUES or text > TEXT or depth > DEPTH:
+            raise RejectedUpdate("the header is larger than that of any message")
+        left += ((one, depth + 1) for one in inner)
+
+
+def _first(error: ValidationError) -> str:
+    """The first problem of a validation, without the offending value (it may not be fit to be logged)."""
+    problem = error.errors(include_input=False, include_url=False)[0]
+    where = ".".join(str(part)[:80] for part in problem["loc"])
+    return f"{where}: {problem['msg']}"
+
+
+def save(path: Path, packed: Packed, durable: bool = True) -> None:
+    """Writes a packed form to `path`, whole or not at all, with a checksum.
+
+    Args:
+        durable: see `replacing`; what is read back by the same process needs no checksum either.
+
+    Raises:
+        OSError: the disk is full or the folder cannot be written; the file that was there is untouched.
+    """
+    with replacing(path, durable) as temporary:
+        try:
+            header = json.dumps(packed.header, allow_nan=False)
+            checksum = _checksum(packed.tensors, header) if durable else _NO_CHECKSUM
+            # In one field: safetensors writes several in any order, and equal states are equal files.
+            save_file(dict(packed.tensors), temporary, {"suture": checksum + header})
+        except SafetensorError as error:
+            # It tells the system's error in words only: "... (os error 28)".
+            code = re.search(r"os error (\d+)", str(error))
+            number = int(code[1]) if code else errno.EIO
+            raise OSError(number, os.strerror(number), str(path)) from error
+
+
+def load(path: Path) -> Packed:
+    """Reads what `save` wrote.
+
+    Raises:
+        SutureError: the file is corrupt or not one of ours.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            text = file.metadata()["suture"]
+            checksum, header = text[:8], text[8:]
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            if checksum not in (_NO_CHECKSUM, _checksum(tensors, header)):
+                raise ValueError("its bytes are not those that were written")
+            return Packed(tensors, json.loads(header))
+    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise SutureError(f"{path} is corrupt ({error})") from error
+
+
+def _checksum(tensors: Mapping[str, Tensor], header: str) -> str:
+    """A CRC-32 of all names, bytes and the header: files rot, and safetensors does not notice."""
+    total = zlib.crc32(header.encode())
+    for name in sorted(tensors):
+        total = zlib.crc32(name.encode(), total)
+        content = tensors[name].detach().contiguous().view(-1).view(torch.uint8)
+        total = zlib.crc32(content.numpy().data, total)
+    return f"{total:08x}"

@@ -1,0 +1,298 @@
+"""The files of a run folder, checked as they are read: run.json, history.jsonl, metrics.json and
+diagnostics.jsonl."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from pydantic import FiniteFloat, NonNegativeInt, TypeAdapter, ValidationError
+
+from suture.core.errors import DataError
+
+Number = FiniteFloat | None
+
+
+@dataclass(frozen=True)
+class MethodRecord:
+    """The method, its paper and its hyperparameters; and what of the model stays at a site."""
+
+    name: str
+    title: str
+    paper: str
+    hyperparameters: dict[str, Any]
+    personal: Literal["nothing", "head", "model"] = "nothing"
+    pooled: bool = False
+
+
+@dataclass(frozen=True)
+class Member:
+    """A site: the classes it knows and its images per split (None where withheld)."""
+
+    labels: list[str]
+    n: dict[str, int | None]
+
+
+@dataclass(frozen=True)
+class Egress:
+    """One field that may leave a site, and why."""
+
+    field: str
+    shape: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Run:
+    """run.json: what was run, by whom, and how it ended.
+
+    Attributes:
+        notes: sentences for the reader.
+        prior: name and digest of the frozen network that all sites held; empty where there was none.
+    """
+
+    job: str
+    title: str
+    method: MethodRecord
+    model: dict[str, Any]
+    rounds: int
+    seed: int
+    experiment: str
+    env: str
+    status: Literal["finished", "failed", "running", "interrupted"]
+    started: datetime
+    versions: dict[str, str]
+    threads: dict[str, int]
+    labels: list[str]
+    sites: dict[str, Member]
+    selection: str
+    error: str | None = None
+    finished: datetime | None = None
+    selected_round: int | None = None
+    egress: list[Egress] = field(default_factory=list)
+    augmentation: dict[str, Any] = field(default_factory=dict)
+    task: str = "multilabel"
+    notes: list[str] = field(default_factory=list)
+    prior: dict[str, str] = field(default_factory=dict)
+
+    def owners(self, label: str) -> tuple[str, ...]:
+        """The sites that know a class."""
+        return tuple(name for name, site in self.sites.items() if label in site.labels)
+
+
+@dataclass(frozen=True)
+class SiteRound:
+    """What one site did in one round.
+
+    Attributes:
+        scalars: figures of the method's own, by name.
+        rows: weight of the site in the row of each class; empty where every row that it sends counts once.
+    """
+
+    status: Literal["accepted", "rejected", "abstained", "missing"]
+    reason: str | None = None
+    weight: Number = None
+    bytes_down: int = 0
+    bytes_up: int = 0
+    train_loss: Number = None
+    validation_loss: Number = None
+    validation_auroc: Number = None
+    seconds: Number = None
+    scalars: dict[str, Number] = field(default_factory=dict)
+    rows: dict[str, Number] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Validation:
+    """The model of a round, evaluated after aggregation: means over the sites, and at the server."""
+
+    loss: Number = None
+    auroc: Number = None
+    server_auroc: Number = None
+    server_balanced_accuracy: Number = None
+
+
+@dataclass(frozen=True)
+class Round:
+    """One line of history.jsonl."""
+
+    round: int
+    phase: str
+    status: Literal["committed", "unchanged"]
+    seconds: FiniteFloat
+    bytes_down: int
+    bytes_up: int
+    sites: dict[str, SiteRound]
+    validation: Validation
+
+
+@dataclass(frozen=True)
+class LongTail:
+    """Common and rare classes: those of each group, their mean recall, and ``all``, the mean of these."""
+
+    classes: dict[str, list[str]] = field(default_factory=dict)
+    accuracy: dict[str, Number] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Attributes:
+    """Figures of the test images of each attribute, and their mean."""
+
+    values: dict[str, dict[str, Number]] = field(default_factory=dict)
+    mean: dict[str, Number] = field(default_factory=dict)
+
+
+Models = Literal["global", "local"]
+
+
+@dataclass(frozen=True)
+class LocalModels:
+    """Figures of the global model and of each site's own, at the sites, and their mean."""
+
+    sites: dict[str, dict[Models, dict[str, Number]]] = field(default_factory=dict)
+    mean: dict[Models, dict[str, Number]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Weighting:
+    """Who counted how much in the mean; see `suture.federation.server.weighting.weighting`."""
+
+    rounds: list[int] = field(default_factory=list)
+    weights: dict[str, list[Number]] = field(default_factory=dict)
+    shares: dict[str, list[Number]] = field(default_factory=dict)
+    mean_share: dict[str, Number] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """metrics.json, as `suture.federation.server.summary.summarise` writes it."""
+
+    mean_auroc: Number
+    auroc: dict[str, Number]
+    intervals: dict[str, tuple[FiniteFloat, FiniteFloat] | None]
+    counts: dict[str, tuple[int | None, int | None]]
+    groups: dict[str, Number]
+    sites: dict[str, dict[str, Number]]
+    n: int | None
+    source: str
+    selected_round: int | None
+    undefined: dict[str, str]
+    overall: dict[str, Number] = field(default_factory=dict)
+    recall: dict[str, Number] = field(default_factory=dict)
+    long_tail: LongTail = field(default_factory=LongTail)
+    attributes: Attributes = field(default_factory=Attributes)
+    local_models: LocalModels = field(default_factory=LocalModels)
+    loss: Number = None
+    mean_interval: tuple[FiniteFloat, FiniteFloat] | None = None
+    weighting: Weighting = field(default_factory=Weighting)
+
+
+@dataclass(frozen=True)
+class PseudoLabels:
+    """Images that a site took for positive in one class, and how many of them are."""
+
+    made: NonNegativeInt
+    right: NonNegativeInt
+
+    def __post_init__(self) -> None:
+        if self.right > self.made:
+            raise ValueError(f"{self.right} of {self.made} pseudo-labels cannot be right")
+
+
+@dataclass(frozen=True)
+class Diagnostic:
+    """One line of diagnostics.jsonl: a site's round.
+
+    Attributes:
+        classes: its pseudo-labels against the truth.
+        figures: by name, what the method found of each class.
+    """
+
+    site: str
+    round: int
+    classes: dict[str, PseudoLabels]
+    figures: dict[str, dict[str, FiniteFloat]] = field(default_factory=dict)
+
+
+T = TypeVar("T")
+
+
+def parse(kind: type[T], value: object, where: str) -> T:
+    """A value of parsed JSON as a record.
+
+    Raises:
+        DataError: naming `where` and the field that is missing or of another type.
+    """
+    try:
+        return TypeAdapter(kind).validate_python(value)
+    except ValidationError as error:
+        raise _unreadable(where, error) from error
+
+
+def read_run(folder: Path) -> Run:
+    """run.json of a run folder.
+
+    Raises:
+        DataError: there is none, or it cannot be read.
+    """
+    path = folder / "run.json"
+    if not path.is_file():
+        raise DataError(
+            f"{folder} is no run folder: it has no run.json; give the folder that a run has written"
+        )
+    return _parse_text(Run, path.read_bytes(), str(path))
+
+
+def read_history(folder: Path) -> list[Round]:
+    """The rounds of history.jsonl in their order; none if the run ended before its first round did.
+
+    Raises:
+        DataError: naming the line that cannot be read.
+    """
+    return _read_lines(Round, folder / "history.jsonl")
+
+
+def read_diagnostics(folder: Path) -> list[Diagnostic]:
+    """The lines of diagnostics.jsonl, none without the file: only a simulation can know the truth.
+
+    Raises:
+        DataError: naming the line that cannot be read.
+    """
+    return _read_lines(Diagnostic, folder / "diagnostics.jsonl")
+
+
+def read_metrics(folder: Path) -> Metrics | None:
+    """metrics.json, None if the run ended before it was written.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    path = folder / "metrics.json"
+    return _parse_text(Metrics, path.read_bytes(), str(path)) if path.is_file() else None
+
+
+def _read_lines(kind: type[T], path: Path) -> list[T]:
+    lines = path.read_bytes().splitlines() if path.is_file() else []
+    return [
+        _parse_text(kind, line, f"{path}, line {number}")
+        for number, line in enumerate(lines, 1)
+        if line.strip()
+    ]
+
+
+def _parse_text(kind: type[T], text: bytes, where: str) -> T:
+    try:
+        return TypeAdapter(kind).validate_json(text)
+    except ValidationError as error:
+        raise _unreadable(where, error) from error
+
+
+def _unreadable(where: str, error: ValidationError) -> DataError:
+    first = error.errors()[0]
+    at = ".".join(map(str, first["loc"]))
+    return DataError(
+        f"{where}: {f'{at}: ' if at else ''}{first['msg']}; the file is damaged or of another version of "
+        "suture: restore it or run the job again"
+    )

@@ -1,0 +1,1 @@
+"""A run folder as page, tables and plots."""

@@ -1,0 +1,198 @@
+"""Where the marks of the report's charts lie; the template draws them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from matplotlib.ticker import MaxNLocator
+
+from suture.reports.formatting import count
+
+WIDTH, HEIGHT = 340.0, 200.0
+LEFT, RIGHT, TOP, BOTTOM = 40.0, 12.0, 12.0, 26.0
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A linear map from data (low to high) to the drawing (start to stop)."""
+
+    low: float
+    high: float
+    start: float
+    stop: float
+
+    def __call__(self, value: float) -> float:
+        share = (value - self.low) / (self.high - self.low)
+        return round(self.start + share * (self.stop - self.start), 2)
+
+
+@dataclass(frozen=True)
+class Tick:
+    """A position on an axis and what is written there."""
+
+    at: float
+    text: str
+
+
+@dataclass(frozen=True)
+class Series:
+    """One value per round, None where there is none; and lowest and highest of it, where it has a spread."""
+
+    name: str
+    values: Sequence[float | None]
+    band: Sequence[tuple[float, float]] = ()
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A drawn series: runs of points between gaps (a run of one is a dot), or bars (x, y, width, height).
+
+    `band` is the outline of what a series spreads over.
+    """
+
+    name: str
+    tone: int
+    runs: tuple[tuple[tuple[float, float], ...], ...] = ()
+    bars: tuple[tuple[float, float, float, float], ...] = ()
+    band: tuple[tuple[float, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A chart over rounds. `phases` are the x of lines between phases, `selected` that of a round."""
+
+    title: str
+    x: tuple[Tick, ...]
+    y: tuple[Tick, ...]
+    traces: tuple[Trace, ...]
+    phases: tuple[float, ...] = ()
+    selected: float | None = None
+
+
+def line_chart(
+    title: str,
+    rounds: Sequence[int],
+    series: Sequence[Series],
+    phases: Sequence[int] = (),
+    selected: int | None = None,
+) -> Chart | None:
+    """Lines over rounds, broken where a value is None; None if there is no value at all.
+
+    Args:
+        title: what is shown, with its unit.
+        rounds: round numbers, ascending.
+        series: values for each of `rounds`.
+        phases: the first round of each phase after the first.
+        selected: the round to mark.
+    """
+    values = [v for s in series for v in s.values if v is not None]
+    if not values:
+        return None
+    values += [bound for s in series for pair in s.band for bound in pair]
+    x = _x_scale(rounds, margin=0.25)
+    ticks, y = _y_axis(min(values), max(values))
+    xs = [x(r) for r in rounds]
+    traces = tuple(
+        Trace(s.name, tone, runs=_runs(xs, s.values, y), band=_outline(xs, s.band, y))
+        for tone, s in enumerate(series)
+    )
+    starts = tuple(x(first - 0.5) for first in phases)
+    mark = x(selected) if selected in rounds and selected is not None else None
+    return Chart(title, _x_ticks(rounds, x), ticks, traces, starts, mark)
+
+
+def bar_chart(title: str, rounds: Sequence[int], series: Sequence[Series]) -> Chart | None:
+    """Bars from 0, those of one round side by side; None if there is no value at all."""
+    values = [v for s in series for v in s.values if v is not None]
+    if not values:
+        return None
+    x = _x_scale(rounds, margin=0.5)
+    ticks, y = _y_axis(0.0, max(values))
+    width = (x(1) - x(0)) * 0.7 / len(series)
+    traces = tuple(
+        Trace(s.name, tone, bars=_bars([x(r - 0.35) + tone * width for r in rounds], s.values, y, width))
+        for tone, s in enumerate(series)
+    )
+    return Chart(title, _x_ticks(rounds, x), ticks, traces)
+
+
+def scatter_chart(title: str, points: Mapping[str, Sequence[tuple[float, float]]]) -> Chart | None:
+    """Dots over a logarithmic x axis of counts; None if there is no dot at all.
+
+    Args:
+        title: what is shown, with its unit.
+        points: of each series its dots, a count of at least 1 and a value.
+    """
+    dots = [dot for series in points.values() for dot in series]
+    if not dots:
+        return None
+    counts = [x for x, _ in dots]
+    low, high = math.floor(math.log10(min(counts))), math.ceil(math.log10(max(counts)))
+    x = Scale(low - 0.1, high + 0.2, LEFT, WIDTH - RIGHT)
+    marks, y = _y_axis(min(v for _, v in dots), max(v for _, v in dots))
+    traces = tuple(
+        Trace(name, tone, runs=tuple(((x(math.log10(n)), y(v)),) for n, v in series))
+        for tone, (name, series) in enumerate(points.items())
+    )
+    return Chart(title, tuple(Tick(x(d), count(10**d)) for d in range(low, high + 1)), marks, traces)
+
+
+def ticks(low: float, high: float, most: int, whole: bool = False) -> list[Tick]:
+    """Round numbers that cover low to high, written with equally many decimals."""
+    values = [
+        float(v)
+        for v in MaxNLocator(nbins=most, integer=whole, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high)
+    ]
+    decimals = max(len(f"{v:g}".partition(".")[2]) for v in values)
+    return [Tick(v, f"{v:.{decimals}f}") for v in values]
+
+
+def _x_scale(rounds: Sequence[int], margin: float) -> Scale:
+    return Scale(rounds[0] - margin, rounds[-1] + margin, LEFT, WIDTH - RIGHT)
+
+
+def _x_ticks(rounds: Sequence[int], x: Scale) -> tuple[Tick, ...]:
+    if len(rounds) <= 10:
+        return tuple(Tick(x(r), str(r)) for r in rounds)
+    nice = ticks(rounds[0], rounds[-1], most=8, whole=True)
+    return tuple(Tick(x(t.at), t.text) for t in nice if rounds[0] <= t.at <= rounds[-1])
+
+
+def _y_axis(low: float, high: float) -> tuple[tuple[Tick, ...], Scale]:
+    if low == high:
+        low, high = (0.0, 1.0) if high == 0 else (min(low, 0.0), max(high, 0.0))
+    found = ticks(low, high, most=4)
+    y = Scale(found[0].at, found[-1].at, HEIGHT - BOTTOM, TOP)
+    return tuple(Tick(y(t.at), t.text) for t in found), y
+
+
+def _runs(
+    xs: Sequence[float], values: Sequence[float | None], y: Scale
+) -> tuple[tuple[tuple[float, float], ...], ...]:
+    runs: list[list[tuple[float, float]]] = [[]]
+    for x, value in zip(xs, values, strict=True):
+        if value is None:
+            runs.append([])
+        else:
+            runs[-1].append((x, y(value)))
+    return tuple(tuple(run) for run in runs if run)
+
+
+def _outline(
+    xs: Sequence[float], band: Sequence[tuple[float, float]], y: Scale
+) -> tuple[tuple[float, float], ...]:
+    """Along the upper bounds and back along the lower ones."""
+    points = list(zip(xs, band, strict=True)) if band else []
+    return (*((x, y(high)) for x, (_, high) in points), *((x, y(low)) for x, (low, _) in reversed(points)))
+
+
+def _bars(
+    xs: Sequence[float], values: Sequence[float | None], y: Scale, width: float
+) -> tuple[tuple[float, float, float, float], ...]:
+    return tuple(
+        (round(x, 2), y(v), round(width, 2), round(y(0) - y(v), 2))
+        for x, v in zip(xs, values, strict=True)
+        if v is not None
+    )

@@ -1,0 +1,151 @@
+"""What leaves a site, for people: in the report of a run, and of every method in docs/egress.md."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any, get_args
+
+from suture.core.labels import LabelSet
+from suture.methods import METHODS
+from suture.methods.base import Method
+from suture.methods.parameters import crossing, parts
+from suture.models import ModelSpec, build
+from suture.models.classifier import Layout, split_state
+from suture.protocol.egress import Egress, declared, numbers
+from suture.protocol.messages import KEYS, Abstain, ClassScore, Hello, Metrics, Reason, Update
+
+_FIELDS: Mapping[type[Any], Mapping[str, str]] = {
+    Hello: {
+        "labels": "the site's own class names: printable, no path, at most 200 characters each",
+        "n": "number of images or documents in each split",
+        "threads": "number of torch threads",
+        "code": "hash of the installed package",
+        "task": "`multilabel` or `multiclass`",
+        "counts": "where the method asks: images with and without each class, said once in an experiment; "
+        "rounded to `round_counts`, withheld below `min_count`",
+        "prior": "where the method has one: digest of the frozen network at the site",
+        "protection": "`clip`, `noise` and `delta` of the site, if it has set them",
+    },
+    Update: {
+        "round": "number of the round",
+        "labels": "the class names of the rows, as they were sent to the site",
+        "shared": "tensors: see the method",
+        "head": "rows of classes: see the method",
+        "class_weights": "a number for each row: see the method",
+        "weight": "a number: see the method",
+        "kind": "`weights` or `gradient`",
+        "class_tensors": "nothing, of the methods below",
+        "scalars": "numbers: see the method; six digits",
+        "train_loss": "mean loss of the local steps, six digits; withheld where they saw fewer samples "
+        "than `min_loss`",
+        "metrics": "how the received model did on the validation data: see below",
+    },
+    Metrics: {
+        "round": "number of the round whose model it is",
+        "split": "`validation`, or `test` where the server asks for it at the end",
+        "n": "number of images or documents",
+        "loss": "six digits; withheld below `min_loss` samples",
+        "classes": "of each class of the site: see below",
+        "overall": f"of a multiclass task: {', '.join(KEYS)}; six digits",
+        "attributes": "of test data, where the site names an attribute: number, mean AUROC and the same "
+        "figures of the images of each of its values, at most 20; one with fewer than `min_count` images is "
+        "not named",
+    },
+    ClassScore: {
+        "auroc": "six digits",
+        "low": "bound of its 95 % interval, six digits; of test data alone",
+        "high": "the same",
+        "recall": "of a multiclass task, six digits",
+        "positives": "rounded to `round_counts`; the whole score is withheld below `min_count`",
+        "negatives": "the same",
+    },
+    Abstain: {
+        "reason": f"one of {', '.join(f'`{word}`' for word in get_args(Reason))}",
+        "error": "class name of the exception, never its text",
+        "rows": "how many rows of data were at fault, where that is the reason",
+    },
+}
+
+_MEANT = {
+    Hello: "Before round 1",
+    Update: "After each round",
+    Metrics: "Of a model, on the site's own data",
+    ClassScore: "Of a class",
+    Abstain: "Instead of an answer, when something fails",
+}
+
+
+_WEIGHTS = dict.fromkeys(("weight", "class_weights"), "")
+
+_HEAD = """# What leaves a site
+
+Written by `suture egress`; a test holds it against the code. It is the allow-list of the site's filter: what
+is not here, under the name, type and size that it has here, does not leave.
+[threat_model.md](threat_model.md) says what it reveals. `min_count`, `min_loss` and `round_counts` are set
+under `[privacy]` in a site's `suture.toml`; with `clip` and `noise` there, tensors are clipped and have noise
+added, and nothing else is.
+"""
+
+_BY_METHOD = """## By method
+
+With the settings that a method has by itself; the report of a run has those of the run. Tensors have the
+names and shapes of the model, and every number in them is finite. What is personal never leaves.
+"""
+
+
+def page() -> str:
+    """docs/egress.md."""
+    sections = [_table(_MEANT[kind], fields) for kind, fields in _FIELDS.items()]
+    return "\n".join([_HEAD, *sections, _BY_METHOD, *(_method(kind()) for kind in METHODS.values())])
+
+
+def _table(title: str, fields: Mapping[str, str]) -> str:
+    return f"## {title}\n\n" + _rows(("field", "what"), fields.items())
+
+
+def _rows(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    columns = list(head)
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _method(method: Method) -> str:
+    """The section of a method: what it declares of a small model."""
+    title = f"### `{method.name}`: {method.title}\n\n"
+    if method.here_only and method.pooled:
+        return f"{title}No federation: it {method.here_only}.\n"
+    egress = method.egress(_layout(method))
+    own = {row["field"]: row for row in declared(egress)}
+    facts = [(name, text, own.get(name, {}).get("why", "")) for name, text in _sent(method, egress)]
+    return title + _rows(("sent", "what", "why"), facts)
+
+
+def _layout(method: Method) -> Layout:
+    """Names and shapes of what crosses of a small model."""
+    model = build(ModelSpec("cnn"), LabelSet(("A",)), 0, pretrained=False)
+    state, head = split_state(model.state_dict())
+    return Layout.of(*parts(method, {name: state[name] for name in crossing(model, method)}, head))
+
+
+def _sent(method: Method, egress: Egress) -> Iterable[tuple[str, str]]:
+    """Each thing that an update holds besides what every update does, and its type and range."""
+    shown = {row["field"]: row["shape"] for row in declared(dataclasses.replace(egress, why=_WEIGHTS))}
+    what = "gradients" if egress.kind == "gradient" else "weights"
+    if egress.shared:
+        types = "/".join(sorted({dtype.removeprefix("torch.") for _, dtype in egress.shared.values()}))
+        part = f", {method.share.fraction:g} of the {method.share.of} of each" if method.share else ""
+        norm = (
+            "with batch norm and its statistics" if method.batch_norm == "average" else "without batch norm"
+        )
+        yield "shared", f"{types} {what} outside the head{part}, {norm}"
+    if egress.head:
+        own, every = "each of the site's classes", "every class of the federation"
+        yield "head", f"a row of {what} for {every if method.label_view == 'all' else own}"
+    yield "weight", shown["weight"]
+    yield "class_weights", shown["class_weights"]
+    yield from numbers(egress)
+    if egress.counts:
+        yield "counts", f"two numbers for each of the site's classes, in a {' or '.join(egress.counts)} task"
+    if egress.prior:
+        yield "prior", "a digest"

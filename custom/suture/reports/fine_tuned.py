@@ -1,0 +1,190 @@
+"""What a run's model became on tasks that no site has, read from tuned.json: tables and learning curves."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+from rich.markup import escape
+from rich.table import Table
+
+from suture.core.errors import DataError
+from suture.learning.statistics import mean_sd
+from suture.protocol.records import Metrics, parse
+from suture.reports.charts import Chart, Series, line_chart
+from suture.reports.formatting import count
+
+WITHIN = 0.01
+"""An AUROC that is no further below the best of its run has arrived there."""
+
+TITLES = {"auroc": "AUROC", "precision": "Precision", "recall": "Recall", "f1": "F1", "epochs": "Epochs"}
+"""The figures of a run, in the order they are shown, and their names."""
+
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+@dataclass(frozen=True)
+class TunedRun:
+    """One division of a task's data: the AUROC after each epoch, and the rest after the last."""
+
+    auroc: Annotated[tuple[Share, ...], Field(min_length=1)]
+    precision: Share
+    recall: Share
+    f1: Share
+    train: int
+    test: int
+
+    @property
+    def epochs(self) -> int:
+        """The first epoch, from 1, whose AUROC is within `WITHIN` of the best."""
+        found = self.reaches(max(self.auroc) - WITHIN)
+        assert found is not None
+        return found
+
+    def reaches(self, goal: float) -> int | None:
+        """The first epoch, from 1, whose AUROC is at least `goal`; None where none is."""
+        # 1e-9: 0.91 - 0.90 is a little more than 0.01 in binary.
+        return next((epoch for epoch, area in enumerate(self.auroc, 1) if area >= goal - 1e-9), None)
+
+    def figure(self, metric: str) -> float:
+        """One of `TITLES`; the AUROC is that of the last epoch."""
+        return self.auroc[-1] if metric == "auroc" else float(getattr(self, metric))
+
+
+@dataclass(frozen=True)
+class TunedTask:
+    """All runs on one task."""
+
+    runs: Annotated[tuple[TunedRun, ...], Field(min_length=1)]
+
+    def figures(self, metric: str) -> list[float]:
+        """One of `TITLES`, of each run."""
+        return [run.figure(metric) for run in self.runs]
+
+
+@dataclass(frozen=True)
+class How:
+    """How the model was fine-tuned, as far as a reader asks."""
+
+    runs: int
+    epochs: int
+    test: Share
+    start: Literal["model", "fresh"]
+    examples: int | None = None
+    few: int | None = None
+
+
+@dataclass(frozen=True)
+class FineTuned:
+    """tuned.json, as `suture.learning.tuned` writes it."""
+
+    how: How
+    targets: Annotated[dict[str, TunedTask], Field(min_length=1)]
+
+
+@dataclass(frozen=True)
+class TaskRow:
+    """A task as a line of a table: `figures` are texts in the order of `TITLES`."""
+
+    name: str
+    figures: tuple[str, ...]
+    train: str
+    test: str
+
+
+def read_fine_tuned(folder: Path) -> FineTuned | None:
+    """tuned.json of a folder, None where nothing was fine-tuned.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    path = folder / "tuned.json"
+    if not path.is_file():
+        return None
+    try:
+        value = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise DataError(f"{path}: {error}; the file is damaged: run the job again") from error
+    return parse(FineTuned, value, str(path))
+
+
+def nothing_measured(metrics: Metrics | None) -> bool:
+    """Whether a run's own figures are all undefined, as where every row of every silo trains."""
+    return metrics is not None and all(area is None for area in metrics.auroc.values())
+
+
+def task_rows(targets: dict[str, TunedTask]) -> list[TaskRow]:
+    """A line for each task."""
+    return [
+        TaskRow(
+            name,
+            tuple(spread(task.figures(metric), digits=1 if metric == "epochs" else 3) for metric in TITLES),
+            _span([run.train for run in task.runs]),
+            _span([run.test for run in task.runs]),
+        )
+        for name, task in targets.items()
+    ]
+
+
+def spread(values: Sequence[float], digits: int) -> str:
+    """Mean ± SD over runs; the mean alone of a single one."""
+    mean, sd = mean_sd(values, sample=True)
+    return f"{mean:.{digits}f}" + ("" if len(values) == 1 else f" ± {sd:.{digits}f}")
+
+
+def learning_charts(targets: dict[str, TunedTask]) -> list[Chart]:
+    """A chart for each task: the AUROC after each epoch, mean over runs in a band of lowest to highest."""
+    charts = []
+    for name, task in targets.items():
+        epochs = list(zip(*(run.auroc for run in task.runs), strict=True))
+        means = [sum(areas) / len(areas) for areas in epochs]
+        bands = [(min(areas), max(areas)) for areas in epochs]
+        charts.append(line_chart(name, range(1, len(epochs) + 1), [Series("AUROC", means, bands)]))
+    return [chart for chart in charts if chart]
+
+
+def section(tuned: FineTuned | None) -> dict[str, Any]:
+    """What the page's template is given; nothing of a run without fine-tuning."""
+    if tuned is None:
+        return {"tuned": None}
+    rows = task_rows(tuned.targets)
+    few = f", {tuned.how.few} examples"
+    return {
+        "tuned": {
+            "how": tuned.how,
+            "heads": list(TITLES.values()),
+            "rows": rows,
+            "tasks": [row for row in rows if not row.name.endswith(few)],
+            "charts": learning_charts(tuned.targets),
+        }
+    }
+
+
+def fine_tuned_table(tuned: FineTuned) -> Table:
+    """The figures of each task for the terminal."""
+    how = tuned.how
+    begun = "the trained model" if how.start == "model" else "a random model"
+    table = Table(
+        title=f"Fine-tuned from {begun}",
+        caption=f"runs: {how.runs}, of {how.epochs} epochs each; AUROC: mean ± SD; Epochs: until "
+        f"within {WITHIN:g} of the best AUROC; Examples: trained on / tested on",
+        title_justify="left",
+        show_edge=False,
+    )
+    table.add_column("Task")
+    for head in (*TITLES.values(), "Examples"):
+        table.add_column(head, justify="right", no_wrap=True)
+    for row in task_rows(tuned.targets):
+        area, *others = row.figures
+        means = (text.partition(" ")[0] for text in others)
+        table.add_row(escape(row.name), area, *means, f"{row.train} / {row.test}")
+    return table
+
+
+def _span(numbers: Sequence[int]) -> str:
+    low, high = min(numbers), max(numbers)
+    return count(low) if low == high else f"{count(low)}–{count(high)}"

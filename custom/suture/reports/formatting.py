@@ -1,0 +1,96 @@
+"""Numbers as a reader wants them: few digits, a unit, an em dash where there is nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Any
+
+from suture.core.validation import flat
+
+DASH = "—"
+_THIN = "\u202f"  # narrow no-break space: groups digits without meaning a decimal point to anyone
+_BYTES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
+
+
+def area(value: float | None) -> str:
+    """An AUROC: three decimals."""
+    return DASH if value is None else f"{value:.3f}"
+
+
+def interval(bounds: tuple[float, float] | None) -> str:
+    """The bounds of an interval."""
+    return DASH if bounds is None else f"{bounds[0]:.3f}–{bounds[1]:.3f}"
+
+
+def count(value: int | None) -> str:
+    """A whole number with its thousands set apart."""
+    return DASH if value is None else f"{value:,}".replace(",", _THIN)
+
+
+def percent(share: float | None) -> str:
+    """A share in whole per cent; little is not written as none, nor nearly all as all."""
+    if share is None:
+        return DASH
+    whole = round(100 * share)
+    if 0 < share < 1 and whole in {0, 100}:
+        return f"{'>99' if whole else '<1'}{_THIN}%"
+    return f"{whole}{_THIN}%"
+
+
+def byte_unit(largest: float) -> tuple[float, str]:
+    """The unit in which a number of bytes reads best: its size and its name."""
+    return next((u for u in _BYTES if largest >= u[0]), _BYTES[-1])
+
+
+def size(value: float) -> str:
+    """A number of bytes, three significant digits."""
+    factor, unit = byte_unit(value)
+    return f"{_significant(value / factor)}{_THIN}{unit}"
+
+
+def duration(seconds: float | None) -> str:
+    """A time span: in its two largest units; below two minutes in seconds."""
+    if seconds is None:
+        return DASH
+    if seconds < 120:
+        return f"{_significant(seconds)}{_THIN}s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 120:
+        return f"{minutes}{_THIN}min {rest}{_THIN}s"
+    return f"{minutes // 60}{_THIN}h {minutes % 60}{_THIN}min"
+
+
+def moment(when: datetime | None) -> str:
+    """A date and time, with its zone where it has one."""
+    if when is None:
+        return DASH
+    zone = f" {when.tzname()}" if when.tzinfo else ""
+    return f"{when.day} {when:%B %Y, %H:%M}{zone}"
+
+
+def spans(numbers: Iterable[int]) -> str:
+    """Round numbers with neighbours joined: "1, 3–5"."""
+    groups: list[list[int]] = []
+    for n in sorted(numbers):
+        if groups and n == groups[-1][-1] + 1:
+            groups[-1].append(n)
+        else:
+            groups.append([n])
+    return ", ".join(str(g[0]) if len(g) == 1 else f"{g[0]}–{g[-1]}" for g in groups)
+
+
+def setting(value: object) -> str:
+    """A configured value: text as it is, all else as JSON."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _significant(value: float) -> str:
+    """Three significant digits, and no exponent below a million."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def leaves(settings: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Nested settings one by one, with dotted names."""
+    return [leaf for name, value in settings.items() for leaf in flat(name, value).items()]

@@ -1,0 +1,247 @@
+"""Phantom hospitals: patients with several images, findings that come together, and a scanner per site."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image as Pillow
+from scipy.ndimage import gaussian_filter
+
+from suture.core.labels import LabelSet
+from suture.core.seeds import seed_for
+from suture.data.split import by_patient
+from suture.data.table import Table
+from suture.simulation.partition import SERVER, write_site
+from suture.simulation.phantom import FINDINGS, Anatomy, Image, Rng, chest
+
+PREVALENCE: dict[str, float] = {
+    "Atelectasis": 0.14,
+    "Cardiomegaly": 0.18,
+    "Consolidation": 0.14,
+    "Edema": 0.10,
+    "Emphysema": 0.14,
+    "Mass": 0.13,
+    "Nodule": 0.17,
+    "Pleural Effusion": 0.14,
+    "Pneumothorax": 0.13,
+    "Support Devices": 0.15,
+}
+
+TOGETHER: dict[tuple[str, str], float] = {
+    ("Cardiomegaly", "Pleural Effusion"): 0.22,
+    ("Cardiomegaly", "Edema"): 0.25,
+    ("Pleural Effusion", "Atelectasis"): 0.18,
+    ("Edema", "Consolidation"): 0.12,
+    ("Pneumothorax", "Support Devices"): 0.25,
+    ("Emphysema", "Pneumothorax"): 0.10,
+}
+"""How much more likely the second finding is where the first one is."""
+
+
+@dataclass(frozen=True)
+class Scanner:
+    """How a site takes its images; the neutral one changes nothing.
+
+    Attributes:
+        blur: of the detector, in pixels of a 64 px image.
+        gamma, gain, offset: contrast and brightness.
+        noise: standard deviation, of a range of 1.
+    """
+
+    blur: float = 0.0
+    gamma: float = 1.0
+    gain: float = 1.0
+    offset: float = 0.0
+    noise: float = 0.03
+
+    def between(self, strength: float) -> Scanner:
+        """This scanner (1), the neutral one (0), or something between or beyond."""
+        neutral = Scanner()
+        return Scanner(
+            *(
+                n + strength * (mine - n)
+                for n, mine in zip(asdict(neutral).values(), asdict(self).values(), strict=True)
+            )
+        )
+
+    def take(self, image: Image, rng: Rng) -> NDArray[np.uint8]:
+        """The radiograph as this scanner stores it."""
+        seen = gaussian_filter(image, self.blur * image.shape[0] / 64) if self.blur > 0 else image
+        seen = np.clip(seen, 0, 1) ** self.gamma * self.gain + self.offset
+        noisy = seen + rng.standard_normal(image.shape).astype(np.float32) * self.noise
+        return (np.clip(noisy, 0, 1) * 255).astype(np.uint8)
+
+
+@dataclass(frozen=True)
+class Hospital:
+    """A phantom site: what it annotates, and its scanner."""
+
+    name: str
+    labels: tuple[str, ...]
+    scanner: Scanner
+
+
+HOSPITALS: tuple[Hospital, ...] = (
+    Hospital(
+        "harbor",
+        ("Cardiomegaly", "Pleural Effusion", "Pneumothorax", "Nodule", "Mass", "Edema"),
+        Scanner(blur=0.0, gamma=0.95, gain=1.0, offset=0.0, noise=0.035),
+    ),
+    Hospital(
+        "lakeside",
+        ("Cardiomegaly", "Pleural Effusion", "Pneumothorax", "Consolidation", "Emphysema", "Atelectasis"),
+        Scanner(blur=0.28, gamma=1.05, gain=0.95, offset=0.03, noise=0.03),
+    ),
+    Hospital(
+        "northfield",
+        ("Cardiomegaly", "Pleural Effusion", "Nodule", "Consolidation", "Support Devices"),
+        Scanner(blur=0.15, gamma=1.12, gain=1.05, offset=-0.015, noise=0.04),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class PhantomSpec:
+    """How many phantoms, and how hard they are.
+
+    Attributes:
+        images: of each site.
+        held_out: of the server, fully labelled, from all scanners.
+        size: side in pixels.
+        contrast: how strongly findings are drawn; lower is harder.
+        shift: how different the sites' scanners are; 0 makes them one.
+        every_label: whether each site annotates every finding: the reference that partial labels are held
+            against.
+    """
+
+    images: int = 1500
+    held_out: int = 1500
+    size: int = 64
+    contrast: float = 1.0
+    shift: float = 1.0
+    every_label: bool = False
+
+
+def findings_of(rng: Rng, before: frozenset[str] | None = None) -> frozenset[str]:
+    """What an image shows; a follow-up keeps most of what was there before."""
+    found: set[str] = set()
+    for name in sorted(PREVALENCE, key=lambda n: n not in {first for first, _ in TOGETHER}):
+        chance = PREVALENCE[name] + sum(
+            more for (first, second), more in TOGETHER.items() if second == name and first in found
+        )
+        if before is not None:
+            chance = 0.85 if name in before else 0.2 * chance
+        if rng.random() < chance:
+            found.add(name)
+    return frozenset(found)
+
+
+def generate(
+    scanner: Scanner, n: int, spec: PhantomSpec, seed: int, prefix: str = "p"
+) -> tuple[NDArray[np.uint8], NDArray[np.float32], tuple[str, ...]]:
+    """Images of one scanner with all their labels.
+
+    Returns:
+        images ``[n, size, size]``, labels ``[n, len(FINDINGS)]`` (all known), and the patient of each.
+    """
+    rng = np.random.default_rng(seed)
+    images = np.empty((n, spec.size, spec.size), dtype=np.uint8)
+    y = np.zeros((n, len(FINDINGS)), dtype=np.float32)
+    patients: list[str] = []
+    person = 0
+    while len(patients) < n:
+        anatomy, seen, person = Anatomy.draw(rng), None, person + 1
+        for _ in range(int(rng.integers(1, 4))):
+            if len(patients) == n:
+                break
+            seen = findings_of(rng, seen)
+            i = len(patients)
+            images[i] = scanner.take(chest(anatomy, seen, spec.size, spec.contrast, rng), rng)
+            y[i] = [name in seen for name in FINDINGS]
+            patients.append(f"{prefix}{person:05d}")
+    return images, y, tuple(patients)
+
+
+def write_hospitals(folder: Path, spec: PhantomSpec, seed: int) -> dict[str, Path]:
+    """Writes each phantom site, and the server's fully labelled data, as a hospital would have them.
+
+    A site's folder holds images/ and labels.csv with its own columns. What is there already for the same
+    specification and seed is kept.
+
+    Returns:
+        the labels.csv of each site and of the server.
+    """
+    tables = {}
+    for hospital in HOSPITALS:
+        target = folder / hospital.name
+        if not _is_there(target, spec, seed):
+            part = _of(hospital, spec.images, spec, seed, "site")
+            _write(
+                target,
+                part,
+                LabelSet(FINDINGS if spec.every_label else hospital.labels),
+                (0.7, 0.1, 0.2),
+                spec,
+                seed,
+            )
+        tables[hospital.name] = target / "labels.csv"
+    target = folder / SERVER
+    if not _is_there(target, spec, seed):
+        parts = [_of(h, spec.held_out // len(HOSPITALS), spec, seed, "held out") for h in HOSPITALS]
+        images, y = np.concatenate([p[0] for p in parts]), np.concatenate([p[1] for p in parts])
+        pooled = (images, y, tuple(patient for p in parts for patient in p[2]))
+        _write(target, pooled, LabelSet(FINDINGS), (0.0, 0.3, 0.7), spec, seed)
+    tables[SERVER] = target / "labels.csv"
+    return tables
+
+
+Part = tuple[NDArray[np.uint8], NDArray[np.float32], tuple[str, ...]]
+
+
+def _of(hospital: Hospital, n: int, spec: PhantomSpec, seed: int, what: str) -> Part:
+    scanner = hospital.scanner.between(spec.shift)
+    return generate(scanner, n, spec, seed_for(seed, "phantom", what, hospital.name), f"{hospital.name}-")
+
+
+def _is_there(folder: Path, spec: PhantomSpec, seed: int) -> bool:
+    note = folder / "phantom.json"
+    return note.exists() and json.loads(note.read_text()) == _note(spec, seed)
+
+
+def _note(spec: PhantomSpec, seed: int) -> dict[str, object]:
+    return {**asdict(spec), "seed": seed}
+
+
+def _write(
+    target: Path,
+    part: Part,
+    labels: LabelSet,
+    fractions: tuple[float, float, float],
+    spec: PhantomSpec,
+    seed: int,
+) -> None:
+    """Makes a hospital's folder beside its place, then moves it there whole."""
+    images, y, patients = part
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    try:
+        (temporary / "images").mkdir()
+        names = [f"{i:05d}.png" for i in range(len(images))]
+        for name, pixels in zip(names, images, strict=True):
+            Pillow.fromarray(pixels).save(temporary / "images" / name, compress_level=1)
+        split = by_patient(patients, y, fractions, seed=1337)
+        table = Table(LabelSet(FINDINGS), tuple(names), patients, y, split, temporary / "images")
+        write_site(temporary, table, labels)
+        (temporary / "phantom.json").write_text(json.dumps(_note(spec, seed)))
+        if target.exists():
+            shutil.rmtree(target)
+        os.replace(temporary, target)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)

@@ -1,0 +1,29 @@
+"""Devices: what torch cannot compute on, and a site that names such a one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from suture.core.devices import unusable
+from suture.core.errors import ConfigError
+from suture.federation.site.info import refuse
+from suture.methods.surgical import SurgicalAggregation
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:99", "", "cpu:x"])
+def test_what_cannot_compute_says_why_in_one_line(device: str) -> None:
+    assert unusable("cpu") == ""
+    why = unusable(device)
+    assert why
+    assert "\n" not in why
+
+
+def test_a_site_with_such_a_device_takes_no_part(tiny: Any) -> None:
+    site = tiny(SurgicalAggregation()).sites()["alpha"]
+    refuse("alpha", site.plan, site.config)
+    training = site.config.training.model_copy(update={"device": "gpu"})
+    config = site.config.model_copy(update={"training": training})
+    with pytest.raises(ConfigError, match=r"^alpha: device 'gpu' cannot be used: .*; correct device under"):
+        refuse("alpha", site.plan, config)

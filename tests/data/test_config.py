@@ -1,0 +1,225 @@
+"""suture.data.config: what a site's file may say, and what the errors say back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from suture.core.errors import ConfigError
+from suture.core.labels import Task
+from suture.data.config import (
+    DataConfig,
+    SiteConfig,
+    find_site_config,
+    load_server_config,
+    load_site_config,
+    write_site_config,
+)
+from suture.data.datasets import SPLIT_RULES, TASKS, Dataset, Images, Texts
+from suture.data.readers import DATASETS
+from suture.protocol.privacy import PrivacyConfig
+
+MINIMAL = '[data]\ndataset = "hospital"\nroot = "images"\ntable = "labels.csv"\n'
+
+
+@pytest.fixture
+def toml(tmp_path: Path) -> Path:
+    path = tmp_path / "suture.toml"
+    path.write_text(MINIMAL)
+    return path
+
+
+def test_relative_paths_and_default_folders_start_at_the_file(
+    toml: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(toml.parent)
+    config = load_site_config(Path("suture.toml"))
+    assert config.data.root == toml.parent / "images"
+    assert config.data.table == toml.parent / "labels.csv"
+    assert config.storage.state == toml.parent / "state"
+    assert config.storage.cache == toml.parent / "cache"
+
+
+@pytest.mark.parametrize("source", ['"openi"', '"eicu"', '"mtsamples"', '"hospital"\ntext_column = "report"'])
+def test_text_in_a_table_needs_no_root(toml: Path, source: str) -> None:
+    toml.write_text(f'[data]\ndataset = {source}\ntable = "notes.csv"\n')
+    data = load_site_config(toml).data
+    assert data.root == data.table == toml.parent / "notes.csv"
+    for other in ('"hospital"', '"mimic_reports"'):
+        toml.write_text(f'[data]\ndataset = {other}\ntable = "notes.csv"\n')
+        with pytest.raises(ConfigError, match=r"\[data\] root is missing"):
+            load_site_config(toml)
+
+
+def test_an_absolute_path_stays(toml: Path) -> None:
+    toml.write_text(MINIMAL + '[storage]\ncache = "/mnt/cache"\n')
+    storage = load_site_config(toml).storage
+    assert storage.cache == Path("/mnt/cache")
+    assert storage.state == toml.parent / "state"
+
+
+def test_the_defaults_are_the_careful_ones(toml: Path) -> None:
+    config = load_site_config(toml)
+    assert config.privacy == PrivacyConfig(label_view="own", min_count=5, max_faults=0.05)
+    assert (config.training.device, config.training.threads, config.training.amp) == ("cpu", 1, False)
+    assert config.data.split_rule == "column"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (MINIMAL + "colour = true\n", ["unknown key [data] colour", "did you mean 'color'?"]),
+        (MINIMAL + "[trainning]\nthreads = 2\n", ["unknown key trainning", "did you mean 'training'?"]),
+        (MINIMAL.replace("hospital", "hopital"), ["[data] dataset = 'hopital'", "did you mean 'hospital'?"]),
+        (MINIMAL + '[privacy]\nlabel_view = "owm"\n', ["[privacy] label_view", "did you mean 'own'?"]),
+        (MINIMAL.replace('table = "labels.csv"\n', ""), ["[data] table is missing"]),
+        ("[training]\nthreads = 1\n", ["[data] is missing"]),
+        (
+            MINIMAL + "[training]\nbatch_size = 1\n",
+            ["[training] batch_size = 1", "greater than or equal to 2"],
+        ),
+        (MINIMAL + "[privacy]\nmax_faults = 1.5\n", ["[privacy] max_faults = 1.5"]),
+        (MINIMAL + "labels = []\n", ["[data] labels"]),
+        (MINIMAL + 'split = "official"\n', ["split = 'official' is not for dataset 'hospital'"]),
+        (MINIMAL.replace("hospital", "nih") + 'split = "column"\n', ["use 'official' or 'patients'"]),
+        (MINIMAL + 'task = "multiclas"\n', ["[data] task = 'multiclas'", "did you mean 'multiclass'?"]),
+        (
+            MINIMAL.replace("hospital", "nih") + 'task = "multiclass"\n',
+            ["task = 'multiclass' is not for dataset 'nih'; use 'multilabel'"],
+        ),
+        (
+            MINIMAL.replace("hospital", "isic2018") + 'task = "multilabel"\n',
+            ["task = 'multilabel' is not for dataset 'isic2018'; use 'multiclass'"],
+        ),
+        (
+            MINIMAL.replace("hospital", "isic2018") + 'split = "patients"\n',
+            ["use 'lesions' or 'images'"],
+        ),
+        ("[data]\nroot = \n", ["not valid TOML", "line 2"]),
+        ("data = 3\n", ["[data]"]),
+    ],
+)
+def test_every_fault_names_the_file_the_key_and_the_remedy(toml: Path, text: str, words: list[str]) -> None:
+    toml.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_site_config(toml)
+    for word in [str(toml), *words]:
+        assert word in str(caught.value)
+
+
+def test_two_faults_are_told_at_once(toml: Path) -> None:
+    toml.write_text(MINIMAL + "colour = true\n[training]\nthreads = 0\n")
+    with pytest.raises(ConfigError, match=r"(?s)colour.*threads"):
+        load_site_config(toml)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"suture\.toml: No such file"):
+        load_site_config(tmp_path / "suture.toml")
+
+
+def test_a_file_that_is_not_text_is_named(toml: Path) -> None:
+    toml.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="not valid TOML"):
+        load_site_config(toml)
+
+
+def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+    config = SiteConfig(
+        data=DataConfig(
+            dataset="hospital",
+            root=Path("/data/images.tar"),
+            table=Path("/data/labels.csv"),
+            labels=("Mass", "Nodule"),
+            synonyms={"lump": "Mass"},
+        ),
+        privacy=PrivacyConfig(label_view="all"),
+    )
+    write_site_config(tmp_path / "suture.toml", config)
+    read = load_site_config(tmp_path / "suture.toml")
+    assert read.data == config.data
+    assert read.privacy == config.privacy
+    assert read.storage.cache == tmp_path / "cache"
+    assert [p.name for p in tmp_path.iterdir() if p.is_file()] == ["suture.toml"]
+
+
+def test_a_server_needs_no_data_but_may_say_where_it_keeps_experiments(tmp_path: Path, toml: Path) -> None:
+    path = tmp_path / "server.toml"
+    path.write_text('[storage]\nstate = "runs"\n')
+    found = load_server_config(path)
+    assert found.held_out is None
+    assert found.storage.state == tmp_path / "runs"
+    write_site_config(tmp_path / "copy.toml", found)
+    assert load_server_config(tmp_path / "copy.toml") == found
+    whole = load_server_config(toml)
+    assert whole.held_out == load_site_config(toml)
+    assert whole.storage == load_site_config(toml).storage
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('[storage]\nstat = "x"\n', "did you mean 'state'"),
+        ('[training]\ndevice = "cpu"\n', r"\[data\] is missing"),
+        ("[held_out]\n", "unknown key"),
+    ],
+)
+def test_what_is_wrong_in_a_servers_file_is_told(text: str, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "server.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=words):
+        load_server_config(path)
+
+
+def test_a_site_is_found_in_its_workspace(tmp_path: Path) -> None:
+    (tmp_path / "local").mkdir()
+    (tmp_path / "suture.toml").touch()
+    assert find_site_config("alpha", tmp_path) == tmp_path / "suture.toml"
+    (tmp_path / "local/suture.toml").touch()
+    assert find_site_config("alpha", tmp_path) == tmp_path / "local/suture.toml"
+
+
+def test_the_sites_of_a_simulation_go_before_the_workspace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "suture.toml").touch()
+    monkeypatch.setenv("SUTURE_SITES", str(tmp_path / "sites"))
+    with pytest.raises(ConfigError, match=r"sites/alpha/suture\.toml"):
+        find_site_config("alpha", tmp_path)
+    (tmp_path / "sites/alpha").mkdir(parents=True)
+    (tmp_path / "sites/alpha/suture.toml").touch()
+    assert find_site_config("alpha", tmp_path) == tmp_path / "sites/alpha/suture.toml"
+
+
+@pytest.mark.parametrize("with_workspace", [True, False])
+def test_a_site_without_a_file_is_told_where_one_was_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_workspace: bool
+) -> None:
+    monkeypatch.delenv("SUTURE_SITES", raising=False)
+    with pytest.raises(ConfigError) as caught:
+        find_site_config("alpha", tmp_path if with_workspace else None)
+    expected = ["local/suture.toml", f"{tmp_path}/suture.toml"] if with_workspace else ["SUTURE_SITES"]
+    assert all(word in str(caught.value) for word in ["'alpha'", *expected])
+
+
+def test_every_data_set_has_a_reader_split_rules_and_tasks() -> None:
+    assert set(DATASETS) == set(SPLIT_RULES) == set(TASKS) == {*get_args(Images), *get_args(Texts)}
+
+
+@pytest.mark.parametrize(
+    ("dataset", "task"), [("hospital", "multilabel"), ("nih", "multilabel"), ("isic2018", "multiclass")]
+)
+def test_a_data_set_has_a_task(dataset: Dataset, task: Task) -> None:
+    config = DataConfig(dataset=dataset, root=Path("images"), table=Path("labels.csv"))
+    assert config.label_task == task
+    assert config.model_copy(update={"task": task}).label_task == task
+
+
+def test_a_hospital_may_be_multiclass(toml: Path) -> None:
+    toml.write_text(MINIMAL + 'task = "multiclass"\n')
+    config = load_site_config(toml)
+    assert config.data.label_task == "multiclass"
+    write_site_config(toml, config)
+    assert load_site_config(toml).data == config.data

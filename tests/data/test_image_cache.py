@@ -1,0 +1,203 @@
+"""suture.data.image_cache: images decoded once."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import suture.data.image_cache as cache
+from suture.core.errors import DataError
+from suture.core.labels import LabelSet
+from suture.data.image_cache import decode
+from suture.data.images import ImageSource
+from suture.data.table import Table
+
+N = 40
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Table:
+    """Forty images of 4x4; image i is all i."""
+    root = tmp_path / "images"
+    root.mkdir()
+    for i in range(N):
+        Image.new("RGB", (4, 4), (i, i, i)).save(root / f"{i}.png")
+    y = np.arange(N, dtype=np.float32)[:, None]
+    names = tuple(f"{i}.png" for i in range(N))
+    return Table(LabelSet(("Mass",)), names, tuple(f"p{i}" for i in range(N)), y, ("train",) * N, root)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+def damage(table: Table, *images: int) -> None:
+    for i in images:
+        (table.root / f"{i}.png").write_bytes(b"damaged")
+
+
+def refuse(*_: Any, **__: Any) -> None:
+    raise AssertionError("decoded again")
+
+
+def test_images_come_in_the_order_of_the_table(table: Table, folder: Path) -> None:
+    rows = np.array([3, 1, 39])
+    images, kept = decode(table.rows(rows), 4, False, folder)
+    assert tuple(images.shape) == (3, 1, 4, 4)
+    assert images.float().mean(dim=(1, 2, 3)).tolist() == [3, 1, 39]
+    assert kept.images == ("3.png", "1.png", "39.png")
+
+
+def test_colour_and_size_are_the_callers(table: Table, folder: Path) -> None:
+    images, _ = decode(table, 2, True, folder)
+    assert tuple(images.shape) == (N, 3, 2, 2)
+    assert images[7].unique().tolist() == [7]
+
+
+def test_the_second_time_nothing_is_decoded(
+    table: Table, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, _ = decode(table, 4, False, folder)
+    monkeypatch.setattr(cache, "read_all", refuse)
+    second, _ = decode(table, 4, False, folder)
+    assert first.equal(second)
+    for other in (lambda: decode(table, 2, False, folder), lambda: decode(table, 4, True, folder)):
+        with pytest.raises(AssertionError):
+            other()
+
+
+def test_a_changed_image_is_decoded_again(table: Table, folder: Path) -> None:
+    decode(table, 4, False, folder)
+    Image.new("L", (4, 4), 200).save(table.root / "5.png")
+    images, _ = decode(table, 4, False, folder)
+    assert images[5].unique().tolist() == [200]
+
+
+def test_writing_to_the_images_does_not_reach_the_disk(table: Table, folder: Path) -> None:
+    images, _ = decode(table, 4, False, folder)
+    images.zero_()
+    again, _ = decode(table, 4, False, folder)
+    assert again[9].unique().tolist() == [9]
+
+
+def test_unreadable_images_are_left_out_and_told(
+    table: Table, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    damage(table, 0, 17)
+    for _ in range(2):  # decoded, then from the cache
+        with caplog.at_level(logging.WARNING):
+            images, kept = decode(table, 4, False, folder, max_faults=0.05, site="alpha")
+        assert len(images) == len(kept) == 38
+        assert images.float().mean(dim=(1, 2, 3)).tolist() == kept.y[:, 0].tolist()
+        assert "site 'alpha': 2 unreadable images left out: 0.png, 17.png" in caplog.text
+        caplog.clear()
+
+
+def test_too_many_unreadable_images_are_an_error_and_leave_nothing(table: Table, folder: Path) -> None:
+    damage(table, 3, 4)
+    (table.root / "9.png").unlink()
+    with pytest.raises(DataError) as caught:
+        decode(table, 4, False, folder, max_faults=0.05, site="alpha")
+    for words in ("'alpha'", "3 of 40 images", "5% tolerated", "'3.png'", "partial = true"):
+        assert words in str(caught.value)
+    assert list(folder.iterdir()) == []
+
+
+def test_a_cache_of_a_more_tolerant_day_is_not_trusted_blindly(table: Table, folder: Path) -> None:
+    damage(table, 3, 4, 9)
+    decode(table, 4, False, folder, max_faults=0.5)
+    with pytest.raises(DataError, match="3 of 40"):
+        decode(table, 4, False, folder, max_faults=0.05)
+
+
+def test_nothing_readable_is_an_error_at_any_tolerance(table: Table, folder: Path) -> None:
+    damage(table, *range(N))
+    with pytest.raises(DataError, match="40 of 40"):
+        decode(table, 4, False, folder, max_faults=1.0)
+
+
+def test_a_table_without_rows_is_an_error(table: Table, folder: Path) -> None:
+    with pytest.raises(DataError, match="no row"):
+        decode(table.rows(np.array([], dtype=np.intp)), 4, False, folder)
+
+
+@pytest.mark.parametrize(
+    ("module", "function"), [(os, "replace"), (os, "fsync"), (cache, "write_json"), (cache, "_header")]
+)
+def test_a_full_disk_is_told_and_leaves_nothing(
+    table: Table, folder: Path, monkeypatch: pytest.MonkeyPatch, module: ModuleType, function: str
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, function, full)
+        with pytest.raises(
+            DataError, match=r"'alpha'.*the disk is full; make room, or set \[storage\] cache"
+        ):
+            decode(table, 4, False, folder, site="alpha")
+    assert list(folder.iterdir()) == []
+    images, _ = decode(table, 4, False, folder, site="alpha")
+    assert len(images) == N
+
+
+def test_a_cache_folder_that_is_a_file_is_told(table: Table, folder: Path) -> None:
+    folder.touch()
+    with pytest.raises(DataError, match=r"cannot write .* decoded images"):
+        decode(table, 4, False, folder)
+
+
+@pytest.mark.parametrize("harm", ["cut", "flip", "empty", "no seal", "bad seal", "strange seal"])
+def test_a_damaged_entry_is_made_again(table: Table, folder: Path, harm: str) -> None:
+    whole, _ = decode(table, 4, False, folder)
+    whole = whole.clone()
+    (images,) = folder.glob("*.npy")
+    (seal,) = folder.glob("*.json")
+    data = images.read_bytes()
+    if harm == "cut":
+        images.write_bytes(data[:-100])
+    elif harm == "flip":
+        images.write_bytes(data[:-1] + b"\xff")
+    elif harm == "empty":
+        images.write_bytes(b"")
+    elif harm == "no seal":
+        seal.unlink()
+    elif harm == "bad seal":
+        seal.write_text("{")
+    else:
+        seal.write_text(json.dumps(["sha256"]))
+    again, _ = decode(table, 4, False, folder)
+    assert again.equal(whole)
+    assert images.read_bytes() == data
+
+
+def test_the_file_is_an_ordinary_npy(table: Table, folder: Path) -> None:
+    damage(table, 1)
+    images, _ = decode(table, 4, False, folder)
+    (path,) = folder.glob("*.npy")
+    np.testing.assert_array_equal(np.load(path), images.numpy())
+    assert len(images) == N - 1
+
+
+def test_an_archive_is_not_indexed_for_a_cached_table(
+    table: Table, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import tarfile
+
+    with tarfile.open(tmp_path / "all.tar.gz", "w:gz") as archive:
+        archive.add(table.root, arcname="images")
+    packed = Table(table.labels, table.images, table.patients, table.y, table.split, tmp_path / "all.tar.gz")
+    first, _ = decode(packed, 4, False, folder)
+    monkeypatch.setattr(ImageSource, "_index", property(refuse))
+    second, _ = decode(packed, 4, False, folder)
+    assert first.equal(second)

@@ -1,0 +1,116 @@
+"""suture.data.quality: all that is wrong, at once."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from rich.console import Console
+
+from suture.data.config import SiteConfig, load_site_config
+from suture.data.quality import Count, Findings, Words, check, render
+
+ROWS = [
+    "image,patient,split,Mass,Nodule",
+    "0.png,P1,train,1,0",
+    "1.png,P1,train,0,",
+    "2.png,P2,train,0,0",
+    "3.png,P3,validation,1,1",
+    "4.png,P4,test,0,1",
+    "5.png,P5,,0,0",
+]
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> SiteConfig:
+    (tmp_path / "images").mkdir()
+    for i in range(6):
+        Image.new("L", (4, 4), i).save(tmp_path / f"images/{i}.png")
+    (tmp_path / "labels.csv").write_text("\n".join(ROWS))
+    path = tmp_path / "suture.toml"
+    path.write_text('[data]\ndataset = "hospital"\nroot = "images"\ntable = "labels.csv"\n')
+    return load_site_config(path)
+
+
+def printed(findings: Findings) -> str:
+    console = Console(width=400, file=io.StringIO())
+    console.print(render(findings))
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_counts_by_class_and_split(config: SiteConfig) -> None:
+    findings = check(config)
+    assert findings.problems == ()
+    assert findings.images == {"train": 3, "validation": 1, "test": 1}
+    assert findings.patients == {"train": 2, "validation": 1, "test": 1}
+    assert findings.counts["Mass"]["train"] == Count(positives=1, negatives=2, unknown=0)
+    assert findings.counts["Nodule"]["train"] == Count(positives=0, negatives=2, unknown=1)
+    assert findings.empty == ("Nodule",)
+    assert any("not used: 1" in text for text in findings.warnings)
+    text = printed(findings)
+    assert "1 / 2 / 0" in text
+    assert "'Nodule' has no positive label" in text
+
+
+def test_split_leak_bad_cell_and_unreadable_image_are_told_together(
+    config: SiteConfig, tmp_path: Path
+) -> None:
+    text = "\n".join(ROWS).replace("P3", "P1").replace("2.png,P2,train,0,0", "2.png,P2,train,0,maybe")
+    (tmp_path / "labels.csv").write_text(text)
+    (tmp_path / "images/4.png").write_bytes(b"damaged")
+    findings = check(config)
+    assert len(findings.problems) == 3
+    for words in ("column 'Nodule': 'maybe'", "1 patient in two splits", "1 of 5 images cannot be read"):
+        assert any(words in problem for problem in findings.problems)
+    assert len(findings.unreadable) == 1
+    assert "'4.png'" in findings.unreadable[0]
+    assert "P1" not in printed(findings)
+    assert all(f"problem {problem}" in printed(findings) for problem in findings.problems)
+
+
+@pytest.mark.usefixtures("config")
+def test_a_few_unreadable_images_are_a_warning(tmp_path: Path) -> None:
+    toml = tmp_path / "suture.toml"
+    toml.write_text(toml.read_text() + "[privacy]\nmax_faults = 0.3\n")
+    (tmp_path / "images/4.png").unlink()
+    findings = check(load_site_config(toml))
+    assert findings.problems == ()
+    assert any("1 of 5 images cannot be read" in text for text in findings.warnings)
+
+
+@pytest.mark.parametrize("lost", ["labels.csv", "images"])
+def test_what_cannot_be_read_at_all_is_a_problem(config: SiteConfig, tmp_path: Path, lost: str) -> None:
+    (tmp_path / lost).rename(tmp_path / "elsewhere")
+    findings = check(config)
+    assert len(findings.problems) == 1
+    assert lost in findings.problems[0]
+    assert lost in printed(findings)
+
+
+def test_a_label_that_looks_like_another_is_pointed_out(config: SiteConfig, tmp_path: Path) -> None:
+    (tmp_path / "labels.csv").write_text("\n".join(ROWS).replace("Nodule", "Noduel"))
+    assert any("'Noduel' and 'Nodule' look alike" in text for text in check(config).warnings)
+
+
+def test_a_site_without_training_rows_can_only_evaluate(config: SiteConfig, tmp_path: Path) -> None:
+    (tmp_path / "labels.csv").write_text("\n".join(ROWS).replace("train", ""))
+    findings = check(config)
+    assert findings.problems == ()
+    assert any("can only evaluate" in text for text in findings.warnings)
+
+
+def test_documents_are_counted_with_their_lengths(tmp_path: Path) -> None:
+    rows = [f"{i},P{i},{'train' if i else 'test'},{'no mass ' * i + '.'},{i % 2}" for i in range(11)]
+    (tmp_path / "reports.csv").write_text("\n".join(["image,patient,split,report,Mass", *rows]))
+    path = tmp_path / "suture.toml"
+    path.write_text('[data]\ndataset = "hospital"\ntable = "reports.csv"\ntext_column = "report"\n')
+    findings = check(load_site_config(path))
+    assert findings.problems == ()
+    assert findings.images == {"train": 10, "validation": 0, "test": 1}
+    assert findings.words == Words(mean=11.0, p95=20, most=21, known=1.0)
+    text = printed(findings)
+    assert "10 documents, 10 patients" in text
+    assert "words of a document: 11.0 on average, 95 % have at most 20, the longest 21" in text
+    assert "the clinical vocabulary knows 100.0% of them" in text

@@ -1,0 +1,85 @@
+"""The real-world tables of both papers, run whole on small releases of the three data sets."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from official import write_chexpert, write_mimic, write_nih
+from suture.experiments.conduct import collect, conduct
+from suture.experiments.loading import load_experiment
+from suture.experiments.spec import Experiment, Preset
+from suture.experiments.table import lines
+
+SMALL = {
+    "simulation.nih": "{data}/nih",
+    "simulation.chexpert": "{data}/chexpert",
+    "model.name": "cnn",
+    "model.size": 16,
+    "model.weights": None,
+    "model.hidden": 0,
+    "model.dropout": 0.0,
+    "method.local.lr": 1e-3,
+    "method.local.warmup_epochs": 0,
+    "rounds": 1,
+}
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    root = tmp_path / "data"
+    write_nih(root / "nih")
+    write_chexpert(root / "chexpert")
+    write_mimic(root / "mimic-cxr-jpg")
+    return root
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "undefined"),
+    [
+        (
+            "chest_all",
+            ("nih_baseline", "pfl_average", "surgical_average", "surgical_frozen"),
+            {("nih_baseline", "CheXpert"), ("nih_baseline", "MIMIC-LT"), ("pfl_average", "MIMIC-LT")},
+        ),
+        (
+            "midl_all",
+            ("chexpert_baseline", "central", "surgical"),
+            {("chexpert_baseline", "NIH"), ("chexpert_baseline", "NIH, loss")},
+        ),
+    ],
+)
+def test_a_mean_is_defined_where_every_class_was_learned(
+    name: str, rows: tuple[str, ...], undefined: set[tuple[str, str]], data: Path, tmp_path: Path
+) -> None:
+    spec = load_experiment(name)
+    skip = tuple(row for row in spec.rows if row not in rows)
+    preset = Preset("small", (1,), SMALL, skip=skip)
+    spec = replace(spec, presets={"small": preset})
+    outcome = conduct(spec, preset, tmp_path / "results", tmp_path / "work", data, 2, lambda _: None)
+    found = {line.row: line for line in lines(spec, preset, outcome)}
+    empty = {
+        (row, column) for row, line in found.items() for column, f in line.figures.items() if f.mean != f.mean
+    }
+    assert empty == undefined
+    reference = found[spec.reference]
+    other = found["pfl_average" if name == "chest_all" else "central"]
+    against = other.figures["NIH"].against
+    assert against is not None
+    assert against.n > 5  # over the classes that the test set defines
+    assert reference.figures["NIH"].against is None
+    if name == "midl_all":
+        _show_intervals(spec, preset, tmp_path / "results")
+        shared = replace(load_experiment("midl_shared"), presets={"small": preset})
+        _show_intervals(shared, preset, tmp_path / "results")  # the same runs
+
+
+def _show_intervals(spec: Experiment, preset: Preset, results: Path) -> None:
+    """Each AUROC of the reference row has one, and each loss is defined."""
+    found = {line.row: line for line in lines(spec, preset, collect(spec, preset, results))}
+    figures = found[spec.reference].figures
+    assert all(figure.mean == figure.mean for figure in figures.values())
+    with_interval = {column for column, figure in figures.items() if figure.bounds is not None}
+    assert with_interval == {column.name for column in spec.columns if column.spread == "interval"}

@@ -1,0 +1,129 @@
+"""Columns of figures that are not class by class: Fed-MAS's."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_experiment import experiment, result
+
+from suture.core.errors import ConfigError
+from suture.core.validation import parse
+from suture.experiments.conduct import collect
+from suture.experiments.render import write_tables
+from suture.experiments.runs import final_runs
+from suture.experiments.spec import Column
+from suture.experiments.table import figure_of, lines
+
+FEDMAS: dict[str, Any] = {
+    "loss": 0.15,
+    "overall": {"balanced_accuracy": 0.0, "accuracy": 0.7},
+    "long_tail": {"accuracy": {"head": 0.9, "tail": 0.1, "all": 0.5}},
+    "attributes": {"values": {"dark": {"balanced_accuracy": 0.4}}, "mean": {"balanced_accuracy": 0.6}},
+    "local_models": {"mean": {"local": {"auroc": 0.8, "balanced_accuracy": 0.3}}},
+}
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ({"metric": "balanced_accuracy"}, 0.0),  # zero is a value
+        ({"metric": "f1"}, None),
+        ({"metric": "loss"}, 0.15),
+        ({"metric": "accuracy", "frequency": "tail"}, 0.1),
+        ({"metric": "accuracy", "frequency": "all"}, 0.5),
+        ({"metric": "accuracy", "frequency": "medium"}, None),
+        ({"metric": "balanced_accuracy", "attribute": "dark"}, 0.4),
+        ({"metric": "balanced_accuracy", "attribute": "mean"}, 0.6),
+        ({"metric": "balanced_accuracy", "attribute": "light"}, None),
+        ({"metric": "balanced_accuracy", "models": "local"}, 0.3),
+        ({"models": "local"}, 0.8),
+        ({"models": "global"}, None),
+    ],
+)
+def test_a_column_of_a_figure_that_is_not_class_by_class(column: dict[str, Any], value: float | None) -> None:
+    assert figure_of(FEDMAS, parse(Column, {"name": "x", **column}, "column")) == value
+
+
+def test_such_a_column_fills_its_cells(tmp_path: Path) -> None:
+    """A run from before there was such a figure has none of it."""
+    spec = experiment(columns=[{"name": "tail", "metric": "accuracy", "frequency": "tail"}])
+    preset = spec.preset("tiny")
+    for run in final_runs(spec, preset, {}):
+        result(run, tmp_path, {"A": 0.5, "B": 0.5})
+        path = tmp_path / f"{run.name}.json"
+        content = json.loads(path.read_text())
+        if run.row == "ours":
+            content["metrics"]["long_tail"] = {"accuracy": {"tail": run.settings["seed"] / 10}}
+        path.write_text(json.dumps(content))
+    found = {line.row: line.figures["tail"] for line in lines(spec, preset, collect(spec, preset, tmp_path))}
+    assert found["ours"].text == "0.200 ± 0.100"
+    assert found["theirs"].values == (None, None, None)
+
+
+def test_a_column_of_recall_is_over_the_classes_it_names(tmp_path: Path) -> None:
+    """B has no test image; ours has the recall of a class and theirs, of several labels an image, none."""
+    spec = experiment(
+        columns=[
+            {"name": "rare", "metric": "recall", "classes": ["A", "C"]},
+            {"name": "all", "metric": "recall"},
+        ]
+    )
+    preset = spec.preset("tiny")
+    for run in final_runs(spec, preset, {}):
+        result(run, tmp_path, {"A": 0.5, "B": 0.5})
+        path = tmp_path / f"{run.name}.json"
+        content = json.loads(path.read_text())
+        if run.row == "ours":
+            content["metrics"]["recall"] = {"A": 0.25, "B": None, "C": 0.5, "D": 0.75}
+        path.write_text(json.dumps(content))
+    outcome = collect(spec, preset, tmp_path)
+    found = {line.row: line.figures for line in lines(spec, preset, outcome)}
+    assert found["ours"]["rare"].mean == pytest.approx(0.375)
+    assert found["ours"]["all"].mean == pytest.approx(0.5)
+    assert found["theirs"]["rare"].values == (None, None, None)
+    write_tables(spec, preset, outcome, tmp_path, "x")
+    text = (tmp_path / "x.md").read_text()
+    assert "Recall of each class" in text
+    assert "| C | – | 0.500 |" in text
+
+
+@pytest.mark.parametrize(
+    ("column", "says"),
+    [
+        ({"attribute": "dark", "models": "local"}, "one of test, task, frequency, attribute and models"),
+        ({"test": "nih", "attribute": "dark"}, "one of test, task, frequency, attribute and models"),
+        ({"frequency": "tail"}, 'is of metric = "accuracy"'),
+        ({"metric": "loss", "group": "shared"}, 'metric = "loss" is of all test images and classes'),
+        ({"metric": "loss", "attribute": "dark"}, 'metric = "loss" is of all test images and classes'),
+        ({"metric": "f1", "classes": ["A"]}, "choose among the classes of auroc and recall alone"),
+        ({"attribute": "dark", "group": "unique"}, "choose among the classes of auroc and recall alone"),
+        ({"task": "Edema", "classes": ["A"]}, "choose among the classes of auroc and recall alone"),
+        ({"test": "nih", "metric": "recall"}, "a further test has no recall"),
+    ],
+)
+def test_a_column_is_of_one_part_alone(column: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        parse(Column, {"name": "x", **column}, "column")
+
+
+def test_a_loss_on_a_test_set_is_that_of_the_models_which_know_its_classes(tmp_path: Path) -> None:
+    """What was kept before there were losses has none, and still renders."""
+    spec = experiment(
+        columns=[{"name": "loss", "test": "nih", "metric": "loss"}],
+        tests={"nih": {"data": {"dataset": "nih"}}},
+    )
+    preset = spec.preset("tiny")
+    narrow = {"auroc": {}, "unlearned": ["A"], "loss": 0.9}
+    whole = {"auroc": {"A": 0.5}, "unlearned": []}
+    models = {"ours": {"x": narrow, "y": {**whole, "loss": 0.25}}, "theirs": {"global": whole}}
+    for run in final_runs(spec, preset, {}):
+        result(run, tmp_path, {"A": 0.5, "B": 0.5})
+        path = tmp_path / f"{run.name}.json"
+        content = json.loads(path.read_text()) | {"tests": {"nih": models[run.row]}}
+        path.write_text(json.dumps(content))
+    found = {line.row: line.figures["loss"] for line in lines(spec, preset, collect(spec, preset, tmp_path))}
+    assert found["ours"].values == (0.25, 0.25, 0.25)
+    assert found["theirs"].text == "–"

@@ -1,0 +1,317 @@
+"""Experiments as data: which runs they need, what is kept of them, and how they are rendered."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from kept_by_hand import SPEC, experiment, result
+from suture.core.errors import ConfigError, DataError, FederationError
+from suture.experiments.conduct import collect, conduct
+from suture.experiments.loading import known_experiments, load_experiment
+from suture.experiments.pool import Place, do_runs
+from suture.experiments.render import write_tables
+from suture.experiments.runs import Run, final_runs, keep_result, read_result, tuning_runs
+from suture.experiments.spec import OWN_COLUMNS, Experiment
+from suture.experiments.table import class_means, lines
+from suture.experiments.tuning import chosen
+from suture.simulation.job import load_job, with_settings
+
+
+def test_every_experiment_of_the_repository_can_be_run() -> None:
+    """Each row of each preset is a job whose settings exist; nothing is trained."""
+    assert known_experiments()
+    for name in known_experiments():
+        spec = load_experiment(name)
+        for preset in spec.presets.values():
+            found = dict.fromkeys(_cells(spec, preset), preset.tune.values[0]) if preset.tune else {}
+            runs = [*final_runs(spec, preset, found), *tuning_runs(spec, preset)]
+            for run in runs:
+                options = run.arguments(Path("/data"))
+                job = with_settings(load_job(run.job), options[1::2])
+                assert job.method.name == run.settings.get("method", job.method.name)
+                assert "{data}" not in str(options)
+                # A simulation puts the words of its documents here before it plans.
+                words = with_settings(job, ["model.vocabulary=clinical"])
+                words.plan("x")
+
+
+def _cells(spec: Experiment, preset: Any) -> list[tuple[str, str]]:
+    from suture.experiments.runs import cells
+
+    return [(row, str(x)) for row, x in cells(spec, preset)]
+
+
+def test_a_run_is_named_by_its_settings_alone() -> None:
+    spec = experiment()
+    runs = list(final_runs(spec, spec.preset(None), {}))
+    assert [(run.row, run.settings["seed"]) for run in runs] == [
+        (row, seed) for seed in (1, 2, 3) for row in ("theirs", "ours")
+    ]
+    assert len({run.name for run in runs}) == 6
+    again = experiment(title="another title", source="elsewhere")
+    assert [run.name for run in final_runs(again, again.preset(None), {})] == [run.name for run in runs]
+    longer = experiment(set={"augmentation.flip": 0.5})
+    assert not {run.name for run in final_runs(longer, longer.preset(None), {})} & {r.name for r in runs}
+
+
+def test_the_data_root_is_no_part_of_a_runs_name() -> None:
+    run = Run("a", None, "surgical_nih", {"simulation.root": "{data}/nih", "seed": 1, "rounds": 2})
+    assert run.arguments(Path("/mnt")) == [
+        "--set", "simulation.root=/mnt/nih", "--set", "seed=1", "--set", "rounds=2",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"reference": "our"}, r"unknown row in reference.*did you mean 'ours'"),
+        ({"presets": {"t": {"note": "", "seeds": [1], "skip": ["thiers"]}}}, "did you mean 'theirs'"),
+        ({"titel": "x"}, "unknown key 'titel'; did you mean 'title'"),
+        ({"presets": {"t": {"note": "", "seeds": []}}}, r"presets\.t\.seeds"),
+    ],
+)
+def test_a_file_with_a_mistake_says_where(changes: dict[str, Any], says: str, tmp_path: Path) -> None:
+    import tomli_w
+
+    path = tmp_path / "e.toml"
+    path.write_text(tomli_w.dumps({**SPEC, **changes}))
+    with pytest.raises(ConfigError, match=says):
+        load_experiment(str(path))
+    with pytest.raises(ConfigError, match="unknown experiment"):
+        load_experiment("nih_overlapp")
+    with pytest.raises(ConfigError, match="unknown preset 'tin'; did you mean 'tiny'"):
+        experiment().preset("tin")
+
+
+def test_tuning_chooses_by_validation_and_reuses_its_runs(tmp_path: Path) -> None:
+    tune = {"key": "method.local.lr", "values": [1e-3, 1e-2], "seed": 1}
+    spec = experiment(presets={"tiny": {"note": "", "seeds": [1, 2], "tune": tune}})
+    preset = spec.preset("tiny")
+    tried = list(tuning_runs(spec, preset))
+    assert len(tried) == 4
+    for run in tried:
+        high = (run.settings["method.local.lr"] == 1e-2) == (run.row == "ours")
+        result(run, tmp_path, {"A": 0.1, "B": 0.1}, auroc=0.7 if high else 0.6)
+    best = chosen(spec, preset, tmp_path)
+    assert best == {("theirs", "None"): 1e-3, ("ours", "None"): 1e-2}
+    names = {run.name for run in final_runs(spec, preset, best)}
+    assert len(names) == 4
+    assert len(names & {run.name for run in tried}) == 2
+    (tmp_path / f"{tried[0].name}.json").unlink()
+    assert ("theirs", "None") not in chosen(spec, preset, tmp_path)
+    assert not collect(spec, preset, tmp_path).results["theirs", "None"]
+
+
+RUN = Run("ours", None, "demo", {"seed": 1})
+FACTS = {
+    "status": "finished",
+    "method": {"personal": "nothing"},
+    "selected_round": 1,
+    "sites": {},
+    "versions": {},
+    "finished": "now",
+}
+
+
+@pytest.fixture
+def done(tmp_path: Path) -> Path:
+    """The folder of a finished run, without run.json and history.jsonl."""
+    folder = tmp_path / "done"
+    folder.mkdir()
+    (folder / "metrics.json").write_text("{}")
+    job = load_job("demo")
+    content = {"plan": job.plan("done").to_dict(), "schedule": job.schedule().to_dict()}
+    (folder / "job.json").write_text(json.dumps(content))
+    return folder
+
+
+def test_a_run_selected_by_balanced_accuracy_is_tuned_by_it(done: Path, tmp_path: Path) -> None:
+    measured = {"loss": None, "auroc": 0.9, "server_auroc": 0.8, "server_balanced_accuracy": 0.3}
+    (done / "history.jsonl").write_text(json.dumps({"round": 1, "seconds": 1.0, "validation": measured}))
+    for selection, tunes in {"server_metric": 0.8, "server_balanced_accuracy": 0.3}.items():
+        (done / "run.json").write_text(json.dumps({**FACTS, "selection": selection}))
+        assert keep_result(tmp_path / "kept", RUN, done).validation == tunes
+
+
+def test_models_of_the_sites_own_are_tuned_by_the_rounds_that_they_are_of(done: Path, tmp_path: Path) -> None:
+    """a keeps round 1 (.5; .7), b round 2 (.1; .8), whatever the mean of a round says; c measured nothing."""
+
+    def line(number: int, a: tuple[float, float], b: tuple[float, float]) -> dict[str, Any]:
+        sites = {s: {"validation_loss": x, "validation_auroc": y} for s, (x, y) in {"a": a, "b": b}.items()}
+        validation = {"loss": (a[0] + b[0]) / 2, "auroc": (a[1] + b[1]) / 2}
+        return {"round": number, "seconds": 1.0, "validation": validation, "sites": {**sites, "c": {}}}
+
+    history = [line(1, (0.5, 0.7), (0.3, 0.6)), line(2, (0.6, 0.9), (0.1, 0.8))]
+    (done / "history.jsonl").write_text("\n".join(json.dumps(x) for x in history))
+    (done / "run.json").write_text(json.dumps({**FACTS, "method": {"personal": "model"}}))
+    kept = keep_result(tmp_path / "kept", RUN, done)
+    assert kept.validation == pytest.approx((0.7 + 0.8) / 2)
+    assert kept.validation_loss == pytest.approx((0.5 + 0.1) / 2)
+    (done / "run.json").write_text(json.dumps({**FACTS, "method": {"personal": "head"}}))
+    assert keep_result(tmp_path / "kept", RUN, done).validation == pytest.approx((0.7 + 0.6) / 2)
+
+
+def test_a_row_that_cannot_be_tuned_is_named_with_its_run(tmp_path: Path) -> None:
+    tune = {"key": "method.local.lr", "values": [1e-3, 1e-2], "seed": 1}
+    spec = experiment(presets={"tiny": {"note": "", "seeds": [1], "tune": tune}})
+    runs = list(tuning_runs(spec, spec.preset(None)))
+    for run in runs:
+        result(run, tmp_path, {"A": 0.5, "B": 0.5}, auroc=None if run is runs[1] else 0.6)
+    with pytest.raises(ConfigError, match=f"row 'theirs': its run {runs[1].name} has no validation figure"):
+        conduct(spec, spec.preset(None), tmp_path, tmp_path / "work", None, 1, lambda _: None)
+
+
+def test_the_table_by_hand(tmp_path: Path) -> None:
+    """Ours - theirs on the classes of one site: .1, .2, .3: t = 2 sqrt(3), p = .0742."""
+    spec = experiment()
+    preset = spec.preset(None)
+    for run in final_runs(spec, preset, {}):
+        seed = int(str(run.settings["seed"]))
+        b = 0.5 + (0.1 * seed if run.row == "ours" else 0.0)
+        result(run, tmp_path / "runs", {"A": 0.8, "B": b})
+    outcome = collect(spec, preset, tmp_path / "runs")
+    theirs, ours = lines(spec, preset, outcome)
+    against = theirs.figures["AUROC, classes of one site"].against
+    assert against is not None
+    assert against.p == pytest.approx(0.0742, abs=1e-4)
+    assert against.difference == pytest.approx(0.2)
+    assert theirs.figures["AUROC, classes of one site"].text == "0.500 ± 0.000 ns"
+    assert ours.figures["AUROC, classes of one site"].text == "0.700 ± 0.100"
+    assert ours.figures["AUROC, classes of one site"].against is None
+    assert theirs.figures["AUROC, classes of several sites"].against is not None
+    assert theirs.figures["AUROC, classes of several sites"].against.p == 1
+    assert class_means(spec, "ours", outcome.results["ours", "None"], OWN_COLUMNS[0]) == pytest.approx(
+        {"A": 0.8, "B": 0.7}
+    )
+    assert class_means(spec, "ours", outcome.results["ours", "None"], OWN_COLUMNS[1]) == pytest.approx(
+        {"A": 0.8}
+    )
+    paths = write_tables(spec, preset, outcome, tmp_path, "two")
+    page = paths[0].read_text()
+    assert "| Vanilla FL | 0.650 ± 0.000 ns | .074 |" in page
+    assert "0.79 |" in page
+    assert "6 runs in the table, 0.1 hours" in page
+    ElementTree.fromstring(paths[2].read_text())
+    before = [path.read_bytes() for path in paths]
+    assert [path.read_bytes() for path in write_tables(spec, preset, outcome, tmp_path, "two")] == before
+
+
+def test_over_classes_a_class_that_one_of_them_does_not_know_is_no_pair(tmp_path: Path) -> None:
+    spec = experiment(pairs="classes")
+    preset = spec.preset(None)
+    for run in final_runs(spec, preset, {}):
+        result(run, tmp_path, {"A": 0.8, "B": None if run.row == "theirs" else 0.6})
+    theirs, ours = lines(spec, preset, collect(spec, preset, tmp_path))
+    assert theirs.figures["AUROC, all classes"].against is not None
+    assert theirs.figures["AUROC, all classes"].against.n == 1
+    assert ours.figures["AUROC, all classes"].text == "0.700 ± 0.100"  # population SD over classes
+
+
+def test_runs_are_done_once_and_failures_are_told(tmp_path: Path) -> None:
+    small = {"simulation.images": 20, "simulation.held_out": 30, "model.size": 32, "rounds": 1}
+    spec = experiment(presets={"tiny": {"note": "", "seeds": [1], "set": small}})
+    said: list[str] = []
+    kept, work = tmp_path / "runs", tmp_path / "work"
+    outcome = conduct(spec, spec.preset(None), kept, work, None, 2, said.append)
+    assert {len(cell) for cell in outcome.results.values()} == {1}
+    before = {path: path.stat().st_mtime_ns for path in kept.iterdir()}
+    assert len(before) == 2
+    assert all(path.stat().st_size < 8_000 for path in before)
+    left = {path.name for path in work.glob("*/sites/**/*")}
+    assert left == {"server", "labels.csv", "suture.toml", "phantom.json"}  # no images, no states
+    conduct(spec, spec.preset(None), kept, work, None, 2, said.append)
+    assert {path: path.stat().st_mtime_ns for path in kept.iterdir()} == before
+    assert said[-1] == "2 runs, 2 of them done before"
+    run = next(iter(final_runs(spec, spec.preset(None), {})))
+    path = kept / f"{run.name}.json"
+    content = json.loads(path.read_text())
+    assert content["made_with"]["method.local.lr"] == load_job("demo").method.local.lr
+    assert content["made_with"]["simulation.images"] == 20
+    content["made_with"]["method.local.lr"] = 0.123
+    path.write_text(json.dumps(content))
+    with pytest.raises(
+        ConfigError, match=rf"{run.name} was run with method\.local\.lr=0\.123, and .*delete {path}"
+    ):
+        conduct(spec, spec.preset(None), kept, work, None, 2, said.append)
+    path.unlink()
+    wrong = Run("ours", None, "demo", {"method": "surgical", "rounds": 0, "seed": 1})
+    with pytest.raises(FederationError, match=r"1 of 1 runs failed(.|\n)*rounds"):
+        do_runs([wrong], kept, work, None, 1, said.append)
+
+
+def test_what_two_runs_failed_of_before_they_trained_ends_the_others(tmp_path: Path) -> None:
+    (tmp_path / "data" / "nih").mkdir(parents=True)
+    set_ = {"simulation.root": "{data}/nih"}
+    spec = experiment(job="surgical_nih", presets={"tiny": {"note": "", "seeds": [1, 2, 3], "set": set_}})
+    said: list[str] = []
+    with pytest.raises(FederationError) as raised:
+        conduct(spec, spec.preset(None), tmp_path, tmp_path / "work", tmp_path / "data", 1, said.append)
+    assert str(raised.value).startswith("2 of 6 runs failed, 4 were not begun\n")
+    assert f"{tmp_path / 'data' / 'nih'} has no Data_Entry_2017*.csv*; put it there" in str(raised.value)
+    assert sum(line.startswith("begins") for line in said) == 2
+
+
+def test_what_runs_warn_of_is_passed_on_once(tmp_path: Path) -> None:
+    said: list[str] = []
+    place = Place(tmp_path, tmp_path, None, {}, said.append)
+    place.warn("/nih: 9 rows have no image\n\n")
+    place.warn("/nih: 9 rows have no image\nanother\n")
+    assert said == ["warning: /nih: 9 rows have no image", "warning: another"]
+
+
+def test_a_data_root_is_asked_for_before_anything_is_run(tmp_path: Path) -> None:
+    reads = {"small": {"note": "", "seeds": [1], "set": {"simulation.root": "{data}/nih"}}}
+    spec = experiment(job="surgical_nih", presets=reads)
+    for root, says in ((None, r"reads \{data\}/nih; give --data-root"), (tmp_path / "x", "is no folder")):
+        with pytest.raises(ConfigError, match=says):
+            conduct(spec, spec.preset(None), tmp_path, tmp_path, root, 1, lambda _: None)
+
+
+def test_a_broken_result_says_what_to_do(tmp_path: Path) -> None:
+    run = Run("ours", None, "demo", {"seed": 1})
+    assert read_result(tmp_path, run) is None
+    (tmp_path / f"{run.name}.json").write_text("{")
+    with pytest.raises(DataError, match="delete it, and the run is done again"):
+        read_result(tmp_path, run)
+    (tmp_path / "run.json").write_text('{"status": "failed", "error": "no data"}')
+    with pytest.raises(DataError, match=r"no finished run \(failed: no data\)"):
+        keep_result(tmp_path, run, tmp_path)
+
+
+def test_the_command_renders_what_is_there(tmp_path: Path) -> None:
+    import tomli_w
+    from typer.testing import CliRunner
+
+    from suture.cli import app
+
+    path = tmp_path / "mine.toml"
+    path.write_text(tomli_w.dumps(SPEC))
+    words = ["experiment", str(path), "--render", "--results", str(tmp_path / "results")]
+    shown = CliRunner().invoke(app, words, catch_exceptions=False)
+    assert shown.exit_code == 0
+    assert {p.name for p in (tmp_path / "results").iterdir()} == {"mine.md", "mine.html", "mine.svg"}
+    assert "href" not in (tmp_path / "results" / "mine.html").read_text().replace("xlink:href", "")
+
+
+def test_a_run_that_was_cut_off_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[list[str]] = []
+
+    def record(command: list[str], **_: Any) -> Any:
+        seen.append(command)
+        return type("Done", (), {"returncode": 1, "stderr": "stopped"})
+
+    monkeypatch.setattr("suture.experiments.pool.subprocess.run", record)
+    run = Run("ours", None, "demo", {"method": "surgical", "seed": 1})
+    out = tmp_path / "work" / run.name
+    for status, again in ((None, False), ("interrupted", True)):
+        if status:
+            out.mkdir(parents=True)
+            (out / "run.json").write_text(json.dumps({"status": status}))
+        with pytest.raises(FederationError, match="stopped"):
+            do_runs([run], tmp_path / "runs", tmp_path / "work", None, 1, lambda _: None)
+        assert ("--resume" in seen[-1]) is again

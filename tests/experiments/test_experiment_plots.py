@@ -1,0 +1,185 @@
+"""Drawings of an experiment: of its data, and of one of its models; what is left out, and why."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from official import write_chexpert, write_nih
+from suture.cli import app
+from suture.core.errors import ConfigError
+from suture.core.labels import LabelSet
+from suture.data.readers.chexpert import LABELS as CHEXPERT
+from suture.data.readers.nih import LABELS as NIH
+from suture.experiments.loading import load_experiment
+from suture.experiments.plots import drawn, write_drawings
+from suture.experiments.pool import Place
+from suture.experiments.runs import final_runs
+from suture.experiments.testing import absent_tests
+from suture.models import ModelSpec, build
+from suture.models.saved import save_model
+
+TEXT = """
+title = "Two methods"
+source = "nowhere"
+job = "demo"
+reference = "ours"
+columns = [{ name = "NIH", test = "nih" }]
+
+[rows.ours]
+name = "Surgical Aggregation"
+set = { method = "surgical" }
+
+[tests.nih.data]
+dataset = "nih"
+root = "{data}/nih/images"
+table = "{data}/nih/Data_Entry_2017.csv"
+split = "patients"
+
+[tests.chexpert.data]
+dataset = "chexpert"
+root = "{data}/chexpert"
+table = "{data}/chexpert/train.csv"
+split = "patients"
+
+[drawings.frequencies]
+of = "frequencies"
+sources = ["nih", "chexpert"]
+source = "Fig. 4a"
+
+[drawings.together]
+of = "cooccurrence"
+sources = ["nih"]
+
+[drawings.latent]
+of = "features"
+row = "ours"
+sources = ["nih", "chexpert"]
+
+[drawings.related]
+of = "predictions"
+row = "ours"
+sources = ["nih", "chexpert"]
+
+[presets.tiny]
+note = "for tests"
+seeds = [1]
+"""
+
+
+class House:
+    """An experiment's file, its data, and the model that its one run left."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path, self.results = folder / "two.toml", folder / "results"
+        self.path.write_text(TEXT)
+        write_nih(folder / "data" / "nih")
+        write_chexpert(folder / "data" / "chexpert")
+        self.experiment = load_experiment(str(self.path))
+        self.preset = self.experiment.preset(None)
+        self.told: list[str] = []
+        self.root, self.work = folder / "data", folder / "work"
+        self.run = next(final_runs(self.experiment, self.preset, {}))
+        spec = ModelSpec("cnn", size=16)
+        labels = LabelSet((*NIH.names, *(name for name in CHEXPERT.names if name not in NIH)))
+        self.model = self.work / self.run.name / "model"
+        save_model(build(spec, labels, 1, pretrained=False), spec, self.model, {})
+
+    def place(self) -> Place:
+        absent = absent_tests(self.experiment.tests, self.root)
+        return Place(self.results / "runs", self.work, self.root, absent, self.told.append)
+
+    def draw(self) -> dict[str, bytes]:
+        self.told.clear()
+        write_drawings(self.experiment, self.preset, self.place(), self.results, "two")
+        return {path.name: path.read_bytes() for path in self.results.glob("*.svg")}
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> House:
+    return House(tmp_path)
+
+
+def test_data_and_a_model_are_drawn_and_shown_with_what_they_are(house: House) -> None:
+    found = house.draw()
+    assert set(found) == {f"two-{name}.svg" for name in ("frequencies", "together", "latent", "related")}
+    for name in ("Hernia", "Support Devices", "nih", "chexpert"):  # texts of an SVG are text
+        assert name.encode() in found["two-frequencies.svg"]
+    assert b"patients" in found["two-together.svg"] or b"images" in found["two-together.svg"]
+    assert b"Lung Lesion" in found["two-related.svg"]
+    assert drawn(house.experiment, house.results, "two") == {
+        "two-frequencies.svg": "How often each class occurs (Fig. 4a)",
+        "two-together.svg": "Which classes occur together in nih",
+        "two-latent.svg": "Features of test images",
+        "two-related.svg": "Predictions of related classes",
+    }
+
+
+def test_a_model_is_drawn_again_only_when_it_is_younger(house: House) -> None:
+    house.draw()
+    house.draw()
+    assert [line for line in house.told if "latent" in line or "related" in line] == []
+    later = (house.results / "two-latent.svg").stat().st_mtime + 5
+    os.utime(house.model / "model.json", (later, later))
+    house.draw()
+    assert sum("latent" in line or "related" in line for line in house.told) == 2
+
+
+def test_without_data_or_model_a_drawing_is_left_out_by_name(house: House) -> None:
+    (house.model / "model.json").unlink()
+    (house.root / "chexpert/train.csv").unlink()
+    assert set(house.draw()) == {"two-together.svg"}
+    assert [line for line in house.told if "'latent'" in line] == [
+        "warning: drawing 'latent' is left out: there is no {data}/chexpert/train.csv"
+    ]
+
+
+def test_a_lost_model_is_told_with_the_remedy(house: House) -> None:
+    (house.model / "model.json").unlink()
+    assert set(house.draw()) == {"two-frequencies.svg", "two-together.svg"}
+    assert any("holds no model; delete the run's kept result" in line for line in house.told)
+
+
+def test_the_page_and_the_markdown_show_the_drawings(house: House) -> None:
+    house.draw()
+    words = ["experiment", str(house.path), "--results", str(house.results), "--render"]
+    done = CliRunner().invoke(app, words, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    assert "![How often each class occurs (Fig. 4a)](two-frequencies.svg)" in (
+        (house.results / "two.md").read_text()
+    )
+    assert (house.results / "two.html").read_text().count("<svg") == 5
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "named"),
+    [
+        ('sources = ["nih"]', 'sources = ["nih", "chexpert"]', "of one source"),
+        ('sources = ["nih"]', 'sources = ["nhi"]', "nih"),
+        ('sources = ["nih"]', "sources = []", "sources"),
+        ('of = "features"\nrow = "ours"', 'of = "features"', "name its row"),
+        ('of = "features"\nrow = "ours"', 'of = "features"\nrow = "hours"', "ours"),
+        ('of = "cooccurrence"', 'of = "cooccurrence"\nrow = "ours"', "are of data"),
+        ("seeds = [1]", 'seeds = [1]\n[series]\nkey = "rounds"\nvalues = [1]\nlabel = "rounds"', "series"),
+    ],
+)
+def test_what_a_drawing_cannot_be_of_is_refused(
+    old: str, new: str, named: str, house: House, tmp_path: Path
+) -> None:
+    (tmp_path / "wrong.toml").write_text(TEXT.replace(old, new))
+    with pytest.raises(ConfigError, match=named):
+        load_experiment(str(tmp_path / "wrong.toml"))
+
+
+def test_a_row_that_the_preset_skips_is_not_drawn(house: House, tmp_path: Path) -> None:
+    more = '[rows.other]\nname = "Vanilla FL"\nset = { method = "vanilla" }\n\n[tests.nih.data]'
+    text = TEXT.replace("[tests.nih.data]", more).replace('row = "ours"', 'row = "other"')
+    (tmp_path / "skips.toml").write_text(text + 'skip = ["other"]\n')
+    experiment: Any = load_experiment(str(tmp_path / "skips.toml"))
+    write_drawings(experiment, experiment.preset(None), house.place(), house.results, "skips")
+    assert any("skips its row 'other'" in line for line in house.told)
+    assert not (house.results / "skips-latent.svg").exists()

@@ -1,0 +1,89 @@
+"""A row that the series does not change, what a paper printed of a whole series, and the test images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+
+from kept_by_hand import SPEC, experiment, result
+from suture.core.errors import ConfigError
+from suture.experiments.conduct import Outcome, collect
+from suture.experiments.loading import load_experiment
+from suture.experiments.render import main_table, preamble, series_table
+from suture.experiments.runs import Result, final_runs
+from suture.experiments.table import over_series
+
+SERIES = {"key": "simulation.images", "values": [20, 40], "label": "images"}
+ALL = [{"name": "all"}]
+ROWS: dict[str, Any] = {
+    "theirs": {"name": "Central", "set": {"method": "vanilla"}, "steady": True, "published": {"all": "0.82"}},
+    "ours": {"name": "Surgical Aggregation", "set": {"method": "surgical"}},
+}
+ONE = {"tiny": {"note": "", "seeds": [1]}}
+
+
+def test_a_steady_row_has_one_run_that_stands_at_every_value(tmp_path: Path) -> None:
+    spec = experiment(series=SERIES, columns=ALL, rows=ROWS, presets=ONE)
+    preset = spec.preset(None)
+    runs = list(final_runs(spec, preset, {}))
+    assert [(run.row, run.x) for run in runs] == [(row, x) for x in (20, 40) for row in ("theirs", "ours")]
+    theirs = {run.name for run in runs if run.row == "theirs"}
+    assert len(theirs) == 1
+    assert len({run.name for run in runs}) == 3
+    for run, b in zip((runs[0], runs[1], runs[3]), (0.9, 0.7, 0.5), strict=True):
+        result(run, tmp_path, {"A": 0.5, "B": b})
+    outcome = collect(spec, preset, tmp_path)
+    found = over_series(spec, preset, outcome, spec.columns[0])
+    assert found["theirs"].values == pytest.approx((0.7, 0.7))
+    assert found["ours"].values == pytest.approx((0.6, 0.5))
+    assert dict(preamble(spec, preset, outcome, "x"))["cost"].startswith("3 runs")
+    table = series_table(spec, preset, outcome)
+    assert (table.heads[-1], table.rows[0][-1], table.rows[1][-1]) == ("published", "0.82", "–")
+    assert table.caption.endswith("Central: the run at the first value stands at all of them.")
+    assert "published" not in main_table(spec, preset, outcome).heads
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"columns": ALL}, "'theirs' is steady, and there is no series"),
+        ({"series": SERIES}, "changes which classes column 'AUROC, classes of several sites' is about"),
+    ],
+)
+def test_a_row_that_cannot_be_steady_is_refused(changes: dict[str, Any], says: str, tmp_path: Path) -> None:
+    path = tmp_path / "e.toml"
+    rows = {**ROWS, "theirs": {key: value for key, value in ROWS["theirs"].items() if key != "published"}}
+    path.write_text(tomli_w.dumps({**SPEC, "rows": rows, **changes}))
+    with pytest.raises(ConfigError, match=says):
+        load_experiment(str(path))
+
+
+def measured(n: int, seed: int, **tests: int) -> Result:
+    return Result(
+        {"settings": {"seed": seed}, "sites": {}},
+        {"source": "server test set", "n": n, "auroc": {}},
+        None,
+        None,
+        36.0,
+        {name: {"global": {"n": images}} for name, images in tests.items()},
+    )
+
+
+def test_a_page_says_what_it_is_tested_on_and_where_runs_differ_in_it() -> None:
+    spec = experiment(columns=ALL)
+    preset = spec.preset(None)
+
+    def said(*results: Result) -> str:
+        cells = {("ours", "None"): dict(enumerate(results)), ("theirs", "None"): {}}
+        return dict(preamble(spec, preset, Outcome(cells, {}), "x")).get("tested on", "")
+
+    same = said(measured(2496, 1), measured(2496, 2))
+    assert same.replace("\N{NARROW NO-BREAK SPACE}", " ") == "2 496 images"
+    differ = said(measured(40, 1, away=9), measured(30, 2, away=9))
+    assert differ.startswith("30 or 40 images (NOT the same for all runs: delete")
+    assert differ.endswith("; away: 9 images")
+    at_sites = Result({"settings": {}}, {"source": "sites' test data", "n": 80}, None, None, 1.0)
+    assert not said(at_sites)

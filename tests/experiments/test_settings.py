@@ -1,0 +1,32 @@
+"""Every setting of a run, as it was done and as its job is now."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from suture.core.files import write_json
+from suture.experiments.settings import changed, settings_done, settings_now
+from suture.simulation.job import load_job, with_settings
+
+
+def test_a_run_that_is_done_has_the_settings_of_its_job(tmp_path: Path) -> None:
+    options = ["method=vanilla", "rounds=3"]
+    job = with_settings(load_job("surgical_nih"), [*options, "simulation.root=/mnt/data/nih"])
+    assert job.simulation is not None
+    content = {"plan": job.plan("x").to_dict(), "schedule": job.schedule().to_dict()}
+    write_json(tmp_path / "job.json", {**content, "simulation": asdict(job.simulation)})
+    done = settings_done(tmp_path, Path("/mnt/data"))
+    assert done == settings_now("surgical_nih", [*options, "simulation.root={data}/nih"])
+    assert done["simulation.root"] == "{data}/nih"
+    assert (done["method"], done["rounds"]) == ("vanilla", 3)
+    assert "model.vocabulary" not in done
+    assert changed(done, settings_now("surgical_nih", [*options, "method.local.lr=0.5"])) == "method.local.lr"
+    assert json.loads(json.dumps(done)) == done
+
+
+def test_what_was_there_counts_and_what_is_new_does_not() -> None:
+    assert changed({"a": 1}, {"a": 1, "new": 2}) is None
+    assert changed({"a": 1, "b": {}}, {"a": 1, "b.nih": 2}) == "b"
+    assert changed({"a": None}, {"a.x": 1}) == "a"

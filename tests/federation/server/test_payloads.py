@@ -1,0 +1,101 @@
+"""What each site is sent of what the server says of each class, and what is written down of it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import torch
+
+from suture.federation.server.payloads import Assignments, assignments
+from suture.federation.server.registry import agree
+from suture.learning.training import LocalTraining
+from suture.methods.base import GlobalModel, Method
+from suture.methods.fedavg import FedAvg
+from suture.methods.fedlsm.fedlsm import FedLSM
+from suture.methods.fedlsm.mean_teacher import Teaching
+from suture.methods.surgical import SurgicalAggregation
+from suture.protocol.messages import Hello
+
+LABELS = ("Edema", "Mass", "Nodule", "Pleural Effusion")
+SITES = {
+    "a": Hello(("Effusion", "Mass"), {"train": 7, "test": 2}, 1, "code"),
+    "b": Hello(("Nodule", "Edema"), {"test": 2}, 1, "code"),
+}
+
+
+def asked(method: Method) -> Assignments:
+    """What the sites are sent, with 0, 10, 20 and 30 said of the four classes."""
+    said = torch.arange(4) * 10.0
+    model = GlobalModel(LABELS, {"w": torch.zeros(2)}, {"head.bias": said + 1})
+    rounds = {"a": 1, "b": 1}
+    return assignments(
+        method,
+        agree(SITES, (), {}, False),
+        model,
+        "train",
+        rounds,
+        committed=0,
+        best={"a": 0, "b": 0},
+        holders=(),
+        phase="main",
+        class_tensors={"said": said},
+    )
+
+
+def test_a_site_is_told_of_its_own_classes_in_its_own_order() -> None:
+    sent = {site: payload for site, (payload, _) in asked(SurgicalAggregation()).items()}
+    assert sent["a"].labels == ("Effusion", "Mass")
+    assert sent["a"].class_tensors["said"].tolist() == [30, 10]
+    assert sent["a"].head["head.bias"].tolist() == [31, 11]
+    assert sent["b"].labels == ("Nodule", "Edema")
+    assert sent["b"].class_tensors["said"].tolist() == [20, 0]
+
+
+def test_a_site_that_sees_all_classes_is_told_of_all() -> None:
+    sent = {site: payload for site, (payload, _) in asked(FedAvg()).items()}
+    assert sent["a"].labels == ("Edema", "Mass", "Nodule", "Effusion")  # its own spelling of what it knows
+    for payload in sent.values():
+        assert payload.class_tensors["said"].tolist() == [0, 10, 20, 30]
+
+
+def test_a_site_is_held_to_the_images_that_it_announced() -> None:
+    expected = {site: expectation for site, (_, expectation) in asked(FedAvg()).items()}
+    assert {site: e.images for site, e in expected.items()} == {"a": 7, "b": 0}
+    assert expected["a"].own == ("Effusion", "Mass")
+    assert expected["a"].labels == ("Edema", "Mass", "Nodule", "Effusion")
+
+
+METHOD = FedLSM(
+    local=LocalTraining(lr=1e-2, iterations=3, batch_size=8),
+    teaching=Teaching(start_round=1, positive=0.0, negative=0.0),
+)
+"""Every guess of the teacher is a positive pseudo-label: 3 steps of 8 - 4 images without the mixtures."""
+
+
+def test_a_run_writes_its_task_its_notes_and_the_weight_of_each_row(tiny: Any) -> None:
+    """The site's own name of a class is not in the record, and no site has a Hernia: alpha guesses some."""
+    labels = {"alpha": ("Mass", "Nodule"), "beta": ("Nodule", "Hernia")}
+    table = tiny(METHOD, labels).configs["beta"].data.table
+    header, *rows = table.read_text().splitlines()
+    rows = [row.rsplit(",", 1)[0] + ",0" for row in rows]
+    table.write_text("\n".join([header.replace("Hernia", "Zwerchfellbruch"), *rows]) + "\n")
+    server = tiny(METHOD, labels, label_map={"Zwerchfellbruch": "Hernia"}, rounds=2).run()
+    run = json.loads((server.record.folder / "run.json").read_text())
+    assert run["task"] == "multilabel"
+    weight, run_away = run["notes"]
+    assert weight == "Hernia has the class weight 1: no site has a positive and a negative."
+    assert run_away.startswith("Hernia: from round 1 sites that do not annotate it")
+    assert "(in round 2: alpha)" in run_away
+    assert run["labels"] == ["Hernia", "Mass", "Nodule"]
+    lines = [json.loads(x) for x in (server.record.folder / "history.jsonl").read_text().splitlines()]
+    assert len(lines) == 2
+    for line in lines:
+        alpha, beta = line["sites"]["alpha"], line["sites"]["beta"]
+        assert (alpha["status"], beta["status"]) == ("accepted", "accepted")
+        assert alpha["weight"] == beta["weight"] == 15  # three fifths of 25 images train
+        assert alpha["scalars"] == beta["scalars"] == {"pseudo_positive": 12, "pseudo_negative": 0}
+        assert alpha["rows"].keys() == beta["rows"].keys() == {"Hernia", "Mass", "Nodule"}
+        assert alpha["rows"]["Hernia"] == beta["rows"]["Mass"] == 12  # guessed
+        assert beta["rows"]["Hernia"] == 0  # known, and never there
+        assert 0 < alpha["rows"]["Mass"] < 12

@@ -1,0 +1,54 @@
+"""What is said of a run at its beginning."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from suture.federation.loop import Loop, federate
+from suture.federation.server.global_model import initial
+from suture.federation.server.welcome import noted
+from suture.learning.training import LocalTraining
+from suture.methods.base import ClassFacts
+from suture.methods.surgical import SurgicalAggregation
+from suture.models import ModelSpec
+from suture.models.norm import NormPolicy
+from suture.reports.progress import following
+
+FROZEN = SurgicalAggregation(local=LocalTraining(lr=1e-2, batch_size=8), batch_norm="frozen")
+TOLD = "it stays at mean 0 and variance 1"
+
+
+def test_batch_norm_frozen_at_no_training_is_noted_on_the_page_and_in_the_terminal(
+    tiny: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    federation = tiny(FROZEN, rounds=1)
+    server = federation.server()
+    with following(server.record.folder, "small", "local"):
+        federate(server, Loop(federation.sites()))
+    (note,) = json.loads((server.record.folder / "run.json").read_text())["notes"]
+    assert TOLD in note
+    assert TOLD in " ".join(capsys.readouterr().out.split())
+    assert TOLD in (server.record.folder / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("policy", "model", "count"),
+    [
+        ("frozen", ModelSpec("cnn", size=16), 1),
+        ("average", ModelSpec("cnn", size=16), 0),
+        ("frozen", ModelSpec("lstm"), 0),  # it has no batch norm
+        ("frozen", ModelSpec("densenet121", size=32, weights="download"), 0),
+    ],
+)
+def test_only_frozen_norms_without_pretraining_are(
+    policy: NormPolicy, model: ModelSpec, count: int, tiny: Any
+) -> None:
+    plan = replace(tiny(replace(FROZEN, batch_norm=policy)).plan, model=model)
+    begun = initial(replace(plan, model=replace(model, weights=None)), ("Mass",))
+    said = noted(begun, plan, ClassFacts(notes=("Mass is rare.",)))
+    assert len(said) == count + 1
+    assert said[-1] == "Mass is rare."

@@ -1,0 +1,236 @@
+"""How many pseudo-labels are right: counted at a simulated site, and nowhere else."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from official import write_nih
+from suture.core.labels import LabelSet
+from suture.data.batch import Samples
+from suture.data.config import DataConfig, SiteConfig, load_site_config
+from suture.data.readers import load_table
+from suture.data.table import Table
+from suture.federation.loop import Loop, federate
+from suture.federation.site.diagnostics import FILE, Diagnostics, collect
+from suture.learning.training import LocalTraining
+from suture.methods.fedlsm.fedlsm import FedLSM
+from suture.methods.fedlsm.mean_teacher import Teaching
+from suture.methods.surgical import SurgicalAggregation
+from suture.models import ModelSpec
+from suture.protocol.messages import Payload, Update
+from suture.protocol.packing import Packed, unpack
+from suture.simulation import NihSites
+from suture.simulation.job import Job, with_settings
+from suture.simulation.partition import write_site
+from suture.simulation.run import run_here
+
+LABELS = LabelSet(("Edema", "Mass"))
+NAMES = ("0.png", "1.png", "2.png", "3.png")
+TRUTH = np.array([[1, 0], [1, 1], [0, 0], [0, 1]], dtype=np.float32)
+
+METHOD = FedLSM(
+    local=LocalTraining(lr=1e-2, iterations=3, batch_size=8),
+    teaching=Teaching(start_round=1, positive=0.0, negative=0.0),
+)
+"""Every guess of the teacher is a positive pseudo-label: 3 steps of 8 - 4 images without the mixtures."""
+
+
+def diagnostics(folder: Path, order: list[int]) -> Diagnostics:
+    """Of a site that knows Edema; the truth has its images in some other order."""
+    people = tuple(f"p{i}" for i in range(4))
+    table = Table(LABELS, NAMES, people, TRUTH, ("train",) * 4, folder / "images").rows(np.array(order))
+    truth = write_site(folder, table, LABELS, "truth.csv")
+    own = LabelSet(("Edema",))
+    data = DataConfig(
+        dataset="hospital",
+        root=table.root,
+        table=write_site(folder, table, own),
+        labels=own.names,
+        truth=truth,
+    )
+    train = Samples({}, torch.from_numpy(TRUTH[:, :1]), people, NAMES)
+    return Diagnostics("a", SiteConfig(data=data), train, folder / "state")
+
+
+def guesses(*rows: tuple[int, int]) -> torch.Tensor:
+    return torch.tensor(rows) == 1
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(text) for text in path.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2, 3], [2, 0, 3, 1]])
+def test_counts_by_hand_whatever_the_order_of_the_truth(order: list[int], tmp_path: Path) -> None:
+    """Edema is true of images 0 and 1, Mass of 1 and 3."""
+    watch = diagnostics(tmp_path, order).watching(LABELS)
+    assert watch.observe is not None
+    watch.observe(torch.tensor([0, 2]), guesses((1, 0), (0, 1)))  # Mass of 2 is wrong
+    watch.observe(torch.tensor([3, 1, 1]), guesses((0, 1), (1, 1), (1, 0)))  # an image may be drawn twice
+    watch.write(1)
+    found = {"Edema": {"made": 3, "right": 3}, "Mass": {"made": 3, "right": 2}}
+    assert lines(tmp_path / "state" / FILE) == [{"site": "a", "round": 1, "classes": found}]
+
+
+def test_columns_are_those_of_the_model(tmp_path: Path) -> None:
+    """The federation's classes have an order of their own; what got no pseudo-label is not told."""
+    watch = diagnostics(tmp_path, [0, 1, 2, 3]).watching(LabelSet(("Mass", "Edema")))
+    assert watch.observe is not None
+    watch.observe(torch.tensor([0, 1]), guesses((0, 1), (0, 1)))
+    watch.write(1)
+    assert lines(tmp_path / "state" / FILE)[0]["classes"] == {"Edema": {"made": 2, "right": 2}}
+
+
+def test_each_round_is_counted_by_itself_and_one_done_again_replaces_its_line(tmp_path: Path) -> None:
+    record = diagnostics(tmp_path, [0, 1, 2, 3])
+
+    def round_(number: int, row: int) -> None:
+        watch = record.watching(LABELS)
+        assert watch.observe is not None
+        watch.observe(torch.tensor([row]), guesses((1, 0)))
+        watch.write(number)
+
+    def told() -> list[tuple[int, int]]:
+        path = tmp_path / "state" / FILE
+        return [(line["round"], line["classes"]["Edema"]["right"]) for line in lines(path)]
+
+    for number, row in ((1, 0), (2, 2), (3, 1)):
+        round_(number, row)
+    assert told() == [(1, 1), (2, 0), (3, 1)]
+    round_(2, 1)
+    assert told() == [(1, 1), (2, 1)]
+    round_(3, 3)
+    assert told() == [(1, 1), (2, 1), (3, 0)]
+
+
+def test_figures_of_each_class_are_written_down_as_they_are_told(tmp_path: Path) -> None:
+    """Without pseudo-labels no truth is read, and a round of which nothing is told leaves no line."""
+    data = DataConfig(dataset="hospital", root=tmp_path, table=tmp_path / "no.csv", truth=tmp_path / "no.csv")
+    record = Diagnostics("a", SiteConfig(data=data), None, tmp_path / "state")
+    record.watching(LABELS).write(1)
+    assert not (tmp_path / "state").exists()
+    watch = record.watching(LABELS)
+    assert watch.observe is None
+    watch.tell({"images": torch.tensor([3, 0]), "divergence": torch.tensor([0.5, 0.0])})
+    watch.write(2)
+    figures = {"images": {"Edema": 3, "Mass": 0}, "divergence": {"Edema": 0.5, "Mass": 0.0}}
+    assert lines(tmp_path / "state" / FILE) == [{"site": "a", "round": 2, "classes": {}, "figures": figures}]
+
+
+def test_the_sites_records_are_brought_together(tmp_path: Path) -> None:
+    assert not collect(tmp_path)
+    assert not (tmp_path / FILE).exists()
+    for site in ("b", "a"):
+        folder = tmp_path / "sites" / site / "state" / "run"
+        folder.mkdir(parents=True)
+        (folder / FILE).write_text(f'{{"site": "{site}"}}\n')
+    assert collect(tmp_path)
+    assert lines(tmp_path / FILE) == [{"site": "a"}, {"site": "b"}]
+
+
+# A whole federation
+
+
+def with_truth(federation: Any) -> Any:
+    """The federation with a truth beside each site's table: every image has every finding but Hernia."""
+    every = LabelSet(("Fibrosis", "Hernia", "Mass", "Nodule"))
+    for name, config in federation.configs.items():
+        table = load_table(config.data)
+        y = np.tile(np.array([1, 0, 1, 1], dtype=np.float32), (len(table), 1))
+        full = Table(every, table.images, table.patients, y, table.split, table.root)
+        truth = write_site(config.data.table.parent, full, every, "truth.csv")
+        data = config.data.model_copy(update={"truth": truth})
+        federation.configs[name] = config.model_copy(update={"data": data})
+    return federation
+
+
+def test_a_federation_writes_at_its_sites_what_it_guessed(tiny: Any) -> None:
+    """Four images in each of three steps: 12 guesses for each class that a site does not know."""
+    federation = with_truth(tiny(METHOD))
+    federation.run()
+    found = {site: lines(federation.folder / "run" / "sites" / site / FILE) for site in federation.sites()}
+    right, wrong = {"made": 12, "right": 12}, {"made": 12, "right": 0}
+    unknown = {
+        "alpha": {"Fibrosis": right, "Hernia": wrong},
+        "beta": {"Fibrosis": right, "Mass": right},
+        "gamma": {"Hernia": wrong},
+    }
+    for site, classes in unknown.items():
+        assert found[site] == [{"site": site, "round": n, "classes": classes} for n in (1, 2)]
+
+
+def test_watching_changes_nothing_and_nothing_of_it_leaves(tiny: Any) -> None:
+    """Every message of a site is the same with and without a truth, but for the time it took."""
+    answers: dict[str, list[Packed]] = {}
+
+    class Listening(Loop):
+        def exchange(self, task: Any, payloads: Any, receive: Any) -> dict[str, str]:
+            def keep(site: str, packed: Packed) -> None:
+                heard.append(packed)
+                receive(site, packed)
+
+            return super().exchange(task, payloads, keep)
+
+    for out in ("plain", "watched"):
+        federation = tiny(METHOD) if out == "plain" else with_truth(tiny(METHOD))
+        heard = answers[out] = []
+        federate(federation.server(out), Listening(federation.sites(out)))
+        assert bool(list(federation.folder.glob(f"{out}/**/{FILE}"))) == (out == "watched")
+    assert len(answers["plain"]) == 3 * 5  # hello, two rounds, validation, test
+    for one, two in zip(answers["plain"], answers["watched"], strict=True):
+        assert one.header == two.header
+        assert one.tensors.keys() == two.tensors.keys()
+        assert all(torch.equal(t, two.tensors[key]) for key, t in one.tensors.items())
+    update = unpack(answers["watched"][3])
+    assert isinstance(update, Update)
+    assert update.scalars == {"pseudo_positive": 24, "pseudo_negative": 0}
+
+
+def test_a_method_that_guesses_nothing_needs_no_truth(tiny: Any) -> None:
+    federation = with_truth(tiny(SurgicalAggregation(local=LocalTraining(lr=1e-2, batch_size=8)), rounds=1))
+    for config in federation.configs.values():
+        config.data.truth.unlink()
+    federation.run()
+    assert not list(federation.folder.rglob(FILE))
+
+
+def test_the_truth_is_not_what_a_site_trains_on(tiny: Any) -> None:
+    """Its own table is; it knows its own classes."""
+    site = with_truth(tiny(METHOD)).sites()["alpha"]
+    hello = site.answer(Payload("hello"))
+    assert hello.labels == ("Mass", "Nodule")
+    assert min(min(counts) for counts in hello.counts.values()) > 0  # the truth has no image without a mass
+
+
+def test_a_simulations_report_shows_what_was_right(tmp_path: Path) -> None:
+    made = Job(
+        name="small",
+        title="dealt findings",
+        method=METHOD,
+        model=ModelSpec("cnn", size=16),
+        rounds=2,
+        simulation=NihSites(root=str(write_nih(tmp_path / "nih")), classes="disjoint"),
+    )
+    report = run_here(made, "local", tmp_path / "r", resume=False, overwrite=False, threads=None)
+    found = lines(tmp_path / "r" / FILE)
+    assert [(line["site"], line["round"]) for line in found] == [
+        (site, number) for site in ("site-1", "site-2") for number in (1, 2)
+    ]
+    for line in found:
+        config = load_site_config(tmp_path / "r" / "sites" / line["site"] / "suture.toml")
+        assert not set(line["classes"]) & set(load_table(config.data).labels)
+        assert [counts["made"] for counts in line["classes"].values()] == [12] * 7
+    right = sum(c["right"] for line in found[:2] for c in line["classes"].values())
+    assert right > 0
+    total = f'<td class="num">168</td><td class="num">{right}</td>'  # 2 rounds, 7 classes, 12 images
+    assert f"<th>All classes</th>{total}" in report.read_text()
+    run_here(
+        with_settings(made, ["rounds=3"]), "local", tmp_path / "r", resume=True, overwrite=False, threads=None
+    )
+    assert [line["round"] for line in lines(tmp_path / "r" / FILE)] == [1, 2, 3] * 2

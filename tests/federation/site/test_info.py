@@ -1,0 +1,57 @@
+"""What a site says of itself, and that it says it once."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from suture.core.labels import LabelSet
+from suture.federation.site.info import SAID, said_once
+from suture.federation.site.site import Site
+from suture.learning.training import LocalTraining
+from suture.methods.fedavg import FedAvg
+from suture.methods.surgical import SurgicalAggregation
+from suture.protocol.messages import Hello, Payload
+
+LOCAL = LocalTraining(lr=1e-2, batch_size=8)
+
+
+def asked(site: Site) -> Hello:
+    hello = site.answer(Payload("hello"))
+    assert isinstance(hello, Hello)
+    return hello
+
+
+def test_a_second_hello_tells_nothing_new_of_data_that_changed(tiny: Any) -> None:
+    """One more patient with a Mass: the numbers of the first answer stand, in this process or another."""
+    federation = tiny(FedAvg(local=LOCAL))
+    first = asked(federation.sites()["alpha"])
+    table: Path = federation.configs["alpha"].data.table
+    lines = table.read_text().splitlines()
+    changed = [line.rsplit(",", 2)[0] + ",1,1" if "train" in line else line for line in lines]
+    assert changed != lines
+    table.write_text("\n".join(changed) + "\n")
+    assert asked(federation.sites()["alpha"]) == first
+    another = federation.sites("another_experiment")["alpha"]
+    assert asked(another).counts != first.counts
+
+
+def test_a_class_that_is_new_is_counted_and_the_others_stand(tmp_path: Path) -> None:
+    one = said_once(LabelSet(("Mass",)), {"Mass": (7, 8)}, tmp_path)
+    both = said_once(LabelSet(("Edema", "Mass")), {"Edema": (9, 6), "Mass": (8, 7)}, tmp_path)
+    assert (one, both) == ({"Mass": (7, 8)}, {"Edema": (9, 6), "Mass": (7, 8)})
+    assert said_once(LabelSet(("Mass",)), {"Mass": (1, 1)}, tmp_path) == one
+    assert json.loads((tmp_path / SAID).read_text())["counts"].keys() == {"Edema", "Mass"}
+
+
+def test_a_count_that_was_withheld_stays_withheld(tmp_path: Path) -> None:
+    """Else the round in which a class reaches the limit would say how often it occurs."""
+    assert said_once(LabelSet(("Mass",)), {"Mass": None}, tmp_path) == {"Mass": None}
+    assert said_once(LabelSet(("Mass",)), {"Mass": (5, 9)}, tmp_path) == {"Mass": None}
+
+
+def test_a_method_that_asks_for_no_counts_leaves_no_trace_of_them(tiny: Any) -> None:
+    site = tiny(SurgicalAggregation(local=LOCAL)).sites()["alpha"]
+    assert asked(site).counts == {}
+    assert not (site.folder / SAID).exists()

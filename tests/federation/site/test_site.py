@@ -1,0 +1,238 @@
+"""A site's answers when its data, its memory or its configuration fail it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from suture.federation.site.site import Site
+from suture.learning.training import LocalTraining
+from suture.methods.meta.fl import FL
+from suture.methods.meta.metafl import MetaFL
+from suture.methods.meta.pmfl import PMFL
+from suture.methods.surgical import SurgicalAggregation
+from suture.methods.vanilla import VanillaFL
+from suture.protocol.messages import Abstain, Hello, Payload, Update
+from suture.protocol.packing import pack, unpack
+
+METHOD = SurgicalAggregation(local=LocalTraining(lr=1e-2, batch_size=8))
+
+
+@pytest.fixture
+def site(tiny: Any) -> Site:
+    return tiny(METHOD).sites()["alpha"]  # type: ignore[no-any-return]
+
+
+def errors(site: Site) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (site.folder / "errors.jsonl").read_text().splitlines()]
+
+
+def test_introduces_itself_with_its_own_labels_only(site: Site) -> None:
+    hello = site.answer(Payload("hello"))
+    assert isinstance(hello, Hello)
+    assert hello.labels == ("Mass", "Nodule")
+    assert hello.n == {"train": 15, "validation": 5, "test": 5}
+
+
+@pytest.mark.parametrize(
+    ("break_it", "reason"),
+    [
+        (lambda table: table.write_text("image,patient,split\n000.png,p,train\n"), "labels"),
+        (lambda table: table.write_text(""), "data_fault"),
+        (lambda table: table.write_text(table.read_text().replace("patient", "person", 1)), "data_fault"),
+        (lambda table: table.write_text(table.read_text().replace("Nodule", "Mass", 1)), "labels"),
+        (lambda table: [p.write_bytes(b"x") for p in (table.parent / "images").iterdir()], "data_fault"),
+    ],
+    ids=["no label", "empty file", "missing column", "duplicate label", "unreadable images"],
+)
+def test_bad_data_is_an_abstention_and_the_whole_story_stays_at_the_site(
+    break_it: Any, reason: str, site: Site
+) -> None:
+    break_it(site.config.data.table)
+    answer = site.answer(Payload("hello"))
+    assert isinstance(answer, Abstain)
+    assert answer.reason == reason
+    assert "/" not in answer.error
+    assert errors(site)[0]["message"]
+
+
+def test_memory_and_loss_that_is_no_number(site: Site, tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = _train_task(tiny)
+
+    def out_of_memory(*_: Any, **__: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("suture.methods.averaging.fit", out_of_memory)
+    answer = site.answer(task)
+    assert isinstance(answer, Abstain)
+    assert answer.reason == "out_of_memory"
+    monkeypatch.undo()
+    huge = replace(task, shared={k: t * 1e30 for k, t in task.shared.items()})
+    answer = site.answer(huge)
+    assert isinstance(answer, Abstain)
+    assert answer.reason == "non_finite_loss"
+    assert "diverged" in errors(site)[-1]["message"]
+
+
+def _train_task(tiny: Any) -> Payload:
+    from suture.protocol.packing import unpack
+
+    federation = tiny(METHOD)
+    server = federation.server("tasks")
+    asked = server.greet(["alpha"])
+    server.inbox.receive("alpha", _packed(federation.sites("tasks")["alpha"], asked["alpha"]))
+    server.begin({})
+    task = unpack(server.assign()["alpha"])
+    assert isinstance(task, Payload)
+    return task
+
+
+def _packed(site: Site, packed: Any) -> Any:
+    from suture.protocol.packing import pack, unpack
+
+    task = unpack(packed)
+    assert isinstance(task, Payload)
+    return pack(site.answer(task))
+
+
+def test_other_threads_or_other_code_are_refused(site: Site, tiny: Any) -> None:
+    task = _train_task(tiny)
+    site.answer(task)
+    two = site.config.model_copy(update={"training": site.config.training.model_copy(update={"threads": 2})})
+    again = Site(site.name, two, site.plan, site.rounds, site.folder)
+    answer = again.answer(replace(task, round=2, committed=1))
+    assert isinstance(answer, Abstain)
+    assert answer.reason == "threads"
+    other = Site(site.name, site.config, replace(site.plan, code="another"), site.rounds, site.folder)
+    for asked in (
+        Payload("hello"),
+        task,
+        replace(task, task="evaluate", round=0),
+    ):
+        answer = other.answer(asked)
+        assert isinstance(answer, Abstain)
+        assert answer.reason == "code_mismatch"
+
+
+def test_a_server_that_leaves_out_the_hello_gets_no_further(tiny: Any) -> None:
+    """A site that shows its own class names only trains no method that shows all."""
+    federation = tiny(METHOD, view="own")
+    task = _train_task(tiny)
+    plan = replace(federation.plan, method=VanillaFL(local=METHOD.local))
+    site = Site("alpha", federation.configs["alpha"], plan, 2, federation.folder / "skipped")
+    answer = site.answer(task)
+    assert isinstance(answer, Abstain)
+    assert answer.reason == "label_view"
+    assert not site.states.rounds()
+
+
+def test_a_bug_is_not_hidden_as_an_abstention(site: Site, tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = _train_task(tiny)
+
+    def bug(*_: Any, **__: Any) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("suture.methods.averaging.fit", bug)
+    with pytest.raises(ZeroDivisionError):
+        site.answer(task)
+    assert errors(site)[-1]["error"] == "ZeroDivisionError"
+
+
+def test_small_counts_are_withheld(tiny: Any) -> None:
+    federation = tiny(METHOD)
+    config = federation.configs["alpha"]
+    strict = config.model_copy(update={"privacy": config.privacy.model_copy(update={"min_count": 100})})
+    site = Site("alpha", strict, federation.plan, 2, Path(federation.folder) / "x")
+    task = _train_task(tiny)
+    answer = site.answer(replace(task, task="evaluate", round=0, split="test"))
+    classes = answer.metrics.classes  # type: ignore[union-attr]
+    assert {score.auroc for score in classes.values()} == {None}
+    assert {score.positives for score in classes.values()} == {None}
+
+
+def told(tiny: Any, method: Any, min_loss: int) -> Update:
+    """What site alpha, with 15 images to train on, says of a round; as the server accepts it."""
+    federation = tiny(method)
+    config = federation.configs["alpha"]
+    privacy = config.privacy.model_copy(update={"min_loss": min_loss})
+    federation.configs["alpha"] = config.model_copy(update={"privacy": privacy})
+    site, server = federation.sites()["alpha"], federation.server()
+    answers = {"alpha": site, "beta": federation.sites()["beta"]}
+    for name, packed in server.greet(list(answers)).items():
+        server.inbox.receive(name, pack(answers[name].answer(unpack(packed))))
+    server.begin({})
+    task = unpack(server.assign()["alpha"])
+    update = site.answer(task)
+    server.inbox.receive("alpha", pack(update))
+    assert server.inbox.lines["alpha"]["status"] == "accepted"
+    return update  # type: ignore[no-any-return]
+
+
+STEPS = replace(METHOD, local=LocalTraining(lr=1e-2, batch_size=4, iterations=2))
+
+
+@pytest.mark.parametrize(("method", "samples"), [(METHOD, 15), (STEPS, 8), (FL(batches=3), 2)])
+def test_a_training_loss_over_too_few_samples_is_withheld(method: Any, samples: int, tiny: Any) -> None:
+    """All that a site trains on, what its few steps can have seen, or half a batch."""
+    assert told(tiny, method, samples).train_loss is not None
+    assert told(tiny, method, samples + 1).train_loss is None
+
+
+@pytest.mark.parametrize("method", [MetaFL(batches=2), PMFL(batches=2)])
+def test_losses_on_half_a_batch_are_withheld_where_it_is_small(method: Any, tiny: Any) -> None:
+    """Of 15 images in two batches of 7 the support half has 3."""
+    enough, few = told(tiny, method, 3), told(tiny, method, 4)
+    assert enough.scalars.keys() == {"query_loss"}
+    assert enough.train_loss is not None
+    assert (few.scalars, few.train_loss) == ({}, None)
+    assert all(torch.equal(t, few.shared[name]) for name, t in enough.shared.items())
+
+
+def of_the_cpu() -> RuntimeError:
+    """What torch raises where the memory of a CPU is full."""
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(2**55, dtype=torch.uint8)
+    return caught.value
+
+
+@pytest.mark.parametrize("full", [MemoryError("no more"), of_the_cpu()], ids=["Python", "torch on a CPU"])
+def test_a_full_memory_halves_the_batch_once(
+    full: Exception, site: Site, tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+    train = SurgicalAggregation.train
+
+    def hungry(self: Any, bench: Any, *rest: Any) -> Any:
+        seen.append(bench.batch_size or 8)
+        if seen[-1] > 4:
+            raise full
+        return train(self, bench, *rest)
+
+    monkeypatch.setattr(SurgicalAggregation, "train", hungry)
+    assert isinstance(site.answer(_train_task(tiny)), Update)
+    assert seen == [8, 4]
+
+
+def test_a_memory_that_is_too_small_is_an_abstention_and_another_error_a_bug(
+    site: Site, tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raised: list[Exception] = []
+
+    def fails(*_: Any) -> None:
+        raised.append(error)
+        raise error
+
+    monkeypatch.setattr(SurgicalAggregation, "train", fails)
+    task, error = _train_task(tiny), of_the_cpu()
+    answer = site.answer(task)
+    assert isinstance(answer, Abstain)
+    assert (answer.reason, answer.error, len(raised)) == ("out_of_memory", "RuntimeError", 2)
+    error = RuntimeError("shapes cannot be multiplied")
+    with pytest.raises(RuntimeError, match="cannot be multiplied"):
+        site.answer(task)
+    assert len(raised) == 3

@@ -1,0 +1,70 @@
+"""suture.federation.plan: what every party knows, and the hash that tells one package from another."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import suture.federation.plan
+from suture.core.errors import ConfigError
+from suture.data.augmentation import Augmentation
+from suture.federation.plan import Plan, Schedule, code_hash, needed
+from suture.methods import METHODS
+from suture.models import ModelSpec
+
+
+@pytest.mark.parametrize("changed", ["methods/fedavg.py", "data/clinical_words.txt"])
+def test_a_change_of_source_or_of_the_vocabulary_changes_the_hash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: str
+) -> None:
+    monkeypatch.setattr(suture.federation.plan, "__file__", str(tmp_path / "plan.py"))
+    for name in ("plan.py", "methods/fedavg.py", "data/clinical_words.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    before = code_hash.__wrapped__()
+    (tmp_path / "report.html").write_text("whatever is made of the data is no part of it")
+    assert code_hash.__wrapped__() == before
+    (tmp_path / changed).write_text("another")
+    assert code_hash.__wrapped__() != before
+
+
+@pytest.mark.parametrize("name", ["fedlsm", "fedmas"])
+def test_a_method_of_images_is_refused_a_model_of_text(name: str) -> None:
+    with pytest.raises(
+        ConfigError, match=r"needs images, and the model 'lstm' reads text; .* both: surgical,"
+    ):
+        Plan(METHODS[name](), ModelSpec("lstm"), Augmentation(), 1, "run", "code")
+    assert Plan(METHODS["fedavg"](), ModelSpec("lstm"), Augmentation(), 1, "run", "code").model.name == "lstm"
+
+
+def test_a_second_head_that_nobody_trains_is_refused() -> None:
+    spec = ModelSpec("cnn", projection=8, second_head=True)
+    for kind in METHODS.values():
+        if kind().prior is None:
+            with pytest.raises(ConfigError, match=r"never train a second head; set model.second_head=false"):
+                Plan(kind(), spec, Augmentation(), 1, "run", "code")
+    assert {name for name, kind in METHODS.items() if kind().prior is not None} == {"fedmas"}
+
+
+def test_patience_without_a_best_round_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"patience=3 would never stop .* or remove patience"):
+        Schedule(5, selection="last", patience=3)
+    assert Schedule(5, selection="server_metric", patience=3).patience == 3
+    assert Schedule(5, selection="last").patience is None
+
+
+def test_enough_sites_are_a_number_or_a_share_rounded_up() -> None:
+    assert [needed(None, n) for n in (1, 8)] == [1, 8]
+    assert [needed(2, n) for n in (1, 8)] == [2, 2]
+    assert [needed(0.5, n) for n in (1, 2, 3, 4, 8)] == [1, 1, 2, 2, 4]
+    assert needed(0.07, 100) == 7, "and not the eight of a rounding error"
+    share = Schedule.from_dict({"rounds": 1, "min_sites": 0.5})
+    assert Schedule.from_dict(json.loads(json.dumps(share.to_dict()))) == share
+
+
+@pytest.mark.parametrize("wrong", [0, 0.0, -1, 1.5, float("nan")])
+def test_another_number_of_sites_is_refused(wrong: float) -> None:
+    with pytest.raises(ConfigError, match="a number of sites from 1, or a share of them between 0 and 1"):
+        Schedule.from_dict({"rounds": 1, "min_sites": wrong})

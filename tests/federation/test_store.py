@@ -1,0 +1,98 @@
+"""States on disk: the newest few, and a round that was never committed leaves no trace."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from suture.core.errors import SutureError
+from suture.federation.store import Rounds
+from suture.protocol.packing import Packed, load
+
+
+def state(value: float) -> Packed:
+    return Packed({"x": torch.tensor([value])}, {"v": float(value)})
+
+
+def test_an_uncommitted_round_can_be_taken_back(tmp_path: Path) -> None:
+    rounds = Rounds(tmp_path)
+    for number in range(1, 6):
+        rounds.save(number, state(number), committed=number - 1)
+    assert rounds.rounds() == [2, 3, 4, 5]
+    found = rounds.newest(not_later_than=3)
+    assert found is not None
+    assert found[1].header == {"v": 3}
+    rounds.save(5, state(55), committed=4)  # round 5 once more
+    assert rounds.rounds() == [2, 3, 4, 5]
+
+
+def test_a_state_of_long_ago_outlives_rounds_that_never_were(tmp_path: Path) -> None:
+    rounds = Rounds(tmp_path)
+    rounds.save(1, state(1), committed=0)
+    for _ in range(3):
+        rounds.save(5, state(5), committed=4)
+    assert rounds.rounds() == [1, 5]
+
+
+def test_nothing_there_is_none_and_all_broken_is_an_error(tmp_path: Path) -> None:
+    assert Rounds(tmp_path / "none").newest() is None
+    Rounds(tmp_path).save(1, state(1), committed=0)
+    Rounds(tmp_path).path(1).write_bytes(b"x")
+    with pytest.raises(SutureError, match="corrupt"):
+        Rounds(tmp_path).newest()
+
+
+def kept(folder: Path) -> list[int]:
+    return sorted(int(path.stem.removeprefix("best-")) for path in folder.glob("best-*"))
+
+
+def test_a_former_best_stays_while_a_round_on_disk_may_name_it(tmp_path: Path) -> None:
+    """Best 2 until round 6; rounds 4 to 6 were committed when 2 was the best."""
+    rounds = Rounds(tmp_path)
+    for number in range(1, 11):
+        rounds.save(number, state(number), committed=number - 1)
+        rounds.keep(min(number, 2) if number < 7 else 6)
+        if number == 7:
+            assert (rounds.rounds(), kept(tmp_path)) == ([4, 5, 6, 7], [2, 6])
+        if number == 9:
+            assert (rounds.rounds(), kept(tmp_path)) == ([6, 7, 8, 9], [2, 6])
+    assert (rounds.rounds(), kept(tmp_path)) == ([7, 8, 9, 10], [6])
+    assert rounds.latest(8) == 8
+    assert rounds.latest(6) == 6
+    assert rounds.latest(5) is None
+
+
+def test_a_round_that_is_written_again_is_another_best(tmp_path: Path) -> None:
+    rounds = Rounds(tmp_path)
+    for number in (1, 2):
+        rounds.save(number, state(number), committed=number - 1)
+        rounds.keep(number)
+    rounds.save(2, state(22), committed=1)
+    assert kept(tmp_path) == [1]
+    rounds.keep(2)
+    assert load(rounds.kept(2)).header == {"v": 22}
+    rounds.keep(1)
+    assert kept(tmp_path) == [1]
+
+
+@pytest.mark.parametrize("harm", ["cut", "flip in a tensor", "flip in the header"])
+def test_a_corrupt_file_is_passed_over_for_the_one_before(
+    harm: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rounds = Rounds(tmp_path)
+    for number in (1, 2):
+        rounds.save(number, state(number), committed=number - 1)
+    data = bytearray(rounds.path(2).read_bytes())
+    if harm == "cut":
+        del data[-2:]
+    elif harm == "flip in a tensor":
+        data[-1] ^= 1
+    else:
+        data[data.index(b"2.0")] ^= 1
+    rounds.path(2).write_bytes(bytes(data))
+    found = rounds.newest()
+    assert found is not None
+    assert (found[0], found[1].header) == (1, {"v": 1})
+    assert "falling back to the round before" in caplog.text

@@ -1,0 +1,47 @@
+"""Reading startup kits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from startup_kits import MakeKit
+
+from suture.core.errors import ConfigError
+from suture.flare.admin.kit import admin_kit, kits_in, read_kit
+
+
+@pytest.mark.parametrize("role", ["server", "site", "admin"])
+def test_a_kit_says_whose_it_is(role: str, make_kit: MakeKit) -> None:
+    kit = read_kit(make_kit(role, "someone", port=8123))
+    assert (kit.role, kit.name, kit.project, kit.server) == (role, "someone", "trial", "localhost:8123")
+
+
+def test_no_kit_and_a_broken_kit_are_named(make_kit: MakeKit, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is no startup kit"):
+        read_kit(tmp_path)
+    folder = make_kit()
+    (folder / "startup" / "fed_client.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"fed_client\.json is not valid JSON"):
+        read_kit(folder)
+    (folder / "startup" / "fed_client.json").write_text('{"servers": []}')
+    with pytest.raises(ConfigError, match="provision the kit anew"):
+        read_kit(folder)
+
+
+def test_the_administrator_of_a_poc_is_found(
+    make_kit: MakeKit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NVFLARE_POC_WORKSPACE", str(tmp_path))
+    with pytest.raises(ConfigError, match="suture poc up"):
+        admin_kit(None)
+    site = make_kit("site")
+    with pytest.raises(ConfigError, match="project_admin"):
+        admin_kit(None)
+    make_kit("admin", "boss@a.org")
+    assert admin_kit(None).name == "boss@a.org"
+    assert set(kits_in(tmp_path)) == {"harbor", "boss@a.org"}
+    with pytest.raises(ConfigError, match="kit of a site"):
+        admin_kit(site)
+    with pytest.raises(ConfigError, match="--startup-kit"):
+        admin_kit(None, "prod")

@@ -1,0 +1,106 @@
+"""What `suture poc` writes."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+import yaml
+from startup_kits import MakeKit
+
+from suture.core.errors import ConfigError
+from suture.data.config import load_site_config
+from suture.flare.admin.kit import kits_in
+from suture.flare.admin.poc import clear, free_port, hand_out, project_of, project_template, simulate
+from suture.simulation.job import Job, load_job, with_settings
+
+SITES = ("harbor", "lakeside", "northfield")
+
+
+def small() -> Job:
+    return with_settings(load_job("demo"), ["images=20", "held_out=30"])
+
+
+def test_the_project_of_the_repository_fits_the_demo() -> None:
+    """Its sites, in its own order; an administrator, and a lead who submits."""
+    project = yaml.safe_load(project_template().read_text())
+    kinds = [(p["type"], p["name"]) for p in project["participants"]]
+    assert [name for kind, name in kinds if kind == "client"] == list(SITES)
+    roles = {p.get("role") for p in project["participants"]}
+    assert {"project_admin", "lead"} <= roles
+
+
+def test_a_project_takes_the_sites_of_a_job_and_a_port() -> None:
+    project = project_of(project_template(), ["site-1", "site-2"], 9123)
+    clients = [p for p in project["participants"] if p["type"] == "client"]
+    assert [(p["name"], p["org"]) for p in clients] == [("site-1", "site_1"), ("site-2", "site_2")]
+    (server,) = (p for p in project["participants"] if p["type"] == "server")
+    assert server["fed_learn_port"] == 9123
+    assert project["builders"]
+
+
+def test_a_file_that_is_no_project_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "project.yml"
+    for text in (None, "a: [", "name: x"):
+        if text:
+            path.write_text(text)
+        with pytest.raises(ConfigError, match=r"project\.yml is no project file"):
+            project_of(path, ["a"], 1)
+
+
+def test_a_port_in_use_gives_way_to_a_free_one() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert free_port(port) != port
+    assert free_port(port) == port
+
+
+def test_each_party_finds_its_own_data(make_kit: MakeKit, tmp_path: Path) -> None:
+    for name in SITES:
+        make_kit("site", name)
+    make_kit("server", "server")
+    job = small()
+    names, data = simulate(job, tmp_path)
+    assert sorted(names) == list(SITES)
+    stale = data / "of-an-earlier-deal"
+    stale.mkdir()
+    (stale / "suture.toml").write_text("")
+    kits = kits_in(tmp_path)
+    hand_out(job, names, data, kits)
+    for name in (*SITES, "server"):
+        config = load_site_config(kits[name].folder / "local" / "suture.toml")
+        assert config.data.root == data / name / "images"
+        assert config.data.table.is_file()
+    assert load_site_config(kits["server"].folder / "local" / "suture.toml").storage.state == data / "runs"
+
+
+def test_a_federation_of_other_sites_is_refused_and_untouched(make_kit: MakeKit, tmp_path: Path) -> None:
+    folder = make_kit("site", "elsewhere")
+    make_kit("server", "server")
+    job = small()
+    names, data = simulate(job, tmp_path)
+    with pytest.raises(ConfigError, match=r"elsewhere.*--overwrite"):
+        hand_out(job, names, data, kits_in(tmp_path))
+    assert not (folder / "local" / "suture.toml").exists()
+
+
+def test_only_a_federation_is_cleared_and_its_data_stay(make_kit: MakeKit, tmp_path: Path) -> None:
+    make_kit("server", "server")
+    kept = tmp_path / "data" / "labels.csv"
+    kept.parent.mkdir()
+    kept.write_text("image")
+    with pytest.raises(ConfigError, match="holds trial, and no federation"):
+        clear(tmp_path)
+    (tmp_path / "project.yml").write_text("name: trial")
+    clear(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+    assert kept.exists()
+    clear(tmp_path)
+
+
+@pytest.mark.parametrize("name", [*SITES, "server"])
+def test_the_templates_of_the_repository_are_valid(name: str) -> None:
+    config = load_site_config(project_template().parent / "sites" / name / "suture.toml")
+    assert config.data.root.parent.name == "data"
+    assert config.storage.state.parent.name == "suture"

@@ -1,0 +1,158 @@
+"""What a party's policy permits, and how it is changed."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from startup_kits import CLASSES as FLARES
+from startup_kits import MakeKit
+
+from suture.core.errors import ConfigError
+from suture.flare.admin.kit import read_kit
+from suture.flare.admin.policy import (
+    CLASSES,
+    COMPONENTS,
+    allow_classes,
+    allowed,
+    code_rights,
+    keep_logs,
+    missing_classes,
+    refuse_code,
+    survive,
+    survives,
+)
+
+
+@pytest.mark.parametrize("role", ["server", "site"])
+def test_exactly_the_classes_of_a_job_are_added(role: str, make_kit: MakeKit) -> None:
+    kit = read_kit(make_kit(role))
+    assert missing_classes(kit) == CLASSES[kit.role]
+    path = allow_classes(kit)
+    assert path.name == "resources.json"
+    content = json.loads(path.read_text())
+    assert content["class_allow_list"] == [*CLASSES[kit.role], *FLARES]
+    assert content["allow_log_streaming"] is True
+    assert missing_classes(kit) == ()
+    before = path.read_bytes()
+    allow_classes(kit)
+    assert path.read_bytes() == before
+
+
+def test_the_list_names_what_a_job_names(make_kit: MakeKit) -> None:
+    """A renamed class would make every policy in use wrong."""
+    import importlib
+
+    components = [component["path"] for component in COMPONENTS.values()]
+    for name in (*CLASSES["server"], *CLASSES["site"], *components):
+        module, _, attribute = name.rpartition(".")
+        assert hasattr(importlib.import_module(module), attribute)
+
+
+@pytest.mark.parametrize(
+    ("entries", "yes"),
+    [
+        (["*"], True),
+        (["suture."], True),
+        (["suture.flare.executor"], True),
+        (["suture.flare.executor.SiteExecutor"], True),
+        (["suture.flare.exec"], False),
+        (["nvflare."], False),
+        ([], False),
+    ],
+)
+def test_entries_are_paths_or_prefixes_at_a_dot(entries: list[str], yes: bool) -> None:
+    assert allowed("suture.flare.executor.SiteExecutor", entries) is yes
+
+
+@given(st.lists(st.sampled_from(["suture.", "suture.flare.", "nvflare.", "a.b", "*", "suture.flare.codec"])))
+def test_our_rule_is_flares(entries: list[str]) -> None:
+    from nvflare.app_common.widgets.component_path_authorizer import ComponentPathAuthorizer as Flare
+
+    name = "suture.flare.filters.EgressFilter"
+    listed = Flare._normalize_allow_list(entries)
+    theirs = "*" in listed or any(Flare._path_matches_prefix(name, entry) for entry in listed)
+    assert allowed(name, entries) == theirs
+
+
+def test_refusing_code_leaves_every_other_right(make_kit: MakeKit) -> None:
+    kit = read_kit(make_kit())
+    assert code_rights(kit) == {"project_admin": "any", "lead": "any", "member": "none"}
+    path = refuse_code(kit)
+    assert set(code_rights(kit).values()) == {"none"}
+    roles = json.loads(path.read_text())["permissions"]
+    assert roles["lead"] == {"submit_job": "any", "view": "any", "byoc": "none"}
+    assert roles["project_admin"]["submit_job"] == "any"
+    assert roles["project_admin"]["get_job_log"] == "any"
+
+
+def test_flare_refuses_code_under_the_written_policy(make_kit: MakeKit) -> None:
+    from nvflare.fuel.sec.authz import AuthzContext, Person
+    from nvflare.security.security import FLAuthorizer
+
+    path = refuse_code(read_kit(make_kit()))
+    person = Person("boss", "trial", "project_admin")
+    authorizer = FLAuthorizer("trial", {"format_version": "1.0", **json.loads(path.read_text())})
+    assert not authorizer.authorize(AuthzContext(user=person, submitter=person, right="byoc"))[0]
+    assert authorizer.authorize(AuthzContext(user=person, submitter=person, right="submit_job"))[0]
+
+
+def test_logs_are_kept(make_kit: MakeKit) -> None:
+    kit = read_kit(make_kit())
+    allow_classes(kit)
+    content = json.loads(keep_logs(kit).read_text())
+    assert content["allow_log_streaming"] is False
+    assert missing_classes(kit) == ()
+
+
+def test_a_broken_policy_names_its_file(make_kit: MakeKit) -> None:
+    folder = make_kit()
+    kit = read_kit(folder)
+    (folder / "local" / "authorization.json").write_text('{"permissions": 3}')
+    with pytest.raises(ConfigError, match=r"authorization\.json"):
+        refuse_code(kit)
+    (folder / "local" / "resources.json.default").unlink()
+    with pytest.raises(ConfigError, match=r"resources\.json"):
+        allow_classes(kit)
+    assert not (folder / "local" / "resources.json").exists()
+
+
+@pytest.mark.parametrize("role", ["server", "site"])
+def test_a_party_survives_by_one_component_and_keeps_the_others(role: str, make_kit: MakeKit) -> None:
+    kit = read_kit(make_kit(role))
+    assert not survives(kit)
+    path = survive(kit)
+    components = {c["id"]: c["path"] for c in json.loads(path.read_text())["components"]}
+    assert components["job_scheduler"] == "nvflare.DefaultJobScheduler"
+    own = "suture.flare.launcher.TolerantLauncher" if role == "site" else "nvflare.ClientProcessJobLauncher"
+    assert components["process_launcher"] == own
+    assert ("abandoned_jobs" in components) == (role == "server")
+    assert survives(kit)
+    before = path.read_bytes()
+    survive(kit)
+    assert path.read_bytes() == before
+
+
+def test_a_site_asks_again_after_a_minute_unless_its_file_says_when(make_kit: MakeKit) -> None:
+    kit = read_kit(make_kit("site"))
+    path = survive(kit)
+    content = json.loads(path.read_text())
+    assert content["client"]["communication_timeout"] == 60
+    content["client"]["communication_timeout"] = 900
+    path.write_text(json.dumps(content))
+    survive(kit)
+    assert json.loads(path.read_text())["client"]["communication_timeout"] == 900
+    del content["client"]["communication_timeout"]
+    path.write_text(json.dumps(content))
+    assert not survives(kit)
+
+
+def test_resources_without_components_are_named(make_kit: MakeKit) -> None:
+    kit = read_kit(make_kit("site"))
+    path = kit.folder / "local" / "resources.json"
+    path.write_text("{}")
+    with pytest.raises(ConfigError, match="lists no components"):
+        survive(kit)
+    assert path.read_text() == "{}"

@@ -1,0 +1,89 @@
+"""The processes of a POC: those that were started are stopped, and no others."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from startup_kits import MakeKit
+
+from suture.core.errors import FederationError
+from suture.core.files import write_json
+from suture.flare.admin.kit import Kit, read_kit
+from suture.flare.admin.processes import check_alive, parties_of, running, start, stop
+
+SCRIPT = 'test "$1" = --once || exit 9\necho "$SUTURE_SITES|$(which python3)"\nsleep 300 &\nsleep 300\n'
+
+
+def kit_of(make_kit: MakeKit, name: str, script: str = SCRIPT) -> Kit:
+    folder = make_kit("site", name)
+    (folder / "startup" / "sub_start.sh").write_text(script)
+    return read_kit(folder)
+
+
+def test_what_was_started_is_stopped_with_its_children(
+    make_kit: MakeKit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SUTURE_SITES", "/elsewhere")
+    kits = [kit_of(make_kit, name) for name in ("a", "b")]
+    bystander = subprocess.Popen(["sleep", "300"])
+    try:
+        begun = start(tmp_path, kits)
+        assert running(tmp_path) == ["a", "b"]
+        check_alive(begun, {kit.name: kit for kit in kits})
+        deadline = time.monotonic() + 10
+        while len(children := psutil.Process(begun[0].pid).children()) < 2 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert stop(tmp_path) == ["a", "b"]
+        assert not any(child.is_running() for child in children)
+        assert running(tmp_path) == parties_of(tmp_path) == []
+        assert bystander.poll() is None
+    finally:
+        bystander.kill()
+        bystander.wait()
+    printed = (kits[0].folder / "poc_console.log").read_text()
+    assert printed.startswith("|")
+    assert "elsewhere" not in printed
+
+
+def test_only_what_does_not_live_is_started(make_kit: MakeKit, tmp_path: Path) -> None:
+    kits = [kit_of(make_kit, name) for name in ("a", "b", "c")]
+    a, b, c = start(tmp_path, kits)
+    try:
+        assert start(tmp_path, kits) == []
+        (process,) = (p for p in [b.process()] if p)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait(10)
+        assert running(tmp_path) == ["a", "c"]
+        (again,) = start(tmp_path, kits)
+        assert (again.name, again.pid != b.pid) == ("b", True)
+        assert parties_of(tmp_path) == [a, c, again]
+    finally:
+        assert sorted(stop(tmp_path)) == ["a", "b", "c"]
+
+
+def test_a_process_id_that_went_to_another_is_let_alone(make_kit: MakeKit, tmp_path: Path) -> None:
+    (party,) = start(tmp_path, [kit_of(make_kit, "a")])
+    other = dataclasses.replace(party, started=party.started - 60)
+    write_json(tmp_path / "suture-poc.json", [vars(other)])
+    assert stop(tmp_path) == []
+    assert party.process() is not None
+    write_json(tmp_path / "suture-poc.json", [vars(party)])
+    assert stop(tmp_path) == ["a"]
+
+
+def test_a_process_that_ends_at_once_is_told_with_its_words(make_kit: MakeKit, tmp_path: Path) -> None:
+    kit = kit_of(make_kit, "a", "echo port taken; exit 1\n")
+    begun = start(tmp_path, [kit])
+    deadline = time.monotonic() + 10
+    while begun[0].process() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    with pytest.raises(FederationError, match=r"(?s)process of a has ended.*port taken"):
+        check_alive(begun, {"a": kit})
+    assert stop(tmp_path) == []

@@ -1,0 +1,70 @@
+"""FLARE's messages, as the submitter reads them."""
+
+from __future__ import annotations
+
+import pytest
+
+from suture.flare.admin.refusals import explain, refusals
+
+META = {"status": "FINISHED:ABNORMAL", "submitter_role": "lead", "job_deploy_detail": ["server: OK"]}
+# As FLARE 2.9 writes it.
+LISTED = (
+    "nvflare.fuel.common.excepts.ComponentNotAuthorized: Error processing ['/x/config_fed_client.json'] in "
+    "JSON element {'path': 'suture.flare.executor.SiteExecutor'}: path: executors.#1.executor, exception: "
+    "ComponentNotAuthorized: component not authorized: Component 'suture.flare.executor.SiteExecutor' at "
+    "config path 'executors.#1.executor' is not in allow_list"
+)
+
+
+def said(detail: list[str] | None = None, logs: dict[str, str] | None = None) -> str:
+    return "\n".join(refusals({**META, "job_deploy_detail": detail}, logs or {}))
+
+
+def test_refused_code_names_party_right_role_and_file() -> None:
+    text = said(["server: OK", "harbor: BYOC not permitted", "num_ok_sites 2 < required_min_sites 3"])
+    for word in ("harbor", "--no-bundle", '"byoc"', "permissions.lead", "local/authorization.json"):
+        assert word in text
+    assert "server" not in text
+    assert text.count("\n") == 0
+
+
+@pytest.mark.parametrize(
+    ("log", "words"),
+    [
+        (
+            LISTED,
+            ["harbor", "suture.flare.executor.SiteExecutor", "class_allow_list", "local/resources.json"],
+        ),
+        ("ModuleNotFoundError: No module named 'suture.flare'", ["harbor", "Install suture"]),
+        (
+            "suture.core.errors.ConfigError: site 'harbor' has no suture.toml; looked at /x",
+            ["harbor: site 'harbor' has no suture.toml"],
+        ),
+        (
+            "FATAL_SYSTEM_ERROR: the server runs another version of suture (ab) than the job was made with "
+            "(cd); install the same one",
+            ["(ab)", "install the same one"],
+        ),
+    ],
+)
+def test_logs_are_translated(log: str, words: list[str]) -> None:
+    text = said(logs={"harbor": f"12:00 - INFO - hello\n{log}\nmore"})
+    for word in words:
+        assert word in text
+
+
+def test_other_refusals_keep_flares_words() -> None:
+    assert "harbor did not take the job: disk full" in said(["harbor: disk full"])
+    assert "did not answer" in said(["harbor: no reply (deployment timeout)"])
+    assert "does not know the sites x,y" in said(["invalid_clients: x,y"])
+    assert said(["server: OK", "harbor: OK"], {"server": "all is well"}) == ""
+
+
+def test_an_end_without_words_says_where_to_look() -> None:
+    text = explain("j-1", META, {}, {})
+    assert text.startswith("job j-1 ended as FINISHED:ABNORMAL")
+    assert "j-1/log.txt" in text
+    assert "aborted" in explain("j-1", {"status": "FINISHED:ABORTED"}, {}, {})
+    failed = explain("j-1", META, {}, {"error": "harbor: FLARE answered EXECUTION_EXCEPTION"})
+    assert "suture doctor" in failed
+    assert "two sites are needed" in explain("j-1", META, {}, {"error": "two sites are needed"})

@@ -1,0 +1,158 @@
+"""Bringing a remote run's results here: whole, in its own folder, or an error that says why."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from startup_kits import MakeKit
+
+from suture.core.errors import ConfigError, FederationError
+from suture.federation.server.open import describe
+from suture.federation.server.record import Record
+from suture.flare.admin.kit import Kit, read_kit
+from suture.flare.admin.remote import place, state
+from suture.flare.admin.tail import Tail
+from suture.flare.event_feed import EXPERIMENT
+from suture.methods.surgical import SurgicalAggregation
+
+KIT = Kit(Path("nowhere"), "admin", "admin@trial.org", "trial", "localhost", 8002)
+META = {"status": "FINISHED:COMPLETED", "submitter_role": "lead", "job_deploy_detail": ["server: OK"]}
+
+
+class Remote:
+    """A server whose job has left a workspace."""
+
+    def __init__(self, workspace: Path, meta: dict[str, Any]) -> None:
+        self.workspace, self._meta = workspace, meta
+
+    def meta(self, job_id: str) -> dict[str, Any]:
+        return self._meta
+
+    def download(self, job_id: str, folder: Path) -> Path:
+        return Path(shutil.copytree(self.workspace, folder / job_id / "workspace"))
+
+    def metas(self) -> list[dict[str, Any]]:
+        return [{"job_id": "first", EXPERIMENT: "demo-1"}, {"job_id": "j", **self._meta}]
+
+    def error_logs(self, job_id: str) -> dict[str, str]:
+        return {}
+
+
+@pytest.fixture
+def done(tmp_path: Path, tiny: Any) -> Path:
+    """A finished run, as it lies at the server."""
+    run = tiny(SurgicalAggregation()).run("demo-1").record.folder
+    workspace = tmp_path / "workspace"
+    for name in ("run.json", "history.jsonl", "events.jsonl", "metrics.json", "report.html"):
+        workspace.mkdir(exist_ok=True)
+        shutil.copy2(run / name, workspace / name)
+    shutil.copytree(run / "model", workspace / "model")
+    (workspace / "log.txt").write_text("the log")
+    return workspace
+
+
+def test_results_lie_where_a_run_of_the_simulator_leaves_them(
+    done: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    out = place(Remote(done, META), KIT, "j", None)  # type: ignore[arg-type]
+    assert out == Path("runs") / "demo-1"
+    for name in ("report.html", "metrics.json", "history.jsonl", "model/model.safetensors"):
+        assert (out / name).is_file()
+    assert (out / "metrics.json").read_bytes() == (done / "metrics.json").read_bytes()
+
+
+def test_a_followed_run_keeps_its_environment_and_hears_the_end(done: Path, tmp_path: Path) -> None:
+    out = tmp_path / "mine"
+    Record(out).update(env="prod", flare_job="j", experiment="demo-1")
+    events = [json.loads(line) for line in (done / "events.jsonl").read_text().splitlines()]
+    tail = Tail(out)
+    tail.take(0, events[:3])
+    place(Remote(done, META), KIT, "j", out, tail)  # type: ignore[arg-type]
+    assert [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()] == events
+    run = json.loads((out / "run.json").read_text())
+    assert (run["env"], run["flare_job"], run["status"]) == ("prod", "j", "finished")
+    assert "prod" in (out / "report.html").read_text()
+
+
+def test_another_experiments_folder_is_not_touched(done: Path, tmp_path: Path) -> None:
+    out = tmp_path / "mine"
+    Record(out).update(experiment="demo-0")
+    before = (out / "run.json").read_bytes()
+    with pytest.raises(ConfigError, match="choose another --out"):
+        place(Remote(done, META), KIT, "j", out)  # type: ignore[arg-type]
+    assert sorted(path.name for path in out.iterdir()) == ["run.json"]
+    assert (out / "run.json").read_bytes() == before
+
+
+def test_a_job_that_never_began_fails_with_the_reason_and_keeps_the_log(tmp_path: Path, tiny: Any) -> None:
+    federation = tiny(SurgicalAggregation())
+    workspace, out = tmp_path / "workspace", tmp_path / "mine"
+    workspace.mkdir()
+    (workspace / "log.txt").write_text("No module named 'suture'")
+    describe(Record(out), federation.plan, federation.schedule)
+    with pytest.raises(FederationError, match=r"server has no suture\. Install"):
+        place(Remote(workspace, META), KIT, "j", out)  # type: ignore[arg-type]
+    run = json.loads((out / "run.json").read_text())
+    assert run["status"] == "failed"
+    assert "Install suture" in run["error"]
+    assert (out / "flare.log").is_file()
+    assert (out / "report.html").is_file()
+
+
+def test_a_run_that_failed_tells_the_servers_own_reason(done: Path, tmp_path: Path) -> None:
+    run = json.loads((done / "run.json").read_text())
+    (done / "run.json").write_text(json.dumps({**run, "status": "failed", "error": "two rounds failed"}))
+    with pytest.raises(FederationError, match="two rounds failed"):
+        place(Remote(done, {"status": "FINISHED:ABNORMAL"}), KIT, "j", tmp_path / "mine")  # type: ignore[arg-type]
+    assert (tmp_path / "mine" / "history.jsonl").is_file()
+
+
+CRASHED = {"status": "FINISHED:EXECUTION_EXCEPTION", "cloned_from": "first"}
+
+
+@pytest.fixture
+def crashed(done: Path, tmp_path: Path) -> Path:
+    """The workspace of a job that was killed at the server: FLARE's log and nothing else."""
+    workspace = tmp_path / "crashed"
+    workspace.mkdir()
+    (workspace / "log.txt").write_text("the log")
+    return workspace
+
+
+def test_what_a_crashed_job_committed_is_taken_from_a_server_on_this_machine(
+    crashed: Path, done: Path, tmp_path: Path, make_kit: MakeKit
+) -> None:
+    server, admin = make_kit("server", "server"), make_kit("admin", "admin@trial.org")
+    shutil.copytree(done, server / "suture" / "demo-1")
+    path = server / "suture" / "demo-1" / "run.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "status": "running"}))
+    out = tmp_path / "deep" / "new"
+    with pytest.raises(FederationError, match="suture resume demo-1 --startup-kit"):
+        place(Remote(crashed, CRASHED), read_kit(admin), "j", out)  # type: ignore[arg-type]
+    assert (out / "history.jsonl").read_bytes() == (done / "history.jsonl").read_bytes()
+    assert (out / "flare.log").read_text() == "the log"
+    assert json.loads((out / "run.json").read_text())["status"] == "failed"
+    assert (out / "report.html").is_file()
+
+
+def test_elsewhere_a_crashed_job_says_where_its_rounds_are_and_how_it_goes_on(
+    crashed: Path, tmp_path: Path, make_kit: MakeKit
+) -> None:
+    kit, out = read_kit(make_kit("admin", "admin@trial.org")), tmp_path / "deep" / "new"
+    with pytest.raises(
+        FederationError, match=r"at the server, in demo-1/ of the folder that \[storage\] state"
+    ):
+        place(Remote(crashed, CRASHED), kit, "j", out)  # type: ignore[arg-type]
+    assert [path.name for path in out.iterdir()] == ["flare.log"]
+
+
+def test_a_waiting_job_says_what_it_waits_for() -> None:
+    assert state({"status": "SUBMITTED"}) == "waiting to be started"
+    history = ["2026-01-01 10:00:00: not enough sites"]
+    assert "not enough sites" in state({"status": "SUBMITTED", "schedule_history": history})
+    assert state({"status": "RUNNING", "job_deploy_detail": ["server: OK"]}) == ""

@@ -1,0 +1,121 @@
+"""`suture resume`: the newest job of an experiment is ended and handed in again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import suture.flare.admin.resume as resuming
+from suture.core.errors import ConfigError, FederationError
+from suture.federation.server.record import Record
+from suture.flare.admin.resume import newest, resume
+from suture.flare.event_feed import EXPERIMENT
+
+MAP = {"app_server": ["server"], "app_a": ["a"], "app_b": ["b"]}
+FIRST = {"job_id": "1", "name": "demo", EXPERIMENT: "demo-1", "deploy_map": MAP}
+
+
+class Server:
+    """FLARE's side: what it knows of jobs, and what it was asked."""
+
+    def __init__(self, *jobs: dict[str, Any], ends: bool = True, runs: bool = True) -> None:
+        self.jobs = [dict(job) for job in jobs]
+        self.ends, self.runs = ends, runs
+        self.did: list[str] = []
+        self._connected = [["a"], ["a", "b"]]
+
+    def metas(self) -> list[dict[str, Any]]:
+        return self.jobs
+
+    def meta(self, job_id: str) -> dict[str, Any]:
+        return next(job for job in self.jobs if job["job_id"] == job_id)
+
+    def sites(self) -> list[str]:
+        self.did.append("sites")
+        return self._connected.pop(0) if len(self._connected) > 1 else self._connected[0]
+
+    def abort(self, job_id: str) -> None:
+        self.did.append(f"abort {job_id}")
+        if not self.runs:
+            raise FederationError(f"refused: failed to abort job: Job {job_id} is not running.")
+        if self.ends:
+            self.meta(job_id)["status"] = "FINISHED:ABORTED"
+
+    def clone(self, job_id: str) -> str:
+        self.did.append(f"clone {job_id}")
+        return "new"
+
+
+@pytest.fixture
+def serve(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Puts a server in FLARE's place."""
+
+    def serve(server: Server) -> Server:
+        @contextmanager
+        def connected(kit: object) -> Iterator[Server]:
+            yield server
+
+        monkeypatch.setattr("suture.flare.admin.session.connected", connected)
+        for name in ("_POLL", "_WAIT_FOR_END"):
+            monkeypatch.setattr(resuming, name, 0.01)
+        return server
+
+    return serve
+
+
+def test_a_copy_belongs_to_the_experiment_of_what_it_is_a_copy_of() -> None:
+    second = {"job_id": "2", "cloned_from": "1"}
+    third = {"job_id": "3", "cloned_from": "2"}
+    other = {"job_id": "4", EXPERIMENT: "demo-2"}
+    stray = {"job_id": "5", "cloned_from": "deleted"}
+    jobs = [FIRST, second, third, other, stray]
+    assert newest(jobs, "demo-1") is third
+    assert newest(jobs, "demo-2") is other
+    with pytest.raises(ConfigError, match=r"'demo-3'; it has demo-1, demo-2\. .*suture run JOB --resume"):
+        newest(jobs, "demo-3")
+
+
+def test_a_dead_job_is_handed_in_again_once_its_sites_are_there(serve: Any, tmp_path: Path) -> None:
+    server = serve(Server(FIRST | {"status": "FINISHED:EXECUTION_EXCEPTION"}))
+    assert resume(None, "demo-1", tmp_path, "poc") == ("new", "demo")  # type: ignore[arg-type]
+    assert server.did == ["sites", "sites", "clone 1"]
+    run = Record(tmp_path).run
+    assert (run["experiment"], run["flare_job"], run["status"]) == ("demo-1", "new", "running")
+
+
+def test_a_running_job_is_ended_first(serve: Any, tmp_path: Path) -> None:
+    server = serve(Server(FIRST | {"status": "RUNNING"}))
+    resume(None, "demo-1", tmp_path, "poc")  # type: ignore[arg-type]
+    assert server.did[-2:] == ["abort 1", "clone 1"]
+    stuck = serve(Server(FIRST | {"status": "RUNNING"}, ends=False))
+    with pytest.raises(FederationError, match="has not ended"):
+        resume(None, "demo-1", tmp_path, "poc")  # type: ignore[arg-type]
+    assert not any(did.startswith("clone") for did in stuck.did)
+
+
+def test_a_job_that_only_seems_to_run_is_no_hindrance(serve: Any, tmp_path: Path) -> None:
+    """After the crash of a server without AbandonedJobs."""
+    server = serve(Server(FIRST | {"status": "RUNNING"}, runs=False))
+    resume(None, "demo-1", tmp_path, "poc")  # type: ignore[arg-type]
+    assert server.did[-1] == "clone 1"
+
+
+@pytest.mark.parametrize(
+    ("status", "words"), [("FINISHED:COMPLETED", "has finished"), ("SUBMITTED", "waits to be started")]
+)
+def test_what_needs_no_resuming_is_said(status: str, words: str, serve: Any, tmp_path: Path) -> None:
+    server = serve(Server(FIRST | {"status": status}))
+    with pytest.raises(ConfigError, match=words):
+        resume(None, "demo-1", tmp_path, "poc")  # type: ignore[arg-type]
+    assert server.did == []
+
+
+def test_another_runs_folder_is_not_touched(serve: Any, tmp_path: Path) -> None:
+    serve(Server(FIRST | {"status": "RUNNING"}))
+    Record(tmp_path).update(experiment="demo-0")
+    with pytest.raises(ConfigError, match="choose another --out"):
+        resume(None, "demo-1", tmp_path, "poc")  # type: ignore[arg-type]

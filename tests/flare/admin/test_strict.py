@@ -1,0 +1,114 @@
+"""The strict policy of a site, and the ways round one that is not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from suture.core.errors import ConfigError
+from suture.flare.admin.kit import read_json, read_kit
+from suture.flare.admin.policy import CLASSES, allow_classes, code_rights, policy_file, refuse_code
+from suture.flare.admin.strict import FILTER, PRIVACY, make_strict, ways_round
+
+MakeKit = Callable[..., Path]
+PUBLISHED = Path(__file__).resolve().parents[3] / "poc_workspace" / "policy"
+
+
+def test_a_strict_site_leaves_no_way_round(make_kit: MakeKit) -> None:
+    kit = read_kit(make_kit("site"))
+    assert len(list(ways_round(kit))) == 3
+    written = make_strict(kit)
+    assert {path.name for path in written} == {"resources.json", "authorization.json", "privacy.json"}
+    assert not list(ways_round(kit))
+    resources = read_json(kit.folder / "local" / "resources.json")
+    assert resources["class_allow_list"] == list(CLASSES["site"])
+    assert resources["allow_log_streaming"] is False
+    assert resources["components"], "FLARE's own settings stay"
+    rights = read_json(kit.folder / "local" / "authorization.json")["permissions"]
+    assert rights["project_admin"]["operate"] == rights["project_admin"]["shell_commands"] == "o:site"
+    assert set(code_rights(kit).values()) == {"none"}
+    before = [path.read_bytes() for path in written]
+    assert [path.read_bytes() for path in make_strict(kit)] == before
+
+
+def test_the_published_files_say_the_same(make_kit: MakeKit) -> None:
+    assert read_json(PUBLISHED / "privacy.json") == PRIVACY
+    resources = read_json(PUBLISHED / "resources.json")
+    kit = read_kit(make_kit("site"))
+    make_strict(kit)
+    own = read_json(kit.folder / "local" / "resources.json")
+    assert resources == {key: own[key] for key in resources}
+
+
+@pytest.mark.parametrize(
+    ("change", "way"),
+    [
+        ({"class_allow_list": [*CLASSES["site"], "nvflare.", "a.b"]}, "2 more classes"),
+        ({"class_allow_list": ["*"]}, "1 more class"),
+        ({"class_list_enforcement_mode": "warn"}, "not enforced"),
+    ],
+)
+def test_what_a_list_leaves_open(change: dict[str, Any], way: str, make_kit: MakeKit) -> None:
+    kit = read_kit(make_kit("site"))
+    make_strict(kit)
+    path = policy_file(kit, "resources")
+    path.write_text(json.dumps({**read_json(path), **change}))
+    (found,) = ways_round(kit)
+    assert way in found
+
+
+def test_a_list_that_is_absent_is_flares_own(make_kit: MakeKit) -> None:
+    kit = read_kit(make_kit("site"))
+    make_strict(kit)
+    path = policy_file(kit, "resources")
+    path.write_text(json.dumps({k: v for k, v in read_json(path).items() if k != "class_allow_list"}))
+    (found,) = ways_round(kit)
+    assert "by default" in found
+
+
+@pytest.mark.parametrize(
+    ("privacy", "ways"),
+    [
+        (PRIVACY, []),
+        ({"scopes": PRIVACY["scopes"]}, ["privacy.json has no default scope"]),
+        (
+            {**PRIVACY, "scopes": [*PRIVACY["scopes"], {"name": "other"}]},
+            ["scope other of privacy.json lacks the filter"],
+        ),
+        (
+            {"scopes": [{"name": "a", "task_result_filters": [{"path": FILTER}]}], "default_scope": "a"},
+            [],
+        ),
+    ],
+)
+def test_every_scope_needs_the_filter(privacy: dict[str, Any], ways: list[str], make_kit: MakeKit) -> None:
+    kit = read_kit(make_kit("site"))
+    make_strict(kit)
+    (kit.folder / "local" / "privacy.json").write_text(json.dumps(privacy))
+    assert list(ways_round(kit)) == ways
+
+
+def test_scopes_of_the_site_itself_are_not_replaced(make_kit: MakeKit) -> None:
+    kit = read_kit(make_kit("site"))
+    path = kit.folder / "local" / "privacy.json"
+    path.write_text('{"scopes": [{"name": "own"}], "default_scope": "own"}')
+    before = {p.name: p.read_bytes() for p in path.parent.iterdir()}
+    with pytest.raises(ConfigError, match="scopes of the site's own"):
+        make_strict(kit)
+    assert {p.name: p.read_bytes() for p in path.parent.iterdir()} == before
+
+
+def test_a_server_has_no_strict_policy(make_kit: MakeKit) -> None:
+    with pytest.raises(ConfigError, match="kit of a server"):
+        make_strict(read_kit(make_kit("server", "server")))
+
+
+def test_the_lenient_policy_leaves_ways(make_kit: MakeKit) -> None:
+    kit = read_kit(make_kit("site"))
+    allow_classes(kit)
+    refuse_code(kit)
+    assert ["more class" in way or "privacy.json" in way for way in ways_round(kit)] == [True, True]

@@ -1,0 +1,67 @@
+"""Events cross from the server to the run folder here: in order, each once, none of an earlier job."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from suture.flare.admin.tail import Tail
+from suture.flare.event_feed import Teller
+
+
+def events(n: int, start: int = 0) -> list[dict[str, Any]]:
+    return [{"event": "round", "round": i} for i in range(start, n)]
+
+
+def here(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+
+
+def test_a_teller_tells_the_end_of_this_job(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_text("".join(json.dumps(e) + "\n" for e in events(3)))
+    teller = Teller(path)
+    assert teller.recent() == {"first": 3, "events": []}
+    with path.open("a") as file:
+        file.write('{"event": "begin"}\n{"event": "rou')
+    assert teller.recent() == {"first": 3, "events": [{"event": "begin"}]}
+    with path.open("a") as file:
+        file.write('nd"}\n' + "".join(json.dumps(e) + "\n" for e in events(250)))
+    told = teller.recent()
+    assert len(told["events"]) == 100
+    assert told["first"] == 3 + 2 + 150
+    assert told["events"][-1]["round"] == 249
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), max_size=8),
+)
+def test_each_event_once_and_in_order(spans: list[tuple[int, int]]) -> None:
+    """Answers overlap or leave gaps, as polls and the server's window make them."""
+    import tempfile
+
+    everything = events(31)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        tail = Tail(folder)
+        for low, high in sorted((min(s), max(s)) for s in spans):
+            tail.take(low, everything[low:high])
+        tail.finish(everything)
+        got = [e["round"] for e in here(folder)]
+    assert got == sorted(set(got))
+    if any(a != b for a, b in spans):
+        assert got[-1] == 30
+
+
+def test_a_run_that_was_never_heard_of_begins_at_its_beginning(tmp_path: Path) -> None:
+    tail = Tail(tmp_path)
+    tail.say("job 1")
+    tail.say("job 1")
+    tail.finish([{"event": "begin", "n": 1}, *events(2), {"event": "begin", "n": 2}, *events(1)])
+    assert [e["event"] for e in here(tmp_path)] == ["note", "begin", "round"]
+    assert here(tmp_path)[1]["n"] == 2

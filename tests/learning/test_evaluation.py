@@ -1,0 +1,251 @@
+"""What a site measures and counts, and what of it stays where it is."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from suture.core.labels import LabelSet, Task
+from suture.data.augmentation import Augmentation
+from suture.data.batch import Samples
+from suture.learning.evaluation import NOTHING, class_counts, entropy, measure, overall, ranking, withheld
+from suture.learning.training import NonFiniteLoss, Workbench
+from suture.methods.surgical import SurgicalAggregation
+from suture.methods.vanilla import VanillaFL
+from suture.models import ModelSpec
+from suture.protocol.messages import KEYS, ClassScore, Figures, Metrics, rounded
+from suture.protocol.privacy import PrivacyConfig
+
+NAN = float("nan")
+
+
+class Told(nn.Module):
+    """Predicts what its input says."""
+
+    def __init__(self, labels: LabelSet) -> None:
+        super().__init__()
+        self.labels = labels
+
+    def forward(self, inputs: dict[str, Tensor]) -> Tensor:
+        return inputs["logits"]
+
+
+def samples(logits: list[list[float]], y: list[list[float]]) -> Samples:
+    return Samples({"logits": torch.tensor(logits)}, torch.tensor(y), tuple(f"p{i}" for i in range(len(y))))
+
+
+def bench(labels: tuple[str, ...], task: Task, part: Samples) -> Workbench:
+    model: Any = Told(LabelSet(labels, task))
+    prepare = ModelSpec("cnn", size=16).preprocessing
+    return Workbench("a", model, {"test": part}, prepare, Augmentation(), torch.device("cpu"))
+
+
+def measured(site: Workbench, own: LabelSet, min_count: int = 0, bootstrap: int = 0) -> Metrics:
+    return measure(
+        site,
+        SurgicalAggregation().loss,
+        own,
+        "test",
+        3,
+        bootstrap=bootstrap,
+        seed=1,
+        limits=PrivacyConfig(min_count=min_count, min_loss=0),
+    )
+
+
+# Edema, Mass and Nodule, which the site does not annotate.
+LOGITS = [[2.0, 0.0, 9.0], [1.0, 0.0, 9.0], [0.0, 0.0, 9.0], [-1.0, 0.0, 9.0]]
+Y = [[1.0, 1.0, NAN], [0.0, 0.0, NAN], [1.0, 0.0, NAN], [0.0, 0.0, NAN]]
+
+
+def test_a_multilabel_site_by_hand() -> None:
+    own = LabelSet(("Mass", "Edema"))
+    site = bench(("Edema", "Mass", "Nodule"), "multilabel", samples(LOGITS, Y))
+    found = measured(site, own)
+    # Edema: 2 > 1, 2 > -1 and 0 > -1 of four pairs; Mass: all equal.
+    assert found.classes == {
+        "Mass": ClassScore(0.5, None, None, 1, 3),
+        "Edema": ClassScore(0.75, None, None, 2, 2),
+    }
+    assert list(found.classes) == ["Mass", "Edema"]
+    edema = [math.log1p(math.exp(s)) for s in (-2.0, 1.0, 0.0, -1.0)]
+    assert found.loss == pytest.approx((sum(edema) + 4 * math.log(2)) / 8, abs=1e-6)
+    assert (found.round, found.split, found.n, found.overall) == (3, "test", 4, {})
+    few = measured(site, own, min_count=2)
+    assert few.classes == {"Mass": NOTHING, "Edema": found.classes["Edema"]}
+    assert few.loss == found.loss
+    with_bounds = measured(site, own, bootstrap=50).classes["Edema"]
+    assert with_bounds.low is not None
+    assert with_bounds.low <= 0.75
+
+
+def test_a_test_loss_is_the_same_for_all_methods_and_none_without_a_label() -> None:
+    """What vanilla FL trains on takes the unknown Nodule for absent; the figure leaves it out."""
+    site = bench(("Edema", "Mass", "Nodule"), "multilabel", samples(LOGITS, Y))
+    limits = PrivacyConfig(min_count=0, min_loss=0)
+    own = LabelSet(("Mass", "Edema"))
+    losses = {
+        measure(site, method.loss, own, "test", 3, bootstrap=0, seed=1, limits=limits).loss
+        for method in (SurgicalAggregation(), VanillaFL())
+    }
+    assert len(losses) == 1
+    unlabelled = samples(LOGITS, [[NAN] * 3] * 4)
+    assert entropy(unlabelled, torch.tensor(LOGITS), "multilabel") is None
+    assert entropy(samples(SINGLE, [[0.0, 0.0]] * 4), torch.tensor(SINGLE), "multiclass") is None
+
+
+# A and B; the last image is of neither.
+SINGLE = [[2.0, 1.0], [3.0, 9.0], [0.0, 1.0], [5.0, 0.0]]
+ONE_HOT = [[1.0, 0.0], [0.0, 1.0], [1.0, 0.0], [0.0, 0.0]]
+
+
+def test_a_multiclass_site_by_hand() -> None:
+    own = LabelSet(("A", "B"), "multiclass")
+    site = bench(("A", "B"), "multiclass", samples(SINGLE, ONE_HOT))
+    found = measured(site, own)
+    # A - B is 1, -6, -1 and 5. A: 1 > -6 and -1 > -6 of four pairs (its logits alone: none); B: all three.
+    assert {name: score.auroc for name, score in found.classes.items()} == {"A": 0.5, "B": 1.0}
+    # -ln of the softmax at the label, of the three images that have one
+    expected = (math.log1p(math.exp(-1)) + math.log1p(math.exp(-6)) + math.log1p(math.exp(1))) / 3
+    assert found.loss == pytest.approx(expected, abs=1e-6)
+    # Predicted A, B, B for A, B, A: A is right 1 of 1 and found 1 of 2, B right 1 of 2 and found.
+    assert {name: score.recall for name, score in found.classes.items()} == {"A": 0.5, "B": 1.0}
+    assert found.attributes == {}
+    assert found.overall == {
+        "accuracy": pytest.approx(2 / 3),
+        "balanced_accuracy": pytest.approx(0.75),
+        "precision": pytest.approx(0.75),
+        "recall": pytest.approx(0.75),
+        "f1": pytest.approx(2 / 3),
+    }
+    assert measured(site, own, min_count=3).overall == found.overall
+    assert measured(site, own, min_count=4).overall == {}
+
+
+def with_attributes(part: Samples, *values: str) -> Samples:
+    return replace(part, attributes=values)
+
+
+def test_figures_by_attribute_are_those_of_its_images_alone() -> None:
+    """Light: A and B, both right. Dark: an A called B, and an image of neither. One has no attribute."""
+    logits, y = [*SINGLE, [9.0, 0.0]], [*ONE_HOT, [0.0, 1.0]]
+    part = with_attributes(samples(logits, y), "light", "light", "dark", "dark", "")
+    own = LabelSet(("A", "B"), "multiclass")
+    found = measured(bench(("A", "B"), "multiclass", part), own)
+    light, dark = found.attributes["light"], found.attributes["dark"]
+    assert (light.n, light.auroc) == (2, 1.0)
+    assert light.overall == dict.fromkeys(KEYS, 1.0)
+    assert dark.n == 2
+    assert dark.auroc == 0.0  # of A against the image of neither: -1 is below 5; B has no positive
+    assert dark.overall == dict.fromkeys(KEYS, 0.0)
+    assert found.overall["accuracy"] == 0.5
+
+
+def test_an_attribute_of_few_images_is_not_even_named() -> None:
+    part = with_attributes(samples(LOGITS, Y), "light", "light", "light", "dark")
+    site, own = bench(("Edema", "Mass", "Nodule"), "multilabel", part), LabelSet(("Mass", "Edema"))
+    assert set(measured(site, own).attributes) == {"light", "dark"}
+    few = measured(site, own, min_count=2).attributes
+    assert set(few) == {"light"}
+    # Of three images Edema has 2 and 1, Mass 1 and 2: each has a count below the limit.
+    assert few["light"] == Figures(3, None, {})
+    # Edema: 2 and 0 against 1; Mass: all equal.
+    assert measured(site, own).attributes["light"] == Figures(3, 0.5, {})
+
+
+def test_a_validation_split_is_not_told_apart() -> None:
+    part = with_attributes(samples(LOGITS, Y), "a", "b", "a", "b")
+    site = replace(bench(("Edema", "Mass", "Nodule"), "multilabel", part), samples={"validation": part})
+    found = measure(
+        site,
+        SurgicalAggregation().loss,
+        LabelSet(("Mass",)),
+        "validation",
+        3,
+        bootstrap=0,
+        seed=1,
+        limits=PrivacyConfig(min_count=0, min_loss=0),
+    )
+    assert found.attributes == {}
+
+
+def test_classes_of_a_multiclass_task_compete_for_their_rank() -> None:
+    """The second image has the higher logit of the first class, and is surely of the second."""
+    logits = torch.tensor([[2.0, 0.0], [3.0, 9.0]])
+    assert ranking(logits, "multilabel") is logits
+    ranked = ranking(logits, "multiclass")
+    assert ranked[0, 0] > ranked[1, 0]
+    assert ranked[0, 0].item() == pytest.approx(1 / (1 + math.exp(-2)))
+    assert ranked.sum(dim=1).tolist() == pytest.approx([1.0, 1.0])
+    # Sure of both, but not equally: single precision would make them ties.
+    sure = ranking(torch.tensor([[20.0, 0.0], [30.0, 0.0]]), "multiclass")
+    assert sure[1, 0] > sure[0, 0]
+
+
+def test_overall_needs_a_multiclass_task_and_enough_labels() -> None:
+    part, logits = samples(SINGLE, ONE_HOT), torch.tensor(SINGLE)
+    assert overall(part, logits, "multilabel") == {}
+    assert overall(part, logits, "multiclass", PrivacyConfig(min_count=3))["accuracy"] == pytest.approx(2 / 3)
+    assert overall(part, logits, "multiclass", PrivacyConfig(min_count=4)) == {}
+    none = samples(SINGLE, [[0.0, NAN]] * 4)
+    assert overall(none, logits, "multiclass") == {}
+
+
+def test_an_empty_split_measures_nothing() -> None:
+    empty = Samples({"logits": torch.empty(0, 2)}, torch.empty(0, 2), ())
+    own = LabelSet(("A", "B"), "multiclass")
+    assert measured(bench(("A", "B"), "multiclass", empty), own) == Metrics(3, "test", 0, None, {})
+    missing = bench(("A", "B"), "multiclass", empty)
+    limits = PrivacyConfig(min_count=0, min_loss=0)
+    found = measure(missing, SurgicalAggregation().loss, own, "validation", 3, bootstrap=0, seed=1, limits=limits)
+    assert found == Metrics(3, "validation", 0, None, {})
+
+
+def test_a_model_that_predicts_no_number_is_named() -> None:
+    broken = bench(("A", "B"), "multiclass", samples([[NAN, 0.0]], [[1.0, 0.0]]))
+    with pytest.raises(NonFiniteLoss, match="a: the model of round 3 diverged; lower the learning rate"):
+        measured(broken, LabelSet(("A", "B"), "multiclass"))
+
+
+def test_counts_below_the_limit_stay_at_the_site() -> None:
+    """Unknown is counted as neither: two with and two without Edema."""
+    y = [[1.0, 0.0, 1.0], [1.0, 0.0, 1.0], [0.0, 1.0, 1.0], [0.0, 0.0, 1.0], [NAN, 0.0, 0.0]]
+    own, train = LabelSet(("Edema", "Mass", "Nodule")), samples([[0.0]] * 5, y)
+    one, two, three = (class_counts(own, train, PrivacyConfig(min_count=limit)) for limit in (1, 2, 3))
+    assert one == {"Edema": (2, 2), "Mass": (1, 4), "Nodule": (4, 1)}
+    assert two == {"Edema": (2, 2), "Mass": None, "Nodule": None}
+    assert three == {"Edema": None, "Mass": None, "Nodule": None}
+
+
+def test_counts_are_rounded_and_a_loss_over_few_is_withheld() -> None:
+    own, train = LabelSet(("Edema",)), samples([[0.0]] * 21, [[1.0]] * 13 + [[0.0]] * 8)
+    assert class_counts(own, train, PrivacyConfig(round_counts=5)) == {"Edema": (15, 10)}
+    assert rounded(0.123456789) == 0.123457
+    site = bench(("A",), "multilabel", samples([[0.0]] * 4, [[1.0], [0.0], [1.0], [0.0]]))
+    for least, told in ((4, True), (5, False)):
+        limits = PrivacyConfig(min_count=0, min_loss=least)
+        found = measure(
+            site, SurgicalAggregation().loss, LabelSet(("A",)), "test", 1, bootstrap=0, seed=1, limits=limits
+        )
+        assert (found.loss is not None) is told
+
+
+def test_what_is_told_of_a_class_is_rounded() -> None:
+    score = ClassScore(0.123456789, None, 1.0, 44, 27)
+    told = withheld(score, PrivacyConfig(round_counts=10))
+    assert told == ClassScore(0.123457, None, 1.0, 40, 30)
+
+
+def test_a_score_that_rests_on_few_images_is_withheld_whole() -> None:
+    score = ClassScore(0.8, 0.7, 0.9, 5, 40)
+    assert withheld(score, PrivacyConfig(min_count=5)) == score
+    assert withheld(score, PrivacyConfig(min_count=6)) == ClassScore(None, None, None, None, None)
+    assert withheld(ClassScore(0.8, 0.7, 0.9, 40, 5), PrivacyConfig(min_count=6)) == NOTHING
+    unknown = ClassScore(0.8, None, None, None, 40)
+    assert withheld(unknown, PrivacyConfig(min_count=1)) == NOTHING
+    assert withheld(unknown, PrivacyConfig(min_count=0)) == unknown

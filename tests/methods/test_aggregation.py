@@ -1,0 +1,84 @@
+"""The weighted mean: the papers' numbers, and what must hold for any update."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+import torch
+from hypothesis import given, settings
+
+from suture.methods.aggregation import WeightedMean
+from suture.protocol.messages import Update, ones
+
+C = ("A", "B", "C")
+
+
+def update(labels: tuple[str, ...], kernel: list[list[float]], bias: list[float], shared: float) -> Update:
+    """An update whose head is a paper's kernel (inputs x classes) turned into rows."""
+    head = {"weight": torch.tensor(kernel).T.contiguous(), "bias": torch.tensor(bias)}
+    return Update(1, labels, {"w": torch.tensor([shared])}, head, ones(labels))
+
+
+def start() -> WeightedMean:
+    head = {"weight": torch.full((3, 3), 7.0), "bias": torch.full((3,), 7.0)}
+    return WeightedMean(C, {"w": torch.tensor([0.0])}, head)
+
+
+ONE = update(("A", "B"), [[1, 2], [3, 4], [0, 1]], [0.1, 0.2], 10)
+TWO = update(("B", "C"), [[5, 6], [7, 8], [2, 3]], [0.4, 0.8], 30)
+
+
+def test_surgical_example_of_two_clients() -> None:
+    mean = start()
+    mean.add(ONE)
+    mean.add(TWO)
+    expected = torch.tensor([[1, 3.5, 6], [3, 5.5, 8], [0, 1.5, 3]])
+    torch.testing.assert_close(mean.head()["weight"].T, expected, rtol=0, atol=1e-6)
+    torch.testing.assert_close(mean.head()["bias"], torch.tensor([0.1, 0.3, 0.8]), rtol=0, atol=1e-6)
+    assert mean.shared()["w"].item() == 20.0  # 1/K, whatever the sites' sizes
+
+
+def test_batch_norm_of_two_sites_is_averaged_like_any_tensor() -> None:
+    mean = WeightedMean(("A",), {"bn": torch.zeros(2)}, {})
+    for values in ([1.0, 2.0], [5.0, 6.0]):
+        mean.add(Update(1, (), {"bn": torch.tensor(values)}, {}, ones(())))
+    assert mean.shared()["bn"].tolist() == [3.0, 4.0]
+
+
+def test_class_weights_decide_row_by_row() -> None:
+    """FedLSM's proxies: q1=[30,10,0], q2=[10,30,40]."""
+    head1 = {"weight": torch.tensor([[1.0, 0], [2, 2], [9, 9]])}
+    head2 = {"weight": torch.tensor([[5.0, 4], [6, 6], [3, 1]])}
+    mean = WeightedMean(C, {}, {"weight": torch.zeros(3, 2)})
+    mean.add(Update(1, C, {}, head1, torch.tensor([30.0, 10, 0], dtype=torch.float64)))
+    mean.add(Update(1, C, {}, head2, torch.tensor([10.0, 30, 40], dtype=torch.float64)))
+    assert mean.head()["weight"].tolist() == [[2, 1], [5, 5], [3, 1]]
+
+
+def test_class_nobody_sent_keeps_its_row_and_nothing_sent_keeps_everything() -> None:
+    mean = start()
+    assert mean.shared()["w"].item() == 0.0
+    mean.add(ONE)
+    assert mean.head()["weight"][2].tolist() == [7.0, 7.0, 7.0]
+    assert bool(torch.isfinite(mean.head()["weight"]).all())
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.floats(-1e3, 1e3, width=32), min_size=1, max_size=8))
+def test_single_owner_row_is_unchanged_bit_by_bit(values: list[float]) -> None:
+    row = torch.tensor([values])
+    mean = WeightedMean(("A", "B"), {}, {"weight": torch.zeros(2, len(values))})
+    mean.add(Update(1, ("B",), {}, {"weight": row}, ones(("B",))))
+    mean.add(Update(1, ("A",), {}, {"weight": row * 2}, ones(("A",))))
+    assert torch.equal(mean.head()["weight"][1], row[0])
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 6), st.integers(0, 2**31))
+def test_mean_lies_between_the_smallest_and_the_largest(sites: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    tensors = [torch.randn(4, generator=generator) for _ in range(sites)]
+    mean = WeightedMean((), {"w": torch.zeros(4)}, {})
+    for tensor in tensors:
+        mean.add(Update(1, (), {"w": tensor}, {}, ones(())))
+    stacked, got = torch.stack(tensors), mean.shared()["w"]
+    assert bool((got >= stacked.min(0).values - 1e-6).all() and (got <= stacked.max(0).values + 1e-6).all())

@@ -1,0 +1,123 @@
+"""suture.models.priors.feature_cache: a prior reads each image once."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import suture.models.priors.feature_cache as cache
+import suture.protocol.packing as packing
+from suture.core.errors import DataError
+from suture.models.classifier import Preprocessing
+from suture.models.priors import Prior
+from suture.models.priors.feature_cache import cached_features
+from suture.models.priors.prior import freeze
+
+N = 150
+
+
+class Counting(nn.Module):
+    """The mean and the largest pixel of each image; notes how many it has seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[int] = []
+
+    def forward(self, image: Tensor) -> Tensor:
+        self.seen.append(len(image))
+        return torch.stack([image.mean((1, 2, 3)), image.amax((1, 2, 3))], dim=1)
+
+
+@pytest.fixture
+def prior() -> Prior:
+    return freeze("counting", Counting(), 2, Preprocessing(8, False, 1, (0.0,), (1.0,)), "a test's")
+
+
+def pixels(n: int = N) -> Tensor:
+    return torch.randint(0, 256, (n, 1, 8, 8), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
+
+
+def features(prior: Prior, images: Tensor, folder: Path | None) -> Tensor:
+    return cached_features(prior, images, folder, "cpu", "alpha")
+
+
+def seen(prior: Prior) -> int:
+    assert isinstance(prior.network, Counting)
+    return sum(prior.network.seen)
+
+
+def test_an_image_is_read_once(prior: Prior, tmp_path: Path) -> None:
+    found = features(prior, pixels(), tmp_path / "cache")
+    torch.testing.assert_close(found, prior.features(pixels()))
+    before = seen(prior)
+    again = features(prior, pixels().clone(), tmp_path / "cache")
+    assert torch.equal(again, found)
+    assert again.dtype == torch.float32
+    assert seen(prior) == before
+
+
+def test_other_pixels_another_prior_and_other_threads_are_others(prior: Prior, tmp_path: Path) -> None:
+    features(prior, pixels(), tmp_path)
+    other = pixels()
+    other[-1, 0, 7, 7] ^= 1
+    features(prior, other, tmp_path)
+    features(prior, pixels().flip(0), tmp_path)
+    features(replace(prior, digest="f" * 64), pixels(), tmp_path)
+    torch.set_num_threads(2)
+    features(prior, pixels(), tmp_path)
+    torch.set_num_threads(1)
+    assert seen(prior) == 5 * N
+    assert len(list(tmp_path.iterdir())) == 5
+
+
+@pytest.mark.parametrize("harm", ["cut", "flip", "empty", "strange"])
+def test_a_damaged_entry_is_made_again(
+    prior: Prior, tmp_path: Path, harm: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = features(prior, pixels(), tmp_path)
+    (path,) = tmp_path.iterdir()
+    data = path.read_bytes()
+    if harm == "strange":
+        packing.save(path, packing.Packed({"features": whole[1:]}, {}))
+    else:
+        path.write_bytes({"cut": data[:-9], "flip": data[:-1] + bytes([data[-1] ^ 1]), "empty": b""}[harm])
+    assert torch.equal(features(prior, pixels(), tmp_path), whole)
+    assert f"{path} is damaged and is made again" in caplog.text
+    assert path.read_bytes() == data
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_full_disk_is_told_and_leaves_nothing(
+    prior: Prior, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(DataError, match=r"'alpha'.*No space left.*set \[storage\] cache"):
+        features(prior, pixels(), tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_a_folder_nothing_is_kept(prior: Prior) -> None:
+    for _ in range(2):
+        features(prior, pixels(), None)
+    assert seen(prior) == 2 * N
+    assert features(prior, pixels(0), None).shape == (0, 2)
+
+
+def test_a_long_pass_says_how_far_it_is(
+    prior: Prior, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(cache, "PATIENCE", -1.0)
+    with caplog.at_level(logging.WARNING):
+        features(prior, pixels(), None)
+    assert "site 'alpha': the prior has read 64 of 150 images" in caplog.messages
+    assert "site 'alpha': the prior has read 150 of 150 images" in caplog.messages

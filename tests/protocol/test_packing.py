@@ -1,0 +1,182 @@
+"""Messages survive packing; what is not a message does not pass."""
+
+from __future__ import annotations
+
+import errno
+import subprocess
+import sys
+import tracemalloc
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from suture.core.errors import RejectedUpdate, SutureError
+from suture.protocol.messages import (
+    Abstain,
+    ClassScore,
+    Evaluation,
+    Figures,
+    Hello,
+    Message,
+    Metrics,
+    Payload,
+    Update,
+    ones,
+)
+from suture.protocol.packing import Packed, load, pack, save, unpack
+
+METRICS = Metrics(3, "validation", 7, 0.5, {"Mass": ClassScore(0.75, None, None, 2, 5)})
+MESSAGES: list[Message] = [
+    Payload("train", 4, 3, "main", "validation", ("Mass",), {"w": torch.ones(2)}, {"b": torch.ones(1)}),
+    Hello(("Mass", "Nodule"), {"train": 5, "test": 0}, 1, "abc"),
+    Update(4, ("Mass",), {"w": torch.ones(2)}, {"b": torch.ones(1)}, ones(("Mass",)), metrics=METRICS),
+    Evaluation(METRICS),
+    Evaluation(replace(METRICS, attributes={"dark": Figures(3, None, {"accuracy": 0.5})}), METRICS),
+    Abstain("data_fault", "DataError", 12),
+]
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda m: type(m).__name__)
+def test_round_trip_through_a_file(message: Message, tmp_path: Path) -> None:
+    save(tmp_path / "m", pack(message))
+    got = unpack(load(tmp_path / "m"))
+    assert type(got) is type(message)
+    assert pack(got).header == pack(message).header
+    for name, tensor in pack(message).tensors.items():
+        assert torch.equal(pack(got).tensors[name], tensor)
+
+
+def test_size_counts_tensors_and_header() -> None:
+    packed = Packed({"shared/w": torch.zeros(10)}, {"type": "x"})
+    assert packed.nbytes == 40 + len('{"type": "x"}')
+
+
+@pytest.mark.parametrize(
+    ("change", "tensors", "says"),
+    [
+        ({"type": "letter"}, {}, "unknown message type"),
+        ({"patients": ["p1"]}, {}, "patients"),
+        ({"weight": float("nan")}, {}, "weight"),
+        ({"labels": ["x" * 300]}, {}, "labels"),
+        ({"shared": {"w": [1.0]}}, {}, "must be tensors"),
+        ({}, {"secret": torch.ones(1)}, "undeclared tensor"),
+        ({}, {"fixed/w": torch.ones(1)}, "undeclared tensor"),
+        (
+            {"metrics": {"round": 1, "split": "test", "n": 1, "loss": None, "classes": {}, "ids": [1]}},
+            {},
+            "ids",
+        ),
+    ],
+)
+def test_a_stray_field_or_tensor_is_refused(
+    change: dict[str, object], tensors: dict[str, torch.Tensor], says: str
+) -> None:
+    packed = pack(MESSAGES[2])
+    broken = Packed({**packed.tensors, **tensors}, {**packed.header, **change})
+    with pytest.raises(RejectedUpdate, match=says):
+        unpack(broken)
+
+
+def nested(depth: int) -> object:
+    value: object = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"labels": ["Mass"] * 1_000_000}, "larger"),
+        ({"labels": [f"x{i}" for i in range(3_000)]}, "labels"),
+        ({"labels": ["x" * 100_000_000]}, "larger"),
+        ({"scalars": {f"x{i}": 1.0 for i in range(3_000)}}, "scalars"),
+        ({"scalars": {"x" * 5_000_000: 1.0}}, "larger"),
+        ({"scalars": nested(3_000)}, "larger"),
+        ({"round": 10**4000}, "64 bits"),
+        ({"round": 10**12}, "round"),
+        ({"labels": [b"Mass"]}, "bytes"),
+        ({"labels": torch.ones(3)}, "Tensor"),
+    ],
+    ids=[
+        *("a million labels", "more labels than classes", "a long label", "many scalars", "a long name"),
+        *("a deep nest", "a long integer", "a large integer", "bytes", "a tensor"),
+    ],
+)
+def test_a_header_larger_than_any_message_is_refused_at_once(change: dict[str, object], says: str) -> None:
+    """And takes no memory: a copy of the longest of these would be 100 MB."""
+    packed = pack(MESSAGES[2])
+    huge = Packed(packed.tensors, {**packed.header, **change})
+    tracemalloc.start()
+    with pytest.raises(RejectedUpdate, match=says):
+        unpack(huge)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 20_000_000
+
+
+def test_too_many_tensors_and_sparse_ones_are_refused() -> None:
+    packed = pack(MESSAGES[2])
+    many = {f"shared/w{i}": torch.ones(1) for i in range(3_000)}
+    with pytest.raises(RejectedUpdate, match="3002 tensors"):
+        unpack(replace(packed, tensors={"shared/w": torch.ones(1), "class_weights": torch.ones(1), **many}))
+    for stray in (torch.ones(2).to_sparse(), [1.0, 2.0]):
+        with pytest.raises(RejectedUpdate, match="a tensor that is none, or a sparse one"):
+            unpack(replace(packed, tensors={**packed.tensors, "shared/w": stray}))
+
+
+@pytest.mark.parametrize("name", ["w\n", "a b", "x/../y", "", "ü", "x" * 201])
+def test_names_of_the_program_are_plain(name: str) -> None:
+    packed = pack(MESSAGES[2])
+    with pytest.raises(RejectedUpdate, match="shared"):
+        unpack(replace(packed, tensors={**packed.tensors, f"shared/{name}": torch.ones(1)}))
+    with pytest.raises(RejectedUpdate, match="error"):
+        unpack(Packed({}, {"type": "abstain", "reason": "labels", "error": name or "a/b"}))
+
+
+def test_an_error_names_no_value() -> None:
+    packed = pack(MESSAGES[2])
+    with pytest.raises(RejectedUpdate) as caught:
+        unpack(replace(packed, header={**packed.header, "weight": "patient 00012"}))
+    assert "00012" not in str(caught.value)
+
+
+def test_corrupt_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "m").write_bytes(b"not a file of ours")
+    with pytest.raises(SutureError, match="corrupt"):
+        load(tmp_path / "m")
+
+
+def test_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path / "m", pack(MESSAGES[4]))
+    before = (tmp_path / "m").read_bytes()
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("suture.protocol.packing.save_file", full)
+    with pytest.raises(OSError, match="No space"):
+        save(tmp_path / "m", pack(MESSAGES[3]))
+    assert (tmp_path / "m").read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["m"]
+
+
+def test_a_full_disk_is_told_by_its_number(tmp_path: Path) -> None:
+    """The library tells it in words only; a site abstains by the number."""
+    target = tmp_path / "x.safetensors"
+    script = (
+        "import resource, signal, sys, torch; from pathlib import Path\n"
+        "from suture.federation.site.abstain import reason_of\n"
+        "from suture.protocol.packing import Packed, save\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))\n"
+        "try: save(Path(sys.argv[1]), Packed({'a': torch.zeros(10000)}, {}))\n"
+        "except OSError as error: print(error.errno, reason_of(error))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(target)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == [str(errno.EFBIG), "disk_full"]
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,153 @@
+import html
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from suture.core.errors import DataError
+from suture.reports.contingency import Contingency
+from suture.reports.labels_overview import Frequency
+from suture.reports.plots import (
+    TONES,
+    draw_contingencies,
+    draw_cooccurrence,
+    draw_frequencies,
+    draw_latent,
+    embed,
+)
+
+NAN = math.nan
+TABLES = {
+    "NIH": {"Edema": Frequency(20, 80, 0), "Mass": Frequency(30, 70, 0)},
+    "CheXpert": {"Edema": Frequency(1, 9999, 0), "Lung Lesion": Frequency(0, 0, 50)},
+}
+PAIR = Contingency("Mass", "Lung Lesion", ((1200, 300), (100, 400)))
+NEVER = Contingency("Mass", "Lung Lesion", ((5, 1), (0, 0)), "never predicted: Mass")
+BLANK = Contingency("Mass", "Edema", ((NAN, NAN), (NAN, NAN)), "no threshold: Edema")
+POINTS = np.random.default_rng(0).normal(size=(12, 2))
+SOURCES = ["NIH", "CheXpert", "MIMIC-LT"] * 4
+
+DRAWN: list[Callable[[], bytes]] = [
+    lambda: draw_frequencies(TABLES),
+    lambda: draw_cooccurrence(("Edema", "Mass"), [[1, 0.25], [NAN, NAN]]),
+    lambda: draw_contingencies([PAIR, NEVER, BLANK]),
+    lambda: draw_latent(POINTS, SOURCES),
+]
+
+
+def written(svg: bytes) -> list[str]:
+    """The texts of a drawing: matplotlib draws letters as outlines and notes each text in a comment."""
+    return [html.unescape(part.split("-->")[0]).strip() for part in svg.decode().split("<!--")[1:]]
+
+
+@pytest.mark.parametrize("draw", DRAWN)
+def test_the_same_input_gives_the_same_bytes(draw: Callable[[], bytes]) -> None:
+    first = draw()
+    assert first.startswith(b"<svg")
+    assert first == draw()
+    assert b"<dc:date>" not in first
+
+
+def test_frequencies_are_in_percent_with_the_most_frequent_class_first() -> None:
+    texts = written(draw_frequencies(TABLES, title="Three classes"))
+    assert texts.index("Mass") < texts.index("Edema") < texts.index("Lung Lesion")
+    assert {"Three classes", "NIH", "CheXpert", "30.0", "20.0"} <= set(texts)
+    assert "<0.1" in texts  # one in ten thousand is not none
+    assert texts.count("–") == 3  # Mass at CheXpert, Lung Lesion at both
+
+
+def test_classes_that_all_of_several_data_sets_label_are_bold() -> None:
+    assert b"DejaVuSans-Bold" in draw_frequencies(TABLES)
+    assert b"DejaVuSans-Bold" not in draw_frequencies({"NIH": TABLES["NIH"]})
+    assert b"DejaVuSans-Bold" not in draw_frequencies(
+        {"NIH": TABLES["NIH"], "HAM10000": {"Melanoma": Frequency(1, 9, 0)}}
+    )
+
+
+def test_cooccurrence_is_in_percent_and_undefined_is_a_dash() -> None:
+    texts = written(draw_cooccurrence(("Edema", "Mass"), [[1, 0.25], [NAN, NAN]]))
+    assert {"100", "25"} <= set(texts)
+    assert texts.count("–") == 2
+    assert texts.count("Edema") == 2
+
+
+def test_contingencies_have_counts_and_their_share_of_the_row() -> None:
+    text = "\n".join(written(draw_contingencies([PAIR])))
+    assert "1,200\n80.0 %" in text
+    assert "400\n80.0 %" in text
+    assert "P(Lung Lesion | Mass) = 80.0 %" in text
+    assert "P(Mass | Lung Lesion) = 57.1 %" in text
+
+
+def test_undefined_contingencies_say_why() -> None:
+    text = "\n".join(written(draw_contingencies([NEVER, BLANK])))
+    assert "never predicted: Mass" in text
+    assert "no threshold: Edema" in text
+    assert "nan" not in text
+
+
+def test_every_source_has_a_colour_and_its_number_of_points() -> None:
+    svg = draw_latent(POINTS, SOURCES)
+    assert {"NIH (4)", "CheXpert (4)", "MIMIC-LT (4)"} <= set(written(svg))
+    assert all(svg.count(tone.lower().encode()) >= 4 for tone in TONES[:3])
+
+
+def test_more_sources_than_colours_are_drawn() -> None:
+    names = [f"hospital {i}" for i in range(len(TONES) + 2)]
+    texts = written(draw_latent(np.arange(2.0 * len(names)).reshape(-1, 2), names))
+    assert {f"{name} (1)" for name in names} <= set(texts)
+    shares = {name: {"Edema": Frequency(1, 1, 0)} for name in names}
+    assert set(names) <= set(written(draw_frequencies(shares)))
+
+
+def test_signs_in_a_name_are_no_formula() -> None:
+    assert "$\\frac$ & <b>" in written(draw_frequencies({"x": {"$\\frac$ & <b>": Frequency(1, 1, 0)}}))
+
+
+def test_nothing_to_draw_is_named() -> None:
+    with pytest.raises(DataError, match="no class to draw"):
+        draw_frequencies({"NIH": {}})
+    with pytest.raises(DataError, match="no contingency matrix"):
+        draw_contingencies([])
+    with pytest.raises(DataError, match=r"the matrix \(2, 3\) must be \[2, 2\]"):
+        draw_cooccurrence(("Edema", "Mass"), np.ones((2, 3)))
+    with pytest.raises(DataError, match=r"points \(2, 2\) must be finite and \[1, 2\]"):
+        draw_latent([[1, 2], [3, 4]], ["NIH"])
+    with pytest.raises(DataError, match="must be finite"):
+        draw_latent([[1, NAN]], ["NIH"])
+
+
+@pytest.mark.parametrize("width", [2, 60])
+def test_tsne_keeps_groups_apart_and_follows_the_seed(width: int) -> None:
+    rng = np.random.default_rng(1)
+    group = np.repeat([0, 1], 30)
+    features = rng.normal(size=(60, width)) + 20 * group[:, None]
+    at = embed(features, seed=0)
+    assert at.shape == (60, 2)
+    np.testing.assert_array_equal(at, embed(features, seed=0))
+    away = np.linalg.norm(at[:, None] - at[None], axis=2) + np.diag([np.inf] * 60)
+    assert (group[away.argmin(axis=1)] == group).all()
+
+
+def test_five_points_are_enough() -> None:
+    assert np.isfinite(embed(np.eye(5), seed=0)).all()
+    with pytest.raises(DataError, match="at least 5 images"):
+        embed(np.eye(4), seed=0)
+
+
+def test_principal_components_are_the_widest_directions() -> None:
+    features = np.zeros((6, 3))
+    features[:, 1] = [-5, -3, -1, 1, 3, 5]
+    at = embed(features, seed=0, method="pca")
+    np.testing.assert_allclose(abs(at[:, 0]), abs(features[:, 1]), atol=1e-9)
+    np.testing.assert_allclose(at[:, 1], 0, atol=1e-9)
+
+
+def test_features_that_cannot_be_laid_out_are_named() -> None:
+    with pytest.raises(DataError, match="2 dimensions"):
+        embed(np.ones((9, 1)), seed=0)
+    with pytest.raises(DataError, match="not finite"):
+        embed(np.full((9, 3), NAN), seed=0)
+    with pytest.raises(DataError, match="the same features"):
+        embed(np.ones((9, 3)), seed=0)

@@ -1,0 +1,73 @@
+"""Jobs and their settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from suture.core.errors import ConfigError
+from suture.federation.plan import Plan, Schedule
+from suture.methods.surgical import SurgicalAggregation
+from suture.simulation.job import known_jobs, load_job, with_settings
+
+
+def test_settings_by_path_by_last_word_and_by_method() -> None:
+    job = with_settings(
+        load_job("demo"), ["method.local.lr=0.5", "batch_size=7", "seed=3", "simulation.shift=0"]
+    )
+    assert isinstance(job.method, SurgicalAggregation)
+    assert (job.method.local.lr, job.method.local.batch_size, job.seed) == (0.5, 7, 3)
+    other = with_settings(job, ["method=vanilla"])
+    assert other.method.name == "vanilla"
+    assert other.method.local.lr == 0.5  # type: ignore[attr-defined]
+    assert with_settings(job, ["label_map.Nodul=Nodule"]).label_map == {"Nodul": "Nodule"}
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ("rouns=3", "unknown setting 'rouns'; did you mean 'rounds'"),
+        ("method.local.learning=3", "unknown setting"),
+        ("zzz=3", r"known: (?!.*, lr, ).*method\.local\.lr, "),
+        ("contrast=3", "ambiguous: augmentation.contrast, simulation.contrast"),
+        ("rounds=zero", "rounds"),
+        ("rounds=0", "greater than or equal to 1"),
+        ("rounds", "no '='"),
+        ("lr=-1", "greater than 0"),
+        ("method=surgcal", "did you mean 'surgical'"),
+        ("model.name=densnet", "did you mean 'densenet121'"),
+        ("batch_norm=local", "leaves no global model"),
+    ],
+)
+def test_a_setting_that_does_not_fit(setting: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        with_settings(load_job("demo"), [setting]).plan("e")
+
+
+def test_every_job_loads_and_survives_its_configuration() -> None:
+    assert {"demo", "surgical_nih"} <= set(known_jobs())
+    for name, path in known_jobs().items():
+        job = load_job(str(path))
+        assert job.name == name
+        assert Plan.from_dict(job.plan("e").to_dict()) == job.plan("e")
+        assert Schedule.from_dict(job.schedule().to_dict()) == job.schedule()
+
+
+def test_unknown_job_and_file_without_a_job(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="did you mean 'demo'"):
+        load_job("dmo")
+    (tmp_path / "job.py").write_text("x = 1\n")
+    with pytest.raises(ConfigError, match="defines no JOB"):
+        load_job(str(tmp_path))
+
+
+def test_an_unknown_key_of_a_plan_or_schedule_is_named() -> None:
+    plan = load_job("demo").plan("e").to_dict()
+    hyper = {**plan["hyperparameters"], "local": {"lrr": 1}}
+    with pytest.raises(ConfigError, match=r"unknown key 'local\.lrr'; did you mean 'lr'"):
+        Plan.from_dict({**plan, "hyperparameters": hyper})
+    with pytest.raises(ConfigError, match="missing or unknown key 'extra'"):
+        Plan.from_dict({**plan, "extra": 1})
+    with pytest.raises(ConfigError, match="did you mean 'rounds'"):
+        Schedule.from_dict({"round": 3})

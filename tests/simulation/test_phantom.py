@@ -1,0 +1,101 @@
+"""Phantoms: the same seed gives the same bytes, and labels say what is drawn."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from suture.simulation.phantom import FINDINGS, Anatomy, chest
+from suture.simulation.phantom_hospitals import HOSPITALS, PhantomSpec, Scanner, generate, write_hospitals
+
+SPEC = PhantomSpec(images=30, held_out=30, size=32)
+
+
+def one(*findings: str, contrast: float = 1.0, seed: int = 0) -> np.ndarray:
+    anatomy = Anatomy.draw(np.random.default_rng(7))
+    return chest(anatomy, frozenset(findings), 64, contrast, np.random.default_rng(seed))
+
+
+def test_same_seed_same_bytes() -> None:
+    a, b, c = (generate(HOSPITALS[0].scanner, 20, SPEC, seed) for seed in (1, 1, 2))
+    assert a[0].tobytes() == b[0].tobytes()
+    assert a[0].tobytes() != c[0].tobytes()
+    assert a[2] == b[2]
+    assert len(set(a[2])) < 20  # several images of a patient
+
+
+@pytest.mark.parametrize("finding", FINDINGS)
+def test_a_finding_is_drawn_and_more_strongly_with_contrast(finding: str) -> None:
+    changes = []
+    for contrast in (0.5, 1.5):
+        differences = [np.abs(one(finding, contrast=contrast, seed=s) - one(seed=s)).mean() for s in range(8)]
+        changes.append(np.mean(differences))
+    assert changes[0] > 1e-4
+    assert changes[1] > changes[0]
+
+
+def test_labels_of_a_site_are_what_its_images_show() -> None:
+    images, y, patients = generate(Scanner(), 60, SPEC, 3)
+    assert images.shape == (60, 32, 32)
+    assert images.dtype == np.uint8
+    assert y.shape == (60, len(FINDINGS))
+    assert set(np.unique(y)) == {0.0, 1.0}
+    assert len(patients) == 60
+
+
+def test_scanners_differ_and_shift_zero_makes_them_one() -> None:
+    means = [generate(h.scanner, 30, SPEC, 1)[0].mean() for h in HOSPITALS]
+    assert max(means) - min(means) > 3
+    same = [generate(h.scanner.between(0), 30, SPEC, 1)[0].tobytes() for h in HOSPITALS]
+    assert same[0] == same[1] == same[2]
+    assert HOSPITALS[1].scanner.between(1) == HOSPITALS[1].scanner
+
+
+def test_some_labels_are_known_to_all_some_to_two_and_some_to_one() -> None:
+    owners = {label: sum(label in h.labels for h in HOSPITALS) for label in FINDINGS}
+    assert sorted(set(owners.values())) == [1, 2, 3]
+    for hospital in HOSPITALS:
+        assert any(owners[label] == 1 for label in hospital.labels)
+    assert len(FINDINGS) >= 8
+
+
+def test_sites_are_written_as_hospitals_have_them(tmp_path: Path) -> None:
+    tables = write_hospitals(tmp_path, SPEC, 1)
+    for hospital in HOSPITALS:
+        rows = list(csv.DictReader(tables[hospital.name].open()))
+        assert tuple(rows[0])[3:] == hospital.labels
+        assert len(rows) == 30
+        splits: dict[str, set[str]] = {}
+        for row in rows:
+            splits.setdefault(row["patient"], set()).add(row["split"])
+        assert all(len(found) == 1 for found in splits.values())
+    server = list(csv.DictReader(tables["server"].open()))
+    assert tuple(server[0])[3:] == FINDINGS
+    assert {row["split"] for row in server} == {"validation", "test"}
+    own, held = ({row["patient"] for row in csv.DictReader(tables[n].open())} for n in ("harbor", "server"))
+    assert own
+    assert held
+
+
+def test_a_second_write_keeps_what_is_there_and_another_spec_replaces_it(tmp_path: Path) -> None:
+    table = write_hospitals(tmp_path, SPEC, 1)["harbor"]
+    before = table.stat().st_mtime_ns
+    assert write_hospitals(tmp_path, SPEC, 1)["harbor"].stat().st_mtime_ns == before
+    write_hospitals(tmp_path, replace(SPEC, images=20), 1)
+    assert len(table.read_text().splitlines()) == 21
+    full = write_hospitals(tmp_path, replace(SPEC, every_label=True), 1)["harbor"]
+    assert full.read_text().splitlines()[0].count(",") == 2 + len(FINDINGS)
+
+
+def test_an_interrupted_write_leaves_no_half_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("suture.simulation.phantom_hospitals.write_site", full)
+    with pytest.raises(OSError, match="No space"):
+        write_hospitals(tmp_path / "sites", SPEC, 1)
+    assert not list((tmp_path / "sites").iterdir())

@@ -1,0 +1,155 @@
+"""Running a job on this machine: its folder, a second run, an interruption, a failure."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from suture.core.errors import ConfigError, FederationError
+from suture.learning.training import LocalTraining
+from suture.methods.surgical import SurgicalAggregation
+from suture.models import ModelSpec
+from suture.simulation import PhantomSites
+from suture.simulation.job import Job, with_settings
+from suture.simulation.run import run_here
+
+JOB = Job(
+    name="small",
+    title="a small federation",
+    method=SurgicalAggregation(local=LocalTraining(lr=1e-3, batch_size=16)),
+    model=ModelSpec("cnn", size=32),
+    rounds=2,
+    simulation=PhantomSites(images=40, held_out=60),
+)
+
+
+def run(job: Job, out: Path, *, resume: bool = False, overwrite: bool = False) -> Path:
+    return run_here(job, "local", out, resume=resume, overwrite=overwrite, threads=None)
+
+
+def test_leaves_what_it_promises(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = run(JOB, tmp_path / "r")
+    assert report.is_file()
+    facts = json.loads((tmp_path / "r" / "run.json").read_text())
+    assert facts["status"] == "finished"
+    assert facts["threads"] == {"server": 1, "harbor": 1, "lakeside": 1, "northfield": 1}
+    assert set(facts["versions"]) >= {"suture", "torch", "nvflare"}
+    metrics = json.loads((tmp_path / "r" / "metrics.json").read_text())
+    assert set(metrics["auroc"]) == set(facts["labels"])
+    assert set(metrics["groups"]) == {"shared", "unique"}
+    low, high = metrics["mean_interval"]
+    assert low < metrics["mean_auroc"] < high
+    assert 0 < metrics["loss"] < 2
+    page = report.read_text()
+    assert f"mean AUROC, 95 % CI {low:.3f}–{high:.3f}" in page
+    assert f"its cross-entropy there is {metrics['loss']:.3f}" in page
+    lines = (tmp_path / "r" / "history.jsonl").read_text().splitlines()
+    assert len(lines) == 2
+    assert (tmp_path / "r" / "model" / "model.safetensors").is_file()
+    said = capsys.readouterr().out
+    assert "round 2/2" in said
+
+
+def test_second_run_into_the_same_folder_is_refused_unless_told(tmp_path: Path) -> None:
+    out = tmp_path / "r"
+    run(JOB, out)
+    before = (out / "metrics.json").read_bytes()
+    with pytest.raises(ConfigError, match="--resume or replace it with --overwrite"):
+        run(JOB, out)
+    with pytest.raises(ConfigError, match="all its 2 rounds"):
+        run(JOB, out, resume=True)
+    assert (out / "metrics.json").read_bytes() == before
+    before = (out / "run.json").read_bytes()
+    with pytest.raises(ConfigError, match=r"was begun with seed=\d+, and this job has seed=77"):
+        run(with_settings(JOB, ["rounds=3", "seed=77"]), out, resume=True)
+    with pytest.raises(ConfigError, match=r"begun with model.size=\d+, and this job has model.size=48"):
+        run(with_settings(JOB, ["rounds=3", "model.size=48"]), out, resume=True)
+    assert (out / "run.json").read_bytes() == before
+    run(with_settings(JOB, ["rounds=3"]), out, resume=True)
+    assert len((out / "history.jsonl").read_text().splitlines()) == 3
+    run(with_settings(JOB, ["rounds=1"]), out, overwrite=True)
+    assert len((out / "history.jsonl").read_text().splitlines()) == 1
+
+
+def test_a_folder_of_something_else_is_never_touched(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    for overwrite in (False, True):
+        with pytest.raises(ConfigError, match="holds no run of suture"):
+            run(JOB, tmp_path, overwrite=overwrite)
+    assert (tmp_path / "thesis.tex").read_text() == "years of work"
+    with pytest.raises(ConfigError, match="no run to resume"):
+        run(JOB, tmp_path / "nothing", resume=True)
+
+
+def test_interrupted_run_can_be_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "r"
+    job = with_settings(JOB, ["rounds=3"])
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("suture.federation.server.server.Server.close_validation", stop)
+    with pytest.raises(KeyboardInterrupt):
+        run(job, out)
+    assert json.loads((out / "run.json").read_text())["status"] == "interrupted"
+    assert (out / "report.html").is_file()
+    monkeypatch.undo()
+    run(job, out, resume=True)
+    run(job, tmp_path / "whole")
+    models = [folder / "model" / "model.safetensors" for folder in (out, tmp_path / "whole")]
+    assert models[0].read_bytes() == models[1].read_bytes()
+
+
+def test_failure_tells_the_sites_own_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare = PhantomSites.prepare
+
+    def spoil(self: PhantomSites, folder: Path, *rest: object) -> list[str]:
+        sites = prepare(self, folder, *rest)  # type: ignore[arg-type]
+        table = folder / "lakeside" / "labels.csv"
+        table.write_text(table.read_text().replace("00003.png,", "00003.png,,", 1))
+        return sites
+
+    monkeypatch.setattr(PhantomSites, "prepare", spoil)
+    with pytest.raises(FederationError, match=r"lakeside.*labels\.csv"):
+        run(JOB, tmp_path / "r")
+    facts = json.loads((tmp_path / "r" / "run.json").read_text())
+    assert facts["status"] == "failed"
+    assert "lakeside" in facts["error"]
+
+
+def test_sites_or_a_schedule_that_cannot_be_made_leave_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: PhantomSites, folder: Path, *rest: object) -> list[str]:
+        folder.mkdir(exist_ok=True)
+        raise ConfigError("labels.csv: row 3 names no image")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(PhantomSites, "prepare", fail)
+        with pytest.raises(ConfigError, match="row 3"):
+            run(JOB, tmp_path / "r")
+    with pytest.raises(ConfigError, match="would never stop"):
+        run(with_settings(JOB, ["selection=last", "patience=3"]), tmp_path / "r")
+    assert not (tmp_path / "r").exists()
+    out = tmp_path / "r"
+    run(with_settings(JOB, ["rounds=1"]), out)
+    before = (out / "run.json").read_bytes()
+    monkeypatch.setattr(PhantomSites, "prepare", fail)
+    with pytest.raises(ConfigError, match="row 3"):
+        run(with_settings(JOB, ["rounds=2"]), out, resume=True)
+    assert (out / "run.json").read_bytes() == before
+
+
+def test_a_locked_folder_is_refused(tmp_path: Path) -> None:
+    import fcntl
+
+    out = tmp_path / "r"
+    run(with_settings(JOB, ["rounds=1"]), out)
+    with (out / ".lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(ConfigError, match="another run is using"):
+            run(JOB, out, overwrite=True)
+        with pytest.raises(ConfigError, match="another run is using"):
+            run(JOB, out, resume=True)
