@@ -19,7 +19,7 @@ faults: install
 	code=$$?; $(BIN)/python tests/faults/page.py faults.json && exit $$code
 
 lint: install
-	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/mypy benchmarks
+	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/lint-imports && $(BIN)/mypy && $(BIN)/mypy benchmarks
 
 install: $(VENV)/.installed
 

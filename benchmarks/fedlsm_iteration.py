@@ -15,11 +15,11 @@ from machine import machine
 from rich.console import Console
 from rich.table import Table
 
-from suture.core.labels import LabelSet, Task
+from suture.core.labels import LabelSet, LabelType
 from suture.data.batch import Samples
-from suture.learning.training import LocalTraining, Workbench, fit, predict
+from suture.learning.training import LocalTraining, SiteContext, fit, predict
 from suture.methods.fedlsm.fedlsm import FedLSM
-from suture.methods.fedlsm.mean_teacher import Lessons, Teaching, subsets
+from suture.methods.fedlsm.mean_teacher import MeanTeacher, Teaching, subsets
 from suture.models import ModelSpec, build
 
 LABELS = tuple(f"Class {i}" for i in range(14))
@@ -28,7 +28,7 @@ HOW = Teaching(start_round=1)
 LOCAL = LocalTraining(lr=1e-3, iterations=STEPS)
 
 
-def site_of(spec: ModelSpec, task: Task) -> Workbench:
+def site_of(spec: ModelSpec, task: LabelType) -> SiteContext:
     """A site of random images that knows the first three classes."""
     g = torch.Generator().manual_seed(0)
     channels = 3 if spec.color else 1
@@ -37,21 +37,21 @@ def site_of(spec: ModelSpec, task: Task) -> Workbench:
     y[:, 3:] = torch.nan
     samples = Samples({"image": image}, y, tuple(map(str, range(IMAGES))))
     model = build(spec, LabelSet(LABELS, task), 1, pretrained=False)
-    return Workbench(
+    return SiteContext(
         "site", model, {"train": samples}, spec.preprocessing, FedLSM().teaching.strong, torch.device("cpu")
     )
 
 
-def steps_of(site: Workbench) -> float:
+def steps_of(site: SiteContext) -> float:
     """Seconds of a step as FedLSM takes it, the ranking left out."""
-    lessons = Lessons(HOW, site, LOCAL, torch.ones(14), 1, 1)
+    lessons = MeanTeacher(HOW, site, LOCAL, torch.ones(14), 1, 1)
     began = time.perf_counter()
     fit(
         site,
         lessons.objective,
         LOCAL,
         policy="average",
-        moments={},
+        optimiser_state={},
         head_only=False,
         seed=1,
         round_=1,
@@ -61,7 +61,7 @@ def steps_of(site: Workbench) -> float:
     return (time.perf_counter() - began) / STEPS
 
 
-def parts_of(site: Workbench) -> float:
+def parts_of(site: SiteContext) -> float:
     """Seconds of a forward pass of the teacher and a whole step of the student, on 64 images each."""
     teacher = copy.deepcopy(site.model).eval()
     student = site.model.train()

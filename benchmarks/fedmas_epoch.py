@@ -25,8 +25,8 @@ from suture.core.labels import LabelSet
 from suture.data.augmentation import Augmentation
 from suture.data.batch import Samples
 from suture.data.table import Split
-from suture.learning.training import LocalTraining, Workbench, predict
-from suture.methods.base import Context, Method, Phase
+from suture.learning.training import LocalTraining, SiteContext, predict
+from suture.methods.base import Method, Phase, RoundContext
 from suture.methods.fedavg import FedAvg
 from suture.methods.fedmas.fedmas import FedMAS
 from suture.models import ModelSpec, build
@@ -39,10 +39,10 @@ LABELS = LabelSet(tuple(f"Class {i}" for i in range(8)), "multiclass")
 IMAGES, REPEATS = 512, 5
 LOCAL = LocalTraining(lr=1e-3, batch_size=64)
 SAME, PLAIN = (FedMAS(local=LOCAL, prior_view=view) for view in ("same", "plain"))
-CTX = Context(1, Phase("main", 1), 0)
+CTX = RoundContext(1, Phase("main", 1), 0)
 
 
-def site_of(model: ModelSpec, prior: PriorSpec) -> Workbench:
+def site_of(model: ModelSpec, prior: PriorSpec) -> SiteContext:
     """A site of random images, one class each."""
     g = torch.Generator().manual_seed(0)
     shape = (IMAGES, 3 if model.color else 1, model.size, model.size)
@@ -52,12 +52,12 @@ def site_of(model: ModelSpec, prior: PriorSpec) -> Workbench:
     held = load_prior(prior)
     network = build(replace(model, projection=held.width), LABELS, 1, pretrained=False)
     augmentation = Augmentation(flip=0.5, vertical_flip=0.5, rotation=10.0)
-    return Workbench(
+    return SiteContext(
         "site", network, samples, model.preprocessing, augmentation, torch.device("cpu"), prior=held
     )
 
 
-def epoch(site: Workbench, method: Method, folder: Path) -> Callable[[], object]:
+def epoch(site: SiteContext, method: Method, folder: Path) -> Callable[[], object]:
     """A round of one epoch, in a process that remembers nothing but what lies in a cache folder."""
     shared, head = split_state(site.model.state_dict())
     task = Payload("train", 1, 0, labels=LABELS.names, shared=shared, head=head)
@@ -73,7 +73,7 @@ def seconds(work: Callable[[], object]) -> float:
     return time.process_time() - began
 
 
-def measured(site: Workbench, folder: Path) -> dict[str, float]:
+def measured(site: SiteContext, folder: Path) -> dict[str, float]:
     """Seconds of each part, all of them once and one after the other."""
     prior, train = site.prior, site.samples["train"]
     assert prior is not None

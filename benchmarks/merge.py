@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from suture.federation.server.collector import Inbox
+from suture.federation.server.collector import UpdateCollector
 from suture.methods.aggregation import WeightedMean
 from suture.protocol.check import Expectation
 from suture.protocol.egress import Egress
@@ -85,20 +85,20 @@ def memory(line: str) -> float:
 def serve(sites: int, spool: Path) -> None:
     """Takes in, spools and folds the updates of a round; prints what that added to resident memory."""
     torch.set_num_threads(1)
-    inbox = Inbox(spool, lambda *_, **__: None)
+    collector = UpdateCollector(spool, lambda *_, **__: None)
     vectorised([update(0)])  # what the first call allocates for good is not counted
     names = {f"site-{i:02d}": update(i).labels for i in range(sites)}
-    inbox.open(
+    collector.open(
         {s: (Payload("train"), Expectation("train", 1, 0, "", own, own, EGRESS)) for s, own in names.items()}
     )
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
     before = memory("VmRSS")
     for i, site in enumerate(names):
-        inbox.receive(site, pack(update(i)))
-    inbox.close({})
-    if len(inbox.accepted()) != sites:
-        raise SystemExit(f"{len(inbox.accepted())} of {sites} updates were accepted")
-    vectorised(one for _, one in inbox.updates())
+        collector.receive(site, pack(update(i)))
+    collector.close({})
+    if len(collector.accepted()) != sites:
+        raise SystemExit(f"{len(collector.accepted())} of {sites} updates were accepted")
+    vectorised(one for _, one in collector.updates())
     print(f"{memory('VmHWM') - before:.1f}")
 
 
@@ -122,9 +122,9 @@ def timed() -> Table:
     times: dict[str, list[float]] = {"vectorised": [], "loop over classes": []}
     results = {}
     for _ in range(5):
-        for name, merge in zip(times, (vectorised, by_class), strict=True):
+        for name, aggregate in zip(times, (vectorised, by_class), strict=True):
             began = time.perf_counter()
-            results[name] = merge(updates)
+            results[name] = aggregate(updates)
             times[name].append(time.perf_counter() - began)
     torch.testing.assert_close(*results.values(), rtol=1e-6, atol=1e-6)
     table = Table("merge", "seconds", "range", box=None)

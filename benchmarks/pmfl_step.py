@@ -28,9 +28,9 @@ from suture.federation.loop import Loop, federate
 from suture.federation.plan import Plan, Schedule, code_hash
 from suture.federation.server.open import open_server
 from suture.federation.site.site import Site
-from suture.learning.one_task import one_task
 from suture.learning.samples import load_samples
-from suture.learning.training import Workbench
+from suture.learning.single_target import single_target
+from suture.learning.training import SiteContext
 from suture.methods.base import Method
 from suture.methods.meta.fl import FL
 from suture.methods.meta.inner_loop import batch_of
@@ -88,7 +88,7 @@ def bare(configs: dict[str, SiteConfig]) -> float:
     """Seconds of a step as a plain program takes it: five inner loops one after another, then Adam."""
     theta = build(SPEC, LabelSet(("Target",)), 1, pretrained=False)
     adam = torch.optim.Adam(theta.parameters(), 1e-3)
-    data = [one_task(load_samples(c, SPEC, name), None, name)[1] for name, c in configs.items()]
+    data = [single_target(load_samples(c, SPEC, name), None, name)[1] for name, c in configs.items()]
     times = []
     for round_ in range(1, ROUNDS + 1):
         halves = [batch_of(_bench(theta, samples["train"]), round_, BATCHES, 1) for samples in data]
@@ -118,9 +118,9 @@ def _loss(model: Classifier, batch: object) -> Tensor:
     return nn.functional.binary_cross_entropy_with_logits(model(batch.inputs), batch.y)  # type: ignore[attr-defined]
 
 
-def _bench(model: Classifier, train: Samples) -> Workbench:
+def _bench(model: Classifier, train: Samples) -> SiteContext:
     cpu = torch.device("cpu")
-    return Workbench("a", model, {"train": train}, SPEC.preprocessing, Augmentation(), cpu)
+    return SiteContext("a", model, {"train": train}, SPEC.preprocessing, Augmentation(), cpu)
 
 
 def main() -> None:

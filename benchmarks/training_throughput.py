@@ -15,31 +15,31 @@ from suture.core.labels import LabelSet
 from suture.data.augmentation import MILD, augment
 from suture.data.batch import Samples
 from suture.learning.losses import masked_bce
-from suture.learning.training import LocalTraining, Workbench, fit, on_known
+from suture.learning.training import LocalTraining, SiteContext, fit, on_known
 from suture.models import ModelSpec, build
 from suture.simulation.phantom import FINDINGS
 from suture.simulation.phantom_hospitals import HOSPITALS, PhantomSpec, generate
 
 REPEATS = 8
-Step = Callable[[Workbench, LocalTraining, int], None]
+Step = Callable[[SiteContext, LocalTraining, int], None]
 SPEC = ModelSpec("cnn", size=64)
 
 
-def ours(site: Workbench, local: LocalTraining, round_: int) -> None:
+def ours(site: SiteContext, local: LocalTraining, round_: int) -> None:
     """The training loop of a site."""
     fit(
         site,
         on_known(masked_bce),
         local,
         policy="average",
-        moments={},
+        optimiser_state={},
         head_only=False,
         seed=1,
         round_=round_,
     )
 
 
-def bare(site: Workbench, local: LocalTraining, round_: int) -> None:
+def bare(site: SiteContext, local: LocalTraining, round_: int) -> None:
     """What one would write by hand."""
     model, samples = site.model, site.samples["train"]
     model.train()
@@ -63,7 +63,7 @@ def main() -> None:
     for size in (16, 32, 64):
         local = LocalTraining(lr=1e-3, batch_size=size)
         model = build(SPEC, LabelSet(FINDINGS), 1, pretrained=False)
-        site = Workbench("site", model, {"train": samples}, SPEC.preprocessing, MILD, torch.device("cpu"))
+        site = SiteContext("site", model, {"train": samples}, SPEC.preprocessing, MILD, torch.device("cpu"))
         times: dict[Step, list[float]] = {ours: [], bare: []}
         for repeat in range(REPEATS + 1):
             # Whoever goes first takes turns, so that neither always follows the other.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from suture.federation.loop import Loop
-from suture.federation.server.collector import Receive
+from suture.federation.server.collector import Receiver
 from suture.protocol.messages import Payload, TaskName
 from suture.protocol.packing import Packed, pack, unpack
 
@@ -18,7 +18,7 @@ class Between(Loop):
         super().__init__(sites)
         self.change = change
 
-    def exchange(self, task: TaskName, payloads: Mapping[str, Packed], receive: Receive) -> dict[str, str]:
+    def exchange(self, task: TaskName, payloads: Mapping[str, Packed], receive: Receiver) -> dict[str, str]:
         missing = {}
         for name, packed in payloads.items():
             payload = unpack(packed)

@@ -13,6 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
+from example_run import history_records, metrics_record, run_record, write_run
 from suture.data.augmentation import Augmentation
 from suture.data.config import SiteConfig, load_site_config
 from suture.federation.loop import Loop, federate
@@ -24,6 +25,7 @@ from suture.methods.base import Method
 from suture.models import ModelSpec
 from suture.protocol.messages import Payload
 from suture.protocol.packing import pack, unpack
+from suture.reports.report import write_report
 
 LABELS = {"alpha": ("Mass", "Nodule"), "beta": ("Nodule", "Hernia"), "gamma": ("Fibrosis", "Nodule", "Mass")}
 EVERY = ("Fibrosis", "Hernia", "Mass", "Nodule")
@@ -37,6 +39,12 @@ def clean_machine(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.
     for name in ("SUTURE_SITES", "SUTURE_CACHE", "SUTURE_DEVICE", "SUTURE_THREADS", "SUTURE_AMP"):
         monkeypatch.delenv(name, raising=False)
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def run_folder(tmp_path: Path) -> Path:
+    """A run folder with hand-written records."""
+    return write_run(tmp_path, run_record(), history_records(), metrics_record())
 
 
 @pytest.fixture
@@ -111,6 +119,7 @@ class Tiny:
         """A whole federation in this process."""
         server = self.server(out)
         federate(server, Loop(self.sites(out)))
+        write_report(server.record.folder)
         return server
 
 

@@ -13,7 +13,7 @@ from suture.cli import run_job_file
 from suture.learning.finetuning import FineTuning
 from suture.methods.meta.pmfl import PMFL
 from suture.models import ModelSpec
-from suture.simulation import SiloSites
+from suture.simulation import SingleTargetSites
 from suture.simulation.job import Job
 
 JOB = Job(
@@ -23,7 +23,7 @@ JOB = Job(
     model=ModelSpec("lstm"),
     rounds=400,
     selection="last",  # silos train whole: a new task is the judge
-    simulation=SiloSites(
+    simulation=SingleTargetSites(
         corpus="eicu",
         order=("CVA", "CHF", "Pneumonia", "Pulmonary", "Sepsis"),
         training=("Pulmonary", "CHF", "Pneumonia"),

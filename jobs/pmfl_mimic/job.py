@@ -9,10 +9,10 @@ from suture.cli import run_job_file
 from suture.learning.finetuning import FineTuning
 from suture.methods.meta.pmfl import PMFL
 from suture.models import ModelSpec
-from suture.simulation import SiloSites
+from suture.simulation import SingleTargetSites
 from suture.simulation.job import Job
 
-SILOS = (
+DISEASES = (
     *("Pleural Other", "Lung Lesion", "Pneumothorax", "Consolidation", "Pneumonia"),
     *("Atelectasis", "Pleural Effusion", "Lung Opacity"),
 )
@@ -25,9 +25,9 @@ JOB = Job(
     model=ModelSpec("lstm"),
     rounds=2000,  # 20 passes
     selection="last",  # silos train whole: a new task is the judge
-    simulation=SiloSites(
+    simulation=SingleTargetSites(
         corpus="mimic_reports",
-        order=SILOS,
+        order=DISEASES,
         training=("Lung Lesion", "Pneumothorax", "Consolidation", "Pneumonia", "Lung Opacity"),
         targets=("Atelectasis", "Pleural Effusion", "Pleural Other"),
     ),

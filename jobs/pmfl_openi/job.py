@@ -11,7 +11,7 @@ from suture.cli import run_job_file
 from suture.learning.finetuning import FineTuning
 from suture.methods.meta.pmfl import PMFL
 from suture.models import ModelSpec
-from suture.simulation import SiloSites
+from suture.simulation import SingleTargetSites
 from suture.simulation.job import Job
 
 JOB = Job(
@@ -21,7 +21,7 @@ JOB = Job(
     model=ModelSpec("lstm"),
     rounds=400,
     selection="last",  # silos train whole: a new task is the judge
-    simulation=SiloSites(),
+    simulation=SingleTargetSites(),
     finetuning=FineTuning(few=100),
 )
 

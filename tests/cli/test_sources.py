@@ -13,7 +13,7 @@ FILES = sorted(path for folder in ("custom", "jobs", "benchmarks") for path in (
 
 PICKLES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 
-CHECKPOINTS = {"custom/suture/models/weights.py", "custom/suture/priors/reading.py"}
+CHECKPOINTS = {"custom/suture/models/weights.py", "custom/suture/models/priors/reading.py"}
 """Where a file that the user named is read: of torch, and of tensors and plain values alone."""
 
 

@@ -71,7 +71,7 @@ def test_union_align_and_index() -> None:
     assert two.index("Hernia") == 1
     with pytest.raises(LabelError, match="'Mass' is not among"):
         two.index("Mass")
-    with pytest.raises(LabelError, match="one task"):
+    with pytest.raises(LabelError, match="one label type"):
         union([one, LabelSet(("Mass",), "multiclass")])
 
 

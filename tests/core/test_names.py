@@ -18,7 +18,7 @@ from suture.federation.plan import Plan
 from suture.flare.submit import export_job
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec
-from suture.protocol.messages import Hello
+from suture.protocol.messages import SiteInfo
 from suture.protocol.packing import Packed, pack, unpack
 from suture.simulation.job import load_job
 from suture.simulation.run import run_here
@@ -68,11 +68,11 @@ def test_a_label_that_is_none_is_refused_where_it_is_made_and_where_it_crosses(n
     with pytest.raises(LabelError, match="is not a label name") as caught:
         check_label(name)
     assert str(caught.value).isprintable()
-    hello = pack(Hello(("Mass",), {"train": 3}, 1, "code"))
+    info = pack(SiteInfo(("Mass",), {"train": 3}, 1, "code"))
     with pytest.raises(RejectedUpdate, match="labels"):
-        unpack(Packed({}, {**hello.header, "labels": [name]}))
+        unpack(Packed({}, {**info.header, "labels": [name]}))
     with pytest.raises(RejectedUpdate, match="counts"):
-        unpack(Packed({}, {**hello.header, "counts": {name: None}}))
+        unpack(Packed({}, {**info.header, "counts": {name: None}}))
 
 
 def test_a_slash_between_two_words_of_a_label_is_an_or() -> None:
@@ -114,5 +114,5 @@ def test_names_on_the_command_line(tmp_path: Path) -> None:
 def test_a_server_asks_no_site_of_such_a_name(tiny: Callable[..., object]) -> None:
     server = tiny(SurgicalAggregation()).server()  # type: ignore[attr-defined]
     with pytest.raises(SutureError, match="no site name"):
-        server.greet(["alpha", "../beta"])
-    assert json.dumps(server.inbox.lines) == "{}"
+        server.handshake(["alpha", "../beta"])
+    assert json.dumps(server.collector.lines) == "{}"

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from monai.networks.layers import AffineTransform
 from torchvision.transforms.functional import gaussian_blur as torchvision_blur
 
+from suture.data import augmentation
 from suture.data.augmentation import MILD, STRONG, SURGICAL, WEAK, Augmentation, augment, resample
-from suture.data.readers import transforms
 from suture.models import IMAGENET
 
 
@@ -100,7 +100,7 @@ def maps(spec: Augmentation, monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
         drawn.append(theta)
         return images
 
-    monkeypatch.setattr(transforms, "resample", record)
+    monkeypatch.setattr(augmentation, "resample", record)
     augment(torch.zeros(400, 1, 2, 2), torch.Generator().manual_seed(3), spec)
     assert bool((drawn[0][:, :, 2] == 0).all())  # the centre stays where it is
     return drawn[0][:, :, :2]
@@ -130,7 +130,7 @@ def test_zoom_draws_the_extent_of_each_axis_on_its_own(monkeypatch: pytest.Monke
 
 def test_an_extent_of_half_a_side_shows_the_middle_twice_as_large() -> None:
     one, still, up = torch.ones(1), torch.zeros(1), torch.zeros(1, dtype=torch.bool)
-    theta = transforms.affine_maps(
+    theta = augmentation.affine_maps(
         still, torch.stack([one, one / 2]), up, torch.Generator(), Augmentation(zoom=0.5)
     )
     ramp = torch.arange(8.0).view(1, 1, 1, 8)

@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 
 from suture.core.errors import ConfigError
-from suture.core.labels import Task
+from suture.core.labels import LabelType
 from suture.data.config import (
     DataConfig,
     SiteConfig,
@@ -84,14 +84,17 @@ def test_the_defaults_are_the_careful_ones(toml: Path) -> None:
         (MINIMAL + "labels = []\n", ["[data] labels"]),
         (MINIMAL + 'split = "official"\n', ["split = 'official' is not for dataset 'hospital'"]),
         (MINIMAL.replace("hospital", "nih") + 'split = "column"\n', ["use 'official' or 'patients'"]),
-        (MINIMAL + 'task = "multiclas"\n', ["[data] task = 'multiclas'", "did you mean 'multiclass'?"]),
         (
-            MINIMAL.replace("hospital", "nih") + 'task = "multiclass"\n',
-            ["task = 'multiclass' is not for dataset 'nih'; use 'multilabel'"],
+            MINIMAL + 'label_type = "multiclas"\n',
+            ["[data] label_type = 'multiclas'", "did you mean 'multiclass'?"],
         ),
         (
-            MINIMAL.replace("hospital", "isic2018") + 'task = "multilabel"\n',
-            ["task = 'multilabel' is not for dataset 'isic2018'; use 'multiclass'"],
+            MINIMAL.replace("hospital", "nih") + 'label_type = "multiclass"\n',
+            ["label_type = 'multiclass' is not for dataset 'nih'; use 'multilabel'"],
+        ),
+        (
+            MINIMAL.replace("hospital", "isic2018") + 'label_type = "multilabel"\n',
+            ["label_type = 'multilabel' is not for dataset 'isic2018'; use 'multiclass'"],
         ),
         (
             MINIMAL.replace("hospital", "isic2018") + 'split = "patients"\n',
@@ -209,16 +212,16 @@ def test_every_data_set_has_a_reader_split_rules_and_tasks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dataset", "task"), [("hospital", "multilabel"), ("nih", "multilabel"), ("isic2018", "multiclass")]
+    ("dataset", "label_type"), [("hospital", "multilabel"), ("nih", "multilabel"), ("isic2018", "multiclass")]
 )
-def test_a_data_set_has_a_task(dataset: Dataset, task: Task) -> None:
+def test_a_data_set_has_a_label_type(dataset: Dataset, label_type: LabelType) -> None:
     config = DataConfig(dataset=dataset, root=Path("images"), table=Path("labels.csv"))
-    assert config.label_task == task
-    assert config.model_copy(update={"task": task}).label_task == task
+    assert config.label_task == label_type
+    assert config.model_copy(update={"label_type": label_type}).label_task == label_type
 
 
 def test_a_hospital_may_be_multiclass(toml: Path) -> None:
-    toml.write_text(MINIMAL + 'task = "multiclass"\n')
+    toml.write_text(MINIMAL + 'label_type = "multiclass"\n')
     config = load_site_config(toml)
     assert config.data.label_task == "multiclass"
     write_site_config(toml, config)

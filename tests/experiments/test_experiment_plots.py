@@ -16,7 +16,7 @@ from suture.core.labels import LabelSet
 from suture.data.readers.chexpert import LABELS as CHEXPERT
 from suture.data.readers.nih import LABELS as NIH
 from suture.experiments.loading import load_experiment
-from suture.experiments.plots import drawn, write_drawings
+from suture.experiments.plots import drawn, write_plots
 from suture.experiments.pool import Place
 from suture.experiments.runs import final_runs
 from suture.experiments.testing import absent_tests
@@ -95,7 +95,7 @@ class House:
 
     def draw(self) -> dict[str, bytes]:
         self.told.clear()
-        write_drawings(self.experiment, self.preset, self.place(), self.results, "two")
+        write_plots(self.experiment, self.preset, self.place(), self.results, "two")
         return {path.name: path.read_bytes() for path in self.results.glob("*.svg")}
 
 
@@ -180,6 +180,6 @@ def test_a_row_that_the_preset_skips_is_not_drawn(house: House, tmp_path: Path) 
     text = TEXT.replace("[tests.nih.data]", more).replace('row = "ours"', 'row = "other"')
     (tmp_path / "skips.toml").write_text(text + 'skip = ["other"]\n')
     experiment: Any = load_experiment(str(tmp_path / "skips.toml"))
-    write_drawings(experiment, experiment.preset(None), house.place(), house.results, "skips")
+    write_plots(experiment, experiment.preset(None), house.place(), house.results, "skips")
     assert any("skips its row 'other'" in line for line in house.told)
     assert not (house.results / "skips-latent.svg").exists()

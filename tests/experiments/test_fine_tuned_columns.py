@@ -19,7 +19,7 @@ from suture.experiments.render import write_tables
 from suture.experiments.runs import Run, final_runs, keep_result, read_result
 from suture.experiments.spec import Experiment
 from suture.experiments.table import lines
-from suture.simulation import SiloSites
+from suture.simulation import SingleTargetSites
 from suture.simulation.job import load_job, with_settings
 
 SPEC: dict[str, Any] = {
@@ -215,7 +215,7 @@ def test_columns_are_about_the_targets_of_their_runs(name: str) -> None:
     for preset in spec.presets.values():
         for run in final_runs(spec, preset, {}):
             job = with_settings(load_job(run.job), run.arguments(Path("/data"))[1::2])
-            assert isinstance(job.simulation, SiloSites)
+            assert isinstance(job.simulation, SingleTargetSites)
             assert job.finetuning is not None
             few = f", {job.finetuning.few} examples" if "_low" in name else ""
             assert {column.task for column in spec.columns} == {t + few for t in job.simulation.targets}

@@ -11,7 +11,7 @@ from poc import Poc, digest
 
 from suture.data.config import load_site_config
 from suture.federation.loop import Loop, federate
-from suture.federation.server.collector import Receive
+from suture.federation.server.collector import Receiver
 from suture.federation.server.open import open_server
 from suture.federation.site.site import Site
 from suture.protocol.messages import Payload, TaskName
@@ -34,7 +34,7 @@ class Replay(Loop):
         super().__init__(sites)
         self._absent, self._late = absent, late
 
-    def exchange(self, task: TaskName, payloads: Mapping[str, Packed], receive: Receive) -> dict[str, str]:
+    def exchange(self, task: TaskName, payloads: Mapping[str, Packed], receive: Receiver) -> dict[str, str]:
         for name, packed in payloads.items():
             payload = unpack(packed)
             assert isinstance(payload, Payload)

@@ -93,7 +93,7 @@ LIES: dict[str, tuple[Callable[[Update], Packed], str]] = {
     ),
     "another round": (lambda u: pack(replace(u, round=u.round + 1)), "round"),
     "another kind": (lambda u: header(u, kind="gradient"), "kind"),
-    "no update": (lambda _: Packed({}, {"type": "hello"}), "Hello"),
+    "no update": (lambda _: Packed({}, {"type": "siteinfo"}), "SiteInfo"),
     "nonsense": (lambda _: Packed({"x": torch.ones(1)}, {"type": "pickle"}), "unknown message type"),
 }
 

@@ -154,8 +154,8 @@ def test_a_round_that_is_asked_twice_has_one_answer(tiny: Any) -> None:
     federation.configs["alpha"] = federation.configs["alpha"].model_copy(update={"privacy": privacy})
     sites = [federation.sites()["alpha"] for _ in range(2)]
     server = federation.server()
-    hello = unpack(server.greet(["alpha"])["alpha"])
-    server.inbox.receive("alpha", pack(sites[0].answer(hello)))
+    info = unpack(server.handshake(["alpha"])["alpha"])
+    server.collector.receive("alpha", pack(sites[0].answer(info)))
     server.begin({})
     task = unpack(server.assign()["alpha"])
     one, two = (pack(site.answer(task)) for site in sites)

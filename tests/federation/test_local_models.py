@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from suture.core.errors import ConfigError
-from suture.federation.loop import Loop, Receive, federate
+from suture.federation.loop import Loop, Receiver, federate
 from suture.federation.server.global_model import unpack_model
 from suture.federation.store import Rounds
 from suture.learning.saved_models import evaluate
@@ -47,7 +47,7 @@ def local(kept: Packed) -> dict[str, Tensor]:
 class FirstIsBest(Loop):
     """A loop in which every site's validation loss is the number of the round."""
 
-    def exchange(self, task: TaskName, payloads: Mapping[str, Packed], receive: Receive) -> dict[str, str]:
+    def exchange(self, task: TaskName, payloads: Mapping[str, Packed], receive: Receiver) -> dict[str, str]:
         def hear(site: str, packed: Packed) -> None:
             metrics = packed.header.get("metrics")
             changed = {"metrics": {**metrics, "loss": float(metrics["round"])}} if metrics else {}
@@ -130,7 +130,7 @@ def test_what_rests_at_a_site_is_kept_once(tiny: Any) -> None:
 class Losing(Loop):
     """A loop that loses what alpha trained in the last round."""
 
-    def exchange(self, task: TaskName, payloads: Mapping[str, Packed], receive: Receive) -> dict[str, str]:
+    def exchange(self, task: TaskName, payloads: Mapping[str, Packed], receive: Receiver) -> dict[str, str]:
         lost = {"alpha"} if task == "train" and payloads["alpha"].header["round"] == 2 else set()
         rest = {name: packed for name, packed in payloads.items() if name not in lost}
         return super().exchange(task, rest, receive) | dict.fromkeys(lost, "no answer")

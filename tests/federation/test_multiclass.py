@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from suture.core.errors import FederationError
-from suture.federation.site.info import SAID
+from suture.federation.site.info import FIRST_COUNTS
 from suture.learning.prediction import predict_to_csv
 from suture.learning.training import LocalTraining
 from suture.methods import METHODS
@@ -38,7 +38,7 @@ def write_hospital(folder: Path, labels: tuple[str, ...], n: int, seed: int) -> 
     with (folder / "labels.csv").open("w", newline="") as file:
         csv.writer(file).writerows([["image", "patient", "split", *labels], *rows])
     (folder / "suture.toml").write_text(
-        '[data]\ndataset = "hospital"\nroot = "images"\ntable = "labels.csv"\ntask = "multiclass"\n'
+        '[data]\ndataset = "hospital"\nroot = "images"\ntable = "labels.csv"\nlabel_type = "multiclass"\n'
         '[privacy]\nlabel_view = "all"\nmin_count = 0\nmin_loss = 0\n'
     )
 
@@ -85,7 +85,7 @@ def test_a_federation_ends_with_a_model_of_one_class_an_image(name: str, data: P
         json.loads((folder / file).read_text()) for file in ("run.json", "metrics.json", "model/model.json")
     )
     assert run["status"] == "finished"
-    assert (run["task"], described["task"]) == ("multiclass", "multiclass")
+    assert (run["label_type"], described["label_type"]) == ("multiclass", "multiclass")
     assert tuple(described["labels"]) == EVERY
     assert set(metrics["auroc"]) == set(EVERY)
     assert set(metrics["overall"]) == set(KEYS)
@@ -131,7 +131,11 @@ def test_the_task_survives_a_restart(data: Path, tiny: Any) -> None:
     federation.run()
     longer = tiny(method("surgical"), LABELS, rounds=2)
     server = longer.run()
-    assert (server.round, server.model.task, server.roster.task) == (2, "multiclass", "multiclass")
+    assert (server.round, server.model.label_type, server.registry.label_type) == (
+        2,
+        "multiclass",
+        "multiclass",
+    )
     whole = tiny(method("surgical"), LABELS, rounds=2).run("whole")
     assert all(torch.equal(t, whole.model.head[key]) for key, t in server.model.head.items())
 
@@ -148,7 +152,7 @@ def test_nobody_says_counts_that_nobody_uses(name: str, data: Path, tiny: Any) -
     """Class weights are of binary cross-entropies; here there are none, and no word of counts withheld."""
     federation = tiny(method(name, iterations=1), LABELS, rounds=1)
     for site in federation.sites().values():
-        assert site.answer(Payload("hello")).counts == {}
-        assert not (site.folder / SAID).exists()
+        assert site.answer(Payload("handshake")).counts == {}
+        assert not (site.folder / FIRST_COUNTS).exists()
     server = federation.run()
     assert json.loads((Path(server.record.folder) / "run.json").read_text())["notes"] == []

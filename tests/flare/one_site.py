@@ -75,7 +75,7 @@ class OneSite:
         self.scope = create_privacy_manager(workspace, names_only=False).get_scope("")
         self.engine = Engine(workspace)
         router = TaskRouter()
-        tasks = ["hello", "train", "evaluate"]
+        tasks = ["handshake", "train", "evaluate"]
         router.add_executor(tasks, executor or SiteExecutor(plan.to_dict(), rounds))
         filters = {f"{task}{FilterKey.DELIMITER}{FilterKey.OUT}": list(job_filters) for task in tasks}
         settings = ClientRunnerConfig(router, {}, filters)

@@ -68,10 +68,10 @@ class House:
         self.server = open_server(self.plan, Schedule(rounds=2), None, folder / "server")
 
     def train(self) -> Shareable:
-        """Hello, and the answer to the first round."""
-        hello = unpack(self.server.greet(["alpha"])["alpha"])
-        assert isinstance(hello, Payload)
-        self.server.inbox.receive("alpha", from_shareable_(self.site.answer(hello)))
+        """SiteInfo, and the answer to the first round."""
+        info = unpack(self.server.handshake(["alpha"])["alpha"])
+        assert isinstance(info, Payload)
+        self.server.collector.receive("alpha", from_shareable_(self.site.answer(info)))
         self.server.begin({})
         task = unpack(self.server.assign()["alpha"])
         assert isinstance(task, Payload)
@@ -96,7 +96,7 @@ def silent(house: House, reply: Shareable, caplog: pytest.LogCaptureFixture) -> 
     # FLARE's default streams the log of errors to the server.
     shown = [logging.Formatter().format(r) for r in caplog.records if r.levelno >= logging.ERROR]
     assert not [line for line in shown if CANARY in line]
-    server = json.dumps(house.server.inbox.lines) + "".join(
+    server = json.dumps(house.server.collector.lines) + "".join(
         p.read_text() for p in house.server.record.folder.rglob("*.json*")
     )
     assert CANARY not in server
@@ -181,7 +181,7 @@ def test_a_failure_before_training(
 ) -> None:
     house = House(tmp_path, "images")
     spoil(house)
-    reply = house.site.answer(Payload("hello"))
+    reply = house.site.answer(Payload("handshake"))
     silent(house, reply, caplog)
     abstained = unpack(from_shareable_(reply))
     assert isinstance(abstained, Abstain)

@@ -16,7 +16,7 @@ from suture.flare.filters import EgressFilter
 from suture.flare.submit import export_job, recipe_of
 from suture.simulation.job import Job, load_job, with_settings
 
-TASKS = ["hello", "train", "evaluate"]
+TASKS = ["handshake", "train", "evaluate"]
 JOBS = ["demo", "surgical_nih"]
 
 
@@ -49,10 +49,10 @@ def test_every_argument_survives_export(name: str, tmp_path: Path) -> None:
         executor = built(client["executors"][0]["executor"])
         assert Plan.from_dict(executor.plan) == job.plan("trial")
         assert executor.rounds == 7
-        assert set(client["executors"][0]["tasks"]) == {"hello", "train", "evaluate"}
+        assert set(client["executors"][0]["tasks"]) == {"handshake", "train", "evaluate"}
         (entry,) = client["task_result_filters"]
         assert built(entry["filters"][0]).process
-        assert set(entry["tasks"]) == {"hello", "train", "evaluate"}
+        assert set(entry["tasks"]) == {"handshake", "train", "evaluate"}
     meta = json.loads((folder / "meta.json").read_text())
     assert meta["deploy_map"] == {"app_server": ["server"], "app_a": ["a"], "app_b": ["b"]}
 

@@ -20,7 +20,7 @@ from suture.learning.finetuning import FineTuning
 from suture.methods.meta.pmfl import PMFL
 from suture.models import ModelSpec
 from suture.protocol.packing import load
-from suture.simulation import PhantomSites, SiloSites
+from suture.simulation import PhantomSites, SingleTargetSites
 from suture.simulation.job import Job, load_job, with_settings
 from suture.simulation.run import run_here
 
@@ -94,7 +94,7 @@ def reports(folder: Path) -> Job:
         model=ModelSpec("lstm", vocabulary=words),
         rounds=3,
         selection="last",
-        simulation=SiloSites(order=findings, training=findings[:2], targets=findings[2:], root=root),
+        simulation=SingleTargetSites(order=findings, training=findings[:2], targets=findings[2:], root=root),
         finetuning=FineTuning(runs=1, epochs=1, batch_size=8, test=0.3),
     )
 

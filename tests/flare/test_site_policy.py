@@ -29,7 +29,7 @@ from suture.flare.filters import EgressFilter
 from suture.flare.submit import export_job
 from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
-from suture.protocol.messages import Hello, Payload, Update
+from suture.protocol.messages import Payload, SiteInfo, Update
 from suture.protocol.packing import Packed, pack, unpack
 from suture.simulation.job import load_job
 
@@ -49,7 +49,7 @@ class Stranger(SiteExecutor):
     """Another program's executor, which says nothing of what it was asked."""
 
     def execute(self, *args: Any) -> Shareable:
-        return to_shareable(pack(Hello(("Mass",), {"train": 1}, 1, "code")))
+        return to_shareable(pack(SiteInfo(("Mass",), {"train": 1}, 1, "code")))
 
 
 class Adding(Filter):
@@ -81,9 +81,9 @@ def site(tiny: Any, tmp_path: Path) -> Callable[..., OneSite]:
 def trained(site: OneSite, tiny: Any) -> Shareable:
     """The site's answer to the first round's task."""
     server = tiny(METHOD, {"alpha": ("Mass", "Nodule")}).server("asks")
-    asked = unpack(server.greet(["alpha"])["alpha"])
+    asked = unpack(server.handshake(["alpha"])["alpha"])
     assert isinstance(asked, Payload)
-    server.inbox.receive("alpha", from_shareable_(site.answer(asked)))
+    server.collector.receive("alpha", from_shareable_(site.answer(asked)))
     server.begin({})
     task = unpack(server.assign()["alpha"])
     assert isinstance(task, Payload)
@@ -94,10 +94,10 @@ def test_the_policy_guards_a_job_without_a_filter(site: Any, tiny: Any) -> None:
     reply = trained(site(), tiny)
     assert reply.get_return_code() == ReturnCode.OK
     assert isinstance(unpack(from_shareable_(reply)), Update)
-    held = site("leaking", Leaking).answer(Payload("hello"))
+    held = site("leaking", Leaking).answer(Payload("handshake"))
     assert held.get_return_code() == ReturnCode.TASK_RESULT_FILTER_ERROR
     assert SECRET not in str(dict(held))
-    through = site("unguarded", Leaking, policy=False).answer(Payload("hello"))
+    through = site("unguarded", Leaking, policy=False).answer(Payload("handshake"))
     assert SECRET in str(dict(through)), "without a policy and a filter nothing is held back"
 
 
@@ -112,14 +112,14 @@ def test_the_check_may_be_made_twice(site: Any, tiny: Any) -> None:
 
 
 def test_another_executor_sends_nothing(site: Any) -> None:
-    reply = site(executor=Stranger).answer(Payload("hello"))
+    reply = site(executor=Stranger).answer(Payload("handshake"))
     assert reply.get_return_code() == ReturnCode.TASK_RESULT_FILTER_ERROR
 
 
 def test_a_filter_of_the_job_comes_after_the_sites_so_the_allow_list_must_refuse_it(
     site: Any, tmp_path: Path
 ) -> None:
-    reply = site(job_filters=[Adding()]).answer(Payload("hello"))
+    reply = site(job_filters=[Adding()]).answer(Payload("handshake"))
     assert reply["diary"] == SECRET  # FLARE's order: the policy alone is not enough
     with pytest.raises(UnsafeComponentError, match="not in allow_list"):
         authorize(tmp_path, f"{__name__}.Adding")

@@ -9,7 +9,7 @@ from nvflare.apis.event_type import EventType
 from nvflare.apis.job_def import RunStatus
 from nvflare.private.fed.server.job_runner import JobRunner
 
-from suture.flare.stale_jobs import AbandonedJobs
+from suture.flare.stale_jobs import StaleJobs
 
 
 class Store:
@@ -30,8 +30,8 @@ def test_running_jobs_of_an_earlier_life_end_and_others_stay() -> None:
     runner = JobRunner("")
     components = {"job_runner": runner, "job_manager": store}
     fl_ctx: Any = SimpleNamespace(get_engine=lambda: SimpleNamespace(get_component=components.get))
-    AbandonedJobs().handle_event(EventType.SYSTEM_END, fl_ctx)
+    StaleJobs().handle_event(EventType.SYSTEM_END, fl_ctx)
     assert store.jobs["old"] is RunStatus.RUNNING
-    AbandonedJobs().handle_event(EventType.SYSTEM_START, fl_ctx)
+    StaleJobs().handle_event(EventType.SYSTEM_START, fl_ctx)
     ended = RunStatus.FINISHED_ABNORMAL
     assert store.jobs == {"old": ended, "sent": ended, "new": RunStatus.SUBMITTED}

@@ -13,7 +13,7 @@ from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.shareable import make_reply
 from nvflare.apis.signal import Signal
 
-from suture.federation.server.collector import Inbox
+from suture.federation.server.collector import UpdateCollector
 from suture.flare.codec import to_shareable
 from suture.flare.controller import Aborted, FlareTransport
 from suture.protocol.check import Expectation
@@ -50,7 +50,7 @@ class Tasks:
         self.cancelled += [site for site, other in self.open.items() if other is task]
 
 
-Ask = Callable[..., tuple[Tasks, Inbox, dict[str, str]]]
+Ask = Callable[..., tuple[Tasks, UpdateCollector, dict[str, str]]]
 
 
 @pytest.fixture
@@ -64,14 +64,14 @@ def ask(tmp_path: Path) -> Ask:
         grace: float | None = None,
         timeout: int = 1,
         stopped: bool = False,
-    ) -> tuple[Tasks, Inbox, dict[str, str]]:
-        tasks, inbox = Tasks(answers), Inbox(tmp_path / "spool", lambda *_, **__: None)
+    ) -> tuple[Tasks, UpdateCollector, dict[str, str]]:
+        tasks, collector = Tasks(answers), UpdateCollector(tmp_path / "spool", lambda *_, **__: None)
         expected = Expectation("train", 1, 0, "validation", ("Mass",), ("Mass",), EGRESS)
-        packed = inbox.open({site: (Payload("train", 1), expected) for site in ("a", "b", "c")})
+        packed = collector.open({site: (Payload("train", 1), expected) for site in ("a", "b", "c")})
         engine = SimpleNamespace(asked_to_stop=stopped)
         fl_ctx: Any = SimpleNamespace(get_engine=lambda: engine)
         transport = FlareTransport(tasks, fl_ctx, Signal(), timeout)  # type: ignore[arg-type]
-        return tasks, inbox, transport.exchange("train", packed, inbox.intake(quorum, grace))
+        return tasks, collector, transport.exchange("train", packed, collector.intake(quorum, grace))
 
     return ask
 
@@ -81,20 +81,20 @@ def good() -> Any:
 
 
 def test_stragglers_are_not_waited_for_once_the_grace_is_over(ask: Ask) -> None:
-    tasks, inbox, missing = ask({"a": good(), "b": good()}, grace=0.0, timeout=60)
+    tasks, collector, missing = ask({"a": good(), "b": good()}, grace=0.0, timeout=60)
     assert missing == {"c": "not waited for: enough others had answered"}
     assert tasks.cancelled == ["c"]
-    inbox.close(missing)
+    collector.close(missing)
     tasks.answer("c", good())
-    assert inbox.accepted() == ["a", "b"]
+    assert collector.accepted() == ["a", "b"]
 
 
 def test_an_error_code_is_no_update_and_keeps_its_name(ask: Ask) -> None:
     error = make_reply(ReturnCode.EXECUTION_EXCEPTION)
-    _, inbox, missing = ask({"a": good(), "b": error}, quorum=1, grace=0.0, timeout=60)
+    _, collector, missing = ask({"a": good(), "b": error}, quorum=1, grace=0.0, timeout=60)
     assert missing["b"] == "FLARE answered EXECUTION_EXCEPTION"
     assert missing["c"].startswith("not waited for")
-    assert inbox.accepted() == ["a"]
+    assert collector.accepted() == ["a"]
 
 
 def test_all_are_waited_for_without_a_grace(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from suture.core.labels import LabelSet, Task
+from suture.core.labels import LabelSet, LabelType
 from suture.data.augmentation import Augmentation
 from suture.data.batch import Samples
 from suture.learning.evaluation import NOTHING, class_counts, entropy, measure, overall, ranking, withheld
-from suture.learning.training import NonFiniteLoss, Workbench
+from suture.learning.training import NonFiniteLoss, SiteContext
 from suture.methods.surgical import SurgicalAggregation
 from suture.methods.vanilla import VanillaFL
 from suture.models import ModelSpec
@@ -39,13 +39,13 @@ def samples(logits: list[list[float]], y: list[list[float]]) -> Samples:
     return Samples({"logits": torch.tensor(logits)}, torch.tensor(y), tuple(f"p{i}" for i in range(len(y))))
 
 
-def bench(labels: tuple[str, ...], task: Task, part: Samples) -> Workbench:
+def context(labels: tuple[str, ...], task: LabelType, part: Samples) -> SiteContext:
     model: Any = Told(LabelSet(labels, task))
     prepare = ModelSpec("cnn", size=16).preprocessing
-    return Workbench("a", model, {"test": part}, prepare, Augmentation(), torch.device("cpu"))
+    return SiteContext("a", model, {"test": part}, prepare, Augmentation(), torch.device("cpu"))
 
 
-def measured(site: Workbench, own: LabelSet, min_count: int = 0, bootstrap: int = 0) -> Metrics:
+def measured(site: SiteContext, own: LabelSet, min_count: int = 0, bootstrap: int = 0) -> Metrics:
     return measure(
         site,
         SurgicalAggregation().loss,
@@ -65,7 +65,7 @@ Y = [[1.0, 1.0, NAN], [0.0, 0.0, NAN], [1.0, 0.0, NAN], [0.0, 0.0, NAN]]
 
 def test_a_multilabel_site_by_hand() -> None:
     own = LabelSet(("Mass", "Edema"))
-    site = bench(("Edema", "Mass", "Nodule"), "multilabel", samples(LOGITS, Y))
+    site = context(("Edema", "Mass", "Nodule"), "multilabel", samples(LOGITS, Y))
     found = measured(site, own)
     # Edema: 2 > 1, 2 > -1 and 0 > -1 of four pairs; Mass: all equal.
     assert found.classes == {
@@ -86,7 +86,7 @@ def test_a_multilabel_site_by_hand() -> None:
 
 def test_a_test_loss_is_the_same_for_all_methods_and_none_without_a_label() -> None:
     """What vanilla FL trains on takes the unknown Nodule for absent; the figure leaves it out."""
-    site = bench(("Edema", "Mass", "Nodule"), "multilabel", samples(LOGITS, Y))
+    site = context(("Edema", "Mass", "Nodule"), "multilabel", samples(LOGITS, Y))
     limits = PrivacyConfig(min_count=0, min_loss=0)
     own = LabelSet(("Mass", "Edema"))
     losses = {
@@ -106,7 +106,7 @@ ONE_HOT = [[1.0, 0.0], [0.0, 1.0], [1.0, 0.0], [0.0, 0.0]]
 
 def test_a_multiclass_site_by_hand() -> None:
     own = LabelSet(("A", "B"), "multiclass")
-    site = bench(("A", "B"), "multiclass", samples(SINGLE, ONE_HOT))
+    site = context(("A", "B"), "multiclass", samples(SINGLE, ONE_HOT))
     found = measured(site, own)
     # A - B is 1, -6, -1 and 5. A: 1 > -6 and -1 > -6 of four pairs (its logits alone: none); B: all three.
     assert {name: score.auroc for name, score in found.classes.items()} == {"A": 0.5, "B": 1.0}
@@ -136,7 +136,7 @@ def test_figures_by_attribute_are_those_of_its_images_alone() -> None:
     logits, y = [*SINGLE, [9.0, 0.0]], [*ONE_HOT, [0.0, 1.0]]
     part = with_attributes(samples(logits, y), "light", "light", "dark", "dark", "")
     own = LabelSet(("A", "B"), "multiclass")
-    found = measured(bench(("A", "B"), "multiclass", part), own)
+    found = measured(context(("A", "B"), "multiclass", part), own)
     light, dark = found.attributes["light"], found.attributes["dark"]
     assert (light.n, light.auroc) == (2, 1.0)
     assert light.overall == dict.fromkeys(KEYS, 1.0)
@@ -148,7 +148,7 @@ def test_figures_by_attribute_are_those_of_its_images_alone() -> None:
 
 def test_an_attribute_of_few_images_is_not_even_named() -> None:
     part = with_attributes(samples(LOGITS, Y), "light", "light", "light", "dark")
-    site, own = bench(("Edema", "Mass", "Nodule"), "multilabel", part), LabelSet(("Mass", "Edema"))
+    site, own = context(("Edema", "Mass", "Nodule"), "multilabel", part), LabelSet(("Mass", "Edema"))
     assert set(measured(site, own).attributes) == {"light", "dark"}
     few = measured(site, own, min_count=2).attributes
     assert set(few) == {"light"}
@@ -160,7 +160,7 @@ def test_an_attribute_of_few_images_is_not_even_named() -> None:
 
 def test_a_validation_split_is_not_told_apart() -> None:
     part = with_attributes(samples(LOGITS, Y), "a", "b", "a", "b")
-    site = replace(bench(("Edema", "Mass", "Nodule"), "multilabel", part), samples={"validation": part})
+    site = replace(context(("Edema", "Mass", "Nodule"), "multilabel", part), samples={"validation": part})
     found = measure(
         site,
         SurgicalAggregation().loss,
@@ -199,15 +199,17 @@ def test_overall_needs_a_multiclass_task_and_enough_labels() -> None:
 def test_an_empty_split_measures_nothing() -> None:
     empty = Samples({"logits": torch.empty(0, 2)}, torch.empty(0, 2), ())
     own = LabelSet(("A", "B"), "multiclass")
-    assert measured(bench(("A", "B"), "multiclass", empty), own) == Metrics(3, "test", 0, None, {})
-    missing = bench(("A", "B"), "multiclass", empty)
+    assert measured(context(("A", "B"), "multiclass", empty), own) == Metrics(3, "test", 0, None, {})
+    missing = context(("A", "B"), "multiclass", empty)
     limits = PrivacyConfig(min_count=0, min_loss=0)
-    found = measure(missing, SurgicalAggregation().loss, own, "validation", 3, bootstrap=0, seed=1, limits=limits)
+    found = measure(
+        missing, SurgicalAggregation().loss, own, "validation", 3, bootstrap=0, seed=1, limits=limits
+    )
     assert found == Metrics(3, "validation", 0, None, {})
 
 
 def test_a_model_that_predicts_no_number_is_named() -> None:
-    broken = bench(("A", "B"), "multiclass", samples([[NAN, 0.0]], [[1.0, 0.0]]))
+    broken = context(("A", "B"), "multiclass", samples([[NAN, 0.0]], [[1.0, 0.0]]))
     with pytest.raises(NonFiniteLoss, match="a: the model of round 3 diverged; lower the learning rate"):
         measured(broken, LabelSet(("A", "B"), "multiclass"))
 
@@ -226,7 +228,7 @@ def test_counts_are_rounded_and_a_loss_over_few_is_withheld() -> None:
     own, train = LabelSet(("Edema",)), samples([[0.0]] * 21, [[1.0]] * 13 + [[0.0]] * 8)
     assert class_counts(own, train, PrivacyConfig(round_counts=5)) == {"Edema": (15, 10)}
     assert rounded(0.123456789) == 0.123457
-    site = bench(("A",), "multilabel", samples([[0.0]] * 4, [[1.0], [0.0], [1.0], [0.0]]))
+    site = context(("A",), "multilabel", samples([[0.0]] * 4, [[1.0], [0.0], [1.0], [0.0]]))
     for least, told in ((4, True), (5, False)):
         limits = PrivacyConfig(min_count=0, min_loss=least)
         found = measure(

@@ -14,9 +14,9 @@ from suture.core.labels import LabelSet
 from suture.data.augmentation import MILD
 from suture.data.batch import Batch, Samples
 from suture.learning.losses import masked_bce
-from suture.learning.training import LocalTraining, NonFiniteLoss, Workbench, fit, on_known, predict
+from suture.learning.training import LocalTraining, NonFiniteLoss, SiteContext, fit, on_known, predict
 from suture.methods.averaging import in_phase
-from suture.methods.base import Context, Phase
+from suture.methods.base import Phase, RoundContext
 from suture.models import ModelSpec, build
 from suture.models.classifier import Classifier
 
@@ -24,30 +24,38 @@ SPEC = ModelSpec("cnn", size=16, hidden=6, dropout=0.5)
 LOCAL = LocalTraining(lr=1e-2, batch_size=4)
 
 
-def bench(n: int = 9) -> Workbench:
+def context(n: int = 9) -> SiteContext:
     g = torch.Generator().manual_seed(0)
     pixels = torch.randint(0, 256, (n, 1, 16, 16), generator=g, dtype=torch.uint8)
     y = torch.randint(0, 2, (n, 2), generator=g).float()
     samples = Samples({"image": pixels}, y, tuple(str(i) for i in range(n)))
     model = build(SPEC, LabelSet(("Edema", "Mass")), 1, pretrained=False)
-    return Workbench("a", model, {"train": samples}, SPEC.preprocessing, MILD, torch.device("cpu"))
+    return SiteContext("a", model, {"train": samples}, SPEC.preprocessing, MILD, torch.device("cpu"))
 
 
-def train(site: Workbench, round_: int = 1, moments: Any = None, **options: Any) -> Any:
+def train(site: SiteContext, round_: int = 1, optimiser_state: Any = None, **options: Any) -> Any:
     chosen = {"policy": "average", "head_only": False, "local": LOCAL, **options}
     local = chosen.pop("local")
-    return fit(site, on_known(masked_bce), local, moments=moments or {}, seed=1, round_=round_, **chosen)
+    return fit(
+        site,
+        on_known(masked_bce),
+        local,
+        optimiser_state=optimiser_state or {},
+        seed=1,
+        round_=round_,
+        **chosen,
+    )
 
 
-def state(site: Workbench) -> dict[str, torch.Tensor]:
+def state(site: SiteContext) -> dict[str, torch.Tensor]:
     return {k: t.clone() for k, t in site.model.state_dict().items()}
 
 
 def test_moments_carry_over_and_matter() -> None:
-    one, two, three = bench(), bench(), bench()
+    one, two, three = context(), context(), context()
     first = train(one)
-    kept = {k: t.clone() for k, t in first.moments.items()}
-    train(one, 2, first.moments)
+    kept = {k: t.clone() for k, t in first.optimiser_state.items()}
+    train(one, 2, first.optimiser_state)
     train(two)
     train(two, 2, kept)
     train(three)
@@ -58,16 +66,16 @@ def test_moments_carry_over_and_matter() -> None:
 
 
 def test_a_row_more_starts_its_moments_afresh() -> None:
-    site = bench()
-    moments = train(site).moments
-    moments["head.weight/exp_avg"] = torch.zeros(5, 6)
-    train(site, 2, moments)
+    site = context()
+    optimiser_state = train(site).optimiser_state
+    optimiser_state["head.weight/exp_avg"] = torch.zeros(5, 6)
+    train(site, 2, optimiser_state)
 
 
 def test_rounds_and_sites_draw_their_own_numbers() -> None:
     results = []
     for round_ in (1, 1, 2):
-        site = bench()
+        site = context()
         train(site, round_)
         results.append(state(site)["head.weight"])
     assert torch.equal(results[0], results[1])
@@ -75,7 +83,7 @@ def test_rounds_and_sites_draw_their_own_numbers() -> None:
 
 
 def test_head_only_leaves_the_backbone_alone() -> None:
-    site = bench()
+    site = context()
     before = state(site)
     train(site, head_only=True)
     for name, tensor in state(site).items():
@@ -83,7 +91,7 @@ def test_head_only_leaves_the_backbone_alone() -> None:
 
 
 def test_a_loss_that_is_no_number_names_site_and_step() -> None:
-    site = bench()
+    site = context()
     with torch.no_grad():
         site.model.head.bias.fill_(float("nan"))
     with pytest.raises(
@@ -95,13 +103,13 @@ def test_a_loss_that_is_no_number_names_site_and_step() -> None:
 def test_a_sites_own_learning_rate_and_batch_size_go_first() -> None:
     import dataclasses
 
-    mine = dataclasses.replace(bench(), lr=0.5, batch_size=2).own(LOCAL)
+    mine = dataclasses.replace(context(), lr=0.5, batch_size=2).own(LOCAL)
     assert (mine.lr, mine.batch_size, mine.epochs) == (0.5, 2, 1)
 
 
 def test_a_last_batch_of_one_image_trains() -> None:
     """Nine images in batches of four: the lone ninth joins the batch before it."""
-    site = bench(9)
+    site = context(9)
     assert [len(b) for b in site.samples["train"].batches(4)] == [4, 5]
     train(site)
     assert predict(site, site.samples["train"]).shape == (9, 2)
@@ -110,7 +118,7 @@ def test_a_last_batch_of_one_image_trains() -> None:
 @pytest.mark.parametrize(("epochs", "iterations"), [(1, 5), (3, 2), (0, 1)])
 def test_iterations_are_the_number_of_steps_whatever_the_epochs(epochs: int, iterations: int) -> None:
     """Nine images in batches of four: a pass would be two steps, of four and five images."""
-    site, sizes, steps, ends = bench(9), [], [], []
+    site, sizes, steps, ends = context(9), [], [], []
 
     def objective(model: Classifier, batch: Batch) -> torch.Tensor:
         sizes.append(len(batch))
@@ -121,7 +129,7 @@ def test_iterations_are_the_number_of_steps_whatever_the_epochs(epochs: int, ite
         objective,
         LocalTraining(lr=1e-2, batch_size=4, epochs=epochs, iterations=iterations),
         policy="average",
-        moments={},
+        optimiser_state={},
         head_only=False,
         seed=1,
         round_=1,
@@ -131,26 +139,28 @@ def test_iterations_are_the_number_of_steps_whatever_the_epochs(epochs: int, ite
     assert sizes == [4] * iterations
     assert steps == list(range(1, iterations + 1))
     assert ends == [iterations]
-    assert float(fitted.moments["head.weight/step"]) == iterations
+    assert float(fitted.optimiser_state["head.weight/step"]) == iterations
     assert fitted.loss is not None
 
 
 def test_iterations_without_an_image_are_told() -> None:
     with pytest.raises(SutureError, match="a has no training images"):
-        train(bench(0), local=LocalTraining(batch_size=4, epochs=0, iterations=3))
+        train(context(0), local=LocalTraining(batch_size=4, epochs=0, iterations=3))
 
 
 @pytest.mark.parametrize(("betas", "ratio"), [((0.9, 0.99), 1.0), ((0.5, 0.5), 0.5), (None, 10.0)])
 def test_betas_reach_adam(betas: tuple[float, float] | None, ratio: float) -> None:
     """After one step the moments are (1 - b1) g and (1 - b2) g^2: m^2 / v = (1 - b1)^2 / (1 - b2)."""
     one = LocalTraining(lr=1e-2, batch_size=4, iterations=1)
-    moments = train(bench(), local=one if betas is None else replace(one, betas=betas)).moments
-    found = moments["head.bias/exp_avg"] ** 2 / moments["head.bias/exp_avg_sq"]
+    optimiser_state = train(
+        context(), local=one if betas is None else replace(one, betas=betas)
+    ).optimiser_state
+    found = optimiser_state["head.bias/exp_avg"] ** 2 / optimiser_state["head.bias/exp_avg_sq"]
     torch.testing.assert_close(found, torch.full((2,), ratio))
 
 
 def test_a_step_is_no_longer_than_its_clipped_gradient() -> None:
-    one, two = bench(), bench()
+    one, two = context(), context()
     plain = LocalTraining(lr=1.0, batch_size=9, iterations=1, optimiser="sgd", momentum=0.0)
     before = {k: p.detach().clone() for k, p in one.model.named_parameters()}
     steps = []
@@ -164,7 +174,7 @@ def test_a_step_is_no_longer_than_its_clipped_gradient() -> None:
 
 def test_a_batch_is_made_when_the_step_before_is_done() -> None:
     """A method may bring its own batches; a teacher that follows each step labels the next one."""
-    site, events = bench(4), []
+    site, events = context(4), []
     batch = Batch(
         {"image": torch.zeros(4, 1, 16, 16)},
         torch.tensor([[1.0, 0.0]] * 4),
@@ -188,7 +198,7 @@ def test_a_batch_is_made_when_the_step_before_is_done() -> None:
         objective,
         LocalTraining(lr=1e-2, epochs=2),
         policy="average",
-        moments={},
+        optimiser_state={},
         head_only=False,
         seed=1,
         round_=1,
@@ -201,7 +211,7 @@ def test_a_batch_is_made_when_the_step_before_is_done() -> None:
 
 def test_a_phase_with_epochs_of_its_own_has_no_iterations() -> None:
     local = LocalTraining(lr=0.1, epochs=3, iterations=200)
-    warm = in_phase(local, Context(1, Phase("warm-up", 1, "head", 0.5, epochs=4), seed=0))
+    warm = in_phase(local, RoundContext(1, Phase("warm-up", 1, "head", 0.5, epochs=4), seed=0))
     assert (warm.epochs, warm.iterations, warm.lr) == (4, None, 0.5)
-    main = in_phase(local, Context(2, Phase("main", 1), seed=0))
+    main = in_phase(local, RoundContext(2, Phase("main", 1), seed=0))
     assert (main.epochs, main.iterations, main.lr) == (3, 200, 0.1)

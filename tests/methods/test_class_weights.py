@@ -15,12 +15,12 @@ from suture.core.errors import ConfigError
 from suture.federation.site.site import Site
 from suture.learning.training import LocalTraining
 from suture.methods import METHODS
-from suture.methods.base import Census, ClassFacts
+from suture.methods.base import ClassFacts, LabelStatistics
 from suture.methods.class_weights import NAME, class_weights, told_weights, weighted_bce
 from suture.models.classifier import Layout
 from suture.protocol.messages import Payload
 
-CENSUS = Census(
+CENSUS = LabelStatistics(
     ("Edema", "Hernia", "Mass"),
     {"a": 100, "b": 60},
     {"a": {"Edema": (20, 80), "Mass": None}, "b": {"Edema": (10, 50), "Hernia": (0, 60)}},
@@ -33,10 +33,10 @@ def test_known_labels_alone_are_counted() -> None:
 
 
 def test_the_program_takes_a_site_that_does_not_know_a_class_as_negative() -> None:
-    census = Census(
+    statistics = LabelStatistics(
         ("Edema", "Mass"), {"a": 100, "b": 60}, {"a": {"Edema": (20, 80)}, "b": {"Mass": (6, 54)}}
     )
-    facts = class_weights(census, "program")
+    facts = class_weights(statistics, "program")
     assert facts.tensors[NAME].tolist() == pytest.approx([(80 + 60) / 20, (54 + 100) / 6])
 
 
@@ -54,7 +54,7 @@ def test_weighted_cross_entropy_by_hand() -> None:
 
 def test_a_task_of_one_label_has_no_weights_and_no_notes() -> None:
     """Nobody counts there, which is not the same as counts that are withheld."""
-    assert class_weights(replace(CENSUS, task="multiclass"), "known") == ClassFacts()
+    assert class_weights(replace(CENSUS, label_type="multiclass"), "known") == ClassFacts()
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedlsm"])
@@ -93,7 +93,7 @@ def test_every_payload_of_a_federation_carries_them(
     for config in federation.configs.values():
         with Path(config.data.table).open(newline="") as file:
             for row in csv.DictReader(file):
-                for label in server.roster.labels if row["split"] == "train" else ():
+                for label in server.registry.labels if row["split"] == "train" else ():
                     labels.setdefault(label, []).extend([int(row[label])] if label in row else [])
     expected = {label: y.count(0) / y.count(1) for label, y in labels.items()}
     trained = [payload for payload in seen if payload.task == "train"]

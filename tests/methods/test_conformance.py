@@ -12,13 +12,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from suture.core.labels import Task
+from suture.core.labels import LabelType
 from suture.federation.plan import Plan
 from suture.federation.server.server import Server
-from suture.learning.one_task import TARGET
+from suture.learning.single_target import TARGET
 from suture.learning.training import LocalTraining
 from suture.methods import METHODS
-from suture.methods.base import Context, GlobalModel, Method, Phase
+from suture.methods.base import GlobalModel, Method, Phase, RoundContext
 from suture.methods.meta.inner_loop import INNER, ServerStep
 from suture.methods.parameters import parts
 from suture.models.classifier import Layout
@@ -32,7 +32,7 @@ LABELS = ("A", "B", "C")
 def make(name: str) -> Method:
     """The method with a learning rate at which a tiny network moves."""
     kind: Any = METHODS[name]
-    if kind.one_task:
+    if kind.single_target:
         method: Method = kind(local=replace(INNER, lr=0.1, iterations=3), batches=1)
         return replace(method, server=ServerStep(lr=1e-2)) if sends(method) == "gradient" else method  # type: ignore[call-arg]
     return kind(local=LocalTraining(lr=1e-2, batch_size=8))  # type: ignore[no-any-return]
@@ -43,8 +43,8 @@ def sends(method: Method) -> str:
     return method.egress(Layout({}, {})).kind
 
 
-def context() -> Context:
-    return Context(1, Phase("main", 1), 0)
+def context() -> RoundContext:
+    return RoundContext(1, Phase("main", 1), 0)
 
 
 def a_model(method: Method) -> GlobalModel:
@@ -106,8 +106,8 @@ def test_order_of_sites_does_not_matter_beyond_rounding(name: str) -> None:
         an_update(method, before, labels_for(method, own), i)
         for i, own in enumerate([("A", "B"), ("B", "C"), ("B",)])
     ]
-    one = tensors(method.merge(before, updates, context()))
-    two = tensors(method.merge(before, updates[::-1], context()))
+    one = tensors(method.aggregate(before, updates, context()))
+    two = tensors(method.aggregate(before, updates[::-1], context()))
     for key, tensor in one.items():
         torch.testing.assert_close(tensor, two[key], rtol=1e-6, atol=1e-7)
 
@@ -119,7 +119,7 @@ def test_same_updates_in_the_same_order_give_the_same_bytes(name: str) -> None:
         an_update(method, before, labels_for(method, own), i)
         for i, own in enumerate([("A", "B"), ("B", "C")])
     ]
-    one, two = (tensors(method.merge(before, iter(updates), context())) for _ in range(2))
+    one, two = (tensors(method.aggregate(before, iter(updates), context())) for _ in range(2))
     assert all(torch.equal(one[key], two[key]) for key in one)
 
 
@@ -131,7 +131,7 @@ def test_identical_updates_are_a_fixed_point(name: str) -> None:
         an_update(method, before, rows, 0, noise=0.0)
         for rows in (labels_for(method, ("A", "B")), labels_for(method, ("B", "C")))
     ]
-    after = tensors(method.merge(before, updates, context()))
+    after = tensors(method.aggregate(before, updates, context()))
     for key, tensor in tensors(before).items():
         torch.testing.assert_close(after[key], tensor, rtol=1e-6, atol=1e-7)
 
@@ -140,7 +140,7 @@ def test_identical_updates_are_a_fixed_point(name: str) -> None:
 def test_one_site_alone_decides(name: str) -> None:
     method, before = make(name), a_model(make(name))
     update = an_update(method, before, LABELS, 3)
-    after = tensors(method.merge(before, [update], context()))
+    after = tensors(method.aggregate(before, [update], context()))
     for key, sent in {**update.shared, **update.head}.items():
         if sends(method) == "weights":
             torch.testing.assert_close(after[key], sent, rtol=1e-6, atol=1e-7)
@@ -152,7 +152,7 @@ def test_one_site_alone_decides(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(n for n, m in METHODS.items() if m.label_view == "own"))
 def test_a_class_that_nobody_sent_keeps_its_row(name: str) -> None:
     method, before = make(name), a_model(make(name))
-    after = method.merge(
+    after = method.aggregate(
         before, [an_update(method, before, ("A",), 1), an_update(method, before, ("B",), 2)], context()
     )
     for key in before.head:
@@ -162,7 +162,7 @@ def test_a_class_that_nobody_sent_keeps_its_row(name: str) -> None:
 
 @ALL
 @pytest.mark.parametrize("task", ["multilabel", "multiclass"])
-def test_what_stands_at_an_unknown_label_changes_no_gradient(name: str, task: Task) -> None:
+def test_what_stands_at_an_unknown_label_changes_no_gradient(name: str, task: LabelType) -> None:
     method = make(name)
     known = torch.tensor([[True, False, True]] * 6)
     y = torch.eye(3)[torch.tensor([0, 1, 2, 0, 1, 2])]
@@ -199,7 +199,7 @@ def test_training_moves_the_model_and_its_figures_are_written(name: str, tiny: A
         losses = [sum(site["scalars"]["query_loss"] for site in line["sites"].values()) for line in history]
     assert losses[-1] < losses[0]
     metrics = json.loads((folder / "metrics.json").read_text())
-    every = {TARGET} if METHODS[name].one_task else {"Fibrosis", "Hernia", "Mass", "Nodule"}
+    every = {TARGET} if METHODS[name].single_target else {"Fibrosis", "Hernia", "Mass", "Nodule"}
     assert set(metrics["auroc"]) == every
 
 
@@ -227,10 +227,10 @@ def test_sites_see_what_the_method_declares_and_nothing_else(name: str, tiny: An
     from suture.federation.loop import federate
 
     federate(server, Listening())
-    own = {site: set(member.names) for site, member in server.roster.members.items()}
+    own = {site: set(member.names) for site, member in server.registry.members.items()}
     for site, payloads in sent.items():
         seen = {label for payload in payloads for label in payload.labels}
-        expected = own[site] if METHODS[name].label_view == "own" else set(server.roster.labels)
+        expected = own[site] if METHODS[name].label_view == "own" else set(server.registry.labels)
         assert seen <= expected
         rows = {t.shape[0] for p in payloads for t in p.head.values()}
         assert rows <= {len(expected)}

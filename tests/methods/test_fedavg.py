@@ -11,18 +11,18 @@ import torch
 from suture.core.labels import LabelSet
 from suture.federation.server.global_model import initial
 from suture.learning.losses import balanced_ce
-from suture.learning.training import LocalTraining, Workbench
-from suture.methods.base import Context, GlobalModel, Phase
+from suture.learning.training import LocalTraining, SiteContext
+from suture.methods.base import GlobalModel, Phase, RoundContext
 from suture.methods.fedavg import FedAvg
 from suture.protocol.messages import Payload, Update
 from suture.protocol.packing import Packed
 
-CTX = Context(1, Phase("main", 1), 0)
+CTX = RoundContext(1, Phase("main", 1), 0)
 EVERY = ("Fibrosis", "Hernia", "Mass", "Nodule")
 LOCAL = LocalTraining(lr=1e-2, batch_size=64)
 
 
-def bench_of(tiny: Any) -> tuple[Workbench, Payload]:
+def bench_of(tiny: Any) -> tuple[SiteContext, Payload]:
     site = tiny(FedAvg(local=LOCAL)).sites()["alpha"]
     model = initial(site.plan, EVERY)
     task = Payload(
@@ -34,7 +34,7 @@ def bench_of(tiny: Any) -> tuple[Workbench, Payload]:
         head=dict(model.head),
         class_tensors={"positive_weight": torch.ones(len(EVERY))},
     )
-    return site._workbench(task, site._state(task)), task
+    return site._context(task, site._state(task)), task
 
 
 def test_sites_count_with_their_images() -> None:
@@ -51,15 +51,15 @@ def test_sites_count_with_their_images() -> None:
         )
         for x, n in ((3.0, 1.0), (5.0, 99.0))
     ]
-    after = FedAvg().merge(before, updates, CTX)
+    after = FedAvg().aggregate(before, updates, CTX)
     assert after.shared["w"].item() == pytest.approx(4.98)
     assert after.head["head.bias"].item() == pytest.approx(4.98)
 
 
 def test_rows_of_all_or_of_their_owners(tiny: Any) -> None:
-    bench, task = bench_of(tiny)
-    every, _ = FedAvg(local=LOCAL).train(bench, task, Packed({}, {}), CTX)
-    owners, _ = FedAvg(local=LOCAL, rows="owners").train(bench, task, Packed({}, {}), CTX)
+    context, task = bench_of(tiny)
+    every, _ = FedAvg(local=LOCAL).train(context, task, Packed({}, {}), CTX)
+    owners, _ = FedAvg(local=LOCAL, rows="owners").train(context, task, Packed({}, {}), CTX)
     assert every.weight == owners.weight == 15
     assert every.class_weights.tolist() == [15] * 4
     assert owners.class_weights.tolist() == [0, 0, 15, 15]
@@ -67,26 +67,26 @@ def test_rows_of_all_or_of_their_owners(tiny: Any) -> None:
 
 def test_class_weights_reach_the_loss(tiny: Any) -> None:
     """One step on the whole of the data: the weights of positives change what is sent."""
-    bench, task = bench_of(tiny)
+    context, task = bench_of(tiny)
     heavy = replace(task, class_tensors={"positive_weight": torch.full((4,), 50.0)})
-    plain, _ = FedAvg(local=LOCAL).train(bench, task, Packed({}, {}), CTX)
-    weighted, _ = FedAvg(local=LOCAL).train(bench, heavy, Packed({}, {}), CTX)
+    plain, _ = FedAvg(local=LOCAL).train(context, task, Packed({}, {}), CTX)
+    weighted, _ = FedAvg(local=LOCAL).train(context, heavy, Packed({}, {}), CTX)
     assert plain.train_loss is not None
     assert weighted.train_loss is not None
     assert weighted.train_loss > 5 * plain.train_loss
 
 
 def test_balanced_softmax_takes_the_sites_own_counts(tiny: Any) -> None:
-    bench, task = bench_of(tiny)
-    bench.model.labels = LabelSet(EVERY, "multiclass")
-    train = bench.samples["train"]
+    context, task = bench_of(tiny)
+    context.model.labels = LabelSet(EVERY, "multiclass")
+    train = context.samples["train"]
     y = torch.eye(4)[torch.tensor([0] * 12 + [1] * 3)]
-    one = replace(bench, samples={"train": replace(train, y=y)})
+    one = replace(context, samples={"train": replace(train, y=y)})
     with torch.no_grad():
-        logits = bench.model.train()({"image": bench.prepare(train.inputs["image"])})
+        logits = context.model.train()({"image": context.prepare(train.inputs["image"])})
     expected = balanced_ce(logits, y, torch.ones(15, 4, dtype=torch.bool), torch.tensor([12.0, 3, 0, 0]))
-    bench, task = bench_of(tiny)
-    bench.model.labels = LabelSet(EVERY, "multiclass")
-    one = replace(bench, samples={"train": replace(train, y=y)})
+    context, task = bench_of(tiny)
+    context.model.labels = LabelSet(EVERY, "multiclass")
+    one = replace(context, samples={"train": replace(train, y=y)})
     done, _ = FedAvg(local=LOCAL, softmax="balanced").train(one, task, Packed({}, {}), CTX)
     assert done.train_loss == pytest.approx(float(expected), rel=1e-5)

@@ -15,17 +15,17 @@ from suture.core.labels import LabelSet
 from suture.core.validation import parse
 from suture.federation.server.global_model import initial
 from suture.federation.site.abstain import LabelViewRefused
-from suture.learning.training import LocalTraining, Workbench
+from suture.learning.training import LocalTraining, SiteContext
 from suture.methods.averaging import loss_of, validation_loss
-from suture.methods.base import Context, GlobalModel, Phase
+from suture.methods.base import GlobalModel, Phase, RoundContext
 from suture.methods.fedlsm.fedlsm import FedLSM
-from suture.methods.fedlsm.mean_teacher import Lessons, Teaching, follow, subsets
+from suture.methods.fedlsm.mean_teacher import MeanTeacher, Teaching, follow, subsets
 from suture.models.classifier import Classifier
 from suture.protocol.messages import Payload, Update
 from suture.protocol.packing import Packed
 
 LABELS = ("A", "B", "C")
-CTX = Context(1, Phase("main", 1), 0)
+CTX = RoundContext(1, Phase("main", 1), 0)
 EVERY = ("Fibrosis", "Hernia", "Mass", "Nodule")
 
 
@@ -44,7 +44,7 @@ def test_rows_are_weighted_by_what_was_counted() -> None:
     before = start([[0.0, 0.0]] * 3)
     one = update([[1, 0], [2, 2], [9, 9]], [30, 10, 0], 1.0, 100)
     two = update([[5, 4], [6, 6], [3, 1]], [10, 30, 40], 5.0, 300)
-    after = FedLSM().merge(before, [one, two], CTX)
+    after = FedLSM().aggregate(before, [one, two], CTX)
     torch.testing.assert_close(after.head["head.weight"], torch.tensor([[2.0, 1.0], [5.0, 5.0], [3.0, 1.0]]))
     torch.testing.assert_close(after.head["head.bias"], torch.tensor([2.0, 5.0, 3.0]))
     assert after.shared["theta"].item() == pytest.approx(4)
@@ -52,7 +52,7 @@ def test_rows_are_weighted_by_what_was_counted() -> None:
 
 def test_a_class_that_nobody_counted_keeps_its_row() -> None:
     before = start([[7.0, 7.0]] * 3)
-    after = FedLSM().merge(before, [update([[1, 0], [2, 2], [9, 9]], [1, 0, 0], 1.0, 1)], CTX)
+    after = FedLSM().aggregate(before, [update([[1, 0], [2, 2], [9, 9]], [1, 0, 0], 1.0, 1)], CTX)
     assert after.head["head.weight"].tolist() == [[1, 0], [7, 7], [7, 7]]
 
 
@@ -69,7 +69,7 @@ def test_the_teacher_follows() -> None:
     assert teacher.state_dict()["backbone.running_mean"].tolist() == [2, 2]
 
 
-def bench_of(tiny: Any, method: FedLSM, **options: Any) -> tuple[Workbench, Payload]:
+def bench_of(tiny: Any, method: FedLSM, **options: Any) -> tuple[SiteContext, Payload]:
     """A site of a tiny federation that holds the global model of all four classes."""
     site = tiny(method, **options).sites()["alpha"]
     model = initial(site.plan, EVERY)
@@ -82,7 +82,7 @@ def bench_of(tiny: Any, method: FedLSM, **options: Any) -> tuple[Workbench, Payl
         head=dict(model.head),
         class_tensors={"positive_weight": torch.ones(len(EVERY))},
     )
-    return site._workbench(task, site._state(task)), task
+    return site._context(task, site._state(task)), task
 
 
 METHOD = FedLSM(
@@ -101,8 +101,8 @@ METHOD = FedLSM(
 
 def test_before_pseudo_labels_a_site_learns_what_it_knows(tiny: Any) -> None:
     method = replace(METHOD, teaching=replace(METHOD.teaching, start_round=2))
-    bench, task = bench_of(tiny, method)
-    done, _ = method.train(bench, task, Packed({}, {}), CTX)
+    context, task = bench_of(tiny, method)
+    done, _ = method.train(context, task, Packed({}, {}), CTX)
     known = torch.tensor([name in ("Mass", "Nodule") for name in EVERY])
     assert bool((done.class_weights[~known] == 0).all())
     assert bool((done.class_weights[known] > 0).all())
@@ -113,35 +113,35 @@ def test_before_pseudo_labels_a_site_learns_what_it_knows(tiny: Any) -> None:
 
 
 def test_the_ablations(tiny: Any) -> None:
-    bench, task = bench_of(tiny, METHOD)
-    owners, _ = replace(METHOD, proxies="owners").train(bench, task, Packed({}, {}), CTX)
-    n = len(bench.samples["train"])
+    context, task = bench_of(tiny, METHOD)
+    owners, _ = replace(METHOD, proxies="owners").train(context, task, Packed({}, {}), CTX)
+    n = len(context.samples["train"])
     assert owners.class_weights.tolist() == [0, 0, n, n]
-    plain = Lessons(replace(METHOD.teaching, enhancing="none"), bench, METHOD.local, None, 0, 1)
+    plain = MeanTeacher(replace(METHOD.teaching, enhancing="none"), context, METHOD.local, None, 0, 1)
     g = torch.Generator()
     batches = list(plain.batches(g, g))
     assert [len(b) for b in batches] == [8, 8, 8]
-    whole = Lessons(METHOD.teaching, bench, METHOD.local, None, 0, 1)
+    whole = MeanTeacher(METHOD.teaching, context, METHOD.local, None, 0, 1)
     images = next(iter(whole.batches(g, g))).inputs["image"]
     assert len(images) == 8
 
 
 def test_subsets_are_disjoint_and_ranked(tiny: Any) -> None:
-    bench, _ = bench_of(tiny, METHOD)
+    context, _ = bench_of(tiny, METHOD)
     for estimation in ("entropy", "random"):
         how = replace(METHOD.teaching, estimation=estimation, confident=4, uncertain=3)
-        low, middle, high = subsets(how, bench, True, 0, 1)
+        low, middle, high = subsets(how, context, True, 0, 1)
         assert (len(low), len(high)) == (4, 3)
-        assert sorted(torch.cat([low, middle, high]).tolist()) == list(range(len(bench.samples["train"])))
-    low, middle, high = subsets(METHOD.teaching, bench, False, 0, 1)
+        assert sorted(torch.cat([low, middle, high]).tolist()) == list(range(len(context.samples["train"])))
+    low, middle, high = subsets(METHOD.teaching, context, False, 0, 1)
     assert (len(low), len(high)) == (0, 0)
-    assert len(middle) == len(bench.samples["train"])
+    assert len(middle) == len(context.samples["train"])
 
 
 def test_larger_subsets_than_the_site_has_are_refused(tiny: Any) -> None:
-    bench, _ = bench_of(tiny, METHOD)
+    context, _ = bench_of(tiny, METHOD)
     with pytest.raises(ConfigError, match="alpha has 15 training images, and 2000 confident and 500"):
-        subsets(replace(METHOD.teaching, confident=2000, uncertain=500), bench, True, 0, 1)
+        subsets(replace(METHOD.teaching, confident=2000, uncertain=500), context, True, 0, 1)
 
 
 def test_the_loss_of_the_program_is_a_product_of_means(tiny: Any) -> None:
@@ -150,9 +150,9 @@ def test_the_loss_of_the_program_is_a_product_of_means(tiny: Any) -> None:
         METHOD,
         teaching=replace(METHOD.teaching, loss="program", enhancing="none", positive=0.9, negative=0.0),
     )
-    bench, _ = bench_of(tiny, method)
+    context, _ = bench_of(tiny, method)
     weight = torch.tensor([2.0, 1.0, 0.5, 3.0])
-    lessons = Lessons(method.teaching, bench, method.local, weight, 0, 1)
+    lessons = MeanTeacher(method.teaching, context, method.local, weight, 0, 1)
     g = torch.Generator().manual_seed(0)
     batch = next(iter(lessons.batches(g, g)))
     s = torch.randn(8, 4, generator=g)
@@ -164,15 +164,15 @@ def test_the_loss_of_the_program_is_a_product_of_means(tiny: Any) -> None:
 
 def test_a_site_must_agree_to_see_every_class(tiny: Any) -> None:
     site = tiny(METHOD, view="own").sites()["alpha"]
-    answer = site.answer(Payload("hello"))
+    answer = site.answer(Payload("handshake"))
     assert answer.reason == "label_view"  # type: ignore[union-attr]
     assert answer.error == LabelViewRefused.__name__  # type: ignore[union-attr]
 
 
 def test_sites_take_no_larger_batches_than_the_job(tiny: Any) -> None:
     """q counts draws: a site with larger ones would have more say."""
-    bench, task = bench_of(tiny, METHOD)
-    large, _ = METHOD.train(replace(bench, batch_size=64), task, Packed({}, {}), CTX)
+    context, task = bench_of(tiny, METHOD)
+    large, _ = METHOD.train(replace(context, batch_size=64), task, Packed({}, {}), CTX)
     most = METHOD.local.iterations * METHOD.local.batch_size  # type: ignore[operator]
     assert float(large.class_weights.max()) <= most
     assert METHOD.egress(_layout()).class_weight == (0.0, most)
@@ -199,9 +199,9 @@ def test_a_federation_counts_and_says_so(tiny: Any) -> None:
 def test_without_iterations_a_round_is_whole_passes(tiny: Any) -> None:
     local = LocalTraining(lr=1e-2, epochs=3, batch_size=8)
     method = replace(METHOD, local=local, teaching=replace(METHOD.teaching, start_round=2))
-    bench, task = bench_of(tiny, method)
-    _, moments = method.train(bench, task, Packed({}, {}), CTX)
-    assert float(moments["head.bias/step"]) == 6  # three passes over 15 images in batches of 8
+    context, task = bench_of(tiny, method)
+    _, optimiser_state = method.train(context, task, Packed({}, {}), CTX)
+    assert float(optimiser_state["head.bias/step"]) == 6  # three passes over 15 images in batches of 8
 
 
 def test_a_warm_up_may_draw_more_than_a_round(tiny: Any) -> None:
@@ -211,20 +211,20 @@ def test_a_warm_up_may_draw_more_than_a_round(tiny: Any) -> None:
 
 
 def test_batches_of_mixtures_alone_are_refused(tiny: Any) -> None:
-    bench, _ = bench_of(tiny, METHOD)
+    context, _ = bench_of(tiny, METHOD)
     with pytest.raises(ConfigError, match="alpha: batches of 2 have no room for 2 mixtures"):
-        Lessons(METHOD.teaching, bench, replace(METHOD.local, batch_size=2), None, 0, 1)
+        MeanTeacher(METHOD.teaching, context, replace(METHOD.local, batch_size=2), None, 0, 1)
 
 
 def test_a_warm_up_returns_its_best_epoch(tiny: Any) -> None:
     """At this learning rate the loss jumps about, and the last epoch is not the best."""
     warm_up = Phase("warm-up", 1, "head", 5.0, 3, keep_best=True)
-    bench, task = bench_of(tiny, METHOD)
+    context, task = bench_of(tiny, METHOD)
 
     def after(phase: Phase) -> float:
-        model = copy.deepcopy(bench.model)
-        site = replace(bench, model=model)
-        done, _ = METHOD.train(site, task, Packed({}, {}), Context(1, phase, 0))
+        model = copy.deepcopy(context.model)
+        site = replace(context, model=model)
+        done, _ = METHOD.train(site, task, Packed({}, {}), RoundContext(1, phase, 0))
         loss = validation_loss(site, loss_of(METHOD.loss, "multilabel"))
         assert loss is not None
         torch.testing.assert_close(done.head["head.bias"], model.head.bias.detach())  # it is what is sent

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from suture.core.labels import LabelSet, Task
+from suture.core.labels import LabelSet, LabelType
 from suture.core.seeds import generator_for, seed_for
 from suture.data.augmentation import Augmentation, augment
 from suture.data.batch import Samples, endless
-from suture.learning.training import LocalTraining, Workbench
-from suture.methods.base import Context, Phase
+from suture.learning.training import LocalTraining, SiteContext
+from suture.methods.base import Phase, RoundContext
 from suture.methods.fedlsm.fedlsm import FedLSM
 from suture.methods.fedlsm.mean_teacher import Teaching, follow
 from suture.models import ModelSpec, build
@@ -67,7 +67,7 @@ class Tally:
 StepLoss = Callable[[Step, Teaching, Tally], Tensor]
 
 
-def site_of(task: Task) -> tuple[Workbench, Payload]:
+def site_of(task: LabelType) -> tuple[SiteContext, Payload]:
     """A site that knows C and D of four classes, and the payload of the model that it holds."""
     g = torch.Generator().manual_seed(3)
     images = torch.randint(0, 256, (IMAGES, 1, 16, 16), generator=g, dtype=torch.uint8)
@@ -82,7 +82,7 @@ def site_of(task: Task) -> tuple[Workbench, Payload]:
             model.head.weight.mul_(20)  # else the teacher is as sure of one image as of another
     shared, head = split_state(copy.deepcopy(model.state_dict()))
     train = Samples({"image": images}, y, tuple(map(str, range(IMAGES))))
-    site = Workbench(
+    site = SiteContext(
         "site",
         model,
         {"train": train},
@@ -110,7 +110,7 @@ def method_of(**limits: float) -> FedLSM:
 
 
 def literal_round(
-    site: Workbench,
+    site: SiteContext,
     method: FedLSM,
     seed: int,
     probabilities: Callable[[Tensor], Tensor],
@@ -151,16 +151,16 @@ def literal_round(
 
 
 def assert_trained_alike(
-    site: Workbench, task: Payload, method: FedLSM, expected: Classifier, tally: Tally
+    site: SiteContext, task: Payload, method: FedLSM, expected: Classifier, tally: Tally
 ) -> None:
-    done, moments = method.train(site, task, Packed({}, {}), Context(1, Phase("main", 1), 5))
+    done, optimiser_state = method.train(site, task, Packed({}, {}), RoundContext(1, Phase("main", 1), 5))
     for name, tensor in {**done.shared, **done.head}.items():
         torch.testing.assert_close(tensor, expected.state_dict()[name], rtol=1e-6, atol=1e-6)
     assert done.class_weights.tolist() == tally.q
     assert sum(tally.q[:2]) > 0  # classes that the site does not know were counted too
     assert done.weight == IMAGES
     assert done.scalars["pseudo_positive"] == sum(tally.q[:2])
-    assert moments
+    assert optimiser_state
 
 
 WEIGHT = [2.0, 1.0, 0.5, 3.0]

@@ -13,14 +13,14 @@ from torch import Tensor, nn
 
 import suture.methods.fedmas.fedmas as fedmas
 from suture.core.errors import ConfigError
-from suture.core.labels import LabelSet, Task
+from suture.core.labels import LabelSet, LabelType
 from suture.core.seeds import generator_for
 from suture.data.augmentation import MILD, Augmentation
 from suture.federation.plan import Plan
 from suture.federation.server.global_model import initial
 from suture.learning.losses import balanced_ce
-from suture.learning.training import LocalTraining, Workbench
-from suture.methods.base import Context, GlobalModel, Phase
+from suture.learning.training import LocalTraining, SiteContext
+from suture.methods.base import GlobalModel, Phase, RoundContext
 from suture.methods.fedmas.fedmas import FedMAS
 from suture.methods.fedmas.rescue import by_class, distance, rescue_factor
 from suture.models import ModelSpec
@@ -30,7 +30,7 @@ from suture.models.priors.prior import freeze
 from suture.protocol.messages import Payload, Update
 from suture.protocol.packing import Packed
 
-CTX = Context(1, Phase("main", 1), 0)
+CTX = RoundContext(1, Phase("main", 1), 0)
 CNN = ModelSpec("cnn", size=16)
 EVERY = ("Fibrosis", "Hernia", "Mass", "Nodule")
 
@@ -89,7 +89,7 @@ def test_every_tensor_is_weighted_by_the_rescue_factor() -> None:
         )
         for x, rf in ((1.0, 22.0), (5.0, 66.0))
     ]
-    after = FedMAS().merge(before, updates, CTX)
+    after = FedMAS().aggregate(before, updates, CTX)
     assert after.shared["w"].item() == pytest.approx(4)
     assert after.head["head.bias"].item() == pytest.approx(4)
 
@@ -108,7 +108,7 @@ METHOD = FedMAS(
 PROGRAM = replace(METHOD, supervision="program")
 
 
-def bench_of(tiny: Any, method: FedMAS = METHOD) -> tuple[Workbench, Payload]:
+def bench_of(tiny: Any, method: FedMAS = METHOD) -> tuple[SiteContext, Payload]:
     """A site whose model projects to the five features of `Mean`."""
     spec = replace(CNN, projection=5, second_head=method.supervision == "program")
     federation = tiny(method, model=spec)
@@ -117,14 +117,14 @@ def bench_of(tiny: Any, method: FedMAS = METHOD) -> tuple[Workbench, Payload]:
     task = Payload("train", 1, 0, labels=EVERY, shared=dict(model.shared), head=dict(model.head))
     prepare = Preprocessing(16, False, 1, (0.5,), (0.25,))
     site.__dict__["_prior"] = freeze("mean", Mean(), 5, prepare, "means")
-    return site._workbench(task, site._state(task)), task
+    return site._context(task, site._state(task)), task
 
 
-def of_one_class(bench: Workbench) -> Workbench:
+def of_one_class(context: SiteContext) -> SiteContext:
     """The same site where an image has one label: nine images, four, two, and none of the last class."""
-    bench.model.labels = LabelSet(EVERY, "multiclass")
+    context.model.labels = LabelSet(EVERY, "multiclass")
     y = torch.eye(4)[torch.tensor([0] * 9 + [1] * 4 + [2] * 2)]
-    return replace(bench, samples={**bench.samples, "train": replace(bench.samples["train"], y=y)})
+    return replace(context, samples={**context.samples, "train": replace(context.samples["train"], y=y)})
 
 
 def literal_supervised(logits: Tensor, y: Tensor, counts: Tensor | None) -> Tensor:
@@ -137,7 +137,7 @@ def literal_supervised(logits: Tensor, y: Tensor, counts: Tensor | None) -> Tens
 
 
 def literal_round(
-    site: Workbench, seed: int, clip: float = math.inf, distillation: float = 3.0
+    site: SiteContext, seed: int, clip: float = math.inf, distillation: float = 3.0
 ) -> tuple[Any, float]:
     """Two epochs as the paper has them, image by image, with the same order of batches.
 
@@ -147,7 +147,7 @@ def literal_round(
     assert site.prior is not None
     images, target = site.prepare(train.inputs["image"]), site.prior.features(train.inputs["image"])
     known = [k for k in range(4) if not math.isnan(float(train.y[0, k]))]
-    counts = train.y[:, known].sum(dim=0) if model.labels.task == "multiclass" else None
+    counts = train.y[:, known].sum(dim=0) if model.labels.label_type == "multiclass" else None
 
     def class_means(values: dict[int, float]) -> list[float]:
         of = [[v for i, v in values.items() if float(train.y[i, k]) == 1] for k in known]
@@ -199,9 +199,9 @@ class Precise:
         return self.prepare(image).double()
 
 
-def precise(bench: Workbench) -> Workbench:
+def precise(context: SiteContext) -> SiteContext:
     """The site in double precision."""
-    return replace(bench, model=bench.model.double(), prepare=Precise(bench.prepare))  # type: ignore[arg-type]
+    return replace(context, model=context.model.double(), prepare=Precise(context.prepare))  # type: ignore[arg-type]
 
 
 SHORT = 13.0
@@ -211,15 +211,15 @@ SHORT = 13.0
 @pytest.mark.parametrize("task_of", ["multilabel", "multiclass"])
 @pytest.mark.parametrize("method", [METHOD, PROGRAM], ids=["paper", "program"])
 def test_a_round_is_that_of_the_equations(
-    tiny: Any, method: FedMAS, task_of: Task, monkeypatch: pytest.MonkeyPatch
+    tiny: Any, method: FedMAS, task_of: LabelType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fedmas, "CLIP", SHORT)
-    bench, task = bench_of(tiny, method)
+    context, task = bench_of(tiny, method)
     if task_of == "multiclass":
-        bench = of_one_class(bench)
-    bench = precise(bench)
-    expected, rescue = literal_round(bench, 5, SHORT if method is PROGRAM else math.inf)
-    done, _ = method.train(bench, task, Packed({}, {}), replace(CTX, seed=5))
+        context = of_one_class(context)
+    context = precise(context)
+    expected, rescue = literal_round(context, 5, SHORT if method is PROGRAM else math.inf)
+    done, _ = method.train(context, task, Packed({}, {}), replace(CTX, seed=5))
     assert ("second_head.weight" in done.head) == (method is PROGRAM)
     assert any(name.startswith("projector.") for name in done.shared)
     for name, tensor in {**done.shared, **done.head}.items():
@@ -230,7 +230,7 @@ def test_a_round_is_that_of_the_equations(
 
 
 def test_the_prior_sees_each_image_once_where_it_sees_it_plain(tiny: Any) -> None:
-    bench, task = bench_of(tiny)
+    context, task = bench_of(tiny)
     seen: list[int] = []
 
     class Counting(Mean):
@@ -238,22 +238,22 @@ def test_the_prior_sees_each_image_once_where_it_sees_it_plain(tiny: Any) -> Non
             seen.append(len(image))
             return super().forward(image)
 
-    assert bench.prior is not None
-    prior = replace(bench.prior, network=Counting())
-    bench = replace(bench, prior=prior, augmentation=MILD)
+    assert context.prior is not None
+    prior = replace(context.prior, network=Counting())
+    context = replace(context, prior=prior, augmentation=MILD)
     plain = replace(METHOD, prior_view="plain")
     for _ in range(2):
-        plain.train(bench, task, Packed({}, {}), CTX)
+        plain.train(context, task, Packed({}, {}), CTX)
     assert sum(seen) == 15
-    plain.train(replace(bench, cache={}), task, Packed({}, {}), CTX)  # as in another process
+    plain.train(replace(context, cache={}), task, Packed({}, {}), CTX)  # as in another process
     assert sum(seen) == 15
-    METHOD.train(bench, task, Packed({}, {}), CTX)
+    METHOD.train(context, task, Packed({}, {}), CTX)
     assert sum(seen) == 15 + 2 * 15  # the augmented images of two epochs
 
 
 def test_by_images_it_is_distillation_without_mas(tiny: Any) -> None:
-    bench, task = bench_of(tiny)
-    done, _ = replace(METHOD, aggregation="images").train(bench, task, Packed({}, {}), CTX)
+    context, task = bench_of(tiny)
+    done, _ = replace(METHOD, aggregation="images").train(context, task, Packed({}, {}), CTX)
     assert done.weight == 15
 
 
@@ -283,9 +283,9 @@ def test_rows_of_the_second_head_are_averaged_and_kept(tiny: Any) -> None:
 
 
 def test_a_prior_of_another_width_is_refused(tiny: Any) -> None:
-    bench, task = bench_of(tiny)
-    assert bench.prior is not None
+    context, task = bench_of(tiny)
+    assert context.prior is not None
     with pytest.raises(
         ConfigError, match=r"alpha: .* has 7 features and the model 5; set model\.projection=7"
     ):
-        METHOD.train(replace(bench, prior=replace(bench.prior, width=7)), task, Packed({}, {}), CTX)
+        METHOD.train(replace(context, prior=replace(context.prior, width=7)), task, Packed({}, {}), CTX)

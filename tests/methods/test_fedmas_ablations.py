@@ -25,7 +25,7 @@ PHANTOMS = FedMAS(local=LocalTraining(lr=1e-2, batch_size=8))
 
 def test_without_distillation_it_is_balanced_softmax_with_rescue_factors(tiny: Any) -> None:
     benches = [bench_of(tiny) for _ in range(3)]
-    (_, task), (one, two, three) = benches[0], (precise(of_one_class(bench)) for bench, _ in benches)
+    (_, task), (one, two, three) = benches[0], (precise(of_one_class(context)) for context, _ in benches)
     alone, _ = replace(METHOD, distillation=0.0).train(one, task, Packed({}, {}), CTX)
     balanced = FedAvg(local=METHOD.local, softmax="balanced", class_weights="none")
     plain, _ = balanced.train(two, task, Packed({}, {}), CTX)
@@ -40,14 +40,14 @@ def test_without_distillation_it_is_balanced_softmax_with_rescue_factors(tiny: A
 def test_the_best_epoch_of_the_warm_up_is_kept(tiny: Any) -> None:
     """Of three epochs, steps too long, not the last is best; the rescue factor is of all three."""
     received = replace(CTX, phase=Phase("warm-up", 1, "head", 20.0, 3, keep_best=True))
-    bench, task = bench_of(tiny)
-    kept, _ = METHOD.train(bench, task, Packed({}, {}), received)
+    context, task = bench_of(tiny)
+    kept, _ = METHOD.train(context, task, Packed({}, {}), received)
     losses, ends = [], []
     for epochs in (1, 2, 3):
-        bench, task = bench_of(tiny)
+        context, task = bench_of(tiny)
         phase = replace(received.phase, epochs=epochs, keep_best=False)
-        ends.append(METHOD.train(bench, task, Packed({}, {}), replace(received, phase=phase))[0])
-        losses.append(validation_loss(bench, loss_of(METHOD.loss, "multilabel")))
+        ends.append(METHOD.train(context, task, Packed({}, {}), replace(received, phase=phase))[0])
+        losses.append(validation_loss(context, loss_of(METHOD.loss, "multilabel")))
     best = losses.index(min(losses))
     assert best < 2
     assert all(torch.equal(tensor, ends[best].head[name]) for name, tensor in kept.head.items())
@@ -63,14 +63,18 @@ def test_without_a_projector_the_backbones_own_features_are_compared(tiny: Any) 
     site = federation.sites("again")["alpha"]
     begun = initial(site.plan, EVERY)
     task = Payload("train", 1, 0, labels=EVERY, shared=dict(begun.shared), head=dict(begun.head))
-    bench = site._workbench(task, site._state(task))
-    assert bench.prior is not None
-    image = bench.samples["train"].inputs["image"]
-    bench.model.eval()
+    context = site._context(task, site._state(task))
+    assert context.prior is not None
+    image = context.samples["train"].inputs["image"]
+    context.model.eval()
     with torch.no_grad():
-        each = distance(bench.model.features({"image": bench.prepare(image)}), bench.prior.features(image))
+        each = distance(
+            context.model.features({"image": context.prepare(image)}), context.prior.features(image)
+        )
     heard: dict[str, torch.Tensor] = {}
-    update, _ = PHANTOMS.train(replace(bench, tell=heard.update), task, Packed({}, {}), replace(CTX, seed=1))
-    means = [float(each[bench.samples["train"].y[:, k] == 1].mean()) for k in (2, 3)]  # Mass and Nodule
+    update, _ = PHANTOMS.train(
+        replace(context, tell=heard.update), task, Packed({}, {}), replace(CTX, seed=1)
+    )
+    means = [float(each[context.samples["train"].y[:, k] == 1].mean()) for k in (2, 3)]  # Mass and Nodule
     assert heard["divergence"].tolist() == pytest.approx([0, 0, *means], abs=1e-5)
     assert line["sites"]["alpha"]["weight"] == pytest.approx(update.weight, rel=1e-4)

@@ -18,7 +18,7 @@ from suture.models import ModelSpec, build
 from suture.models.priors import PriorSpec
 from suture.models.priors.prior import freeze
 from suture.models.priors.saved import save_prior
-from suture.protocol.messages import Hello
+from suture.protocol.messages import SiteInfo
 from suture.protocol.packing import load, save
 
 CNN = ModelSpec("cnn", size=16)
@@ -61,12 +61,12 @@ def test_a_checkpoint_of_another_width_ends_it_before_the_first_round(tiny: Any,
 
 
 def test_sites_with_different_priors_do_not_begin() -> None:
-    hellos = {
-        site: Hello(("A",), {"train": 9}, 1, "code", prior=digest)
+    infos = {
+        site: SiteInfo(("A",), {"train": 9}, 1, "code", prior=digest)
         for site, digest in (("a", "f" * 64), ("b", "f" * 64), ("c", "0" * 64))
     }
     with pytest.raises(FederationError, match=r"different priors \(a, b: f{12}; c: 0{12}\)"):
-        agree(hellos, (), {}, False)
+        agree(infos, (), {}, False)
 
 
 def test_a_site_with_another_checkpoint_ends_it_before_the_first_round(tiny: Any, tmp_path: Path) -> None:
@@ -111,11 +111,11 @@ def test_a_state_of_before_there_were_digests_is_continued(tiny: Any, tmp_path: 
     states = federation.server().states
     path = states.path(1)
     old = load(path)
-    digest = old.header["roster"].pop("prior")
+    digest = old.header["registry"].pop("prior")
     save(path, old)
     server = federation.run()
     assert server.round == 2
-    assert load(server.states.path(2)).header["roster"]["prior"] == digest
+    assert load(server.states.path(2)).header["registry"]["prior"] == digest
 
 
 def test_the_prior_is_in_the_states_the_record_and_the_report(tiny: Any, tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_the_prior_is_in_the_states_the_record_and_the_report(tiny: Any, tmp_pat
     site = federation.sites()["alpha"]
     assert held == {"name": "checkpoint", "digest": site._prior.digest}
     header = load(federation.server().states.path(1)).header
-    assert header["roster"]["prior"] == held["digest"]
+    assert header["registry"]["prior"] == held["digest"]
     assert header["plan"]["hyperparameters"]["prior"]["name"] == "checkpoint"
     assert f"checkpoint, digest {held['digest'][:12]}<" in (folder / "report.html").read_text()
 

@@ -17,19 +17,19 @@ from suture.protocol.packing import Packed, pack
 
 
 def test_the_divergence_of_each_class_is_told_before_training(tiny: Any) -> None:
-    bench, task = bench_of(tiny)
-    train = bench.samples["train"]
-    assert bench.prior is not None
-    bench.model.eval()
+    context, task = bench_of(tiny)
+    train = context.samples["train"]
+    assert context.prior is not None
+    context.model.eval()
     with torch.no_grad():
-        y = bench.model.projector(bench.model.features({"image": bench.prepare(train.inputs["image"])}))
-        each = distance(y, bench.prior.features(train.inputs["image"]))
+        y = context.model.projector(context.model.features({"image": context.prepare(train.inputs["image"])}))
+        each = distance(y, context.prior.features(train.inputs["image"]))
     told: dict[str, Tensor] = {}
 
     def hear(figures: Mapping[str, Tensor]) -> None:
         told.update(figures)
 
-    METHOD.train(replace(bench, tell=hear), task, Packed({}, {}), CTX)
+    METHOD.train(replace(context, tell=hear), task, Packed({}, {}), CTX)
     assert set(told) == {"images", "divergence"}
     for column in range(len(EVERY)):
         own = train.y[:, column] == 1
@@ -41,8 +41,8 @@ def test_the_divergence_of_each_class_is_told_before_training(tiny: Any) -> None
 def test_the_update_is_the_same_whether_anybody_listens(tiny: Any) -> None:
     packed = []
     for tell in (None, lambda _: None):
-        bench, task = bench_of(tiny)
-        update, _ = METHOD.train(replace(bench, tell=tell), task, Packed({}, {}), CTX)
+        context, task = bench_of(tiny)
+        update, _ = METHOD.train(replace(context, tell=tell), task, Packed({}, {}), CTX)
         packed.append(pack(update))
     assert packed[0].header == packed[1].header
     assert packed[0].tensors.keys() == packed[1].tensors.keys()
@@ -56,7 +56,7 @@ def test_a_site_writes_it_down_where_its_configuration_says_so(listening: bool, 
     storage = config.storage.model_copy(update={"diagnostics": listening})
     federation.configs["alpha"] = config.model_copy(update={"storage": storage})
     site = federation.sites()["alpha"]
-    bench, task = bench_of(tiny)
-    site.__dict__["_prior"] = bench.prior
+    context, task = bench_of(tiny)
+    site.__dict__["_prior"] = context.prior
     site.answer(task)
     assert (site.folder / FILE).exists() is listening

@@ -15,13 +15,13 @@ from suture.core.seeds import generator_for
 from suture.data.augmentation import Augmentation
 from suture.data.batch import Batch, Samples
 from suture.learning.losses import masked_loss
-from suture.learning.training import Workbench
-from suture.methods.base import Context, GlobalModel, Phase
+from suture.learning.training import SiteContext
+from suture.methods.base import GlobalModel, Phase, RoundContext
 from suture.methods.meta.fl import FL
 from suture.methods.meta.inner_loop import INNER, ServerStep, adapt, stepped
 from suture.methods.meta.metafl import MetaFL
 from suture.methods.meta.pmfl import PMFL
-from suture.methods.parameters import crossing, parts, staying
+from suture.methods.parameters import local_parameters, parts, shared_parameters
 from suture.methods.share import Share, cut, put
 from suture.models import ModelSpec
 from suture.models.classifier import Classifier, head_rows, load_tensors, split_state
@@ -34,8 +34,8 @@ WORDS = 21
 SITES = ("a", "b")
 
 
-def at(round_: int) -> Context:
-    return Context(round_, Phase("main", 100), 0)
+def at(round_: int) -> RoundContext:
+    return RoundContext(round_, Phase("main", 100), 0)
 
 
 # By hand: L_k = (theta - c_k)^2 / 2 for support and query, theta = 1, alpha = 0.1, two steps, c = 0 and 3.
@@ -117,9 +117,9 @@ def order_of(site: str) -> Tensor:
     return torch.randperm(24, generator=generator_for(0, site, "batches"))
 
 
-def bench(name: str, model: Classifier, samples: Samples) -> Workbench:
+def context(name: str, model: Classifier, samples: Samples) -> SiteContext:
     prepare, cpu = ModelSpec().preprocessing, torch.device("cpu")
-    return Workbench(name, model, {"train": samples}, prepare, Augmentation(), cpu)
+    return SiteContext(name, model, {"train": samples}, prepare, Augmentation(), cpu)
 
 
 def federation(method: Any, rounds: int) -> tuple[list[dict[str, Tensor]], dict[str, dict[str, Tensor]]]:
@@ -135,13 +135,13 @@ def federation(method: Any, rounds: int) -> tuple[list[dict[str, Tensor]], dict[
             model = models[site]
             load_tensors(model, put(method.share, model.state_dict(), {**shared, **rows}))
             update, _ = method.train(
-                bench(site, model, silo(i)),
+                context(site, model, silo(i)),
                 Payload("train", labels=TARGET.names, shared=shared, head=rows),
                 Packed({}, {}),
                 at(round_),
             )
             updates.append(update)
-        server = method.merge(server, updates, at(round_))
+        server = method.aggregate(server, updates, at(round_))
         after.append({**server.shared, **server.head})
     return after, {site: model.state_dict() for site, model in models.items()}
 
@@ -255,9 +255,11 @@ def test_a_round_of_pmfl_moves_half_of_what_fl_moves() -> None:
 
 def test_a_site_of_pmfl_keeps_its_whole_model() -> None:
     model = text_model(0)
-    assert set(staying(model, PMFL())) == set(model.state_dict())
-    assert not staying(model, MetaFL())
-    assert crossing(model, PMFL()) == tuple(sorted(n for n in model.state_dict() if n.startswith("backbone")))
+    assert set(local_parameters(model, PMFL())) == set(model.state_dict())
+    assert not local_parameters(model, MetaFL())
+    assert shared_parameters(model, PMFL()) == tuple(
+        sorted(n for n in model.state_dict() if n.startswith("backbone"))
+    )
 
 
 @pytest.mark.parametrize("order", [1, 2])
@@ -282,7 +284,7 @@ def test_second_derivatives_are_taken_without_cudnn(
 def test_a_gpu_has_the_gradient_of_the_cpu(order: Literal[1, 2]) -> None:
     found = []
     for device in ("cpu", "cuda"):
-        site = bench("a", text_model(0).to(device), replace(silo(0), y=silo(0).y.float()))
+        site = context("a", text_model(0).to(device), replace(silo(0), y=silo(0).y.float()))
         method = MetaFL(local=LOCAL, order=order, batches=3)
         update, _ = method.train(
             replace(site, device=torch.device(device)),

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from suture.federation.loop import Loop, Receive, federate
+from suture.federation.loop import Loop, Receiver, federate
 from suture.federation.server.server import Server
 from suture.methods.meta.inner_loop import INNER
 from suture.methods.meta.pmfl import PMFL
@@ -32,7 +32,7 @@ class Forgetful(Loop):
         super().__init__(federation.sites(out))
         self._again = lambda: federation.sites(out)
 
-    def exchange(self, task: TaskName, payloads: Mapping[str, Packed], receive: Receive) -> dict[str, str]:
+    def exchange(self, task: TaskName, payloads: Mapping[str, Packed], receive: Receiver) -> dict[str, str]:
         self._sites = self._again()
         return super().exchange(task, payloads, receive)
 

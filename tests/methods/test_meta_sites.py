@@ -14,7 +14,7 @@ from suture.core.seeds import generator_for
 from suture.data.augmentation import Augmentation
 from suture.data.batch import Samples
 from suture.data.config import TrainingConfig
-from suture.learning.training import Workbench
+from suture.learning.training import SiteContext
 from suture.methods import METHODS
 from suture.methods.meta.inner_loop import INNER, batch_of
 from suture.methods.meta.metafl import MetaFL
@@ -27,9 +27,9 @@ from suture.protocol.packing import load
 SPEC = ModelSpec("cnn", size=16)
 
 
-def bench(name: str, train: Samples) -> Workbench:
+def context(name: str, train: Samples) -> SiteContext:
     model = build(SPEC, LabelSet(("x",)), 1, pretrained=False)
-    return Workbench(name, model, {"train": train}, SPEC.preprocessing, Augmentation(), torch.device("cpu"))
+    return SiteContext(name, model, {"train": train}, SPEC.preprocessing, Augmentation(), torch.device("cpu"))
 
 
 def numbered(y: torch.Tensor) -> Samples:
@@ -39,23 +39,23 @@ def numbered(y: torch.Tensor) -> Samples:
 
 def test_batches_share_the_data_out_and_come_again() -> None:
     data = numbered(torch.zeros(24))
-    site = bench("a", data)
+    site = context("a", data)
     order = torch.randperm(24, generator=generator_for(0, "a", "batches")).tolist()
 
-    def rows(round_: int, of: Workbench = site, seed: int = 0) -> list[int]:
+    def rows(round_: int, of: SiteContext = site, seed: int = 0) -> list[int]:
         return [int(i) for half in batch_of(of, round_, 5, seed) for i in half.inputs["row"]]
 
     passed = [row for round_ in range(1, 6) for row in rows(round_)]
     # 24 rows in 5 batches of 4; the last 4 of the order are left out.
     assert passed == order[:20]
     assert rows(7) == rows(2)
-    assert rows(2, bench("b", data)) != rows(2) != rows(2, seed=1)
+    assert rows(2, context("b", data)) != rows(2) != rows(2, seed=1)
     with pytest.raises(DataError, match=r"a has 24 training samples, too few for 13 batches.*batches=3"):
         batch_of(site, 1, 13, 0)
 
 
 def test_a_table_that_is_sorted_by_its_label_gives_mixed_batches() -> None:
-    site = bench("a", numbered((torch.arange(200) >= 100).float()))
+    site = context("a", numbered((torch.arange(200) >= 100).float()))
     halves = [half for round_ in range(1, 11) for half in batch_of(site, round_, 10, 0)]
     assert all(0 < half.y.sum() < len(half) for half in halves)
 
@@ -121,7 +121,7 @@ def test_what_a_site_sets_in_vain_is_refused(training: dict[str, Any], tiny: Any
     own = TrainingConfig.model_validate(training)
     made.configs["alpha"] = made.configs["alpha"].model_copy(update={"training": own})
     site = made.sites()["alpha"]
-    answer = site.answer(Payload("hello"))
+    answer = site.answer(Payload("handshake"))
     assert isinstance(answer, Abstain)
     assert answer.reason == "configuration"
     assert f"remove {next(iter(training))} under [training]" in (site.folder / "errors.jsonl").read_text()

@@ -12,7 +12,7 @@ from torch import Tensor
 from suture.core.errors import ConfigError, FederationError
 from suture.federation.loop import Loop, federate
 from suture.learning.training import LocalTraining
-from suture.methods.base import Context, GlobalModel, Phase
+from suture.methods.base import GlobalModel, Phase, RoundContext
 from suture.methods.individual import Individual
 from suture.methods.pfl import PersonalisedFL
 from suture.methods.surgical import SurgicalAggregation
@@ -34,7 +34,7 @@ def test_only_the_backbone_is_averaged() -> None:
         ("A", "B"), {"w": torch.tensor([0.0])}, {"head.weight": torch.tensor([[7.0], [8.0]])}
     )
     sent = [Update(1, (n,), {"w": torch.tensor([v])}, {}, ones((n,))) for n, v in (("A", 10.0), ("B", 30.0))]
-    after = PersonalisedFL().merge(before, sent, Context(1, Phase("main", 1), 0))
+    after = PersonalisedFL().aggregate(before, sent, RoundContext(1, Phase("main", 1), 0))
     assert after.shared["w"].tolist() == [20.0]
     assert torch.equal(after.head["head.weight"], before.head["head.weight"])
 
@@ -142,13 +142,13 @@ def test_a_new_class_adds_a_row_to_a_personal_head(tiny: Any) -> None:
     site = federation.sites()["beta"]
     server = federation.server()
     server.begin(Loop({"beta": site, "alpha": federation.sites()["alpha"]}).exchange(
-        "hello", server.greet(["alpha", "beta"]), server.inbox.receive))  # fmt: skip
+        "handshake", server.handshake(["alpha", "beta"]), server.collector.receive))  # fmt: skip
     packed = server.assign_validation()["beta"]
     task = unpack(packed)
     assert isinstance(task, Payload)
-    bench = site._workbench(task, site._state(task))
-    assert bench.model.labels.names == ("Nodule", "Hernia")
-    assert torch.equal(bench.model.head.weight[0], before[0])
+    context = site._context(task, site._state(task))
+    assert context.model.labels.names == ("Nodule", "Hernia")
+    assert torch.equal(context.model.head.weight[0], before[0])
 
 
 def test_individual_models_do_not_touch_each_other(tiny: Any) -> None:

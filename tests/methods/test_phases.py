@@ -12,10 +12,10 @@ import torch
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
 from suture.core.seeds import seed_for
-from suture.federation.plan import context
+from suture.federation.plan import round_context
 from suture.learning.training import LocalTraining
 from suture.methods.averaging import Best, in_phase, loss_of, validation_loss
-from suture.methods.base import Context, Phase
+from suture.methods.base import Phase, RoundContext
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec, build
 from suture.models.classifier import redraw_head
@@ -38,11 +38,11 @@ def test_the_warm_up_is_the_first_round_and_has_its_own_learning_rate(tiny: Any)
         ("main", 4, "all"),
     ]
     plan = tiny(method).plan
-    assert context(plan, 5, 1).phase.name == "warm-up"
-    assert (context(plan, 5, 3).phase.name, context(plan, 5, 3).phase_round) == ("main", 2)
-    warm = in_phase(replace(method.local, lr=0.3), context(plan, 5, 1))
+    assert round_context(plan, 5, 1).phase.name == "warm-up"
+    assert (round_context(plan, 5, 3).phase.name, round_context(plan, 5, 3).phase_round) == ("main", 2)
+    warm = in_phase(replace(method.local, lr=0.3), round_context(plan, 5, 1))
     assert (warm.lr, warm.epochs) == (5e-2, 4)
-    main = in_phase(replace(method.local, lr=0.3), context(plan, 5, 2))
+    main = in_phase(replace(method.local, lr=0.3), round_context(plan, 5, 2))
     assert (main.lr, main.epochs) == (0.3, 1)
 
 
@@ -53,13 +53,13 @@ def test_the_backbone_rests_while_the_head_warms_up(tiny: Any) -> None:
     from suture.federation.loop import Loop
 
     loop = Loop(sites)
-    server.begin(loop.exchange("hello", server.greet(loop.sites), server.inbox.receive))
+    server.begin(loop.exchange("handshake", server.handshake(loop.sites), server.collector.receive))
     before = server.model
-    server.close_round(loop.exchange("train", server.assign(), server.inbox.receive))
+    server.close_round(loop.exchange("train", server.assign(), server.collector.receive))
     assert all(torch.equal(t, before.shared[k]) for k, t in server.model.shared.items())
     assert not torch.equal(server.model.head["head.weight"], before.head["head.weight"])
     warm = server.model
-    server.close_round(loop.exchange("train", server.assign(), server.inbox.receive))
+    server.close_round(loop.exchange("train", server.assign(), server.collector.receive))
     assert not torch.equal(server.model.shared["backbone.conv1.weight"], warm.shared["backbone.conv1.weight"])
 
 
@@ -106,22 +106,22 @@ def test_the_best_epoch_is_kept(tiny: Any) -> None:
 
     model = initial(site.plan, ("Mass", "Nodule"))
     task = Payload("train", 1, 0, labels=("Mass", "Nodule"), shared=dict(model.shared), head=dict(model.head))
-    bench = site._workbench(task, site._state(task))
-    best = Best(bench, loss_of(site.plan.method.loss, "multilabel"))
+    context = site._context(task, site._state(task))
+    best = Best(context, loss_of(site.plan.method.loss, "multilabel"))
     best()
-    good = validation_loss(bench, loss_of(site.plan.method.loss, "multilabel"))
+    good = validation_loss(context, loss_of(site.plan.method.loss, "multilabel"))
     with torch.no_grad():
-        bench.model.head.bias += 9
+        context.model.head.bias += 9
     best()
-    worse = validation_loss(bench, loss_of(site.plan.method.loss, "multilabel"))
+    worse = validation_loss(context, loss_of(site.plan.method.loss, "multilabel"))
     best.restore()
     assert good is not None
     assert worse is not None
     assert worse > good
-    assert validation_loss(bench, loss_of(site.plan.method.loss, "multilabel")) == good
-    nothing = replace(bench, samples={"train": bench.samples["train"]})
+    assert validation_loss(context, loss_of(site.plan.method.loss, "multilabel")) == good
+    nothing = replace(context, samples={"train": context.samples["train"]})
     assert validation_loss(nothing, site.plan.method.loss) is None
-    assert in_phase(LocalTraining(epochs=2), Context(1, Phase("main", 1), 0)).epochs == 2
+    assert in_phase(LocalTraining(epochs=2), RoundContext(1, Phase("main", 1), 0)).epochs == 2
 
 
 def test_patience_stops_a_run_that_gets_no_better(tiny: Any) -> None:

@@ -17,7 +17,7 @@ from suture.methods.fedmas.fedmas import FedMAS
 from suture.models.classifier import Layout
 from suture.protocol.check import Expectation, check_reply
 from suture.protocol.egress import IMAGES, Egress
-from suture.protocol.messages import Abstain, ClassScore, Evaluation, Figures, Hello, Metrics, Update, ones
+from suture.protocol.messages import Abstain, ClassScore, Evaluation, Figures, Metrics, SiteInfo, Update, ones
 from suture.protocol.packing import pack, unpack
 
 F32 = "torch.float32"
@@ -89,20 +89,20 @@ def test_malicious_update_is_refused(change: dict[str, Any], says: str) -> None:
 
 def test_the_wrong_kind_of_answer_is_refused() -> None:
     with pytest.raises(RejectedUpdate, match="no answer to 'train'"):
-        check_reply(Hello(("Mass",), {}, 1, "x"), EXPECTED)
+        check_reply(SiteInfo(("Mass",), {}, 1, "x"), EXPECTED)
     with pytest.raises(RejectedUpdate, match="no answer to 'train'"):
         check_reply(Evaluation(METRICS), EXPECTED)
     with pytest.raises(RejectedUpdate, match="no labels"):
-        check_reply(Hello((), {}, 1, "x"), replace(EXPECTED, task="hello"))
+        check_reply(SiteInfo((), {}, 1, "x"), replace(EXPECTED, task="handshake"))
 
 
-ASKED = replace(EXPECTED, task="hello", egress=replace(EXPECTED.egress, counts=("multilabel",)))
+ASKED = replace(EXPECTED, task="handshake", egress=replace(EXPECTED.egress, counts=("multilabel",)))
 
 
 @pytest.mark.parametrize(
     ("counts", "expected"),
     [
-        ({"Mass": (3, 9)}, replace(EXPECTED, task="hello")),  # nobody asked
+        ({"Mass": (3, 9)}, replace(EXPECTED, task="handshake")),  # nobody asked
         ({}, ASKED),
         ({"Mass": (3, 9)}, ASKED),
         ({"Mass": (3, 9), "Nodule": None, "Hernia": (1, 1)}, ASKED),
@@ -111,18 +111,18 @@ ASKED = replace(EXPECTED, task="hello", egress=replace(EXPECTED.egress, counts=(
 def test_counts_are_of_the_sites_classes_and_only_where_they_are_asked_for(
     counts: dict[str, Any], expected: Expectation
 ) -> None:
-    hello = Hello(("Mass", "Nodule"), {"train": 12}, 1, "x", counts=counts)
+    info = SiteInfo(("Mass", "Nodule"), {"train": 12}, 1, "x", counts=counts)
     with pytest.raises(RejectedUpdate, match="counts of other classes than were asked for"):
-        check_reply(hello, expected)
-    check_reply(replace(hello, counts={"Mass": (3, 9), "Nodule": None}), ASKED)
-    check_reply(replace(hello, counts={}), replace(EXPECTED, task="hello"))
+        check_reply(info, expected)
+    check_reply(replace(info, counts={"Mass": (3, 9), "Nodule": None}), ASKED)
+    check_reply(replace(info, counts={}), replace(EXPECTED, task="handshake"))
 
 
 def test_counts_are_asked_of_the_tasks_that_use_them() -> None:
-    hello = Hello(("Mass", "Nodule"), {"train": 12}, 1, "x", task="multiclass")
-    check_reply(hello, ASKED)
+    info = SiteInfo(("Mass", "Nodule"), {"train": 12}, 1, "x", label_type="multiclass")
+    check_reply(info, ASKED)
     with pytest.raises(RejectedUpdate, match="counts of other classes than were asked for"):
-        check_reply(replace(hello, counts={"Mass": (3, 9), "Nodule": None}), ASKED)
+        check_reply(replace(info, counts={"Mass": (3, 9), "Nodule": None}), ASKED)
 
 
 def test_a_weight_of_images_is_the_number_that_was_announced() -> None:

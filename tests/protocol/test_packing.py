@@ -18,10 +18,10 @@ from suture.protocol.messages import (
     ClassScore,
     Evaluation,
     Figures,
-    Hello,
     Message,
     Metrics,
     Payload,
+    SiteInfo,
     Update,
     ones,
 )
@@ -30,7 +30,7 @@ from suture.protocol.packing import Packed, load, pack, save, unpack
 METRICS = Metrics(3, "validation", 7, 0.5, {"Mass": ClassScore(0.75, None, None, 2, 5)})
 MESSAGES: list[Message] = [
     Payload("train", 4, 3, "main", "validation", ("Mass",), {"w": torch.ones(2)}, {"b": torch.ones(1)}),
-    Hello(("Mass", "Nodule"), {"train": 5, "test": 0}, 1, "abc"),
+    SiteInfo(("Mass", "Nodule"), {"train": 5, "test": 0}, 1, "abc"),
     Update(4, ("Mass",), {"w": torch.ones(2)}, {"b": torch.ones(1)}, ones(("Mass",)), metrics=METRICS),
     Evaluation(METRICS),
     Evaluation(replace(METRICS, attributes={"dark": Figures(3, None, {"accuracy": 0.5})}), METRICS),

@@ -10,11 +10,11 @@ from suture.reports.contingency import Contingency
 from suture.reports.labels_overview import Frequency
 from suture.reports.plots import (
     TONES,
-    draw_contingencies,
-    draw_cooccurrence,
-    draw_frequencies,
-    draw_latent,
     embed,
+    plot_contingencies,
+    plot_cooccurrence,
+    plot_frequencies,
+    plot_latent,
 )
 
 NAN = math.nan
@@ -29,10 +29,10 @@ POINTS = np.random.default_rng(0).normal(size=(12, 2))
 SOURCES = ["NIH", "CheXpert", "MIMIC-LT"] * 4
 
 DRAWN: list[Callable[[], bytes]] = [
-    lambda: draw_frequencies(TABLES),
-    lambda: draw_cooccurrence(("Edema", "Mass"), [[1, 0.25], [NAN, NAN]]),
-    lambda: draw_contingencies([PAIR, NEVER, BLANK]),
-    lambda: draw_latent(POINTS, SOURCES),
+    lambda: plot_frequencies(TABLES),
+    lambda: plot_cooccurrence(("Edema", "Mass"), [[1, 0.25], [NAN, NAN]]),
+    lambda: plot_contingencies([PAIR, NEVER, BLANK]),
+    lambda: plot_latent(POINTS, SOURCES),
 ]
 
 
@@ -50,7 +50,7 @@ def test_the_same_input_gives_the_same_bytes(draw: Callable[[], bytes]) -> None:
 
 
 def test_frequencies_are_in_percent_with_the_most_frequent_class_first() -> None:
-    texts = written(draw_frequencies(TABLES, title="Three classes"))
+    texts = written(plot_frequencies(TABLES, title="Three classes"))
     assert texts.index("Mass") < texts.index("Edema") < texts.index("Lung Lesion")
     assert {"Three classes", "NIH", "CheXpert", "30.0", "20.0"} <= set(texts)
     assert "<0.1" in texts  # one in ten thousand is not none
@@ -58,22 +58,22 @@ def test_frequencies_are_in_percent_with_the_most_frequent_class_first() -> None
 
 
 def test_classes_that_all_of_several_data_sets_label_are_bold() -> None:
-    assert b"DejaVuSans-Bold" in draw_frequencies(TABLES)
-    assert b"DejaVuSans-Bold" not in draw_frequencies({"NIH": TABLES["NIH"]})
-    assert b"DejaVuSans-Bold" not in draw_frequencies(
+    assert b"DejaVuSans-Bold" in plot_frequencies(TABLES)
+    assert b"DejaVuSans-Bold" not in plot_frequencies({"NIH": TABLES["NIH"]})
+    assert b"DejaVuSans-Bold" not in plot_frequencies(
         {"NIH": TABLES["NIH"], "HAM10000": {"Melanoma": Frequency(1, 9, 0)}}
     )
 
 
 def test_cooccurrence_is_in_percent_and_undefined_is_a_dash() -> None:
-    texts = written(draw_cooccurrence(("Edema", "Mass"), [[1, 0.25], [NAN, NAN]]))
+    texts = written(plot_cooccurrence(("Edema", "Mass"), [[1, 0.25], [NAN, NAN]]))
     assert {"100", "25"} <= set(texts)
     assert texts.count("–") == 2
     assert texts.count("Edema") == 2
 
 
 def test_contingencies_have_counts_and_their_share_of_the_row() -> None:
-    text = "\n".join(written(draw_contingencies([PAIR])))
+    text = "\n".join(written(plot_contingencies([PAIR])))
     assert "1,200\n80.0 %" in text
     assert "400\n80.0 %" in text
     assert "P(Lung Lesion | Mass) = 80.0 %" in text
@@ -81,41 +81,41 @@ def test_contingencies_have_counts_and_their_share_of_the_row() -> None:
 
 
 def test_undefined_contingencies_say_why() -> None:
-    text = "\n".join(written(draw_contingencies([NEVER, BLANK])))
+    text = "\n".join(written(plot_contingencies([NEVER, BLANK])))
     assert "never predicted: Mass" in text
     assert "no threshold: Edema" in text
     assert "nan" not in text
 
 
 def test_every_source_has_a_colour_and_its_number_of_points() -> None:
-    svg = draw_latent(POINTS, SOURCES)
+    svg = plot_latent(POINTS, SOURCES)
     assert {"NIH (4)", "CheXpert (4)", "MIMIC-LT (4)"} <= set(written(svg))
     assert all(svg.count(tone.lower().encode()) >= 4 for tone in TONES[:3])
 
 
 def test_more_sources_than_colours_are_drawn() -> None:
     names = [f"hospital {i}" for i in range(len(TONES) + 2)]
-    texts = written(draw_latent(np.arange(2.0 * len(names)).reshape(-1, 2), names))
+    texts = written(plot_latent(np.arange(2.0 * len(names)).reshape(-1, 2), names))
     assert {f"{name} (1)" for name in names} <= set(texts)
     shares = {name: {"Edema": Frequency(1, 1, 0)} for name in names}
-    assert set(names) <= set(written(draw_frequencies(shares)))
+    assert set(names) <= set(written(plot_frequencies(shares)))
 
 
 def test_signs_in_a_name_are_no_formula() -> None:
-    assert "$\\frac$ & <b>" in written(draw_frequencies({"x": {"$\\frac$ & <b>": Frequency(1, 1, 0)}}))
+    assert "$\\frac$ & <b>" in written(plot_frequencies({"x": {"$\\frac$ & <b>": Frequency(1, 1, 0)}}))
 
 
 def test_nothing_to_draw_is_named() -> None:
     with pytest.raises(DataError, match="no class to draw"):
-        draw_frequencies({"NIH": {}})
+        plot_frequencies({"NIH": {}})
     with pytest.raises(DataError, match="no contingency matrix"):
-        draw_contingencies([])
+        plot_contingencies([])
     with pytest.raises(DataError, match=r"the matrix \(2, 3\) must be \[2, 2\]"):
-        draw_cooccurrence(("Edema", "Mass"), np.ones((2, 3)))
+        plot_cooccurrence(("Edema", "Mass"), np.ones((2, 3)))
     with pytest.raises(DataError, match=r"points \(2, 2\) must be finite and \[1, 2\]"):
-        draw_latent([[1, 2], [3, 4]], ["NIH"])
+        plot_latent([[1, 2], [3, 4]], ["NIH"])
     with pytest.raises(DataError, match="must be finite"):
-        draw_latent([[1, NAN]], ["NIH"])
+        plot_latent([[1, NAN]], ["NIH"])
 
 
 @pytest.mark.parametrize("width", [2, 60])

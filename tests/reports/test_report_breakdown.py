@@ -24,7 +24,7 @@ DARK = {"n": 85, "auroc": 0.755} | OVERALL | {"balanced_accuracy": 0.441}
 
 
 def shown(folder: Path, **parts: Any) -> Page:
-    run = run_record() | {"task": "multiclass"}
+    run = run_record() | {"label_type": "multiclass"}
     return page(write_run(folder, run, history_records(), metrics_record(OVERALL) | parts))
 
 

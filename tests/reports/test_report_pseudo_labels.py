@@ -35,7 +35,7 @@ def test_a_chart_per_scalar_with_a_line_per_site() -> None:
 
 
 def test_a_single_label_task_has_one_chart() -> None:
-    (chart,) = pseudo_label_charts(replace(RUN, task="multiclass"), HISTORY, [3])
+    (chart,) = pseudo_label_charts(replace(RUN, label_type="multiclass"), HISTORY, [3])
     assert chart.title.startswith("Positive")
     assert len(chart.phases) == 1
 

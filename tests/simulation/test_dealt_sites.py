@@ -24,7 +24,7 @@ from suture.models import ModelSpec
 from suture.simulation import IsicSites, NihSites
 from suture.simulation.folders import cache_folder, data_folder, images_in
 from suture.simulation.job import Job
-from suture.simulation.partition import dealt_classes
+from suture.simulation.partition import assigned_classes
 from suture.simulation.run import run_here
 
 
@@ -62,13 +62,13 @@ def test_sites_of_all_runs_share_a_cache_where_it_is_named(
 
 def test_isic_is_dealt_as_multiclass_colour_sites(ham: Path) -> None:
     configs = prepared(IsicSites(root=str(ham)), ham.parent / "s", "fedlsm")
-    assert {c.data.task for c in configs.values()} == {"multiclass"}
+    assert {c.data.label_type for c in configs.values()} == {"multiclass"}
     assert {c.data.color for c in configs.values()} == {True}
     assert {c.privacy.label_view for c in configs.values()} == {"all"}
     found = tables(configs)
     server = found.pop("server")
     assert list(found) == [f"site-{i}" for i in range(1, 6)]
-    assert [t.labels for t in found.values()] == list(dealt_classes(ISIC, 5, 3))
+    assert [t.labels for t in found.values()] == list(assigned_classes(ISIC, 5, 3))
     assert server.labels == ISIC
     # 140 images of 70 lesions, 70/10/20 by lesion; 49 lesions for training are 9 for each of 5 sites.
     assert [server.split.count(part) for part in ("validation", "test")] == [14, 28]
@@ -121,7 +121,7 @@ def test_nih_is_dealt_with_validation_at_the_server(tmp_path: Path) -> None:
     configs = prepared(simulation, tmp_path / "s", "fedlsm")
     found = tables(configs)
     server = found.pop("server")
-    assert [t.labels for t in found.values()] == list(dealt_classes(NIH, 8, 3))
+    assert [t.labels for t in found.values()] == list(assigned_classes(NIH, 8, 3))
     assert server.labels == NIH
     # 120 patients of one image, 70/10/20; of 42 with and 42 without findings 5 each for each of 8 sites.
     assert [server.split.count(part) for part in ("train", "validation", "test")] == [0, 12, 24]
@@ -171,7 +171,7 @@ def test_isic_runs_and_is_selected_by_the_server(ham: Path) -> None:
     metrics = json.loads((ham.parent / "r" / "metrics.json").read_text())
     assert (metrics["n"], metrics["source"]) == (28, "server test set")
     assert metrics["overall"]["accuracy"] is not None
-    assert json.loads((ham.parent / "r" / "run.json").read_text())["task"] == "multiclass"
+    assert json.loads((ham.parent / "r" / "run.json").read_text())["label_type"] == "multiclass"
 
 
 def test_the_data_of_a_simulation_are_named_or_in_the_shared_folder(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from suture.core.errors import DataError, LabelError
 from suture.core.labels import LabelSet
 from suture.data.table import Table
-from suture.simulation.disease_tables import build_silos
+from suture.simulation.disease_tables import build_disease_tables
 
 CLASSES = ("A", "B", "C")
 
@@ -33,7 +33,7 @@ def names(silo: Table, value: float) -> set[str]:
 def test_the_first_class_takes_its_positives_and_the_next_what_is_left() -> None:
     nan = float("nan")
     data = table([1, 1, 0, 0, 0, nan], [1, 0, 0, 0, 1, 1])
-    silos = build_silos(data, ("A", "B"), seed=1)
+    silos = build_disease_tables(data, ("A", "B"), seed=1)
     assert list(silos) == ["A", "B"]
     assert silos["A"].labels.names == ("A",)
     assert names(silos["A"], 1) == {"r0", "r1"}
@@ -48,34 +48,36 @@ def test_the_first_class_takes_its_positives_and_the_next_what_is_left() -> None
 
 def test_a_cap_and_the_rule_of_eicu() -> None:
     data = table([1] * 5 + [0] * 9)
-    assert [len(build_silos(data, ("A",), 1, cap)["A"]) for cap in (None, 3, 20)] == [10, 6, 10]
-    silo = build_silos(data, ("A",), 1, 3, "negatives")["A"]
+    assert [len(build_disease_tables(data, ("A",), 1, cap)["A"]) for cap in (None, 3, 20)] == [10, 6, 10]
+    silo = build_disease_tables(data, ("A",), 1, 3, "negatives")["A"]
     assert (len(names(silo, 1)), len(names(silo, 0))) == (3, 3)
-    silo = build_silos(data, ("A",), 1, 7, "negatives")["A"]
+    silo = build_disease_tables(data, ("A",), 1, 7, "negatives")["A"]
     assert (len(names(silo, 1)), len(names(silo, 0))) == (5, 7)
 
 
 def test_a_seed_decides_what_is_drawn() -> None:
     data = table([1] * 5 + [0] * 50)
-    first = build_silos(data, ("A",), 1)["A"]
-    assert build_silos(data, ("A",), 1)["A"].images == first.images
-    assert build_silos(data, ("A",), 2)["A"].images != first.images
+    first = build_disease_tables(data, ("A",), 1)["A"]
+    assert build_disease_tables(data, ("A",), 1)["A"].images == first.images
+    assert build_disease_tables(data, ("A",), 2)["A"].images != first.images
     assert first.y[:, 0].tolist() not in ([1] * 5 + [0] * 5, [0] * 5 + [1] * 5)
 
 
 def test_a_class_of_which_nothing_is_left_is_named() -> None:
     with pytest.raises(DataError, match=r"t\.csv: no positive row is left for 'B'"):
-        build_silos(table([1, 0, 0], [1, 0, 0]), ("A", "B"), 1)
+        build_disease_tables(table([1, 0, 0], [1, 0, 0]), ("A", "B"), 1)
     with pytest.raises(DataError, match="no negative row is left for 'B'"):
-        build_silos(table([1, 0, 0], [0, 0, 1], [0, 0, 0]), ("A", "B"), seed=_leaving("r2"))
+        build_disease_tables(table([1, 0, 0], [0, 0, 1], [0, 0, 0]), ("A", "B"), seed=_leaving("r2"))
     with pytest.raises(LabelError, match="'C' is not among A, B"):
-        build_silos(table([1, 0], [1, 0]), ("C",), 1)
+        build_disease_tables(table([1, 0], [1, 0]), ("C",), 1)
 
 
 def _leaving(row: str) -> int:
     """A seed with which the silo of A leaves this row."""
     data = table([1, 0, 0], [0, 0, 1], [0, 0, 0])
-    return next(seed for seed in range(100) if row not in build_silos(data, ("A",), seed)["A"].images)
+    return next(
+        seed for seed in range(100) if row not in build_disease_tables(data, ("A",), seed)["A"].images
+    )
 
 
 VALUES = st.lists(st.sampled_from([0.0, 1.0, float("nan")]), min_size=3, max_size=3)
@@ -85,7 +87,7 @@ VALUES = st.lists(st.sampled_from([0.0, 1.0, float("nan")]), min_size=3, max_siz
 def test_silos_are_disjoint_and_half_positive(rows: list[list[float]], cap: int | None, seed: int) -> None:
     data = table(*map(list, zip(*rows, strict=True)))
     try:
-        silos = build_silos(data, CLASSES, seed, cap)
+        silos = build_disease_tables(data, CLASSES, seed, cap)
     except DataError:
         return
     used = [name for silo in silos.values() for name in silo.images]

@@ -93,7 +93,7 @@ def flamby(tmp_path: Path) -> Path:
 def test_hyperkvasir_at_eight_sites(tmp_path: Path) -> None:
     root = write_hyperkvasir(tmp_path / "hk", each=20)
     configs = prepared(HyperKvasirSites(root=str(root)), tmp_path / "s")
-    assert {(c.data.task, c.data.color) for c in configs.values()} == {("multiclass", True)}
+    assert {(c.data.label_type, c.data.color) for c in configs.values()} == {("multiclass", True)}
     # The server alone is told which classes are common; the sites alone write down how they fare.
     assert configs["server"].data.groups == {"tail": HYPERKVASIR.names}
     assert {name for name, c in configs.items() if not c.data.groups} == configs.keys() - {"server"}

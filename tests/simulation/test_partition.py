@@ -18,10 +18,10 @@ from suture.data.readers.nih import LABELS
 from suture.data.table import Table
 from suture.simulation.partition import (
     TEXT,
+    assigned_classes,
     class_lists,
     client_classes,
-    deal,
-    dealt_classes,
+    partition_table,
     patient_blocks,
     subset,
     write_site,
@@ -91,7 +91,7 @@ def test_only_published_experiments_have_lists() -> None:
 
 def test_nih_becomes_two_sites_and_a_server() -> None:
     table = pooled(40, 60)
-    sites = deal(table, client_classes(k=2), seed=0)
+    sites = partition_table(table, client_classes(k=2), seed=0)
     assert list(sites) == ["site-1", "site-2", "server"]
     assert [len(t.labels) for t in sites.values()] == [11, 7, 14]
     assert set(union(t.labels for t in (sites["site-1"], sites["site-2"]))) == set(LABELS)
@@ -133,7 +133,7 @@ def test_real_nih_becomes_ten_sites(data_root: Path) -> None:
             table=folder / "Data_Entry_2017_v2020.csv",
         )
     )
-    sites = deal(table, client_classes(k=10))
+    sites = partition_table(table, client_classes(k=10))
     assert len(sites) == 11
     patients = {len(set(t.patients)) for name, t in sites.items() if name != "server"}
     assert len(patients) == 1
@@ -156,7 +156,7 @@ def test_class_lists_of_every_kind() -> None:
 
 
 def test_test_rows_at_every_site_are_the_servers() -> None:
-    sites = deal(pooled(40, 60), class_lists("single", LABELS, 0), seed=0, test=True)
+    sites = partition_table(pooled(40, 60), class_lists("single", LABELS, 0), seed=0, test=True)
     assert list(sites)[:2] == ["site-01", "site-02"]
     held_out = sites.pop("server")
     for table in sites.values():
@@ -179,7 +179,7 @@ def test_a_subset_has_no_more_training_images_than_asked(limit: int, seed: int) 
 
 def test_dealt_classes_are_the_papers() -> None:
     """FedLSM (Deng et al., MICCAI 2023), Tables 5 and 6."""
-    assert [set(hand) for hand in dealt_classes(LABELS, 8, 3)] == [
+    assert [set(hand) for hand in assigned_classes(LABELS, 8, 3)] == [
         {"Consolidation", "Edema", "Pneumothorax"},
         {"Pneumonia", "Fibrosis", "Hernia"},
         {"Mass", "Pleural Thickening", "Infiltration"},
@@ -196,11 +196,11 @@ def test_dealt_classes_are_the_papers() -> None:
         {"BCC", "AKIEC", "DF"},
         {"BCC", "AKIEC", "BKL"},
     ]
-    hands = dealt_classes(ISIC, 5, 3)
+    hands = assigned_classes(ISIC, 5, 3)
     assert [set(hand) for hand in hands] == [{canonical(name) for name in hand} for hand in skin]
-    assert {hand.task for hand in hands} == {"multiclass"}
+    assert {hand.label_type for hand in hands} == {"multiclass"}
     assert class_lists("dealt", ISIC, 5, seed=7) == hands  # the seed is that of the patients
-    assert class_lists("dealt", LABELS, 8) == dealt_classes(LABELS, 8, 3)
+    assert class_lists("dealt", LABELS, 8) == assigned_classes(LABELS, 8, 3)
 
 
 @given(st.data())
@@ -209,24 +209,24 @@ def test_every_class_is_dealt_and_every_hand_is_full(data: st.DataObject) -> Non
     size = data.draw(st.integers(1, len(deck)))
     clients = data.draw(st.integers(-(-len(deck) // size), 8))
     seed = data.draw(st.integers(0, 99))
-    hands = dealt_classes(deck, clients, size, seed)
+    hands = assigned_classes(deck, clients, size, seed)
     assert len(hands) == clients
     assert {name for hand in hands for name in hand} == set(deck)
     for hand in hands:
         assert len(hand) == size
         assert list(hand) == sorted(hand)  # in the order of the deck
-    assert hands == dealt_classes(deck, clients, size, seed)
+    assert hands == assigned_classes(deck, clients, size, seed)
 
 
 @pytest.mark.parametrize(("clients", "size"), [(4, 3), (1, 13), (2, 15)])
 def test_hands_that_cannot_hold_the_deck_are_refused(clients: int, size: int) -> None:
     with pytest.raises(ConfigError, match=f"{clients} sites of {size} classes each cannot hold 14 classes"):
-        dealt_classes(LABELS, clients, size)
+        assigned_classes(LABELS, clients, size)
 
 
 def test_the_server_may_hold_the_validation_rows() -> None:
     table = pooled(40, 60)
-    sites = deal(table, dealt_classes(LABELS, 8, 3), seed=0, held_out=("validation", "test"))
+    sites = partition_table(table, assigned_classes(LABELS, 8, 3), seed=0, held_out=("validation", "test"))
     server = sites.pop("server")
     assert server.split.count("validation") == table.split.count("validation") == 40
     assert server.split.count("test") == table.split.count("test") == 40

@@ -21,7 +21,7 @@ from suture.learning.training import LocalTraining
 from suture.methods import METHODS
 from suture.methods.meta.fl import FL
 from suture.models import ModelSpec
-from suture.simulation import SiloSites
+from suture.simulation import SingleTargetSites
 from suture.simulation.job import Job, with_settings
 from suture.simulation.run import run_here
 from suture.simulation.single_target import slug
@@ -35,7 +35,7 @@ REPORTS: list[Report] = [
 ]
 """Twenty reports of each finding, and 180 of none."""
 
-SITES = SiloSites(order=FINDINGS, training=FINDINGS[:2], targets=FINDINGS[2:])
+SITES = SingleTargetSites(order=FINDINGS, training=FINDINGS[:2], targets=FINDINGS[2:])
 
 
 @pytest.fixture
@@ -118,7 +118,7 @@ def test_reports_of_mimic_may_be_packed(name: str, tmp_path: Path) -> None:
         files[f"files/p10/p1{i:07d}/s5{i:07d}.txt"] = "FINDINGS: something"
     (tmp_path / "mimic-cxr-2.0.0-chexpert.csv").write_text("\n".join(rows) + "\n")
     pack_reports(tmp_path / name, files)
-    sites = SiloSites(
+    sites = SingleTargetSites(
         corpus="mimic_reports",
         order=("Lung Lesion", "Edema"),
         training=("Lung Lesion",),
@@ -138,7 +138,7 @@ def test_what_the_documents_of_eicu_are_made_of_is_passed_on(tmp_path: Path) -> 
     (tmp_path / "admissionDrug.csv").write_text("patientunitstayid,drugname\n" + drugs)
     paths = "".join(f"{i},first\n{i},last\n" for i in range(1, 31))
     (tmp_path / "admissionDx.csv").write_text("patientunitstayid,admitdxpath\n" + paths)
-    sites = SiloSites(
+    sites = SingleTargetSites(
         corpus="eicu",
         order=("CVA", "CHF"),
         training=("CVA",),

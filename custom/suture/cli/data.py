@@ -75,15 +75,15 @@ def draw(
     from suture.core.files import atomic_write
     from suture.data.readers import load_table
     from suture.reports.labels_overview import Unit, cooccurrence, frequencies, unit_of
-    from suture.reports.plots import draw_cooccurrence, draw_frequencies
+    from suture.reports.plots import plot_cooccurrence, plot_frequencies
 
     tables = {name: load_table(config.data) for name, config in load_sources(configs).items()}
     out.mkdir(parents=True, exist_ok=True)
-    drawn = {"frequencies.svg": draw_frequencies({name: frequencies(t) for name, t in tables.items()})}
+    drawn = {"frequencies.svg": plot_frequencies({name: frequencies(t) for name, t in tables.items()})}
     for name, table in tables.items():
         unit: Unit = "image" if per is Per.image else unit_of(table)
         shares = cooccurrence(table, per=unit)
-        drawn[f"cooccurrence-{name}.svg"] = draw_cooccurrence(table.labels.names, shares, name, unit)
+        drawn[f"cooccurrence-{name}.svg"] = plot_cooccurrence(table.labels.names, shares, name, unit)
     for file, content in drawn.items():
         atomic_write(out / file, content)
         console.print(f"written: {out / file}", soft_wrap=True, highlight=False)

@@ -68,7 +68,7 @@ def up(
 
 
 @poc_app.command()
-def deal(job: JobName, settings: Sets = None, folder: Dir = None) -> None:
+def partition_table(job: JobName, settings: Sets = None, folder: Dir = None) -> None:
     """Give the sites of a prepared federation the data of a job: after `nvflare poc prepare`."""
     from suture.flare.admin.kit import kits_in
     from suture.flare.admin.poc import chosen_folder, hand_out, simulate

@@ -103,7 +103,7 @@ def relate(
     from suture.core.files import atomic_write
     from suture.data.config import load_site_config
     from suture.reports.contingency import RELATED
-    from suture.reports.plots import draw_contingencies
+    from suture.reports.plots import plot_contingencies
     from suture.reports.relations import relate as relate_classes
 
     for text in pair or ():
@@ -116,7 +116,7 @@ def relate(
         console.print(f"P({one.first} | {one.second}) = {one.first_given_second:.2f}", highlight=False)
         if one.why:
             console.print(one.why, style="yellow", highlight=False)
-    atomic_write(out, draw_contingencies(found))
+    atomic_write(out, plot_contingencies(found))
     console.print(f"written: {out}", soft_wrap=True, highlight=False)
 
 
@@ -163,7 +163,7 @@ def experiment(
     from suture.experiments.by_class import compare_rows
     from suture.experiments.conduct import collect, conduct
     from suture.experiments.loading import load_experiment
-    from suture.experiments.plots import write_drawings
+    from suture.experiments.plots import write_plots
     from suture.experiments.pool import Place
     from suture.experiments.render import stem_of, write_tables
     from suture.experiments.testing import absent_tests
@@ -179,7 +179,7 @@ def experiment(
     try:
         if not render:
             place = Place(kept, work, root, absent_tests(chosen.tests, root), _say)
-            write_drawings(chosen, size, place, results, stem_of(chosen, size, stem))
+            write_plots(chosen, size, place, results, stem_of(chosen, size, stem))
             compare_rows(chosen, size, place)
     finally:  # a drawing that cannot be made costs no table
         for path in write_tables(chosen, size, collect(chosen, size, kept), results, stem):

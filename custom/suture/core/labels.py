@@ -17,7 +17,7 @@ from suture.core.errors import LabelError
 from suture.core.names import check_label
 from suture.core.vocabulary import CANONICAL, SYNONYMS
 
-Task = Literal["multilabel", "multiclass"]
+LabelType = Literal["multilabel", "multiclass"]
 
 
 def key(name: str) -> str:
@@ -65,14 +65,14 @@ class LabelSet:
 
     Attributes:
         names: canonical, unique, at least one.
-        task: ``multilabel`` (any subset is true) or ``multiclass`` (exactly one is).
+        label_type: ``multilabel`` (any subset is true) or ``multiclass`` (exactly one is).
 
     Raises:
         LabelError: no name, or two names that are one.
     """
 
     names: tuple[str, ...]
-    task: Task = "multilabel"
+    label_type: LabelType = "multilabel"
     _index: dict[str, int] = field(init=False, repr=False, compare=False, hash=False)
 
     def __post_init__(self) -> None:
@@ -86,7 +86,10 @@ class LabelSet:
 
     @classmethod
     def of(
-        cls, spellings: Sequence[str], synonyms: Mapping[str, str] | None = None, task: Task = "multilabel"
+        cls,
+        spellings: Sequence[str],
+        synonyms: Mapping[str, str] | None = None,
+        label_type: LabelType = "multilabel",
     ) -> LabelSet:
         """A label set from any spellings, in their order.
 
@@ -101,7 +104,7 @@ class LabelSet:
                     f"labels {seen[name]!r} and {spelling!r} are both {name!r}; remove or rename one of them"
                 )
             seen[name] = spelling
-        return cls(tuple(seen), task)
+        return cls(tuple(seen), label_type)
 
     def __len__(self) -> int:
         return len(self.names)
@@ -131,14 +134,14 @@ def union(sets: Iterable[LabelSet]) -> LabelSet:
     """The sorted union C of the sites' label sets (Surgical Aggregation, Sec. 3.1.1).
 
     Raises:
-        LabelError: no set, or sets of different tasks.
+        LabelError: no set, or sets of different label types.
     """
     members = list(sets)
-    tasks = {s.task for s in members}
-    if len(tasks) > 1:
-        raise LabelError("some sites are multilabel and some multiclass; one federation trains one task")
+    types = {s.label_type for s in members}
+    if len(types) > 1:
+        raise LabelError("some sites are multilabel and some multiclass; one federation has one label type")
     names = sorted({name for s in members for name in s.names})
-    return LabelSet(tuple(names), members[0].task if members else "multilabel")
+    return LabelSet(tuple(names), members[0].label_type if members else "multilabel")
 
 
 def lookalikes(names: Iterable[str]) -> list[tuple[str, str]]:

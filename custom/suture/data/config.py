@@ -20,7 +20,7 @@ from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, mod
 
 from suture.core.errors import ConfigError, nearest
 from suture.core.files import atomic_write
-from suture.core.labels import Task
+from suture.core.labels import LabelType
 from suture.core.validation import LabelName, Section
 from suture.data.datasets import EICU_TEXTS, SPLIT_RULES, TASKS, Dataset, EicuText, SplitRule
 from suture.protocol.privacy import PrivacyConfig
@@ -51,7 +51,7 @@ class DataConfig(Section):
             no label, and training does not see it.
         labels: the classes that this site annotates; by default every label that `table` has.
         synonyms: the table's spelling of a label, and the name it stands for.
-        task: of a hospital's own table: any subset of the classes is true of an image (multilabel, the
+        label_type: of a hospital's own table: any subset of the classes is true of an image (multilabel, the
             default), or exactly one of them, or of those that other sites know (multiclass).
         split: who decides which rows train: a column of the table, the official lists or folds, or a 70/10/20
             cut of the patients, or of ISIC's lesions or images; or ``test``, every row is for testing. By
@@ -87,7 +87,7 @@ class DataConfig(Section):
     attribute_column: str | None = None
     labels: Annotated[tuple[LabelName, ...], Field(min_length=1)] | None = None
     synonyms: dict[str, LabelName] = Field(default_factory=dict)
-    task: Task | None = None
+    label_type: LabelType | None = None
     split: SplitRule | None = None
     split_column: str = "split"
     fold: int = Field(default=0, ge=0)
@@ -111,9 +111,9 @@ class DataConfig(Section):
         return self.split or SPLIT_RULES[self.dataset][0]
 
     @property
-    def label_task(self) -> Task:
+    def label_task(self) -> LabelType:
         """`task`, or the data set's default."""
-        return self.task or TASKS[self.dataset][0]
+        return self.label_type or TASKS[self.dataset][0]
 
     @model_validator(mode="before")
     @classmethod
@@ -138,7 +138,9 @@ class DataConfig(Section):
         tasks = TASKS[self.dataset]
         if self.label_task not in tasks:
             known = " or ".join(map(repr, tasks))
-            raise ValueError(f"task = {self.task!r} is not for dataset {self.dataset!r}; use {known}")
+            raise ValueError(
+                f"label_type = {self.label_type!r} is not for dataset {self.dataset!r}; use {known}"
+            )
         return self
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from suture.core.labels import Task
+from suture.core.labels import LabelType
 
 Images = Literal["hospital", "nih", "chexpert", "mimic", "isic2018", "flamby_isic", "hyperkvasir"]
 Texts = Literal["openi", "eicu", "mimic_reports", "mtsamples"]
@@ -28,7 +28,7 @@ SPLIT_RULES: dict[Dataset, tuple[SplitRule, ...]] = {
 }
 """The ways in which a data set can be divided; the first is the default."""
 
-TASKS: dict[Dataset, tuple[Task, ...]] = {
+TASKS: dict[Dataset, tuple[LabelType, ...]] = {
     "hospital": ("multilabel", "multiclass"),
     "nih": ("multilabel",),
     "chexpert": ("multilabel",),

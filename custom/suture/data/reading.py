@@ -207,7 +207,7 @@ def restricted(table: Table, config: DataConfig) -> Table:
     if not config.labels:
         return table
     try:
-        own = LabelSet.of(config.labels, config.synonyms, table.labels.task)
+        own = LabelSet.of(config.labels, config.synonyms, table.labels.label_type)
     except LabelError as error:
         raise LabelError(f"[data] labels: {error}") from error
     for name in own:

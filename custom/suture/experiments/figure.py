@@ -37,7 +37,7 @@ def draw(experiment: Experiment, preset: Preset, outcome: Outcome) -> bytes:
 _ACROSS = 3  # panels beside each other, so that their letters stay legible on a page
 
 
-def draw_curves(experiment: Experiment, preset: Preset, outcome: Outcome) -> bytes:
+def plot_curves(experiment: Experiment, preset: Preset, outcome: Outcome) -> bytes:
     """Learning curves of fine-tuned models as SVG (Zhang et al. 2021, Fig. 4).
 
     A panel for each task and a line for each row: the AUROC after each epoch, the mean over runs in a band of

@@ -14,12 +14,12 @@ from suture.experiments.testing import site_config
 from suture.experiments.tuning import chosen
 from suture.reports.labels_overview import cooccurrence, frequencies, unit_of
 from suture.reports.latent import latent
-from suture.reports.plots import draw_contingencies, draw_cooccurrence, draw_frequencies
+from suture.reports.plots import plot_contingencies, plot_cooccurrence, plot_frequencies
 from suture.reports.relations import relate
 from suture.simulation.machine import this_machine
 
 
-def write_drawings(experiment: Experiment, preset: Preset, place: Place, folder: Path, stem: str) -> None:
+def write_plots(experiment: Experiment, preset: Preset, place: Place, folder: Path, stem: str) -> None:
     """Writes STEM-DRAWING.svg of each drawing whose data and model are there.
 
     One of a model is drawn again only if the model is younger than the file.
@@ -60,10 +60,10 @@ def _caption(drawing: Drawing) -> str:
 def _of_labels(experiment: Experiment, drawing: Drawing, place: Place) -> bytes:
     tables = {name: load_table(_config(experiment, name, place).data) for name in drawing.sources}
     if drawing.of == "frequencies":
-        return draw_frequencies({name: frequencies(table) for name, table in tables.items()})
+        return plot_frequencies({name: frequencies(table) for name, table in tables.items()})
     name, table = next(iter(tables.items()))
     unit = unit_of(table)
-    return draw_cooccurrence(table.labels.names, cooccurrence(table, per=unit), name, unit)
+    return plot_cooccurrence(table.labels.names, cooccurrence(table, per=unit), name, unit)
 
 
 def _draw_model(experiment: Experiment, preset: Preset, name: str, place: Place, path: Path) -> None:
@@ -87,7 +87,7 @@ def _draw_model(experiment: Experiment, preset: Preset, name: str, place: Place,
     if drawing.of == "features":
         _write(path, latent(model, configs, "test", device=device), place)
     else:
-        _write(path, draw_contingencies(relate(model, list(configs.values()), "test", device=device)), place)
+        _write(path, plot_contingencies(relate(model, list(configs.values()), "test", device=device)), place)
 
 
 def _run_of(experiment: Experiment, preset: Preset, drawing: Drawing, kept: Path) -> Run | None:

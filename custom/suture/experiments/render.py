@@ -11,7 +11,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from suture.core.files import atomic_write
 from suture.experiments.class_tables import by_class_table, class_table
 from suture.experiments.conduct import Outcome
-from suture.experiments.figure import draw, draw_curves
+from suture.experiments.figure import draw, plot_curves
 from suture.experiments.fine_tuned import shown, task_cells
 from suture.experiments.plots import drawn
 from suture.experiments.runs import Result
@@ -50,7 +50,7 @@ def write_tables(
     made = {f"{name}.svg": draw(experiment, preset, outcome)}
     captions = {f"{name}.svg": experiment.title}
     if experiment.pairs == "tuned":
-        made[f"{name}-curves.svg"] = draw_curves(experiment, preset, outcome)
+        made[f"{name}-curves.svg"] = plot_curves(experiment, preset, outcome)
         captions[f"{name}-curves.svg"] = "Learning curves"
     tables = [main_table(experiment, preset, outcome), *_closer(experiment, preset, outcome)]
     beside = drawn(experiment, folder, name)

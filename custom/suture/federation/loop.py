@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from suture.core.errors import RejectedUpdate
-from suture.federation.server.collector import Receive
+from suture.federation.server.collector import Receiver
 from suture.federation.server.finish import finish
 from suture.federation.server.server import Server
 from suture.federation.site.site import Site
@@ -26,7 +26,7 @@ class Transport(Protocol):
     def sites(self) -> list[str]:
         """The sites that can be asked."""
 
-    def exchange(self, task: TaskName, payloads: Mapping[str, Packed], receive: Receive) -> dict[str, str]:
+    def exchange(self, task: TaskName, payloads: Mapping[str, Packed], receive: Receiver) -> dict[str, str]:
         """Sends each site its payload and hands every answer to `receive`, until it says that it has enough.
 
         Returns:
@@ -44,7 +44,7 @@ def federate(server: Server, transport: Transport) -> None:
     def ask(task: TaskName, payloads: Mapping[str, Packed]) -> dict[str, str]:
         return transport.exchange(task, payloads, server.intake())
 
-    server.begin(ask("hello", server.greet(transport.sites)))
+    server.begin(ask("handshake", server.handshake(transport.sites)))
     while not server.done:
         server.close_round(ask("train", server.assign()))
     server.close_validation(ask("evaluate", server.assign_validation()))
@@ -61,7 +61,7 @@ class Loop:
     def sites(self) -> list[str]:
         return list(self._sites)
 
-    def exchange(self, task: TaskName, payloads: Mapping[str, Packed], receive: Receive) -> dict[str, str]:
+    def exchange(self, task: TaskName, payloads: Mapping[str, Packed], receive: Receiver) -> dict[str, str]:
         for name, packed in payloads.items():
             payload = unpack(packed)
             if not isinstance(payload, Payload) or payload.task != task:

@@ -18,7 +18,7 @@ from suture.core.names import check_experiment
 from suture.core.validation import STRICT, parse
 from suture.data.augmentation import Augmentation
 from suture.methods import METHODS, method_class
-from suture.methods.base import Context, Method
+from suture.methods.base import Method, RoundContext
 from suture.models import MODELS, ModelSpec
 
 Selection = Literal["site_loss", "server_metric", "server_balanced_accuracy", "last"]
@@ -178,12 +178,12 @@ class Schedule:
         return parse(cls, values, "schedule")
 
 
-def context(plan: Plan, rounds: int, round_: int) -> Context:
+def round_context(plan: Plan, rounds: int, round_: int) -> RoundContext:
     """Where round `round_` (from 1) of `rounds` stands: its phase and the seed."""
     last = 0
     for phase in plan.method.phases(rounds):
         if round_ <= last + phase.rounds:
-            return Context(round_, phase, plan.seed, round_ - last)
+            return RoundContext(round_, phase, plan.seed, round_ - last)
         last += phase.rounds
     raise ConfigError(f"round {round_} lies beyond the {rounds} rounds of the plan")
 

@@ -22,11 +22,11 @@ from suture.core.errors import FederationError, RejectedUpdate, SutureError
 from suture.core.files import hold
 from suture.federation.loop import federate
 from suture.federation.plan import Plan, Schedule
-from suture.federation.server.collector import Receive
+from suture.federation.server.collector import Receiver
 from suture.federation.server.open import find_server_config, open_server
 from suture.federation.server.server import Server
 from suture.flare.codec import from_shareable_, register, to_shareable
-from suture.flare.event_feed import GROUP, Teller
+from suture.flare.event_feed import GROUP, EventFeed
 from suture.flare.executor import workspace_root
 from suture.protocol.messages import TaskName
 from suture.protocol.packing import Packed
@@ -56,15 +56,15 @@ class FederationController(Controller):
         super().__init__()
         self.plan = plan
         self.schedule = schedule
-        self._teller: Teller | None = None
+        self._feed: EventFeed | None = None
         self._lock: IO[str] | None = None  # held for as long as the process of this job lives
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         super().handle_event(event_type, fl_ctx)
-        if event_type == InfoCollector.EVENT_TYPE_GET_STATS and self._teller:
+        if event_type == InfoCollector.EVENT_TYPE_GET_STATS and self._feed:
             collector = fl_ctx.get_prop(InfoCollector.CTX_KEY_STATS_COLLECTOR)
             if isinstance(collector, GroupInfoCollector):
-                collector.set_info(GROUP, self._teller.recent())
+                collector.set_info(GROUP, self._feed.recent())
 
     def start_controller(self, fl_ctx: FLContext) -> None:
         register()
@@ -78,7 +78,7 @@ class FederationController(Controller):
         except (SutureError, OSError) as error:
             self.system_panic(str(error), fl_ctx)
             return
-        self._teller = Teller(server.record.folder / "events.jsonl")
+        self._feed = EventFeed(server.record.folder / "events.jsonl")
         try:
             federate(server, FlareTransport(self, fl_ctx, abort_signal, server.schedule.round_timeout))
         except (SutureError, OSError) as error:
@@ -139,7 +139,7 @@ class FlareTransport:
         """The clients of the job."""
         return sorted(client.name for client in self._fl_ctx.get_engine().get_clients())
 
-    def exchange(self, task: TaskName, payloads: Mapping[str, Packed], receive: Receive) -> dict[str, str]:
+    def exchange(self, task: TaskName, payloads: Mapping[str, Packed], receive: Receiver) -> dict[str, str]:
         """One task per site, because payloads differ; ends when all have answered, enough or in time."""
         missing = dict.fromkeys(payloads, "")
         deadline = time.monotonic() + self._timeout

@@ -16,7 +16,7 @@ EXPERIMENT = "suture_experiment"
 _LAST = 100
 
 
-class Teller:
+class EventFeed:
     """Reads back what the server notes of its run.
 
     Args:

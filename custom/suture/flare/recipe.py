@@ -20,7 +20,7 @@ from suture.flare.executor import SiteExecutor
 from suture.flare.filters import EgressFilter
 from suture.protocol.privacy import NO_ENCRYPTION
 
-_TASKS = ["hello", "train", "evaluate"]
+_TASKS = ["handshake", "train", "evaluate"]
 _POLL = 0.1
 _PACKAGE = Path(__file__).resolve().parent.parent
 

@@ -12,7 +12,7 @@ from nvflare.apis.fl_constant import SystemComponents
 from nvflare.apis.fl_context import FLContext
 
 
-class AbandonedJobs(FLComponent):
+class StaleJobs(FLComponent):
     """Marks the jobs of an earlier life of the server as FINISHED:ABNORMAL when it starts.
 
     The server's administrator installs it in local/resources.json; see docs/deployment.md.

@@ -10,12 +10,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from suture.core.labels import LabelSet, Task
+from suture.core.labels import LabelSet, LabelType
 from suture.data.batch import Samples
 from suture.learning.losses import TaskLoss, masked_loss
 from suture.learning.metrics import bootstrap_mean, mean_defined, score_classes
 from suture.learning.single_label import class_recalls, single_label
-from suture.learning.training import NonFiniteLoss, Workbench, predict
+from suture.learning.training import NonFiniteLoss, SiteContext, predict
 from suture.protocol.messages import ClassScore, Counts, Figures, Metrics, rounded
 from suture.protocol.privacy import PrivacyConfig
 
@@ -23,7 +23,7 @@ NOTHING = ClassScore(None, None, None, None, None)
 
 
 def measure(
-    bench: Workbench,
+    context: SiteContext,
     loss: TaskLoss,
     own: LabelSet,
     split: Literal["validation", "test"],
@@ -48,24 +48,26 @@ def measure(
     Raises:
         NonFiniteLoss: the model predicts what is no number.
     """
-    part = bench.samples.get(split)
+    part = context.samples.get(split)
     if part is None or not len(part):
         return Metrics(of_round, split, 0, None, {})
-    logits = predict(bench, part)
+    logits = predict(context, part)
     if not bool(torch.isfinite(logits).all()):
-        raise NonFiniteLoss(f"{bench.name}: the model of round {of_round} diverged; lower the learning rate")
+        raise NonFiniteLoss(
+            f"{context.name}: the model of round {of_round} diverged; lower the learning rate"
+        )
     if split == "test":
-        value = entropy(part, logits, own.task)
+        value = entropy(part, logits, own.label_type)
     else:
-        value = float(loss(logits, *part.targets(), own.task))
-    labels = bench.model.labels
+        value = float(loss(logits, *part.targets(), own.label_type))
+    labels = context.model.labels
     return Metrics(
         of_round,
         split,
         len(part),
         rounded(value) if len(part) >= limits.min_loss else None,
         class_scores(part, logits, labels, own.names, limits, bootstrap=bootstrap, seed=seed),
-        overall(part, logits, own.task, limits),
+        overall(part, logits, own.label_type, limits),
         by_attribute(part, logits, labels, own.names, limits) if split == "test" else {},
     )
 
@@ -88,17 +90,17 @@ def class_scores(
         limits: of a site: nothing of a class with too few images; None for the server's own data.
     """
     mine = [labels.index(name) for name in names]
-    ranked = ranking(logits, labels.task)[:, mine]
+    ranked = ranking(logits, labels.label_type)[:, mine]
     scores = score_classes(
         tuple(names), part.y[:, mine].numpy(), ranked.numpy(), part.patients, bootstrap, seed
     )
-    if labels.task == "multiclass":
+    if labels.label_type == "multiclass":
         recalls = class_recalls(part.y.numpy(), logits.numpy())
         scores = {name: replace(score, recall=recalls[labels.index(name)]) for name, score in scores.items()}
     return scores if limits is None else {name: withheld(score, limits) for name, score in scores.items()}
 
 
-def entropy(part: Samples, logits: Tensor, task: Task) -> float | None:
+def entropy(part: Samples, logits: Tensor, task: LabelType) -> float | None:
     """The cross-entropy of what is known, by which papers compare models (MIDL 2023, Tables 1 and 2).
 
     Binary and the mean over known labels of a multilabel task, the mean over labelled images of a multiclass
@@ -114,7 +116,7 @@ def mean_interval(
 ) -> tuple[float, float] | None:
     """The 95 % interval of the mean AUROC of some classes; the arguments are those of `class_scores`."""
     mine = [labels.index(name) for name in names]
-    ranked = ranking(logits, labels.task)[:, mine]
+    ranked = ranking(logits, labels.label_type)[:, mine]
     return bootstrap_mean(part.y[:, mine].numpy(), ranked.numpy(), part.patients, bootstrap, seed)
 
 
@@ -137,12 +139,12 @@ def by_attribute(
         found[value] = Figures(
             len(own),
             area if limits is None else rounded(area),
-            overall(own, of_own, labels.task, limits),
+            overall(own, of_own, labels.label_type, limits),
         )
     return found
 
 
-def ranking(logits: Tensor, task: Task) -> Tensor:
+def ranking(logits: Tensor, task: LabelType) -> Tensor:
     """What ranks the images of each class: the logits, or in a multiclass task the probabilities, since there
     a class competes with all others.
     """
@@ -150,7 +152,7 @@ def ranking(logits: Tensor, task: Task) -> Tensor:
 
 
 def overall(
-    part: Samples, logits: Tensor, task: Task, limits: PrivacyConfig | None = None
+    part: Samples, logits: Tensor, task: LabelType, limits: PrivacyConfig | None = None
 ) -> dict[str, float | None]:
     """Accuracy and its like over the labelled images of a multiclass task; {} for multilabel, or too few."""
     labelled = int((part.y == 1).any(dim=1).sum())

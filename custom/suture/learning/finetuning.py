@@ -26,7 +26,7 @@ from suture.data.batch import Samples
 from suture.data.split import by_patient
 from suture.learning.losses import masked_bce
 from suture.learning.metrics import auroc, youden
-from suture.learning.training import LocalTraining, Workbench, fit, on_known, predict
+from suture.learning.training import LocalTraining, SiteContext, fit, on_known, predict
 from suture.models import ModelSpec, build
 from suture.models.classifier import Classifier, load_tensors
 
@@ -106,7 +106,7 @@ def finetune(
         if how.start == "model":
             load_tensors(model, tensors)
         train, test = divided(samples, how, seed_for(seed, "finetune", name, run), name)
-        bench = Workbench(
+        context = SiteContext(
             name,
             model.to(device),
             {"train": train, "test": test},
@@ -115,27 +115,27 @@ def finetune(
             torch.device(device),
             amp,
         )
-        results.append(_tuned(bench, how, seed_for(seed, run)))
+        results.append(_tuned(context, how, seed_for(seed, run)))
         done(model, run)
     return results
 
 
-def _tuned(bench: Workbench, how: FineTuning, seed: int) -> Tuned:
+def _tuned(context: SiteContext, how: FineTuning, seed: int) -> Tuned:
     """Trains a model and measures it after each epoch."""
-    train, test = bench.samples["train"], bench.samples["test"]
+    train, test = context.samples["train"], context.samples["test"]
     truth = test.y.squeeze(1).numpy()
     areas: list[float] = []
     local = LocalTraining(lr=how.lr, epochs=how.epochs, batch_size=how.batch_size)
 
     def scores() -> Any:
-        return predict(bench, test).squeeze(1).numpy()
+        return predict(context, test).squeeze(1).numpy()
 
     fit(
-        bench,
+        context,
         on_known(masked_bce),
         local,
         policy="average",
-        moments={},
+        optimiser_state={},
         head_only=False,
         seed=seed,
         round_=1,

@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from suture.core.labels import Task
+from suture.core.labels import LabelType
 
-TaskLoss = Callable[[Tensor, Tensor, Tensor, Task], Tensor]
+TaskLoss = Callable[[Tensor, Tensor, Tensor, LabelType], Tensor]
 """`Method.loss`: logits, y and known ``[n, c]``, and the task, to a scalar."""
 
 
@@ -50,7 +50,7 @@ def masked_ce(logits: Tensor, y: Tensor, known: Tensor) -> Tensor:
     return torch.where(labelled, each, 0.0).sum() / labelled.sum().clamp(min=1)
 
 
-def masked_loss(logits: Tensor, y: Tensor, known: Tensor, task: Task) -> Tensor:
+def masked_loss(logits: Tensor, y: Tensor, known: Tensor, task: LabelType) -> Tensor:
     """`masked_bce` of a multilabel task, `masked_ce` of a multiclass one."""
     return (masked_bce if task == "multilabel" else masked_ce)(logits, y, known)
 
@@ -68,6 +68,6 @@ def balanced_ce(logits: Tensor, y: Tensor, known: Tensor, counts: Tensor) -> Ten
     return masked_ce(logits + torch.log(prior + 1e-12), y, known)
 
 
-def probabilities(logits: Tensor, task: Task) -> Tensor:
+def probabilities(logits: Tensor, task: LabelType) -> Tensor:
     """Of each class by itself (multilabel), or of each class against the others (multiclass)."""
     return torch.sigmoid(logits) if task == "multilabel" else torch.softmax(logits, dim=1)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 log = logging.getLogger(__name__)
 
 
-def save_moments(optimiser: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
+def optimiser_state_of(optimiser: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
     """The optimiser's state as ``parameter/field`` tensors."""
     return {
         f"{name}/{field}": value.detach().cpu()
@@ -21,14 +21,18 @@ def save_moments(optimiser: torch.optim.Optimizer, model: nn.Module) -> dict[str
     }
 
 
-def load_moments(optimiser: torch.optim.Optimizer, model: nn.Module, moments: Mapping[str, Tensor]) -> None:
+def load_optimiser_state(
+    optimiser: torch.optim.Optimizer, model: nn.Module, optimiser_state: Mapping[str, Tensor]
+) -> None:
     """Hands saved moments over to the optimiser, which goes on to change them in place.
 
     Those of a parameter whose shape changed (new classes) start afresh.
     """
     trained = {id(p) for group in optimiser.param_groups for p in group["params"]}
     for name, parameter in model.named_parameters():
-        saved = {k.removeprefix(f"{name}/"): v for k, v in moments.items() if k.startswith(f"{name}/")}
+        saved = {
+            k.removeprefix(f"{name}/"): v for k, v in optimiser_state.items() if k.startswith(f"{name}/")
+        }
         if not saved or id(parameter) not in trained:
             continue
         if any(v.dim() and v.shape != parameter.shape for v in saved.values()):

@@ -42,7 +42,7 @@ def predict_to_csv(model_folder: Path, source: Path, out: Path, device: str = "c
     """
     model, prepare = load_model(model_folder)
     model.to(device)
-    spec, task = load_spec(model_folder), model.labels.task
+    spec, task = load_spec(model_folder), model.labels.label_type
     text = MODELS[spec.name].reads == "text"
     done: list[str] = []
     skipped: list[str] = []

@@ -90,7 +90,7 @@ def pooled(sites: Mapping[str, SiteSamples], *, absent: bool = False) -> SiteSam
         absent: what a site does not annotate is taught as absent.
     """
     names = sorted({name for labels, _ in sites.values() for name in labels})
-    tasks = {labels.task for labels, _ in sites.values()}
+    tasks = {labels.label_type for labels, _ in sites.values()}
     union = LabelSet(tuple(names), min(tasks))
     samples: dict[Split, Samples] = {}
     for split in SPLITS:

@@ -27,7 +27,7 @@ from suture.learning.losses import probabilities
 from suture.learning.metrics import mean_defined, score_classes
 from suture.learning.samples import load_samples
 from suture.learning.statistics import mean_sd
-from suture.learning.training import Workbench, predict
+from suture.learning.training import SiteContext, predict
 from suture.models.saved import load_model, load_spec
 from suture.protocol.messages import ClassScore
 
@@ -122,19 +122,19 @@ def evaluate(
     tested = tuple(name for name in labels if name in own)
     if not tested:
         raise DataError(f"{config.data.table} has none of the model's classes: {', '.join(labels)}")
-    bench = Workbench(
+    context = SiteContext(
         "evaluation", model.to(device), samples, prepare, Augmentation(), torch.device(device), batch_size=256
     )
-    logits = predict(bench, part)
+    logits = predict(context, part)
     part = columns(part, own, model.labels)
-    y, ranked = part.y.numpy(), ranking(logits, model.labels.task).numpy()
+    y, ranked = part.y.numpy(), ranking(logits, model.labels.label_type).numpy()
     where = [labels.index(name) for name in tested]
     known = {name: [c for c in tested if c in group] for name, group in (groups or {}).items()}
     return Evaluated(
         labels,
         tested,
         y,
-        probabilities(logits.double(), model.labels.task).numpy().astype(np.float32),
+        probabilities(logits.double(), model.labels.label_type).numpy().astype(np.float32),
         part.patients,
         score_classes(tested, y[:, where], ranked[:, where], part.patients, BOOTSTRAP),
         tuple(name for name in own if name not in labels),
@@ -149,7 +149,7 @@ def _together(names: Sequence[str], part: Samples, logits: Tensor, labels: Label
     y = part.y.clone()
     y[:, others] = torch.nan
     return Together(
-        entropy(replace(part, y=y), logits, labels.task),
+        entropy(replace(part, y=y), logits, labels.label_type),
         mean_interval(part, logits, labels, names, BOOTSTRAP, seed=0),
     )
 

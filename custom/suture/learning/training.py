@@ -21,7 +21,7 @@ from suture.core.validation import STRICT
 from suture.data.augmentation import Augmentation, augment
 from suture.data.batch import Batch, Samples, endless
 from suture.data.table import Split
-from suture.learning.optimiser import load_moments, save_moments
+from suture.learning.optimiser import load_optimiser_state, optimiser_state_of
 from suture.models.classifier import Classifier, Preprocessing, redraw_head
 from suture.models.norm import NormPolicy, train_mode
 from suture.models.priors.prior import Prior
@@ -85,7 +85,7 @@ class LocalTraining:
 
 
 @dataclass(frozen=True)
-class Workbench:
+class SiteContext:
     """What a method's site half works with.
 
     Attributes:
@@ -128,7 +128,7 @@ class Fitted:
     """The mean loss of the local steps (None if there were none), and the moments by parameter name."""
 
     loss: float | None
-    moments: dict[str, Tensor]
+    optimiser_state: dict[str, Tensor]
 
 
 def on_known(loss: Loss) -> Objective:
@@ -137,12 +137,12 @@ def on_known(loss: Loss) -> Objective:
 
 
 def fit(
-    site: Workbench,
+    site: SiteContext,
     objective: Objective,
     local: LocalTraining,
     *,
     policy: NormPolicy,
-    moments: Mapping[str, Tensor],
+    optimiser_state: Mapping[str, Tensor],
     head_only: bool,
     seed: int,
     round_: int,
@@ -172,7 +172,7 @@ def fit(
     rest(model, head_only)
     set_training(model, policy, head_only)
     optimiser = optimiser_of(model, local)
-    load_moments(optimiser, model, moments)
+    load_optimiser_state(optimiser, model, optimiser_state)
     make = batches or partial(training_batches, site, local)
     shuffle = generator_for(seed, site.name, round_, "shuffle")
     noise = generator_for(seed, site.name, round_, "augmentation")
@@ -189,7 +189,7 @@ def fit(
                 after_epoch()
     if (local.epochs or local.iterations) and not steps:
         raise SutureError(f"{site.name} has no training images; give it a split with some")
-    return Fitted(total / steps if steps else None, save_moments(optimiser, model))
+    return Fitted(total / steps if steps else None, optimiser_state_of(optimiser, model))
 
 
 def optimiser_of(model: nn.Module, local: LocalTraining) -> torch.optim.Optimizer:
@@ -211,7 +211,7 @@ def _clip(trained: list[nn.Parameter], limit: float, *_: object) -> None:
 
 
 def step(
-    site: Workbench, objective: Objective, optimiser: torch.optim.Optimizer, batch: Batch, when: str
+    site: SiteContext, objective: Objective, optimiser: torch.optim.Optimizer, batch: Batch, when: str
 ) -> float:
     """One step of the optimiser; returns the loss before it.
 
@@ -245,7 +245,7 @@ def set_training(model: Classifier, policy: NormPolicy, head_only: bool) -> None
 
 
 def training_batches(
-    site: Workbench, local: LocalTraining, shuffle: torch.Generator, noise: torch.Generator
+    site: SiteContext, local: LocalTraining, shuffle: torch.Generator, noise: torch.Generator
 ) -> Iterator[Batch]:
     """The augmented, normalised batches of one epoch, or of `local.iterations` steps."""
     train = site.samples["train"]
@@ -262,21 +262,21 @@ def training_batches(
 
 
 def view(
-    site: Workbench, image: Tensor, noise: torch.Generator, augmentation: Augmentation | None = None
+    site: SiteContext, image: Tensor, noise: torch.Generator, augmentation: Augmentation | None = None
 ) -> Tensor:
     """Normalised images ``[n, channels, h, w]`` under an augmentation, by default the job's."""
     spec = site.augmentation if augmentation is None else augmentation
     return augment(image, noise, spec, std=site.prepare.std) if spec.active else image
 
 
-def ready_inputs(site: Workbench, batch: Batch) -> Batch:
+def ready_inputs(site: SiteContext, batch: Batch) -> Batch:
     """The batch with its image normalised; other inputs (tokens, say) pass as they are."""
     image = batch.inputs.get("image")
     return batch if image is None else replace(batch, inputs={**batch.inputs, "image": site.prepare(image)})
 
 
 @torch.no_grad()
-def predict(site: Workbench, samples: Samples) -> Tensor:
+def predict(site: SiteContext, samples: Samples) -> Tensor:
     """Logits ``[n, c]`` of the model in eval mode, on the CPU as float32."""
     site.model.eval()
     size = site.batch_size or 256

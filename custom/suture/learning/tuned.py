@@ -19,8 +19,8 @@ from suture.data.config import SiteConfig, load_site_config
 from suture.data.readers import load_table
 from suture.data.table import Split
 from suture.learning.finetuning import FineTuning, finetune, summarised
-from suture.learning.one_task import TARGET, one_task
 from suture.learning.samples import load_samples
+from suture.learning.single_target import TARGET, single_target
 from suture.models.classifier import HEADS, Classifier
 from suture.models.saved import load_model, load_spec
 from suture.protocol.messages import Labels
@@ -89,7 +89,7 @@ def tune_task(
     torch.set_num_threads(config.training.threads)
     trained = load_model(model)[0]
     spec, place = load_spec(model), config.data.table.parent.name
-    _, samples = one_task(load_samples(config, spec, place), name, place)
+    _, samples = single_target(load_samples(config, spec, place), name, place)
     tensors = begun(trained.state_dict(), trained.labels.names, name)
     device, amp = config.training.device, config.training.amp
     runs = finetune(name, spec, tensors, whole(samples), how, seed, device=device, amp=amp, done=done)

@@ -9,10 +9,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from suture.core.labels import Task
+from suture.core.labels import LabelType
 from suture.learning.losses import TaskLoss
-from suture.learning.training import Fitted, LocalTraining, Loss, Workbench, fit, on_known, predict
-from suture.methods.base import Context
+from suture.learning.training import Fitted, LocalTraining, Loss, SiteContext, fit, on_known, predict
+from suture.methods.base import RoundContext
 from suture.models.classifier import Layout, load_tensors, split_state
 from suture.models.norm import NormPolicy
 from suture.protocol.egress import Egress
@@ -35,10 +35,10 @@ def weights_egress(layout: Layout) -> Egress:
 
 
 def train_weights(
-    site: Workbench,
+    site: SiteContext,
     received: Payload,
     state: Packed,
-    ctx: Context,
+    ctx: RoundContext,
     *,
     loss: TaskLoss,
     local: LocalTraining,
@@ -49,14 +49,14 @@ def train_weights(
     Returns:
         the trained weights with every class of the head counting once, and the moments to keep.
     """
-    of_task = loss_of(loss, site.model.labels.task)
+    of_task = loss_of(loss, site.model.labels.label_type)
     best = Best(site, of_task) if ctx.phase.keep_best else None
     fitted = fit(
         site,
         on_known(of_task),
         in_phase(site.own(local), ctx),
         policy=policy,
-        moments=kept_moments(state, ctx),
+        optimiser_state=kept_optimiser_state(state, ctx),
         head_only=ctx.phase.trainable == "head",
         seed=ctx.seed,
         round_=ctx.round,
@@ -64,10 +64,10 @@ def train_weights(
     )
     if best:
         best.restore()
-    return trained(site, received, ctx, fitted), fitted.moments
+    return trained(site, received, ctx, fitted), fitted.optimiser_state
 
 
-def trained(site: Workbench, received: Payload, ctx: Context, fitted: Fitted) -> Update:
+def trained(site: SiteContext, received: Payload, ctx: RoundContext, fitted: Fitted) -> Update:
     """The update of a trained model: all that was received, the site and each of its rows counting once."""
     shared, head = split_state(site.model.state_dict())
     return Update(
@@ -80,24 +80,24 @@ def trained(site: Workbench, received: Payload, ctx: Context, fitted: Fitted) ->
     )
 
 
-def kept_moments(state: Packed, ctx: Context) -> Mapping[str, Tensor]:
+def kept_optimiser_state(state: Packed, ctx: RoundContext) -> Mapping[str, Tensor]:
     """The optimiser's, unless another phase has begun."""
     return state.tensors if state.header.get("phase") == ctx.phase.name else {}
 
 
-def owned(site: Workbench) -> Tensor:
+def owned(site: SiteContext) -> Tensor:
     """``[c]``: 1 for each class that the site annotates, else 0."""
     if site.identified is None:
         return ones(site.model.labels.names)
     return site.identified.to(torch.float64)
 
 
-def loss_of(loss: TaskLoss, task: Task) -> Loss:
+def loss_of(loss: TaskLoss, task: LabelType) -> Loss:
     """A method's loss for one task."""
     return lambda logits, y, known: loss(logits, y, known, task)
 
 
-def in_phase(local: LocalTraining, ctx: Context) -> LocalTraining:
+def in_phase(local: LocalTraining, ctx: RoundContext) -> LocalTraining:
     """The local training of one round: the epochs and learning rate of its phase, or else the method's."""
     phase = ctx.phase
     lr = local.lr_of(ctx.phase_round, phase.rounds) if phase.lr is None else phase.lr
@@ -109,7 +109,7 @@ def in_phase(local: LocalTraining, ctx: Context) -> LocalTraining:
 class Best:
     """Remembers the epoch of the lowest validation loss; without validation data, the last."""
 
-    def __init__(self, site: Workbench, loss: Loss) -> None:
+    def __init__(self, site: SiteContext, loss: Loss) -> None:
         self._site, self._loss = site, loss
         self._lowest = math.inf
         self._tensors: dict[str, Tensor] = {}
@@ -126,7 +126,7 @@ class Best:
         load_tensors(self._site.model, self._tensors)
 
 
-def validation_loss(site: Workbench, loss: Loss) -> float | None:
+def validation_loss(site: SiteContext, loss: Loss) -> float | None:
     """The loss on the site's validation data, None if it has none."""
     part = site.samples.get("validation")
     if part is None or not len(part):

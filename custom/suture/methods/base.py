@@ -14,8 +14,8 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from suture.core.labels import Task
-from suture.learning.training import LocalTraining, Workbench
+from suture.core.labels import LabelType
+from suture.learning.training import LocalTraining, SiteContext
 from suture.methods.share import Share
 from suture.models import ModelSpec
 from suture.models.classifier import Layout
@@ -49,7 +49,7 @@ class Phase:
 
 
 @dataclass(frozen=True)
-class Context:
+class RoundContext:
     """Where a federation stands; the same for every site of a round.
 
     Attributes:
@@ -72,7 +72,7 @@ class GlobalModel:
         head: rows ``[len(labels), ...]``.
         fixed: tensors that no round changes, sent to a site once.
         memory: what a method keeps at the server besides (an optimiser's moments, say).
-        task: of the federation.
+        label_type: of the federation.
     """
 
     labels: Labels
@@ -80,7 +80,7 @@ class GlobalModel:
     head: Mapping[str, Tensor]
     fixed: Mapping[str, Tensor] = field(default_factory=dict)
     memory: Mapping[str, Tensor] = field(default_factory=dict)
-    task: Task = "multilabel"
+    label_type: LabelType = "multilabel"
 
     def rows(self, labels: Labels) -> dict[str, Tensor]:
         """The head's rows of `labels`, in that order."""
@@ -94,7 +94,7 @@ class GlobalModel:
 
 
 @dataclass(frozen=True)
-class Census:
+class LabelStatistics:
     """What the sites said of themselves before round 1, under the federation's names.
 
     Attributes:
@@ -102,13 +102,13 @@ class Census:
         images: training images of each site.
         counts: for each site its own classes with their positive and negative images; None where withheld, or
             not asked for.
-        task: of the federation.
+        label_type: of the federation.
     """
 
     labels: Labels
     images: Mapping[str, int]
     counts: Mapping[str, Mapping[str, Counts | None]]
-    task: Task = "multilabel"
+    label_type: LabelType = "multilabel"
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ class Method(ABC):
     every_label: ClassVar[bool] = False
     missing_is_negative: ClassVar[bool] = False
     here_only: ClassVar[str] = ""
-    one_task: ClassVar[bool] = False
+    single_target: ClassVar[bool] = False
     fixed_steps: ClassVar[bool] = False
     guesses: ClassVar[bool] = False
     images_only: ClassVar[bool] = False
@@ -200,7 +200,7 @@ class Method(ABC):
 
     @abstractmethod
     def train(
-        self, site: Workbench, received: Payload, state: Packed, ctx: Context
+        self, site: SiteContext, received: Payload, state: Packed, ctx: RoundContext
     ) -> tuple[Update, dict[str, Tensor]]:
         """One round at a site.
 
@@ -218,7 +218,7 @@ class Method(ABC):
         """
 
     @abstractmethod
-    def loss(self, logits: Tensor, y: Tensor, known: Tensor, task: Task) -> Tensor:
+    def loss(self, logits: Tensor, y: Tensor, known: Tensor, task: LabelType) -> Tensor:
         """The site's objective: logits, y, known ``[n, c]`` to a scalar; also its validation loss."""
 
     def behind_losses(self, images: int, local: LocalTraining) -> int:
@@ -232,12 +232,12 @@ class Method(ABC):
 
     # The server's half
 
-    def class_facts(self, census: Census) -> ClassFacts:
+    def class_facts(self, statistics: LabelStatistics) -> ClassFacts:
         """What the sites are told of each class after all introduced themselves; by default nothing."""
         return ClassFacts()
 
     @abstractmethod
-    def merge(self, previous: GlobalModel, updates: Iterable[Update], ctx: Context) -> GlobalModel:
+    def aggregate(self, previous: GlobalModel, updates: Iterable[Update], ctx: RoundContext) -> GlobalModel:
         """The next global model.
 
         Args:

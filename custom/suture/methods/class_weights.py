@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from suture.core.errors import ConfigError
-from suture.core.labels import Task
-from suture.methods.base import Census, ClassFacts
+from suture.core.labels import LabelType
+from suture.methods.base import ClassFacts, LabelStatistics
 from suture.protocol.messages import Payload
 
 ClassWeights = Literal["known", "program", "none"]
@@ -26,7 +26,7 @@ ClassWeights = Literal["known", "program", "none"]
 NAME = "positive_weight"
 
 
-def counted(rule: ClassWeights) -> tuple[Task, ...]:
+def counted(rule: ClassWeights) -> tuple[LabelType, ...]:
     """The tasks in which the sites are asked for counts: see `Egress`."""
     return () if rule == "none" else ("multilabel",)
 
@@ -36,7 +36,7 @@ def why_counted(rule: ClassWeights) -> dict[str, str]:
     return {"counts": "images with and without each class, for the class weights"} if counted(rule) else {}
 
 
-def class_weights(census: Census, rule: ClassWeights) -> ClassFacts:
+def class_weights(statistics: LabelStatistics, rule: ClassWeights) -> ClassFacts:
     """The weight of a positive of each class, and a note on each class that has none to give.
 
     Args:
@@ -46,20 +46,22 @@ def class_weights(census: Census, rule: ClassWeights) -> ClassFacts:
     Returns:
         `NAME`, ``[len(labels)]``; nothing where the sites were asked for no counts.
     """
-    if census.task not in counted(rule):
+    if statistics.label_type not in counted(rule):
         return ClassFacts()
     weights, notes = [], []
-    for name in census.labels:
+    for name in statistics.labels:
         positives = negatives = 0
-        for site, counts in census.counts.items():
+        for site, counts in statistics.counts.items():
             told = counts.get(name)
             if told is not None:
                 positives, negatives = positives + told[0], negatives + told[1]
             elif rule == "program" and name not in counts:
-                negatives += census.images[site]
+                negatives += statistics.images[site]
         weights.append(negatives / positives if positives and negatives else 1.0)
         if not positives or not negatives:
-            withheld = [site for site, counts in census.counts.items() if name in counts and not counts[name]]
+            withheld = [
+                site for site, counts in statistics.counts.items() if name in counts and not counts[name]
+            ]
             why = (
                 f"withheld by {', '.join(withheld)}" if withheld else "no site has a positive and a negative"
             )
@@ -67,7 +69,7 @@ def class_weights(census: Census, rule: ClassWeights) -> ClassFacts:
     return ClassFacts({NAME: torch.tensor(weights, dtype=torch.float32)}, tuple(notes))
 
 
-def told_weights(received: Payload, rule: ClassWeights, task: Task) -> Tensor | None:
+def told_weights(received: Payload, rule: ClassWeights, task: LabelType) -> Tensor | None:
     """The weights that the server told, ``[c]``; None where the rule and the task have none.
 
     Raises:

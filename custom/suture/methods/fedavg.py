@@ -23,13 +23,13 @@ import torch
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from suture.core.labels import Task
+from suture.core.labels import LabelType
 from suture.core.validation import STRICT
 from suture.learning.losses import balanced_ce, masked_loss
-from suture.learning.training import LocalTraining, Workbench
+from suture.learning.training import LocalTraining, SiteContext
 from suture.methods.aggregation import weighted_mean
 from suture.methods.averaging import WHY, owned, train_weights
-from suture.methods.base import Census, ClassFacts, Context, GlobalModel, LabelView, Method
+from suture.methods.base import ClassFacts, GlobalModel, LabelStatistics, LabelView, Method, RoundContext
 from suture.methods.class_weights import (
     ClassWeights,
     class_weights,
@@ -81,16 +81,16 @@ class FedAvg(Method):
             why=_WHY | why_counted(self.class_weights),
         )
 
-    def loss(self, logits: Tensor, y: Tensor, known: Tensor, task: Task) -> Tensor:
+    def loss(self, logits: Tensor, y: Tensor, known: Tensor, task: LabelType) -> Tensor:
         return masked_loss(logits, y, known, task)
 
     def train(
-        self, site: Workbench, received: Payload, state: Packed, ctx: Context
+        self, site: SiteContext, received: Payload, state: Packed, ctx: RoundContext
     ) -> tuple[Update, dict[str, Tensor]]:
-        weight = told_weights(received, self.class_weights, site.model.labels.task)
+        weight = told_weights(received, self.class_weights, site.model.labels.label_type)
         counts = torch.nan_to_num(site.samples["train"].y).sum(dim=0)
 
-        def loss(logits: Tensor, y: Tensor, known: Tensor, task: Task) -> Tensor:
+        def loss(logits: Tensor, y: Tensor, known: Tensor, task: LabelType) -> Tensor:
             if task == "multiclass" and self.softmax == "balanced":
                 return balanced_ce(logits, y, known, counts.to(logits))
             if weight is None:
@@ -98,17 +98,17 @@ class FedAvg(Method):
             each = weighted_bce(logits, y, weight.to(logits.device))
             return torch.where(known, each, 0.0).sum() / known.sum().clamp(min=1)
 
-        update, moments = train_weights(
+        update, optimiser_state = train_weights(
             site, received, state, ctx, loss=loss, local=self.local, policy=self.batch_norm
         )
         images = float(len(site.samples["train"]))
         rows = owned(site) if self.rows == "owners" else ones(received.labels)
-        return replace(update, weight=images, class_weights=images * rows), moments
+        return replace(update, weight=images, class_weights=images * rows), optimiser_state
 
-    def class_facts(self, census: Census) -> ClassFacts:
-        return class_weights(census, self.class_weights)
+    def class_facts(self, statistics: LabelStatistics) -> ClassFacts:
+        return class_weights(statistics, self.class_weights)
 
-    def merge(self, previous: GlobalModel, updates: Iterable[Update], ctx: Context) -> GlobalModel:
+    def aggregate(self, previous: GlobalModel, updates: Iterable[Update], ctx: RoundContext) -> GlobalModel:
         mean = weighted_mean(previous, updates)
         return replace(previous, shared=mean.shared(), head=mean.head())
 

@@ -16,12 +16,12 @@ from typing import ClassVar
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from suture.core.labels import Task
+from suture.core.labels import LabelType
 from suture.core.validation import STRICT
 from suture.learning.losses import masked_loss
-from suture.learning.training import LocalTraining, Workbench
+from suture.learning.training import LocalTraining, SiteContext
 from suture.methods.averaging import train_weights
-from suture.methods.base import Context, GlobalModel, LabelView, Method, Personal
+from suture.methods.base import GlobalModel, LabelView, Method, Personal, RoundContext
 from suture.models.classifier import Layout
 from suture.models.norm import NormPolicy
 from suture.protocol.egress import Egress
@@ -51,15 +51,15 @@ class Individual(Method):
     def egress(self, layout: Layout) -> Egress:
         return Egress(shared={}, head={}, why={"metrics": "the site's model on the site's validation data"})
 
-    def loss(self, logits: Tensor, y: Tensor, known: Tensor, task: Task) -> Tensor:
+    def loss(self, logits: Tensor, y: Tensor, known: Tensor, task: LabelType) -> Tensor:
         return masked_loss(logits, y, known, task)
 
     def train(
-        self, site: Workbench, received: Payload, state: Packed, ctx: Context
+        self, site: SiteContext, received: Payload, state: Packed, ctx: RoundContext
     ) -> tuple[Update, dict[str, Tensor]]:
         return train_weights(
             site, received, state, ctx, loss=self.loss, local=self.local, policy=self.batch_norm
         )
 
-    def merge(self, previous: GlobalModel, updates: Iterable[Update], ctx: Context) -> GlobalModel:
+    def aggregate(self, previous: GlobalModel, updates: Iterable[Update], ctx: RoundContext) -> GlobalModel:
         return previous

@@ -13,7 +13,7 @@ from suture.models.classifier import HEADS, Classifier
 from suture.models.norm import counters, shared_names
 
 
-def crossing(model: Classifier, method: Method) -> tuple[str, ...]:
+def shared_parameters(model: Classifier, method: Method) -> tuple[str, ...]:
     """Names of the tensors outside the head that cross each round, sorted."""
     return () if method.personal == "model" else shared_names(model, method.batch_norm)
 
@@ -36,7 +36,7 @@ def parts(
     return crosses, rows
 
 
-def staying(model: Classifier, method: Method) -> tuple[str, ...]:
+def local_parameters(model: Classifier, method: Method) -> tuple[str, ...]:
     """Names of the tensors that a site receives once and then keeps, sorted.
 
     They are batch norm where it is not averaged, and what is personal; the whole model, if a part is shared.
@@ -44,7 +44,11 @@ def staying(model: Classifier, method: Method) -> tuple[str, ...]:
     if method.share is not None:  # what crosses is put into a whole model of the site's own
         return tuple(sorted(set(model.state_dict()) - counters(model)))
     head = {name for name in model.state_dict() if name.startswith(HEADS)}
-    away = set(crossing(model, method)) | counters(model) | (head if method.personal == "nothing" else set())
+    away = (
+        set(shared_parameters(model, method))
+        | counters(model)
+        | (head if method.personal == "nothing" else set())
+    )
     return tuple(sorted(set(model.state_dict()) - away))
 
 
@@ -53,5 +57,5 @@ def kept(model: Classifier, method: Method) -> dict[str, Tensor]:
     local models the rest under ``local/``, so that both are the model as it was before the merge.
     """
     state = {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
-    fixed = {f"fixed/{name}": state.pop(name) for name in staying(model, method)}
+    fixed = {f"fixed/{name}": state.pop(name) for name in local_parameters(model, method)}
     return fixed | ({f"local/{name}": t for name, t in state.items()} if method.keep_local else {})

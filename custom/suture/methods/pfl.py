@@ -19,13 +19,13 @@ from typing import ClassVar
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from suture.core.labels import Task
+from suture.core.labels import LabelType
 from suture.core.validation import STRICT
 from suture.learning.losses import masked_loss
-from suture.learning.training import LocalTraining, Workbench
+from suture.learning.training import LocalTraining, SiteContext
 from suture.methods.aggregation import WeightedMean
 from suture.methods.averaging import WHY, train_weights
-from suture.methods.base import Context, GlobalModel, LabelView, Method, Personal
+from suture.methods.base import GlobalModel, LabelView, Method, Personal, RoundContext
 from suture.models.classifier import Layout
 from suture.models.norm import NormPolicy
 from suture.protocol.egress import Egress
@@ -54,17 +54,17 @@ class PersonalisedFL(Method):
     def egress(self, layout: Layout) -> Egress:
         return Egress(shared=layout.shared, head={}, why={k: v for k, v in WHY.items() if k != "head"})
 
-    def loss(self, logits: Tensor, y: Tensor, known: Tensor, task: Task) -> Tensor:
+    def loss(self, logits: Tensor, y: Tensor, known: Tensor, task: LabelType) -> Tensor:
         return masked_loss(logits, y, known, task)
 
     def train(
-        self, site: Workbench, received: Payload, state: Packed, ctx: Context
+        self, site: SiteContext, received: Payload, state: Packed, ctx: RoundContext
     ) -> tuple[Update, dict[str, Tensor]]:
         return train_weights(
             site, received, state, ctx, loss=self.loss, local=self.local, policy=self.batch_norm
         )
 
-    def merge(self, previous: GlobalModel, updates: Iterable[Update], ctx: Context) -> GlobalModel:
+    def aggregate(self, previous: GlobalModel, updates: Iterable[Update], ctx: RoundContext) -> GlobalModel:
         mean = WeightedMean(previous.labels, previous.shared, head={})
         for update in updates:
             mean.add(update)

@@ -19,13 +19,13 @@ from typing import ClassVar
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from suture.core.labels import Task
+from suture.core.labels import LabelType
 from suture.core.validation import STRICT
 from suture.learning.losses import masked_loss
-from suture.learning.training import LocalTraining, Workbench
+from suture.learning.training import LocalTraining, SiteContext
 from suture.methods.aggregation import weighted_mean
 from suture.methods.averaging import train_weights, weights_egress
-from suture.methods.base import Context, GlobalModel, LabelView, Method
+from suture.methods.base import GlobalModel, LabelView, Method, RoundContext
 from suture.models.classifier import Layout
 from suture.models.norm import NormPolicy
 from suture.protocol.egress import Egress
@@ -49,16 +49,16 @@ class VanillaFL(Method):
     def egress(self, layout: Layout) -> Egress:
         return weights_egress(layout)
 
-    def loss(self, logits: Tensor, y: Tensor, known: Tensor, task: Task) -> Tensor:
+    def loss(self, logits: Tensor, y: Tensor, known: Tensor, task: LabelType) -> Tensor:
         return masked_loss(logits, y, known, task)
 
     def train(
-        self, site: Workbench, received: Payload, state: Packed, ctx: Context
+        self, site: SiteContext, received: Payload, state: Packed, ctx: RoundContext
     ) -> tuple[Update, dict[str, Tensor]]:
         return train_weights(
             site, received, state, ctx, loss=self.loss, local=self.local, policy=self.batch_norm
         )
 
-    def merge(self, previous: GlobalModel, updates: Iterable[Update], ctx: Context) -> GlobalModel:
+    def aggregate(self, previous: GlobalModel, updates: Iterable[Update], ctx: RoundContext) -> GlobalModel:
         mean = weighted_mean(previous, updates)  # every site sends every row
         return replace(previous, shared=mean.shared(), head=mean.head())

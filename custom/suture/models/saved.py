@@ -34,7 +34,7 @@ def save_model(model: Classifier, spec: ModelSpec, folder: Path, facts: Mapping[
         "format": 1,
         "suture": __version__,
         "labels": list(model.labels.names),
-        "task": model.labels.task,
+        "label_type": model.labels.label_type,
         "model": dataclasses.asdict(spec) | {"weights": None},
         "preprocessing": dataclasses.asdict(spec.preprocessing),
         **facts,
@@ -53,7 +53,7 @@ def load_model(folder: Path) -> tuple[Classifier, Preprocessing]:
         raise ConfigError(f"{folder} holds no model.json; name the model/ folder of a finished run")
     try:
         description = json.loads(path.read_text())
-        labels = LabelSet(tuple(description["labels"]), description["task"])
+        labels = LabelSet(tuple(description["labels"]), description.get("label_type") or description["task"])
         spec = parse(ModelSpec, description["model"], str(path))
         preprocessing = parse(Preprocessing, description["preprocessing"], str(path))
         model = build(spec, labels, seed=0, pretrained=False)

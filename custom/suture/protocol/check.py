@@ -16,16 +16,16 @@ from suture.protocol.messages import (
     LARGEST,
     Abstain,
     Evaluation,
-    Hello,
     Labels,
     Metrics,
     Reply,
+    SiteInfo,
     TaskName,
     Update,
     rounded,
 )
 
-_ANSWERS: dict[TaskName, type[Reply]] = {"hello": Hello, "train": Update, "evaluate": Evaluation}
+_ANSWERS: dict[TaskName, type[Reply]] = {"handshake": SiteInfo, "train": Update, "evaluate": Evaluation}
 
 
 @dataclass(frozen=True)
@@ -61,11 +61,13 @@ def check_reply(reply: Reply, expected: Expectation) -> None:
         return
     if not isinstance(reply, _ANSWERS[expected.task]):
         raise RejectedUpdate(f"a {type(reply).__name__} is no answer to {expected.task!r}")
-    if isinstance(reply, Hello):
+    if isinstance(reply, SiteInfo):
         _check_labels(reply.labels)
         if not reply.labels:
             raise RejectedUpdate("no labels")
-        if reply.counts.keys() != (set(reply.labels) if reply.task in expected.egress.counts else set()):
+        if reply.counts.keys() != (
+            set(reply.labels) if reply.label_type in expected.egress.counts else set()
+        ):
             raise RejectedUpdate("counts of other classes than were asked for")
         if (reply.prior is not None) != expected.egress.prior:
             raise RejectedUpdate("a prior that was not asked for, or none where one was")

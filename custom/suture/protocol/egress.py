@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from suture.core.labels import Task
+from suture.core.labels import LabelType
 
 Range = tuple[float, float]
 
@@ -49,7 +49,7 @@ class Egress:
     scalars: Mapping[str, Range] = field(default_factory=dict)
     losses: Mapping[str, Range] = field(default_factory=dict)
     kind: Literal["weights", "gradient"] = "weights"
-    counts: tuple[Task, ...] = ()
+    counts: tuple[LabelType, ...] = ()
     prior: bool = False
     why: Mapping[str, str] = field(default_factory=dict)
 

@@ -1,6 +1,6 @@
 """The messages of a federation: all that crosses between server and sites.
 
-Down goes a `Payload`; up comes a `Hello`, an `Update`, an `Evaluation` or, when a site cannot do what was
+Down goes a `Payload`; up comes a `SiteInfo`, an `Update`, an `Evaluation` or, when a site cannot do what was
 asked, an `Abstain`. Each is a frozen value whose plain fields are validated as it is made, so that a message
 read from the wire is either well-formed or an error. `packing.py` turns them into tensors and a header.
 """
@@ -16,7 +16,7 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from suture.core.errors import LabelError
-from suture.core.labels import Task
+from suture.core.labels import LabelType
 from suture.core.names import LONGEST, check_label
 from suture.core.validation import STRICT
 
@@ -42,7 +42,7 @@ Labels = Annotated[tuple[Label, ...], Field(max_length=MOST)]
 Tensors = Annotated[dict[Word, Tensor], Field(max_length=MOST)]
 Count = Annotated[int, Field(ge=0, le=LARGEST)]
 
-TaskName = Literal["hello", "train", "evaluate"]
+TaskName = Literal["handshake", "train", "evaluate"]
 Counts = tuple[Count, Count]
 """Positive and negative images of a class."""
 
@@ -124,7 +124,7 @@ class Metrics:
 
 
 @dataclass(frozen=True, config=STRICT)
-class Hello:
+class SiteInfo:
     """A site introduces itself.
 
     Attributes:
@@ -132,7 +132,7 @@ class Hello:
         n: number of images in each split.
         threads: torch threads; another count gives other sums, so it is part of a run's identity.
         code: hash of the package that the site runs.
-        task: multilabel or multiclass.
+        label_type: multilabel or multiclass.
         counts: training images with and without each class, None where the site withholds them; empty unless
             the method asks for them.
         prior: digest of the frozen network that the site holds, where the method has one.
@@ -143,7 +143,7 @@ class Hello:
     n: dict[Literal["train", "validation", "test"], Count]
     threads: Annotated[int, Field(ge=1, le=4096)]
     code: Word
-    task: Task = "multilabel"
+    label_type: LabelType = "multilabel"
     counts: dict[Label, Counts | None] = Field(default_factory=dict, max_length=MOST)
     prior: Word | None = None
     protection: dict[Literal["clip", "noise", "delta"], FiniteFloat] = Field(default_factory=dict)
@@ -235,7 +235,7 @@ class Abstain:
     rows: Count | None = None
 
 
-Reply = Hello | Update | Evaluation | Abstain
+Reply = SiteInfo | Update | Evaluation | Abstain
 Message = Payload | Reply
 
 

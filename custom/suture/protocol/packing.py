@@ -26,10 +26,10 @@ from torch import Tensor
 
 from suture.core.errors import RejectedUpdate, SutureError
 from suture.core.files import replacing
-from suture.protocol.messages import MOST, Abstain, Evaluation, Hello, Message, Payload, Update
+from suture.protocol.messages import MOST, Abstain, Evaluation, Message, Payload, SiteInfo, Update
 
 _TYPES: dict[str, type[Message]] = {
-    t.__name__.lower(): t for t in (Payload, Hello, Update, Evaluation, Abstain)
+    t.__name__.lower(): t for t in (Payload, SiteInfo, Update, Evaluation, Abstain)
 }
 _ADAPTERS: dict[type[Message], TypeAdapter[Any]] = {t: TypeAdapter(t) for t in _TYPES.values()}
 _GROUPS = ("shared", "head", "fixed", "class_tensors")

@@ -73,7 +73,7 @@ class Run:
     selected_round: int | None = None
     egress: list[Egress] = field(default_factory=list)
     augmentation: dict[str, Any] = field(default_factory=dict)
-    task: str = "multilabel"
+    label_type: str = "multilabel"
     notes: list[str] = field(default_factory=list)
     prior: dict[str, str] = field(default_factory=dict)
 

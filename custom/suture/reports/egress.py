@@ -9,19 +9,19 @@ from typing import Any, get_args
 from suture.core.labels import LabelSet
 from suture.methods import METHODS
 from suture.methods.base import Method
-from suture.methods.parameters import crossing, parts
+from suture.methods.parameters import parts, shared_parameters
 from suture.models import ModelSpec, build
 from suture.models.classifier import Layout, split_state
 from suture.protocol.egress import Egress, declared, numbers
-from suture.protocol.messages import KEYS, Abstain, ClassScore, Hello, Metrics, Reason, Update
+from suture.protocol.messages import KEYS, Abstain, ClassScore, Metrics, Reason, SiteInfo, Update
 
 _FIELDS: Mapping[type[Any], Mapping[str, str]] = {
-    Hello: {
+    SiteInfo: {
         "labels": "the site's own class names: printable, no path, at most 200 characters each",
         "n": "number of images or documents in each split",
         "threads": "number of torch threads",
         "code": "hash of the installed package",
-        "task": "`multilabel` or `multiclass`",
+        "label_type": "`multilabel` or `multiclass`",
         "counts": "where the method asks: images with and without each class, said once in an experiment; "
         "rounded to `round_counts`, withheld below `min_count`",
         "prior": "where the method has one: digest of the frozen network at the site",
@@ -68,7 +68,7 @@ _FIELDS: Mapping[type[Any], Mapping[str, str]] = {
 }
 
 _MEANT = {
-    Hello: "Before round 1",
+    SiteInfo: "Before round 1",
     Update: "After each round",
     Metrics: "Of a model, on the site's own data",
     ClassScore: "Of a class",
@@ -125,7 +125,7 @@ def _layout(method: Method) -> Layout:
     """Names and shapes of what crosses of a small model."""
     model = build(ModelSpec("cnn"), LabelSet(("A",)), 0, pretrained=False)
     state, head = split_state(model.state_dict())
-    return Layout.of(*parts(method, {name: state[name] for name in crossing(model, method)}, head))
+    return Layout.of(*parts(method, {name: state[name] for name in shared_parameters(model, method)}, head))
 
 
 def _sent(method: Method, egress: Egress) -> Iterable[tuple[str, str]]:

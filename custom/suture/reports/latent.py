@@ -14,7 +14,7 @@ from suture.data.config import SiteConfig
 from suture.data.table import Split
 from suture.learning.samples import load_samples
 from suture.models.saved import load_model, load_spec
-from suture.reports.plots import draw_latent, embed
+from suture.reports.plots import embed, plot_latent
 
 _BATCH = 256
 
@@ -54,4 +54,4 @@ def latent(
             pixels = prepare(part.batch(rows).inputs["image"].to(device))
             features.append(model.features({"image": pixels}).cpu())
         sources += [name] * len(order)
-    return draw_latent(embed(torch.cat(features).numpy(), seed), sources)
+    return plot_latent(embed(torch.cat(features).numpy(), seed), sources)

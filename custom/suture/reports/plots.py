@@ -35,7 +35,7 @@ _VECTORS = 5000  # points that are drawn one by one; more would make an SVG of m
 _DASH = "–"
 
 
-def draw_frequencies(
+def plot_frequencies(
     tables: Mapping[str, Mapping[str, Frequency]], title: str = "How often each class occurs"
 ) -> bytes:
     """Label frequencies of data sets as grouped horizontal bars (Kulkarni et al. 2024, Fig. 4a), as SVG.
@@ -70,7 +70,7 @@ def draw_frequencies(
         return _svg(canvas)
 
 
-def draw_cooccurrence(
+def plot_cooccurrence(
     labels: Sequence[str],
     matrix: ArrayLike,
     title: str = "Which classes occur together",
@@ -104,7 +104,7 @@ def draw_cooccurrence(
         return _svg(canvas)
 
 
-def draw_contingencies(found: Sequence[Contingency], title: str = "Predictions of related classes") -> bytes:
+def plot_contingencies(found: Sequence[Contingency], title: str = "Predictions of related classes") -> bytes:
     """Contingency matrices side by side (MIDL 2023, Fig. 4), as SVG: images, and their share of the row.
 
     Raises:
@@ -121,7 +121,7 @@ def draw_contingencies(found: Sequence[Contingency], title: str = "Predictions o
         return _svg(canvas)
 
 
-def draw_latent(points: ArrayLike, sources: Sequence[str], title: str = "Latent space") -> bytes:
+def plot_latent(points: ArrayLike, sources: Sequence[str], title: str = "Latent space") -> bytes:
     """Embedded features coloured by where they come from (Kulkarni et al. 2024, Fig. 4b), as SVG.
 
     Args:

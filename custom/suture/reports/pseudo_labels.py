@@ -63,7 +63,7 @@ def pseudo_label_charts(run: Run, history: Sequence[Round], phases: Sequence[int
             run.selected_round,
         )
         for key, title in TITLES.items()
-        if key != "pseudo_negative" or run.task != "multiclass"
+        if key != "pseudo_negative" or run.label_type != "multiclass"
     ]
     return [chart for chart in charts if chart]
 

@@ -13,7 +13,7 @@ from suture.simulation.isic import IsicSites
 from suture.simulation.nih import NihSites
 from suture.simulation.openi import OpeniSites
 from suture.simulation.phantoms import PhantomSites
-from suture.simulation.single_target import SiloSites
+from suture.simulation.single_target import SingleTargetSites
 
 Simulation = (
     PhantomSites
@@ -24,7 +24,7 @@ Simulation = (
     | FlambySites
     | AttributeSites
     | OpeniSites
-    | SiloSites
+    | SingleTargetSites
 )
 
 __all__ = [
@@ -36,6 +36,6 @@ __all__ = [
     "NihSites",
     "OpeniSites",
     "PhantomSites",
-    "SiloSites",
     "Simulation",
+    "SingleTargetSites",
 ]

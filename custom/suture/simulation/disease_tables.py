@@ -24,7 +24,7 @@ EICU_NEGATIVES = 3001
 """As many negatives as PMFL's program takes for a silo of eICU."""
 
 
-def build_silos(
+def build_disease_tables(
     table: Table, classes: Sequence[str], seed: int, cap: int | None = None, first: First = "positives"
 ) -> dict[str, Table]:
     """One table for each class, in their order, of rows that no earlier one has.
@@ -60,7 +60,7 @@ def build_silos(
         positives, negatives = _sized(positives, negatives, cap, first)
         rows = rng.permutation(np.concatenate([positives, negatives]))
         free[rows] = False
-        silos[name] = table.rows(rows).restrict(LabelSet((name,), table.labels.task))
+        silos[name] = table.rows(rows).restrict(LabelSet((name,), table.labels.label_type))
     return silos
 
 

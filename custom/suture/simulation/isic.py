@@ -17,7 +17,7 @@ from suture.methods.base import Method
 from suture.simulation.folders import data_folder, images_in
 from suture.simulation.long_tailed import parted, write_parts
 from suture.simulation.partition import class_lists
-from suture.simulation.partitioned import Validation, write_dealt
+from suture.simulation.partitioned import Validation, write_partitioned
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -77,7 +77,7 @@ class IsicSites:
         lists = class_lists(
             self.classes, pooled.labels, self.clients, seed=self.seed, per_client=self.per_client
         )
-        return write_dealt(
+        return write_partitioned(
             folder,
             runs,
             pooled,

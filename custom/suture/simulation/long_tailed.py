@@ -94,7 +94,7 @@ def write_parts(
             root=pooled.root,
             table=table,
             attribute_column=None if attribute is None else ATTRIBUTE,
-            task=pooled.labels.task,
+            label_type=pooled.labels.label_type,
             color=True,
             groups=groups if name == SERVER else {},
             # Every label is known here: the site's own table is the truth that guesses are held against.

@@ -15,7 +15,7 @@ from suture.data.readers import load_table
 from suture.methods.base import Method
 from suture.simulation.folders import data_folder, images_in
 from suture.simulation.partition import Classes, class_lists, subset
-from suture.simulation.partitioned import Validation, write_dealt
+from suture.simulation.partitioned import Validation, write_partitioned
 
 NihSplit = Literal["patients", "official"]
 
@@ -60,7 +60,7 @@ class NihSites:
         lists = class_lists(
             self.classes, pooled.labels, self.clients, self.shared, self.seed, self.per_client
         )
-        return write_dealt(
+        return write_partitioned(
             folder,
             runs,
             pooled,

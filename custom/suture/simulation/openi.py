@@ -16,7 +16,7 @@ from suture.data.readers.openi import TASKS
 from suture.methods.base import Method
 from suture.simulation.folders import data_folder
 from suture.simulation.partition import Classes, class_lists
-from suture.simulation.partitioned import Validation, write_dealt
+from suture.simulation.partitioned import Validation, write_partitioned
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -53,4 +53,6 @@ class OpeniSites:
         lists = class_lists(
             self.classes, pooled.labels, self.clients, seed=self.seed, per_client=self.per_client
         )
-        return write_dealt(folder, runs, pooled, lists, method, seed=self.seed, validation=self.validation)
+        return write_partitioned(
+            folder, runs, pooled, lists, method, seed=self.seed, validation=self.validation
+        )

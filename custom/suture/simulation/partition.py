@@ -109,7 +109,7 @@ def class_lists(
     if kind == "all":
         return (labels,) * clients
     if kind == "dealt":
-        return dealt_classes(labels, clients, per_client)
+        return assigned_classes(labels, clients, per_client)
     if kind == "single":
         clients = len(labels)
     if clients > len(labels):
@@ -117,11 +117,13 @@ def class_lists(
     dealt = np.random.default_rng(seed).permutation(len(labels)) if kind == "disjoint" else range(len(labels))
     owner = {labels.names[int(c)]: i % clients for i, c in enumerate(dealt)}
     return tuple(
-        LabelSet(tuple(n for n in labels if owner[n] == site), labels.task) for site in range(clients)
+        LabelSet(tuple(n for n in labels if owner[n] == site), labels.label_type) for site in range(clients)
     )
 
 
-def dealt_classes(labels: LabelSet, clients: int, per_client: int, seed: int = 523) -> tuple[LabelSet, ...]:
+def assigned_classes(
+    labels: LabelSet, clients: int, per_client: int, seed: int = 523
+) -> tuple[LabelSet, ...]:
     """So many classes for each client, every class at one client or more.
 
     Shuffled classes are dealt in turn, and each client's hand is filled up with others. With the default seed
@@ -145,11 +147,11 @@ def dealt_classes(labels: LabelSet, clients: int, per_client: int, seed: int = 5
         more = draw.sample(deck, per_client - len(own))
         if set(more) & set(own):  # the published program may deal a class twice
             more = draw.sample([name for name in deck if name not in own], per_client - len(own))
-        hands.append(LabelSet(tuple(n for n in labels if n in {*own, *more}), labels.task))
+        hands.append(LabelSet(tuple(n for n in labels if n in {*own, *more}), labels.label_type))
     return tuple(hands)
 
 
-def deal(
+def partition_table(
     table: Table,
     classes: Sequence[LabelSet],
     seed: int = 1337,

@@ -10,7 +10,7 @@ from suture.core.labels import LabelSet
 from suture.data.config import DataConfig
 from suture.data.table import Split, Table
 from suture.methods.base import Method
-from suture.simulation.partition import SERVER, TEXT, deal, write_site
+from suture.simulation.partition import SERVER, TEXT, partition_table, write_site
 from suture.simulation.writing import write_sites
 
 Validation = Literal["sites", "server"]
@@ -29,7 +29,7 @@ def splits_of_server(method: type[Method] | Method, validation: Validation) -> t
     return ("test",) if at_sites else ("validation", "test")
 
 
-def write_dealt(
+def write_partitioned(
     folder: Path,
     runs: Path,
     pooled: Table,
@@ -57,11 +57,15 @@ def write_dealt(
     """
     known = (pooled.labels,) * len(lists) if method.every_label else lists
     held_out = splits_of_server(method, validation)
-    sites = deal(pooled, known, seed, test=tested_at_sites(method), held_out=held_out)
+    sites = partition_table(pooled, known, seed, test=tested_at_sites(method), held_out=held_out)
     names = [name for name in sites if name != SERVER]
     # Where a reference is given every label, the site still says which ones it annotates.
     own = dict(zip(names, lists, strict=True)) if method.every_label else {}
-    truth = deal(pooled, (pooled.labels,) * len(lists), seed, held_out=held_out) if method.guesses else {}
+    truth = (
+        partition_table(pooled, (pooled.labels,) * len(lists), seed, held_out=held_out)
+        if method.guesses
+        else {}
+    )
     data = {}
     for name, table in sites.items():
         data[name] = DataConfig(
@@ -70,7 +74,7 @@ def write_dealt(
             table=write_site(folder / name, table, table.labels),
             text_column=None if pooled.texts is None else TEXT,
             labels=own[name].names if name in own else None,
-            task=pooled.labels.task,
+            label_type=pooled.labels.label_type,
             color=color,
             truth=write_site(folder / name, truth[name], pooled.labels, "truth.csv")
             if name in truth and name != SERVER

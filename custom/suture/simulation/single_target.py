@@ -19,7 +19,7 @@ from suture.data.readers.openi import TASKS
 from suture.data.table import Table
 from suture.learning.tuned import TARGETS
 from suture.methods.base import Method
-from suture.simulation.disease_tables import First, build_silos
+from suture.simulation.disease_tables import First, build_disease_tables
 from suture.simulation.folders import data_folder
 from suture.simulation.machine import this_machine
 from suture.simulation.partition import TEXT, write_site
@@ -42,7 +42,7 @@ _REPORTS = ("mimic-cxr-reports.zip", "mimic-cxr-reports.tar.gz")
 
 
 @dataclass(frozen=True, config=STRICT)
-class SiloSites:
+class SingleTargetSites:
     """Silos of one disease each, disjoint and with as many positives as negatives, as in PMFL.
 
     Attributes:
@@ -81,7 +81,7 @@ class SiloSites:
             tuple(map(canonical, n)) for n in (self.order, self.training, self.targets)
         )
         _check(order, training, targets)
-        silos = build_silos(load_table(self._pooled()), order, self.seed, self.cap, self.first)
+        silos = build_disease_tables(load_table(self._pooled()), order, self.seed, self.cap, self.first)
         for name in targets:
             place = folder / TARGETS / slug(name)
             data = _write(place, silos[name], name)

@@ -61,7 +61,7 @@ def test_both_tables_say_the_same(tmp_path: Path) -> None:
     assert whole.labels == LABELS
     assert LABELS.names[3] == "Actinic Keratosis"
     assert LABELS.names[7] == "Squamous Cell Carcinoma"
-    assert LABELS.task == "multiclass"
+    assert LABELS.label_type == "multiclass"
     assert whole.images[0] == "ISIC_0024306.jpg"
 
 

@@ -153,23 +153,25 @@ def test_a_partial_download_is_said_and_counted(path: Path) -> None:
 
 def test_a_multiclass_table_has_at_most_one_class_a_row(path: Path) -> None:
     path.write_text(TABLE.replace("e.png,P4,,1,1", "e.png,P4,,0,1"))
-    assert load_table(config(path)).labels.task == "multilabel"
-    table = load_table(config(path, task="multiclass"))
-    assert table.labels.task == "multiclass"
+    assert load_table(config(path)).labels.label_type == "multilabel"
+    table = load_table(config(path, label_type="multiclass"))
+    assert table.labels.label_type == "multiclass"
     assert table.y[3].tolist() == [0, 0]
-    assert load_table(config(path, task="multiclass", labels=("Mass",))).labels.task == "multiclass"
+    assert (
+        load_table(config(path, label_type="multiclass", labels=("Mass",))).labels.label_type == "multiclass"
+    )
 
 
 def test_two_classes_in_a_row_of_a_multiclass_table_are_a_fault(path: Path) -> None:
     path.write_text(TABLE.replace("b.png,P1,train,,1.0", "b.png,P1,train,1,1.0"))
-    reading = read_table(config(path, task="multiclass"))
+    reading = read_table(config(path, label_type="multiclass"))
     assert reading.faults == (
         f"{path} rows 3, 6: more than one class of a multiclass table; keep one 1 in a row, "
-        'or write [data] task = "multilabel"',
+        'or write [data] label_type = "multilabel"',
     )
     assert np.isnan(reading.table.y[[1, 4]]).all()
     assert not read_table(config(path)).faults
-    assert not read_table(config(path, task="multiclass", labels=("Mass",))).faults
+    assert not read_table(config(path, label_type="multiclass", labels=("Mass",))).faults
 
 
 def test_a_column_of_documents(tmp_path: Path) -> None:

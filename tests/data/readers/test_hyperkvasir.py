@@ -72,7 +72,7 @@ def config(path: Path, **more: Any) -> DataConfig:
 def test_the_spellings_of_both_tables_are_one_class() -> None:
     assert {canonical(word) for word in SPELLINGS} == set(LABELS)
     assert all(canonical(fold) == canonical(folder) for fold, folder in SPELLINGS.items())
-    assert (len(LABELS), LABELS.task) == (23, "multiclass")
+    assert (len(LABELS), LABELS.label_type) == (23, "multiclass")
 
 
 def test_both_tables_say_the_same(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def test_both_tables_say_the_same(tmp_path: Path) -> None:
         assert table.split == truth.split
         np.testing.assert_array_equal(table.y, truth.y)
     assert truth.labels == LABELS
-    assert truth.labels.task == "multiclass"
+    assert truth.labels.label_type == "multiclass"
     assert truth.labels.names[:2] == ("Melanoma", "Melanocytic Nevus")
     assert truth.labels.names[3] == "Actinic Keratosis or Intraepithelial Carcinoma"
     assert truth.images[0] == "ISIC_0024306.jpg"
@@ -87,7 +87,7 @@ def test_a_site_may_annotate_some_of_the_seven(tmp_path: Path) -> None:
     path = write_metadata(tmp_path)
     table = load_table(config(path, labels=("vasc", "Melanoma", "mole"), synonyms={"mole": "NV"}))
     assert table.labels.names == ("Vascular Lesion", "Melanoma", "Melanocytic Nevus")
-    assert table.labels.task == "multiclass"
+    assert table.labels.label_type == "multiclass"
     assert table.y[0].tolist() == [0, 1, 0]
     assert table.y[2].tolist() == [0, 0, 1]
     assert table.y[4].tolist() == [0, 0, 0]

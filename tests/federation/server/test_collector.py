@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from suture.federation.server.collector import Inbox
+from suture.federation.server.collector import UpdateCollector
 from suture.protocol.check import Expectation
 from suture.protocol.egress import Egress
 from suture.protocol.messages import Abstain, Payload, Update, ones
@@ -24,13 +24,13 @@ def update(number: int = 1, value: float = 1.0) -> Packed:
 
 
 @pytest.fixture
-def inbox(tmp_path: Path) -> Inbox:
-    return Inbox(tmp_path / "spool", lambda *_, **__: None)
+def collector(tmp_path: Path) -> UpdateCollector:
+    return UpdateCollector(tmp_path / "spool", lambda *_, **__: None)
 
 
-def open_round(inbox: Inbox, number: int = 1) -> None:
+def open_round(collector: UpdateCollector, number: int = 1) -> None:
     expected = Expectation("train", number, number - 1, "validation", ("Mass",), ("Mass",), EGRESS)
-    inbox.open({site: (Payload("train", number), expected) for site in SITES})
+    collector.open({site: (Payload("train", number), expected) for site in SITES})
 
 
 class Clock:
@@ -41,10 +41,12 @@ class Clock:
         monkeypatch.setattr("suture.federation.server.collector.time.monotonic", lambda: self.now)
 
 
-def test_a_quorum_and_its_grace_are_enough(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_quorum_and_its_grace_are_enough(
+    collector: UpdateCollector, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock = Clock(monkeypatch)
-    open_round(inbox)
-    take = inbox.intake(quorum=2, grace=5)
+    open_round(collector)
+    take = collector.intake(quorum=2, grace=5)
     take("a", update())
     clock.now += 60
     assert not take.enough()
@@ -53,51 +55,51 @@ def test_a_quorum_and_its_grace_are_enough(inbox: Inbox, monkeypatch: pytest.Mon
     assert not take.enough()
     clock.now += 0.2
     assert take.enough()
-    assert not inbox.intake(quorum=2, grace=None).enough()
-    assert not inbox.intake(quorum=3, grace=0).enough()
+    assert not collector.intake(quorum=2, grace=None).enough()
+    assert not collector.intake(quorum=3, grace=0).enough()
 
 
-def test_only_accepted_updates_count(inbox: Inbox) -> None:
-    open_round(inbox)
-    take = inbox.intake(quorum=2, grace=0)
+def test_only_accepted_updates_count(collector: UpdateCollector) -> None:
+    open_round(collector)
+    take = collector.intake(quorum=2, grace=0)
     take("a", update())
     take("b", update(value=float("nan")))
     take("c", pack(Abstain("out_of_memory", "MemoryError")))
     take("stranger", update())
     take("a", update())
     assert not take.enough()
-    assert inbox.accepted() == ["a"]
+    assert collector.accepted() == ["a"]
 
 
 def test_a_late_update_is_dropped_with_a_line_and_never_counts_in_a_later_round(
-    inbox: Inbox, caplog: pytest.LogCaptureFixture
+    collector: UpdateCollector, caplog: pytest.LogCaptureFixture
 ) -> None:
-    open_round(inbox)
-    late = inbox.intake(2, 0)
+    open_round(collector)
+    late = collector.intake(2, 0)
     late("a", update(value=1.0))
     late("b", update(value=1.0))
-    lines = inbox.close({})
+    lines = collector.close({})
     late("c", update(value=9.0))
     assert "an answer of c came too late and is dropped" in caplog.text
     assert lines["c"]["status"] == "missing"
     caplog.clear()
     # The same round is tried again: even an answer that would fit it is one to a closed exchange.
-    open_round(inbox)
+    open_round(collector)
     late("c", update(value=9.0))
     assert "an answer of c came too late and is dropped" in caplog.text
-    inbox.intake(2, 0)("c", update(value=2.0))
-    assert inbox.accepted() == ["c"]
-    inbox.close({})
-    (kept,) = inbox.updates()
+    collector.intake(2, 0)("c", update(value=2.0))
+    assert collector.accepted() == ["c"]
+    collector.close({})
+    (kept,) = collector.updates()
     assert torch.equal(kept[1].shared["w"], torch.full((2,), 2.0))
 
 
-def test_a_failed_disk_makes_no_quorum(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_disk_makes_no_quorum(collector: UpdateCollector, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    open_round(inbox)
+    open_round(collector)
     monkeypatch.setattr("suture.federation.server.collector.save", full)
-    take = inbox.intake(1, 0)
+    take = collector.intake(1, 0)
     take("a", update())
     assert not take.enough()

@@ -15,12 +15,12 @@ from suture.methods.fedavg import FedAvg
 from suture.methods.fedlsm.fedlsm import FedLSM
 from suture.methods.fedlsm.mean_teacher import Teaching
 from suture.methods.surgical import SurgicalAggregation
-from suture.protocol.messages import Hello
+from suture.protocol.messages import SiteInfo
 
 LABELS = ("Edema", "Mass", "Nodule", "Pleural Effusion")
 SITES = {
-    "a": Hello(("Effusion", "Mass"), {"train": 7, "test": 2}, 1, "code"),
-    "b": Hello(("Nodule", "Edema"), {"test": 2}, 1, "code"),
+    "a": SiteInfo(("Effusion", "Mass"), {"train": 7, "test": 2}, 1, "code"),
+    "b": SiteInfo(("Nodule", "Edema"), {"test": 2}, 1, "code"),
 }
 
 
@@ -82,7 +82,7 @@ def test_a_run_writes_its_task_its_notes_and_the_weight_of_each_row(tiny: Any) -
     table.write_text("\n".join([header.replace("Hernia", "Zwerchfellbruch"), *rows]) + "\n")
     server = tiny(METHOD, labels, label_map={"Zwerchfellbruch": "Hernia"}, rounds=2).run()
     run = json.loads((server.record.folder / "run.json").read_text())
-    assert run["task"] == "multilabel"
+    assert run["label_type"] == "multilabel"
     weight, run_away = run["notes"]
     assert weight == "Hernia has the class weight 1: no site has a positive and a negative."
     assert run_away.startswith("Hernia: from round 1 sites that do not annotate it")

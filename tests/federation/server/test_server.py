@@ -14,7 +14,7 @@ import torch
 
 from between import Between
 from suture.core.errors import FederationError
-from suture.federation.loop import Loop, Receive, federate
+from suture.federation.loop import Loop, Receiver, federate
 from suture.federation.server.server import Server
 from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
@@ -50,7 +50,7 @@ def broken(update: Update) -> dict[str, Packed]:
         "extra field": Packed(good.tensors, {**good.header, "patients": ["p1"]}),
         "extra tensor": Packed({**good.tensors, "shared/extra": torch.ones(1)}, good.header),
         "another shape": pack(replace(update, shared={k: t[..., None] for k, t in update.shared.items()})),
-        "no answer at all": Packed({}, {"type": "hello"}),
+        "no answer at all": Packed({}, {"type": "handshake"}),
     }
 
 
@@ -99,13 +99,13 @@ def test_identity_comes_from_the_transport(tiny: Any) -> None:
 
     class Twice(Loop):
         def exchange(
-            self, task: TaskName, payloads: Mapping[str, Packed], receive: Receive
+            self, task: TaskName, payloads: Mapping[str, Packed], receive: Receiver
         ) -> dict[str, str]:
             super().exchange(task, payloads, receive)
             payload = unpack(next(iter(payloads.values())))
             assert isinstance(payload, Payload)
             receive("stranger", pack(sites["alpha"].answer(payload)))
-            receive("alpha", Packed({}, {"type": "hello"}))
+            receive("alpha", Packed({}, {"type": "handshake"}))
             return {}
 
     federate(server, Twice(sites))
@@ -164,7 +164,9 @@ def test_a_dead_server_continues_to_the_same_bytes(
 
         monkeypatch.setattr(Server, "_commit", die)
     elif moment == "after the commit":
-        monkeypatch.setattr("suture.federation.server.collector.Inbox.empty", lambda _: _die_at(server, 3))
+        monkeypatch.setattr(
+            "suture.federation.server.collector.UpdateCollector.empty", lambda _: _die_at(server, 3)
+        )
     else:
         monkeypatch.setattr(Server, "close_validation", lambda *_: _die_at(server, 4))
     with pytest.raises(Died):
@@ -203,7 +205,7 @@ def test_a_new_site_adds_rows_and_a_removed_class_keeps_its_own(tiny: Any) -> No
     later = tiny(METHOD, {"alpha": ("Mass", "Nodule"), "gamma": ("Fibrosis", "Nodule")}, rounds=2)
     second = later.server()
     federate(second, Loop(later.sites()))
-    assert second.roster.labels == ("Fibrosis", "Hernia", "Mass", "Nodule")
+    assert second.registry.labels == ("Fibrosis", "Hernia", "Mass", "Nodule")
     assert all(torch.equal(t, hernia[k]) for k, t in second.model.rows(("Hernia",)).items())
     assert second.record.run["new_labels"] == ["Fibrosis"]
 
@@ -226,10 +228,10 @@ def test_a_typo_stops_the_job_and_the_label_map_settles_it(tiny: Any) -> None:
         return answer
 
     federate(server, Between(mapped.sites("mapped"), listen))
-    assert server.roster.labels == ("Hernia", "Mass", "Nodule")
+    assert server.registry.labels == ("Hernia", "Mass", "Nodule")
     assert set(seen) == {"Nodul", "Hernia"}  # its own spelling, and nobody else's
     accepted = tiny(METHOD, labels, rounds=1, accept_labels=("Nodul",)).run("accepted")
-    assert len(accepted.roster.labels) == 4
+    assert len(accepted.registry.labels) == 4
 
 
 def test_a_full_disk_at_the_server_commits_nothing(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -356,6 +358,6 @@ def test_class_without_positives_is_null_never_zero(tiny: Any) -> None:
 def test_models_spec_of_the_run_is_written(tiny: Any) -> None:
     server = tiny(METHOD, rounds=1).run()
     written = json.loads((server.record.folder / "model" / "model.json").read_text())
-    assert written["labels"] == list(server.roster.labels)
+    assert written["labels"] == list(server.registry.labels)
     assert written["model"]["name"] == ModelSpec("cnn").name
     assert written["preprocessing"]["size"] == 16

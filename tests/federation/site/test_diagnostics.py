@@ -203,9 +203,9 @@ def test_a_method_that_guesses_nothing_needs_no_truth(tiny: Any) -> None:
 def test_the_truth_is_not_what_a_site_trains_on(tiny: Any) -> None:
     """Its own table is; it knows its own classes."""
     site = with_truth(tiny(METHOD)).sites()["alpha"]
-    hello = site.answer(Payload("hello"))
-    assert hello.labels == ("Mass", "Nodule")
-    assert min(min(counts) for counts in hello.counts.values()) > 0  # the truth has no image without a mass
+    info = site.answer(Payload("handshake"))
+    assert info.labels == ("Mass", "Nodule")
+    assert min(min(counts) for counts in info.counts.values()) > 0  # the truth has no image without a mass
 
 
 def test_a_simulations_report_shows_what_was_right(tmp_path: Path) -> None:

@@ -7,20 +7,20 @@ from pathlib import Path
 from typing import Any
 
 from suture.core.labels import LabelSet
-from suture.federation.site.info import SAID, said_once
+from suture.federation.site.info import FIRST_COUNTS, first_counts
 from suture.federation.site.site import Site
 from suture.learning.training import LocalTraining
 from suture.methods.fedavg import FedAvg
 from suture.methods.surgical import SurgicalAggregation
-from suture.protocol.messages import Hello, Payload
+from suture.protocol.messages import Payload, SiteInfo
 
 LOCAL = LocalTraining(lr=1e-2, batch_size=8)
 
 
-def asked(site: Site) -> Hello:
-    hello = site.answer(Payload("hello"))
-    assert isinstance(hello, Hello)
-    return hello
+def asked(site: Site) -> SiteInfo:
+    info = site.answer(Payload("handshake"))
+    assert isinstance(info, SiteInfo)
+    return info
 
 
 def test_a_second_hello_tells_nothing_new_of_data_that_changed(tiny: Any) -> None:
@@ -38,20 +38,20 @@ def test_a_second_hello_tells_nothing_new_of_data_that_changed(tiny: Any) -> Non
 
 
 def test_a_class_that_is_new_is_counted_and_the_others_stand(tmp_path: Path) -> None:
-    one = said_once(LabelSet(("Mass",)), {"Mass": (7, 8)}, tmp_path)
-    both = said_once(LabelSet(("Edema", "Mass")), {"Edema": (9, 6), "Mass": (8, 7)}, tmp_path)
+    one = first_counts(LabelSet(("Mass",)), {"Mass": (7, 8)}, tmp_path)
+    both = first_counts(LabelSet(("Edema", "Mass")), {"Edema": (9, 6), "Mass": (8, 7)}, tmp_path)
     assert (one, both) == ({"Mass": (7, 8)}, {"Edema": (9, 6), "Mass": (7, 8)})
-    assert said_once(LabelSet(("Mass",)), {"Mass": (1, 1)}, tmp_path) == one
-    assert json.loads((tmp_path / SAID).read_text())["counts"].keys() == {"Edema", "Mass"}
+    assert first_counts(LabelSet(("Mass",)), {"Mass": (1, 1)}, tmp_path) == one
+    assert json.loads((tmp_path / FIRST_COUNTS).read_text())["counts"].keys() == {"Edema", "Mass"}
 
 
 def test_a_count_that_was_withheld_stays_withheld(tmp_path: Path) -> None:
     """Else the round in which a class reaches the limit would say how often it occurs."""
-    assert said_once(LabelSet(("Mass",)), {"Mass": None}, tmp_path) == {"Mass": None}
-    assert said_once(LabelSet(("Mass",)), {"Mass": (5, 9)}, tmp_path) == {"Mass": None}
+    assert first_counts(LabelSet(("Mass",)), {"Mass": None}, tmp_path) == {"Mass": None}
+    assert first_counts(LabelSet(("Mass",)), {"Mass": (5, 9)}, tmp_path) == {"Mass": None}
 
 
 def test_a_method_that_asks_for_no_counts_leaves_no_trace_of_them(tiny: Any) -> None:
     site = tiny(SurgicalAggregation(local=LOCAL)).sites()["alpha"]
     assert asked(site).counts == {}
-    assert not (site.folder / SAID).exists()
+    assert not (site.folder / FIRST_COUNTS).exists()

@@ -17,7 +17,7 @@ from suture.methods.meta.metafl import MetaFL
 from suture.methods.meta.pmfl import PMFL
 from suture.methods.surgical import SurgicalAggregation
 from suture.methods.vanilla import VanillaFL
-from suture.protocol.messages import Abstain, Hello, Payload, Update
+from suture.protocol.messages import Abstain, Payload, SiteInfo, Update
 from suture.protocol.packing import pack, unpack
 
 METHOD = SurgicalAggregation(local=LocalTraining(lr=1e-2, batch_size=8))
@@ -33,10 +33,10 @@ def errors(site: Site) -> list[dict[str, Any]]:
 
 
 def test_introduces_itself_with_its_own_labels_only(site: Site) -> None:
-    hello = site.answer(Payload("hello"))
-    assert isinstance(hello, Hello)
-    assert hello.labels == ("Mass", "Nodule")
-    assert hello.n == {"train": 15, "validation": 5, "test": 5}
+    info = site.answer(Payload("handshake"))
+    assert isinstance(info, SiteInfo)
+    assert info.labels == ("Mass", "Nodule")
+    assert info.n == {"train": 15, "validation": 5, "test": 5}
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_bad_data_is_an_abstention_and_the_whole_story_stays_at_the_site(
     break_it: Any, reason: str, site: Site
 ) -> None:
     break_it(site.config.data.table)
-    answer = site.answer(Payload("hello"))
+    answer = site.answer(Payload("handshake"))
     assert isinstance(answer, Abstain)
     assert answer.reason == reason
     assert "/" not in answer.error
@@ -84,8 +84,8 @@ def _train_task(tiny: Any) -> Payload:
 
     federation = tiny(METHOD)
     server = federation.server("tasks")
-    asked = server.greet(["alpha"])
-    server.inbox.receive("alpha", _packed(federation.sites("tasks")["alpha"], asked["alpha"]))
+    asked = server.handshake(["alpha"])
+    server.collector.receive("alpha", _packed(federation.sites("tasks")["alpha"], asked["alpha"]))
     server.begin({})
     task = unpack(server.assign()["alpha"])
     assert isinstance(task, Payload)
@@ -110,7 +110,7 @@ def test_other_threads_or_other_code_are_refused(site: Site, tiny: Any) -> None:
     assert answer.reason == "threads"
     other = Site(site.name, site.config, replace(site.plan, code="another"), site.rounds, site.folder)
     for asked in (
-        Payload("hello"),
+        Payload("handshake"),
         task,
         replace(task, task="evaluate", round=0),
     ):
@@ -163,13 +163,13 @@ def told(tiny: Any, method: Any, min_loss: int) -> Update:
     federation.configs["alpha"] = config.model_copy(update={"privacy": privacy})
     site, server = federation.sites()["alpha"], federation.server()
     answers = {"alpha": site, "beta": federation.sites()["beta"]}
-    for name, packed in server.greet(list(answers)).items():
-        server.inbox.receive(name, pack(answers[name].answer(unpack(packed))))
+    for name, packed in server.handshake(list(answers)).items():
+        server.collector.receive(name, pack(answers[name].answer(unpack(packed))))
     server.begin({})
     task = unpack(server.assign()["alpha"])
     update = site.answer(task)
-    server.inbox.receive("alpha", pack(update))
-    assert server.inbox.lines["alpha"]["status"] == "accepted"
+    server.collector.receive("alpha", pack(update))
+    assert server.collector.lines["alpha"]["status"] == "accepted"
     return update  # type: ignore[no-any-return]
 
 
@@ -207,11 +207,11 @@ def test_a_full_memory_halves_the_batch_once(
     seen: list[int] = []
     train = SurgicalAggregation.train
 
-    def hungry(self: Any, bench: Any, *rest: Any) -> Any:
-        seen.append(bench.batch_size or 8)
+    def hungry(self: Any, context: Any, *rest: Any) -> Any:
+        seen.append(context.batch_size or 8)
         if seen[-1] > 4:
             raise full
-        return train(self, bench, *rest)
+        return train(self, context, *rest)
 
     monkeypatch.setattr(SurgicalAggregation, "train", hungry)
     assert isinstance(site.answer(_train_task(tiny)), Update)

@@ -98,7 +98,7 @@ def test_a_running_job_is_ended_first(serve: Any, tmp_path: Path) -> None:
 
 
 def test_a_job_that_only_seems_to_run_is_no_hindrance(serve: Any, tmp_path: Path) -> None:
-    """After the crash of a server without AbandonedJobs."""
+    """After the crash of a server without StaleJobs."""
     server = serve(Server(FIRST | {"status": "RUNNING"}, runs=False))
     resume(None, "demo-1", tmp_path, "poc")  # type: ignore[arg-type]
     assert server.did[-1] == "clone 1"

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from suture.flare.admin.tail import Tail
-from suture.flare.event_feed import Teller
+from suture.flare.event_feed import EventFeed
 
 
 def events(n: int, start: int = 0) -> list[dict[str, Any]]:
@@ -24,7 +24,7 @@ def here(folder: Path) -> list[dict[str, Any]]:
 def test_a_teller_tells_the_end_of_this_job(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     path.write_text("".join(json.dumps(e) + "\n" for e in events(3)))
-    teller = Teller(path)
+    teller = EventFeed(path)
     assert teller.recent() == {"first": 3, "events": []}
     with path.open("a") as file:
         file.write('{"event": "begin"}\n{"event": "rou')

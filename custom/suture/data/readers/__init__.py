@@ -1,4 +1,4 @@
-"""A site's data: tables of labels, images, splits, and the registry of data sets."""
+"""The readers of data sets, by the word that a `suture.toml` has for each."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from suture.data.table import SPLITS, Table
 SPELLINGS = ("MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC")
 """The eight classes as the tables write them, in the order of their numbers."""
 
-LABELS = LabelSet.of(SPELLINGS, task="multiclass")
+LABELS = LabelSet.of(SPELLINGS, label_type="multiclass")
 
 TRUTH = "flamby_train_test_split.csv"
 LESIONS = {"ISIC_2019_Training_Metadata.csv": "image", "HAM10000_metadata.csv": "image_id"}

@@ -48,7 +48,7 @@ def read_hospital(config: DataConfig) -> Reading:
     patients = sheet.cells(sheet.position(config.patient_column, "[data] patient_column"))
     labels, positions = _label_columns(sheet, config)
     y, faults = _values(sheet, positions)
-    if labels.task == "multiclass":
+    if labels.label_type == "multiclass":
         faults += _one_class(sheet, y)
     if config.split_rule == "patients":
         split = by_patient(patients, y, seed=config.seed)
@@ -115,7 +115,7 @@ def _one_class(sheet: Sheet, y: NDArray[np.float32]) -> list[str]:
     numbers = [number for number, bad in zip(sheet.numbers, several, strict=True) if bad]
     fault = (
         f"{sheet.path} {rows_text(numbers)}: more than one class of a multiclass table; keep one 1 in a row, "
-        'or write [data] task = "multilabel"'
+        'or write [data] label_type = "multilabel"'
     )
     return [fault] if numbers else []
 

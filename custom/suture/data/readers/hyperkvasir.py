@@ -20,7 +20,7 @@ from suture.data.long_tail import classes, divided, stratified
 from suture.data.reading import Reading, Sheet, read_sheet, restricted, row_faults, rows_text
 from suture.data.table import SPLITS, Table
 
-LABELS = LabelSet.of(ENDOSCOPY, task="multiclass")
+LABELS = LabelSet.of(ENDOSCOPY, label_type="multiclass")
 
 FOLDS = "5_fold_split.csv"
 TRUTH = "image-labels.csv"

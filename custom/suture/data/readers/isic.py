@@ -23,7 +23,7 @@ from suture.data.table import Table
 SPELLINGS = ("MEL", "NV", "BCC", "AKIEC", "BKL", "DF", "VASC")
 """The seven classes as the ground truth writes them; the metadata write them small."""
 
-LABELS = LabelSet.of(SPELLINGS, task="multiclass")
+LABELS = LabelSet.of(SPELLINGS, label_type="multiclass")
 
 TRUTH = "ISIC2018_Task3_Training_GroundTruth.csv"
 METADATA = "HAM10000_metadata.csv"

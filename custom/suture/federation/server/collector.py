@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from suture.core.errors import FederationError, RejectedUpdate
 from suture.protocol.check import Expectation, check_reply
-from suture.protocol.messages import Abstain, Evaluation, Hello, Metrics, Payload, Reply, Update
+from suture.protocol.messages import Abstain, Evaluation, Metrics, Payload, Reply, SiteInfo, Update
 from suture.protocol.packing import Packed, check_size, load, pack, save, unpack
 
 log = logging.getLogger(__name__)
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 Line = dict[str, Any]
 
 
-class Receive(Protocol):
+class Receiver(Protocol):
     """What a transport hands answers to."""
 
     def __call__(self, site: str, packed: Packed) -> None:
@@ -30,7 +30,7 @@ class Receive(Protocol):
         """Whether the exchange may end before all have answered."""
 
 
-class Inbox:
+class UpdateCollector:
     """Takes the answers of one exchange after the other.
 
     An update is spooled as it comes and read back when the round closes, so that memory does not grow with
@@ -66,9 +66,9 @@ class Inbox:
         }
         return packed
 
-    def intake(self, quorum: int, grace: float | None) -> Intake:
-        """The door of the exchange that was opened last; as in `Intake`."""
-        return Intake(self, self._exchange, quorum, grace)
+    def intake(self, quorum: int, grace: float | None) -> OpenExchange:
+        """The door of the exchange that was opened last; as in `OpenExchange`."""
+        return OpenExchange(self, self._exchange, quorum, grace)
 
     def waited(self, quorum: int) -> float | None:
         """Seconds since the quorum-th update was accepted; None where it has not been."""
@@ -172,9 +172,9 @@ class Inbox:
             "validation": {"loss": None, "auroc": None},
         }
 
-    def hellos(self) -> dict[str, Hello]:
+    def infos(self) -> dict[str, SiteInfo]:
         """The sites that introduced themselves."""
-        return {s: r for s, r in self._answers.items() if isinstance(r, Hello)}
+        return {s: r for s, r in self._answers.items() if isinstance(r, SiteInfo)}
 
     def metrics(self) -> dict[str, Metrics]:
         """What the sites measured on their own data."""
@@ -206,7 +206,7 @@ class Inbox:
         shutil.rmtree(self._spool, ignore_errors=True)
 
 
-class Intake:
+class OpenExchange:
     """The door of one exchange: it takes answers until the exchange is closed, and says when they are enough.
 
     Args:
@@ -215,11 +215,11 @@ class Intake:
         grace: seconds that the others still have from then on; None waits for all.
     """
 
-    def __init__(self, inbox: Inbox, exchange: int, quorum: int, grace: float | None) -> None:
-        self._inbox, self._exchange, self._quorum, self._grace = inbox, exchange, quorum, grace
+    def __init__(self, collector: UpdateCollector, exchange: int, quorum: int, grace: float | None) -> None:
+        self._inbox, self._exchange, self._quorum, self._grace = collector, exchange, quorum, grace
 
     def __call__(self, site: str, packed: Packed) -> None:
-        """Takes a site's answer, as `Inbox.receive`."""
+        """Takes a site's answer, as `UpdateCollector.receive`."""
         self._inbox.receive(site, packed, self._exchange)
 
     def enough(self) -> bool:

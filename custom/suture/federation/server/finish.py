@@ -9,7 +9,7 @@ from typing import Any
 from suture.federation.server import breakdown
 from suture.federation.server.global_model import export
 from suture.federation.server.protection import spent
-from suture.federation.server.registry import Roster
+from suture.federation.server.registry import SiteRegistry
 from suture.federation.server.server import Server
 from suture.federation.server.summary import AT_SERVER, Source, across_sites, summarise
 from suture.federation.server.weighting import run_away, weighting
@@ -57,12 +57,12 @@ def _figures(
     if held_out and held_out.has("test") and not personal:
         (found, bounds), source = held_out.tested(model, selected, _BOOTSTRAP), AT_SERVER
     else:
-        found, source = together(server.roster, tested, selected), "sites' test data"
+        found, source = together(server.registry, tested, selected), "sites' test data"
     return summarise(
         model.labels,
         _owners(server),
         found.classes,
-        {site: server.roster.classes_from_site(site, metrics) for site, metrics in sorted(tested.items())},
+        {site: server.registry.classes_from_site(site, metrics) for site, metrics in sorted(tested.items())},
         found.n,
         source,
         selected,
@@ -73,7 +73,7 @@ def _figures(
         attributes={value: plain(figures) for value, figures in found.attributes.items()},
         local={
             site: (plain(in_few(tested[site])), plain(in_few(own)))
-            for site, own in sorted(server.inbox.local_metrics().items())
+            for site, own in sorted(server.collector.local_metrics().items())
             if own.n
         },
         weighting=weighting(
@@ -85,10 +85,10 @@ def _figures(
 
 def _owners(server: Server) -> dict[str, tuple[str, ...]]:
     """The sites that annotate each class, those that have left among them."""
-    return replace(server.roster, members=server.known).owners()
+    return replace(server.registry, members=server.known).owners()
 
 
-def together(roster: Roster, tested: Mapping[str, Metrics], of_round: int) -> Metrics:
+def together(registry: SiteRegistry, tested: Mapping[str, Metrics], of_round: int) -> Metrics:
     """What the sites measured as one: each figure the unweighted mean over the sites where it is defined."""
     values = dict.fromkeys(value for metrics in tested.values() for value in metrics.attributes)
     return Metrics(
@@ -96,7 +96,7 @@ def together(roster: Roster, tested: Mapping[str, Metrics], of_round: int) -> Me
         "test",
         sum(metrics.n for metrics in tested.values()),
         mean_defined(metrics.loss for metrics in tested.values()),
-        across_sites({site: roster.classes_from_site(site, m) for site, m in sorted(tested.items())}),
+        across_sites({site: registry.classes_from_site(site, m) for site, m in sorted(tested.items())}),
         breakdown.mean_of(metrics.overall for metrics in tested.values()),
         {
             value: _mean([m.attributes[value] for m in tested.values() if value in m.attributes])

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from suture.core.labels import LabelSet, Task
+from suture.core.labels import LabelSet, LabelType
 from suture.federation.plan import Plan
 from suture.methods.base import GlobalModel
-from suture.methods.parameters import crossing, staying
+from suture.methods.parameters import local_parameters, shared_parameters
 from suture.models import build
 from suture.models.classifier import Classifier, relabelled, split_state
 from suture.models.saved import save_model
@@ -22,18 +22,18 @@ from suture.protocol.packing import Packed
 _GROUPS = ("shared", "head", "fixed", "memory")
 
 
-def initial(plan: Plan, labels: Labels, task: Task = "multilabel") -> GlobalModel:
+def initial(plan: Plan, labels: Labels, task: LabelType = "multilabel") -> GlobalModel:
     """One common initialisation for all sites; pretrained weights are read here and nowhere else."""
     model = build(plan.model, LabelSet(labels, task), plan.seed, pretrained=True)
     state, head = split_state(model.state_dict())
-    shared = crossing(model, plan.method)
-    fixed = set(staying(model, plan.method)) - {*shared, *head}
+    shared = shared_parameters(model, plan.method)
+    fixed = set(local_parameters(model, plan.method)) - {*shared, *head}
     return GlobalModel(
         labels,
         {name: state[name].clone() for name in shared},
         {name: rows.clone() for name, rows in head.items()},
         {name: state[name].clone() for name in sorted(fixed)},
-        task=task,
+        label_type=task,
     )
 
 
@@ -45,7 +45,7 @@ def with_labels(model: GlobalModel, labels: Labels, plan: Plan) -> GlobalModel:
 def pack_model(model: GlobalModel, header: Mapping[str, Any]) -> Packed:
     """The model and further facts as a state."""
     tensors = {f"{group}/{name}": t for group in _GROUPS for name, t in getattr(model, group).items()}
-    return Packed(tensors, {**header, "labels": list(model.labels), "task": model.task})
+    return Packed(tensors, {**header, "labels": list(model.labels), "label_type": model.label_type})
 
 
 def unpack_model(packed: Packed) -> GlobalModel:
@@ -54,12 +54,12 @@ def unpack_model(packed: Packed) -> GlobalModel:
     for name, tensor in packed.tensors.items():
         group, _, rest = name.partition("/")
         groups[group][rest] = tensor
-    return GlobalModel(tuple(packed.header["labels"]), **groups, task=packed.header.get("task", "multilabel"))
+    return GlobalModel(tuple(packed.header["labels"]), **groups, label_type=packed.header["label_type"])
 
 
 def classifier(model: GlobalModel, plan: Plan) -> Classifier:
     """The global model as a network that predicts every class."""
-    network = build(plan.model, LabelSet(model.labels, model.task), plan.seed, pretrained=False)
+    network = build(plan.model, LabelSet(model.labels, model.label_type), plan.seed, pretrained=False)
     tensors = {**model.shared, **model.head, **model.fixed}
     with torch.no_grad():
         for name, target in network.state_dict().items():

@@ -7,7 +7,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from suture.federation.server.registry import Roster
+from suture.federation.server.registry import SiteRegistry
 from suture.methods.base import GlobalModel, Method
 from suture.methods.parameters import parts
 from suture.models.classifier import Layout
@@ -19,7 +19,7 @@ Assignments = dict[str, tuple[Payload, Expectation]]
 
 def assignments(
     method: Method,
-    roster: Roster,
+    registry: SiteRegistry,
     model: GlobalModel,
     task: TaskName,
     rounds: Mapping[str, int],
@@ -44,9 +44,9 @@ def assignments(
     shared, crossing_head = parts(method, model.shared, model.head)
     egress = method.egress(Layout.of(shared, crossing_head))
     asked: Assignments = {}
-    for site, member in sorted(roster.members.items()):
-        rows, number = roster.rows_for(site, method.label_view), rounds[site]
-        labels = roster.to_site(site, rows)
+    for site, member in sorted(registry.members.items()):
+        rows, number = registry.rows_for(site, method.label_view), rounds[site]
+        labels = registry.to_site(site, rows)
         payload = Payload(
             task,
             number,

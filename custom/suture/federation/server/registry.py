@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from suture.core.errors import FederationError, LabelError
-from suture.core.labels import Task, canonical, lookalikes
-from suture.methods.base import Census, LabelView
-from suture.protocol.messages import ClassScore, Hello, Labels, Metrics, Update
+from suture.core.labels import LabelType, canonical, lookalikes
+from suture.methods.base import LabelStatistics, LabelView
+from suture.protocol.messages import ClassScore, Labels, Metrics, SiteInfo, Update
 
 T = TypeVar("T")
 
@@ -26,7 +26,7 @@ class Member:
         own: its class names as it writes them, in its order.
         names: the federation's name of each of them, in the same order.
         n: images in each split.
-        protection: see `Hello`.
+        protection: see `SiteInfo`.
     """
 
     own: Labels
@@ -37,19 +37,19 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Roster:
+class SiteRegistry:
     """The sites and the union C of their classes.
 
     Attributes:
         members: by site name.
         labels: every class that a site knows or once knew, sorted.
-        task: what every site says it is.
+        label_type: what every site says it is.
         prior: digest of the frozen network that all of them hold, where the method has one.
     """
 
     members: Mapping[str, Member]
     labels: Labels
-    task: Task = "multilabel"
+    label_type: LabelType = "multilabel"
     prior: str | None = None
 
     def owners(self) -> dict[str, tuple[str, ...]]:
@@ -81,20 +81,20 @@ class Roster:
         names = dict(zip(self.members[site].own, self.members[site].names, strict=True))
         return {names.get(label, label): value for label, value in values.items()}
 
-    def census(self, hellos: Mapping[str, Hello]) -> Census:
+    def statistics(self, infos: Mapping[str, SiteInfo]) -> LabelStatistics:
         """What the sites said of their data, under the federation's names."""
         counts = {
-            site: self.named(site, {own: hellos[site].counts.get(own) for own in m.own})
+            site: self.named(site, {own: infos[site].counts.get(own) for own in m.own})
             for site, m in self.members.items()
         }
         images = {s: m.n.get("train", 0) for s, m in self.members.items()}
-        return Census(self.labels, images, counts, self.task)
+        return LabelStatistics(self.labels, images, counts, self.label_type)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for the state and the run record."""
         return {
             "labels": list(self.labels),
-            "task": self.task,
+            "label_type": self.label_type,
             "prior": self.prior,
             "members": {
                 site: {"own": list(m.own), "names": list(m.names), "n": dict(m.n), "threads": m.threads}
@@ -104,12 +104,12 @@ class Roster:
 
 
 def agree(
-    hellos: Mapping[str, Hello],
+    infos: Mapping[str, SiteInfo],
     previous: Labels,
     label_map: Mapping[str, str],
     accept: bool | tuple[str, ...],
     prior: str | None = None,
-) -> Roster:
+) -> SiteRegistry:
     """The roster of the sites that introduced themselves.
 
     Args:
@@ -125,34 +125,34 @@ def agree(
             sites are multilabel and some multiclass, or they hold different priors, or another than the run
             was begun with.
     """
-    tasks = {hello.task: site for site, hello in sorted(hellos.items())}
+    tasks = {info.label_type: site for site, info in sorted(infos.items())}
     if len(tasks) > 1:
         told = " and ".join(f"{site} is {task}" for task, site in sorted(tasks.items()))
-        raise FederationError(f"{told}; one federation trains one task: set [data] task alike")
-    held = _one_prior(hellos, prior)
+        raise FederationError(f"{told}; one federation has one: set [data] label_type alike")
+    held = _one_prior(infos, prior)
     renamed = {canonical(spelling): canonical(name) for spelling, name in label_map.items()}
     members = {}
-    for site, hello in sorted(hellos.items()):
-        names = tuple(renamed.get(canonical(label), canonical(label)) for label in hello.labels)
-        for label, name in zip(hello.labels, names, strict=True):
+    for site, info in sorted(infos.items()):
+        names = tuple(renamed.get(canonical(label), canonical(label)) for label in info.labels)
+        for label, name in zip(info.labels, names, strict=True):
             if names.count(name) > 1:
                 raise LabelError(
                     f"{site}: {label!r} and another of its labels are both {name!r}; mend the label map"
                 )
-        n = {str(split): count for split, count in hello.n.items()}
-        protection = {str(name): value for name, value in hello.protection.items()}
-        members[site] = Member(hello.labels, names, n, hello.threads, protection)
+        n = {str(split): count for split, count in info.n.items()}
+        protection = {str(name): value for name, value in info.protection.items()}
+        members[site] = Member(info.labels, names, n, info.threads, protection)
     labels = {n for m in members.values() for n in m.names} | set(previous)
-    roster = Roster(members, tuple(sorted(labels)), next(iter(tasks), "multilabel"), held)
-    _refuse_lookalikes(roster, accept)
-    return roster
+    registry = SiteRegistry(members, tuple(sorted(labels)), next(iter(tasks), "multilabel"), held)
+    _refuse_lookalikes(registry, accept)
+    return registry
 
 
-def _one_prior(hellos: Mapping[str, Hello], begun: str | None) -> str | None:
+def _one_prior(infos: Mapping[str, SiteInfo], begun: str | None) -> str | None:
     """The digest that all sites hold: numbers that they measure against different networks do not compare."""
     held: dict[str | None, list[str]] = {}
-    for site, hello in sorted(hellos.items()):
-        held.setdefault(hello.prior, []).append(site)
+    for site, info in sorted(infos.items()):
+        held.setdefault(info.prior, []).append(site)
     told = {digest: f"{', '.join(sites)}: {(digest or 'none')[:12]}" for digest, sites in held.items()}
     if others := "; ".join(text for digest, text in told.items() if begun and digest != begun):
         raise FederationError(
@@ -166,14 +166,14 @@ def _one_prior(hellos: Mapping[str, Hello], begun: str | None) -> str | None:
     return next(iter(held), None)
 
 
-def _refuse_lookalikes(roster: Roster, accept: bool | tuple[str, ...]) -> None:
+def _refuse_lookalikes(registry: SiteRegistry, accept: bool | tuple[str, ...]) -> None:
     if accept is True:
         return
     accepted = {canonical(name) for name in accept or ()}
-    pairs = [(a, b) for a, b in lookalikes(roster.labels) if not {a, b} & accepted]
+    pairs = [(a, b) for a, b in lookalikes(registry.labels) if not {a, b} & accepted]
     if not pairs:
         return
-    owners = roster.owners()
+    owners = registry.owners()
     lines = [f"  {a!r} ({', '.join(owners[a])}) and {b!r} ({', '.join(owners[b])})" for a, b in pairs]
     raise FederationError(
         "these names of different sites are nearly the same:\n"

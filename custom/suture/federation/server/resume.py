@@ -46,7 +46,7 @@ class Begun:
     @property
     def prior(self) -> str | None:
         """Digest of the frozen network that it was begun with; None without one, and in older states."""
-        digest: str | None = self.header.get("roster", {}).get("prior")
+        digest: str | None = self.header.get("registry", {}).get("prior")
         return digest
 
 

@@ -20,7 +20,7 @@ from suture.federation.server.global_model import classifier
 from suture.learning.evaluation import by_attribute, class_scores, entropy, mean_interval, overall
 from suture.learning.metrics import mean_defined
 from suture.learning.samples import load_samples
-from suture.learning.training import Workbench, predict
+from suture.learning.training import SiteContext, predict
 from suture.methods.base import GlobalModel, Method
 from suture.protocol.messages import Labels, Metrics
 
@@ -103,7 +103,7 @@ def check_selection(schedule: Schedule, method: Method, held_out: HeldOut | None
             f"selection={schedule.selection!r} needs labelled validation data at the server; name it in the "
             "server's suture.toml, or select by 'site_loss'"
         )
-    if schedule.selection == "server_balanced_accuracy" and held_out.labels.task != "multiclass":
+    if schedule.selection == "server_balanced_accuracy" and held_out.labels.label_type != "multiclass":
         raise FederationError(
             "selection='server_balanced_accuracy' needs one label for each image, and the server's data have "
             "several; select by 'server_metric'"
@@ -163,9 +163,9 @@ class HeldOut:
             of_round,
             "test",
             len(part),
-            entropy(part, logits, labels.task),
+            entropy(part, logits, labels.label_type),
             class_scores(part, logits, labels, names, bootstrap=bootstrap, seed=seed),
-            overall(part, logits, labels.task),
+            overall(part, logits, labels.label_type),
             by_attribute(part, logits, labels, names),
         )
         return metrics, mean_interval(part, logits, labels, names, bootstrap, seed)
@@ -175,17 +175,17 @@ class HeldOut:
         part, logits, labels, names = self._predicted(model, "validation")
         areas = (score.auroc for score in class_scores(part, logits, labels, names).values())
         found = {"server_auroc": mean_defined(areas)}
-        if labels.task == "multiclass":
-            accuracy = overall(part, logits, labels.task).get("balanced_accuracy")
+        if labels.label_type == "multiclass":
+            accuracy = overall(part, logits, labels.label_type).get("balanced_accuracy")
             found["server_balanced_accuracy"] = accuracy
         return found
 
     def _predicted(self, model: GlobalModel, split: Split) -> tuple[Samples, Tensor, LabelSet, Labels]:
         """The images of a split with the model's classes, its logits, and the classes that the data know."""
-        labels = LabelSet(model.labels, model.task)
+        labels = LabelSet(model.labels, model.label_type)
         part = columns(self._samples[split], self.labels, labels)
         network = classifier(model, self._plan).to(self._device)
-        bench = Workbench(
+        context = SiteContext(
             "server", network, {split: part}, self._plan.model.preprocessing, Augmentation(), self._device
         )
-        return part, predict(bench, part), labels, tuple(n for n in model.labels if n in self.labels)
+        return part, predict(context, part), labels, tuple(n for n in model.labels if n in self.labels)

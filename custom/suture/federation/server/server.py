@@ -12,19 +12,19 @@ from typing import Literal
 
 from suture.core.errors import FederationError
 from suture.core.names import check_sites
-from suture.federation.plan import Plan, Schedule, context, needed
-from suture.federation.server.collector import Inbox, Intake, Line, told
+from suture.federation.plan import Plan, Schedule, needed, round_context
+from suture.federation.server.admission import admitted, held_prior, introduce, noted
+from suture.federation.server.collector import Line, OpenExchange, UpdateCollector, told
 from suture.federation.server.global_model import initial, pack_model, unpack_model, with_labels
 from suture.federation.server.payloads import assignments
 from suture.federation.server.record import Record
-from suture.federation.server.registry import Member, Roster, agree
+from suture.federation.server.registry import Member, SiteRegistry, agree
 from suture.federation.server.resume import Begun, begun, begun_with, read_best, still_there
 from suture.federation.server.selection import MEASURED_HERE, Best, HeldOut, Standings, check_selection
 from suture.federation.server.summary import across_sites
-from suture.federation.server.welcome import held_prior, introduce, noted, welcome
 from suture.federation.store import Rounds
 from suture.learning.metrics import mean_defined
-from suture.methods.base import ClassFacts, Context, GlobalModel
+from suture.methods.base import ClassFacts, GlobalModel, RoundContext
 from suture.models.classifier import Layout
 from suture.protocol.check import Expectation
 from suture.protocol.messages import Metrics, Payload, TaskName
@@ -58,9 +58,9 @@ class Server:
         self._pooled = pooled
         self.record = Record(folder)
         self.states = Rounds(folder / "state")
-        self.inbox = Inbox(self.states.folder / "spool", self.record.event)
+        self.collector = UpdateCollector(self.states.folder / "spool", self.record.event)
         self.round = 0
-        self.roster = Roster({}, ())
+        self.registry = SiteRegistry({}, ())
         self.model: GlobalModel
         self.standings = Standings()
         self._facts = ClassFacts()
@@ -70,12 +70,12 @@ class Server:
 
     # The start
 
-    def greet(self, sites: list[str]) -> dict[str, Packed]:
+    def handshake(self, sites: list[str]) -> dict[str, Packed]:
         """The payload that asks every site to introduce itself."""
         check_sites(sites)
         egress = self.plan.method.egress(Layout({}, {}))
-        expected = Expectation("hello", 0, 0, "", (), (), egress)
-        return self.inbox.open({site: (Payload("hello"), expected) for site in sites})
+        expected = Expectation("handshake", 0, 0, "", (), (), egress)
+        return self.collector.open({site: (Payload("handshake"), expected) for site in sites})
 
     def begin(self, missing: Mapping[str, str]) -> None:
         """Agrees on the labels with the sites that introduced themselves, and starts or continues.
@@ -85,26 +85,26 @@ class Server:
                 site holds another prior than the others, or than the experiment was begun with.
             ConfigError: the experiment was begun with another plan.
         """
-        lines = self.inbox.close(missing)
-        hellos = welcome(self.inbox.hellos(), lines, self.schedule.min_sites)
+        lines = self.collector.close(missing)
+        infos = admitted(self.collector.infos(), lines, self.schedule.min_sites)
         found = begun(self.states, self.plan)
         previous, prior = (found.model.labels, found.prior) if found else ((), None)
-        self.roster = agree(hellos, previous, self.schedule.label_map, self.schedule.accept_labels, prior)
+        self.registry = agree(infos, previous, self.schedule.label_map, self.schedule.accept_labels, prior)
         if found:
             self._restore(found)
-            self.model = with_labels(found.model, self.roster.labels, self.plan)
+            self.model = with_labels(found.model, self.registry.labels, self.plan)
         else:
-            self.model = initial(self.plan, self.roster.labels, self.roster.task)
+            self.model = initial(self.plan, self.registry.labels, self.registry.label_type)
             self._commit(0)
         if self.held_out:
-            self.held_out.check_groups(self.roster.labels)
-        self._facts = self.plan.method.class_facts(self.roster.census(hellos))
-        self.record.update(task=self.roster.task, prior=held_prior(self.plan, self.roster))
+            self.held_out.check_groups(self.registry.labels)
+        self._facts = self.plan.method.class_facts(self.registry.statistics(infos))
+        self.record.update(label_type=self.registry.label_type, prior=held_prior(self.plan, self.registry))
         self.record.update(notes=noted(self.model, self.plan, self._facts))
         self.record.rewind(self.round)
-        added = [name for name in self.roster.labels if found and name not in previous]
-        refused = {s: str(x["reason"]) for s, x in lines.items() if s not in hellos}
-        introduce(self.record, self.roster, self.known, self.round, self.schedule.rounds, added, refused)
+        added = [name for name in self.registry.labels if found and name not in previous]
+        refused = {s: str(x["reason"]) for s, x in lines.items() if s not in infos}
+        introduce(self.record, self.registry, self.known, self.round, self.schedule.rounds, added, refused)
 
     def _restore(self, found: Begun) -> None:
         self.round = found.round
@@ -118,16 +118,16 @@ class Server:
     @property
     def known(self) -> Mapping[str, Member]:
         """The sites whose labels these are."""
-        return self._pooled or self.roster.members
+        return self._pooled or self.registry.members
 
     @property
     def quorum(self) -> int:
         """Usable updates that a round needs."""
-        return needed(self.schedule.min_sites, len(self.roster.members))
+        return needed(self.schedule.min_sites, len(self.registry.members))
 
-    def intake(self) -> Intake:
+    def intake(self) -> OpenExchange:
         """What the transport hands the answers of the open exchange to."""
-        return self.inbox.intake(self.quorum, self.schedule.grace)
+        return self.collector.intake(self.quorum, self.schedule.grace)
 
     # Rounds
 
@@ -140,7 +140,7 @@ class Server:
 
     def assign(self) -> dict[str, Packed]:
         """The payload of the next round for each site: the shared tensors, and its own rows."""
-        ctx = context(self.plan, self.schedule.rounds, self.round + 1)
+        ctx = round_context(self.plan, self.schedule.rounds, self.round + 1)
         self.record.event("round", round=ctx.round, phase=ctx.phase.name)
         return self._send("train", ctx.round, self.model, ctx.phase.name)
 
@@ -151,26 +151,26 @@ class Server:
             FederationError: too many rounds in a row failed, or the server's disk did.
             OSError: the round could not be committed; the one before stands.
         """
-        ctx = context(self.plan, self.schedule.rounds, self.round + 1)
-        self.inbox.close(missing)
-        self._holders -= self.inbox.abstained("missing_state")
-        usable = self.inbox.accepted()
+        ctx = round_context(self.plan, self.schedule.rounds, self.round + 1)
+        self.collector.close(missing)
+        self._holders -= self.collector.abstained("missing_state")
+        usable = self.collector.accepted()
         if len(usable) < self.quorum:
             self._failed(self._summary(ctx), usable)
             return
         self._failures = 0
         self._validated()
-        updates = (self.roster.from_site(site, update) for site, update in self.inbox.updates())
-        self.model = self.plan.method.merge(self.model, updates, ctx)
+        updates = (self.registry.from_site(site, update) for site, update in self.collector.updates())
+        self.model = self.plan.method.aggregate(self.model, updates, ctx)
         self._holders |= set(usable)
         self._pending = self._summary(ctx)
         self._select_here(ctx.round)
         self._commit(ctx.round)
-        self.inbox.empty()
+        self.collector.empty()
         self.record.event("committed", round=ctx.round, seconds=self._pending["seconds"])
 
-    def _summary(self, ctx: Context) -> Line:
-        return self.inbox.summary(ctx.round, ctx.phase.name, self.roster.named)
+    def _summary(self, ctx: RoundContext) -> Line:
+        return self.collector.summary(ctx.round, ctx.phase.name, self.registry.named)
 
     def _failed(self, line: Line, usable: list[str]) -> None:
         self._failures += 1
@@ -186,14 +186,14 @@ class Server:
         """Notes the sites' losses of the last committed model, and whether it is the best so far."""
         if self._pending is None:
             return
-        metrics = self.inbox.metrics()
+        metrics = self.collector.metrics()
         losses = {s: m.loss for s, m in metrics.items() if m.loss is not None}
         for site, value in losses.items():
             newcomer = {"status": "missing", "reason": "joined after this round"}
             own = mean_defined(score.auroc for score in metrics[site].classes.values())
             line = self._pending["sites"].setdefault(site, newcomer)
             line |= {"validation_loss": value, "validation_auroc": own}
-        areas = across_sites({s: self.roster.classes_from_site(s, m) for s, m in metrics.items()})
+        areas = across_sites({s: self.registry.classes_from_site(s, m) for s, m in metrics.items()})
         loss, auroc = mean_defined(losses.values()), mean_defined(s.auroc for s in areas.values())
         self._pending["validation"] |= {"loss": loss, "auroc": auroc}
         self.record.history(self._pending)
@@ -226,7 +226,7 @@ class Server:
         Raises:
             FederationError: nothing was measured that could select one.
         """
-        self.inbox.close(missing)
+        self.collector.close(missing)
         self._validated()
         if self.standings.best is None:
             raise FederationError(
@@ -241,8 +241,8 @@ class Server:
 
     def close_test(self, missing: Mapping[str, str]) -> dict[str, Metrics]:
         """What the sites measured on their own test data."""
-        self.inbox.close(missing)
-        return self.inbox.metrics()
+        self.collector.close(missing)
+        return self.collector.metrics()
 
     @property
     def selected_round(self) -> int:
@@ -267,10 +267,10 @@ class Server:
         phase: str,
         split: Literal["validation", "test"] = "validation",
     ) -> dict[str, Packed]:
-        best = {site: self.standings.of(site) for site in self.roster.members}
+        best = {site: self.standings.of(site) for site in self.registry.members}
         asked = assignments(
             self.plan.method,
-            self.roster,
+            self.registry,
             model,
             task,
             best if number is None else dict.fromkeys(best, number),
@@ -281,12 +281,12 @@ class Server:
             class_tensors=self._facts.tensors,
             split=split,
         )
-        return self.inbox.open(asked)
+        return self.collector.open(asked)
 
     def _commit(self, number: int) -> None:
         header = {
             "plan": begun_with(self.plan),
-            "roster": self.roster.to_dict(),
+            "registry": self.registry.to_dict(),
             "standings": self.standings.to_dict(),
             "pending": self._pending,
             "holders": sorted(self._holders),

@@ -21,7 +21,7 @@ from suture.core.labels import LabelSet
 from suture.data.batch import Samples
 from suture.data.config import SiteConfig
 from suture.data.readers import load_table
-from suture.learning.training import Observer, Workbench
+from suture.learning.training import Observer, SiteContext
 
 FILE = "diagnostics.jsonl"
 
@@ -81,9 +81,9 @@ class Watch:
         self._made, self._right = (torch.zeros(len(labels), dtype=torch.long) for _ in range(2))
         self._told: dict[str, dict[str, float]] = {}
 
-    def over(self, bench: Workbench) -> Workbench:
+    def over(self, context: SiteContext) -> SiteContext:
         """The workbench with this watching it."""
-        return replace(bench, tell=self.tell, observe=self.observe)
+        return replace(context, tell=self.tell, observe=self.observe)
 
     @property
     def observe(self) -> Observer | None:

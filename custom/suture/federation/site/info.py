@@ -15,9 +15,9 @@ from suture.federation.site.abstain import CodeMismatch, LabelViewRefused
 from suture.learning.evaluation import class_counts
 from suture.learning.samples import SiteSamples
 from suture.models.classifier import Layout
-from suture.protocol.messages import Counts, Hello
+from suture.protocol.messages import Counts, SiteInfo
 
-SAID = "said.json"
+FIRST_COUNTS = "counts.json"
 
 
 def refuse(site: str, plan: Plan, config: SiteConfig) -> None:
@@ -52,7 +52,7 @@ def refuse(site: str, plan: Plan, config: SiteConfig) -> None:
             )
 
 
-def introduce(plan: Plan, config: SiteConfig, data: SiteSamples, prior: str | None, folder: Path) -> Hello:
+def introduce(plan: Plan, config: SiteConfig, data: SiteSamples, prior: str | None, folder: Path) -> SiteInfo:
     """The site's own classes, its numbers of images and, where the method asks, its counts of labels.
 
     Args:
@@ -60,26 +60,28 @@ def introduce(plan: Plan, config: SiteConfig, data: SiteSamples, prior: str | No
         folder: of the experiment at the site, which remembers what was said.
     """
     labels, samples = data
-    asked = labels.task in plan.method.egress(Layout({}, {})).counts
-    return Hello(
+    asked = labels.label_type in plan.method.egress(Layout({}, {})).counts
+    return SiteInfo(
         labels.names,
         {split: len(part) for split, part in samples.items()},
         config.training.threads,
         code_hash(),
-        labels.task,
-        said_once(labels, class_counts(labels, samples["train"], config.privacy), folder) if asked else {},
+        labels.label_type,
+        first_counts(labels, class_counts(labels, samples["train"], config.privacy), folder) if asked else {},
         prior,
         config.privacy.protection,
     )
 
 
-def said_once(labels: LabelSet, counts: dict[str, Counts | None], folder: Path) -> dict[str, Counts | None]:
+def first_counts(
+    labels: LabelSet, counts: dict[str, Counts | None], folder: Path
+) -> dict[str, Counts | None]:
     """The counts as they were first said in this experiment.
 
     Two counts of data that changed by one patient in between would tell what that patient has. So a class
     that was spoken of keeps its answer, also where that was none, and only a new class is counted.
     """
-    path = folder / SAID
+    path = folder / FIRST_COUNTS
     before = json.loads(path.read_text())["counts"] if path.exists() else {}
     told = {name: before.get(name, counts[name]) for name in labels.names}
     if before.keys() < {*before, *told}:

@@ -20,25 +20,25 @@ from suture.core.labels import LabelSet
 from suture.data.batch import columns
 from suture.data.config import SiteConfig
 from suture.federation.differential_privacy import protected
-from suture.federation.plan import Plan, context
+from suture.federation.plan import Plan, round_context
 from suture.federation.site.abstain import abstention, kind, note, out_of_memory
 from suture.federation.site.diagnostics import Diagnostics, Watch
 from suture.federation.site.info import introduce, refuse
 from suture.federation.site.state import fixed, local, own_beginning, restored, under
 from suture.federation.store import Rounds
 from suture.learning.evaluation import measure
-from suture.learning.one_task import one_task
 from suture.learning.samples import SiteSamples, load_samples
-from suture.learning.training import Workbench
-from suture.methods.base import Context
-from suture.methods.parameters import crossing, kept, parts
+from suture.learning.single_target import single_target
+from suture.learning.training import SiteContext
+from suture.methods.base import RoundContext
+from suture.methods.parameters import kept, parts, shared_parameters
 from suture.methods.share import put
 from suture.models import build
 from suture.models.classifier import Classifier, Layout, load_tensors, split_state
 from suture.models.priors import Prior, check_width, load_prior
 from suture.models.saved import save_model
 from suture.protocol.check import Expectation
-from suture.protocol.messages import Evaluation, Hello, Labels, Metrics, Payload, Reply, Update
+from suture.protocol.messages import Evaluation, Labels, Metrics, Payload, Reply, SiteInfo, Update
 from suture.protocol.packing import Packed
 
 log = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ class Site:
         """
         torch.set_num_threads(self.config.training.threads)
         steps: dict[str, Callable[[Payload], Reply]] = {
-            "hello": self._hello,
+            "handshake": self._handshake,
             "train": self._train,
             "evaluate": self._evaluate,
         }
@@ -107,7 +107,9 @@ class Site:
         labels = task.labels or self._data()[0].names
         model, method = self._model(labels), self.plan.method
         state, head = split_state(model.state_dict())
-        layout = Layout.of(*parts(method, {name: state[name] for name in crossing(model, method)}, head))
+        layout = Layout.of(
+            *parts(method, {name: state[name] for name in shared_parameters(model, method)}, head)
+        )
         return Expectation(
             task.task,
             task.round,
@@ -122,7 +124,7 @@ class Site:
 
     # The three tasks
 
-    def _hello(self, _: Payload) -> Hello:
+    def _handshake(self, _: Payload) -> SiteInfo:
         prior = self._prior
         if prior:
             check_width(prior, self._model(self._data()[0].names), self.name)
@@ -130,32 +132,32 @@ class Site:
 
     def _train(self, task: Payload) -> Reply:
         state = self._state(task)
-        bench = self._workbench(task, state)
-        metrics = self._measure(bench, "validation", task.committed, bootstrap=0)
-        ctx = context(self.plan, self.rounds, task.round)
-        bench, update, keep = self._trained(bench, task, state, ctx)
+        context = self._context(task, state)
+        metrics = self._measure(context, "validation", task.committed, bootstrap=0)
+        ctx = round_context(self.plan, self.rounds, task.round)
+        context, update, keep = self._trained(context, task, state, ctx)
         header = {
             "threads": self.config.training.threads,
             "labels": list(task.labels),
             "phase": ctx.phase.name,
             "round": task.round,
         }
-        own = kept(bench.model, self.plan.method) | {f"kept/{k}": t for k, t in keep.items()}
+        own = kept(context.model, self.plan.method) | {f"kept/{k}": t for k, t in keep.items()}
         self.states.save(task.round, Packed(own, header), task.committed)
         method, images = self.plan.method, len(self._data()[1]["train"])
         losses, samples = (
             self.expectation(task).egress.losses,
-            method.behind_losses(images, bench.own(method.local)),
+            method.behind_losses(images, context.own(method.local)),
         )
         told = protected(update, task, self.config.privacy, losses, samples, self.folder)
         return replace(told, metrics=metrics)
 
     def _trained(
-        self, bench: Workbench, task: Payload, state: Packed, ctx: Context
-    ) -> tuple[Workbench, Update, dict[str, Tensor]]:
+        self, context: SiteContext, task: Payload, state: Packed, ctx: RoundContext
+    ) -> tuple[SiteContext, Update, dict[str, Tensor]]:
         """The method's round, with half the batch from then on if the memory is full the first time."""
         try:
-            return self._attempt(bench, task, state, ctx)
+            return self._attempt(context, task, state, ctx)
         except (RuntimeError, MemoryError) as error:
             batch = self.config.training.batch_size or self.plan.method.local.batch_size
             if not out_of_memory(error) or self._halved or batch < 4 or self.plan.method.fixed_steps:
@@ -163,31 +165,31 @@ class Site:
             self._halved = batch // 2
             log.warning("%s: %s; trying again with batches of %d", self.name, kind(error), self._halved)
         # Not within the handler: its traceback holds what filled the memory.
-        return self._attempt(self._workbench(task, state), task, state, ctx)
+        return self._attempt(self._context(task, state), task, state, ctx)
 
     def _attempt(
-        self, bench: Workbench, task: Payload, state: Packed, ctx: Context
-    ) -> tuple[Workbench, Update, dict[str, Tensor]]:
-        watch = self._watching(bench)
+        self, context: SiteContext, task: Payload, state: Packed, ctx: RoundContext
+    ) -> tuple[SiteContext, Update, dict[str, Tensor]]:
+        watch = self._watching(context)
         update, keep = self.plan.method.train(
-            watch.over(bench) if watch else bench, task, Packed(under("kept/", state), state.header), ctx
+            watch.over(context) if watch else context, task, Packed(under("kept/", state), state.header), ctx
         )
         if watch:
             watch.write(task.round)
-        return bench, update, keep
+        return context, update, keep
 
     def _evaluate(self, task: Payload) -> Evaluation:
         state = self._state(task)
-        bench = self._workbench(task, state)
+        context = self._context(task, state)
         if task.split == "validation":
-            return Evaluation(self._measure(bench, "validation", task.round, bootstrap=0))
-        measured, own = self._measure(bench, "test", task.round, _BOOTSTRAP), None
+            return Evaluation(self._measure(context, "validation", task.round, bootstrap=0))
+        measured, own = self._measure(context, "test", task.round, _BOOTSTRAP), None
         if trained := local(task, state, self.plan.method, self.plan.seed):
-            load_tensors(bench.model, trained)
-            own = self._measure(bench, "test", task.round, bootstrap=0)
+            load_tensors(context.model, trained)
+            own = self._measure(context, "test", task.round, bootstrap=0)
         if trained or self.plan.method.part_at_site:
             facts = {"site": self.name, "round": task.round, "experiment": self.plan.experiment}
-            save_model(bench.model, self.plan.model, self.folder / "model", facts)
+            save_model(context.model, self.plan.model, self.folder / "model", facts)
         return Evaluation(measured, own)
 
     # What they share
@@ -196,10 +198,12 @@ class Site:
         """The site's own classes and its samples, read once."""
         if self._samples is None:
             data, method = self._load(), self.plan.method
-            self._samples = one_task(data, self.config.data.target, self.name) if method.one_task else data
+            self._samples = (
+                single_target(data, self.config.data.target, self.name) if method.single_target else data
+            )
         return self._samples
 
-    def _watching(self, bench: Workbench) -> Watch | None:
+    def _watching(self, context: SiteContext) -> Watch | None:
         """In a simulation: what writes down how the round went, beside the state."""
         guesses = self.config.data.truth is not None and self.plan.method.guesses
         if not guesses and not self.config.storage.diagnostics:
@@ -207,7 +211,7 @@ class Site:
         if self._diagnostics is None:
             train = self._data()[1]["train"] if guesses else None
             self._diagnostics = Diagnostics(self.name, self.config, train, self.folder)
-        return self._diagnostics.watching(bench.model.labels)
+        return self._diagnostics.watching(context.model.labels)
 
     def _keep(self, best: int) -> None:
         """Keeps what of the site's own belongs to the best round so far: it may be wanted again."""
@@ -217,20 +221,20 @@ class Site:
                 self.states.keep(earlier)
 
     def _state(self, task: Payload) -> Packed:
-        labels = LabelSet(task.labels, self._data()[0].task)
+        labels = LabelSet(task.labels, self._data()[0].label_type)
         begun = own_beginning(task, self.plan, self.name, labels)
         return restored(self.states, begun, self.config.training.threads, self.name)
 
-    def _workbench(self, task: Payload, state: Packed) -> Workbench:
+    def _context(self, task: Payload, state: Packed) -> SiteContext:
         """The model with everything that was received, and the data cut to its classes."""
         model = self._model(task.labels)
         own_part = fixed(task, state, model, self.plan.method, self.plan.seed)
         load_tensors(model, put(self.plan.method.share, own_part, {**task.shared, **task.head}))
         own, samples = self._data()
-        wanted = LabelSet(task.labels, own.task)
+        wanted = LabelSet(task.labels, own.label_type)
         absent = self.plan.method.missing_is_negative
         training = self.config.training
-        return Workbench(
+        return SiteContext(
             self.name,
             model,
             {split: columns(part, own, wanted, absent=absent) for split, part in samples.items()},
@@ -256,17 +260,17 @@ class Site:
 
     def _model(self, labels: Labels) -> Classifier:
         if labels not in self._models:
-            names = LabelSet(labels, self._data()[0].task)
+            names = LabelSet(labels, self._data()[0].label_type)
             model = build(self.plan.model, names, self.plan.seed, pretrained=False)
             self._models = {labels: model.to(self.config.training.device)}
         return self._models[labels]
 
     def _measure(
-        self, bench: Workbench, split: Literal["validation", "test"], of_round: int, bootstrap: int
+        self, context: SiteContext, split: Literal["validation", "test"], of_round: int, bootstrap: int
     ) -> Metrics:
         """The model on one split of this site's data."""
         return measure(
-            bench,
+            context,
             self.plan.method.loss,
             self._data()[0],
             split,

@@ -17,7 +17,7 @@ from suture.federation.plan import Plan
 from suture.federation.site.abstain import MissingState, ThreadsChanged
 from suture.federation.store import Rounds
 from suture.methods.base import Method
-from suture.methods.parameters import staying
+from suture.methods.parameters import local_parameters
 from suture.models import build
 from suture.models.classifier import HEADS, Classifier, relabelled
 from suture.protocol.messages import Payload
@@ -67,7 +67,7 @@ def fixed(task: Payload, state: Packed, model: Classifier, method: Method, seed:
     Raises:
         MissingState: the site no longer holds some of it.
     """
-    held, names = under("fixed/", state), staying(model, method)
+    held, names = under("fixed/", state), local_parameters(model, method)
     missing = [name for name in names if name not in held]
     if missing:
         raise MissingState(f"the site no longer holds {missing[0]} and {len(missing) - 1} more tensors")

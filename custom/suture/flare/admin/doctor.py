@@ -122,7 +122,7 @@ def check_data(config: SiteConfig) -> Iterator[Finding]:
         )
         return
     counts = ", ".join(f"{len(table.of(split))} {split}" for split in SPLITS)
-    text = f"{len(table.labels)} classes ({table.labels.task}); images: {counts}"
+    text = f"{len(table.labels)} classes ({table.labels.label_type}); images: {counts}"
     empty = not any(len(table.of(split)) for split in SPLITS)
     if empty:
         yield error("data", text, "no row is in use; see docs/data.md on splits")

@@ -21,7 +21,7 @@ CLASSES: dict[Role, tuple[str, ...]] = {
 
 COMPONENTS: dict[Role, dict[str, Any]] = {
     "site": {"id": "process_launcher", "path": "suture.flare.launcher.TolerantLauncher", "args": {}},
-    "server": {"id": "abandoned_jobs", "path": "suture.flare.stale_jobs.AbandonedJobs", "args": {}},
+    "server": {"id": "abandoned_jobs", "path": "suture.flare.stale_jobs.StaleJobs", "args": {}},
 }
 """What lets a party survive the death of its processes; the site's takes the place of FLARE's launcher."""
 

@@ -85,7 +85,7 @@ class Connection:
             return str(self._session.clone_job(job_id))
 
     def recent(self, job_id: str) -> dict[str, Any]:
-        """What a running job tells of itself, as `Teller.recent`; empty while it tells nothing."""
+        """What a running job tells of itself, as `EventFeed.recent`; empty while it tells nothing."""
         # A job that is starting or ending is unknown to this command for a while.
         with suppress(JobNotFound, JobNotRunning, KeyError, TypeError, *_REFUSALS):
             try:

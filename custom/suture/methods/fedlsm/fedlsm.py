@@ -30,15 +30,15 @@ import torch
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from suture.core.labels import Task
+from suture.core.labels import LabelType
 from suture.core.validation import STRICT
 from suture.learning.losses import masked_loss
-from suture.learning.training import LocalTraining, Workbench, fit
+from suture.learning.training import LocalTraining, SiteContext, fit
 from suture.methods.aggregation import weighted_mean
-from suture.methods.averaging import WHY, Best, in_phase, kept_moments, loss_of, owned, trained
-from suture.methods.base import Census, ClassFacts, Context, GlobalModel, LabelView, Method
+from suture.methods.averaging import WHY, Best, in_phase, kept_optimiser_state, loss_of, owned, trained
+from suture.methods.base import ClassFacts, GlobalModel, LabelStatistics, LabelView, Method, RoundContext
 from suture.methods.class_weights import ClassWeights, class_weights, counted, told_weights, why_counted
-from suture.methods.fedlsm.mean_teacher import Lessons, Teaching
+from suture.methods.fedlsm.mean_teacher import MeanTeacher, Teaching
 from suture.models.classifier import Layout
 from suture.models.norm import NormPolicy
 from suture.protocol.egress import IMAGES, OWNERS, Egress
@@ -94,26 +94,26 @@ class FedLSM(Method):
             why=_WHY | why_counted(self.class_weights),
         )
 
-    def loss(self, logits: Tensor, y: Tensor, known: Tensor, task: Task) -> Tensor:
+    def loss(self, logits: Tensor, y: Tensor, known: Tensor, task: LabelType) -> Tensor:
         if task == "multiclass":  # a labelled image is known not to be of any other class either
             y, known = torch.where(known, y, 0.0), torch.ones_like(known)
         return masked_loss(logits, y, known, task)
 
     def train(
-        self, site: Workbench, received: Payload, state: Packed, ctx: Context
+        self, site: SiteContext, received: Payload, state: Packed, ctx: RoundContext
     ) -> tuple[Update, dict[str, Tensor]]:
         local = in_phase(site.own(self.local), ctx)
         local = replace(local, batch_size=min(local.batch_size, self.local.batch_size))
-        task = site.model.labels.task
+        task = site.model.labels.label_type
         weight = told_weights(received, self.class_weights, task)
         best = Best(site, loss_of(self.loss, task)) if ctx.phase.keep_best else None
-        lessons = Lessons(self.teaching, site, local, weight, ctx.seed, ctx.round)
+        lessons = MeanTeacher(self.teaching, site, local, weight, ctx.seed, ctx.round)
         fitted = fit(
             site,
             lessons.objective,
             local,
             policy=self.batch_norm,
-            moments=kept_moments(state, ctx),
+            optimiser_state=kept_optimiser_state(state, ctx),
             head_only=ctx.phase.trainable == "head",
             seed=ctx.seed,
             round_=ctx.round,
@@ -130,12 +130,12 @@ class FedLSM(Method):
             class_weights=lessons.drawn if self.proxies == "counted" else images * owned(site),
             scalars={"pseudo_positive": lessons.positive, "pseudo_negative": lessons.negative},
         )
-        return update, fitted.moments
+        return update, fitted.optimiser_state
 
-    def class_facts(self, census: Census) -> ClassFacts:
-        return class_weights(census, self.class_weights)
+    def class_facts(self, statistics: LabelStatistics) -> ClassFacts:
+        return class_weights(statistics, self.class_weights)
 
-    def merge(self, previous: GlobalModel, updates: Iterable[Update], ctx: Context) -> GlobalModel:
+    def aggregate(self, previous: GlobalModel, updates: Iterable[Update], ctx: RoundContext) -> GlobalModel:
         mean = weighted_mean(previous, updates)  # n_k for the backbone, q_c^k for each row
         return replace(previous, shared=mean.shared(), head=mean.head())
 

@@ -23,7 +23,7 @@ from suture.core.validation import STRICT
 from suture.data.augmentation import STRONG, WEAK, Augmentation
 from suture.data.batch import Batch, endless
 from suture.learning.losses import probabilities
-from suture.learning.training import LocalTraining, Workbench, predict, ready_inputs, view
+from suture.learning.training import LocalTraining, SiteContext, predict, ready_inputs, view
 from suture.methods.fedlsm.pseudo_labels import KINDS, Reading, Targets, Thresholds, mix
 from suture.models.classifier import Classifier
 
@@ -99,7 +99,7 @@ NOBODY = Thresholds(math.inf, -math.inf, math.inf)
 """No teacher is as sure as that."""
 
 
-class Lessons:
+class MeanTeacher:
     """One round at a site.
 
     Args:
@@ -117,14 +117,14 @@ class Lessons:
     def __init__(
         self,
         how: Teaching,
-        site: Workbench,
+        site: SiteContext,
         local: LocalTraining,
         weight: Tensor | None,
         seed: int,
         round_: int,
     ) -> None:
         self._how, self._site, self._local = how, site, local
-        self._task = site.model.labels.task
+        self._task = site.model.labels.label_type
         self._kind = KINDS[self._task]
         self._weight = None if weight is None else weight.to(site.device)
         self._pseudo = round_ >= how.start_round
@@ -227,7 +227,7 @@ class Lessons:
 
 
 def subsets(
-    how: Teaching, site: Workbench, pseudo: bool, seed: int, round_: int
+    how: Teaching, site: SiteContext, pseudo: bool, seed: int, round_: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The rows of D^l, D^m and D^h; without pseudo-labels all of them are in D^m.
 
@@ -246,8 +246,8 @@ def subsets(
     if how.estimation == "random":
         order = torch.randperm(n, generator=generator_for(seed, site.name, round_, "subsets"))
     else:
-        p = probabilities(predict(site, train), site.model.labels.task)
-        kind = KINDS[site.model.labels.task]
+        p = probabilities(predict(site, train), site.model.labels.label_type)
+        kind = KINDS[site.model.labels.label_type]
         order = torch.argsort(kind.entropy(p, ~torch.isnan(train.y), how.entropy), stable=True)
     return order[:low], order[low : n - high], order[n - high :]
 

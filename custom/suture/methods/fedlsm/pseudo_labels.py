@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from suture.core.labels import Task
+from suture.core.labels import LabelType
 from suture.methods.class_weights import weighted_bce
 
 Reading = Literal["paper", "program"]
@@ -187,7 +187,7 @@ class SingleLabel(Kind):
         return -y * F.log_softmax(logits, dim=1)
 
 
-KINDS: dict[Task, Kind] = {"multilabel": MultiLabel(), "multiclass": SingleLabel()}
+KINDS: dict[LabelType, Kind] = {"multilabel": MultiLabel(), "multiclass": SingleLabel()}
 
 
 def mix(certain: Targets, uncertain: Targets, share: float) -> Targets:

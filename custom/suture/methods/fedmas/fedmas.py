@@ -32,14 +32,14 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from suture.core.errors import ConfigError
-from suture.core.labels import Task
+from suture.core.labels import LabelType
 from suture.core.validation import STRICT
 from suture.data.batch import Batch, Samples
 from suture.learning.losses import balanced_ce, masked_loss
-from suture.learning.training import LocalTraining, Workbench, fit, ready_inputs, training_batches
+from suture.learning.training import LocalTraining, SiteContext, fit, ready_inputs, training_batches
 from suture.methods.aggregation import weighted_mean
-from suture.methods.averaging import WHY, Best, in_phase, kept_moments, loss_of, trained
-from suture.methods.base import Context, GlobalModel, LabelView, Method
+from suture.methods.averaging import WHY, Best, in_phase, kept_optimiser_state, loss_of, trained
+from suture.methods.base import GlobalModel, LabelView, Method, RoundContext
 from suture.methods.fedmas.rescue import (
     FARTHEST,
     LEAST,
@@ -141,16 +141,16 @@ class FedMAS(Method):
         passes = local.iterations * local.batch_size if local.iterations else local.epochs
         return FARTHEST**2 * max(passes, local.warmup_epochs)
 
-    def loss(self, logits: Tensor, y: Tensor, known: Tensor, task: Task) -> Tensor:
+    def loss(self, logits: Tensor, y: Tensor, known: Tensor, task: LabelType) -> Tensor:
         return masked_loss(logits, y, known, task)
 
     def train(
-        self, site: Workbench, received: Payload, state: Packed, ctx: Context
+        self, site: SiteContext, received: Payload, state: Packed, ctx: RoundContext
     ) -> tuple[Update, dict[str, Tensor]]:
         local = in_phase(site.own(self.local), ctx)
         if self.supervision == "program":
             local = replace(local, clip=local.clip or CLIP)
-        best = Best(site, loss_of(self.loss, site.model.labels.task)) if ctx.phase.keep_best else None
+        best = Best(site, loss_of(self.loss, site.model.labels.label_type)) if ctx.phase.keep_best else None
         watch = Divergence(site, self)
         before = watch.under(site.model)
         if site.tell:
@@ -160,7 +160,7 @@ class FedMAS(Method):
             watch.objective,
             local,
             policy=self.batch_norm,
-            moments=kept_moments(state, ctx),
+            optimiser_state=kept_optimiser_state(state, ctx),
             head_only=ctx.phase.trainable == "head",
             seed=ctx.seed,
             round_=ctx.round,
@@ -174,9 +174,11 @@ class FedMAS(Method):
             weight = rescue_factor(before, watch.while_training(), self.rescue)
             check_rescue(weight, site.name, ctx.round)
         done = trained(site, received, ctx, fitted)
-        return replace(done, weight=weight, class_weights=weight * ones(received.labels)), fitted.moments
+        return replace(
+            done, weight=weight, class_weights=weight * ones(received.labels)
+        ), fitted.optimiser_state
 
-    def merge(self, previous: GlobalModel, updates: Iterable[Update], ctx: Context) -> GlobalModel:
+    def aggregate(self, previous: GlobalModel, updates: Iterable[Update], ctx: RoundContext) -> GlobalModel:
         mean = weighted_mean(previous, updates)  # every tensor and row of a site by its rescue factor
         return replace(previous, shared=mean.shared(), head=mean.head())
 
@@ -199,8 +201,8 @@ class Divergence:
         ConfigError: the site has no prior, or the model's projection is not as wide as it.
     """
 
-    def __init__(self, site: Workbench, method: FedMAS) -> None:
-        self._site, self._method, self._task = site, method, site.model.labels.task
+    def __init__(self, site: SiteContext, method: FedMAS) -> None:
+        self._site, self._method, self._task = site, method, site.model.labels.label_type
         self._prior = prior_of(site)
         train = site.samples["train"]
         self._train = replace(train, inputs={**train.inputs, PRIOR: self._remembered(train)})
@@ -264,7 +266,7 @@ class Divergence:
         return site.cache[PRIOR]
 
 
-def prior_of(site: Workbench) -> Prior:
+def prior_of(site: SiteContext) -> Prior:
     """The site's prior.
 
     Raises:

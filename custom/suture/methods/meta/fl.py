@@ -19,13 +19,13 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from suture.core.labels import Task
+from suture.core.labels import LabelType
 from suture.core.validation import STRICT
 from suture.learning.losses import masked_loss
-from suture.learning.training import Fitted, LocalTraining, Workbench
+from suture.learning.training import Fitted, LocalTraining, SiteContext
 from suture.methods.aggregation import weighted_mean
 from suture.methods.averaging import trained, weights_egress
-from suture.methods.base import Context, GlobalModel, LabelView, Method
+from suture.methods.base import GlobalModel, LabelView, Method, RoundContext
 from suture.methods.meta.inner_loop import INNER, adapted, check_inner
 from suture.models.classifier import Layout
 from suture.models.norm import NormPolicy
@@ -42,7 +42,7 @@ class FL(Method):
     title: ClassVar[str] = "FL (of the inner loop)"
     paper: ClassVar[str] = "Zhang et al. 2021, Eqs. 1 and 2"
     label_view: ClassVar[LabelView] = "own"
-    one_task: ClassVar[bool] = True
+    single_target: ClassVar[bool] = True
     fixed_steps: ClassVar[bool] = True
 
     local: LocalTraining = INNER
@@ -55,18 +55,18 @@ class FL(Method):
     def egress(self, layout: Layout) -> Egress:
         return weights_egress(layout)
 
-    def loss(self, logits: Tensor, y: Tensor, known: Tensor, task: Task) -> Tensor:
+    def loss(self, logits: Tensor, y: Tensor, known: Tensor, task: LabelType) -> Tensor:
         return masked_loss(logits, y, known, task)
 
     def behind_losses(self, images: int, local: LocalTraining) -> int:
         return images // self.batches // 2
 
     def train(
-        self, site: Workbench, received: Payload, state: Packed, ctx: Context
+        self, site: SiteContext, received: Payload, state: Packed, ctx: RoundContext
     ) -> tuple[Update, dict[str, Tensor]]:
         done = adapted(site, self.loss, self.local, ctx, self.batches, second_order=False)
         return trained(site, received, ctx, Fitted(done.support_loss, {})), {}
 
-    def merge(self, previous: GlobalModel, updates: Iterable[Update], ctx: Context) -> GlobalModel:
+    def aggregate(self, previous: GlobalModel, updates: Iterable[Update], ctx: RoundContext) -> GlobalModel:
         mean = weighted_mean(previous, updates)
         return replace(previous, shared=mean.shared(), head=mean.head())

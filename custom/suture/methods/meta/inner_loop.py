@@ -26,9 +26,16 @@ from suture.core.seeds import generator_for
 from suture.core.validation import STRICT
 from suture.data.batch import Batch
 from suture.learning.losses import TaskLoss
-from suture.learning.training import LocalTraining, NonFiniteLoss, Workbench, ready_inputs, rest, set_training
+from suture.learning.training import (
+    LocalTraining,
+    NonFiniteLoss,
+    SiteContext,
+    ready_inputs,
+    rest,
+    set_training,
+)
 from suture.methods.aggregation import WeightedMean
-from suture.methods.base import Context, GlobalModel, Method
+from suture.methods.base import GlobalModel, Method, RoundContext
 from suture.methods.parameters import parts
 from suture.methods.share import put
 from suture.models.classifier import Layout, load_tensors, split_state
@@ -77,7 +84,7 @@ def check_inner(local: LocalTraining, batch_norm: NormPolicy) -> None:
         raise ConfigError("the statistics of batch norm have no gradient: set batch_norm=frozen")
 
 
-def batch_of(site: Workbench, round_: int, batches: int, seed: int) -> tuple[Batch, Batch]:
+def batch_of(site: SiteContext, round_: int, batches: int, seed: int) -> tuple[Batch, Batch]:
     """Support and query of a round.
 
     Args:
@@ -138,7 +145,13 @@ class Adapted:
 
 
 def adapted(
-    site: Workbench, loss: TaskLoss, local: LocalTraining, ctx: Context, batches: int, *, second_order: bool
+    site: SiteContext,
+    loss: TaskLoss,
+    local: LocalTraining,
+    ctx: RoundContext,
+    batches: int,
+    *,
+    second_order: bool,
 ) -> Adapted:
     """The inner loop from the model that a site received; the model then holds phi.
 
@@ -153,7 +166,7 @@ def adapted(
 
     def objective(parameters: Parameters, batch: Batch) -> Tensor:
         logits = functional_call(model, parameters, (batch.inputs,))
-        return loss(logits, batch.y, batch.known, model.labels.task)
+        return loss(logits, batch.y, batch.known, model.labels.label_type)
 
     theta = {n: p.detach().clone().requires_grad_() for n, p in model.named_parameters() if p.requires_grad}
     with _differentiable(second_order):
@@ -179,7 +192,7 @@ def gradient_egress(layout: Layout) -> Egress:
 
 
 def gradient_update(
-    method: Method, site: Workbench, received: Payload, ctx: Context, batches: int, order: int
+    method: Method, site: SiteContext, received: Payload, ctx: RoundContext, batches: int, order: int
 ) -> Update:
     """L_k and its gradient, of the rows that cross: with respect to phi (first order) or theta (second)."""
     done = adapted(site, method.loss, method.local, ctx, batches, second_order=order == 2)
@@ -225,13 +238,13 @@ def _take_step(theta: Parameters, previous: GlobalModel, step: ServerStep) -> di
         return {}
     optimiser = torch.optim.Adam(theta.values(), step.lr)
     for name, tensor in theta.items():
-        moments = {
+        optimiser_state = {
             key.removeprefix(f"{name}/"): t.clone()
             for key, t in previous.memory.items()
             if key.startswith(f"{name}/")
         }
-        if moments and moments["exp_avg"].shape == tensor.shape:
-            optimiser.state[tensor] = moments
+        if optimiser_state and optimiser_state["exp_avg"].shape == tensor.shape:
+            optimiser.state[tensor] = optimiser_state
     optimiser.step()
     return {
         f"{name}/{key}": value.detach()

@@ -25,11 +25,11 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from suture.core.labels import Task
+from suture.core.labels import LabelType
 from suture.core.validation import STRICT
 from suture.learning.losses import masked_loss
-from suture.learning.training import LocalTraining, Workbench
-from suture.methods.base import Context, GlobalModel, LabelView, Method
+from suture.learning.training import LocalTraining, SiteContext
+from suture.methods.base import GlobalModel, LabelView, Method, RoundContext
 from suture.methods.meta.inner_loop import (
     INNER,
     ServerStep,
@@ -59,7 +59,7 @@ class PMFL(Method):
     title: ClassVar[str] = "PMFL"
     paper: ClassVar[str] = "Zhang et al. 2021, Algorithm 2"
     label_view: ClassVar[LabelView] = "own"
-    one_task: ClassVar[bool] = True
+    single_target: ClassVar[bool] = True
     fixed_steps: ClassVar[bool] = True
 
     local: LocalTraining = INNER
@@ -75,17 +75,17 @@ class PMFL(Method):
     def egress(self, layout: Layout) -> Egress:
         return gradient_egress(layout)  # the layout is already that of the rows that cross
 
-    def loss(self, logits: Tensor, y: Tensor, known: Tensor, task: Task) -> Tensor:
+    def loss(self, logits: Tensor, y: Tensor, known: Tensor, task: LabelType) -> Tensor:
         return masked_loss(logits, y, known, task)
 
     def behind_losses(self, images: int, local: LocalTraining) -> int:
         return images // self.batches // 2
 
     def train(
-        self, site: Workbench, received: Payload, state: Packed, ctx: Context
+        self, site: SiteContext, received: Payload, state: Packed, ctx: RoundContext
     ) -> tuple[Update, dict[str, Tensor]]:
         # The model holds the site's own half and the received one; what it holds afterwards, the site keeps.
         return gradient_update(self, site, received, ctx, self.batches, self.order), {}
 
-    def merge(self, previous: GlobalModel, updates: Iterable[Update], ctx: Context) -> GlobalModel:
+    def aggregate(self, previous: GlobalModel, updates: Iterable[Update], ctx: RoundContext) -> GlobalModel:
         return stepped(self, previous, updates, self.server)

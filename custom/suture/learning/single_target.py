@@ -12,7 +12,7 @@ TARGET = "Target"
 """The one row of a method in which each site has a task of its own."""
 
 
-def one_task(data: SiteSamples, target: str | None, site: str) -> SiteSamples:
+def single_target(data: SiteSamples, target: str | None, site: str) -> SiteSamples:
     """The samples with the site's one class, as the class `TARGET`; those where it is unknown are left out.
 
     Args:

@@ -9,14 +9,15 @@ from typing import Any
 import pytest
 
 from suture.federation.loop import Loop, federate
+from suture.federation.server.admission import noted
 from suture.federation.server.global_model import initial
-from suture.federation.server.welcome import noted
 from suture.learning.training import LocalTraining
 from suture.methods.base import ClassFacts
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec
 from suture.models.norm import NormPolicy
 from suture.reports.progress import following
+from suture.reports.report import write_report
 
 FROZEN = SurgicalAggregation(local=LocalTraining(lr=1e-2, batch_size=8), batch_norm="frozen")
 TOLD = "it stays at mean 0 and variance 1"
@@ -29,6 +30,7 @@ def test_batch_norm_frozen_at_no_training_is_noted_on_the_page_and_in_the_termin
     server = federation.server()
     with following(server.record.folder, "small", "local"):
         federate(server, Loop(federation.sites()))
+        write_report(server.record.folder)
     (note,) = json.loads((server.record.folder / "run.json").read_text())["notes"]
     assert TOLD in note
     assert TOLD in " ".join(capsys.readouterr().out.split())

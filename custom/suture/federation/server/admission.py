@@ -9,15 +9,15 @@ from suture.federation.plan import Plan, Quorum, needed
 from suture.federation.server.collector import Line, told
 from suture.federation.server.global_model import classifier
 from suture.federation.server.record import Record
-from suture.federation.server.registry import Member, Roster
+from suture.federation.server.registry import Member, SiteRegistry
 from suture.methods.base import ClassFacts, GlobalModel
 from suture.models.norm import norm_names
-from suture.protocol.messages import Hello
+from suture.protocol.messages import SiteInfo
 
 
-def welcome(
-    hellos: Mapping[str, Hello], lines: dict[str, Line], min_sites: Quorum | None
-) -> dict[str, Hello]:
+def admitted(
+    infos: Mapping[str, SiteInfo], lines: dict[str, Line], min_sites: Quorum | None
+) -> dict[str, SiteInfo]:
     """The sites that can take part.
 
     Args:
@@ -28,9 +28,9 @@ def welcome(
     Raises:
         FederationError: there are too few; says why each one is missing.
     """
-    for site in [s for s, hello in hellos.items() if not hello.n.get("train")]:
+    for site in [s for s, info in infos.items() if not info.n.get("train")]:
         lines[site] |= {"status": "rejected", "reason": "it has no training images"}
-    welcomed = {s: hello for s, hello in hellos.items() if hello.n.get("train")}
+    welcomed = {s: info for s, info in infos.items() if info.n.get("train")}
     if len(welcomed) < needed(min_sites, len(lines)):
         refused = {s: line["reason"] for s, line in lines.items() if s not in welcomed}
         raise FederationError(f"the federation cannot start; {told(refused)}")
@@ -39,7 +39,7 @@ def welcome(
 
 def introduce(
     record: Record,
-    roster: Roster,
+    registry: SiteRegistry,
     known: Mapping[str, Member],
     round_: int,
     rounds: int,
@@ -57,18 +57,18 @@ def introduce(
     record.update(
         status="running",
         rounds=rounds,
-        labels=list(roster.labels),
+        labels=list(registry.labels),
         sites={s: {"labels": list(m.names), "n": dict(m.n)} for s, m in known.items()},
-        threads={"server": 1, **{s: m.threads for s, m in roster.members.items()}},
-        protection={s: dict(m.protection) for s, m in roster.members.items() if m.protection},
+        threads={"server": 1, **{s: m.threads for s, m in registry.members.items()}},
+        protection={s: dict(m.protection) for s, m in registry.members.items() if m.protection},
         **({"new_labels": list(added)} if added else {}),
     )
     record.event(
         "begin",
         round=round_,
         rounds=rounds,
-        sites=sorted(roster.members),
-        labels=list(roster.labels),
+        sites=sorted(registry.members),
+        labels=list(registry.labels),
         refused=dict(refused),
         new_labels=list(added),
     )
@@ -76,11 +76,11 @@ def introduce(
         record.event("note", text=note)
 
 
-def held_prior(plan: Plan, roster: Roster) -> dict[str, str]:
+def held_prior(plan: Plan, registry: SiteRegistry) -> dict[str, str]:
     """The name and digest of the frozen network that all sites hold; empty where the method has none."""
-    if plan.method.prior is None or roster.prior is None:
+    if plan.method.prior is None or registry.prior is None:
         return {}
-    return {"name": plan.method.prior.name, "digest": roster.prior}
+    return {"name": plan.method.prior.name, "digest": registry.prior}
 
 
 def noted(model: GlobalModel, plan: Plan, facts: ClassFacts) -> list[str]:
