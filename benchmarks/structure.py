@@ -3,10 +3,10 @@
     python benchmarks/structure.py                 # of this checkout
     python benchmarks/structure.py --tree DIR      # of another, to compare
 
-A room is what lies at the top of the package. An arrow is a pair of rooms of which one imports the other. Depth
-is the longest chain of imports from module to module. A line of code is neither blank, nor a comment, nor part of
-a docstring; a function's length is that of its text. What averaging methods share are lines of code that stand in
-another one of them too, to the letter.
+A room is what lies at the top of the package. An arrow is a pair of rooms of which one imports the other.
+Depth is the longest chain of imports from module to module. A line of code is neither blank, nor a comment,
+nor part of a docstring; a function's length is that of its text. What averaging methods share are lines of
+code that stand in another of them too, to the letter.
 """
 
 from __future__ import annotations
@@ -23,9 +23,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 LONGEST = 40
 AVERAGING = ("surgical", "partial", "vanilla")
-SKIPPED = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT} | {
-    tokenize.ENDMARKER
-}
+NO_CODE = ("COMMENT", "NL", "NEWLINE", "INDENT", "DEDENT", "ENDMARKER")
 
 
 def modules(package: Path) -> dict[str, Path]:
