@@ -17,7 +17,7 @@ from rich.table import Table
 
 from suture.core.labels import LabelSet, LabelType
 from suture.data.batch import Samples
-from suture.learning.training import LocalTraining, SiteContext, fit, predict
+from suture.learning.training import LocalRound, LocalTraining, SiteContext, fit, predict
 from suture.methods.fedlsm.fedlsm import FedLSM
 from suture.methods.fedlsm.mean_teacher import MeanTeacher, Teaching, subsets
 from suture.models import ModelSpec, build
@@ -44,20 +44,10 @@ def site_of(spec: ModelSpec, task: LabelType) -> SiteContext:
 
 def steps_of(site: SiteContext) -> float:
     """Seconds of a step as FedLSM takes it, the ranking left out."""
-    lessons = MeanTeacher(HOW, site, LOCAL, torch.ones(14), 1, 1)
+    round_ = LocalRound(LOCAL, "average", 1, 1)
+    teacher = MeanTeacher(HOW, site, round_, torch.ones(14))
     began = time.perf_counter()
-    fit(
-        site,
-        lessons.objective,
-        LOCAL,
-        policy="average",
-        optimiser_state={},
-        head_only=False,
-        seed=1,
-        round_=1,
-        batches=lessons.batches,
-        after_step=lessons.teach,
-    )
+    fit(site, teacher.objective, round_, batches=teacher.batches, after_step=teacher.follow_student)
     return (time.perf_counter() - began) / STEPS
 
 

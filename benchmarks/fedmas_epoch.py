@@ -26,7 +26,7 @@ from suture.data.augmentation import Augmentation
 from suture.data.batch import Samples
 from suture.data.table import Split
 from suture.learning.training import LocalTraining, SiteContext, predict
-from suture.methods.base import Method, Phase, RoundContext
+from suture.methods.base import Method, Phase, RoundContext, local_round
 from suture.methods.fedavg import FedAvg
 from suture.methods.fedmas.fedmas import FedMAS
 from suture.models import ModelSpec, build
@@ -61,9 +61,8 @@ def epoch(site: SiteContext, method: Method, folder: Path) -> Callable[[], objec
     """A round of one epoch, in a process that remembers nothing but what lies in a cache folder."""
     shared, head = split_state(site.model.state_dict())
     task = Payload("train", 1, 0, labels=LABELS.names, shared=shared, head=head)
-    return lambda: method.train(
-        replace(site, cache={}, cache_dir=folder), task, Packed({}, {"phase": "none"}), CTX
-    )
+    own = replace(site, cache={}, cache_dir=folder)
+    return lambda: method.train(own, task, local_round(method, own, Packed({}, {}), CTX))
 
 
 def seconds(work: Callable[[], object]) -> float:

@@ -15,7 +15,7 @@ from suture.core.labels import LabelSet
 from suture.data.augmentation import MILD, augment
 from suture.data.batch import Samples
 from suture.learning.losses import masked_bce
-from suture.learning.training import LocalTraining, SiteContext, fit, on_known
+from suture.learning.training import LocalRound, LocalTraining, SiteContext, fit, on_known
 from suture.models import ModelSpec, build
 from suture.simulation.phantom import FINDINGS
 from suture.simulation.phantom_hospitals import HOSPITALS, PhantomSpec, generate
@@ -27,16 +27,7 @@ SPEC = ModelSpec("cnn", size=64)
 
 def ours(site: SiteContext, local: LocalTraining, round_: int) -> None:
     """The training loop of a site."""
-    fit(
-        site,
-        on_known(masked_bce),
-        local,
-        policy="average",
-        optimiser_state={},
-        head_only=False,
-        seed=1,
-        round_=round_,
-    )
+    fit(site, on_known(masked_bce), LocalRound(local, "average", 1, round_))
 
 
 def bare(site: SiteContext, local: LocalTraining, round_: int) -> None:

@@ -14,9 +14,16 @@ from suture.core.labels import LabelSet
 from suture.data.augmentation import MILD
 from suture.data.batch import Batch, Samples
 from suture.learning.losses import masked_bce
-from suture.learning.training import LocalTraining, NonFiniteLoss, SiteContext, fit, on_known, predict
-from suture.methods.averaging import in_phase
-from suture.methods.base import Phase, RoundContext
+from suture.learning.training import (
+    LocalRound,
+    LocalTraining,
+    NonFiniteLoss,
+    SiteContext,
+    fit,
+    on_known,
+    predict,
+)
+from suture.methods.base import Phase, RoundContext, in_phase
 from suture.models import ModelSpec, build
 from suture.models.classifier import Classifier
 
@@ -34,17 +41,9 @@ def context(n: int = 9) -> SiteContext:
 
 
 def train(site: SiteContext, round_: int = 1, optimiser_state: Any = None, **options: Any) -> Any:
-    chosen = {"policy": "average", "head_only": False, "local": LOCAL, **options}
-    local = chosen.pop("local")
-    return fit(
-        site,
-        on_known(masked_bce),
-        local,
-        optimiser_state=optimiser_state or {},
-        seed=1,
-        round_=round_,
-        **chosen,
-    )
+    own = {name: options.pop(name) for name in ("batches", "after_step", "after_epoch") if name in options}
+    chosen = {"norm": "average", "local": LOCAL, "optimiser_state": optimiser_state or {}, **options}
+    return fit(site, on_known(masked_bce), LocalRound(seed=1, round=round_, **chosen), **own)
 
 
 def state(site: SiteContext) -> dict[str, torch.Tensor]:
@@ -124,15 +123,11 @@ def test_iterations_are_the_number_of_steps_whatever_the_epochs(epochs: int, ite
         sizes.append(len(batch))
         return masked_bce(model(batch.inputs), batch.y, batch.known)
 
+    local = LocalTraining(lr=1e-2, batch_size=4, epochs=epochs, iterations=iterations)
     fitted = fit(
         site,
         objective,
-        LocalTraining(lr=1e-2, batch_size=4, epochs=epochs, iterations=iterations),
-        policy="average",
-        optimiser_state={},
-        head_only=False,
-        seed=1,
-        round_=1,
+        LocalRound(local, "average", 1, 1),
         after_step=lambda: steps.append(len(sizes)),
         after_epoch=lambda: ends.append(len(sizes)),
     )
@@ -196,12 +191,7 @@ def test_a_batch_is_made_when_the_step_before_is_done() -> None:
     fit(
         site,
         objective,
-        LocalTraining(lr=1e-2, epochs=2),
-        policy="average",
-        optimiser_state={},
-        head_only=False,
-        seed=1,
-        round_=1,
+        LocalRound(LocalTraining(lr=1e-2, epochs=2), "average", 1, 1),
         batches=batches,
         after_step=lambda: events.append("step"),
         after_epoch=lambda: events.append("epoch"),

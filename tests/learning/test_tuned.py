@@ -18,7 +18,7 @@ from suture.core.labels import LabelSet
 from suture.data.config import load_site_config
 from suture.learning.finetuning import FineTuning
 from suture.learning.single_target import TARGET
-from suture.learning.training import LocalTraining, SiteContext, fit
+from suture.learning.training import LocalRound, SiteContext, fit
 from suture.learning.tuned import begun, task_name, tune_targets
 from suture.models import ModelSpec, build
 from suture.models.saved import load_model, save_model
@@ -143,10 +143,10 @@ def test_what_the_site_says_of_its_machine_is_heeded(
     data.write_text(data.read_text() + own)
     seen: list[tuple[object, ...]] = []
 
-    def noted(context: SiteContext, objective: object, local: LocalTraining, **more: Any) -> Any:
+    def noted(context: SiteContext, objective: object, round_: LocalRound, **more: Any) -> Any:
         threads = torch.get_num_threads()
-        seen.append((threads, str(context.device), context.amp, local.lr, local.batch_size))
-        return fit(context, objective, local, **more)  # type: ignore[arg-type]
+        seen.append((threads, str(context.device), context.amp, round_.local.lr, round_.local.batch_size))
+        return fit(context, objective, round_, **more)  # type: ignore[arg-type]
 
     monkeypatch.setattr("suture.learning.finetuning.fit", noted)
     command = ["finetune", str(model), str(data), "--target", "Mass", "--runs", "1", "--epochs", "1"]

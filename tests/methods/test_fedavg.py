@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from rounds import train_round
 from suture.core.labels import LabelSet
 from suture.federation.server.global_model import initial
 from suture.learning.losses import balanced_ce
@@ -15,7 +16,6 @@ from suture.learning.training import LocalTraining, SiteContext
 from suture.methods.base import GlobalModel, Phase, RoundContext
 from suture.methods.fedavg import FedAvg
 from suture.protocol.messages import Payload, Update
-from suture.protocol.packing import Packed
 
 CTX = RoundContext(1, Phase("main", 1), 0)
 EVERY = ("Fibrosis", "Hernia", "Mass", "Nodule")
@@ -58,8 +58,8 @@ def test_sites_count_with_their_images() -> None:
 
 def test_rows_of_all_or_of_their_owners(tiny: Any) -> None:
     context, task = bench_of(tiny)
-    every, _ = FedAvg(local=LOCAL).train(context, task, Packed({}, {}), CTX)
-    owners, _ = FedAvg(local=LOCAL, rows="owners").train(context, task, Packed({}, {}), CTX)
+    every, _ = train_round(FedAvg(local=LOCAL), context, task, CTX)
+    owners, _ = train_round(FedAvg(local=LOCAL, rows="owners"), context, task, CTX)
     assert every.weight == owners.weight == 15
     assert every.class_weights.tolist() == [15] * 4
     assert owners.class_weights.tolist() == [0, 0, 15, 15]
@@ -69,8 +69,8 @@ def test_class_weights_reach_the_loss(tiny: Any) -> None:
     """One step on the whole of the data: the weights of positives change what is sent."""
     context, task = bench_of(tiny)
     heavy = replace(task, class_tensors={"positive_weight": torch.full((4,), 50.0)})
-    plain, _ = FedAvg(local=LOCAL).train(context, task, Packed({}, {}), CTX)
-    weighted, _ = FedAvg(local=LOCAL).train(context, heavy, Packed({}, {}), CTX)
+    plain, _ = train_round(FedAvg(local=LOCAL), context, task, CTX)
+    weighted, _ = train_round(FedAvg(local=LOCAL), context, heavy, CTX)
     assert plain.train_loss is not None
     assert weighted.train_loss is not None
     assert weighted.train_loss > 5 * plain.train_loss
@@ -88,5 +88,5 @@ def test_balanced_softmax_takes_the_sites_own_counts(tiny: Any) -> None:
     context, task = bench_of(tiny)
     context.model.labels = LabelSet(EVERY, "multiclass")
     one = replace(context, samples={"train": replace(train, y=y)})
-    done, _ = FedAvg(local=LOCAL, softmax="balanced").train(one, task, Packed({}, {}), CTX)
+    done, _ = train_round(FedAvg(local=LOCAL, softmax="balanced"), one, task, CTX)
     assert done.train_loss == pytest.approx(float(expected), rel=1e-5)

@@ -10,19 +10,18 @@ from typing import Any
 import pytest
 import torch
 
+from rounds import train_round
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
 from suture.core.validation import parse
 from suture.federation.server.global_model import initial
 from suture.federation.site.abstain import LabelViewRefused
-from suture.learning.training import LocalTraining, SiteContext
-from suture.methods.averaging import loss_of, validation_loss
-from suture.methods.base import GlobalModel, Phase, RoundContext
+from suture.learning.training import LocalRound, LocalTraining, SiteContext, validation_loss
+from suture.methods.base import GlobalModel, Phase, RoundContext, loss_of
 from suture.methods.fedlsm.fedlsm import FedLSM
 from suture.methods.fedlsm.mean_teacher import MeanTeacher, Teaching, follow, subsets
 from suture.models.classifier import Classifier
 from suture.protocol.messages import Payload, Update
-from suture.protocol.packing import Packed
 
 LABELS = ("A", "B", "C")
 CTX = RoundContext(1, Phase("main", 1), 0)
@@ -97,12 +96,13 @@ METHOD = FedLSM(
         ema=0.9,
     ),
 )
+ROUND = LocalRound(METHOD.local, "average", 0, 1)
 
 
 def test_before_pseudo_labels_a_site_learns_what_it_knows(tiny: Any) -> None:
     method = replace(METHOD, teaching=replace(METHOD.teaching, start_round=2))
     context, task = bench_of(tiny, method)
-    done, _ = method.train(context, task, Packed({}, {}), CTX)
+    done, _ = train_round(method, context, task, CTX)
     known = torch.tensor([name in ("Mass", "Nodule") for name in EVERY])
     assert bool((done.class_weights[~known] == 0).all())
     assert bool((done.class_weights[known] > 0).all())
@@ -114,14 +114,14 @@ def test_before_pseudo_labels_a_site_learns_what_it_knows(tiny: Any) -> None:
 
 def test_the_ablations(tiny: Any) -> None:
     context, task = bench_of(tiny, METHOD)
-    owners, _ = replace(METHOD, proxies="owners").train(context, task, Packed({}, {}), CTX)
+    owners, _ = train_round(replace(METHOD, proxies="owners"), context, task, CTX)
     n = len(context.samples["train"])
     assert owners.class_weights.tolist() == [0, 0, n, n]
-    plain = MeanTeacher(replace(METHOD.teaching, enhancing="none"), context, METHOD.local, None, 0, 1)
+    plain = MeanTeacher(replace(METHOD.teaching, enhancing="none"), context, ROUND, None)
     g = torch.Generator()
     batches = list(plain.batches(g, g))
     assert [len(b) for b in batches] == [8, 8, 8]
-    whole = MeanTeacher(METHOD.teaching, context, METHOD.local, None, 0, 1)
+    whole = MeanTeacher(METHOD.teaching, context, ROUND, None)
     images = next(iter(whole.batches(g, g))).inputs["image"]
     assert len(images) == 8
 
@@ -152,7 +152,7 @@ def test_the_loss_of_the_program_is_a_product_of_means(tiny: Any) -> None:
     )
     context, _ = bench_of(tiny, method)
     weight = torch.tensor([2.0, 1.0, 0.5, 3.0])
-    lessons = MeanTeacher(method.teaching, context, method.local, weight, 0, 1)
+    lessons = MeanTeacher(method.teaching, context, replace(ROUND, local=method.local), weight)
     g = torch.Generator().manual_seed(0)
     batch = next(iter(lessons.batches(g, g)))
     s = torch.randn(8, 4, generator=g)
@@ -172,7 +172,7 @@ def test_a_site_must_agree_to_see_every_class(tiny: Any) -> None:
 def test_sites_take_no_larger_batches_than_the_job(tiny: Any) -> None:
     """q counts draws: a site with larger ones would have more say."""
     context, task = bench_of(tiny, METHOD)
-    large, _ = METHOD.train(replace(context, batch_size=64), task, Packed({}, {}), CTX)
+    large, _ = train_round(METHOD, replace(context, batch_size=64), task, CTX)
     most = METHOD.local.iterations * METHOD.local.batch_size  # type: ignore[operator]
     assert float(large.class_weights.max()) <= most
     assert METHOD.egress(_layout()).class_weight == (0.0, most)
@@ -200,7 +200,7 @@ def test_without_iterations_a_round_is_whole_passes(tiny: Any) -> None:
     local = LocalTraining(lr=1e-2, epochs=3, batch_size=8)
     method = replace(METHOD, local=local, teaching=replace(METHOD.teaching, start_round=2))
     context, task = bench_of(tiny, method)
-    _, optimiser_state = method.train(context, task, Packed({}, {}), CTX)
+    _, optimiser_state = train_round(method, context, task, CTX)
     assert float(optimiser_state["head.bias/step"]) == 6  # three passes over 15 images in batches of 8
 
 
@@ -212,8 +212,9 @@ def test_a_warm_up_may_draw_more_than_a_round(tiny: Any) -> None:
 
 def test_batches_of_mixtures_alone_are_refused(tiny: Any) -> None:
     context, _ = bench_of(tiny, METHOD)
+    tiny_batches = replace(ROUND, local=replace(METHOD.local, batch_size=2))
     with pytest.raises(ConfigError, match="alpha: batches of 2 have no room for 2 mixtures"):
-        MeanTeacher(METHOD.teaching, context, replace(METHOD.local, batch_size=2), None, 0, 1)
+        MeanTeacher(METHOD.teaching, context, tiny_batches, None)
 
 
 def test_a_warm_up_returns_its_best_epoch(tiny: Any) -> None:
@@ -224,7 +225,7 @@ def test_a_warm_up_returns_its_best_epoch(tiny: Any) -> None:
     def after(phase: Phase) -> float:
         model = copy.deepcopy(context.model)
         site = replace(context, model=model)
-        done, _ = METHOD.train(site, task, Packed({}, {}), RoundContext(1, phase, 0))
+        done, _ = train_round(METHOD, site, task, RoundContext(1, phase, 0))
         loss = validation_loss(site, loss_of(METHOD.loss, "multilabel"))
         assert loss is not None
         torch.testing.assert_close(done.head["head.bias"], model.head.bias.detach())  # it is what is sent

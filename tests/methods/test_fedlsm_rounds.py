@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rounds import train_round
 from suture.core.labels import LabelSet, LabelType
 from suture.core.seeds import generator_for, seed_for
 from suture.data.augmentation import Augmentation, augment
@@ -22,7 +23,6 @@ from suture.methods.fedlsm.mean_teacher import Teaching, follow
 from suture.models import ModelSpec, build
 from suture.models.classifier import Classifier, Preprocessing, split_state
 from suture.protocol.messages import Payload
-from suture.protocol.packing import Packed
 
 LABELS = ("A", "B", "C", "D")
 KNOWN = (False, False, True, True)
@@ -153,7 +153,7 @@ def literal_round(
 def assert_trained_alike(
     site: SiteContext, task: Payload, method: FedLSM, expected: Classifier, tally: Tally
 ) -> None:
-    done, optimiser_state = method.train(site, task, Packed({}, {}), RoundContext(1, Phase("main", 1), 5))
+    done, optimiser_state = train_round(method, site, task, RoundContext(1, Phase("main", 1), 5))
     for name, tensor in {**done.shared, **done.head}.items():
         torch.testing.assert_close(tensor, expected.state_dict()[name], rtol=1e-6, atol=1e-6)
     assert done.class_weights.tolist() == tally.q

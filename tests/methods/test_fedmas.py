@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import suture.methods.fedmas.fedmas as fedmas
+from rounds import train_round
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet, LabelType
 from suture.core.seeds import generator_for
@@ -28,7 +29,6 @@ from suture.models.classifier import Preprocessing
 from suture.models.priors import PriorSpec
 from suture.models.priors.prior import freeze
 from suture.protocol.messages import Payload, Update
-from suture.protocol.packing import Packed
 
 CTX = RoundContext(1, Phase("main", 1), 0)
 CNN = ModelSpec("cnn", size=16)
@@ -219,7 +219,7 @@ def test_a_round_is_that_of_the_equations(
         context = of_one_class(context)
     context = precise(context)
     expected, rescue = literal_round(context, 5, SHORT if method is PROGRAM else math.inf)
-    done, _ = method.train(context, task, Packed({}, {}), replace(CTX, seed=5))
+    done, _ = train_round(method, context, task, replace(CTX, seed=5))
     assert ("second_head.weight" in done.head) == (method is PROGRAM)
     assert any(name.startswith("projector.") for name in done.shared)
     for name, tensor in {**done.shared, **done.head}.items():
@@ -243,17 +243,17 @@ def test_the_prior_sees_each_image_once_where_it_sees_it_plain(tiny: Any) -> Non
     context = replace(context, prior=prior, augmentation=MILD)
     plain = replace(METHOD, prior_view="plain")
     for _ in range(2):
-        plain.train(context, task, Packed({}, {}), CTX)
+        train_round(plain, context, task, CTX)
     assert sum(seen) == 15
-    plain.train(replace(context, cache={}), task, Packed({}, {}), CTX)  # as in another process
+    train_round(plain, replace(context, cache={}), task, CTX)  # as in another process
     assert sum(seen) == 15
-    METHOD.train(context, task, Packed({}, {}), CTX)
+    train_round(METHOD, context, task, CTX)
     assert sum(seen) == 15 + 2 * 15  # the augmented images of two epochs
 
 
 def test_by_images_it_is_distillation_without_mas(tiny: Any) -> None:
     context, task = bench_of(tiny)
-    done, _ = replace(METHOD, aggregation="images").train(context, task, Packed({}, {}), CTX)
+    done, _ = train_round(replace(METHOD, aggregation="images"), context, task, CTX)
     assert done.weight == 15
 
 
@@ -288,4 +288,4 @@ def test_a_prior_of_another_width_is_refused(tiny: Any) -> None:
     with pytest.raises(
         ConfigError, match=r"alpha: .* has 7 features and the model 5; set model\.projection=7"
     ):
-        METHOD.train(replace(context, prior=replace(context.prior, width=7)), task, Packed({}, {}), CTX)
+        train_round(METHOD, replace(context, prior=replace(context.prior, width=7)), task, CTX)

@@ -10,15 +10,14 @@ import pytest
 import torch
 from test_fedmas import CNN, CTX, EVERY, METHOD, bench_of, literal_round, of_one_class, precise
 
+from rounds import train_round
 from suture.federation.server.global_model import initial
-from suture.learning.training import LocalTraining
-from suture.methods.averaging import loss_of, validation_loss
-from suture.methods.base import Phase
+from suture.learning.training import LocalTraining, validation_loss
+from suture.methods.base import Phase, loss_of
 from suture.methods.fedavg import FedAvg
 from suture.methods.fedmas.fedmas import FedMAS
 from suture.methods.fedmas.rescue import distance
 from suture.protocol.messages import Payload
-from suture.protocol.packing import Packed
 
 PHANTOMS = FedMAS(local=LocalTraining(lr=1e-2, batch_size=8))
 
@@ -26,9 +25,9 @@ PHANTOMS = FedMAS(local=LocalTraining(lr=1e-2, batch_size=8))
 def test_without_distillation_it_is_balanced_softmax_with_rescue_factors(tiny: Any) -> None:
     benches = [bench_of(tiny) for _ in range(3)]
     (_, task), (one, two, three) = benches[0], (precise(of_one_class(context)) for context, _ in benches)
-    alone, _ = replace(METHOD, distillation=0.0).train(one, task, Packed({}, {}), CTX)
+    alone, _ = train_round(replace(METHOD, distillation=0.0), one, task, CTX)
     balanced = FedAvg(local=METHOD.local, softmax="balanced", class_weights="none")
-    plain, _ = balanced.train(two, task, Packed({}, {}), CTX)
+    plain, _ = train_round(balanced, two, task, CTX)
     for name, tensor in {**plain.shared, **plain.head}.items():
         if not name.startswith("projector."):
             torch.testing.assert_close(alone.shared.get(name, alone.head.get(name)), tensor)
@@ -41,12 +40,12 @@ def test_the_best_epoch_of_the_warm_up_is_kept(tiny: Any) -> None:
     """Of three epochs, steps too long, not the last is best; the rescue factor is of all three."""
     received = replace(CTX, phase=Phase("warm-up", 1, "head", 20.0, 3, keep_best=True))
     context, task = bench_of(tiny)
-    kept, _ = METHOD.train(context, task, Packed({}, {}), received)
+    kept, _ = train_round(METHOD, context, task, received)
     losses, ends = [], []
     for epochs in (1, 2, 3):
         context, task = bench_of(tiny)
         phase = replace(received.phase, epochs=epochs, keep_best=False)
-        ends.append(METHOD.train(context, task, Packed({}, {}), replace(received, phase=phase))[0])
+        ends.append(train_round(METHOD, context, task, replace(received, phase=phase))[0])
         losses.append(validation_loss(context, loss_of(METHOD.loss, "multilabel")))
     best = losses.index(min(losses))
     assert best < 2
@@ -72,9 +71,7 @@ def test_without_a_projector_the_backbones_own_features_are_compared(tiny: Any) 
             context.model.features({"image": context.prepare(image)}), context.prior.features(image)
         )
     heard: dict[str, torch.Tensor] = {}
-    update, _ = PHANTOMS.train(
-        replace(context, tell=heard.update), task, Packed({}, {}), replace(CTX, seed=1)
-    )
+    update, _ = train_round(PHANTOMS, replace(context, tell=heard.update), task, replace(CTX, seed=1))
     means = [float(each[context.samples["train"].y[:, k] == 1].mean()) for k in (2, 3)]  # Mass and Nodule
     assert heard["divergence"].tolist() == pytest.approx([0, 0, *means], abs=1e-5)
     assert line["sites"]["alpha"]["weight"] == pytest.approx(update.weight, rel=1e-4)

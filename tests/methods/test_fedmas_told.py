@@ -11,9 +11,10 @@ import torch
 from test_fedmas import CNN, CTX, EVERY, METHOD, bench_of
 from torch import Tensor
 
+from rounds import train_round
 from suture.federation.site.diagnostics import FILE
 from suture.methods.fedmas.rescue import distance
-from suture.protocol.packing import Packed, pack
+from suture.protocol.packing import pack
 
 
 def test_the_divergence_of_each_class_is_told_before_training(tiny: Any) -> None:
@@ -29,7 +30,7 @@ def test_the_divergence_of_each_class_is_told_before_training(tiny: Any) -> None
     def hear(figures: Mapping[str, Tensor]) -> None:
         told.update(figures)
 
-    METHOD.train(replace(context, tell=hear), task, Packed({}, {}), CTX)
+    train_round(METHOD, replace(context, tell=hear), task, CTX)
     assert set(told) == {"images", "divergence"}
     for column in range(len(EVERY)):
         own = train.y[:, column] == 1
@@ -42,7 +43,7 @@ def test_the_update_is_the_same_whether_anybody_listens(tiny: Any) -> None:
     packed = []
     for tell in (None, lambda _: None):
         context, task = bench_of(tiny)
-        update, _ = METHOD.train(replace(context, tell=tell), task, Packed({}, {}), CTX)
+        update, _ = train_round(METHOD, replace(context, tell=tell), task, CTX)
         packed.append(pack(update))
     assert packed[0].header == packed[1].header
     assert packed[0].tensors.keys() == packed[1].tensors.keys()

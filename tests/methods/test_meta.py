@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from rounds import train_round
 from suture.core.labels import LabelSet
 from suture.core.seeds import generator_for
 from suture.data.augmentation import Augmentation
@@ -27,7 +28,6 @@ from suture.models import ModelSpec
 from suture.models.classifier import Classifier, head_rows, load_tensors, split_state
 from suture.models.lstm import text_lstm
 from suture.protocol.messages import Payload, Update, ones
-from suture.protocol.packing import Packed
 
 TARGET = LabelSet(("target",))
 WORDS = 21
@@ -134,10 +134,10 @@ def federation(method: Any, rounds: int) -> tuple[list[dict[str, Tensor]], dict[
             shared, rows = parts(method, server.shared, server.head)
             model = models[site]
             load_tensors(model, put(method.share, model.state_dict(), {**shared, **rows}))
-            update, _ = method.train(
+            update, _ = train_round(
+                method,
                 context(site, model, silo(i)),
                 Payload("train", labels=TARGET.names, shared=shared, head=rows),
-                Packed({}, {}),
                 at(round_),
             )
             updates.append(update)
@@ -273,7 +273,7 @@ def test_second_derivatives_are_taken_without_cudnn(
         seen.add(torch.backends.cudnn.enabled)
         return masked_loss(*args)
 
-    monkeypatch.setattr("suture.methods.meta.metafl.masked_loss", noticed)
+    monkeypatch.setattr("suture.methods.base.masked_loss", noticed)
     federation(MetaFL(local=LOCAL, order=order, batches=3), 1)
     assert seen == {order == 1}
     assert torch.backends.cudnn.enabled
@@ -286,11 +286,8 @@ def test_a_gpu_has_the_gradient_of_the_cpu(order: Literal[1, 2]) -> None:
     for device in ("cpu", "cuda"):
         site = context("a", text_model(0).to(device), replace(silo(0), y=silo(0).y.float()))
         method = MetaFL(local=LOCAL, order=order, batches=3)
-        update, _ = method.train(
-            replace(site, device=torch.device(device)),
-            Payload("train", labels=TARGET.names),
-            Packed({}, {}),
-            at(1),
+        update, _ = train_round(
+            method, replace(site, device=torch.device(device)), Payload("train", labels=TARGET.names), at(1)
         )
         found.append(update.shared)
     for name, one in found[0].items():

@@ -13,9 +13,8 @@ from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
 from suture.core.seeds import seed_for
 from suture.federation.plan import round_context
-from suture.learning.training import LocalTraining
-from suture.methods.averaging import Best, in_phase, loss_of, validation_loss
-from suture.methods.base import Phase, RoundContext
+from suture.learning.training import BestEpoch, LocalTraining, validation_loss
+from suture.methods.base import Phase, RoundContext, in_phase, loss_of
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec, build
 from suture.models.classifier import redraw_head
@@ -107,7 +106,7 @@ def test_the_best_epoch_is_kept(tiny: Any) -> None:
     model = initial(site.plan, ("Mass", "Nodule"))
     task = Payload("train", 1, 0, labels=("Mass", "Nodule"), shared=dict(model.shared), head=dict(model.head))
     context = site._context(task, site._state(task))
-    best = Best(context, loss_of(site.plan.method.loss, "multilabel"))
+    best = BestEpoch(context, loss_of(site.plan.method.loss, "multilabel"))
     best()
     good = validation_loss(context, loss_of(site.plan.method.loss, "multilabel"))
     with torch.no_grad():

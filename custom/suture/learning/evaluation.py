@@ -12,7 +12,7 @@ from torch import Tensor
 
 from suture.core.labels import LabelSet, LabelType
 from suture.data.batch import Samples
-from suture.learning.losses import TaskLoss, masked_loss
+from suture.learning.losses import LabelLoss, masked_loss
 from suture.learning.metrics import bootstrap_mean, mean_defined, score_classes
 from suture.learning.single_label import class_recalls, single_label
 from suture.learning.training import NonFiniteLoss, SiteContext, predict
@@ -24,7 +24,7 @@ NOTHING = ClassScore(None, None, None, None, None)
 
 def measure(
     context: SiteContext,
-    loss: TaskLoss,
+    loss: LabelLoss,
     own: LabelSet,
     split: Literal["validation", "test"],
     of_round: int,

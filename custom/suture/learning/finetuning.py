@@ -26,7 +26,7 @@ from suture.data.batch import Samples
 from suture.data.split import by_patient
 from suture.learning.losses import masked_bce
 from suture.learning.metrics import auroc, youden
-from suture.learning.training import LocalTraining, SiteContext, fit, on_known, predict
+from suture.learning.training import LocalRound, LocalTraining, SiteContext, fit, on_known, predict
 from suture.models import ModelSpec, build
 from suture.models.classifier import Classifier, load_tensors
 
@@ -133,12 +133,7 @@ def _tuned(context: SiteContext, how: FineTuning, seed: int) -> Tuned:
     fit(
         context,
         on_known(masked_bce),
-        local,
-        policy="average",
-        optimiser_state={},
-        head_only=False,
-        seed=seed,
-        round_=1,
+        LocalRound(local, "average", seed, 1),
         after_epoch=lambda: areas.append(auroc(truth, scores())),
     )
     at = youden(truth, scores())

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from suture.core.labels import LabelType
 
-TaskLoss = Callable[[Tensor, Tensor, Tensor, LabelType], Tensor]
+LabelLoss = Callable[[Tensor, Tensor, Tensor, LabelType], Tensor]
 """`Method.loss`: logits, y and known ``[n, c]``, and the task, to a scalar."""
 
 

@@ -22,7 +22,7 @@ from suture.data.augmentation import Augmentation, augment
 from suture.data.batch import Batch, Samples, endless
 from suture.data.table import Split
 from suture.learning.optimiser import load_optimiser_state, optimiser_state_of
-from suture.models.classifier import Classifier, Preprocessing, redraw_head
+from suture.models.classifier import Classifier, Preprocessing, load_tensors, redraw_head
 from suture.models.norm import NormPolicy, train_mode
 from suture.models.priors.prior import Prior
 
@@ -34,6 +34,9 @@ Observer = Callable[[Tensor, Tensor], None]
 
 Objective = Callable[[Classifier, Batch], Tensor]
 """What a step minimises: the model on a batch, to a scalar."""
+
+Batches = Callable[[torch.Generator, torch.Generator], Iterable[Batch]]
+"""The batches of an epoch, from a generator for their order and one for their augmentation."""
 
 
 class NonFiniteLoss(SutureError):
@@ -124,8 +127,30 @@ class SiteContext:
 
 
 @dataclass(frozen=True)
+class LocalRound:
+    """One round of local training, with everything settled that is not the method's own.
+
+    Attributes:
+        local: learning rate, epochs and batch size of this site in this round.
+        norm: what batch norm does while the model trains.
+        seed, round: with the site's name they seed shuffling, augmentation and dropout.
+        optimiser_state: of the round before; empty in the first round of a phase.
+        head_only: whether the backbone rests, in eval mode, and only the head is trained.
+        keep_best: the validation loss by which the best epoch is kept; None keeps the last epoch.
+    """
+
+    local: LocalTraining
+    norm: NormPolicy
+    seed: int
+    round: int
+    optimiser_state: Mapping[str, Tensor] = field(default_factory=dict)
+    head_only: bool = False
+    keep_best: Loss | None = None
+
+
+@dataclass(frozen=True)
 class Fitted:
-    """The mean loss of the local steps (None if there were none), and the moments by parameter name."""
+    """The mean loss of the local steps (None if there were none), and the optimiser's state."""
 
     loss: float | None
     optimiser_state: dict[str, Tensor]
@@ -139,57 +164,85 @@ def on_known(loss: Loss) -> Objective:
 def fit(
     site: SiteContext,
     objective: Objective,
-    local: LocalTraining,
+    round_: LocalRound,
     *,
-    policy: NormPolicy,
-    optimiser_state: Mapping[str, Tensor],
-    head_only: bool,
-    seed: int,
-    round_: int,
-    batches: Callable[[torch.Generator, torch.Generator], Iterable[Batch]] | None = None,
+    batches: Batches | None = None,
     after_step: Callable[[], None] | None = None,
     after_epoch: Callable[[], None] | None = None,
 ) -> Fitted:
-    """Trains the model in place.
+    """Train the site's model in place for one round.
 
     Args:
-        local: the learning rate, epochs and batch size to use, the site's own already among them.
-        policy: what batch norm does while training.
-        moments: the optimiser's, from the round before.
-        head_only: the backbone rests, in eval mode.
-        seed, round_: with the site's name they seed shuffling, augmentation and dropout.
-        batches: those of one epoch, from a generator for their order and one for their augmentation; by
-            default `training_batches`.
-        after_step: called when a step is done.
-        after_epoch: called when an epoch is over; it may measure the model, and change its tensors.
+        batches: the batches of one epoch; by default `training_batches`.
+        after_step: called after each step.
+        after_epoch: called after each epoch; it may measure the model, and change its tensors.
 
     Raises:
         NonFiniteLoss: naming site, round and step.
     """
-    model = site.model
-    if head_only and local.warmup_init == "independent":
-        redraw_head(model, seed_for(seed, site.name, "init"))
-    rest(model, head_only)
-    set_training(model, policy, head_only)
-    optimiser = optimiser_of(model, local)
-    load_optimiser_state(optimiser, model, optimiser_state)
+    local = round_.local
+    optimiser = _prepared(site, round_)
+    best = BestEpoch(site, round_.keep_best) if round_.keep_best else None
     make = batches or partial(training_batches, site, local)
-    shuffle = generator_for(seed, site.name, round_, "shuffle")
-    noise = generator_for(seed, site.name, round_, "augmentation")
+    where = (round_.seed, site.name, round_.round)
+    shuffle, noise = generator_for(*where, "shuffle"), generator_for(*where, "augmentation")
     total, steps = 0.0, 0
-    with seeded(seed_for(seed, site.name, round_, "dropout"), site.device):
+    with seeded(seed_for(*where, "dropout"), site.device):
         for _ in range(1 if local.iterations else local.epochs):
-            set_training(model, policy, head_only)
+            set_training(site.model, round_.norm, round_.head_only)
             for batch in make(shuffle, noise):
                 steps += 1
-                total += step(site, objective, optimiser, batch, f"round {round_}, step {steps}")
+                total += step(site, objective, optimiser, batch, f"round {round_.round}, step {steps}")
                 if after_step:
                     after_step()
-            if after_epoch:
-                after_epoch()
+            for done in (best, after_epoch):
+                if done:
+                    done()
     if (local.epochs or local.iterations) and not steps:
         raise SutureError(f"{site.name} has no training images; give it a split with some")
-    return Fitted(total / steps if steps else None, optimiser_state_of(optimiser, model))
+    if best:
+        best.restore()
+    return Fitted(total / steps if steps else None, optimiser_state_of(optimiser, site.model))
+
+
+def _prepared(site: SiteContext, round_: LocalRound) -> torch.optim.Optimizer:
+    """Set what of the model is trained; return its optimiser as the round before left it."""
+    model = site.model
+    if round_.head_only and round_.local.warmup_init == "independent":
+        redraw_head(model, seed_for(round_.seed, site.name, "init"))
+    rest(model, round_.head_only)
+    set_training(model, round_.norm, round_.head_only)
+    optimiser = optimiser_of(model, round_.local)
+    load_optimiser_state(optimiser, model, round_.optimiser_state)
+    return optimiser
+
+
+class BestEpoch:
+    """Remembers the epoch of the lowest validation loss; without validation data, the last epoch."""
+
+    def __init__(self, site: SiteContext, loss: Loss) -> None:
+        self._site, self._loss = site, loss
+        self._lowest = math.inf
+        self._tensors: dict[str, Tensor] = {}
+
+    def __call__(self) -> None:
+        """Measure the model, and remember it if it is the best so far."""
+        value = validation_loss(self._site, self._loss)
+        if value is None or value < self._lowest:
+            self._lowest = math.inf if value is None else value
+            self._tensors = {k: t.detach().clone() for k, t in self._site.model.state_dict().items()}
+
+    def restore(self) -> None:
+        """Put the best model back."""
+        load_tensors(self._site.model, self._tensors)
+
+
+def validation_loss(site: SiteContext, loss: Loss) -> float | None:
+    """The loss on the site's validation data, None if it has none."""
+    part = site.samples.get("validation")
+    if part is None or not len(part):
+        return None
+    return float(loss(predict(site, part), *part.targets()))
 
 
 def optimiser_of(model: nn.Module, local: LocalTraining) -> torch.optim.Optimizer:

@@ -8,6 +8,7 @@ over owners differ in the weights alone.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -76,6 +77,14 @@ class WeightedMean:
             mean = (total / divisor.view(shape)).to(previous.dtype)
             merged[name] = torch.where(sent.view(shape), mean, previous)
         return merged
+
+    def applied_to(self, previous: GlobalModel) -> GlobalModel:
+        """The model with the means in the place of its tensors; what was not averaged stays."""
+        return replace(
+            previous,
+            shared={**previous.shared, **self.shared()},
+            head={**previous.head, **self.head()},
+        )
 
 
 def weighted_mean(previous: GlobalModel, updates: Iterable[Update]) -> WeightedMean:

@@ -1,23 +1,23 @@
-"""The local round that the methods of weight averaging share."""
+"""Methods that train locally and average weights: what they share, so that each is what its paper changes."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from dataclasses import replace
+import copy
+from collections.abc import Iterable
+from dataclasses import field, replace
 
-import torch
+from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from suture.core.labels import LabelType
-from suture.learning.losses import TaskLoss
-from suture.learning.training import Fitted, LocalTraining, Loss, SiteContext, fit, on_known, predict
-from suture.methods.base import RoundContext
-from suture.models.classifier import Layout, load_tensors, split_state
+from suture.core.validation import STRICT
+from suture.data.batch import Batch
+from suture.learning.training import Fitted, LocalRound, LocalTraining, Objective, SiteContext, fit
+from suture.methods.aggregation import weighted_mean
+from suture.methods.base import GlobalModel, Method, RoundContext
+from suture.models.classifier import Classifier, Layout, split_state
 from suture.models.norm import NormPolicy
 from suture.protocol.egress import Egress
 from suture.protocol.messages import Payload, Update, ones
-from suture.protocol.packing import Packed
 
 WHY = {
     "shared": "backbone weights, averaged over sites",
@@ -29,49 +29,67 @@ WHY = {
 }
 
 
-def weights_egress(layout: Layout) -> Egress:
-    """What leaves when weights are averaged with every site counting once."""
-    return Egress(shared=layout.shared, head=layout.head, why=WHY)
+@dataclass(frozen=True, config=STRICT)
+class LocalAveraging(Method):
+    """Local training and a weighted mean; by itself FedAvg over the rows that the sites send.
 
+    A method overrides what its paper changes: the `objective` of a step, the weights of a site and of its
+    rows, or `aggregate`.
 
-def train_weights(
-    site: SiteContext,
-    received: Payload,
-    state: Packed,
-    ctx: RoundContext,
-    *,
-    loss: TaskLoss,
-    local: LocalTraining,
-    policy: NormPolicy,
-) -> tuple[Update, dict[str, Tensor]]:
-    """E epochs of Adam from the received model; the moments stay at the site, and end with their phase.
-
-    Returns:
-        the trained weights with every class of the head counting once, and the moments to keep.
+    Attributes:
+        local: Adam, learning rate 5e-5, one epoch a round, batches of 64 (Kulkarni et al. 2024, Sec. 3.4).
+        batch_norm: ``average`` (FedAvg); ``frozen`` (FedBN+: a pretrained backbone's batch norm stays as it
+            is and is sent once); ``local`` (FedBN), where models stay at the sites.
     """
-    of_task = loss_of(loss, site.model.labels.label_type)
-    best = Best(site, of_task) if ctx.phase.keep_best else None
-    fitted = fit(
-        site,
-        on_known(of_task),
-        in_phase(site.own(local), ctx),
-        policy=policy,
-        optimiser_state=kept_optimiser_state(state, ctx),
-        head_only=ctx.phase.trainable == "head",
-        seed=ctx.seed,
-        round_=ctx.round,
-        after_epoch=best,
-    )
-    if best:
-        best.restore()
-    return trained(site, received, ctx, fitted), fitted.optimiser_state
+
+    local: LocalTraining = field(default_factory=LocalTraining)
+    batch_norm: NormPolicy = "average"
+
+    def egress(self, layout: Layout) -> Egress:
+        unused = {"nothing": (), "head": ("head",), "model": tuple(WHY.keys() - {"metrics"})}[self.personal]
+        why = {name: text for name, text in WHY.items() if name not in unused}
+        return Egress(shared=layout.shared, head=layout.head, why=why)
+
+    def objective(self, model: Classifier, batch: Batch, reference: Classifier) -> Tensor:
+        """What a local step minimises, a scalar; by default the loss over known labels.
+
+        Args:
+            reference: the received model, frozen, in eval mode.
+        """
+        return self.loss(model(batch.inputs), batch.y, batch.known, model.labels.label_type)
+
+    def weight(self, site: SiteContext) -> float:
+        """How much the site counts in the mean of each shared tensor; `egress` declares its range."""
+        return 1.0
+
+    def row_weights(self, site: SiteContext, received: Payload) -> Tensor:
+        """How much it counts in the mean of each row, ``[c]``; `egress` declares the range."""
+        return self.weight(site) * ones(received.labels)
+
+    def train(
+        self, site: SiteContext, received: Payload, round_: LocalRound
+    ) -> tuple[Update, dict[str, Tensor]]:
+        fitted = fit(site, self._objective(site), round_)
+        update = trained(site, received, round_, fitted)
+        weight, rows = self.weight(site), self.row_weights(site, received)
+        return replace(update, weight=weight, class_weights=rows), fitted.optimiser_state
+
+    def _objective(self, site: SiteContext) -> Objective:
+        # A copy of the received model takes memory and time: made only for a method that may look at it.
+        custom = type(self).objective is not LocalAveraging.objective
+        reference = copy.deepcopy(site.model).eval().requires_grad_(False) if custom else site.model
+        return lambda model, batch: self.objective(model, batch, reference)
+
+    def aggregate(self, previous: GlobalModel, updates: Iterable[Update], ctx: RoundContext) -> GlobalModel:
+        sent = previous if self.personal == "nothing" else replace(previous, head={})
+        return weighted_mean(sent, updates).applied_to(previous)
 
 
-def trained(site: SiteContext, received: Payload, ctx: RoundContext, fitted: Fitted) -> Update:
+def trained(site: SiteContext, received: Payload, round_: LocalRound, fitted: Fitted) -> Update:
     """The update of a trained model: all that was received, the site and each of its rows counting once."""
     shared, head = split_state(site.model.state_dict())
     return Update(
-        round=ctx.round,
+        round=round_.round,
         labels=received.labels,
         shared={name: shared[name].detach().cpu() for name in received.shared},
         head={name: head[name].detach().cpu() for name in received.head},
@@ -80,55 +98,8 @@ def trained(site: SiteContext, received: Payload, ctx: RoundContext, fitted: Fit
     )
 
 
-def kept_optimiser_state(state: Packed, ctx: RoundContext) -> Mapping[str, Tensor]:
-    """The optimiser's, unless another phase has begun."""
-    return state.tensors if state.header.get("phase") == ctx.phase.name else {}
-
-
 def owned(site: SiteContext) -> Tensor:
     """``[c]``: 1 for each class that the site annotates, else 0."""
     if site.identified is None:
         return ones(site.model.labels.names)
-    return site.identified.to(torch.float64)
-
-
-def loss_of(loss: TaskLoss, task: LabelType) -> Loss:
-    """A method's loss for one task."""
-    return lambda logits, y, known: loss(logits, y, known, task)
-
-
-def in_phase(local: LocalTraining, ctx: RoundContext) -> LocalTraining:
-    """The local training of one round: the epochs and learning rate of its phase, or else the method's."""
-    phase = ctx.phase
-    lr = local.lr_of(ctx.phase_round, phase.rounds) if phase.lr is None else phase.lr
-    if phase.epochs is None:
-        return replace(local, lr=lr)
-    return replace(local, lr=lr, epochs=phase.epochs, iterations=None)
-
-
-class Best:
-    """Remembers the epoch of the lowest validation loss; without validation data, the last."""
-
-    def __init__(self, site: SiteContext, loss: Loss) -> None:
-        self._site, self._loss = site, loss
-        self._lowest = math.inf
-        self._tensors: dict[str, Tensor] = {}
-
-    def __call__(self) -> None:
-        """Measures the model, and keeps it if it is the best so far."""
-        value = validation_loss(self._site, self._loss)
-        if value is None or value < self._lowest:
-            self._lowest = math.inf if value is None else value
-            self._tensors = {k: t.detach().clone() for k, t in self._site.model.state_dict().items()}
-
-    def restore(self) -> None:
-        """Puts the best model back."""
-        load_tensors(self._site.model, self._tensors)
-
-
-def validation_loss(site: SiteContext, loss: Loss) -> float | None:
-    """The loss on the site's validation data, None if it has none."""
-    part = site.samples.get("validation")
-    if part is None or not len(part):
-        return None
-    return float(loss(predict(site, part), *part.targets()))
+    return site.identified.to(ones(()).dtype)

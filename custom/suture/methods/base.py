@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from suture.core.labels import LabelType
-from suture.learning.training import LocalTraining, SiteContext
+from suture.learning.losses import LabelLoss, masked_loss
+from suture.learning.training import LocalRound, LocalTraining, Loss, SiteContext
 from suture.methods.share import Share
 from suture.models import ModelSpec
 from suture.models.classifier import Layout
@@ -200,26 +201,32 @@ class Method(ABC):
 
     @abstractmethod
     def train(
-        self, site: SiteContext, received: Payload, state: Packed, ctx: RoundContext
+        self, site: SiteContext, received: Payload, round_: LocalRound
     ) -> tuple[Update, dict[str, Tensor]]:
-        """One round at a site.
+        """Train for one round at a site.
 
         Args:
-            site: the site's data and a model that holds what was received.
+            site: the site's data, and a model that holds the received parameters.
             received: the server's payload.
-            state: what the site kept from the round before (empty at first).
-            ctx: round, phase and seed.
+            round_: learning rate, epochs, batch size, phase, seed and optimiser state, all settled.
 
         Returns:
-            the update, and the tensors to keep for the next round.
+            the update, and the optimiser state for the next round.
 
         Raises:
-            NonFiniteLoss: the loss stopped being a number.
+            NonFiniteLoss: the loss is no longer a number.
         """
 
-    @abstractmethod
-    def loss(self, logits: Tensor, y: Tensor, known: Tensor, task: LabelType) -> Tensor:
-        """The site's objective: logits, y, known ``[n, c]`` to a scalar; also its validation loss."""
+    def loss(self, logits: Tensor, y: Tensor, known: Tensor, label_type: LabelType) -> Tensor:
+        """The supervised loss of a site, also its validation loss: the cross-entropy of what is known.
+
+        Args:
+            logits, y, known: ``[n, c]``.
+
+        Returns:
+            a scalar.
+        """
+        return masked_loss(logits, y, known, label_type)
 
     def behind_losses(self, images: int, local: LocalTraining) -> int:
         """How many samples the losses of a round rest on; below its `min_loss` a site withholds them.
@@ -245,3 +252,35 @@ class Method(ABC):
             updates: accepted ones in the order of the sites' names, under the server's names of the classes;
                 they can be walked through once.
         """
+
+
+def local_round(method: Method, site: SiteContext, state: Packed, ctx: RoundContext) -> LocalRound:
+    """Settle what a round of local training needs, so that no method has to.
+
+    Args:
+        state: what the site stored after its last round; its optimiser state ends with its phase.
+    """
+    phase, label_type = ctx.phase, site.model.labels.label_type
+    return LocalRound(
+        in_phase(site.own(method.local), ctx),
+        method.batch_norm,
+        ctx.seed,
+        ctx.round,
+        state.tensors if state.header.get("phase") == phase.name else {},
+        phase.trainable == "head",
+        loss_of(method.loss, label_type) if phase.keep_best else None,
+    )
+
+
+def in_phase(local: LocalTraining, ctx: RoundContext) -> LocalTraining:
+    """The local training of one round: epochs and learning rate of its phase, or else the method's."""
+    phase = ctx.phase
+    lr = local.lr_of(ctx.phase_round, phase.rounds) if phase.lr is None else phase.lr
+    if phase.epochs is None:
+        return replace(local, lr=lr)
+    return replace(local, lr=lr, epochs=phase.epochs, iterations=None)
+
+
+def loss_of(loss: LabelLoss, label_type: LabelType) -> Loss:
+    """A method's loss for one type of labels."""
+    return lambda logits, y, known: loss(logits, y, known, label_type)

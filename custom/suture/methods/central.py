@@ -11,32 +11,20 @@ Hospitals that could pool their images would need no federation; these say what 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import field, replace
 from typing import ClassVar
 
 from pydantic.dataclasses import dataclass
-from torch import Tensor
 
-from suture.core.labels import LabelType
 from suture.core.validation import STRICT
-from suture.learning.losses import masked_loss
-from suture.learning.training import LocalTraining, SiteContext
-from suture.methods.aggregation import weighted_mean
-from suture.methods.averaging import train_weights, weights_egress
-from suture.methods.base import GlobalModel, LabelView, Method, RoundContext
-from suture.models.classifier import Layout
-from suture.models.norm import NormPolicy
-from suture.protocol.egress import Egress
-from suture.protocol.messages import Payload, Update
-from suture.protocol.packing import Packed
+from suture.methods.averaging import LocalAveraging
+from suture.methods.base import LabelView
 
 _WHY = "pools the images of all sites"
 
 
 @dataclass(frozen=True, config=STRICT)
-class Central(Method):
-    """Pooled data; what a site does not annotate is absent. See `SurgicalAggregation` for the fields."""
+class Central(LocalAveraging):
+    """Pooled data; what a site does not annotate is absent. See `LocalAveraging` for the fields."""
 
     name: ClassVar[str] = "central"
     title: ClassVar[str] = "Centralised training"
@@ -46,29 +34,10 @@ class Central(Method):
     pooled: ClassVar[bool] = True
     here_only: ClassVar[str] = _WHY
 
-    local: LocalTraining = field(default_factory=LocalTraining)
-    batch_norm: NormPolicy = "average"
-
-    def egress(self, layout: Layout) -> Egress:
-        return weights_egress(layout)
-
-    def loss(self, logits: Tensor, y: Tensor, known: Tensor, task: LabelType) -> Tensor:
-        return masked_loss(logits, y, known, task)
-
-    def train(
-        self, site: SiteContext, received: Payload, state: Packed, ctx: RoundContext
-    ) -> tuple[Update, dict[str, Tensor]]:
-        return train_weights(
-            site, received, state, ctx, loss=self.loss, local=self.local, policy=self.batch_norm
-        )
-
-    def aggregate(self, previous: GlobalModel, updates: Iterable[Update], ctx: RoundContext) -> GlobalModel:
-        return only(previous, updates)
-
 
 @dataclass(frozen=True, config=STRICT)
-class CentralFull(Method):
-    """Pooled data of which every label is known. See `SurgicalAggregation` for the fields."""
+class CentralFull(LocalAveraging):
+    """Pooled data of which every label is known. See `LocalAveraging` for the fields."""
 
     name: ClassVar[str] = "central_full"
     title: ClassVar[str] = "Centralised training on complete labels"
@@ -77,28 +46,3 @@ class CentralFull(Method):
     pooled: ClassVar[bool] = True
     every_label: ClassVar[bool] = True
     here_only: ClassVar[str] = _WHY
-
-    local: LocalTraining = field(default_factory=LocalTraining)
-    batch_norm: NormPolicy = "average"
-
-    def egress(self, layout: Layout) -> Egress:
-        return weights_egress(layout)
-
-    def loss(self, logits: Tensor, y: Tensor, known: Tensor, task: LabelType) -> Tensor:
-        return masked_loss(logits, y, known, task)
-
-    def train(
-        self, site: SiteContext, received: Payload, state: Packed, ctx: RoundContext
-    ) -> tuple[Update, dict[str, Tensor]]:
-        return train_weights(
-            site, received, state, ctx, loss=self.loss, local=self.local, policy=self.batch_norm
-        )
-
-    def aggregate(self, previous: GlobalModel, updates: Iterable[Update], ctx: RoundContext) -> GlobalModel:
-        return only(previous, updates)
-
-
-def only(previous: GlobalModel, updates: Iterable[Update]) -> GlobalModel:
-    """The model of the one party: a mean of one."""
-    mean = weighted_mean(previous, updates)
-    return replace(previous, shared=mean.shared(), head=mean.head())

@@ -15,8 +15,7 @@ head come from the sites that know them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import field, replace
+from dataclasses import replace
 from typing import ClassVar, Literal
 
 import torch
@@ -25,11 +24,10 @@ from torch import Tensor
 
 from suture.core.labels import LabelType
 from suture.core.validation import STRICT
-from suture.learning.losses import balanced_ce, masked_loss
-from suture.learning.training import LocalTraining, SiteContext
-from suture.methods.aggregation import weighted_mean
-from suture.methods.averaging import WHY, owned, train_weights
-from suture.methods.base import ClassFacts, GlobalModel, LabelStatistics, LabelView, Method, RoundContext
+from suture.learning.losses import balanced_ce
+from suture.learning.training import LocalRound, SiteContext, fit, on_known
+from suture.methods.averaging import WHY, LocalAveraging, owned, trained
+from suture.methods.base import ClassFacts, LabelStatistics, LabelView, loss_of
 from suture.methods.class_weights import (
     ClassWeights,
     class_weights,
@@ -39,18 +37,16 @@ from suture.methods.class_weights import (
     why_counted,
 )
 from suture.models.classifier import Layout
-from suture.models.norm import NormPolicy
 from suture.protocol.egress import IMAGES, OWNERS, WEIGHT, Egress
 from suture.protocol.messages import Payload, Update, ones
-from suture.protocol.packing import Packed
 
 
 @dataclass(frozen=True, config=STRICT)
-class FedAvg(Method):
+class FedAvg(LocalAveraging):
     """FedAvg.
 
     Attributes:
-        local, batch_norm: see `SurgicalAggregation`.
+        local, batch_norm: see `LocalAveraging`.
         rows: of the head, the mean of ``all`` sites, or of the ``owners`` of each class (FedAvg*).
         class_weights: of positives in the binary cross-entropy; see `class_weights.py`.
         softmax: of a multiclass task: ``plain``, or ``balanced`` by the site's own counts (Ren et al. 2020),
@@ -64,8 +60,6 @@ class FedAvg(Method):
     label_view: ClassVar[LabelView] = "all"
     missing_is_negative: ClassVar[bool] = True
 
-    local: LocalTraining = field(default_factory=LocalTraining)
-    batch_norm: NormPolicy = "average"
     rows: Literal["all", "owners"] = "all"
     class_weights: ClassWeights = "known"
     softmax: Literal["plain", "balanced"] = "plain"
@@ -81,36 +75,28 @@ class FedAvg(Method):
             why=_WHY | why_counted(self.class_weights),
         )
 
-    def loss(self, logits: Tensor, y: Tensor, known: Tensor, task: LabelType) -> Tensor:
-        return masked_loss(logits, y, known, task)
-
     def train(
-        self, site: SiteContext, received: Payload, state: Packed, ctx: RoundContext
+        self, site: SiteContext, received: Payload, round_: LocalRound
     ) -> tuple[Update, dict[str, Tensor]]:
-        weight = told_weights(received, self.class_weights, site.model.labels.label_type)
+        label_type, images = site.model.labels.label_type, float(len(site.samples["train"]))
+        weight = told_weights(received, self.class_weights, label_type)
         counts = torch.nan_to_num(site.samples["train"].y).sum(dim=0)
 
-        def loss(logits: Tensor, y: Tensor, known: Tensor, task: LabelType) -> Tensor:
-            if task == "multiclass" and self.softmax == "balanced":
+        def loss(logits: Tensor, y: Tensor, known: Tensor, label_type: LabelType) -> Tensor:
+            if label_type == "multiclass" and self.softmax == "balanced":
                 return balanced_ce(logits, y, known, counts.to(logits))
             if weight is None:
-                return self.loss(logits, y, known, task)
+                return self.loss(logits, y, known, label_type)
             each = weighted_bce(logits, y, weight.to(logits.device))
             return torch.where(known, each, 0.0).sum() / known.sum().clamp(min=1)
 
-        update, optimiser_state = train_weights(
-            site, received, state, ctx, loss=loss, local=self.local, policy=self.batch_norm
-        )
-        images = float(len(site.samples["train"]))
+        fitted = fit(site, on_known(loss_of(loss, label_type)), round_)
+        update = trained(site, received, round_, fitted)
         rows = owned(site) if self.rows == "owners" else ones(received.labels)
-        return replace(update, weight=images, class_weights=images * rows), optimiser_state
+        return replace(update, weight=images, class_weights=images * rows), fitted.optimiser_state
 
     def class_facts(self, statistics: LabelStatistics) -> ClassFacts:
         return class_weights(statistics, self.class_weights)
-
-    def aggregate(self, previous: GlobalModel, updates: Iterable[Update], ctx: RoundContext) -> GlobalModel:
-        mean = weighted_mean(previous, updates)
-        return replace(previous, shared=mean.shared(), head=mean.head())
 
 
 _WHY = WHY | {

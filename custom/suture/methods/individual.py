@@ -9,34 +9,18 @@ A reference for the same training loop, initialisation and budget. Each site kee
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import field
 from typing import ClassVar
 
 from pydantic.dataclasses import dataclass
-from torch import Tensor
 
-from suture.core.labels import LabelType
 from suture.core.validation import STRICT
-from suture.learning.losses import masked_loss
-from suture.learning.training import LocalTraining, SiteContext
-from suture.methods.averaging import train_weights
-from suture.methods.base import GlobalModel, LabelView, Method, Personal, RoundContext
-from suture.models.classifier import Layout
-from suture.models.norm import NormPolicy
-from suture.protocol.egress import Egress
-from suture.protocol.messages import Payload, Update
-from suture.protocol.packing import Packed
+from suture.methods.averaging import LocalAveraging
+from suture.methods.base import LabelView, Personal
 
 
 @dataclass(frozen=True, config=STRICT)
-class Individual(Method):
-    """Individual training.
-
-    Attributes:
-        local: see `SurgicalAggregation`.
-        batch_norm: ``frozen`` keeps a pretrained backbone's batch norm as it is; else it is trained.
-    """
+class Individual(LocalAveraging):
+    """Individual training; see `LocalAveraging` for the fields."""
 
     name: ClassVar[str] = "individual"
     title: ClassVar[str] = "Individual training"
@@ -44,22 +28,3 @@ class Individual(Method):
     label_view: ClassVar[LabelView] = "own"
     personal: ClassVar[Personal] = "model"
     here_only: ClassVar[str] = "trains every site by itself and exchanges nothing"
-
-    local: LocalTraining = field(default_factory=LocalTraining)
-    batch_norm: NormPolicy = "average"
-
-    def egress(self, layout: Layout) -> Egress:
-        return Egress(shared={}, head={}, why={"metrics": "the site's model on the site's validation data"})
-
-    def loss(self, logits: Tensor, y: Tensor, known: Tensor, task: LabelType) -> Tensor:
-        return masked_loss(logits, y, known, task)
-
-    def train(
-        self, site: SiteContext, received: Payload, state: Packed, ctx: RoundContext
-    ) -> tuple[Update, dict[str, Tensor]]:
-        return train_weights(
-            site, received, state, ctx, loss=self.loss, local=self.local, policy=self.batch_norm
-        )
-
-    def aggregate(self, previous: GlobalModel, updates: Iterable[Update], ctx: RoundContext) -> GlobalModel:
-        return previous

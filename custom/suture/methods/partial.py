@@ -16,53 +16,28 @@ be told of the row at all: the server supplies it. With m owners of class c,
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import field, replace
 from typing import ClassVar
 
 from pydantic.dataclasses import dataclass
-from torch import Tensor
 
-from suture.core.labels import LabelType
 from suture.core.validation import STRICT
-from suture.learning.losses import masked_loss
-from suture.learning.training import LocalTraining, SiteContext
 from suture.methods.aggregation import weighted_mean
-from suture.methods.averaging import train_weights, weights_egress
-from suture.methods.base import GlobalModel, LabelView, Method, RoundContext
-from suture.models.classifier import Layout
-from suture.models.norm import NormPolicy
-from suture.protocol.egress import Egress
-from suture.protocol.messages import Payload, Update
-from suture.protocol.packing import Packed
+from suture.methods.averaging import LocalAveraging
+from suture.methods.base import GlobalModel, LabelView, RoundContext
+from suture.protocol.messages import Update
 
 
 @dataclass(frozen=True, config=STRICT)
-class PartialLoss(Method):
-    """FL with partial loss. See `SurgicalAggregation` for the fields."""
+class PartialLoss(LocalAveraging):
+    """FL with partial loss; see `LocalAveraging` for the fields."""
 
     name: ClassVar[str] = "partial"
     title: ClassVar[str] = "FL with partial loss"
     paper: ClassVar[str] = "Kulkarni et al. 2024, Sec. 3.3.3"
     label_view: ClassVar[LabelView] = "own"
 
-    local: LocalTraining = field(default_factory=LocalTraining)
-    batch_norm: NormPolicy = "average"
-
-    def egress(self, layout: Layout) -> Egress:
-        return weights_egress(layout)
-
-    def loss(self, logits: Tensor, y: Tensor, known: Tensor, task: LabelType) -> Tensor:
-        return masked_loss(logits, y, known, task)
-
-    def train(
-        self, site: SiteContext, received: Payload, state: Packed, ctx: RoundContext
-    ) -> tuple[Update, dict[str, Tensor]]:
-        return train_weights(
-            site, received, state, ctx, loss=self.loss, local=self.local, policy=self.batch_norm
-        )
-
     def aggregate(self, previous: GlobalModel, updates: Iterable[Update], ctx: RoundContext) -> GlobalModel:
         mean = weighted_mean(previous, updates)
         stale = mean.weight - mean.class_weights  # K - m: the sites that would return the row as it came
         mean.add_rows(previous.labels, previous.head, stale)
-        return replace(previous, shared=mean.shared(), head=mean.head())
+        return mean.applied_to(previous)

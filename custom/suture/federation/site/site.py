@@ -30,7 +30,7 @@ from suture.learning.evaluation import measure
 from suture.learning.samples import SiteSamples, load_samples
 from suture.learning.single_target import single_target
 from suture.learning.training import SiteContext
-from suture.methods.base import RoundContext
+from suture.methods.base import RoundContext, local_round
 from suture.methods.parameters import kept, parts, shared_parameters
 from suture.methods.share import put
 from suture.models import build
@@ -171,9 +171,10 @@ class Site:
         self, context: SiteContext, task: Payload, state: Packed, ctx: RoundContext
     ) -> tuple[SiteContext, Update, dict[str, Tensor]]:
         watch = self._watching(context)
-        update, keep = self.plan.method.train(
-            watch.over(context) if watch else context, task, Packed(under("kept/", state), state.header), ctx
-        )
+        observed = watch.over(context) if watch else context
+        last = Packed(under("kept/", state), state.header)
+        method = self.plan.method
+        update, keep = method.train(observed, task, local_round(method, observed, last, ctx))
         if watch:
             watch.write(task.round)
         return context, update, keep

@@ -22,7 +22,6 @@ A class that nobody counted keeps its row. Every site sees the names of all clas
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import field, replace
 from typing import ClassVar, Literal
 
@@ -32,24 +31,20 @@ from torch import Tensor
 
 from suture.core.labels import LabelType
 from suture.core.validation import STRICT
-from suture.learning.losses import masked_loss
-from suture.learning.training import LocalTraining, SiteContext, fit
-from suture.methods.aggregation import weighted_mean
-from suture.methods.averaging import WHY, Best, in_phase, kept_optimiser_state, loss_of, owned, trained
-from suture.methods.base import ClassFacts, GlobalModel, LabelStatistics, LabelView, Method, RoundContext
+from suture.learning.training import LocalRound, LocalTraining, SiteContext, fit
+from suture.methods.averaging import WHY, LocalAveraging, owned, trained
+from suture.methods.base import ClassFacts, LabelStatistics, LabelView
 from suture.methods.class_weights import ClassWeights, class_weights, counted, told_weights, why_counted
 from suture.methods.fedlsm.mean_teacher import MeanTeacher, Teaching
 from suture.models.classifier import Layout
-from suture.models.norm import NormPolicy
 from suture.protocol.egress import IMAGES, OWNERS, Egress
 from suture.protocol.messages import Payload, Update
-from suture.protocol.packing import Packed
 
 _COUNTED = (0.0, 1e9)
 
 
 @dataclass(frozen=True, config=STRICT)
-class FedLSM(Method):
+class FedLSM(LocalAveraging):
     """FedLSM.
 
     Attributes:
@@ -72,7 +67,6 @@ class FedLSM(Method):
     local: LocalTraining = field(
         default_factory=lambda: LocalTraining(lr=1e-4, iterations=200, weight_decay=5e-4, betas=(0.9, 0.99))
     )
-    batch_norm: NormPolicy = "average"
     teaching: Teaching = field(default_factory=Teaching)
     class_weights: ClassWeights = "known"
     proxies: Literal["counted", "owners"] = "counted"
@@ -94,50 +88,32 @@ class FedLSM(Method):
             why=_WHY | why_counted(self.class_weights),
         )
 
-    def loss(self, logits: Tensor, y: Tensor, known: Tensor, task: LabelType) -> Tensor:
-        if task == "multiclass":  # a labelled image is known not to be of any other class either
+    def loss(self, logits: Tensor, y: Tensor, known: Tensor, label_type: LabelType) -> Tensor:
+        if label_type == "multiclass":  # a labelled image is known not to be of any other class either
             y, known = torch.where(known, y, 0.0), torch.ones_like(known)
-        return masked_loss(logits, y, known, task)
+        return super().loss(logits, y, known, label_type)
 
     def train(
-        self, site: SiteContext, received: Payload, state: Packed, ctx: RoundContext
+        self, site: SiteContext, received: Payload, round_: LocalRound
     ) -> tuple[Update, dict[str, Tensor]]:
-        local = in_phase(site.own(self.local), ctx)
-        local = replace(local, batch_size=min(local.batch_size, self.local.batch_size))
-        task = site.model.labels.label_type
-        weight = told_weights(received, self.class_weights, task)
-        best = Best(site, loss_of(self.loss, task)) if ctx.phase.keep_best else None
-        lessons = MeanTeacher(self.teaching, site, local, weight, ctx.seed, ctx.round)
+        batch_size = min(round_.local.batch_size, self.local.batch_size)
+        round_ = replace(round_, local=replace(round_.local, batch_size=batch_size))
+        weight = told_weights(received, self.class_weights, site.model.labels.label_type)
+        teacher = MeanTeacher(self.teaching, site, round_, weight)
         fitted = fit(
-            site,
-            lessons.objective,
-            local,
-            policy=self.batch_norm,
-            optimiser_state=kept_optimiser_state(state, ctx),
-            head_only=ctx.phase.trainable == "head",
-            seed=ctx.seed,
-            round_=ctx.round,
-            batches=lessons.batches,
-            after_step=lessons.teach,
-            after_epoch=best,
+            site, teacher.objective, round_, batches=teacher.batches, after_step=teacher.follow_student
         )
-        if best:
-            best.restore()
         images = len(site.samples["train"])
         update = replace(
-            trained(site, received, ctx, fitted),
+            trained(site, received, round_, fitted),
             weight=float(images),
-            class_weights=lessons.drawn if self.proxies == "counted" else images * owned(site),
-            scalars={"pseudo_positive": lessons.positive, "pseudo_negative": lessons.negative},
+            class_weights=teacher.drawn if self.proxies == "counted" else images * owned(site),
+            scalars={"pseudo_positive": teacher.positive, "pseudo_negative": teacher.negative},
         )
         return update, fitted.optimiser_state
 
     def class_facts(self, statistics: LabelStatistics) -> ClassFacts:
         return class_weights(statistics, self.class_weights)
-
-    def aggregate(self, previous: GlobalModel, updates: Iterable[Update], ctx: RoundContext) -> GlobalModel:
-        mean = weighted_mean(previous, updates)  # n_k for the backbone, q_c^k for each row
-        return replace(previous, shared=mean.shared(), head=mean.head())
 
 
 _WHY = WHY | {

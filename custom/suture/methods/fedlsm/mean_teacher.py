@@ -23,7 +23,7 @@ from suture.core.validation import STRICT
 from suture.data.augmentation import STRONG, WEAK, Augmentation
 from suture.data.batch import Batch, endless
 from suture.learning.losses import probabilities
-from suture.learning.training import LocalTraining, SiteContext, predict, ready_inputs, view
+from suture.learning.training import LocalRound, SiteContext, predict, ready_inputs, view
 from suture.methods.fedlsm.pseudo_labels import KINDS, Reading, Targets, Thresholds, mix
 from suture.models.classifier import Classifier
 
@@ -104,7 +104,6 @@ class MeanTeacher:
 
     Args:
         weight: of a positive of each class, ``[c]``; None for 1.
-        round_: from 1.
 
     Attributes:
         drawn: q_c, how often each class was drawn positive, by a label or a pseudo-label, ``[c]``.
@@ -118,25 +117,25 @@ class MeanTeacher:
         self,
         how: Teaching,
         site: SiteContext,
-        local: LocalTraining,
+        round_: LocalRound,
         weight: Tensor | None,
-        seed: int,
-        round_: int,
     ) -> None:
-        self._how, self._site, self._local = how, site, local
+        self._how, self._site, self._local = how, site, round_.local
         self._task = site.model.labels.label_type
         self._kind = KINDS[self._task]
         self._weight = None if weight is None else weight.to(site.device)
-        self._pseudo = round_ >= how.start_round
+        self._pseudo = round_.round >= how.start_round
         self._mixed = how.mixed if self._pseudo and how.enhancing == "mixup" else 0
-        if local.batch_size <= self._mixed:
+        if self._local.batch_size <= self._mixed:
             raise ConfigError(
-                f"{site.name}: batches of {local.batch_size} have no room for {self._mixed} mixtures; raise "
-                "the batch size, or lower method.teaching.mixed"
+                f"{site.name}: batches of {self._local.batch_size} have no room for {self._mixed} mixtures; "
+                "raise the batch size, or lower method.teaching.mixed"
             )
-        self._certain, self._usual, self._uncertain = subsets(how, site, self._pseudo, seed, round_)
+        self._certain, self._usual, self._uncertain = subsets(
+            how, site, self._pseudo, round_.seed, round_.round
+        )
         self._teacher = copy.deepcopy(site.model).eval().requires_grad_(False)
-        self._shares = np.random.default_rng(seed_for(seed, site.name, round_, "mixup"))
+        self._shares = np.random.default_rng(seed_for(round_.seed, site.name, round_.round, "mixup"))
         self.drawn = torch.zeros(len(site.model.labels), dtype=torch.float64)
         self.positive = self.negative = 0.0
 
@@ -164,7 +163,7 @@ class MeanTeacher:
         losses = self._kind.losses(logits, batch.y, None if self._by_program else self._weight)
         return torch.sum(losses * batch.weight) if batch.weight is not None else losses.mean()
 
-    def teach(self) -> None:
+    def follow_student(self) -> None:
         """The teacher follows the student: a moving average of its weights, a copy of its statistics."""
         follow(self._teacher, self._site.model, self._how.ema)
 

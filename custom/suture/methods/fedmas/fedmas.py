@@ -22,8 +22,9 @@ is known.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import field, replace
+from functools import partial
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -32,14 +33,19 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from suture.core.errors import ConfigError
-from suture.core.labels import LabelType
 from suture.core.validation import STRICT
 from suture.data.batch import Batch, Samples
 from suture.learning.losses import balanced_ce, masked_loss
-from suture.learning.training import LocalTraining, SiteContext, fit, ready_inputs, training_batches
-from suture.methods.aggregation import weighted_mean
-from suture.methods.averaging import WHY, Best, in_phase, kept_optimiser_state, loss_of, trained
-from suture.methods.base import GlobalModel, LabelView, Method, RoundContext
+from suture.learning.training import (
+    LocalRound,
+    LocalTraining,
+    SiteContext,
+    fit,
+    ready_inputs,
+    training_batches,
+)
+from suture.methods.averaging import WHY, LocalAveraging, trained
+from suture.methods.base import LabelView
 from suture.methods.fedmas.rescue import (
     FARTHEST,
     LEAST,
@@ -51,12 +57,10 @@ from suture.methods.fedmas.rescue import (
 )
 from suture.models import ModelSpec
 from suture.models.classifier import Classifier, Layout
-from suture.models.norm import NormPolicy
 from suture.models.priors import PRIORS, Prior, PriorSpec, check_width
 from suture.models.priors.feature_cache import cached_features
 from suture.protocol.egress import IMAGES, WEIGHT, Egress
 from suture.protocol.messages import Payload, Update, ones
-from suture.protocol.packing import Packed
 
 CLIP = 5.0
 """Largest norm of a step's gradient in the published program."""
@@ -66,7 +70,7 @@ PRIOR = "prior"
 
 
 @dataclass(frozen=True, config=STRICT)
-class FedMAS(Method):
+class FedMAS(LocalAveraging):
     """Fed-MAS.
 
     Attributes:
@@ -92,7 +96,6 @@ class FedMAS(Method):
     images_only: ClassVar[bool] = True
     prior: PriorSpec = field(default_factory=PriorSpec)
     local: LocalTraining = field(default_factory=lambda: LocalTraining(lr=3e-4, epochs=10))
-    batch_norm: NormPolicy = "average"
     distillation: Annotated[float, Field(ge=0)] = 3.0
     rescue: Rescue = "paper"
     aggregation: Literal["rescue", "images"] = "rescue"
@@ -141,46 +144,24 @@ class FedMAS(Method):
         passes = local.iterations * local.batch_size if local.iterations else local.epochs
         return FARTHEST**2 * max(passes, local.warmup_epochs)
 
-    def loss(self, logits: Tensor, y: Tensor, known: Tensor, task: LabelType) -> Tensor:
-        return masked_loss(logits, y, known, task)
-
     def train(
-        self, site: SiteContext, received: Payload, state: Packed, ctx: RoundContext
+        self, site: SiteContext, received: Payload, round_: LocalRound
     ) -> tuple[Update, dict[str, Tensor]]:
-        local = in_phase(site.own(self.local), ctx)
         if self.supervision == "program":
-            local = replace(local, clip=local.clip or CLIP)
-        best = Best(site, loss_of(self.loss, site.model.labels.label_type)) if ctx.phase.keep_best else None
+            round_ = replace(round_, local=replace(round_.local, clip=round_.local.clip or CLIP))
         watch = Divergence(site, self)
         before = watch.under(site.model)
         if site.tell:
             site.tell({"images": watch.images, "divergence": before})
-        fitted = fit(
-            site,
-            watch.objective,
-            local,
-            policy=self.batch_norm,
-            optimiser_state=kept_optimiser_state(state, ctx),
-            head_only=ctx.phase.trainable == "head",
-            seed=ctx.seed,
-            round_=ctx.round,
-            batches=lambda shuffle, noise: watch.batches(local, shuffle, noise),
-            after_epoch=best,
-        )
-        if best:
-            best.restore()
+        fitted = fit(site, watch.objective, round_, batches=partial(watch.batches, round_.local))
         weight = float(len(site.samples["train"]))
         if self.aggregation == "rescue":
             weight = rescue_factor(before, watch.while_training(), self.rescue)
-            check_rescue(weight, site.name, ctx.round)
-        done = trained(site, received, ctx, fitted)
+            check_rescue(weight, site.name, round_.round)
+        update = trained(site, received, round_, fitted)
         return replace(
-            done, weight=weight, class_weights=weight * ones(received.labels)
+            update, weight=weight, class_weights=weight * ones(received.labels)
         ), fitted.optimiser_state
-
-    def aggregate(self, previous: GlobalModel, updates: Iterable[Update], ctx: RoundContext) -> GlobalModel:
-        mean = weighted_mean(previous, updates)  # every tensor and row of a site by its rescue factor
-        return replace(previous, shared=mean.shared(), head=mean.head())
 
 
 _WHY = WHY | {

@@ -11,32 +11,24 @@ paper shows what that does to a new task.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import replace
 from typing import Annotated, ClassVar
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from suture.core.labels import LabelType
 from suture.core.validation import STRICT
-from suture.learning.losses import masked_loss
-from suture.learning.training import Fitted, LocalTraining, SiteContext
-from suture.methods.aggregation import weighted_mean
-from suture.methods.averaging import trained, weights_egress
-from suture.methods.base import GlobalModel, LabelView, Method, RoundContext
+from suture.learning.training import Fitted, LocalRound, LocalTraining, SiteContext
+from suture.methods.averaging import LocalAveraging, trained
+from suture.methods.base import LabelView
 from suture.methods.meta.inner_loop import INNER, adapted, check_inner
-from suture.models.classifier import Layout
 from suture.models.norm import NormPolicy
-from suture.protocol.egress import Egress
 from suture.protocol.messages import Payload, Update
-from suture.protocol.packing import Packed
 
 
 @dataclass(frozen=True, config=STRICT)
-class FL(Method):
-    """FedAvg of the inner loop; see `MetaFL` for the fields."""
+class FL(LocalAveraging):
+    """FedAvg of the inner loop; see `MetaLearning` for the fields."""
 
     name: ClassVar[str] = "fl"
     title: ClassVar[str] = "FL (of the inner loop)"
@@ -52,21 +44,11 @@ class FL(Method):
     def __post_init__(self) -> None:
         check_inner(self.local, self.batch_norm)
 
-    def egress(self, layout: Layout) -> Egress:
-        return weights_egress(layout)
-
-    def loss(self, logits: Tensor, y: Tensor, known: Tensor, task: LabelType) -> Tensor:
-        return masked_loss(logits, y, known, task)
-
     def behind_losses(self, images: int, local: LocalTraining) -> int:
         return images // self.batches // 2
 
     def train(
-        self, site: SiteContext, received: Payload, state: Packed, ctx: RoundContext
+        self, site: SiteContext, received: Payload, round_: LocalRound
     ) -> tuple[Update, dict[str, Tensor]]:
-        done = adapted(site, self.loss, self.local, ctx, self.batches, second_order=False)
-        return trained(site, received, ctx, Fitted(done.support_loss, {})), {}
-
-    def aggregate(self, previous: GlobalModel, updates: Iterable[Update], ctx: RoundContext) -> GlobalModel:
-        mean = weighted_mean(previous, updates)
-        return replace(previous, shared=mean.shared(), head=mean.head())
+        done = adapted(site, self.loss, round_, self.batches, second_order=False)
+        return trained(site, received, round_, Fitted(done.support_loss, {})), {}

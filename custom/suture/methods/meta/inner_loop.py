@@ -11,9 +11,9 @@ import json
 import math
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -25,8 +25,9 @@ from suture.core.errors import ConfigError, DataError
 from suture.core.seeds import generator_for
 from suture.core.validation import STRICT
 from suture.data.batch import Batch
-from suture.learning.losses import TaskLoss
+from suture.learning.losses import LabelLoss
 from suture.learning.training import (
+    LocalRound,
     LocalTraining,
     NonFiniteLoss,
     SiteContext,
@@ -35,7 +36,7 @@ from suture.learning.training import (
     set_training,
 )
 from suture.methods.aggregation import WeightedMean
-from suture.methods.base import GlobalModel, Method, RoundContext
+from suture.methods.base import GlobalModel, LabelView, Method, RoundContext
 from suture.methods.parameters import parts
 from suture.methods.share import put
 from suture.models.classifier import Layout, load_tensors, split_state
@@ -145,22 +146,16 @@ class Adapted:
 
 
 def adapted(
-    site: SiteContext,
-    loss: TaskLoss,
-    local: LocalTraining,
-    ctx: RoundContext,
-    batches: int,
-    *,
-    second_order: bool,
+    site: SiteContext, loss: LabelLoss, round_: LocalRound, batches: int, *, second_order: bool
 ) -> Adapted:
-    """The inner loop from the model that a site received; the model then holds phi.
+    """Run the inner loop from the received model; the site's model then holds phi.
 
     Raises:
         DataError: the site has too few samples.
         NonFiniteLoss: naming site and round.
     """
-    model, local = site.model, site.own(local)
-    support, query = batch_of(site, ctx.round, batches, ctx.seed)
+    model, local = site.model, round_.local
+    support, query = batch_of(site, round_.round, batches, round_.seed)
     rest(model, head_only=False)
     set_training(model, "frozen", head_only=False)
 
@@ -175,7 +170,7 @@ def adapted(
         )
         query_loss = objective(phi, query)
     if not all(map(math.isfinite, [*losses, query_loss.item()])):
-        raise NonFiniteLoss(f"{site.name}: the loss of round {ctx.round} is no number; lower local.lr")
+        raise NonFiniteLoss(f"{site.name}: the loss of round {round_.round} is no number; lower local.lr")
     load_tensors(model, {name: p.detach() for name, p in phi.items()})
     return Adapted(theta, phi, sum(losses) / len(losses) if losses else None, query_loss)
 
@@ -185,31 +180,61 @@ def _differentiable(second_order: bool) -> AbstractContextManager[None]:
     return torch.backends.cudnn.flags(enabled=False) if second_order else nullcontext()
 
 
-def gradient_egress(layout: Layout) -> Egress:
-    """What leaves when gradients do."""
-    losses = {"query_loss": (0.0, 1e6)}
-    return Egress(layout.shared, layout.head, kind="gradient", losses=losses, why=WHY)
+@validated(frozen=True, config=STRICT)
+class MetaLearning(Method):
+    """What MetaFL and PMFL share: sites send gradients of the query loss, the server steps along the mean.
 
+    Attributes:
+        local: the inner loop, plain SGD: alpha is its `lr`, S its `iterations`.
+        server: the step of the server.
+        order: of the gradient, 1 or 2.
+        batches: B, batches of one pass over a site's data; a round takes one of each site.
+        batch_norm: ``frozen`` alone; statistics have no gradient.
+    """
 
-def gradient_update(
-    method: Method, site: SiteContext, received: Payload, ctx: RoundContext, batches: int, order: int
-) -> Update:
-    """L_k and its gradient, of the rows that cross: with respect to phi (first order) or theta (second)."""
-    done = adapted(site, method.loss, method.local, ctx, batches, second_order=order == 2)
-    wanted = done.theta if order == 2 else done.phi
-    grads = torch.autograd.grad(done.query_loss, list(wanted.values()))
-    gradient = {name: g.detach().cpu() for name, g in zip(wanted, grads, strict=True)}
-    shared, head = parts(method, *split_state(gradient))
-    return Update(
-        ctx.round,
-        received.labels,
-        shared,
-        head,
-        ones(received.labels),
-        kind="gradient",
-        scalars={"query_loss": done.query_loss.item()},
-        train_loss=done.support_loss,
-    )
+    label_view: ClassVar[LabelView] = "own"
+    single_target: ClassVar[bool] = True
+    fixed_steps: ClassVar[bool] = True
+
+    local: LocalTraining = INNER
+    server: ServerStep = field(default_factory=ServerStep)
+    order: Literal[1, 2] = 1
+    batches: Annotated[int, Field(ge=1)] = 100
+    batch_norm: NormPolicy = "frozen"
+
+    def __post_init__(self) -> None:
+        check_inner(self.local, self.batch_norm)
+
+    def egress(self, layout: Layout) -> Egress:
+        losses = {"query_loss": (0.0, 1e6)}
+        return Egress(layout.shared, layout.head, kind="gradient", losses=losses, why=WHY)
+
+    def behind_losses(self, images: int, local: LocalTraining) -> int:
+        return images // self.batches // 2
+
+    def train(
+        self, site: SiteContext, received: Payload, round_: LocalRound
+    ) -> tuple[Update, dict[str, Tensor]]:
+        """L_k and its gradient, of the shared rows: with respect to phi (first order) or theta (second)."""
+        done = adapted(site, self.loss, round_, self.batches, second_order=self.order == 2)
+        wanted = done.theta if self.order == 2 else done.phi
+        grads = torch.autograd.grad(done.query_loss, list(wanted.values()))
+        gradient = {name: g.detach().cpu() for name, g in zip(wanted, grads, strict=True)}
+        shared, head = parts(self, *split_state(gradient))
+        update = Update(
+            round_.round,
+            received.labels,
+            shared,
+            head,
+            ones(received.labels),
+            kind="gradient",
+            scalars={"query_loss": done.query_loss.item()},
+            train_loss=done.support_loss,
+        )
+        return update, {}
+
+    def aggregate(self, previous: GlobalModel, updates: Iterable[Update], ctx: RoundContext) -> GlobalModel:
+        return stepped(self, previous, updates, self.server)
 
 
 def stepped(

@@ -17,75 +17,27 @@ travel rather than the paper's losses, and only of the rows that are shared.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import field
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar
 
-from pydantic import Field
 from pydantic.dataclasses import dataclass
-from torch import Tensor
 
-from suture.core.labels import LabelType
 from suture.core.validation import STRICT
-from suture.learning.losses import masked_loss
-from suture.learning.training import LocalTraining, SiteContext
-from suture.methods.base import GlobalModel, LabelView, Method, RoundContext
-from suture.methods.meta.inner_loop import (
-    INNER,
-    ServerStep,
-    check_inner,
-    gradient_egress,
-    gradient_update,
-    stepped,
-)
+from suture.methods.meta.inner_loop import MetaLearning
 from suture.methods.share import Share
-from suture.models.classifier import Layout
-from suture.models.norm import NormPolicy
-from suture.protocol.egress import Egress
-from suture.protocol.messages import Payload, Update
-from suture.protocol.packing import Packed
 
 
 @dataclass(frozen=True, config=STRICT)
-class PMFL(Method):
-    """PMFL.
+class PMFL(MetaLearning):
+    """PMFL: the site's model holds its own half and the received one, and afterwards what the site keeps.
 
     Attributes:
         share: the part of the model that server and sites share.
-        The rest as in `MetaFL`.
+        The rest as in `MetaLearning`.
     """
 
     name: ClassVar[str] = "pmfl"
     title: ClassVar[str] = "PMFL"
     paper: ClassVar[str] = "Zhang et al. 2021, Algorithm 2"
-    label_view: ClassVar[LabelView] = "own"
-    single_target: ClassVar[bool] = True
-    fixed_steps: ClassVar[bool] = True
 
-    local: LocalTraining = INNER
-    server: ServerStep = field(default_factory=ServerStep)
-    order: Literal[1, 2] = 1
-    batches: Annotated[int, Field(ge=1)] = 100
     share: Share = field(default_factory=Share)
-    batch_norm: NormPolicy = "frozen"
-
-    def __post_init__(self) -> None:
-        check_inner(self.local, self.batch_norm)
-
-    def egress(self, layout: Layout) -> Egress:
-        return gradient_egress(layout)  # the layout is already that of the rows that cross
-
-    def loss(self, logits: Tensor, y: Tensor, known: Tensor, task: LabelType) -> Tensor:
-        return masked_loss(logits, y, known, task)
-
-    def behind_losses(self, images: int, local: LocalTraining) -> int:
-        return images // self.batches // 2
-
-    def train(
-        self, site: SiteContext, received: Payload, state: Packed, ctx: RoundContext
-    ) -> tuple[Update, dict[str, Tensor]]:
-        # The model holds the site's own half and the received one; what it holds afterwards, the site keeps.
-        return gradient_update(self, site, received, ctx, self.batches, self.order), {}
-
-    def aggregate(self, previous: GlobalModel, updates: Iterable[Update], ctx: RoundContext) -> GlobalModel:
-        return stepped(self, previous, updates, self.server)
