@@ -1,11 +1,16 @@
-"""One round of a method at a site, outside of a federation."""
+"""Methods for tests: settings that suit tiny networks, and one round outside of a federation."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 from torch import Tensor
 
-from suture.learning.training import SiteContext
+from suture.learning.training import LocalTraining, SiteContext
+from suture.methods import METHODS
 from suture.methods.base import Method, RoundContext, local_round
+from suture.methods.meta.inner_loop import INNER, ServerStep
 from suture.protocol.messages import Payload, Update
 from suture.protocol.packing import Packed
 
@@ -17,3 +22,12 @@ def train_round(
 ) -> tuple[Update, dict[str, Tensor]]:
     """What the site sends and stores after a round from `state`."""
     return method.train(site, received, local_round(method, site, state, ctx))
+
+
+def conformant(name: str) -> Method:
+    """The method with a learning rate and batches at which a tiny network moves."""
+    kind: Any = METHODS[name]
+    if not kind.single_target:
+        return kind(local=LocalTraining(lr=1e-2, batch_size=8))  # type: ignore[no-any-return]
+    method = kind(local=replace(INNER, lr=0.1, iterations=3), batches=1)
+    return method if name == "fl" else replace(method, server=ServerStep(lr=1e-2))

@@ -3,31 +3,14 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
-import suture.federation.plan
 from suture.core.errors import ConfigError
 from suture.data.augmentation import Augmentation
-from suture.federation.plan import Plan, Schedule, code_hash, needed
+from suture.federation.plan import Plan, Schedule, needed
 from suture.methods import METHODS
 from suture.models import ModelSpec
-
-
-@pytest.mark.parametrize("changed", ["methods/fedavg.py", "data/clinical_words.txt"])
-def test_a_change_of_source_or_of_the_vocabulary_changes_the_hash(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: str
-) -> None:
-    monkeypatch.setattr(suture.federation.plan, "__file__", str(tmp_path / "plan.py"))
-    for name in ("plan.py", "methods/fedavg.py", "data/clinical_words.txt"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(name)
-    before = code_hash.__wrapped__()
-    (tmp_path / "report.html").write_text("whatever is made of the data is no part of it")
-    assert code_hash.__wrapped__() == before
-    (tmp_path / changed).write_text("another")
-    assert code_hash.__wrapped__() != before
 
 
 @pytest.mark.parametrize("name", ["fedlsm", "fedmas"])

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import math
 from collections.abc import Mapping
-from functools import cache
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
@@ -19,6 +16,7 @@ from suture.core.validation import STRICT, parse
 from suture.data.augmentation import Augmentation
 from suture.methods import METHODS, method_class
 from suture.methods.base import Method, RoundContext
+from suture.methods.source import code_hash as code_hash
 from suture.models import MODELS, ModelSpec
 
 Selection = Literal["site_loss", "server_metric", "server_balanced_accuracy", "last"]
@@ -186,13 +184,3 @@ def round_context(plan: Plan, rounds: int, round_: int) -> RoundContext:
             return RoundContext(round_, phase, plan.seed, round_ - last)
         last += phase.rounds
     raise ConfigError(f"round {round_} lies beyond the {rounds} rounds of the plan")
-
-
-@cache
-def code_hash() -> str:
-    """A hash of the package's own source and vocabulary: parties that run other code do not take part."""
-    root = Path(__file__).parents[1]
-    digest = hashlib.sha256()
-    for path in sorted(path for path in root.rglob("*") if path.suffix in (".py", ".txt")):
-        digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
-    return digest.hexdigest()[:16]

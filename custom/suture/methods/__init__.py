@@ -1,8 +1,12 @@
-"""The registry of methods: one file, one line."""
+"""The registry of methods: those of this package, and those of installed packages by entry point."""
 
 from __future__ import annotations
 
-from suture.core.errors import unknown
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from suture.core.errors import ConfigError, unknown
 from suture.methods.base import Method
 from suture.methods.central import Central, CentralFull
 from suture.methods.fedavg import FedAvg
@@ -16,6 +20,9 @@ from suture.methods.partial import PartialLoss
 from suture.methods.pfl import PersonalisedFL
 from suture.methods.surgical import SurgicalAggregation
 from suture.methods.vanilla import VanillaFL
+
+GROUP = "suture.methods"
+"""The entry points by which another package names its methods."""
 
 METHODS: dict[str, type[Method]] = {
     method.name: method
@@ -35,14 +42,55 @@ METHODS: dict[str, type[Method]] = {
         CentralFull,
     )
 }
+"""The methods of this package, by name."""
 
 
 def method_class(name: str) -> type[Method]:
-    """The method of that name.
+    """The method of that name, of this package or of an installed one.
 
     Raises:
-        ConfigError: unknown; names the nearest.
+        ConfigError: unknown (names the nearest); or its package cannot be imported, takes another method's
+            name, or registers something that is no method.
     """
-    if name not in METHODS:
-        raise unknown("method", name, METHODS)
-    return METHODS[name]
+    if name in METHODS:
+        return METHODS[name]
+    found = outside()
+    if name not in found:
+        raise unknown("method", name, {*METHODS, *found})
+    return _load(found[name])
+
+
+def outside() -> dict[str, EntryPoint]:
+    """The methods that installed packages register, by name; none of them is imported.
+
+    Raises:
+        ConfigError: two packages register one name, or a package the name of a method of this one.
+    """
+    found: dict[str, EntryPoint] = {}
+    for point in entry_points(group=GROUP):
+        if point.name in METHODS or found.get(point.name, point) != point:
+            other = "suture" if point.name in METHODS else _package(found[point.name])
+            raise ConfigError(
+                f"{_package(point)} registers a method {point.name!r}, and so does {other}; "
+                "rename one, or uninstall it"
+            )
+        found[point.name] = point
+    return found
+
+
+@cache
+def _load(point: EntryPoint) -> type[Method]:
+    where = f"the method {point.name!r} of {_package(point)} ({point.value})"
+    try:
+        kind: Any = point.load()
+    except Exception as error:  # whatever another package does when it is imported
+        raise ConfigError(f"{where} cannot be imported: {type(error).__name__}: {error}") from error
+    if not (isinstance(kind, type) and issubclass(kind, Method)):
+        raise ConfigError(f"{where} is no subclass of suture.Method; correct its entry point")
+    if kind.name != point.name:
+        raise ConfigError(f"{where} calls itself {kind.name!r}; give the entry point that name")
+    return kind
+
+
+def _package(point: EntryPoint) -> str:
+    return f"{point.dist.name} {point.dist.version}" if point.dist else "an unknown package"

@@ -58,7 +58,9 @@ class Job:
 
     def plan(self, experiment: str) -> Plan:
         """What every party needs to know."""
-        return Plan(self.method, self._model(), self.augmentation, self.seed, experiment, code_hash())
+        return Plan(
+            self.method, self._model(), self.augmentation, self.seed, experiment, code_hash(type(self.method))
+        )
 
     def _model(self) -> ModelSpec:
         """The model with the words of its vocabulary file, which no other party has."""

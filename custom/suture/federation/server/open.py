@@ -37,9 +37,10 @@ def open_server(
         DataError: the server's data cannot be read.
     """
     torch.set_num_threads(1)
-    if plan.code != code_hash():
+    code = code_hash(type(plan.method))
+    if plan.code != code:
         raise ConfigError(
-            f"the server runs another version of suture ({code_hash()}) than the job was made with "
+            f"the server runs another version of suture ({code}) than the job was made with "
             f"({plan.code}); install the same one"
         )
     held_out = HeldOut(config, plan) if config else None

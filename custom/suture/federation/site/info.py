@@ -28,9 +28,10 @@ def refuse(site: str, plan: Plan, config: SiteConfig) -> None:
         LabelViewRefused: its method shows the site more class names than it permits.
         ConfigError: the site sets something that the method would ignore, or a device that it has not.
     """
-    if plan.code != code_hash():
+    code = code_hash(type(plan.method))
+    if plan.code != code:
         raise CodeMismatch(
-            f"{site} runs another version of suture ({code_hash()}) than the job was made with "
+            f"{site} runs another version of suture ({code}) than the job was made with "
             f"({plan.code}); install the same one"
         )
     if plan.method.label_view == "all" and config.privacy.label_view != "all":
@@ -65,7 +66,7 @@ def introduce(plan: Plan, config: SiteConfig, data: SiteSamples, prior: str | No
         labels.names,
         {split: len(part) for split, part in samples.items()},
         config.training.threads,
-        code_hash(),
+        code_hash(type(plan.method)),
         labels.label_type,
         first_counts(labels, class_counts(labels, samples["train"], config.privacy), folder) if asked else {},
         prior,

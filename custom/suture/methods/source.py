@@ -1,0 +1,99 @@
+"""Where the code of a method comes from: this package, or another one whose code the parties compare too."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import sys
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from suture.core.errors import ConfigError
+from suture.methods import METHODS, outside
+from suture.methods.base import Method
+
+_ROOT = Path(__file__).parents[1]
+_HASHED = (".py", ".txt")
+
+
+@dataclass(frozen=True)
+class Source:
+    """The package that a method from outside comes from.
+
+    Attributes:
+        package: name of the top-level package or module.
+        path: its folder, or its file where it is a single module.
+        distribution, version: what is installed.
+        entry: the entry point's value, ``module:Class``.
+        method: the method's name.
+    """
+
+    package: str
+    path: Path
+    distribution: str
+    version: str
+    entry: str
+    method: str
+
+    @property
+    def class_path(self) -> str:
+        """The dotted path of the class."""
+        return self.entry.replace(":", ".")
+
+
+def source_of(kind: type[Method]) -> Source | None:
+    """The installed package of a method from outside; None for a method of this package.
+
+    Raises:
+        ConfigError: the class is in no installed package under an entry point.
+    """
+    if kind in METHODS.values():
+        return None
+    point = outside().get(kind.name)
+    package = kind.__module__.partition(".")[0]
+    file = getattr(sys.modules.get(package), "__file__", None)
+    if point is None or point.dist is None or file is None or point.load() is not kind:
+        raise ConfigError(
+            f"the method {kind.name!r} ({kind.__module__}.{kind.__qualname__}) is in no installed package "
+            "under the entry point 'suture.methods', so that no other process or site can have it: put it "
+            "into a package, register it there and install it, or run with --env local"
+        )
+    path = Path(file)
+    folder = path.parent if path.name == "__init__.py" else path
+    return Source(package, folder, point.dist.name, point.dist.version, point.value, kind.name)
+
+
+def code_hash(kind: type[Method] | None = None) -> str:
+    """A hash of the code that computes: parties that run other code do not take part.
+
+    It covers the source and vocabulary of this package; and of a method from outside its distribution,
+    version and source, or the source of its class alone where it is not installed (it then runs in one
+    process only).
+    """
+    try:
+        return _hash(source_of(kind) if kind else None)
+    except ConfigError:
+        own = inspect.getsource(kind) if kind and kind.__module__ != "__main__" else repr(kind)
+        return _short(hashlib.sha256(f"{_hash(None)}\0{own}".encode()))
+
+
+@cache
+def _hash(source: Source | None) -> str:
+    digest = hashlib.sha256()
+    _add(digest, _ROOT)
+    if source:
+        digest.update(f"{source.distribution}\0{source.version}\0{source.entry}\0".encode())
+        _add(digest, source.path)
+    return _short(digest)
+
+
+def _short(digest: hashlib._Hash) -> str:
+    return digest.hexdigest()[:16]
+
+
+def _add(digest: hashlib._Hash, root: Path) -> None:
+    files = [root] if root.is_file() else [p for p in root.rglob("*") if p.suffix in _HASHED]
+    for path in sorted(files):
+        name = path.name if root.is_file() else path.relative_to(root).as_posix()
+        digest.update(name.encode() + b"\0" + path.read_bytes() + b"\0")

@@ -1,0 +1,492 @@
+"""Conformance checks for a method: `suture.testing.check_method(method)`, for anybody's.
+
+Each check is a function of a `Subject` that raises an AssertionError. Three small sites in memory train a
+small network, with several labels per image and with one; each site annotates other classes. What a check
+claims is tried on those, not read from the method's declarations.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import torch
+from pydantic import ValidationError
+from torch import Tensor
+
+from suture.core.errors import SutureError
+from suture.core.labels import LabelType
+from suture.core.validation import parse
+from suture.methods.base import GlobalModel, Method, Phase, RoundContext, local_round
+from suture.methods.parameters import parts
+from suture.models import ModelSpec
+from suture.models.classifier import Layout
+from suture.protocol.messages import Abstain, Update, ones
+from suture.protocol.packing import Packed, load
+from suture.simulation.trial import SITES, Trial
+
+SMALL = ModelSpec("cnn", size=16)
+RATE = 1e-2
+"""A learning rate at which the small network moves."""
+
+SEVERAL: tuple[LabelType, ...] = ("multilabel", "multiclass")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The method under test.
+
+    Attributes:
+        method: as given, with a learning rate and batches that fit the small sites.
+        model: that it trains.
+        variants: for hyperparameters whose valid values cannot be guessed, another value by dotted name.
+        exempt: hyperparameters, or groups of them, that need not change anything here, by dotted name.
+    """
+
+    method: Method
+    model: ModelSpec = SMALL
+    variants: Mapping[str, Any] = field(default_factory=dict)
+    exempt: Collection[str] = ()
+
+    @cached_property
+    def label_types(self) -> tuple[LabelType, ...]:
+        """The types of labels that it is tried with."""
+        return ("multilabel",) if self.method.single_target else SEVERAL
+
+    def trial(self, label_type: LabelType, **more: Any) -> Trial:
+        """A small federation of the method; see `Trial`."""
+        return Trial(self.method, self.model, label_type, **more)
+
+
+def check_method(
+    method: Method,
+    *,
+    model: ModelSpec | None = None,
+    variants: Mapping[str, Any] | None = None,
+    exempt: Collection[str] = (),
+) -> None:
+    """Check that a method keeps the contract; see the functions of `CHECKS`.
+
+    Args:
+        method: an instance. Its learning rate and batch size are replaced by ones that fit 18 images, unless
+            the method settles its own batches.
+        model: that it trains, by default a small network of images.
+        variants: another valid value for a hyperparameter, by dotted name, where it cannot be guessed.
+        exempt: hyperparameters, or groups of them, that need not change anything here, by dotted name.
+
+    Raises:
+        AssertionError: naming the check that fails, and what it found.
+    """
+    subject = subject_of(method, model=model, variants=variants, exempt=exempt)
+    for check in CHECKS:
+        try:
+            check(subject)
+        except AssertionError as error:
+            raise AssertionError(f"{method.name}: {check.__name__}: {error}") from error
+        except Exception as error:
+            what = f"{type(error).__name__}: {error}"
+            raise AssertionError(f"{method.name}: {check.__name__}: the method raised {what}") from error
+
+
+def subject_of(
+    method: Method,
+    *,
+    model: ModelSpec | None = None,
+    variants: Mapping[str, Any] | None = None,
+    exempt: Collection[str] = (),
+) -> Subject:
+    """The arguments of `check_method` as what each check takes."""
+    if not method.fixed_steps:
+        steps = method.local.iterations and min(method.local.iterations, 3)
+        method = _changed(method, local=replace(method.local, lr=RATE, batch_size=8, iterations=steps))
+    return Subject(method, model or SMALL, variants or {}, exempt)
+
+
+# The checks
+
+
+def it_describes_itself(subject: Subject) -> None:
+    """It has a name, a title and a paper, and its hyperparameters survive a job's file."""
+    method = subject.method
+    for word in ("name", "title", "paper"):
+        _ensure(bool(getattr(method, word, "")), f"it has no {word}")
+    values = json.loads(json.dumps(dataclasses.asdict(method)))  # type: ignore[call-overload]
+    again = parse(type(method), values, method.name)
+    _ensure(again == method, f"written to a job file and read again it is {again}")
+
+
+def aggregation_is_a_function_of_the_updates(subject: Subject) -> None:
+    """The same updates give the same bytes; their order matters only by rounding; none moves nothing."""
+    method, before = subject.method, _a_model(subject.method)
+    updates = [
+        _an_update(method, before, own, seed) for seed, own in enumerate((("A", "B"), ("B", "C"), ("B",)))
+    ]
+    one, two, other = (
+        _tensors(method.aggregate(before, iter(u), FIRST)) for u in (updates, updates, updates[::-1])
+    )
+    for name, tensor in one.items():
+        _ensure(torch.equal(tensor, two[name]), f"{name}: the same updates give other bytes")
+        _ensure(torch.allclose(tensor, other[name], 1e-6, 1e-7), f"{name}: the order of the sites matters")
+    still = [_an_update(method, before, own, 0, noise=0.0) for own in (("A", "B"), ("B", "C"))]
+    after = _tensors(method.aggregate(before, iter(still), FIRST))
+    for name, tensor in _tensors(before).items():
+        _ensure(
+            torch.allclose(after[name], tensor, 1e-6, 1e-7), f"{name}: unchanged updates change the model"
+        )
+
+
+def one_site_alone_decides(subject: Subject) -> None:
+    """The aggregate of one site is what it sent, or a step against its gradient."""
+    method, before = subject.method, _a_model(subject.method)
+    update = _an_update(method, before, LABELS, 3)
+    after = _tensors(method.aggregate(before, iter([update]), FIRST))
+    for name, sent in {**update.shared, **update.head}.items():
+        if update.kind == "weights":
+            _ensure(
+                torch.allclose(after[name], sent, 1e-6, 1e-7), f"{name} of the only site is not taken over"
+            )
+        else:
+            step = (after[name] - _tensors(before)[name])[: len(sent)]
+            _ensure(bool((step * sent < 0).all()), f"{name} does not step against the gradient")
+
+
+def a_class_that_nobody_sent_keeps_its_row(subject: Subject) -> None:
+    """Where sites see their own rows only."""
+    method, before = subject.method, _a_model(subject.method)
+    if method.label_view == "all":
+        return
+    sent = [_an_update(method, before, ("A",), 1), _an_update(method, before, ("B",), 2)]
+    after = method.aggregate(before, iter(sent), FIRST)
+    for name, rows in before.head.items():
+        _ensure(
+            torch.equal(after.head[name][2], rows[2]), f"{name}: the row of a class that nobody sent changed"
+        )
+        _ensure(bool(torch.isfinite(after.head[name]).all()), f"{name} is not finite")
+
+
+def unknown_labels_have_no_gradient(subject: Subject) -> None:
+    """What stands at an unknown label changes nothing, for each type of labels."""
+    known = torch.tensor([[True, False, True]] * 6)
+    y = torch.eye(3)[torch.tensor([0, 1, 2, 0, 1, 2])]
+    for label_type in subject.label_types:
+        gradients: list[Tensor] = []
+        for labels in (y, torch.where(known, y, 1 - y)):
+            logits = torch.randn(6, 3, generator=torch.Generator().manual_seed(1), requires_grad=True)
+            loss = subject.method.loss(logits, labels, known, label_type)
+            gradients += torch.autograd.grad(loss, logits)
+        _ensure(torch.equal(*gradients), f"{label_type}: an unknown label changes the gradient")
+
+
+def federations_run_and_repeat(subject: Subject) -> None:
+    """Whole federations end, twice with the same bytes, and a site sees no class name but those declared."""
+    for label_type in subject.label_types:
+        with subject.trial(label_type, rounds=2) as one, subject.trial(label_type, rounds=2) as two:
+            for trial in (one, two):
+                trial.run()
+            _same(one.server.model, two.server.model, f"{label_type}: a second run gives other bytes")
+            for site, labels in one.seen.items():
+                registered = one.server.registry.members[site].names
+                allowed = one.server.registry.labels if subject.method.label_view == "all" else registered
+                _ensure(labels <= set(allowed), f"{label_type}: {site} saw {sorted(labels - set(allowed))}")
+
+
+def training_lowers_the_loss(subject: Subject) -> None:
+    """Over three rounds the validation loss falls, or that of training, with several labels and with one."""
+    for label_type in subject.label_types:
+        with subject.trial(label_type, rounds=3) as trial:
+            trial.run()
+            lines = trial.history()
+            validation = [line["validation"]["loss"] for line in lines]
+            sites = [list(line["sites"].values()) for line in lines]
+            training = [sum(site["train_loss"] or 0 for site in each) for each in sites]
+            falls = any(losses[-1] < losses[0] for losses in (validation, training))
+            _ensure(falls, f"{label_type}: three rounds have the losses {validation} and {training}")
+
+
+def a_sites_own_learning_rate_is_used(subject: Subject) -> None:
+    """A site that sets its learning rate sends what it would send were that the job's."""
+    own = RATE / 8
+    slower = replace(subject, method=_changed(subject.method, local=replace(subject.method.local, lr=own)))
+    with (
+        subject.trial("multilabel", rates={"alpha": own}) as site,
+        slower.trial("multilabel") as job,
+        subject.trial("multilabel") as plain,
+    ):
+        found, expected, other = (trial.update("alpha") for trial in (site, job, plain))
+        if not {**found.shared, **found.head}:
+            return  # nothing leaves the site
+        _ensure(_equal(found, expected), "a site's own learning rate is not used")
+        _ensure(not _equal(found, other), "the learning rate changes nothing")
+
+
+def a_warm_up_trains_the_head_alone(subject: Subject) -> None:
+    """In its phase the backbone rests, and the head moves."""
+    try:
+        method = _changed(
+            subject.method, local=replace(subject.method.local, warmup_epochs=2, warmup_lr=RATE)
+        )
+    except (SutureError, ValidationError):
+        return  # the method has no warm-up and says so
+    with replace(subject, method=method).trial("multilabel", rounds=2) as trial:
+        payload, update = trial.payload("alpha"), trial.update("alpha")
+        backbone = [name for name in update.shared if name.startswith("backbone.")]
+        moved = [name for name in backbone if not torch.equal(update.shared[name], payload.shared[name])]
+        _ensure(not moved, f"the warm-up of the head trains {moved[0] if moved else ''}")
+        for name, rows in update.head.items():
+            if name.startswith("head."):
+                _ensure(not torch.equal(rows, payload.head[name]), f"the warm-up does not train {name}")
+
+
+def optimiser_state_carries_over(subject: Subject) -> None:
+    """A round that begins with the state of the round before is another one than a round without."""
+    local, method = subject.method.local, subject.method
+    if method.fixed_steps or (local.optimiser == "sgd" and not local.momentum):
+        return
+    with subject.trial("multilabel", rounds=2) as trial:
+        payload = trial.payload("alpha")
+
+        def train(state: Packed, number: int) -> tuple[Update, dict[str, Tensor]]:
+            site, ctx = trial.context("alpha", payload), RoundContext(number, Phase("main", 2), 1)
+            return method.train(site, payload, local_round(method, site, state, ctx))
+
+        _, state = train(Packed({}, {}), 1)
+        _ensure(bool(state), "it returns no optimiser state")
+        copied = {name: tensor.clone() for name, tensor in state.items()}
+        (carried, one), (fresh, two) = train(Packed(copied, {"phase": "main"}), 2), train(Packed({}, {}), 2)
+        kept = one.keys() != two.keys() or any(not torch.equal(one[name], two[name]) for name in one)
+        _ensure(
+            kept and not _equal(carried, fresh, empty=False), "the state of the round before changes nothing"
+        )
+
+
+def a_repeated_round_gives_the_same_update(subject: Subject) -> None:
+    """As after a crash: a site that is asked again for a round that was never committed answers alike."""
+    for label_type in subject.label_types:
+        with subject.trial(label_type) as trial:
+            one, two = trial.update("alpha"), trial.update("alpha")
+            _ensure(_equal(one, two), f"{label_type}: the update of a repeated round is another one")
+
+
+def every_hyperparameter_matters(subject: Subject) -> None:
+    """Another value of it changes what is sent, declared or aggregated."""
+    plain = dict.fromkeys(subject.label_types, "")
+    for name in _names(subject.method):
+        settled = {"local", "batch_norm", "prior", "keep_local", *subject.exempt}
+        if any(f"{name}.".startswith(f"{other}.") for other in settled):
+            continue
+        tried = []
+        for method in _alternatives(subject, name):
+            tried.append(method)
+            if _differs(subject, method, plain):
+                break
+        else:
+            _ensure(
+                bool(tried),
+                f"no other value of {name} could be guessed; give one as variants={{{name!r}: ...}}",
+            )
+            _ensure(False, f"{name} changes nothing that is sent, declared or aggregated")
+
+
+def losses_are_never_negative(subject: Subject) -> None:
+    """Not even where a penalty weighs a lot: a term of the wrong sign rewards what it should punish."""
+    method = subject.method
+    strong = [
+        _with(method, name, max(abs(value), 1.0) * 1e4)
+        for name, value in _numbers(method)
+        if name.split(".")[0] != "local"
+    ]
+    for other in (method, *(m for m in strong if m is not None)):
+        for label_type in subject.label_types:
+            with replace(subject, method=other).trial(label_type) as trial:
+                answer = trial.answer("alpha")
+                if isinstance(answer, Abstain):  # such a weight may well be too much to train with
+                    _ensure(other is not method, f"{label_type}: it abstains: {answer.error}")
+                    continue
+                loss = answer.train_loss if isinstance(answer, Update) else None
+                _ensure(
+                    loss is None or loss >= 0,
+                    f"{label_type}: the mean loss of a round is {loss} with {other}",
+                )
+
+
+CHECKS: tuple[Callable[[Subject], None], ...] = (
+    it_describes_itself,
+    aggregation_is_a_function_of_the_updates,
+    one_site_alone_decides,
+    a_class_that_nobody_sent_keeps_its_row,
+    unknown_labels_have_no_gradient,
+    federations_run_and_repeat,
+    training_lowers_the_loss,
+    a_sites_own_learning_rate_is_used,
+    a_warm_up_trains_the_head_alone,
+    optimiser_state_carries_over,
+    a_repeated_round_gives_the_same_update,
+    every_hyperparameter_matters,
+    losses_are_never_negative,
+)
+
+
+# Models and updates for the server's half
+
+LABELS = ("A", "B", "C")
+FIRST = RoundContext(1, Phase("main", 1), 0)
+
+
+def _a_model(method: Method) -> GlobalModel:
+    g = torch.Generator().manual_seed(0)
+    head = {"head.weight": torch.randn(3, 4, generator=g), "head.bias": torch.randn(3, generator=g)}
+    shared = {} if method.personal == "model" else {"w": torch.randn(5, generator=g)}
+    return GlobalModel(LABELS, shared, head)
+
+
+def _an_update(
+    method: Method, previous: GlobalModel, own: tuple[str, ...], seed: int, noise: float = 1.0
+) -> Update:
+    """What a site of `own` classes sends: the model moved by noise, or noise as a gradient."""
+    labels = LABELS if method.label_view == "all" else own
+    g, kind = torch.Generator().manual_seed(seed), method.egress(Layout({}, {})).kind
+    shared, rows = parts(method, previous.shared, previous.rows(labels))
+
+    def moved(tensor: Tensor) -> Tensor:
+        change = noise * torch.randn(tensor.shape, generator=g)
+        return change if kind == "gradient" else tensor + change
+
+    shared, rows = ({name: moved(t) for name, t in group.items()} for group in (shared, rows))
+    return Update(1, labels, shared, rows, ones(labels), kind=kind)
+
+
+def _tensors(model: GlobalModel) -> dict[str, Tensor]:
+    return {**model.shared, **model.head}
+
+
+def _same(one: GlobalModel, two: GlobalModel, text: str) -> None:
+    a, b = _tensors(one), _tensors(two)
+    _ensure(a.keys() == b.keys() and all(torch.equal(t, b[name]) for name, t in a.items()), text)
+
+
+def _equal(one: Update, two: Update, *, empty: bool = True) -> bool:
+    """Whether two updates have the same tensors and weights; `empty` answers where they have none."""
+    a, b = ({**u.shared, **u.head, **u.class_tensors} for u in (one, two))
+    if not a and not b:
+        return empty
+    alike = a.keys() == b.keys() and all(torch.equal(tensor, b[name]) for name, tensor in a.items())
+    return alike and one.weight == two.weight and torch.equal(one.class_weights, two.class_weights)
+
+
+# Hyperparameters
+
+
+def _differs(subject: Subject, method: Method, plain: dict[LabelType, str]) -> bool:
+    """Whether a method with one other hyperparameter does anything else; `plain` remembers the original."""
+    for label_type in subject.label_types:
+        plain[label_type] = plain[label_type] or _effect(subject, label_type)
+        if _effect(replace(subject, method=method), label_type) != plain[label_type]:
+            return True
+    return False
+
+
+def _effect(subject: Subject, label_type: LabelType) -> str:
+    """All that two rounds of a method leave, in one line."""
+    with subject.trial(label_type, rounds=2) as trial:
+        try:
+            trial.run()
+        except SutureError as error:
+            return f"{type(error).__name__}: {error}"
+        model = trial.server.model
+        tensors = {**_tensors(model), **model.memory}
+        numbers = [float(tensor.double().sum()) for _, tensor in sorted(tensors.items())]
+        lines = trial.history()
+        facts = [
+            [{k: s[k] for k in ("weight", "train_loss", "scalars")} for s in x["sites"].values()]
+            for x in lines
+        ]
+        stored = [
+            float(tensor.double().sum())
+            for name in sorted(SITES)
+            for path in sorted((trial.folder / name / "state").glob("round-000002*"))
+            for _, tensor in sorted(load(path).tensors.items())
+        ]
+        return repr((numbers, facts, stored, subject.method.egress(Layout({}, {}))))
+
+
+def _names(value: Any, prefix: str = "") -> Iterator[str]:
+    """The hyperparameters by dotted name."""
+    for part in dataclasses.fields(value):
+        inner = getattr(value, part.name)
+        if dataclasses.is_dataclass(inner):
+            yield from _names(inner, f"{prefix}{part.name}.")
+        else:
+            yield f"{prefix}{part.name}"
+
+
+def _numbers(method: Method) -> Iterator[tuple[str, float]]:
+    for name in _names(method):
+        value = _get(method, name)
+        if isinstance(value, float):
+            yield name, value
+
+
+def _alternatives(subject: Subject, name: str) -> Iterator[Method]:
+    """The method with other values of one hyperparameter, as far as they are valid."""
+    given = [subject.variants[name]] if name in subject.variants else _candidates(subject.method, name)
+    for value in given:
+        other = _with(subject.method, name, value)
+        if other is not None and other != subject.method and _fits(other, subject.model):
+            yield other
+
+
+def _fits(method: Method, model: ModelSpec) -> bool:
+    try:
+        method.check_model(model)
+    except SutureError:
+        return False
+    return True
+
+
+def _candidates(method: Method, name: str) -> Sequence[Any]:
+    """Values to try instead of a hyperparameter's own, from its type and value."""
+    value, owner = _get(method, name), _get(method, name.rpartition(".")[0])
+    hint = get_type_hints(type(owner), include_extras=False)[name.rpartition(".")[2]]
+    words = [
+        word for kind in (hint, *get_args(hint)) if get_origin(kind) is Literal for word in get_args(kind)
+    ]
+    if words:
+        return [word for word in words if word != value]
+    if isinstance(value, bool):
+        return [not value]
+    if isinstance(value, int):
+        return [value + 1, 2 * value + 1, max(value // 2, 1)]
+    if isinstance(value, float) or value is None:
+        start = value or 1.0
+        return [10 * start, start / 10, start + 0.5, 0.5, 0.0, 1.0]
+    return []
+
+
+def _get(value: Any, name: str) -> Any:
+    for part in filter(None, name.split(".")):
+        value = getattr(value, part)
+    return value
+
+
+def _with(method: Method, name: str, new: Any) -> Method | None:
+    """The method with one other value; None where that is not valid."""
+    first, _, rest = name.partition(".")
+    try:
+        inner = _with(getattr(method, first), rest, new) if rest else new
+        return None if inner is None and rest else _changed(method, **{first: inner})
+    except (SutureError, ValidationError, TypeError):
+        return None
+
+
+def _changed(value: Any, **changes: Any) -> Any:
+    """A validated copy of a dataclass."""
+    return replace(value, **changes)
+
+
+def _ensure(condition: bool, text: str) -> None:
+    if not condition:
+        raise AssertionError(text)

@@ -1,0 +1,171 @@
+"""Federations small enough to run many of: three sites in memory, a small network, states on disk."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from suture.core.labels import LabelSet, LabelType
+from suture.core.seeds import seed_for
+from suture.data.augmentation import Augmentation
+from suture.data.batch import Samples, columns
+from suture.data.config import SiteConfig
+from suture.data.table import SPLITS, Split
+from suture.federation.loop import Loop, federate
+from suture.federation.plan import Plan, Schedule
+from suture.federation.server.server import Server
+from suture.federation.site.site import Site
+from suture.learning.samples import SiteSamples
+from suture.learning.training import SiteContext
+from suture.methods.base import Method
+from suture.methods.source import code_hash
+from suture.models import ModelSpec, build
+from suture.models.classifier import load_tensors
+from suture.protocol.messages import Payload, Reply, Update
+from suture.protocol.packing import Packed, unpack
+
+CLASSES = ("Fibrosis", "Hernia", "Mass", "Nodule")
+SITES = {"alpha": ("Mass", "Nodule"), "beta": ("Hernia", "Nodule"), "gamma": ("Fibrosis", "Mass", "Nodule")}
+SIZES: dict[Split, int] = {"train": 18, "validation": 6, "test": 0}
+
+
+class Trial:
+    """A federation of the small sites, in a folder that vanishes with it.
+
+    Args:
+        rates: learning rates of sites that have one of their own.
+
+    Attributes:
+        seen: the class names that each site has been sent by `run`.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        model: ModelSpec,
+        label_type: LabelType,
+        *,
+        rounds: int = 1,
+        rates: Mapping[str, float] | None = None,
+    ) -> None:
+        self.label_type, self._rates = label_type, rates or {}
+        self._folder = tempfile.TemporaryDirectory()
+        self.folder = Path(self._folder.name)
+        self.plan = Plan(method, model, Augmentation(), 1, "run", code_hash(type(method)))
+        self.server = Server(self.plan, Schedule(rounds=rounds), self.folder / "run", None)
+        self.sites = {name: self._site(name, rounds) for name in SITES}
+        self.seen: dict[str, set[str]] = {name: set() for name in SITES}
+        self._payloads: dict[str, Payload] = {}
+
+    def __enter__(self) -> Trial:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._folder.cleanup()
+
+    def run(self) -> None:
+        """All rounds."""
+        federate(self.server, _Watched(self))
+
+    def payload(self, site: str) -> Payload:
+        """What the server sends to a site for round 1."""
+        if not self._payloads:
+            loop = Loop(self.sites)
+            self.server.begin(
+                loop.exchange("handshake", self.server.handshake(loop.sites), self.server.intake())
+            )
+            self._payloads = {name: _payload(packed) for name, packed in self.server.assign().items()}
+        return self._payloads[site]
+
+    def answer(self, site: str) -> Reply:
+        """What a site answers in round 1."""
+        return self.sites[site].answer(self.payload(site))
+
+    def update(self, site: str) -> Update:
+        """The update of a site in round 1."""
+        answer = self.answer(site)
+        if not isinstance(answer, Update):
+            raise AssertionError(f"{self.label_type}: {site} sent no update: {answer}")
+        return answer
+
+    def history(self) -> list[dict[str, Any]]:
+        """The rounds so far, as in history.jsonl."""
+        return [json.loads(line) for line in (self.folder / "run" / "history.jsonl").read_text().splitlines()]
+
+    def context(self, site: str, payload: Payload) -> SiteContext:
+        """What a method's half at the site is given, outside of a federation."""
+        own, samples = _samples(site, self.label_type)
+        labels = LabelSet(payload.labels, self.label_type)
+        model = build(self.plan.model, labels, 1, pretrained=False)
+        load_tensors(model, {**payload.fixed, **payload.shared, **payload.head})
+        return SiteContext(
+            site,
+            model,
+            {split: columns(part, own, labels) for split, part in samples.items()},
+            self.plan.model.preprocessing,
+            Augmentation(),
+            torch.device("cpu"),
+            prior=self.sites[site]._prior,
+            identified=torch.tensor([name in own for name in labels]),
+        )
+
+    def _site(self, name: str, rounds: int) -> Site:
+        folder, own = self.folder / name, SITES[name]
+        method, training = self.plan.method, {}
+        if name in self._rates:
+            training["learning_rate"] = self._rates[name]
+        data = {"dataset": "hospital", "root": folder, "table": folder / "labels.csv"}
+        config = SiteConfig.model_validate(
+            {
+                "data": data | ({"target": own[0]} if method.single_target else {}),
+                "training": training,
+                "privacy": {"label_view": method.label_view, "min_count": 0, "min_loss": 0},
+                "storage": {"state": folder / "state", "cache": folder / "cache"},
+            }
+        )
+        return Site(
+            name, config, self.plan, rounds, folder / "state", lambda: _samples(name, self.label_type)
+        )
+
+
+class _Watched(Loop):
+    """The loop, noting which class names each site is sent."""
+
+    def __init__(self, trial: Trial) -> None:
+        super().__init__(trial.sites)
+        self._trial = trial
+
+    def exchange(self, task: Any, payloads: Mapping[str, Packed], receive: Any) -> dict[str, str]:
+        for site, packed in payloads.items():
+            self._trial.seen[site] |= set(_payload(packed).labels)
+        return super().exchange(task, payloads, receive)
+
+
+def _payload(packed: Packed) -> Payload:
+    message = unpack(packed)
+    assert isinstance(message, Payload)
+    return message
+
+
+def _samples(site: str, label_type: LabelType) -> SiteSamples:
+    """A site's classes and its images: a bright band at a place of its own marks each class."""
+    own = LabelSet(SITES[site], label_type)
+    samples: dict[Split, Samples] = {}
+    for split in SPLITS:
+        n = SIZES[split]
+        g = torch.Generator().manual_seed(seed_for("check", site, split))
+        y = torch.randint(0, 2, (n, len(CLASSES)), generator=g).float()
+        if label_type == "multiclass":
+            y = torch.eye(len(CLASSES))[torch.randint(0, len(CLASSES), (n,), generator=g)]
+        image = torch.randint(60, 110, (n, 1, 16, 16), generator=g, dtype=torch.uint8)
+        bands = y.repeat_interleave(4, dim=1).view(n, 1, 16, 1) > 0
+        image = torch.where(bands, image + 90, image)
+        rows = [CLASSES.index(name) for name in own]
+        names = tuple(f"{site}-{split}-{i}" for i in range(n))
+        samples[split] = Samples({"image": image}, y[:, rows], names, names)
+    return own, samples

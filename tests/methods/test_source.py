@@ -1,0 +1,142 @@
+"""Methods of other packages: found by entry point, and part of the hash of code that the parties compare."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from suture.core.errors import ConfigError
+from suture.methods import METHODS, _load, method_class, outside
+from suture.methods.averaging import LocalAveraging
+from suture.methods.source import _hash, code_hash, source_of
+from suture.methods.surgical import SurgicalAggregation
+
+MODULE = """
+from pydantic.dataclasses import dataclass
+from suture.core.validation import STRICT
+from suture.methods.averaging import LocalAveraging
+
+@dataclass(frozen=True, config=STRICT)
+class Near(LocalAveraging):
+    name = "near"
+    title = "Near"
+    paper = "nobody, 2026"
+    label_view = "own"
+"""
+
+Install = Callable[..., Path]
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
+    """Install a distribution of one module, as pip leaves it, in a folder of the path."""
+    _load.cache_clear()
+    _hash.cache_clear()
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def make(
+        entry: str = "near = near_method:Near",
+        text: str = MODULE,
+        *,
+        dist: str = "near",
+        version: str = "1.0",
+    ) -> Path:
+        (tmp_path / "near_method.py").write_text(text)
+        info = tmp_path / f"{dist}-{version}.dist-info"
+        info.mkdir(exist_ok=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {dist}\nVersion: {version}\n")
+        (info / "entry_points.txt").write_text(f"[suture.methods]\n{entry}\n")
+        importlib.invalidate_caches()
+        return info
+
+    yield make
+    sys.modules.pop("near_method", None)
+    _load.cache_clear()
+    _hash.cache_clear()
+
+
+def test_a_method_of_another_package_is_found_by_name(install: Install) -> None:
+    install()
+    assert "near" in outside()
+    kind = method_class("near")
+    assert issubclass(kind, LocalAveraging)
+    source = source_of(kind)
+    assert source is not None
+    assert (source.package, source.distribution, source.version) == ("near_method", "near", "1.0")
+    assert source.class_path == "near_method.Near"
+    with pytest.raises(ConfigError, match="unknown method 'neer'; did you mean 'near'"):
+        method_class("neer")
+
+
+def test_its_source_and_version_are_part_of_the_hash(install: Install) -> None:
+    info = install()
+    kind = method_class("near")
+    before = code_hash(kind)
+    assert before != code_hash(SurgicalAggregation) == code_hash()
+    (info.parent / "near_method.py").write_text(f"{MODULE}\n# another line\n")
+    _hash.cache_clear()
+    changed = code_hash(kind)
+    assert changed != before
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: near\nVersion: 1.1\n")
+    assert code_hash(kind) not in (before, changed)
+
+
+@pytest.mark.parametrize(
+    ("entry", "text", "says"),
+    [
+        (
+            "near = near_method:Near",
+            "raise RuntimeError('no')",
+            "near 1.0 .* cannot be imported: Runtime",
+        ),
+        ("near = near_method:Gone", MODULE, "near 1.0 .* cannot be imported: AttributeError"),
+        ("near = near_method:dataclass", MODULE, "is no subclass of suture.Method"),
+        ("far = near_method:Near", MODULE, "calls itself 'near'; give the entry point that name"),
+    ],
+)
+def test_a_broken_registration_names_its_package(install: Install, entry: str, text: str, says: str) -> None:
+    install(entry, text)
+    with pytest.raises(ConfigError, match=says):
+        method_class(entry.partition(" ")[0])
+
+
+def test_two_methods_of_one_name_are_refused(install: Install) -> None:
+    install("surgical = near_method:Near")
+    with pytest.raises(ConfigError, match=r"near 1\.0 registers a method 'surgical', and so does suture"):
+        outside()
+
+
+def test_two_packages_of_one_method_are_refused(install: Install) -> None:
+    install()
+    install("near = other_method:Near", dist="other")
+    with pytest.raises(ConfigError, match="registers a method 'near', and so does"):
+        outside()
+
+
+def test_a_method_that_is_not_installed_has_no_source_and_still_a_hash() -> None:
+    class Mine(SurgicalAggregation):
+        name = "mine"
+
+    with pytest.raises(ConfigError, match=r"in no installed package under the entry point 'suture\.methods'"):
+        source_of(Mine)
+    assert code_hash(Mine) != code_hash()
+    assert all(source_of(kind) is None for kind in METHODS.values())
+
+
+@pytest.mark.parametrize("changed", ["methods/fedavg.py", "data/clinical_words.txt"])
+def test_a_change_of_source_or_of_the_vocabulary_changes_the_hash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: str
+) -> None:
+    monkeypatch.setattr("suture.methods.source._ROOT", tmp_path)
+    for name in ("plan.py", "methods/fedavg.py", "data/clinical_words.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    before = _hash.__wrapped__(None)
+    (tmp_path / "report.html").write_text("whatever is made of the data is no part of it")
+    assert _hash.__wrapped__(None) == before
+    (tmp_path / changed).write_text("another")
+    assert _hash.__wrapped__(None) != before
