@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 import tomli_w
 
-from kept_by_hand import SPEC, experiment, result
+from stored_by_hand import SPEC, experiment, result, store
 from suture.core.errors import ConfigError
+from suture.experiments.cells import over_series
 from suture.experiments.conduct import Outcome, collect
 from suture.experiments.loading import load_experiment
 from suture.experiments.render import main_table, preamble, series_table
-from suture.experiments.runs import Result, final_runs
-from suture.experiments.table import over_series
+from suture.experiments.results import Result
+from suture.experiments.runs import final_runs
 
 SERIES = {"key": "simulation.images", "values": [20, 40], "label": "images"}
 ALL = [{"name": "all"}]
@@ -35,7 +36,7 @@ def test_a_steady_row_has_one_run_that_stands_at_every_value(tmp_path: Path) -> 
     assert len({run.name for run in runs}) == 3
     for run, b in zip((runs[0], runs[1], runs[3]), (0.9, 0.7, 0.5), strict=True):
         result(run, tmp_path, {"A": 0.5, "B": b})
-    outcome = collect(spec, preset, tmp_path)
+    outcome = collect(spec, preset, store(tmp_path))
     found = over_series(spec, preset, outcome, spec.columns[0])
     assert found["theirs"].values == pytest.approx((0.7, 0.7))
     assert found["ours"].values == pytest.approx((0.6, 0.5))
