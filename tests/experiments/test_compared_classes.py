@@ -43,10 +43,10 @@ def small(name: str) -> tuple[Experiment, Preset]:
 def test_models_are_compared_once_on_the_images_that_were_held_out(tmp_path: Path) -> None:
     write_nih(tmp_path / "data" / "nih")
     spec, preset = small("nih_overlap")
-    kept, work, said = tmp_path / "runs", tmp_path / "work", list[str]()
-    conduct(spec, preset, Session(store(kept), work, tmp_path / "data", said.append), 2)
+    kept, work, reported = tmp_path / "runs", tmp_path / "work", list[str]()
+    conduct(spec, preset, Session(store(kept), work, tmp_path / "data", reported.append), 2)
     assert compared_classes(spec, preset, store(kept)) is None
-    session = Session(store(kept), work, tmp_path / "data", said.append)
+    session = Session(store(kept), work, tmp_path / "data", reported.append)
     compare_classes(spec, preset, session)
     rows = compared_classes(spec, preset, store(kept))
     assert rows is not None
@@ -67,15 +67,15 @@ def test_models_are_compared_once_on_the_images_that_were_held_out(tmp_path: Pat
     assert "| Pleural Thickening |" in page.split("paired bootstrap")[0].rsplit("| class |", 1)[1]
     assert "0.76 (0.74, 0.78), p .08 |" in page
 
-    before = len(said)
+    before = len(reported)
     compare_classes(spec, preset, session)
-    assert len(said) == before
+    assert len(reported) == before
     compared = [json.loads(line)["name"] for line in (kept / "test.jsonl").read_text().splitlines()]
     delete(kept, *(name for name in compared if name.startswith("by-class-")))
     gone = runs["surgical"] / "model" / "model.json"
     gone.unlink()
     compare_classes(spec, preset, session)
-    assert f"single classes are not compared: there is no {gone}" in said[-1]
+    assert f"single classes are not compared: there is no {gone}" in reported[-1]
     assert compared_classes(spec, preset, store(kept)) is None
 
 

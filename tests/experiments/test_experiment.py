@@ -1,4 +1,4 @@
-"""Experiments as data: which runs they need, what is kept of them, and how they are rendered."""
+"""Experiments as data: which runs they need, what is stored of them, and how they are rendered."""
 
 from __future__ import annotations
 
@@ -149,9 +149,9 @@ def test_models_of_the_sites_own_are_tuned_by_the_rounds_that_they_are_of(done: 
     history = [line(1, (0.5, 0.7), (0.3, 0.6)), line(2, (0.6, 0.9), (0.1, 0.8))]
     (done / "history.jsonl").write_text("\n".join(json.dumps(x) for x in history))
     (done / "run.json").write_text(json.dumps({**FACTS, "method": {"personal": "model"}}))
-    kept = result_of(RUN, done)
-    assert kept.validation == pytest.approx((0.7 + 0.8) / 2)
-    assert kept.validation_loss == pytest.approx((0.5 + 0.1) / 2)
+    found = result_of(RUN, done)
+    assert found.validation == pytest.approx((0.7 + 0.8) / 2)
+    assert found.validation_loss == pytest.approx((0.5 + 0.1) / 2)
     (done / "run.json").write_text(json.dumps({**FACTS, "method": {"personal": "head"}}))
     assert result_of(RUN, done).validation == pytest.approx((0.7 + 0.6) / 2)
 
@@ -215,9 +215,9 @@ def test_over_classes_a_class_that_one_of_them_does_not_know_is_no_pair(tmp_path
 def test_runs_are_done_once_and_failures_are_told(tmp_path: Path) -> None:
     small = {"simulation.images": 20, "simulation.held_out": 30, "model.size": 32, "rounds": 1}
     spec = experiment(presets={"tiny": {"note": "", "seeds": [1], "set": small}})
-    said: list[str] = []
+    reported: list[str] = []
     kept, work = tmp_path / "runs", tmp_path / "work"
-    outcome = conduct(spec, spec.preset(None), Session(store(kept), work, None, said.append), 2)
+    outcome = conduct(spec, spec.preset(None), Session(store(kept), work, None, reported.append), 2)
     assert {len(cell) for cell in outcome.results.values()} == {1}
     path = kept / "test.jsonl"
     before = path.stat()
@@ -225,9 +225,9 @@ def test_runs_are_done_once_and_failures_are_told(tmp_path: Path) -> None:
     assert before.st_size < 16_000
     left = {path.name for path in work.glob("*/sites/**/*")}
     assert left == {"server", "labels.csv", "suture.toml", "phantom.json"}  # no images, no states
-    conduct(spec, spec.preset(None), Session(store(kept), work, None, said.append), 2)
+    conduct(spec, spec.preset(None), Session(store(kept), work, None, reported.append), 2)
     assert path.stat() == before
-    assert said[-1] == "2 runs, 2 of them done before"
+    assert reported[-1] == "2 runs, 2 of them done before"
     run = next(iter(final_runs(spec, spec.preset(None), {})))
     record = store(kept).find(run.name)
     assert record is not None
@@ -237,36 +237,36 @@ def test_runs_are_done_once_and_failures_are_told(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=rf"{run.name} was run with method\.local\.lr=0\.123, and .*line in {path}"
     ):
-        conduct(spec, spec.preset(None), Session(store(kept), work, None, said.append), 2)
+        conduct(spec, spec.preset(None), Session(store(kept), work, None, reported.append), 2)
     path.unlink()
     wrong = Run("ours", None, "demo", {"method": "surgical", "rounds": 0, "seed": 1})
     with pytest.raises(FederationError, match=r"1 of 1 runs failed(.|\n)*rounds"):
-        do_runs([wrong], Session(store(kept), work, None, said.append), 1)
+        do_runs([wrong], Session(store(kept), work, None, reported.append), 1)
 
 
 def test_what_two_runs_failed_of_before_they_trained_ends_the_others(tmp_path: Path) -> None:
     (tmp_path / "data" / "nih").mkdir(parents=True)
     set_ = {"simulation.root": "{data}/nih"}
     spec = experiment(job="surgical_nih", presets={"tiny": {"note": "", "seeds": [1, 2, 3], "set": set_}})
-    said: list[str] = []
+    reported: list[str] = []
     with pytest.raises(FederationError) as raised:
         conduct(
             spec,
             spec.preset(None),
-            Session(store(tmp_path), tmp_path / "work", tmp_path / "data", said.append),
+            Session(store(tmp_path), tmp_path / "work", tmp_path / "data", reported.append),
             1,
         )
     assert str(raised.value).startswith("2 of 6 runs failed, 4 were not begun\n")
     assert f"{tmp_path / 'data' / 'nih'} has no Data_Entry_2017*.csv*; put it there" in str(raised.value)
-    assert sum(line.startswith("begins") for line in said) == 2
+    assert sum(line.startswith("begins") for line in reported) == 2
 
 
 def test_what_runs_warn_of_is_passed_on_once(tmp_path: Path) -> None:
-    said: list[str] = []
-    session = Session(store(tmp_path), tmp_path, None, said.append)
+    reported: list[str] = []
+    session = Session(store(tmp_path), tmp_path, None, reported.append)
     session.warn("/nih: 9 rows have no image\n\n")
     session.warn("/nih: 9 rows have no image\nanother\n")
-    assert said == ["warning: /nih: 9 rows have no image", "warning: another"]
+    assert reported == ["warning: /nih: 9 rows have no image", "warning: another"]
 
 
 def test_a_data_root_is_asked_for_before_anything_is_run(tmp_path: Path) -> None:

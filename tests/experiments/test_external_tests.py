@@ -111,12 +111,12 @@ def test_models_are_found_and_tested_after_their_run(tmp_path: Path) -> None:
         },
     )
     runs = list(final_runs(spec, spec.preset(None), {}))
-    said: list[str] = []
-    session = Session(store(tmp_path / "results"), tmp_path / "work", data, said.append)
+    reported: list[str] = []
+    session = Session(store(tmp_path / "results"), tmp_path / "work", data, reported.append)
     table = data / "server" / "labels.csv"
     table.rename(data / "later.csv")
     without = do_runs(runs[:1], session, 1)[runs[0].name]
-    assert any("test 'away' is left out: there is no {data}/server/labels.csv" in line for line in said)
+    assert any("test 'away' is left out: there is no {data}/server/labels.csv" in line for line in reported)
     assert (without.tests, without.untested) == ({}, {"away": "{data}/server/labels.csv"})
     assert mean_of(spec, "ours", without, spec.columns[0]) is None
     why = why_undefined(spec, "ours", [without], spec.columns[0])
@@ -125,7 +125,7 @@ def test_models_are_found_and_tested_after_their_run(tmp_path: Path) -> None:
     results = do_runs(runs, session, 1)
     ours, pfl = (results[run.name].tests["away"] for run in runs)
     assert not results[runs[0].name].untested
-    assert sum(line.startswith("begins") for line in said) == 2
+    assert sum(line.startswith("begins") for line in reported) == 2
     assert set(ours) == {GLOBAL}
     assert len(ours[GLOBAL]["auroc"]) == 10
     assert ours[GLOBAL]["n"] == table.read_text().count(",test") == 21
@@ -143,7 +143,7 @@ def test_models_are_found_and_tested_after_their_run(tmp_path: Path) -> None:
     change(tmp_path / "results", runs[0], untested={"away": "x"})
     do_runs(runs[:1], session, 1)
     path = tmp_path / "results" / "test.jsonl"
-    assert f"delete the run's line in {path} and {tmp_path / 'work' / runs[0].name}" in said[-1]
+    assert f"delete the run's line in {path} and {tmp_path / 'work' / runs[0].name}" in reported[-1]
 
 
 def nih_and_mimic(root: Path) -> dict[str, ExternalTest]:
@@ -190,10 +190,10 @@ def test_a_test_that_cannot_be_read_is_told_before_anything_is_run(
     path = tmp_path / file
     path.unlink() if name == "mimic" else path.write_text("")
     run = Run("ours", None, "demo", {"seed": 1}, tests)
-    said: list[str] = []
+    reported: list[str] = []
     with pytest.raises(DataError, match=f"test '{name}': .*{says}"):
-        do_runs([run], Session(store(tmp_path / "kept"), tmp_path / "work", tmp_path, said.append), 1)
-    assert not said
+        do_runs([run], Session(store(tmp_path / "kept"), tmp_path / "work", tmp_path, reported.append), 1)
+    assert not reported
     assert not (tmp_path / "work").exists()
 
 

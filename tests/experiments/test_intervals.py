@@ -57,7 +57,7 @@ def rendered(folder: Path, seeds: list[int], ours: Any, theirs: Any) -> tuple[di
 
 
 def test_one_run_shows_the_interval_of_its_mean(tmp_path: Path) -> None:
-    """What was kept without one shows the mean alone, and a figure of a run has no spread over classes."""
+    """A result without one shows the mean alone, and a figure of a run has no spread over classes."""
     found, page = rendered(tmp_path, [1], {"global": WHOLE}, {"global": OLD})
     ours, theirs = ({name: f.text for name, f in found[row].estimates.items()} for row in ("ours", "theirs"))
     assert ours == {

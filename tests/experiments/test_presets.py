@@ -100,13 +100,13 @@ def test_data_that_are_not_there_are_named_with_their_rows_before_the_first_run(
     tune = {"key": "method.local.lr", "values": [1e-3, 1e-2]}
     preset = {"note": "", "seeds": [1], "set": {"simulation.root": "{data}/nih"}, "tune": tune}
     spec = experiment(rows=rows, presets={"tiny": preset})
-    said: list[str] = []
+    reported: list[str] = []
 
     def begin(root: Path | None) -> None:
         conduct(
             spec,
             spec.preset(None),
-            Session(store(tmp_path / "kept"), tmp_path / "work", root, said.append),
+            Session(store(tmp_path / "kept"), tmp_path / "work", root, reported.append),
             1,
         )
 
@@ -121,7 +121,7 @@ def test_data_that_are_not_there_are_named_with_their_rows_before_the_first_run(
     assert str(some.value).count("\n") == 1
     with pytest.raises(ConfigError, match="give --data-root"):
         begin(None)
-    assert not said
+    assert not reported
     assert not (tmp_path / "work").exists()
 
 

@@ -77,14 +77,14 @@ def test_a_page_says_what_it_is_tested_on_and_where_runs_differ_in_it() -> None:
     spec = experiment(columns=ALL)
     preset = spec.preset(None)
 
-    def said(*results: Result) -> str:
+    def reported(*results: Result) -> str:
         cells = {("ours", "None"): dict(enumerate(results)), ("theirs", "None"): {}}
         return dict(preamble(spec, preset, Outcome(cells, {}), "x")).get("tested on", "")
 
-    same = said(measured(2496, 1), measured(2496, 2))
+    same = reported(measured(2496, 1), measured(2496, 2))
     assert same.replace("\N{NARROW NO-BREAK SPACE}", " ") == "2 496 images"
-    differ = said(measured(40, 1, away=9), measured(30, 2, away=9))
+    differ = reported(measured(40, 1, away=9), measured(30, 2, away=9))
     assert differ.startswith("30 or 40 images (NOT the same for all runs: delete")
     assert differ.endswith("; away: 9 images")
     at_sites = Result({"settings": {}}, {"source": "sites' test data", "n": 80}, None, None, 1.0)
-    assert not said(at_sites)
+    assert not reported(at_sites)

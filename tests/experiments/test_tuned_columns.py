@@ -184,8 +184,8 @@ def test_columns_that_contradict_the_pairs_are_refused(
     changes: dict[str, Any], says: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "e.toml"
-    said = {key: value for key, value in {**SPEC, **changes}.items() if value is not None}
-    path.write_text(tomli_w.dumps(said))
+    reported = {key: value for key, value in {**SPEC, **changes}.items() if value is not None}
+    path.write_text(tomli_w.dumps(reported))
     with pytest.raises(ConfigError, match=says):
         load_experiment(str(path))
 

@@ -100,19 +100,17 @@ def _dots(experiment: Experiment, found: Sequence[Line], pairs: Pairs) -> Canvas
     for axis in axes.flat[len(columns) :]:
         axis.set_visible(False)
     for axis, column in zip(axes.flat, columns, strict=False):
-        for place, line in enumerate(found):
+        for y, line in enumerate(found):
             cell = line.estimates[column]
             tone = TONES[0] if line.row == experiment.reference else TONES[5]
             values = [v for v in cell.values if v is not None]
             if pairs != "classes":
-                axis.plot(
-                    values, [place] * len(values), "o", color=tone, alpha=0.35, markersize=4, linewidth=0
-                )
+                axis.plot(values, [y] * len(values), "o", color=tone, alpha=0.35, markersize=4, linewidth=0)
             if not math.isnan(cell.mean):
-                axis.plot([cell.mean], [place], "|", color=tone, markersize=14, markeredgewidth=2.5)
+                axis.plot([cell.mean], [y], "|", color=tone, markersize=14, markeredgewidth=2.5)
             if cell.against is not None and cell.against.mark != DASH:
                 axis.annotate(
-                    cell.against.mark, (1, place), xycoords=("axes fraction", "data"), va="center", fontsize=8
+                    cell.against.mark, (1, y), xycoords=("axes fraction", "data"), va="center", fontsize=8
                 )
         axis.set_title(column, fontsize=9, loc="left")
         axis.grid(axis="x", color="#dde3e9")
@@ -128,8 +126,8 @@ def _marks(
     """Write the rows' marks in the colours of their lines, in the vertical order of the lines' ends."""
     marked = [row for row, one in over.items() if one.against and one.against.mark != DASH]
     marked.sort(key=lambda row: last[row] if last[row] == last[row] else -math.inf)
-    for place, row in enumerate(marked):
-        height = 0.5 + 0.09 * (place - (len(marked) - 1) / 2)
+    for rank, row in enumerate(marked):
+        height = 0.5 + 0.09 * (rank - (len(marked) - 1) / 2)
         against = over[row].against
         assert against is not None
         axis.annotate(

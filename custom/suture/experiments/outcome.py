@@ -1,4 +1,4 @@
-"""What the stored results say of one preset: the tuned settings, and the results of each cell."""
+"""The stored results of one preset: its tuned settings, and the results of each cell of its table."""
 
 from __future__ import annotations
 

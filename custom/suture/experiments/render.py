@@ -129,7 +129,7 @@ def _intervals(preset: Preset, columns: Sequence[Column]) -> str:
     names = [column.name for column in columns if shows_interval(preset, column)]
     if not names:
         return ""
-    what = "of the mean from a bootstrap over the patients of the test set, where one was kept"
+    what = "of the mean from a bootstrap over the patients of the test set, where one is stored"
     return f" (in {', '.join(names)}: 95 % interval {what})"
 
 
