@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from official import write_chexpert, write_mimic, write_nih
-from suture.experiments.conduct import collect, conduct
+from suture.experiments.cells import lines
+from suture.experiments.conduct import Session, conduct
 from suture.experiments.loading import load_experiment
+from suture.experiments.outcome import collect
+from suture.experiments.results import ResultStore
 from suture.experiments.spec import Experiment, Preset
-from suture.experiments.table import lines
 
 SMALL = {
     "simulation.nih": "{data}/nih",
@@ -58,18 +60,22 @@ def test_a_mean_is_defined_where_every_class_was_learned(
     skip = tuple(row for row in spec.rows if row not in rows)
     preset = Preset("small", (1,), SMALL, skip=skip)
     spec = replace(spec, presets={"small": preset})
-    outcome = conduct(spec, preset, tmp_path / "results", tmp_path / "work", data, 2, lambda _: None)
+    store = ResultStore(tmp_path / "results", "test")
+    outcome = conduct(spec, preset, Session(store, tmp_path / "work", data, lambda _: None), 2)
     found = {line.row: line for line in lines(spec, preset, outcome)}
     empty = {
-        (row, column) for row, line in found.items() for column, f in line.figures.items() if f.mean != f.mean
+        (row, column)
+        for row, line in found.items()
+        for column, f in line.estimates.items()
+        if f.mean != f.mean
     }
     assert empty == undefined
     reference = found[spec.reference]
     other = found["pfl_average" if name == "chest_all" else "central"]
-    against = other.figures["NIH"].against
+    against = other.estimates["NIH"].against
     assert against is not None
     assert against.n > 5  # over the classes that the test set defines
-    assert reference.figures["NIH"].against is None
+    assert reference.estimates["NIH"].against is None
     if name == "midl_all":
         _show_intervals(spec, preset, tmp_path / "results")
         shared = replace(load_experiment("midl_shared"), presets={"small": preset})
@@ -78,8 +84,10 @@ def test_a_mean_is_defined_where_every_class_was_learned(
 
 def _show_intervals(spec: Experiment, preset: Preset, results: Path) -> None:
     """Each AUROC of the reference row has one, and each loss is defined."""
-    found = {line.row: line for line in lines(spec, preset, collect(spec, preset, results))}
-    figures = found[spec.reference].figures
-    assert all(figure.mean == figure.mean for figure in figures.values())
+    found = {
+        line.row: line for line in lines(spec, preset, collect(spec, preset, ResultStore(results, "test")))
+    }
+    figures = found[spec.reference].estimates
+    assert all(one.mean == one.mean for one in figures.values())
     with_interval = {column for column, figure in figures.items() if figure.bounds is not None}
     assert with_interval == {column.name for column in spec.columns if column.spread == "interval"}

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from test_experiment import experiment, result
 
+from stored_by_hand import change, experiment, result, store
 from suture.core.errors import ConfigError
 from suture.core.validation import parse
-from suture.experiments.conduct import collect
+from suture.experiments.cells import figure_of, lines
+from suture.experiments.outcome import collect
 from suture.experiments.render import write_tables
 from suture.experiments.runs import final_runs
 from suture.experiments.spec import Column
-from suture.experiments.table import figure_of, lines
 
 FEDMAS: dict[str, Any] = {
     "loss": 0.15,
@@ -53,12 +52,12 @@ def test_such_a_column_fills_its_cells(tmp_path: Path) -> None:
     preset = spec.preset("tiny")
     for run in final_runs(spec, preset, {}):
         result(run, tmp_path, {"A": 0.5, "B": 0.5})
-        path = tmp_path / f"{run.name}.json"
-        content = json.loads(path.read_text())
         if run.row == "ours":
-            content["metrics"]["long_tail"] = {"accuracy": {"tail": run.settings["seed"] / 10}}
-        path.write_text(json.dumps(content))
-    found = {line.row: line.figures["tail"] for line in lines(spec, preset, collect(spec, preset, tmp_path))}
+            change(tmp_path, run, metrics={"long_tail": {"accuracy": {"tail": run.seed / 10}}})
+    found = {
+        line.row: line.estimates["tail"]
+        for line in lines(spec, preset, collect(spec, preset, store(tmp_path)))
+    }
     assert found["ours"].text == "0.200 ± 0.100"
     assert found["theirs"].values == (None, None, None)
 
@@ -74,13 +73,10 @@ def test_a_column_of_recall_is_over_the_classes_it_names(tmp_path: Path) -> None
     preset = spec.preset("tiny")
     for run in final_runs(spec, preset, {}):
         result(run, tmp_path, {"A": 0.5, "B": 0.5})
-        path = tmp_path / f"{run.name}.json"
-        content = json.loads(path.read_text())
         if run.row == "ours":
-            content["metrics"]["recall"] = {"A": 0.25, "B": None, "C": 0.5, "D": 0.75}
-        path.write_text(json.dumps(content))
-    outcome = collect(spec, preset, tmp_path)
-    found = {line.row: line.figures for line in lines(spec, preset, outcome)}
+            change(tmp_path, run, metrics={"recall": {"A": 0.25, "B": None, "C": 0.5, "D": 0.75}})
+    outcome = collect(spec, preset, store(tmp_path))
+    found = {line.row: line.estimates for line in lines(spec, preset, outcome)}
     assert found["ours"]["rare"].mean == pytest.approx(0.375)
     assert found["ours"]["all"].mean == pytest.approx(0.5)
     assert found["theirs"]["rare"].values == (None, None, None)
@@ -110,7 +106,7 @@ def test_a_column_is_of_one_part_alone(column: dict[str, Any], says: str) -> Non
 
 
 def test_a_loss_on_a_test_set_is_that_of_the_models_which_know_its_classes(tmp_path: Path) -> None:
-    """What was kept before there were losses has none, and still renders."""
+    """A result from before there were losses has none, and still renders."""
     spec = experiment(
         columns=[{"name": "loss", "test": "nih", "metric": "loss"}],
         tests={"nih": {"data": {"dataset": "nih"}}},
@@ -121,9 +117,10 @@ def test_a_loss_on_a_test_set_is_that_of_the_models_which_know_its_classes(tmp_p
     models = {"ours": {"x": narrow, "y": {**whole, "loss": 0.25}}, "theirs": {"global": whole}}
     for run in final_runs(spec, preset, {}):
         result(run, tmp_path, {"A": 0.5, "B": 0.5})
-        path = tmp_path / f"{run.name}.json"
-        content = json.loads(path.read_text()) | {"tests": {"nih": models[run.row]}}
-        path.write_text(json.dumps(content))
-    found = {line.row: line.figures["loss"] for line in lines(spec, preset, collect(spec, preset, tmp_path))}
+        change(tmp_path, run, tests={"nih": models[run.row]})
+    found = {
+        line.row: line.estimates["loss"]
+        for line in lines(spec, preset, collect(spec, preset, store(tmp_path)))
+    }
     assert found["ours"].values == (0.25, 0.25, 0.25)
     assert found["theirs"].text == "–"

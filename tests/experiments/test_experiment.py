@@ -1,4 +1,4 @@
-"""Experiments as data: which runs they need, what is kept of them, and how they are rendered."""
+"""Experiments as data: which runs they need, what is stored of them, and how they are rendered."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from xml.etree import ElementTree
 
 import pytest
 
-from kept_by_hand import SPEC, experiment, result
+from stored_by_hand import SPEC, change, delete, experiment, result, store
 from suture.core.errors import ConfigError, DataError, FederationError
-from suture.experiments.conduct import collect, conduct
+from suture.experiments.cells import class_means, lines
+from suture.experiments.conduct import Session, conduct, do_runs
 from suture.experiments.loading import known_experiments, load_experiment
-from suture.experiments.pool import Place, do_runs
+from suture.experiments.outcome import chosen, collect
 from suture.experiments.render import write_tables
-from suture.experiments.runs import Run, final_runs, keep_result, read_result, tuning_runs
+from suture.experiments.results import read_result, result_of
+from suture.experiments.runs import Run, final_runs, tuning_runs
 from suture.experiments.spec import OWN_COLUMNS, Experiment
-from suture.experiments.table import class_means, lines
-from suture.experiments.tuning import chosen
 from suture.simulation.job import load_job, with_settings
 
 
@@ -97,14 +97,14 @@ def test_tuning_chooses_by_validation_and_reuses_its_runs(tmp_path: Path) -> Non
     for run in tried:
         high = (run.settings["method.local.lr"] == 1e-2) == (run.row == "ours")
         result(run, tmp_path, {"A": 0.1, "B": 0.1}, auroc=0.7 if high else 0.6)
-    best = chosen(spec, preset, tmp_path)
+    best = chosen(spec, preset, store(tmp_path))
     assert best == {("theirs", "None"): 1e-3, ("ours", "None"): 1e-2}
     names = {run.name for run in final_runs(spec, preset, best)}
     assert len(names) == 4
     assert len(names & {run.name for run in tried}) == 2
-    (tmp_path / f"{tried[0].name}.json").unlink()
-    assert ("theirs", "None") not in chosen(spec, preset, tmp_path)
-    assert not collect(spec, preset, tmp_path).results["theirs", "None"]
+    delete(tmp_path, tried[0].name)
+    assert ("theirs", "None") not in chosen(spec, preset, store(tmp_path))
+    assert not collect(spec, preset, store(tmp_path)).results["theirs", "None"]
 
 
 RUN = Run("ours", None, "demo", {"seed": 1})
@@ -135,7 +135,7 @@ def test_a_run_selected_by_balanced_accuracy_is_tuned_by_it(done: Path, tmp_path
     (done / "history.jsonl").write_text(json.dumps({"round": 1, "seconds": 1.0, "validation": measured}))
     for selection, tunes in {"server_metric": 0.8, "server_balanced_accuracy": 0.3}.items():
         (done / "run.json").write_text(json.dumps({**FACTS, "selection": selection}))
-        assert keep_result(tmp_path / "kept", RUN, done).validation == tunes
+        assert result_of(RUN, done).validation == tunes
 
 
 def test_models_of_the_sites_own_are_tuned_by_the_rounds_that_they_are_of(done: Path, tmp_path: Path) -> None:
@@ -149,11 +149,11 @@ def test_models_of_the_sites_own_are_tuned_by_the_rounds_that_they_are_of(done: 
     history = [line(1, (0.5, 0.7), (0.3, 0.6)), line(2, (0.6, 0.9), (0.1, 0.8))]
     (done / "history.jsonl").write_text("\n".join(json.dumps(x) for x in history))
     (done / "run.json").write_text(json.dumps({**FACTS, "method": {"personal": "model"}}))
-    kept = keep_result(tmp_path / "kept", RUN, done)
-    assert kept.validation == pytest.approx((0.7 + 0.8) / 2)
-    assert kept.validation_loss == pytest.approx((0.5 + 0.1) / 2)
+    found = result_of(RUN, done)
+    assert found.validation == pytest.approx((0.7 + 0.8) / 2)
+    assert found.validation_loss == pytest.approx((0.5 + 0.1) / 2)
     (done / "run.json").write_text(json.dumps({**FACTS, "method": {"personal": "head"}}))
-    assert keep_result(tmp_path / "kept", RUN, done).validation == pytest.approx((0.7 + 0.6) / 2)
+    assert result_of(RUN, done).validation == pytest.approx((0.7 + 0.6) / 2)
 
 
 def test_a_row_that_cannot_be_tuned_is_named_with_its_run(tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_a_row_that_cannot_be_tuned_is_named_with_its_run(tmp_path: Path) -> Non
     for run in runs:
         result(run, tmp_path, {"A": 0.5, "B": 0.5}, auroc=None if run is runs[1] else 0.6)
     with pytest.raises(ConfigError, match=f"row 'theirs': its run {runs[1].name} has no validation figure"):
-        conduct(spec, spec.preset(None), tmp_path, tmp_path / "work", None, 1, lambda _: None)
+        conduct(spec, spec.preset(None), Session(store(tmp_path), tmp_path / "work", None, lambda _: None), 1)
 
 
 def test_the_table_by_hand(tmp_path: Path) -> None:
@@ -174,17 +174,17 @@ def test_the_table_by_hand(tmp_path: Path) -> None:
         seed = int(str(run.settings["seed"]))
         b = 0.5 + (0.1 * seed if run.row == "ours" else 0.0)
         result(run, tmp_path / "runs", {"A": 0.8, "B": b})
-    outcome = collect(spec, preset, tmp_path / "runs")
+    outcome = collect(spec, preset, store(tmp_path / "runs"))
     theirs, ours = lines(spec, preset, outcome)
-    against = theirs.figures["AUROC, classes of one site"].against
+    against = theirs.estimates["AUROC, classes of one site"].against
     assert against is not None
     assert against.p == pytest.approx(0.0742, abs=1e-4)
     assert against.difference == pytest.approx(0.2)
-    assert theirs.figures["AUROC, classes of one site"].text == "0.500 ± 0.000 ns"
-    assert ours.figures["AUROC, classes of one site"].text == "0.700 ± 0.100"
-    assert ours.figures["AUROC, classes of one site"].against is None
-    assert theirs.figures["AUROC, classes of several sites"].against is not None
-    assert theirs.figures["AUROC, classes of several sites"].against.p == 1
+    assert theirs.estimates["AUROC, classes of one site"].text == "0.500 ± 0.000 ns"
+    assert ours.estimates["AUROC, classes of one site"].text == "0.700 ± 0.100"
+    assert ours.estimates["AUROC, classes of one site"].against is None
+    assert theirs.estimates["AUROC, classes of several sites"].against is not None
+    assert theirs.estimates["AUROC, classes of several sites"].against.p == 1
     assert class_means(spec, "ours", outcome.results["ours", "None"], OWN_COLUMNS[0]) == pytest.approx(
         {"A": 0.8, "B": 0.7}
     )
@@ -206,62 +206,67 @@ def test_over_classes_a_class_that_one_of_them_does_not_know_is_no_pair(tmp_path
     preset = spec.preset(None)
     for run in final_runs(spec, preset, {}):
         result(run, tmp_path, {"A": 0.8, "B": None if run.row == "theirs" else 0.6})
-    theirs, ours = lines(spec, preset, collect(spec, preset, tmp_path))
-    assert theirs.figures["AUROC, all classes"].against is not None
-    assert theirs.figures["AUROC, all classes"].against.n == 1
-    assert ours.figures["AUROC, all classes"].text == "0.700 ± 0.100"  # population SD over classes
+    theirs, ours = lines(spec, preset, collect(spec, preset, store(tmp_path)))
+    assert theirs.estimates["AUROC, all classes"].against is not None
+    assert theirs.estimates["AUROC, all classes"].against.n == 1
+    assert ours.estimates["AUROC, all classes"].text == "0.700 ± 0.100"  # population SD over classes
 
 
 def test_runs_are_done_once_and_failures_are_told(tmp_path: Path) -> None:
     small = {"simulation.images": 20, "simulation.held_out": 30, "model.size": 32, "rounds": 1}
     spec = experiment(presets={"tiny": {"note": "", "seeds": [1], "set": small}})
-    said: list[str] = []
+    reported: list[str] = []
     kept, work = tmp_path / "runs", tmp_path / "work"
-    outcome = conduct(spec, spec.preset(None), kept, work, None, 2, said.append)
+    outcome = conduct(spec, spec.preset(None), Session(store(kept), work, None, reported.append), 2)
     assert {len(cell) for cell in outcome.results.values()} == {1}
-    before = {path: path.stat().st_mtime_ns for path in kept.iterdir()}
-    assert len(before) == 2
-    assert all(path.stat().st_size < 8_000 for path in before)
+    path = kept / "test.jsonl"
+    before = path.stat()
+    assert len(path.read_text().splitlines()) == 2
+    assert before.st_size < 16_000
     left = {path.name for path in work.glob("*/sites/**/*")}
     assert left == {"server", "labels.csv", "suture.toml", "phantom.json"}  # no images, no states
-    conduct(spec, spec.preset(None), kept, work, None, 2, said.append)
-    assert {path: path.stat().st_mtime_ns for path in kept.iterdir()} == before
-    assert said[-1] == "2 runs, 2 of them done before"
+    conduct(spec, spec.preset(None), Session(store(kept), work, None, reported.append), 2)
+    assert path.stat() == before
+    assert reported[-1] == "2 runs, 2 of them done before"
     run = next(iter(final_runs(spec, spec.preset(None), {})))
-    path = kept / f"{run.name}.json"
-    content = json.loads(path.read_text())
-    assert content["made_with"]["method.local.lr"] == load_job("demo").method.local.lr
-    assert content["made_with"]["simulation.images"] == 20
-    content["made_with"]["method.local.lr"] = 0.123
-    path.write_text(json.dumps(content))
+    record = store(kept).find(run.name)
+    assert record is not None
+    assert record["made_with"]["method.local.lr"] == load_job("demo").method.local.lr
+    assert record["made_with"]["simulation.images"] == 20
+    change(kept, run, made_with={**record["made_with"], "method.local.lr": 0.123})
     with pytest.raises(
-        ConfigError, match=rf"{run.name} was run with method\.local\.lr=0\.123, and .*delete {path}"
+        ConfigError, match=rf"{run.name} was run with method\.local\.lr=0\.123, and .*line in {path}"
     ):
-        conduct(spec, spec.preset(None), kept, work, None, 2, said.append)
+        conduct(spec, spec.preset(None), Session(store(kept), work, None, reported.append), 2)
     path.unlink()
     wrong = Run("ours", None, "demo", {"method": "surgical", "rounds": 0, "seed": 1})
     with pytest.raises(FederationError, match=r"1 of 1 runs failed(.|\n)*rounds"):
-        do_runs([wrong], kept, work, None, 1, said.append)
+        do_runs([wrong], Session(store(kept), work, None, reported.append), 1)
 
 
 def test_what_two_runs_failed_of_before_they_trained_ends_the_others(tmp_path: Path) -> None:
     (tmp_path / "data" / "nih").mkdir(parents=True)
     set_ = {"simulation.root": "{data}/nih"}
     spec = experiment(job="surgical_nih", presets={"tiny": {"note": "", "seeds": [1, 2, 3], "set": set_}})
-    said: list[str] = []
+    reported: list[str] = []
     with pytest.raises(FederationError) as raised:
-        conduct(spec, spec.preset(None), tmp_path, tmp_path / "work", tmp_path / "data", 1, said.append)
+        conduct(
+            spec,
+            spec.preset(None),
+            Session(store(tmp_path), tmp_path / "work", tmp_path / "data", reported.append),
+            1,
+        )
     assert str(raised.value).startswith("2 of 6 runs failed, 4 were not begun\n")
     assert f"{tmp_path / 'data' / 'nih'} has no Data_Entry_2017*.csv*; put it there" in str(raised.value)
-    assert sum(line.startswith("begins") for line in said) == 2
+    assert sum(line.startswith("begins") for line in reported) == 2
 
 
 def test_what_runs_warn_of_is_passed_on_once(tmp_path: Path) -> None:
-    said: list[str] = []
-    place = Place(tmp_path, tmp_path, None, {}, said.append)
-    place.warn("/nih: 9 rows have no image\n\n")
-    place.warn("/nih: 9 rows have no image\nanother\n")
-    assert said == ["warning: /nih: 9 rows have no image", "warning: another"]
+    reported: list[str] = []
+    session = Session(store(tmp_path), tmp_path, None, reported.append)
+    session.warn("/nih: 9 rows have no image\n\n")
+    session.warn("/nih: 9 rows have no image\nanother\n")
+    assert reported == ["warning: /nih: 9 rows have no image", "warning: another"]
 
 
 def test_a_data_root_is_asked_for_before_anything_is_run(tmp_path: Path) -> None:
@@ -269,18 +274,22 @@ def test_a_data_root_is_asked_for_before_anything_is_run(tmp_path: Path) -> None
     spec = experiment(job="surgical_nih", presets=reads)
     for root, says in ((None, r"reads \{data\}/nih; give --data-root"), (tmp_path / "x", "is no folder")):
         with pytest.raises(ConfigError, match=says):
-            conduct(spec, spec.preset(None), tmp_path, tmp_path, root, 1, lambda _: None)
+            conduct(spec, spec.preset(None), Session(store(tmp_path), tmp_path, root, lambda _: None), 1)
 
 
 def test_a_broken_result_says_what_to_do(tmp_path: Path) -> None:
     run = Run("ours", None, "demo", {"seed": 1})
-    assert read_result(tmp_path, run) is None
-    (tmp_path / f"{run.name}.json").write_text("{")
-    with pytest.raises(DataError, match="delete it, and the run is done again"):
-        read_result(tmp_path, run)
+    assert read_result(store(tmp_path), run) is None
+    for broken in ("{", "[]", '{"run": {}}'):
+        (tmp_path / "test.jsonl").write_text(f'{{"name": "x"}}\n{broken}\n')
+        with pytest.raises(DataError, match=r"line 2 cannot .*delete the line, and its run is done again"):
+            read_result(store(tmp_path), run)
+    (tmp_path / "test.jsonl").write_text(f'{{"name": "{run.name}", "metric": 1}}\n')
+    with pytest.raises(DataError, match="delete its line, and the run is done again"):
+        read_result(store(tmp_path), run)
     (tmp_path / "run.json").write_text('{"status": "failed", "error": "no data"}')
     with pytest.raises(DataError, match=r"no finished run \(failed: no data\)"):
-        keep_result(tmp_path, run, tmp_path)
+        result_of(run, tmp_path)
 
 
 def test_the_command_renders_what_is_there(tmp_path: Path) -> None:
@@ -298,6 +307,34 @@ def test_the_command_renders_what_is_there(tmp_path: Path) -> None:
     assert "href" not in (tmp_path / "results" / "mine.html").read_text().replace("xlink:href", "")
 
 
+def test_without_a_name_every_complete_table_is_rendered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import tomli_w
+    from typer.testing import CliRunner
+
+    from suture.cli import app
+    from suture.experiments import loading
+
+    one, two = {"note": "", "seeds": [1]}, {"note": "", "seeds": [1, 2]}
+    files = {
+        "first": {**SPEC, "presets": {"one": one, "two": two}},
+        "second": {**SPEC, "job": "surgical_nih"},
+    }
+    for name, content in files.items():
+        (tmp_path / f"{name}.toml").write_text(tomli_w.dumps(content))
+    monkeypatch.setattr(loading, "experiments_folder", lambda: tmp_path)
+    spec = load_experiment("first")
+    for run in final_runs(spec, spec.preset("two"), {}):
+        result(run, tmp_path / "results" / "runs", {"A": 0.5, "B": 0.6})
+    words = ["experiment", "--results", str(tmp_path / "results")]
+    assert CliRunner().invoke(app, [*words, "--render"], catch_exceptions=False).exit_code == 0
+    found = {path.name for path in (tmp_path / "results").glob("*.md")}
+    assert found == {"first.md", "first-two.md"}
+    with pytest.raises(ConfigError, match="which experiment"):
+        CliRunner().invoke(app, words, catch_exceptions=False)
+
+
 def test_a_run_that_was_cut_off_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[list[str]] = []
 
@@ -305,7 +342,7 @@ def test_a_run_that_was_cut_off_is_continued(tmp_path: Path, monkeypatch: pytest
         seen.append(command)
         return type("Done", (), {"returncode": 1, "stderr": "stopped"})
 
-    monkeypatch.setattr("suture.experiments.pool.subprocess.run", record)
+    monkeypatch.setattr("suture.experiments.conduct.subprocess.run", record)
     run = Run("ours", None, "demo", {"method": "surgical", "seed": 1})
     out = tmp_path / "work" / run.name
     for status, again in ((None, False), ("interrupted", True)):
@@ -313,5 +350,5 @@ def test_a_run_that_was_cut_off_is_continued(tmp_path: Path, monkeypatch: pytest
             out.mkdir(parents=True)
             (out / "run.json").write_text(json.dumps({"status": status}))
         with pytest.raises(FederationError, match="stopped"):
-            do_runs([run], tmp_path / "runs", tmp_path / "work", None, 1, lambda _: None)
+            do_runs([run], Session(store(tmp_path / "runs"), tmp_path / "work", None, lambda _: None), 1)
         assert ("--resume" in seen[-1]) is again

@@ -1,4 +1,4 @@
-"""Drawings of an experiment: of its data, and of one of its models; what is left out, and why."""
+"""Further plots of an experiment: of its data, and of one of its models; what is left out, and why."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
 from suture.data.readers.chexpert import LABELS as CHEXPERT
 from suture.data.readers.nih import LABELS as NIH
+from suture.experiments.conduct import Session
+from suture.experiments.figures import existing_plots, write_plots
 from suture.experiments.loading import load_experiment
-from suture.experiments.plots import drawn, write_plots
-from suture.experiments.pool import Place
+from suture.experiments.results import ResultStore
 from suture.experiments.runs import final_runs
-from suture.experiments.testing import absent_tests
 from suture.models import ModelSpec, build
 from suture.models.saved import save_model
 
@@ -81,7 +81,7 @@ class House:
         write_chexpert(folder / "data" / "chexpert")
         self.experiment = load_experiment(str(self.path))
         self.preset = self.experiment.preset(None)
-        self.told: list[str] = []
+        self.reported: list[str] = []
         self.root, self.work = folder / "data", folder / "work"
         self.run = next(final_runs(self.experiment, self.preset, {}))
         spec = ModelSpec("cnn", size=16)
@@ -89,13 +89,12 @@ class House:
         self.model = self.work / self.run.name / "model"
         save_model(build(spec, labels, 1, pretrained=False), spec, self.model, {})
 
-    def place(self) -> Place:
-        absent = absent_tests(self.experiment.tests, self.root)
-        return Place(self.results / "runs", self.work, self.root, absent, self.told.append)
+    def session(self) -> Session:
+        return Session(ResultStore(self.results / "runs", "two"), self.work, self.root, self.reported.append)
 
     def draw(self) -> dict[str, bytes]:
-        self.told.clear()
-        write_plots(self.experiment, self.preset, self.place(), self.results, "two")
+        self.reported.clear()
+        write_plots(self.experiment, self.preset, self.session(), self.results, "two")
         return {path.name: path.read_bytes() for path in self.results.glob("*.svg")}
 
 
@@ -111,7 +110,7 @@ def test_data_and_a_model_are_drawn_and_shown_with_what_they_are(house: House) -
         assert name.encode() in found["two-frequencies.svg"]
     assert b"patients" in found["two-together.svg"] or b"images" in found["two-together.svg"]
     assert b"Lung Lesion" in found["two-related.svg"]
-    assert drawn(house.experiment, house.results, "two") == {
+    assert existing_plots(house.experiment, house.results, "two") == {
         "two-frequencies.svg": "How often each class occurs (Fig. 4a)",
         "two-together.svg": "Which classes occur together in nih",
         "two-latent.svg": "Features of test images",
@@ -122,37 +121,38 @@ def test_data_and_a_model_are_drawn_and_shown_with_what_they_are(house: House) -
 def test_a_model_is_drawn_again_only_when_it_is_younger(house: House) -> None:
     house.draw()
     house.draw()
-    assert [line for line in house.told if "latent" in line or "related" in line] == []
+    assert [line for line in house.reported if "latent" in line or "related" in line] == []
     later = (house.results / "two-latent.svg").stat().st_mtime + 5
     os.utime(house.model / "model.json", (later, later))
     house.draw()
-    assert sum("latent" in line or "related" in line for line in house.told) == 2
+    assert sum("latent" in line or "related" in line for line in house.reported) == 2
 
 
-def test_without_data_or_model_a_drawing_is_left_out_by_name(house: House) -> None:
+def test_without_data_or_model_a_plot_is_left_out_by_name(house: House) -> None:
     (house.model / "model.json").unlink()
     (house.root / "chexpert/train.csv").unlink()
     assert set(house.draw()) == {"two-together.svg"}
-    assert [line for line in house.told if "'latent'" in line] == [
-        "warning: drawing 'latent' is left out: there is no {data}/chexpert/train.csv"
+    assert [line for line in house.reported if "'latent'" in line] == [
+        "warning: plot 'latent' is left out: there is no {data}/chexpert/train.csv"
     ]
 
 
-def test_a_lost_model_is_told_with_the_remedy(house: House) -> None:
+def test_a_lost_model_is_reported_with_the_remedy(house: House) -> None:
     (house.model / "model.json").unlink()
     assert set(house.draw()) == {"two-frequencies.svg", "two-together.svg"}
-    assert any("holds no model; delete the run's kept result" in line for line in house.told)
+    assert any("holds no model; delete the run's line in" in line for line in house.reported)
 
 
-def test_the_page_and_the_markdown_show_the_drawings(house: House) -> None:
+def test_the_page_shows_the_plots_with_their_captions(house: House) -> None:
     house.draw()
     words = ["experiment", str(house.path), "--results", str(house.results), "--render"]
     done = CliRunner().invoke(app, words, catch_exceptions=False)
     assert done.exit_code == 0, done.output
-    assert "![How often each class occurs (Fig. 4a)](two-frequencies.svg)" in (
-        (house.results / "two.md").read_text()
-    )
-    assert (house.results / "two.html").read_text().count("<svg") == 5
+    page = (house.results / "two.html").read_text()
+    assert page.count("<svg") == 5
+    assert page.count("<figcaption") == 5
+    assert "How often each class occurs (Fig. 4a)</figcaption>" in page
+    assert "<svg" not in (house.results / "two.md").read_text()
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_the_page_and_the_markdown_show_the_drawings(house: House) -> None:
         ("seeds = [1]", 'seeds = [1]\n[series]\nkey = "rounds"\nvalues = [1]\nlabel = "rounds"', "series"),
     ],
 )
-def test_what_a_drawing_cannot_be_of_is_refused(
+def test_what_a_plot_cannot_be_of_is_refused(
     old: str, new: str, named: str, house: House, tmp_path: Path
 ) -> None:
     (tmp_path / "wrong.toml").write_text(TEXT.replace(old, new))
@@ -175,11 +175,11 @@ def test_what_a_drawing_cannot_be_of_is_refused(
         load_experiment(str(tmp_path / "wrong.toml"))
 
 
-def test_a_row_that_the_preset_skips_is_not_drawn(house: House, tmp_path: Path) -> None:
+def test_a_row_that_the_preset_skips_is_not_existing_plots(house: House, tmp_path: Path) -> None:
     more = '[rows.other]\nname = "Vanilla FL"\nset = { method = "vanilla" }\n\n[tests.nih.data]'
     text = TEXT.replace("[tests.nih.data]", more).replace('row = "ours"', 'row = "other"')
     (tmp_path / "skips.toml").write_text(text + 'skip = ["other"]\n')
     experiment: Any = load_experiment(str(tmp_path / "skips.toml"))
-    write_plots(experiment, experiment.preset(None), house.place(), house.results, "skips")
-    assert any("skips its row 'other'" in line for line in house.told)
+    write_plots(experiment, experiment.preset(None), house.session(), house.results, "skips")
+    assert any("skips its row 'other'" in line for line in house.reported)
     assert not (house.results / "skips-latent.svg").exists()

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kept_by_hand import experiment, result
+from stored_by_hand import change, experiment, result, store
 from suture.core.errors import ConfigError
 from suture.core.validation import parse
-from suture.experiments.conduct import collect
+from suture.experiments.cells import Line, lines
+from suture.experiments.outcome import collect
 from suture.experiments.render import write_tables
 from suture.experiments.runs import final_runs
 from suture.experiments.spec import Column
-from suture.experiments.table import Line, lines
 
 GROUPS = {"shared": {"loss": 0.3, "mean_interval": [0.6, 0.9]}}
 WHOLE: dict[str, Any] = {
@@ -48,20 +47,19 @@ def rendered(folder: Path, seeds: list[int], ours: Any, theirs: Any) -> tuple[di
     preset = spec.preset(None)
     for run in final_runs(spec, preset, {}):
         result(run, folder, {"A": 0.7, "B": 0.5})
-        path = folder / f"{run.name}.json"
-        content = json.loads(path.read_text())
-        content["tests"] = {"nih": {"ours": ours, "theirs": theirs}[run.row]}
-        content["metrics"]["mean_interval"] = [0.55, 0.66] if run.row == "ours" else None
-        path.write_text(json.dumps(content))
-    outcome = collect(spec, preset, folder)
+        record = store(folder).find(run.name)
+        assert record is not None
+        metrics = {**record["metrics"], "mean_interval": [0.55, 0.66] if run.row == "ours" else None}
+        change(folder, run, tests={"nih": {"ours": ours, "theirs": theirs}[run.row]}, metrics=metrics)
+    outcome = collect(spec, preset, store(folder))
     page = write_tables(spec, preset, outcome, folder, "x")[0].read_text()
     return {line.row: line for line in lines(spec, preset, outcome)}, page
 
 
 def test_one_run_shows_the_interval_of_its_mean(tmp_path: Path) -> None:
-    """What was kept without one shows the mean alone, and a figure of a run has no spread over classes."""
+    """A result without one shows the mean alone, and a figure of a run has no spread over classes."""
     found, page = rendered(tmp_path, [1], {"global": WHOLE}, {"global": OLD})
-    ours, theirs = ({name: f.text for name, f in found[row].figures.items()} for row in ("ours", "theirs"))
+    ours, theirs = ({name: f.text for name, f in found[row].estimates.items()} for row in ("ours", "theirs"))
     assert ours == {
         "all": "0.700 (0.650, 0.750)",
         "shared": "0.800 (0.600, 0.900)",
@@ -78,15 +76,15 @@ def test_one_run_shows_the_interval_of_its_mean(tmp_path: Path) -> None:
 
 def test_several_seeds_show_the_sd(tmp_path: Path) -> None:
     found, page = rendered(tmp_path, [1, 2], {"global": WHOLE}, {"global": WHOLE})
-    assert found["ours"].figures["all"].text == "0.700 ± 0.100"
+    assert found["ours"].estimates["all"].text == "0.700 ± 0.100"
     assert "95 %" not in page
 
 
 def test_intervals_of_several_models_do_not_average(tmp_path: Path) -> None:
     narrow = {"auroc": {"A": 0.9}, "unlearned": ["B"], "groups": GROUPS}
     found, _ = rendered(tmp_path, [1], {"x": WHOLE, "y": narrow}, {"global": WHOLE})
-    assert found["ours"].figures["all"].text == "0.700 (0.650, 0.750)"  # x alone has learned both
-    assert found["ours"].figures["shared"].text == "0.850"
+    assert found["ours"].estimates["all"].text == "0.700 (0.650, 0.750)"  # x alone has learned both
+    assert found["ours"].estimates["shared"].text == "0.850"
 
 
 @pytest.mark.parametrize(

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import tomli_w
 
-from kept_by_hand import SPEC, experiment, result
+from stored_by_hand import SPEC, delete, experiment, result, store
 from suture.core.errors import ConfigError
 from suture.data.augmentation import SURGICAL
 from suture.data.readers.nih import LABELS as NIH
-from suture.experiments.conduct import collect, conduct
+from suture.experiments.conduct import Session, conduct
 from suture.experiments.loading import known_experiments, load_experiment
+from suture.experiments.outcome import collect
 from suture.experiments.render import write_tables
 from suture.experiments.runs import final_runs
 from suture.learning.training import LocalTraining
@@ -51,7 +51,7 @@ def test_what_a_preset_leaves_out_is_not_rendered(series: dict[str, object] | No
     preset = spec.preset("few")
     for run in final_runs(spec, preset, {}):
         result(run, tmp_path / "runs", {"A": 0.5, "B": 0.5})
-    pages = write_tables(spec, preset, collect(spec, preset, tmp_path / "runs"), tmp_path, "x")
+    pages = write_tables(spec, preset, collect(spec, preset, store(tmp_path / "runs")), tmp_path, "x")
     for page in pages:
         assert "away" not in page.read_text()
         assert "0.79" not in page.read_text()
@@ -100,10 +100,15 @@ def test_data_that_are_not_there_are_named_with_their_rows_before_the_first_run(
     tune = {"key": "method.local.lr", "values": [1e-3, 1e-2]}
     preset = {"note": "", "seeds": [1], "set": {"simulation.root": "{data}/nih"}, "tune": tune}
     spec = experiment(rows=rows, presets={"tiny": preset})
-    said: list[str] = []
+    reported: list[str] = []
 
     def begin(root: Path | None) -> None:
-        conduct(spec, spec.preset(None), tmp_path / "kept", tmp_path / "work", root, 1, said.append)
+        conduct(
+            spec,
+            spec.preset(None),
+            Session(store(tmp_path / "kept"), tmp_path / "work", root, reported.append),
+            1,
+        )
 
     with pytest.raises(ConfigError) as none:
         begin(tmp_path)
@@ -116,21 +121,30 @@ def test_data_that_are_not_there_are_named_with_their_rows_before_the_first_run(
     assert str(some.value).count("\n") == 1
     with pytest.raises(ConfigError, match="give --data-root"):
         begin(None)
-    assert not said
+    assert not reported
     assert not (tmp_path / "work").exists()
 
 
-def test_kept_runs_need_no_data(tmp_path: Path) -> None:
+def test_stored_results_need_no_data(tmp_path: Path) -> None:
     preset = {"note": "", "seeds": [1], "set": {"simulation.nih": "{data}/nih"}}
     spec = experiment(job="surgical_chest", presets={"tiny": preset})
     for run in final_runs(spec, spec.preset(None), {}):
         result(run, tmp_path / "kept", {"A": 0.5, "B": 0.5})
-    conduct(spec, spec.preset(None), tmp_path / "kept", tmp_path / "work", tmp_path, 1, lambda _: None)
-    kept = next((tmp_path / "kept").glob("*.json"))
-    row = json.loads(kept.read_text())["run"]["settings"]["method"]
-    kept.unlink()
-    with pytest.raises(ConfigError, match=f"/nih: {'ours' if row == 'surgical' else 'theirs'}$"):
-        conduct(spec, spec.preset(None), tmp_path / "kept", tmp_path / "work", tmp_path, 1, lambda _: None)
+    conduct(
+        spec,
+        spec.preset(None),
+        Session(store(tmp_path / "kept"), tmp_path / "work", tmp_path, lambda _: None),
+        1,
+    )
+    gone = next(final_runs(spec, spec.preset(None), {}))
+    delete(tmp_path / "kept", gone.name)
+    with pytest.raises(ConfigError, match=f"/nih: {gone.row}$"):
+        conduct(
+            spec,
+            spec.preset(None),
+            Session(store(tmp_path / "kept"), tmp_path / "work", tmp_path, lambda _: None),
+            1,
+        )
 
 
 PAPER = LocalTraining(lr=5e-5, epochs=1, batch_size=64, optimiser="adam", warmup_epochs=15, warmup_lr=5e-3)

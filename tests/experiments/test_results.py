@@ -1,27 +1,75 @@
-"""The published tables are what the kept runs give."""
+"""The published tables are what the stored results give."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
-from suture.experiments.conduct import collect
 from suture.experiments.loading import known_experiments, load_experiment
-from suture.experiments.render import write_tables
+from suture.experiments.outcome import collect
+from suture.experiments.render import stem_of, write_tables
+from suture.experiments.results import ResultStore
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
-TABLES = sorted(path.stem for path in RESULTS.glob("*.md") if path.stem in known_experiments())
+RUNS = RESULTS / "runs"
+PRESETS = [(name, preset) for name in known_experiments() for preset in load_experiment(name).presets]
 
 
-def test_there_are_some() -> None:
-    assert TABLES
+def published() -> list[tuple[str, str]]:
+    """The experiments and presets whose table is committed."""
+    found = []
+    for name, preset in PRESETS:
+        spec = load_experiment(name)
+        if (RESULTS / f"{stem_of(spec, spec.preset(preset), name)}.md").exists():
+            found.append((name, preset))
+    return found
 
 
-@pytest.mark.parametrize("name", TABLES)
-def test_a_table_is_rendered_from_its_runs(name: str, tmp_path: Path) -> None:
+def test_every_complete_table_is_published_and_no_other() -> None:
+    complete = []
+    for name, preset in PRESETS:
+        spec = load_experiment(name)
+        outcome = collect(spec, spec.preset(preset), ResultStore(RUNS, name))
+        if all(outcome.results.values()):
+            complete.append((name, preset))
+    assert complete == published()
+    assert len({path.stem for path in RESULTS.glob("*.md")} - {"README"}) == len(complete)
+
+
+@pytest.mark.parametrize(("name", "preset"), published())
+def test_a_table_is_rendered_from_its_runs(name: str, preset: str, tmp_path: Path) -> None:
     experiment = load_experiment(name)
-    preset = experiment.preset(None)
-    outcome = collect(experiment, preset, RESULTS / "runs")
-    page = write_tables(experiment, preset, outcome, tmp_path, name)[0]
-    assert page.read_text() == (RESULTS / f"{name}.md").read_text()
+    size = experiment.preset(preset)
+    outcome = collect(experiment, size, ResultStore(RUNS, name))
+    page = write_tables(experiment, size, outcome, tmp_path, name)[0]
+    assert page.read_text() == (RESULTS / page.name).read_text()
+
+
+def test_each_run_is_stored_once_on_a_line_in_the_order_of_names() -> None:
+    everywhere: list[str] = []
+    for path in RUNS.iterdir():
+        if path.name == ".lock":
+            continue
+        assert path.suffix == ".jsonl"
+        assert path.stem in known_experiments()
+        lines = path.read_text().splitlines()
+        names = [json.loads(line)["name"] for line in lines]
+        assert names == sorted(names)
+        assert all(
+            line == json.dumps(json.loads(line), ensure_ascii=False, separators=(",", ":")) for line in lines
+        )
+        everywhere += names
+    assert len(everywhere) == len(set(everywhere))
+
+
+def test_the_pictures_that_pages_show_are_committed_and_no_others() -> None:
+    pages = (path.read_text() for path in RESULTS.parent.rglob("*.md"))
+    text = "\n".join(pages)
+    listed = (RESULTS.parents[1] / ".gitignore").read_text().splitlines()
+    pictures = {line.removeprefix("!/docs/results/") for line in listed if line.startswith("!/docs/results/")}
+    assert pictures
+    for picture in pictures:
+        assert (RESULTS / picture).is_file()
+        assert f"{picture})" in text

@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 import tomli_w
 
-from kept_by_hand import SPEC, experiment, result
+from stored_by_hand import SPEC, experiment, result, store
 from suture.core.errors import ConfigError
+from suture.experiments.cells import over_series
 from suture.experiments.conduct import Outcome, collect
 from suture.experiments.loading import load_experiment
 from suture.experiments.render import main_table, preamble, series_table
-from suture.experiments.runs import Result, final_runs
-from suture.experiments.table import over_series
+from suture.experiments.results import Result
+from suture.experiments.runs import final_runs
 
 SERIES = {"key": "simulation.images", "values": [20, 40], "label": "images"}
 ALL = [{"name": "all"}]
@@ -35,7 +36,7 @@ def test_a_steady_row_has_one_run_that_stands_at_every_value(tmp_path: Path) -> 
     assert len({run.name for run in runs}) == 3
     for run, b in zip((runs[0], runs[1], runs[3]), (0.9, 0.7, 0.5), strict=True):
         result(run, tmp_path, {"A": 0.5, "B": b})
-    outcome = collect(spec, preset, tmp_path)
+    outcome = collect(spec, preset, store(tmp_path))
     found = over_series(spec, preset, outcome, spec.columns[0])
     assert found["theirs"].values == pytest.approx((0.7, 0.7))
     assert found["ours"].values == pytest.approx((0.6, 0.5))
@@ -76,14 +77,14 @@ def test_a_page_says_what_it_is_tested_on_and_where_runs_differ_in_it() -> None:
     spec = experiment(columns=ALL)
     preset = spec.preset(None)
 
-    def said(*results: Result) -> str:
+    def reported(*results: Result) -> str:
         cells = {("ours", "None"): dict(enumerate(results)), ("theirs", "None"): {}}
         return dict(preamble(spec, preset, Outcome(cells, {}), "x")).get("tested on", "")
 
-    same = said(measured(2496, 1), measured(2496, 2))
+    same = reported(measured(2496, 1), measured(2496, 2))
     assert same.replace("\N{NARROW NO-BREAK SPACE}", " ") == "2 496 images"
-    differ = said(measured(40, 1, away=9), measured(30, 2, away=9))
+    differ = reported(measured(40, 1, away=9), measured(30, 2, away=9))
     assert differ.startswith("30 or 40 images (NOT the same for all runs: delete")
     assert differ.endswith("; away: 9 images")
     at_sites = Result({"settings": {}}, {"source": "sites' test data", "n": 80}, None, None, 1.0)
-    assert not said(at_sites)
+    assert not reported(at_sites)

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from suture.core.files import write_json
-from suture.experiments.settings import changed, settings_done, settings_now
+from suture.experiments.results import changed, settings_done, settings_now
 from suture.simulation.job import load_job, with_settings
 
 

@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from kept_by_hand import experiment, result
-from suture.experiments.conduct import collect
-from suture.experiments.figure import _series
+from stored_by_hand import experiment, result, store
+from suture.experiments.cells import Estimate, lines, over_series, p_text
+from suture.experiments.figures import _series
+from suture.experiments.outcome import collect
 from suture.experiments.render import write_tables
 from suture.experiments.runs import final_runs
-from suture.experiments.table import Figure, lines, over_series
-from suture.experiments.tabular import p_text
 from suture.learning.statistics import Comparison
 
 
@@ -25,7 +24,7 @@ def test_a_series_is_drawn_over_its_values(tmp_path: Path) -> None:
     for run in runs:
         more = 0.02 * int(str(run.settings["seed"])) if run.row == "ours" else 0.0
         result(run, tmp_path / "runs", {"A": 0.6 + more, "B": 0.6 + more})
-    outcome = collect(spec, preset, tmp_path / "runs")
+    outcome = collect(spec, preset, store(tmp_path / "runs"))
     found = over_series(spec, preset, outcome, spec.columns[0])
     assert found["theirs"].against is not None
     assert found["theirs"].against.n == 6
@@ -48,7 +47,7 @@ def test_an_undefined_comparison_has_its_reason_below_the_table(tmp_path: Path) 
     pages = {}
     for name in spec.presets:
         preset = spec.preset(name)
-        outcome = collect(spec, preset, tmp_path / "runs")
+        outcome = collect(spec, preset, store(tmp_path / "runs"))
         paths = write_tables(spec, preset, outcome, tmp_path, "e")
         pages[paths[0].name] = paths[0].read_text()
         assert ("[1] " in paths[1].read_text()) == ("[1] " in pages[paths[0].name])
@@ -62,7 +61,7 @@ def test_an_undefined_comparison_has_its_reason_below_the_table(tmp_path: Path) 
 
 def test_nothing_done_yet_is_an_empty_table(tmp_path: Path) -> None:
     spec = experiment()
-    outcome = collect(spec, spec.preset(None), tmp_path)
+    outcome = collect(spec, spec.preset(None), store(tmp_path))
     page = write_tables(spec, spec.preset(None), outcome, tmp_path, "empty")[0].read_text()
     assert "| Surgical Aggregation | – [1] | – |" in page
     assert "\n[1] not run yet\n" in page
@@ -80,12 +79,12 @@ def test_nothing_done_yet_is_an_empty_table(tmp_path: Path) -> None:
     ],
 )
 def test_a_p_below_the_threshold_does_not_read_as_on_it(p: float, text: str) -> None:
-    assert p_text(Figure(0.5, 0.1, (), Comparison(5, 0.1, p, 0.5))) == text
+    assert p_text(Estimate(0.5, 0.1, (), Comparison(5, 0.1, p, 0.5))) == text
 
 
 def test_no_comparison_is_a_dash() -> None:
     assert (
-        p_text(Figure(0.5, 0.1, (), None))
-        == p_text(Figure(0.5, 0.1, (), Comparison(1, 0.1, float("nan"), 1)))
+        p_text(Estimate(0.5, 0.1, (), None))
+        == p_text(Estimate(0.5, 0.1, (), Comparison(1, 0.1, float("nan"), 1)))
         == "–"
     )

@@ -16,6 +16,9 @@ from suture.cli.machine import Amp, Device, ModelDevice, SiteThreads, device_of
 console = Console()
 
 
+DataRoot = Annotated[Path | None, typer.Option(help="Folder of the data sets.", envvar="SUTURE_DATA")]
+
+
 class Part(StrEnum):
     """A split of a data set."""
 
@@ -146,13 +149,13 @@ def _bounds(low: float | None, high: float | None) -> str:
 
 
 def experiment(
-    name: Annotated[str, typer.Argument(help="A name in experiments/, or a path.")],
-    preset: Annotated[str | None, typer.Option(help="A preset; by default the first.")] = None,
-    data_root: Annotated[
-        Path | None, typer.Option(help="Folder of the data sets.", envvar="SUTURE_DATA")
+    name: Annotated[
+        str | None, typer.Argument(help="A name in experiments/, or a path; with --render, by default all.")
     ] = None,
+    preset: Annotated[str | None, typer.Option(help="A preset; by default the first.")] = None,
+    data_root: DataRoot = None,
     work: Annotated[Path, typer.Option(help="Folder of the runs.")] = Path("runs/experiments"),
-    results: Annotated[Path, typer.Option(help="Folder of tables and kept figures.")] = Path("docs/results"),
+    results: Annotated[Path, typer.Option(help="Folder of tables and results.")] = Path("docs/results"),
     jobs: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 2,
     device: Device = None,
     site_threads: SiteThreads = None,
@@ -160,33 +163,58 @@ def experiment(
     render: Annotated[bool, typer.Option("--render", help="Only render what is there.")] = False,
 ) -> None:
     """Do the missing runs of a paper's table or figure, and render it."""
-    from suture.experiments.by_class import compare_rows
-    from suture.experiments.conduct import collect, conduct
+    from suture.core.errors import ConfigError
+    from suture.experiments.conduct import Session, compare_classes, conduct
+    from suture.experiments.figures import write_plots
     from suture.experiments.loading import load_experiment
-    from suture.experiments.plots import write_plots
-    from suture.experiments.pool import Place
-    from suture.experiments.render import stem_of, write_tables
-    from suture.experiments.testing import absent_tests
+    from suture.experiments.render import stem_of
+    from suture.experiments.results import ResultStore
     from suture.simulation.machine import compute_on
 
-    chosen = load_experiment(name)
-    size = chosen.preset(preset)
-    kept, stem = results / "runs", Path(name).stem
-    work, root = work.resolve(), data_root.resolve() if data_root else None
-    if not render:
-        compute_on(device, site_threads, amp)
-        conduct(chosen, size, kept, work, root, jobs, _say)
+    if name is None and not (render and preset is None):
+        raise ConfigError("which experiment? give its name; without a name, --render alone renders all")
+    if name is None or render:
+        return _render_all(results) if name is None else _render(name, preset, results)
+    chosen, stem = load_experiment(name), Path(name).stem
+    size, store = chosen.preset(preset), ResultStore(results / "runs", stem)
+    session = Session(store, work.resolve(), data_root.resolve() if data_root else None, _report)
+    compute_on(device, site_threads, amp)
+    conduct(chosen, size, session, jobs)
     try:
-        if not render:
-            place = Place(kept, work, root, absent_tests(chosen.tests, root), _say)
-            write_plots(chosen, size, place, results, stem_of(chosen, size, stem))
-            compare_rows(chosen, size, place)
-    finally:  # a drawing that cannot be made costs no table
-        for path in write_tables(chosen, size, collect(chosen, size, kept), results, stem):
-            console.print(f"written: {path}", soft_wrap=True, highlight=False)
+        write_plots(chosen, size, session, results, stem_of(chosen, size, stem))
+        compare_classes(chosen, size, session)
+    finally:  # the tables are written even where a plot fails
+        _render(name, preset, results)
 
 
-def _say(line: str) -> None:
+def _render(name: str, preset: str | None, results: Path) -> None:
+    """Write the tables and figures of one preset from the stored results."""
+    from suture.experiments.loading import load_experiment
+    from suture.experiments.outcome import collect
+    from suture.experiments.render import write_tables
+    from suture.experiments.results import ResultStore
+
+    chosen, stem = load_experiment(name), Path(name).stem
+    size = chosen.preset(preset)
+    outcome = collect(chosen, size, ResultStore(results / "runs", stem))
+    for path in write_tables(chosen, size, outcome, results, stem):
+        console.print(f"written: {path}", soft_wrap=True, highlight=False)
+
+
+def _render_all(results: Path) -> None:
+    """Write the tables and figures of each preset that has a result in every cell."""
+    from suture.experiments.loading import known_experiments, load_experiment
+    from suture.experiments.outcome import collect
+    from suture.experiments.results import ResultStore
+
+    for name in known_experiments():
+        chosen, store = load_experiment(name), ResultStore(results / "runs", name)
+        for preset, size in chosen.presets.items():
+            if all(collect(chosen, size, store).results.values()):
+                _render(name, preset, results)
+
+
+def _report(line: str) -> None:
     console.print(f"{datetime.now():%H:%M:%S} {line}", soft_wrap=True, highlight=False)
 
 

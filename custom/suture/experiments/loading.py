@@ -1,4 +1,4 @@
-"""Experiments as files: where they lie, and what the names in one have to refer to."""
+"""Experiment files: where they lie, and the check that their names refer to something."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from suture.experiments.spec import Experiment
 
 
 def experiments_folder() -> Path:
-    """The folder of the experiments: beside the source of the package, else in the working directory."""
+    """Return the folder of the experiments: beside the package's source, else in the working directory."""
     beside = Path(__file__).resolve().parents[3] / "experiments"
     return beside if beside.is_dir() else Path("experiments").resolve()
 
 
 def known_experiments() -> dict[str, Path]:
-    """The experiments by name."""
+    """Return the files of the experiments by name."""
     return {path.stem: path for path in sorted(experiments_folder().glob("*.toml"))}
 
 
 def load_experiment(name: str) -> Experiment:
-    """The experiment of that name in experiments/, or in the file of that path.
+    """Load the experiment of that name in experiments/, or of that path.
 
     Raises:
         ConfigError: there is none, or its file has an unknown or missing key.
@@ -41,7 +41,22 @@ def load_experiment(name: str) -> Experiment:
 
 
 def _check(experiment: Experiment, path: Path) -> None:
-    """Names of rows that other parts of the file use.
+    """Check that parts of the file that refer to one another agree.
+
+    Raises:
+        ConfigError: they do not.
+    """
+    _check_rows(experiment, path)
+    _check_columns(experiment, path)
+    if experiment.by_class is not None and experiment.series:
+        raise ConfigError(f"{path}: by_class is of one model a row, and a series has many; remove it")
+    _check_steady(experiment, path)
+    _check_tasks(experiment, path)
+    _check_plots(experiment, path)
+
+
+def _check_rows(experiment: Experiment, path: Path) -> None:
+    """Check the names of rows that other parts of the file use.
 
     Raises:
         ConfigError: one of them is no row.
@@ -56,34 +71,37 @@ def _check(experiment: Experiment, path: Path) -> None:
         used["goal"] = (experiment.goal,)
     for name, preset in experiment.presets.items():
         used |= {f"presets.{name}.rows": preset.rows, f"presets.{name}.skip": preset.skip}
-        heads = {column.name for column in experiment.columns}
-        for head in preset.columns or ():
-            if head not in heads:
-                raise unknown(f"column in presets.{name}.columns of {path}", head, heads)
     for where, names in used.items():
         for row in names:
             if row not in experiment.rows:
                 raise unknown(f"row in {where} of {path}", row, experiment.rows)
+
+
+def _check_columns(experiment: Experiment, path: Path) -> None:
+    """Check the names of columns that other parts of the file use, and the tests of columns.
+
+    Raises:
+        ConfigError: one of them does not exist.
+    """
+    heads = {column.name for column in experiment.columns}
+    for name, preset in experiment.presets.items():
+        for head in preset.columns or ():
+            if head not in heads:
+                raise unknown(f"column in presets.{name}.columns of {path}", head, heads)
+    for row in experiment.rows.values():
+        for head in row.published:
+            if head not in heads:
+                raise unknown(f"published column of {row.name!r} in {path}", head, heads)
     for column in experiment.columns:
         if column.test is not None and column.test not in experiment.tests:
             raise unknown(f"test of column {column.name!r} of {path}", column.test, experiment.tests)
-    if experiment.by_class is not None and experiment.series:
-        raise ConfigError(f"{path}: by_class is of one model a row, and a series has many; remove it")
-    _check_steady(experiment, path)
-    _check_tasks(experiment, path)
-    _check_drawings(experiment, path)
-    heads = {column.name for column in experiment.columns}
-    for described in experiment.rows.values():
-        for head in described.published:
-            if head not in heads:
-                raise unknown(f"published column of {described.name!r} in {path}", head, heads)
 
 
 def _check_steady(experiment: Experiment, path: Path) -> None:
-    """Rows that the series does not change.
+    """Check rows that the series does not change.
 
     Raises:
-        ConfigError: there is no series, or a column whose classes it changes.
+        ConfigError: there is no series, or the series changes the classes of a column.
     """
     steady = [name for name, row in experiment.rows.items() if row.steady]
     groups = [column.name for column in experiment.columns if column.group != "mean"]
@@ -97,10 +115,10 @@ def _check_steady(experiment: Experiment, path: Path) -> None:
 
 
 def _check_tasks(experiment: Experiment, path: Path) -> None:
-    """Columns of fine-tuned models stand by themselves.
+    """Check columns of fine-tuned models.
 
     Raises:
-        ConfigError: they are mixed with others, or with a series, or show what such a model has not.
+        ConfigError: they are mixed with others, or with a series, or show a metric that such a model has not.
     """
     tuned = experiment.pairs == "tuned"
     for column in experiment.columns:
@@ -127,17 +145,17 @@ def _check_tasks(experiment: Experiment, path: Path) -> None:
         raise ConfigError(f'{path}: pairs = "tuned" has no series; write a file for each value')
 
 
-def _check_drawings(experiment: Experiment, path: Path) -> None:
-    """Tests and rows that drawings use.
+def _check_plots(experiment: Experiment, path: Path) -> None:
+    """Check the tests and rows of further plots.
 
     Raises:
-        ConfigError: one of them is not there, or there is a run for each value of a series.
+        ConfigError: one of them does not exist, or there is a run for each value of a series.
     """
-    for name, drawing in experiment.drawings.items():
-        for source in drawing.sources:
+    for name, plot in experiment.drawings.items():
+        for source in plot.sources:
             if source not in experiment.tests:
-                raise unknown(f"test in sources of drawing {name!r} of {path}", source, experiment.tests)
-        if drawing.row is not None and drawing.row not in experiment.rows:
-            raise unknown(f"row of drawing {name!r} of {path}", drawing.row, experiment.rows)
-        if drawing.row is not None and experiment.series:
-            raise ConfigError(f"{path}: drawing {name!r} is of one model, and a series has many; remove it")
+                raise unknown(f"test in sources of plot {name!r} of {path}", source, experiment.tests)
+        if plot.row is not None and plot.row not in experiment.rows:
+            raise unknown(f"row of plot {name!r} of {path}", plot.row, experiment.rows)
+        if plot.row is not None and experiment.series:
+            raise ConfigError(f"{path}: plot {name!r} is of one model, and a series has many; remove it")

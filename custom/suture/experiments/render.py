@@ -1,4 +1,4 @@
-"""An experiment as Markdown, as a page, and as a figure; complete or not, it says what it rests on."""
+"""An experiment as Markdown tables, as an HTML page, and as figures; complete or not."""
 
 from __future__ import annotations
 
@@ -9,15 +9,21 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
 from suture.core.files import atomic_write
-from suture.experiments.class_tables import by_class_table, class_table
-from suture.experiments.conduct import Outcome
-from suture.experiments.figure import draw, plot_curves
-from suture.experiments.fine_tuned import shown, task_cells
-from suture.experiments.plots import drawn
-from suture.experiments.runs import Result
+from suture.experiments.cells import (
+    DASH,
+    Notes,
+    Table,
+    class_means,
+    lines,
+    over_series,
+    p_value,
+    shows_interval,
+)
+from suture.experiments.figures import draw, existing_plots, plot_curves
+from suture.experiments.outcome import ClassComparison, Outcome
+from suture.experiments.results import Result
 from suture.experiments.spec import OWN_COLUMNS, Column, Experiment, Preset, Value
-from suture.experiments.table import DASH, lines, over_series, shows_interval
-from suture.experiments.tabular import Notes, Table
+from suture.experiments.tuned_columns import shown, task_cells
 from suture.federation.server.summary import AT_SERVER
 from suture.reports.formatting import count
 
@@ -26,17 +32,18 @@ MARKS = "ns p ≥ .05, * p < .05, ** p < .01, *** p < .001; † differences that
 _PAIRS = {
     "runs": ("seeds", "runs of the same seed"),
     "classes": ("classes", "classes"),
-    "tuned": ("fine-tuning runs", "fine-tuning runs on the same division"),
+    "tuned": ("fine-tuning runs", "fine-tuning runs on the same random split"),
 }
-"""What figures are means over, and what is paired."""
+"""What means are over, and what is paired, for captions."""
 
 
 def write_tables(
     experiment: Experiment, preset: Preset, outcome: Outcome, folder: Path, name: str
 ) -> list[Path]:
-    """Writes NAME.md, NAME.html and NAME.svg, and of fine-tuned models NAME-curves.svg.
+    """Write NAME.md with the tables, NAME.html with tables and figures, and NAME.svg.
 
-    Drawings that are there are shown too. Of another preset than the first they are NAME-PRESET.md and so on.
+    For fine-tuned models NAME-curves.svg is written, too. The files of another preset than the first are
+    called NAME-PRESET.md and so on. The HTML page also shows the further plots that lie in the folder.
 
     Args:
         name: of the experiment.
@@ -53,11 +60,12 @@ def write_tables(
         made[f"{name}-curves.svg"] = plot_curves(experiment, preset, outcome)
         captions[f"{name}-curves.svg"] = "Learning curves"
     tables = [main_table(experiment, preset, outcome), *_closer(experiment, preset, outcome)]
-    beside = drawn(experiment, folder, name)
-    svgs = [svg.decode() for svg in made.values()] + [(folder / file).read_text() for file in beside]
-    page = _template().render(title=experiment.title, facts=facts, tables=tables, svgs=svgs)
+    figures = [(captions[file], svg.decode()) for file, svg in made.items()]
+    for file, caption in existing_plots(experiment, folder, name).items():
+        figures.append((caption, (folder / file).read_text()))
+    page = _template().render(title=experiment.title, facts=facts, tables=tables, figures=figures)
     written = {
-        folder / f"{name}.md": markdown(experiment.title, facts, tables, captions | beside).encode(),
+        folder / f"{name}.md": markdown(experiment.title, facts, tables).encode(),
         folder / f"{name}.html": page.encode(),
         **{folder / file: svg for file, svg in made.items()},
     }
@@ -67,26 +75,26 @@ def write_tables(
 
 
 def _closer(experiment: Experiment, preset: Preset, outcome: Outcome) -> list[Table]:
-    """What stands behind the figures of the main table."""
+    """Return the tables of what the main table's means are over: tasks, values of the series, or classes."""
     if experiment.pairs == "tuned":
         return [task_table(experiment, preset, outcome)]
     if experiment.series:
         return [series_table(experiment, preset, outcome)]
-    shown_here = experiment.columns_in(preset)
-    columns = [shown_here[0] if experiment.tests_in(preset) else OWN_COLUMNS[0]]
-    if any(c.metric in ("recall", "balanced_accuracy") for c in shown_here):
+    own = experiment.columns_in(preset)
+    columns = [own[0] if experiment.tests_in(preset) else OWN_COLUMNS[0]]
+    if any(c.metric in ("recall", "balanced_accuracy") for c in own):
         columns.append(Column("recall", metric="recall"))
     tables = [class_table(experiment, preset, outcome, column) for column in columns]
-    return [*tables, by_class_table(experiment, outcome.by_class)] if outcome.by_class else tables
+    return [*tables, comparison_table(experiment, outcome.by_class)] if outcome.by_class else tables
 
 
 def stem_of(experiment: Experiment, preset: Preset, name: str) -> str:
-    """What the files of a preset are called: as the experiment, if it is the first."""
+    """Return the stem of a preset's files: NAME for the first preset, else NAME-PRESET."""
     return name if preset is experiment.preset(None) else f"{name}-{experiment.name_of(preset)}"
 
 
 def main_table(experiment: Experiment, preset: Preset, outcome: Outcome) -> Table:
-    """A line for each row and value of the series."""
+    """Return the table with a line for each row and value of the series."""
     notes, columns, drawn_up = Notes(), experiment.columns_in(preset), lines(experiment, preset, outcome)
     published = not experiment.series and any(line.published for line in drawn_up)
     heads = [
@@ -101,7 +109,7 @@ def main_table(experiment: Experiment, preset: Preset, outcome: Outcome) -> Tabl
         [
             *([str(line.x)] if experiment.series else []),
             line.name,
-            *(text for c in columns for text in notes.cells(line.figures[c.name])),
+            *(text for c in columns for text in notes.cells(line.estimates[c.name])),
             *([_value(line.tuned)] if preset.tune else []),
             str(line.runs),
             *([_published(line.published, columns)] if published else []),
@@ -117,22 +125,22 @@ def main_table(experiment: Experiment, preset: Preset, outcome: Outcome) -> Tabl
 
 
 def _intervals(preset: Preset, columns: Sequence[Column]) -> str:
-    """Which columns have an interval in place of the SD, for a caption."""
+    """Return which columns show an interval in place of the SD, for a caption."""
     names = [column.name for column in columns if shows_interval(preset, column)]
     if not names:
         return ""
-    what = "of the mean from a bootstrap over the patients of the test set, where one was kept"
+    what = "of the mean from a bootstrap over the patients of the test set, where one is stored"
     return f" (in {', '.join(names)}: 95 % interval {what})"
 
 
 def series_table(experiment: Experiment, preset: Preset, outcome: Outcome) -> Table:
-    """Each row over the whole series."""
+    """Return the table of each row over the whole series."""
     rows = {row: [experiment.rows[row].name] for row in experiment.rows if row not in preset.skip}
     notes = Notes()
     columns = experiment.columns_in(preset)
     for column in columns:
-        for row, figure in over_series(experiment, preset, outcome, column).items():
-            rows[row] += notes.cells(figure)
+        for row, estimate in over_series(experiment, preset, outcome, column).items():
+            rows[row] += notes.cells(estimate)
     heads = ["method", *(head for column in columns for head in (column.name, "p"))]
     published = {row: _published(experiment.rows[row].published, columns) for row in rows}
     if set(published.values()) != {DASH}:
@@ -147,7 +155,7 @@ def series_table(experiment: Experiment, preset: Preset, outcome: Outcome) -> Ta
 
 
 def task_table(experiment: Experiment, preset: Preset, outcome: Outcome) -> Table:
-    """Every figure of each task."""
+    """Return the table of every figure of each task that models were fine-tuned on."""
     heads = ["task", "method", *shown(experiment).values(), "trained on / tested on"]
     caption = (
         "Mean ± SD over fine-tuning runs, after the last epoch. Precision, recall and F1 at the threshold of "
@@ -161,10 +169,54 @@ def task_table(experiment: Experiment, preset: Preset, outcome: Outcome) -> Tabl
     return Table(caption, heads, task_cells(experiment, preset, outcome))
 
 
+def class_table(experiment: Experiment, preset: Preset, outcome: Outcome, column: Column) -> Table:
+    """Return the table of the AUROC (or recall) of each class, mean over the runs."""
+    rows = [row for row in experiment.rows if row not in preset.skip]
+    areas = [class_means(experiment, row, outcome.results[row, "None"], column) for row in rows]
+    names = sorted({name for found in areas for name in found})
+    cells = [[name, *(f"{a[name]:.3f}" if name in a else DASH for a in areas)] for name in names]
+    heads = ["class", *(experiment.rows[row].name for row in rows)]
+    where = f" ({column.name})" if column.test else ""
+    what = "Recall" if column.metric == "recall" else "AUROC"
+    lacking = any(DASH in row for row in cells)
+    notes = [f"{DASH} not run, not learned, or without positive or negative test images"] if lacking else []
+    return Table(f"{what} of each class{where}, mean over the runs.", heads, cells, notes)
+
+
+def comparison_table(experiment: Experiment, compared: ClassComparison) -> Table:
+    """Return the table of models of single runs, each compared with the first on the same images."""
+    assert experiment.by_class is not None
+    first, *others = compared
+    spec = experiment.by_class
+    heads = ["class", experiment.rows[first].name]
+    for row in others:
+        heads += [experiment.rows[row].name, "p"]
+    heads += [f"published: {experiment.rows[row].name}" for row in compared if row in spec.published]
+    rows = []
+    for name in dict.fromkeys(name for classes in compared.values() for name in classes):
+        cells = [name, _area(compared[first].get(name, {}))]
+        for row in others:
+            found = compared[row].get(name, {})
+            cells += [_area(found), p_value(found.get("p"))]
+        cells += [spec.published[row].get(name, DASH) for row in compared if row in spec.published]
+        rows.append(cells)
+    caption = (
+        "AUROC (95 % interval) of each class, one model a row (the first seed), and p of a paired bootstrap "
+        f"over the patients of the test set against {experiment.rows[first].name}"
+    )
+    return Table(f"{caption} ({spec.source})." if spec.source else f"{caption}.", heads, rows)
+
+
+def _area(found: Mapping[str, float | None]) -> str:
+    area, low, high = (found.get(key) for key in ("auroc", "low", "high"))
+    bounds = "" if low is None or high is None else f" ({low:.3f}, {high:.3f})"
+    return DASH if area is None else f"{area:.3f}{bounds}"
+
+
 def preamble(experiment: Experiment, preset: Preset, outcome: Outcome, name: str) -> list[tuple[str, str]]:
-    """What the figures are, how they were made and what they cost."""
-    kept = (result for cell in outcome.results.values() for result in cell.values())
-    results = list({json.dumps(result.run["settings"], sort_keys=True): result for result in kept}.values())
+    """Return what the tables show, how their runs were made and what they cost, as pairs of key and text."""
+    found = (result for cell in outcome.results.values() for result in cell.values())
+    results = list({json.dumps(result.run["settings"], sort_keys=True): result for result in found}.values())
     size = experiment.name_of(preset)
     settings = {**experiment.set, **preset.set}
     hours = sum(result.seconds for result in results) / 3600
@@ -188,7 +240,7 @@ def preamble(experiment: Experiment, preset: Preset, outcome: Outcome, name: str
 
 
 def _tested_on(columns: Sequence[Column], results: Sequence[Result]) -> str:
-    """How many images each test set has; says so where the runs of one table differ in it."""
+    """Return how many images each test set has, with a warning where the runs of one table differ in it."""
     sizes: dict[str, set[int]] = {}
     for result in results:
         if result.metrics.get("source") == AT_SERVER and any(column.test is None for column in columns):
@@ -203,16 +255,9 @@ def _tested_on(columns: Sequence[Column], results: Sequence[Result]) -> str:
     )
 
 
-def markdown(
-    title: str, facts: Sequence[tuple[str, str]], tables: Sequence[Table], figures: Mapping[str, str]
-) -> str:
-    """The experiment as a page of the documentation.
-
-    Args:
-        figures: the caption of each file.
-    """
+def markdown(title: str, facts: Sequence[tuple[str, str]], tables: Sequence[Table]) -> str:
+    """Return the tables of an experiment as Markdown; its figures are on the HTML page alone."""
     parts = [f"# {title}", "\n".join(f"- {key}: {value}" for key, value in facts)]
-    parts += [f"![{caption}]({file})" for file, caption in figures.items()]
     for table in tables:
         grid = [table.heads, ["---"] * len(table.heads), *table.rows]
         body = "\n".join("| " + " | ".join(row) + " |" for row in grid)
@@ -221,7 +266,7 @@ def markdown(
 
 
 def _published(values: Mapping[str, str], columns: Sequence[Column]) -> str:
-    """What the paper printed in these columns; with their names, where there are several."""
+    """Return what the paper printed in these columns; with their names, where there are several."""
     heads = [column.name for column in columns]
     return "; ".join(f"{k}: {v}" if len(heads) > 1 else v for k, v in values.items() if k in heads) or DASH
 

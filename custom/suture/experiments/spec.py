@@ -1,4 +1,4 @@
-"""An experiment: which runs make a table or a figure, and what the paper printed there."""
+"""An experiment as data: which runs make a table or a figure, and what the paper printed there."""
 
 from __future__ import annotations
 
@@ -25,12 +25,13 @@ class Row:
     """A row of a table, or a line of a figure.
 
     Attributes:
-        name: for people.
+        name: the name in the table.
         set: settings of the job, as of `suture run --set`.
-        site: of methods that leave a model at each site, the site whose model the row is about; by default
-            the one that a test set is at home at, and else all of them.
+        site: where the method leaves a model at each site, the site whose model is measured; by default the
+            `home` of the test set, and without one the models of all sites.
         published: what the paper printed, by column; of a series, over all of its values.
-        steady: the values of the series do not change it: its run at the first one stands at all of them.
+        steady: whether the values of the series do not change the row; its run at the first value then stands
+            at all of them.
     """
 
     name: str
@@ -42,12 +43,12 @@ class Row:
 
 @dataclass(frozen=True, config=STRICT)
 class ExternalTest:
-    """A test set of its own, beside what a run measures by itself.
+    """A test set beside the test data that a run measures its model on.
 
     Attributes:
         data: as under [data] of a suture.toml; ``{data}`` in a text stands for the data root. Where that of
             ``nih`` has no `table`, `root` is the folder of the release, and both are found in it.
-        home: the site that its training images are at.
+        home: the site whose training images have the same source.
     """
 
     data: dict[str, Any]
@@ -59,22 +60,23 @@ class Column:
     """A mean AUROC, or another figure of a run.
 
     Attributes:
-        name: for people.
-        test: one of the experiment's tests; None for what the run measured by itself.
-        group: all classes, those of several sites, or those of one.
-        classes: only these.
-        metric: ``auroc``, the ``loss``, or a figure of a multiclass task. `group` and `classes` choose among
-            the classes of ``auroc`` and ``recall``, and `group` of the loss on a test; all else is of all.
+        name: the head of the column.
+        test: one of the experiment's tests; None for the run's own test data.
+        group: all classes (``mean``), those of several sites (``shared``), or those of one (``unique``).
+        classes: the column is about these classes alone.
+        metric: ``auroc``, the ``loss``, or a metric of multiclass labels. `group` and `classes` select among
+            the classes of ``auroc`` and ``recall``, and `group` of the loss on a test; any other metric is
+            over all classes.
         frequency: accuracy of the ``head``, ``medium`` or ``tail`` classes, or of ``all``, the mean of these.
-        attribute: of the test images with this value alone, or ``mean``, over all its values.
+        attribute: the test images with this value of an attribute, or ``mean``, the mean over all values.
         models: ``global`` or the sites' ``local`` ones, the mean over the sites at their own test data.
-        task: a task that the model was fine-tuned on. The figure is of those runs: one at the threshold of
-            Youden's index, or ``epochs``, those until the AUROC is that of the experiment's `goal`.
+        task: a task that the model was fine-tuned on. The column shows those runs: a figure at the threshold
+            of Youden's index, or ``epochs``, the number until the AUROC is that of the experiment's `goal`.
         spread: what stands beside a mean AUROC in presets of one seed: its SD, or its 95 % ``interval`` over
-            the patients of the test set. With several seeds it is the SD over them.
+            the patients of the test set. With several seeds it is always the SD over the seeds.
 
     Raises:
-        ValueError: two that exclude each other.
+        ValueError: two attributes exclude each other.
     """
 
     name: str
@@ -113,12 +115,12 @@ class Column:
 
     @property
     def by_class(self) -> bool:
-        """Whether it is a mean over classes; else it is one figure of a run."""
+        """Whether the column is a mean over classes; else it is one figure of a run."""
         return self.metric in ("auroc", "recall") and self.task is None and not any(self.parts)
 
     @property
     def parts(self) -> tuple[str | None, str | None, str | None]:
-        """What part of a run's own figures it shows."""
+        """The attributes that select a part of a run's own figures."""
         return self.frequency, self.attribute, self.models
 
 
@@ -130,16 +132,16 @@ OWN_COLUMNS = (
 
 
 @dataclass(frozen=True, config=STRICT)
-class Drawing:
-    """A figure of data, or of a model on data, beside the table.
+class Plot:
+    """A further figure: of data, or of a model on data.
 
     Attributes:
         of: ``frequencies`` of the classes, or their ``cooccurrence``, in all images of the sources;
-            ``features``, a model's last ones of some test images of each source; ``predictions``, which
-            related classes a model calls together in the test images of the first source.
-        sources: tests of the experiment, whose data are drawn; for ``cooccurrence`` it is one.
-        row: whose global model, of the first seed.
-        source: where the paper has it.
+            ``features``, those of a model's last layer, of some test images of each source; ``predictions``,
+            which related classes a model predicts together in the test images of the first source.
+        sources: tests of the experiment, whose data are plotted; a single one for ``cooccurrence``.
+        row: the row whose global model of the first seed is plotted.
+        source: the place of the figure in the paper.
     """
 
     of: Literal["frequencies", "cooccurrence", "features", "predictions"]
@@ -149,24 +151,24 @@ class Drawing:
 
     def __post_init__(self) -> None:
         if self.of == "cooccurrence" and len(self.sources) > 1:
-            raise ValueError("cooccurrence is of one source; write a drawing for each")
+            raise ValueError("cooccurrence is of one source; write a plot for each")
         if (self.row is None) == self.of_a_model:
             raise ValueError(f"{self.of} are of {'a model; name its row' if self.of_a_model else 'data'}")
 
     @property
     def of_a_model(self) -> bool:
-        """Whether a run has to be done before it can be drawn."""
+        """Whether the plot shows a model, so that a run has to be done first."""
         return self.of in ("features", "predictions")
 
 
 @dataclass(frozen=True, config=STRICT)
 class ByClass:
-    """A table of single classes: one model of some rows, compared on the images that a simulation holds out.
+    """A table of single classes: models of some rows, compared on the images that a simulation holds out.
 
     Attributes:
-        rows: whose global models, of the first seed; each is compared with that of the first.
-        source: where the paper has it.
-        published: of each row, what the paper printed of each class.
+        rows: whose global models of the first seed are compared, each with that of the first row.
+        source: the place of the table in the paper.
+        published: by row and class, what the paper printed.
     """
 
     rows: Annotated[tuple[str, ...], Field(min_length=2)]
@@ -185,12 +187,11 @@ class Series:
 
 @dataclass(frozen=True, config=STRICT)
 class Tuning:
-    """A setting chosen for each row by its mean validation AUROC (or as `Result.validation` says), never on
-    test data.
+    """A setting that is chosen for each row by its validation figure (`Result.validation`).
 
     Attributes:
         key, values: the setting and the values that are tried.
-        seed: of the runs that choose.
+        seed: of the runs that try the values.
     """
 
     key: str
@@ -203,16 +204,16 @@ class Preset:
     """A size of the experiment: the paper's, or one for a small machine.
 
     Attributes:
-        note: what it costs and how it differs.
+        note: what the preset costs and how it differs from the paper.
         seeds: of the runs of each row.
         set: settings of every run; ``{data}`` in a text stands for the data root.
         rows: further settings of single rows.
         skip: rows that this preset leaves out.
         tune: a setting to be tuned on validation data.
         series: values of the experiment's series, where they are fewer.
-        columns: names of those that it shows, where they are fewer; a test that none of them is about is then
-            left out, too.
-        pairs: what the paired t-test pairs in this preset: ``classes`` where one seed gives no pair of runs.
+        columns: the names of the columns that the preset shows, where they are fewer; a test that none of
+            them is about is then left out, too.
+        pairs: what the paired t-test pairs in this preset, for example ``classes`` with a single seed.
     """
 
     note: str
@@ -231,17 +232,17 @@ class Experiment:
     """A table or figure.
 
     Attributes:
-        title, source: what it shows, and where the paper has it.
-        job: whose settings the rows change.
+        title, source: what it shows, and its place in the paper.
+        job: the job whose settings the rows change.
         rows: by a short name.
         presets: by name; the first one is the default.
         reference: the row that all others are compared with.
         pairs: what the paired t-test pairs: ``runs`` (over seeds, and over a series' values), ``classes``, or
-            ``tuned``, fine-tuning runs of the same seed on the same division; then every column has a task.
-        goal: of columns of epochs, the row whose mean AUROC after its last epoch they count to.
+            ``tuned``, fine-tuning runs of the same seed on the same random split, each column of a task.
+        goal: for columns of epochs, the row whose mean AUROC after its last epoch is to be reached.
         columns: by default the mean over all classes, over those of several sites and over those of one.
         tests: test sets by name.
-        drawings: further figures by a short name.
+        drawings: further plots by a short name.
         by_class: a table of single classes.
         series: the x axis, for a figure.
         set: settings of every run.
@@ -258,14 +259,14 @@ class Experiment:
     goal: str | None = None
     columns: tuple[Column, ...] = OWN_COLUMNS
     tests: dict[str, ExternalTest] = field(default_factory=dict)
-    drawings: dict[str, Drawing] = field(default_factory=dict)
+    drawings: dict[str, Plot] = field(default_factory=dict)
     by_class: ByClass | None = None
     series: Series | None = None
     set: Settings = field(default_factory=dict)
     note: str = ""
 
     def preset(self, name: str | None) -> Preset:
-        """The preset of that name, or the first.
+        """Return the preset of that name, or the first.
 
         Raises:
             ConfigError: unknown; names the nearest.
@@ -276,18 +277,18 @@ class Experiment:
         return self.presets[chosen]
 
     def name_of(self, preset: Preset) -> str:
-        """The name of one of its presets."""
+        """Return the name of one of its presets."""
         return next(name for name, value in self.presets.items() if value is preset)
 
     def pairs_in(self, preset: Preset) -> Pairs:
-        """What the paired t-test pairs in one of its presets."""
+        """Return what the paired t-test pairs in one of its presets."""
         return preset.pairs or self.pairs
 
     def columns_in(self, preset: Preset) -> tuple[Column, ...]:
-        """The columns of one of its presets."""
+        """Return the columns of one of its presets."""
         return tuple(c for c in self.columns if preset.columns is None or c.name in preset.columns)
 
     def tests_in(self, preset: Preset) -> dict[str, ExternalTest]:
-        """The tests of one of its presets: all, or those of the columns that it names."""
+        """Return the tests of one of its presets: all, or those of the columns that it names."""
         used = {column.test for column in self.columns_in(preset)}
         return {k: test for k, test in self.tests.items() if preset.columns is None or k in used}

@@ -1,0 +1,117 @@
+"""Single classes of some rows, compared on what a simulation held out: MIDL 2023, Tables 3 and 4."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import tomli_w
+
+from official import write_nih
+from stored_by_hand import SPEC, delete, store
+from suture.core.errors import ConfigError
+from suture.data.config import load_site_config
+from suture.data.readers.nih import LABELS
+from suture.experiments.conduct import SERVER, Session, compare_classes, conduct
+from suture.experiments.loading import load_experiment
+from suture.experiments.outcome import collect, compared_classes
+from suture.experiments.render import comparison_table, write_tables
+from suture.experiments.runs import final_runs
+from suture.experiments.spec import Experiment, Preset
+from suture.learning.model_comparison import compare
+
+SMALL = {
+    "simulation.root": "{data}/nih",
+    "model.name": "cnn",
+    "model.size": 16,
+    "method.local.lr": 1e-3,
+    "rounds": 1,
+}
+
+
+def small(name: str) -> tuple[Experiment, Preset]:
+    """The three rows that Tables 3 and 4 are of, with a network that trains in a second."""
+    spec = load_experiment(name)
+    assert spec.by_class is not None
+    skip = tuple(row for row in spec.rows if row not in spec.by_class.rows)
+    preset = Preset("small", (1,), SMALL, skip=skip, columns=("AUROC, all classes",))
+    return replace(spec, presets={"small": preset}), preset
+
+
+def test_models_are_compared_once_on_the_images_that_were_held_out(tmp_path: Path) -> None:
+    write_nih(tmp_path / "data" / "nih")
+    spec, preset = small("nih_overlap")
+    kept, work, reported = tmp_path / "runs", tmp_path / "work", list[str]()
+    conduct(spec, preset, Session(store(kept), work, tmp_path / "data", reported.append), 2)
+    assert compared_classes(spec, preset, store(kept)) is None
+    session = Session(store(kept), work, tmp_path / "data", reported.append)
+    compare_classes(spec, preset, session)
+    rows = compared_classes(spec, preset, store(kept))
+    assert rows is not None
+    assert list(rows) == ["central_full", "central", "surgical"]
+    runs = {run.row: work / run.name for run in final_runs(spec, preset, {})}
+    config = load_site_config(runs["central_full"] / SERVER / "suture.toml")
+    expected = compare(runs["central_full"] / "model", runs["surgical"] / "model", config, "test")
+    for name, one in expected.items():
+        found, p = rows["surgical"][name], one.difference.p
+        assert found["auroc"] == pytest.approx(one.b.auroc, abs=1e-6, nan_ok=True)
+        assert found["p"] == (None if p != p else pytest.approx(p, abs=1e-6))
+        assert rows["central_full"][name]["low"] == pytest.approx(one.a.low, abs=1e-6)
+    metrics = json.loads((runs["surgical"] / "metrics.json").read_text())
+    for name, area in metrics["auroc"].items():
+        assert rows["surgical"][name]["auroc"] == pytest.approx(area, abs=1e-5)
+
+    page = write_tables(spec, preset, collect(spec, preset, store(kept)), tmp_path, "x")[0].read_text()
+    assert "| Pleural Thickening |" in page.split("paired bootstrap")[0].rsplit("| class |", 1)[1]
+    assert "0.76 (0.74, 0.78), p .08 |" in page
+
+    before = len(reported)
+    compare_classes(spec, preset, session)
+    assert len(reported) == before
+    compared = [json.loads(line)["name"] for line in (kept / "test.jsonl").read_text().splitlines()]
+    delete(kept, *(name for name in compared if name.startswith("by-class-")))
+    gone = runs["surgical"] / "model" / "model.json"
+    gone.unlink()
+    compare_classes(spec, preset, session)
+    assert f"single classes are not compared: there is no {gone}" in reported[-1]
+    assert compared_classes(spec, preset, store(kept)) is None
+
+
+def test_the_table_by_hand() -> None:
+    spec, _ = small("nih_disjoint")
+    none = {"auroc": None}
+    theirs = {"Edema": {"auroc": 0.9, "low": 0.85, "high": 0.95}, "Hernia": none}
+    better = {"Edema": {"auroc": 0.8, "low": 0.7, "high": 0.9, "p": 0.0004}, "Hernia": none}
+    table = comparison_table(spec, {"central_full": theirs, "surgical": better})
+    whole, ours = "Central, complete labels", "Surgical Aggregation, FedAvg"
+    assert table.heads == ["class", whole, ours, "p", f"published: {whole}", f"published: {ours}"]
+    assert table.rows[0] == [
+        "Edema",
+        "0.900 (0.850, 0.950)",
+        "0.800 (0.700, 0.900)",
+        "< .001",
+        "0.89 (0.88, 0.90)",
+        "0.88 (0.86, 0.89), p .06",
+    ]
+    assert table.rows[1][:4] == ["Hernia", "–", "–", "–"]
+
+
+@pytest.mark.parametrize("name", ["nih_overlap", "nih_disjoint"])
+def test_the_papers_tables_are_of_every_finding(name: str) -> None:
+    spec = load_experiment(name)
+    assert spec.by_class is not None
+    for row in spec.by_class.rows:
+        assert spec.by_class.published[row].keys() == set(LABELS)
+
+
+def test_rows_that_are_not_there_and_a_series_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "e.toml"
+    path.write_text(tomli_w.dumps({**SPEC, "by_class": {"rows": ["theirs", "our"]}}))
+    with pytest.raises(ConfigError, match=r"row in by_class\.rows.*'our'; did you mean 'ours'"):
+        load_experiment(str(path))
+    series = {"key": "simulation.images", "values": [20], "label": "images"}
+    path.write_text(tomli_w.dumps({**SPEC, "by_class": {"rows": ["theirs", "ours"]}, "series": series}))
+    with pytest.raises(ConfigError, match="by_class is of one model a row, and a series has many"):
+        load_experiment(str(path))
