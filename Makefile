@@ -23,7 +23,7 @@ lint: install
 
 # The documentation as a site in site/; a broken link is an error. `suture reference` writes the generated pages.
 docs: install
-	$(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 install: $(VENV)/.installed
 
