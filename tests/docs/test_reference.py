@@ -99,8 +99,9 @@ def test_a_row_has_type_bounds_default_and_meaning() -> None:
 
 def test_alternatives_of_a_section_name_what_they_share_once() -> None:
     shared, pond, river = _sections(Water)
-    assert [shared, pond, river] == list(_alternatives("[water]", [Pond, River]))
+    assert [shared, pond, river] == list(_alternatives("water", [Pond, River]))
     assert "`depth`" not in pond + river
+    assert '`[water]`, `kind = "pond"`' in pond
     assert "| `depth` | number (> 0, ≤ 3) | `1.5` | in metres. |" in shared
     assert "Still water." in pond
     assert "| `width` | integer |  | in metres. |" in pond

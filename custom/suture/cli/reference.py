@@ -69,7 +69,7 @@ def _jobs_by_method() -> dict[str, list[str]]:
 
 def _method_row(name: str, kind: Any, jobs: list[str]) -> list[str]:
     method = kind()
-    module = f"`{kind.__module__.removeprefix('suture.')}`"
+    module = f"`{kind.__module__.removeprefix('suture.').replace('.', '/')}.py`"
     if method.here_only:
         run = f"`--set method={name}`, `--env local` only"
     else:
@@ -92,6 +92,7 @@ def _linked(paper: str) -> str:
 def _sent(method: Any) -> str:
     """Return what a site sends in a round besides its figures, in words."""
     from suture.models.classifier import Layout
+    from suture.protocol.egress import IMAGES
 
     if method.here_only:
         return "nothing: it is a reference, not a federation"
@@ -100,6 +101,10 @@ def _sent(method: Any) -> str:
     parts = [f"{part} of the backbone" + (" (a share of the rows)" if method.share else "")]
     if method.personal == "nothing" and method.share is None:
         parts.append("all rows of the head" if method.label_view == "all" else "rows of its own classes")
+    if egress.weight == IMAGES:
+        parts.append("its number of training images")
+    elif egress.weight != (1.0, 1.0):
+        parts.append(f"its {egress.weight_name}")
     parts += [name.replace("_", " ") for name in (*egress.scalars, *egress.losses)]
     if egress.counts:
         parts.append("counts of its labels, once")
@@ -144,18 +149,26 @@ def _sections(config: Any) -> Iterator[str]:
         if len(kinds) == 1:
             yield _section(f"`[{name}]`", kinds[0])
         else:
-            yield from _alternatives(f"[{name}]", kinds)
+            yield from _alternatives(name, kinds)
 
 
-def _alternatives(title: str, kinds: list[Any]) -> Iterator[str]:
+def _alternatives(name: str, kinds: list[Any]) -> Iterator[str]:
     rows = [{row[0]: row for row in _rows(kind)} for kind in kinds]
     shared = [row for key, row in rows[0].items() if all(other.get(key) == row for other in rows)]
-    yield f"### `{title}`: every kind\n\n" + _table(_COLUMNS, shared)
+    yield f"### `[{name}]`, every kind\n\n" + _table(_COLUMNS, shared)
     for kind, own in zip(kinds, rows, strict=True):
-        left = [row for row in own.values() if row not in shared]
-        yield f"#### `{title}`: {kind.__name__}\n\n{_summary(kind)}\n" + (
-            "\n" + _table(_COLUMNS, left) if left else ""
-        )
+        word, fixed = _discriminator(kind)
+        left = [row for key, row in own.items() if row not in shared and key != f"`{word}`"]
+        table = f"\n{_table(_COLUMNS, left)}" if left else ""
+        yield f'#### `[{name}]`, `{word} = "{fixed}"`\n\n{_summary(kind)}\n{table}'
+
+
+def _discriminator(kind: Any) -> tuple[str, str]:
+    """Return the key that tells an alternative from the others, and its one value."""
+    for name, field in _fields(kind).items():
+        if get_origin(field.annotation) is Literal and len(get_args(field.annotation)) == 1:
+            return name, get_args(field.annotation)[0]
+    raise TypeError(f"{kind.__name__} has no field of one literal value")
 
 
 def _job_sections(job: Any) -> Iterator[str]:
