@@ -1,4 +1,4 @@
-"""The documentation builds without a broken link, shows what the code says, and loads nothing from elsewhere."""
+"""The documentation builds without a broken link and loads nothing from other hosts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_the_site_builds_and_loads_nothing_from_other_hosts(tmp_path: Path) -> N
         loaded += re.findall(r'<link[^>]*rel="(?:stylesheet|icon|preconnect)"[^>]*href="([^"]*)"', text)
         loaded += re.findall(r'<link[^>]*href="([^"]*)"[^>]*rel="(?:stylesheet|icon|preconnect)"', text)
         assert not [url for url in loaded if "//" in url], page
-        assert 'class="mermaid"' not in text, f"{page}: its pictures would be drawn by a script of another host"
+        assert 'class="mermaid"' not in text, f"{page}: another host's script would draw it"
 
 
 @pytest.mark.parametrize("link", ["missing.md", "index.md#missing", "/index.md"])

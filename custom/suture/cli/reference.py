@@ -50,8 +50,8 @@ def methods_page() -> str:
     used = _jobs_by_method()
     rows = [_method_row(name, kind, used.get(name, [])) for name, kind in METHODS.items()]
     intro = (
-        "A job names its method; `--set method=NAME` replaces it. [What leaves a site](../egress.md) lists the "
-        "type and range of every item that a method sends, [Configuration](configuration.md) its "
+        "A job names its method; `--set method=NAME` replaces it. [What leaves a site](../egress.md) lists "
+        "the type and range of every item that a method sends, [Configuration](configuration.md) its "
         "hyperparameters.\n"
     )
     head = ("method", "paper", "module", "a site sends", "a site sees", "run it with")
@@ -74,15 +74,15 @@ def _method_row(name: str, kind: Any, jobs: list[str]) -> list[str]:
         run = f"`--set method={name}`, `--env local` only"
     else:
         run = f"jobs {', '.join(jobs)}" if jobs else f"`--set method={name}`"
-    title = f"`{name}` [{method.title}](../methods/{_page_of(kind)}.md)"
+    title = f"`{name}` [{method.title}](../methods/{_PAGES.get(name, 'surgical')}.md)"
     seen = "every class name" if method.label_view == "all" else "its own classes"
     return [title, _linked(method.paper), module, _sent(method), seen, run]
 
 
-def _page_of(kind: Any) -> str:
-    """Return the page that explains a method; methods are explained beside those they are compared with."""
-    family = kind.__module__.split(".")[2]
-    return {"fedlsm": "fedlsm", "fedavg": "fedlsm", "fedmas": "fedmas", "meta": "pmfl"}.get(family, "surgical")
+_PAGES = {"fedlsm": "fedlsm", "fedavg": "fedlsm", "fedmas": "fedmas"} | dict.fromkeys(
+    ("fl", "metafl", "pmfl"), "pmfl"
+)
+"""The page that explains a method, beside those it is compared with; `surgical` has all others."""
 
 
 def _linked(paper: str) -> str:
@@ -127,9 +127,9 @@ def configuration_page() -> str:
         "[The guide](../data.md) explains how to write one.\n"
     )
     job = (
-        "## A job\n\n`jobs/NAME/job.py` defines `JOB = Job(...)`. `--set KEY=VALUE` changes a setting: the key "
-        "is a dotted path such as `method.local.lr`, or its last word where that is unique; the value is JSON, "
-        "otherwise text.\n"
+        "## A job\n\n`jobs/NAME/job.py` defines `JOB = Job(...)`. `--set KEY=VALUE` changes a setting: the "
+        "key is a dotted path such as `method.local.lr`, or its last word where that is unique; the value is "
+        "JSON, otherwise text.\n"
     )
     parts = [HEAD, "# Configuration\n", site, *_sections(SiteConfig), job, *_job_sections(Job)]
     parts += ["## Hyperparameters of the methods\n\nIn `--set`, their keys begin with `method.`.\n"]
@@ -143,7 +143,7 @@ def configuration_page() -> str:
 
 
 def _sections(config: Any) -> Iterator[str]:
-    """Yield each section of a configuration; of alternatives, what they share and then each one's own keys."""
+    """Yield each section of a configuration; of alternatives, the keys of all and then those of each."""
     for name, field in _fields(config).items():
         kinds = _classes(field.annotation)
         if len(kinds) == 1:
@@ -234,6 +234,9 @@ def _plain(text: str) -> str:
     return text.replace("``", "`")
 
 
+_TYPES = {"str": "text", "int": "integer", "float": "number", "bool": "true or false", "Path": "path"}
+
+
 def _type(annotation: Any, metadata: Iterable[Any] = ()) -> str:
     """Return a type in words, with its bounds."""
     origin, arguments = get_origin(annotation), get_args(annotation)
@@ -251,8 +254,8 @@ def _type(annotation: Any, metadata: Iterable[Any] = ()) -> str:
     elif dataclasses.is_dataclass(annotation):
         text = f"`{getattr(annotation, '__name__', annotation)}`"
     else:
-        names = {"str": "text", "int": "integer", "float": "number", "bool": "true or false", "Path": "path"}
-        text = names.get(getattr(annotation, "__name__", ""), getattr(annotation, "__name__", str(annotation)))
+        name = getattr(annotation, "__name__", str(annotation))
+        text = _TYPES.get(name, name)
     return text + _bounds(metadata)
 
 
@@ -318,8 +321,8 @@ def _commands(name: str, command: Any) -> Iterator[str]:
             yield from _commands(f"{name} {word}", inner)
         return
     rows = [_parameter(one) for one in command.params if one.name != "help" and not one.hidden]
-    table = _table(("argument or option", "default", "meaning"), rows) if rows else ""
-    yield f"## `{name}`\n\n{_plain(' '.join((command.help or '').split()))}\n" + (f"\n{table}" if table else "")
+    table = "\n" + _table(("argument or option", "default", "meaning"), rows) if rows else ""
+    yield f"## `{name}`\n\n{_plain(' '.join((command.help or '').split()))}\n{table}"
 
 
 def _parameter(one: Any) -> tuple[str, str, str]:
