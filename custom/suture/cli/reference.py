@@ -45,10 +45,8 @@ def pages() -> dict[str, str]:
 
 def methods_page() -> str:
     """Return the table of the methods that come with the package."""
-    from suture.methods import METHODS
-
     used = _jobs_by_method()
-    rows = [_method_row(name, kind, used.get(name, [])) for name, kind in METHODS.items()]
+    rows = [_method_row(name, kind, used.get(name, [])) for name, kind in _methods().items()]
     intro = (
         "A job names its method; `--set method=NAME` replaces it. [What leaves a site](../egress.md) lists "
         "the type and range of every item that a method sends, [Configuration](configuration.md) its "
@@ -56,6 +54,13 @@ def methods_page() -> str:
     )
     head = ("method", "paper", "module", "a site sends", "a site sees", "run it with")
     return "\n".join([HEAD, "# Methods\n", intro, _table(head, rows)])
+
+
+def _methods() -> dict[str, Any]:
+    """Return the package's own methods; those of other packages are documented there."""
+    from suture.methods import METHODS
+
+    return {name: kind for name, kind in METHODS.items() if kind.__module__.startswith("suture.")}
 
 
 def _jobs_by_method() -> dict[str, list[str]]:
@@ -119,7 +124,6 @@ def _sent(method: Any) -> str:
 def configuration_page() -> str:
     """Return every key of a suture.toml, and every setting of a job."""
     from suture.data.config import SiteConfig
-    from suture.methods import METHODS
     from suture.simulation.job import Job
 
     site = (
@@ -134,7 +138,7 @@ def configuration_page() -> str:
     parts = [HEAD, "# Configuration\n", site, *_sections(SiteConfig), job, *_job_sections(Job)]
     parts += ["## Hyperparameters of the methods\n\nIn `--set`, their keys begin with `method.`.\n"]
     nested: dict[str, Any] = {}
-    for name, kind in METHODS.items():
+    for name, kind in _methods().items():
         parts.append(_section(f"`{name}`: {kind.title}", kind, intro=False))
         nested |= _nested(kind)
     parts += ["## Values within hyperparameters\n"]
