@@ -75,3 +75,15 @@ def test_pages_that_messages_of_the_package_name_exist() -> None:
     for module in sorted((ROOT / "custom").rglob("*.py")):
         for name in re.findall(r"docs/[\w/]+\.md", module.read_text()):
             assert (ROOT / name).is_file(), f"{module}: {name} does not exist"
+
+
+def test_the_page_on_reliability_is_written_from_its_template() -> None:
+    page, template = ROOT / "docs" / "reliability.md", ROOT / "tests" / "faults" / "reliability.md"
+    before, after = template.read_text().split("{rows}")
+    start, end = before.split("{cores}")
+    text = page.read_text()
+    assert text.startswith(start), (
+        "change tests/faults/reliability.md, from which `make faults` writes the page"
+    )
+    assert end in text
+    assert text.endswith(after)
