@@ -17,6 +17,7 @@ from suture.cli.guarded import guarded
 from suture.cli.jobs import report, results, resume, status
 from suture.cli.poc import poc_app
 from suture.cli.pretrain import pretrain
+from suture.cli.reference import reference
 from suture.cli.research import compare, evaluate, experiment, latent, predict, relate
 from suture.cli.run import demo, export, run
 from suture.cli.text import vocab
@@ -58,7 +59,7 @@ def list_() -> None:
 COMMANDS: tuple[Callable[..., None], ...] = (
     *(demo, run, export, status, results, resume, report),
     *(predict, evaluate, compare, relate, latent, experiment, pretrain, finetune, vocab),
-    *(doctor, policy, egress),
+    *(doctor, policy, egress, reference),
 )
 for command in COMMANDS:
     app.command()(command)

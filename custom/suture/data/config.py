@@ -166,11 +166,13 @@ class TrainingConfig(Section):
 
 
 class StorageConfig(Section):
-    """Folders that the site keeps: its state between rounds, and its decoded images.
+    """Folders at the site.
 
     Attributes:
-        diagnostics: beside the state, write down what a method finds of each class, as a simulation does for
-            its report. It is in no message.
+        state: the site's state between rounds and jobs.
+        cache: decoded images.
+        diagnostics: write a method's findings about each class beside the state, as a simulation does for its
+            report. They are in no message.
     """
 
     state: SitePath = Path("state")

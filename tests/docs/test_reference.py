@@ -1,0 +1,109 @@
+"""The reference pages say what the code says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import pytest
+import typer
+from pydantic import BaseModel, Field
+from typer.testing import CliRunner
+
+from suture.cli import app
+from suture.cli.reference import _alternatives, _rows, _sections, pages
+from suture.data.config import SiteConfig
+from suture.methods import METHODS
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+
+
+@pytest.mark.parametrize("name", pages())
+def test_the_committed_page_is_what_the_code_generates(name: str) -> None:
+    assert (DOCS / name).read_text() == pages()[name], "generate it again: suture reference -o docs"
+
+
+def test_the_command_writes_every_page(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["reference", "-o", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    found = {str(path.relative_to(tmp_path)): path.read_text() for path in tmp_path.rglob("*.md")}
+    assert found == pages()
+
+
+def test_every_key_of_a_suture_toml_has_an_explanation() -> None:
+    keys = 0
+    for section in _sections(SiteConfig):
+        for line in section.splitlines():
+            if line.startswith("| `"):
+                keys += 1
+                assert not line.endswith("|  |"), f"no text in `Attributes:` for {line}"
+    assert keys > 20
+
+
+def test_every_method_and_every_command_is_there() -> None:
+    found = pages()
+    for name in METHODS:
+        assert f"| `{name}` [" in found["reference/methods.md"]
+        assert f"### `{name}`: " in found["reference/configuration.md"]
+    commands = found["reference/commands.md"]
+    root = typer.main.get_command(app)
+    for name, command in root.commands.items():  # type: ignore[attr-defined]
+        for full in [f"{name} {inner}" for inner in getattr(command, "commands", ())] or [name]:
+            assert f"## `suture {full}`\n" in commands
+    assert "One of `local`, `sim`, `poc`, `prod`." in commands
+    assert "| `--bundle`, `--no-bundle` | `true` |" in commands
+
+
+class Pond(BaseModel):
+    """Still water.
+
+    Attributes:
+        kind: the word of this kind.
+        depth, width: in metres.
+    """
+
+    kind: Literal["pond"]
+    depth: float = Field(default=1.5, gt=0, le=3)
+    width: int | None = None
+
+
+class River(BaseModel):
+    """Running water.
+
+    Attributes:
+        kind: the word of this kind.
+        depth: in metres.
+        names: what people call
+            it.
+    """
+
+    kind: Literal["river"]
+    depth: float = Field(default=1.5, gt=0, le=3)
+    names: tuple[Annotated[str, Field(min_length=1)], ...] = ("Isar", "Inn")
+
+
+class Water(BaseModel):
+    """A configuration whose one section has two kinds."""
+
+    water: Annotated[Pond | River, Field(discriminator="kind")]
+
+
+def test_a_row_has_type_bounds_default_and_meaning() -> None:
+    assert _rows(Pond) == [
+        ("`kind`", "`pond`", "required", "the word of this kind."),
+        ("`depth`", "number (> 0, ≤ 3)", "`1.5`", "in metres."),
+        ("`width`", "integer", "", "in metres."),
+    ]
+    assert _rows(River)[2] == ("`names`", "list of text", "`[Isar, Inn]`", "what people call it.")
+
+
+def test_alternatives_of_a_section_name_what_they_share_once() -> None:
+    shared, pond, river = _sections(Water)
+    assert [shared, pond, river] == list(_alternatives("water", [Pond, River]))
+    assert "`depth`" not in pond + river
+    assert '`[water]`, `kind = "pond"`' in pond
+    assert "| `depth` | number (> 0, ≤ 3) | `1.5` | in metres. |" in shared
+    assert "Still water." in pond
+    assert "| `width` | integer |  | in metres. |" in pond
+    assert "Running water." in river
+    assert "`names`" in river

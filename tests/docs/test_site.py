@@ -1,0 +1,89 @@
+"""The documentation builds without a broken link and loads nothing from other hosts."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+OUTSIDE = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "poc_workspace/README.md", "benchmarks/README.md")
+"""Pages that are read in the repository and not on the site."""
+
+
+def build(out: Path, config: Path = ROOT / "mkdocs.yml") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", str(config), "-d", str(out)]
+    return subprocess.run(
+        command, capture_output=True, text=True, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"}, check=False
+    )
+
+
+def test_the_site_builds_and_loads_nothing_from_other_hosts(tmp_path: Path) -> None:
+    result = build(tmp_path)
+    assert result.returncode == 0, result.stdout + result.stderr
+    pages = list(tmp_path.rglob("*.html"))
+    assert len(pages) > 20
+    for page in pages:
+        text = page.read_text()
+        loaded = re.findall(r'<(?:script|img|iframe|source)[^>]*\ssrc="([^"]*)"', text)
+        loaded += re.findall(r'<link[^>]*rel="(?:stylesheet|icon|preconnect)"[^>]*href="([^"]*)"', text)
+        loaded += re.findall(r'<link[^>]*href="([^"]*)"[^>]*rel="(?:stylesheet|icon|preconnect)"', text)
+        assert not [url for url in loaded if "//" in url], page
+        assert 'class="mermaid"' not in text, f"{page}: another host's script would draw it"
+
+
+@pytest.mark.parametrize("link", ["missing.md", "index.md#missing", "/index.md"])
+def test_a_broken_link_fails_the_build(tmp_path: Path, link: str) -> None:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "index.md").write_text(f"# Page\n\n[a link]({link})\n")
+    config = (ROOT / "mkdocs.yml").read_text()
+    (tmp_path / "mkdocs.yml").write_text(config.split("\nnav:")[0])
+    result = build(tmp_path / "site", tmp_path / "mkdocs.yml")
+    assert result.returncode == 1
+    assert link in result.stdout + result.stderr
+
+
+def links(text: str) -> Iterator[str]:
+    """The targets of links within the repository."""
+    text = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    yield from (url for url in re.findall(r"\]\(([^)\s]+)\)", text) if not re.match(r"[a-z]+:", url))
+
+
+def anchors(page: Path) -> set[str]:
+    """The identifiers of a page's headings."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_links_of_pages_outside_the_site_lead_somewhere(name: str) -> None:
+    page = ROOT / name
+    for link in links(page.read_text()):
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), f"{name}: {link} leads nowhere"
+        assert not anchor or anchor in anchors(target), f"{name}: {link} has no such heading"
+
+
+def test_pages_that_messages_of_the_package_name_exist() -> None:
+    for module in sorted((ROOT / "custom").rglob("*.py")):
+        for name in re.findall(r"docs/[\w/]+\.md", module.read_text()):
+            assert (ROOT / name).is_file(), f"{module}: {name} does not exist"
+
+
+def test_the_page_on_reliability_is_written_from_its_template() -> None:
+    page, template = ROOT / "docs" / "reliability.md", ROOT / "tests" / "faults" / "reliability.md"
+    before, after = template.read_text().split("{rows}")
+    start, end = before.split("{cores}")
+    text = page.read_text()
+    assert text.startswith(start), (
+        "change tests/faults/reliability.md, from which `make faults` writes the page"
+    )
+    assert end in text
+    assert text.endswith(after)
