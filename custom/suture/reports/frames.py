@@ -1,0 +1,132 @@
+"""The results of a run as pandas frames: what a notebook opens."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+
+import pandas as pd
+
+from suture.core.errors import DataError
+from suture.protocol.records import Metrics, Round, Run, read_history, read_metrics, read_run
+
+
+@dataclass(frozen=True)
+class Results:
+    """A run folder.
+
+    Attributes:
+        folder: of the run; see the documentation for its files.
+    """
+
+    folder: Path
+
+    @cached_property
+    def info(self) -> Run:
+        """What was run: job, method, settings, sites, versions and status."""
+        return read_run(self.folder)
+
+    @cached_property
+    def metrics(self) -> Metrics:
+        """The figures of the selected model, as in metrics.json.
+
+        Raises:
+            DataError: the run ended before there were any.
+        """
+        found = read_metrics(self.folder)
+        if found is None:
+            why = f"{self.info.status}: {self.info.error}" if self.info.error else self.info.status
+            raise DataError(f"{self.folder} has no figures; the run is {why}")
+        return found
+
+    @property
+    def mean_auroc(self) -> float | None:
+        """The mean AUROC over the classes where it is defined."""
+        return self.metrics.mean_auroc
+
+    @property
+    def classes(self) -> pd.DataFrame:
+        """One row a class: AUROC with its 95 % interval, counts, recall, and the sites that know it."""
+        metrics = self.metrics
+        rows = []
+        for name, auroc in metrics.auroc.items():
+            low, high = metrics.intervals.get(name) or (None, None)
+            positives, negatives = metrics.counts.get(name) or (None, None)
+            rows.append(
+                {
+                    "class": name,
+                    "auroc": auroc,
+                    "low": low,
+                    "high": high,
+                    "positives": positives,
+                    "negatives": negatives,
+                    "recall": metrics.recall.get(name),
+                    "sites": ", ".join(self.info.owners(name)),
+                }
+            )
+        return pd.DataFrame(rows).set_index("class")
+
+    @property
+    def rounds(self) -> pd.DataFrame:
+        """One row a round: phase, status, seconds, bytes, and the validation figures of its model."""
+        rows = [
+            {
+                "round": r.round,
+                "phase": r.phase,
+                "status": r.status,
+                "seconds": r.seconds,
+                "bytes_down": r.bytes_down,
+                "bytes_up": r.bytes_up,
+                **asdict(r.validation),
+            }
+            for r in self._history
+        ]
+        return pd.DataFrame(rows).set_index("round") if rows else pd.DataFrame()
+
+    @property
+    def sites(self) -> pd.DataFrame:
+        """One row a round and site: status, reason, weight, losses, bytes and seconds."""
+        rows = [
+            {"round": r.round, "site": name, **asdict(site)}
+            for r in self._history
+            for name, site in r.sites.items()
+        ]
+        if not rows:
+            return pd.DataFrame()
+        return pd.DataFrame(rows).set_index(["round", "site"]).drop(columns=["scalars", "rows"])
+
+    @property
+    def report(self) -> Path:
+        """The page of the run."""
+        return self.folder / "report.html"
+
+    @property
+    def model_folder(self) -> Path:
+        """The folder of the saved model, for `load_model`.
+
+        Raises:
+            DataError: the run left no global model.
+        """
+        folder = self.folder / "model"
+        if not folder.is_dir():
+            raise DataError(f"{self.folder} has no model; {self.info.method.title} is {self.info.status}")
+        return folder
+
+    @cached_property
+    def _history(self) -> list[Round]:
+        return read_history(self.folder)
+
+    def __repr__(self) -> str:
+        return f"Results({str(self.folder)!r}: {self.info.title}, {self.info.status})"
+
+
+def open_results(folder: str | Path) -> Results:
+    """The results of a run.
+
+    Raises:
+        DataError: the folder is no run folder.
+    """
+    results = Results(Path(folder).expanduser().resolve())
+    _ = results.info
+    return results
