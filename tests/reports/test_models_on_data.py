@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from suture.cli import app
-from suture.cli.sources import load_sources
+from suture.cli.common import load_sources
 from suture.core.errors import ConfigError, DataError, LabelError
 from suture.data.config import load_site_config, write_site_config
 from suture.learning.model_comparison import compare
