@@ -140,12 +140,12 @@ def test_interrupted_run_can_be_resumed(tmp_path: Path, monkeypatch: pytest.Monk
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("suture.federation.server.server.Server.close_validation", stop)
-    with pytest.raises(KeyboardInterrupt):
-        run(job, out)
+    with monkeypatch.context() as patched:
+        patched.setattr("suture.federation.server.server.Server.close_validation", stop)
+        with pytest.raises(KeyboardInterrupt):
+            run(job, out)
     assert json.loads((out / "run.json").read_text())["status"] == "interrupted"
     assert (out / "report.html").is_file()
-    monkeypatch.undo()
     run(job, out, resume=True)
     run(job, tmp_path / "whole")
     models = [folder / "model" / "model.safetensors" for folder in (out, tmp_path / "whole")]

@@ -217,7 +217,7 @@ def test_a_simulations_report_shows_what_was_right(tmp_path: Path) -> None:
         rounds=2,
         simulation=NihSites(root=str(write_nih(tmp_path / "nih")), classes="disjoint"),
     )
-    report = run_job(made, "local", tmp_path / "r", resume=False, overwrite=False, threads=None)
+    report = run_job(made, "local", tmp_path / "r") / "report.html"
     found = lines(tmp_path / "r" / FILE)
     assert [(line["site"], line["round"]) for line in found] == [
         (site, number) for site in ("site-1", "site-2") for number in (1, 2)
