@@ -1,4 +1,4 @@
-"""suture.cli.text: `suture vocab`."""
+"""`suture vocab`."""
 
 from __future__ import annotations
 

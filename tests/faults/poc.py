@@ -19,10 +19,9 @@ from proxy import Proxy
 
 from suture.data.config import load_site_config
 from suture.flare.admin.kit import Kit, project_admin
-from suture.flare.admin.poc import free_port, parties, prepare, project_of, project_template
+from suture.flare.admin.poc import free_port, parties, prepare, project_of, project_template, provision
 from suture.flare.admin.processes import parties_of, start, stop
-from suture.flare.admin.provision import provision
-from suture.flare.admin.remote import submit
+from suture.flare.admin.remote import Submission, submit
 from suture.flare.admin.session import connected, wait_for_sites
 from suture.simulation.job import Job, load_job, with_settings
 
@@ -118,7 +117,7 @@ class Poc:
     def submit(self, experiment: str, job: Job) -> str:
         """Hands a job in; its code is installed here, so none travels."""
         out = self.root / "runs" / experiment
-        return submit(job, "poc", self.admin, out, experiment, bundle=False)
+        return submit(job, "poc", self.admin, out, experiment, Submission(bundle=False))
 
     def status(self, job_id: str) -> str:
         """FLARE's status of a job."""

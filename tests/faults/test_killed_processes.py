@@ -20,7 +20,7 @@ from ledger import Found, rounds_lost
 from poc import PROXIED, Poc, digest, small_job, tree, until
 from replay import absent, clean, replayed
 
-from suture.flare.admin.resume import resume
+from suture.flare.admin.recovery import resume
 from suture.simulation.job import Job, with_settings
 
 pytestmark = [pytest.mark.faults, pytest.mark.flare, pytest.mark.timeout(900)]

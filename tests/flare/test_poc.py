@@ -16,12 +16,10 @@ from suture.federation.loop import Loop, federate
 from suture.federation.server.open import open_server
 from suture.federation.site.site import Site
 from suture.flare.admin.kit import kits_in, project_admin
-from suture.flare.admin.poc import free_port, parties, project_of, project_template
-from suture.flare.admin.policy import allow_classes, missing_classes
+from suture.flare.admin.poc import free_port, parties, project_of, project_template, provision
+from suture.flare.admin.policy import allow_classes, make_strict, missing_classes
 from suture.flare.admin.processes import check_alive, start, stop
-from suture.flare.admin.provision import provision
 from suture.flare.admin.session import wait_for_sites
-from suture.flare.admin.strict import make_strict
 from suture.simulation.job import load_job, with_settings
 
 pytestmark = pytest.mark.flare

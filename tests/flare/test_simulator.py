@@ -22,7 +22,7 @@ from suture.models import ModelSpec
 from suture.protocol.packing import load
 from suture.simulation import PhantomSites, SingleTargetSites
 from suture.simulation.job import Job, load_job, with_settings
-from suture.simulation.run import run_here
+from suture.simulation.run import run_job
 
 pytestmark = pytest.mark.flare
 
@@ -46,7 +46,7 @@ def job(*more: str) -> Job:
 
 
 def run(env: str, out: Path, threads: int | None = None, settings: Sequence[str] = ()) -> Path:
-    run_here(job(*settings), env, out, resume=False, overwrite=False, threads=threads)
+    run_job(job(*settings), env, out, resume=False, overwrite=False, threads=threads)
     return out
 
 
@@ -101,9 +101,9 @@ def reports(folder: Path) -> Job:
 
 def test_gradients_of_half_a_text_model_cross_as_in_the_loop(tmp_path: Path) -> None:
     made, out = reports(tmp_path), tmp_path / "same"
-    run_here(made, "local", out, resume=False, overwrite=False, threads=None)
+    run_job(made, "local", out, resume=False, overwrite=False, threads=None)
     out.rename(tmp_path / "loop")
-    run_here(made, "sim", out, resume=False, overwrite=False, threads=None)
+    run_job(made, "sim", out, resume=False, overwrite=False, threads=None)
     assert furthest(tmp_path / "loop", out) <= 1e-6
     place = "sites/mass/state/same/round-000003.safetensors"
     one, two = (load(folder / place).tensors for folder in (tmp_path / "loop", out))
@@ -167,9 +167,9 @@ def test_ctrl_c_stops_everything_and_resume_ends_with_the_same_bytes(tmp_path: P
     left = subprocess.run(["pgrep", "-f", str(out)], capture_output=True, text=True, check=False).stdout
     assert not left.strip(), f"processes are left: {left}"
     same = with_settings(load_job("demo"), small)
-    run_here(same, "local", out, resume=True, overwrite=False, threads=None)
+    run_job(same, "local", out, resume=True, overwrite=False, threads=None)
     model = (out / "model" / "model.safetensors").read_bytes()
     out.rename(tmp_path / "cut")
-    run_here(same, "local", out, resume=False, overwrite=False, threads=None)
+    run_job(same, "local", out, resume=False, overwrite=False, threads=None)
     assert model == (out / "model" / "model.safetensors").read_bytes()
     assert torch.get_num_threads() == 1

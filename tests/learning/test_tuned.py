@@ -88,7 +88,7 @@ def test_a_model_is_put_to_a_class_of_ones_own_data(model: Path, tmp_path: Path)
     assert {(run["train"], run["test"]) for run in content["targets"]["Edema"]["runs"]} == {(22, 2)}
     assert load_model(out / "model")[0].labels.names == ("Edema",)
     before = {path: path.read_bytes() for path in out.rglob("*.*")}
-    with pytest.raises(ConfigError, match="holds a fine-tuned model already; choose another --out"):
+    with pytest.raises(ConfigError, match="already holds a fine-tuned model; choose another --out"):
         suture_finetune(model, data, out, "--target", "Mass")
     assert {path: path.read_bytes() for path in out.rglob("*.*")} == before
 

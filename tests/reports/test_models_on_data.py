@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from suture.cli import app
-from suture.cli.sources import load_sources
+from suture.cli.common import load_sources
 from suture.core.errors import ConfigError, DataError, LabelError
 from suture.data.config import load_site_config, write_site_config
 from suture.learning.model_comparison import compare
@@ -102,7 +102,7 @@ def test_data_sets_in_one_folder_are_told_apart_by_their_files(
     assert command("latent", models["all"], *both, "-o", out, "--images", 10).exit_code == 0
     assert "north" in out.read_text()
     assert "south" in out.read_text()
-    assert command("data", "draw", *both, "-o", tmp_path / "drawn").exit_code == 0
+    assert command("data", "plot", *both, "-o", tmp_path / "drawn").exit_code == 0
     assert (tmp_path / "drawn" / "cooccurrence-south.svg").exists()
 
 
@@ -113,7 +113,7 @@ def test_two_data_sets_of_one_name_are_refused(data: dict[str, Path], tmp_path: 
 
 
 def test_data_are_drawn(data: dict[str, Path], tmp_path: Path) -> None:
-    shown = command("data", "draw", *data.values(), "-o", tmp_path / "drawn")
+    shown = command("data", "plot", *data.values(), "-o", tmp_path / "drawn")
     assert shown.exit_code == 0
     names = {path.name for path in (tmp_path / "drawn").iterdir()}
     assert names == {"frequencies.svg", "cooccurrence-north.svg", "cooccurrence-south.svg"}
@@ -128,7 +128,7 @@ def test_classes_occur_together_in_patients_unless_told(
     header, *rows = (line.split(",") for line in table.read_text().splitlines())
     paired = [[image, f"p{i - i % 10 + i % 5}", *rest] for i, (image, _, *rest) in enumerate(rows)]
     table.write_text("\n".join(map(",".join, [header, *paired])) + "\n")
-    shown = command("data", "draw", *data.values(), "-o", tmp_path / "drawn", *options)
+    shown = command("data", "plot", *data.values(), "-o", tmp_path / "drawn", *options)
     assert shown.exit_code == 0
     north, south = ((tmp_path / "drawn" / f"cooccurrence-{name}.svg").read_text() for name in data)
     assert f"of the {unit} with this class" in north

@@ -25,7 +25,7 @@ from suture.simulation import IsicSites, NihSites
 from suture.simulation.folders import cache_folder, data_folder, images_in
 from suture.simulation.job import Job
 from suture.simulation.partition import assigned_classes
-from suture.simulation.run import run_here
+from suture.simulation.run import run_job
 
 
 @pytest.fixture
@@ -167,7 +167,7 @@ def test_isic_runs_and_is_selected_by_the_server(ham: Path) -> None:
         selection="server_metric",
         simulation=IsicSites(root=str(ham)),
     )
-    run_here(made, "local", ham.parent / "r", resume=False, overwrite=False, threads=None)
+    run_job(made, "local", ham.parent / "r", resume=False, overwrite=False, threads=None)
     metrics = json.loads((ham.parent / "r" / "metrics.json").read_text())
     assert (metrics["n"], metrics["source"]) == (28, "server test set")
     assert metrics["overall"]["accuracy"] is not None

@@ -54,6 +54,21 @@ def test_every_job_loads_and_survives_its_configuration() -> None:
         assert Schedule.from_dict(job.schedule().to_dict()) == job.schedule()
 
 
+def test_a_job_is_a_name_or_the_path_of_a_file_or_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "job.py").write_bytes(known_jobs()["demo"].read_bytes())
+    (tmp_path / "other.py").write_bytes(known_jobs()["demo"].read_bytes())
+    demo = load_job("demo")
+    monkeypatch.chdir(tmp_path)
+    for job in (folder, Path("mine"), "mine", "./mine/job.py", "other.py", Path("mine/../other.py")):
+        assert load_job(job) == demo
+    with pytest.raises(ConfigError, match=r"unknown job 'absent/job\.py'"):
+        load_job(Path("absent/job.py"))
+
+
 def test_unknown_job_and_file_without_a_job(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="did you mean 'demo'"):
         load_job("dmo")

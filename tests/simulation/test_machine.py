@@ -52,5 +52,5 @@ def test_an_unknown_device_is_refused_before_anything_is_written(command: str, t
 
 def test_a_site_of_a_running_federation_says_it_itself(tmp_path: Path) -> None:
     words = ["run", "demo", "--env", "poc", "--out", str(tmp_path / "out"), "--device", "cpu"]
-    with pytest.raises(ConfigError, match=r"each site's own suture.toml says it: \[training\] device"):
+    with pytest.raises(ConfigError, match=r"settings of each site's own suture.toml: \[training\] device"):
         CliRunner().invoke(app, words, catch_exceptions=False)

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 from suture.core.errors import ConfigError, FederationError
+from suture.flare.submit import export_job
 from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec
 from suture.simulation import PhantomSites
-from suture.simulation.job import Job, with_settings
-from suture.simulation.run import run_here
+from suture.simulation.job import Job, load_job, with_settings
+from suture.simulation.run import run_job
 
 JOB = Job(
     name="small",
@@ -26,12 +27,12 @@ JOB = Job(
 
 
 def run(job: Job, out: Path, *, resume: bool = False, overwrite: bool = False) -> Path:
-    return run_here(job, "local", out, resume=resume, overwrite=overwrite, threads=None)
+    return run_job(job, "local", out, resume=resume, overwrite=overwrite)
 
 
 def test_leaves_what_it_promises(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    report = run(JOB, tmp_path / "r")
-    assert report.is_file()
+    assert run_job(JOB, "local", tmp_path / "r", progress=True) == tmp_path / "r"
+    report = tmp_path / "r" / "report.html"
     facts = json.loads((tmp_path / "r" / "run.json").read_text())
     assert facts["status"] == "finished"
     assert facts["threads"] == {"server": 1, "harbor": 1, "lakeside": 1, "northfield": 1}
@@ -48,8 +49,57 @@ def test_leaves_what_it_promises(tmp_path: Path, capsys: pytest.CaptureFixture[s
     lines = (tmp_path / "r" / "history.jsonl").read_text().splitlines()
     assert len(lines) == 2
     assert (tmp_path / "r" / "model" / "model.safetensors").is_file()
-    said = capsys.readouterr().out
-    assert "round 2/2" in said
+    assert "round 2/2" in capsys.readouterr().out
+
+
+def test_paths_may_be_relative_and_nothing_is_printed_by_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    small = with_settings(JOB, ["rounds=1"])
+    assert run_job(small, out="runs/../mine") == tmp_path / "mine"
+    unnamed = run_job(small)
+    assert unnamed.parent == tmp_path / "runs"
+    assert unnamed.name.startswith("small-")
+    for folder in (tmp_path / "mine", unnamed):
+        assert json.loads((folder / "run.json").read_text())["status"] == "finished"
+    assert capsys.readouterr().out == ""
+
+
+def test_an_unknown_environment_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"unknown environment.*'poc'.*local, sim"):
+        run_job(JOB, "poc", tmp_path / "r")  # type: ignore[arg-type]
+    assert not list(tmp_path.iterdir())
+
+
+OWN_METHOD = """
+from dataclasses import dataclass, replace
+from typing import ClassVar
+from suture.methods.surgical import SurgicalAggregation
+from test_run import JOB
+
+@dataclass(frozen=True, kw_only=True)
+class Mine(SurgicalAggregation):
+    name: ClassVar[str] = {name!r}
+
+JOB = replace(JOB, rounds=1, method=Mine(local=JOB.method.local))
+"""
+
+
+@pytest.mark.parametrize("name", ["mine", "surgical"])
+def test_a_method_of_a_job_file_runs_in_the_loop_only(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even under the name of a registered method, which the other processes would run in its place."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    (tmp_path / "job.py").write_text(OWN_METHOD.format(name=name))
+    job = load_job(tmp_path)
+    with pytest.raises(ConfigError, match=r"Mine.*installed package.*entry point suture\.methods"):
+        run_job(job, "sim", tmp_path / "r")
+    with pytest.raises(ConfigError, match=r"suture\.methods"):
+        export_job(job, tmp_path / "exported")
+    assert [path.name for path in tmp_path.iterdir()] == ["job.py"]
+    assert (run_job(job, "local", tmp_path / "r") / "model" / "model.safetensors").is_file()
 
 
 def test_second_run_into_the_same_folder_is_refused_unless_told(tmp_path: Path) -> None:
@@ -90,12 +140,12 @@ def test_interrupted_run_can_be_resumed(tmp_path: Path, monkeypatch: pytest.Monk
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("suture.federation.server.server.Server.close_validation", stop)
-    with pytest.raises(KeyboardInterrupt):
-        run(job, out)
+    with monkeypatch.context() as patched:
+        patched.setattr("suture.federation.server.server.Server.close_validation", stop)
+        with pytest.raises(KeyboardInterrupt):
+            run(job, out)
     assert json.loads((out / "run.json").read_text())["status"] == "interrupted"
     assert (out / "report.html").is_file()
-    monkeypatch.undo()
     run(job, out, resume=True)
     run(job, tmp_path / "whole")
     models = [folder / "model" / "model.safetensors" for folder in (out, tmp_path / "whole")]

@@ -24,7 +24,7 @@ from suture.models import ModelSpec
 from suture.simulation import ChestSites, NihSites, PhantomSites
 from suture.simulation.chest import SHARED
 from suture.simulation.job import Job, with_settings
-from suture.simulation.run import POOLED, run_here
+from suture.simulation.run import POOLED, run_job
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def job(simulation: Any, method: str = "surgical") -> Job:
 
 
 def figures(made: Job, out: Path, env: str = "local") -> dict[str, Any]:
-    run_here(made, env, out, resume=False, overwrite=False, threads=None)
+    run_job(made, env, out, resume=False, overwrite=False, threads=None)
     return json.loads((out / "metrics.json").read_text())  # type: ignore[no-any-return]
 
 

@@ -23,7 +23,7 @@ from suture.methods.meta.fl import FL
 from suture.models import ModelSpec
 from suture.simulation import SingleTargetSites
 from suture.simulation.job import Job, with_settings
-from suture.simulation.run import run_here
+from suture.simulation.run import run_job
 from suture.simulation.single_target import slug
 
 FINDINGS = ("Calcified Granuloma", "Mass", "Pulmonary Edema")
@@ -168,7 +168,7 @@ def job(openi: Path) -> Job:
 
 
 def run(made: Job, out: Path, *, resume: bool = False) -> bytes:
-    run_here(made, "local", out, resume=resume, overwrite=False, threads=None)
+    run_job(made, "local", out, resume=resume, overwrite=False, threads=None)
     return (out / "tuned.json").read_bytes()
 
 

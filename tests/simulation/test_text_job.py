@@ -10,7 +10,7 @@ import pytest
 from official import Report, write_openi
 from suture.data.readers.openi import TASKS
 from suture.simulation.job import load_job, with_settings
-from suture.simulation.run import run_here
+from suture.simulation.run import run_job
 
 REPORTS: list[Report] = [
     (f"It shows {TASKS[i % 8].lower()}.", "", (f"{TASKS[i % 8]}/mild",))
@@ -26,7 +26,7 @@ def test_the_job_of_text_trains_on_a_few_documents(method: str, tmp_path: Path) 
     root = write_openi(tmp_path / "openi", REPORTS).parent
     small = ["rounds=2", "method.local.lr=0.01", "simulation.clients=2", "model.vocabulary=corpus"]
     job = with_settings(load_job("surgical_openi"), [*small, f"simulation.root={root}", f"method={method}"])
-    run_here(job, "local", tmp_path / "r", resume=False, overwrite=False, threads=None)
+    run_job(job, "local", tmp_path / "r", resume=False, overwrite=False, threads=None)
     run = json.loads((tmp_path / "r" / "run.json").read_text())
     known = [set(site["labels"]) for site in run["sites"].values()]
     assert [len(labels) for labels in known] == [4, 4]

@@ -1,26 +1,23 @@
-"""The `suture` command, assembled."""
+"""The `suture` command with all its commands."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from suture.cli.data import data_app
-from suture.cli.doctor import doctor, policy
-from suture.cli.egress import egress
+from suture.cli.common import console, guarded
+from suture.cli.data import data_app, vocab
 from suture.cli.finetune import finetune
-from suture.cli.guarded import guarded
 from suture.cli.jobs import report, results, resume, status
+from suture.cli.party import doctor, egress, policy
 from suture.cli.poc import poc_app
 from suture.cli.pretrain import pretrain
 from suture.cli.reference import reference
 from suture.cli.research import compare, evaluate, experiment, latent, predict, relate
 from suture.cli.run import demo, export, run
-from suture.cli.text import vocab
 
 app = typer.Typer(
     help="Train one model over sites that annotate different labels.",
@@ -28,7 +25,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-console = Console()
 
 
 def list_() -> None:
@@ -44,12 +40,12 @@ def list_() -> None:
     rows += [("model", name, backbone.text) for name, backbone in MODELS.items()]
     rows += [("prior", name, str(prior)) for name, prior in PRIORS.items()]
     rows += [("data set", name, text) for name, text in DATASETS.items()]
-    rows += [("job", name, load_job(str(path)).title) for name, path in known_jobs().items()]
+    rows += [("job", name, load_job(path).title) for name, path in known_jobs().items()]
     for name, path in known_experiments().items():
         found = load_experiment(str(path))
         rows.append(("experiment", name, f"{found.title}; presets {', '.join(found.presets)}"))
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("kind", "name", "what it is"):
+    for column in ("kind", "name", "description"):
         table.add_column(column)
     for row in rows:
         table.add_row(*map(escape, row))  # "suture[lite]" is no markup
@@ -69,5 +65,5 @@ app.add_typer(poc_app, name="poc")
 
 
 def main() -> None:
-    """Entry point."""
+    """Run the command line; the entry point of `suture`."""
     guarded(app)

@@ -1,25 +1,21 @@
-"""`suture data`: a site's own data, checked or made up."""
+"""`suture data` and `suture vocab`: check, plot or simulate a site's data, or make a vocabulary of it."""
 
 from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
-from rich.console import Console
 
-from suture.cli.machine import Device
-from suture.core.errors import ConfigError, SutureError
+from suture.cli.common import Device, JobName, Sets, console, job_with, load_sources, print_line, renamed
+from suture.core.errors import ConfigError, DataError, SutureError
 
 data_app = typer.Typer(help="A site's own data.", no_args_is_help=True)
-console = Console()
-
-Sets = Annotated[list[str] | None, typer.Option("--set", help="Change a setting: key=value. Repeatable.")]
 
 
 class Per(StrEnum):
-    """What classes are counted in."""
+    """The unit in which classes are counted."""
 
     patient = "patient"
     image = "image"
@@ -27,26 +23,25 @@ class Per(StrEnum):
 
 @data_app.command()
 def simulate(
-    job: Annotated[str, typer.Argument(help="A name in jobs/, or a path.")],
+    job: JobName,
     out: Annotated[Path, typer.Option(help="Folder to write the sites into.")],
     settings: Sets = None,
     device: Device = None,
 ) -> None:
     """Write the sites of a job's simulation as ordinary hospital folders, for a POC on this machine."""
-    from suture.simulation.job import load_job, with_settings
     from suture.simulation.machine import compute_on
 
     compute_on(device)
-    chosen = with_settings(load_job(job), settings or [])
+    chosen = job_with(job, settings)
     if chosen.simulation is None:
         raise ConfigError(f"{chosen.name} simulates no sites")
     out = out.resolve()
     names = chosen.simulation.prepare(out, out, chosen.seed, chosen.method)
     for name in [*names, "server"]:
-        console.print(f"{out / name / 'suture.toml'}", soft_wrap=True, highlight=False)
+        print_line(f"{out / name / 'suture.toml'}")
 
 
-@data_app.command("check")
+@data_app.command()
 def check(
     config: Annotated[Path, typer.Argument(help="A site's suture.toml.")],
 ) -> None:
@@ -58,20 +53,19 @@ def check(
     findings = check_data(load_site_config(config))
     console.print(render(findings))
     if findings.problems:
-        raise SutureError(f"{config}: {len(findings.problems)} problems; mend them before you take part")
+        raise SutureError(f"{config}: {len(findings.problems)} problems; correct them before you take part")
 
 
 @data_app.command()
-def draw(
+def plot(
     configs: Annotated[
         list[Path],
         typer.Argument(help="The suture.toml of each data set, or a file of its own name: nih.toml."),
     ],
     out: Annotated[Path, typer.Option("-o", "--out", help="Folder to write into.")],
-    per: Annotated[Per, typer.Option(help="What classes occur together in.")] = Per.patient,
+    per: Annotated[Per, typer.Option(help="Unit in which classes occur together.")] = Per.patient,
 ) -> None:
-    """Draw how often each class occurs in some data sets, and which classes occur together in each."""
-    from suture.cli.sources import load_sources
+    """Plot how often each class occurs in some data sets, and which classes occur together in each."""
     from suture.core.files import atomic_write
     from suture.data.readers import load_table
     from suture.reports.labels_overview import Unit, cooccurrence, frequencies, unit_of
@@ -79,11 +73,66 @@ def draw(
 
     tables = {name: load_table(config.data) for name, config in load_sources(configs).items()}
     out.mkdir(parents=True, exist_ok=True)
-    drawn = {"frequencies.svg": plot_frequencies({name: frequencies(t) for name, t in tables.items()})}
+    plots = {"frequencies.svg": plot_frequencies({name: frequencies(t) for name, t in tables.items()})}
     for name, table in tables.items():
         unit: Unit = "image" if per is Per.image else unit_of(table)
         shares = cooccurrence(table, per=unit)
-        drawn[f"cooccurrence-{name}.svg"] = plot_cooccurrence(table.labels.names, shares, name, unit)
-    for file, content in drawn.items():
+        plots[f"cooccurrence-{name}.svg"] = plot_cooccurrence(table.labels.names, shares, name, unit)
+    for file, content in plots.items():
         atomic_write(out / file, content)
-        console.print(f"written: {out / file}", soft_wrap=True, highlight=False)
+        print_line(f"written: {out / file}")
+
+
+renamed(data_app, "draw", "data plot")
+
+
+def vocab(
+    out: Annotated[Path, typer.Option("-o", "--out", help="File to write, one word a line.")],
+    data: Annotated[Path | None, typer.Option(help="A suture.toml whose data are text.")] = None,
+    every: Annotated[bool, typer.Option("--every", help="With --data: its test documents too.")] = False,
+    texts: Annotated[Path | None, typer.Option(help="A file of documents, one a line.")] = None,
+    minimum: Annotated[int, typer.Option(min=1, help="Least number of occurrences of a word.")] = 1,
+    order: Annotated[
+        Literal["appearance", "frequency"], typer.Option(help="Order of the words in the file.")
+    ] = "appearance",
+) -> None:
+    """Make a vocabulary from documents. Use public documents: every party receives it."""
+    from suture.core.files import atomic_write
+    from suture.data.text import build_vocabulary, counted, coverage
+
+    documents = _documents(data, every, texts)
+    words = build_vocabulary(documents, minimum, order)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    atomic_write(out, "".join(f"{word}\n" for word in words.words).encode())
+    counts = counted(documents)
+    print_line(
+        f"{len(words.words)} words of {len(counts)}; they are {coverage(words, counts):.2%} of the "
+        f"{counts.total()} tokens of {len(documents)} documents"
+    )
+    print_line(f"written: {out}")
+
+
+def _documents(data: Path | None, every: bool, texts: Path | None) -> tuple[str, ...]:
+    """Return the documents of a site, or those of a file.
+
+    Raises:
+        ConfigError: neither of the two is given, or both are.
+        DataError: they cannot be read, or there is no document.
+    """
+    from suture.data.config import load_site_config
+    from suture.data.readers import load_table
+    from suture.data.reading import read_text
+
+    if (data is None) == (texts is None):
+        raise ConfigError("give the documents as --data or as --texts, one of the two")
+    if texts is not None:
+        found = tuple(line for line in read_text(texts).splitlines() if line.strip())
+    elif data is not None:
+        table = load_table(load_site_config(data).data)
+        read = (table if every else table.of("train")).texts
+        if read is None:
+            raise DataError(f"{data}: its data are images; a vocabulary is made of text")
+        found = read
+    if not found:
+        raise DataError(f"{texts or data} holds no document to make a vocabulary of")
+    return found

@@ -1,58 +1,74 @@
-"""`suture finetune`: a trained model put to a task of one's own."""
+"""`suture finetune`: a trained model fine-tuned on a task of one's own."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
-console = Console()
+from suture.cli.common import Model, console, print_line
 
-_OWN = "; by default that of [training], or else "
+if TYPE_CHECKING:
+    from suture.data.config import SiteConfig
+    from suture.learning.finetuning import FineTuning
+    from suture.models.classifier import Classifier
+
+_DEFAULT = "; by default that of [training], else "
 
 
 def finetune(
-    model: Annotated[Path, typer.Argument(help="The model/ folder of a run.")],
+    model: Model,
     data: Annotated[Path, typer.Argument(help="The suture.toml of the data.")],
     out: Annotated[Path, typer.Option("-o", "--out", help="Folder for tuned.json and the model.")],
     target: Annotated[str | None, typer.Option(help="The class; by default [data] target.")] = None,
     epochs: Annotated[int, typer.Option(min=1)] = 10,
-    runs: Annotated[int, typer.Option(min=1, help="Divisions of the data, each trained anew.")] = 5,
-    examples: Annotated[int | None, typer.Option(min=4, help="Train on no more than so many.")] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Begin at random instead, to compare.")] = False,
-    lr: Annotated[float | None, typer.Option(help=f"Learning rate of Adam{_OWN}1e-3.")] = None,
+    runs: Annotated[int, typer.Option(min=1, help="Random splits of the data; each trains a model.")] = 5,
+    examples: Annotated[int | None, typer.Option(min=4, help="Maximum number of training examples.")] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start at random, for comparison.")] = False,
+    lr: Annotated[float | None, typer.Option(help=f"Learning rate of Adam{_DEFAULT}1e-3.")] = None,
     batch_size: Annotated[
-        int | None, typer.Option(min=2, help=f"Images or documents a step{_OWN}64.")
+        int | None, typer.Option(min=2, help=f"Images or documents per step{_DEFAULT}64.")
     ] = None,
     seed: int = 1,
 ) -> None:
     """Fine-tune a trained model on a task of your own, and test it.
 
-    The model of the first run is kept in OUT/model. Device, threads and precision are those of [training].
+    The model of the first run is saved in OUT/model. Device, threads and precision are those of [training].
     """
     from suture.core.errors import ConfigError
-    from suture.core.files import write_json
     from suture.core.validation import parse
-    from suture.data.config import load_site_config
     from suture.learning.finetuning import FineTuning
+    from suture.learning.tuned import FILE
+
+    if (out / FILE).exists():
+        raise ConfigError(f"{out} already holds a fine-tuned model; choose another --out")
+    config = _config(data, target)
+    rate = config.training.learning_rate if lr is None else lr
+    steps = {"lr": rate, "batch_size": batch_size or config.training.batch_size}
+    settings: dict[str, Any] = {"runs": runs, "epochs": epochs, "examples": examples}
+    settings |= {"start": "fresh" if fresh else "model"}
+    settings |= {key: value for key, value in steps.items() if value is not None}
+    _finetune(model, config, parse(FineTuning, settings, "suture finetune"), seed, out)
+
+
+def _config(data: Path, target: str | None) -> SiteConfig:
+    """Return the configuration of the data, with the class of --target where it is given."""
+    from suture.data.config import load_site_config
+
+    config = load_site_config(data)
+    if target is None:
+        return config
+    return config.model_copy(update={"data": config.data.model_copy(update={"target": target})})
+
+
+def _finetune(model: Path, config: SiteConfig, how: FineTuning, seed: int, out: Path) -> None:
+    """Fine-tune and test, write tuned.json and the model of the first run into OUT, and show the table."""
+    from suture.core.files import write_json
     from suture.learning.tuned import FILE, task_name, tune_task, written
-    from suture.models.classifier import Classifier
     from suture.models.saved import load_spec, save_model
     from suture.reports.fine_tuned import fine_tuned_table, read_fine_tuned
 
-    if (out / FILE).exists():
-        raise ConfigError(f"{out} holds a fine-tuned model already; choose another --out")
-    config = load_site_config(data)
-    if target is not None:
-        config = config.model_copy(update={"data": config.data.model_copy(update={"target": target})})
-    start = "fresh" if fresh else "model"
-    own = config.training
-    steps = {"lr": own.learning_rate if lr is None else lr, "batch_size": batch_size or own.batch_size}
-    settings: dict[str, Any] = {"runs": runs, "epochs": epochs, "examples": examples, "start": start}
-    settings |= {key: value for key, value in steps.items() if value is not None}
-    how = parse(FineTuning, settings, "suture finetune")
     name = task_name(config)
     first: list[Classifier] = []
 
@@ -66,4 +82,4 @@ def finetune(
     tuned = read_fine_tuned(out)
     assert tuned is not None
     console.print(fine_tuned_table(tuned))
-    console.print(f"written: {out / FILE}", soft_wrap=True, highlight=False)
+    print_line(f"written: {out / FILE}")

@@ -1,32 +1,28 @@
-"""Jobs and their results: status, results, resume and report."""
+"""`suture status`, `suture results`, `suture resume` and `suture report`: jobs and their results."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
+
+from suture.cli.common import Detach, StartupKit, console, print_line
 
 if TYPE_CHECKING:
     from suture.flare.admin.kit import Kit
+    from suture.flare.admin.remote import Submission
     from suture.simulation.job import Job
 
-console = Console()
-
-StartupKit = Annotated[
-    Path | None, typer.Option(help="Startup kit of an administrator; by default that of the POC.")
-]
+Out = Annotated[Path | None, typer.Option(help="Folder of the run; by default runs/EXPERIMENT.")]
 
 
 def status(
     job_id: Annotated[str | None, typer.Argument(help="FLARE's id of a job; by default all jobs.")] = None,
     startup_kit: StartupKit = None,
 ) -> None:
-    """Show the jobs of a running federation and its sites; or how far one job is."""
+    """Show the jobs and sites of a running federation, or the progress of one job."""
     from suture.flare.admin.kit import admin_kit
     from suture.flare.admin.session import connected
 
@@ -35,7 +31,7 @@ def status(
         if job_id is None:
             console.print(f"{kit.project} at {kit.server}, sites: {', '.join(federation.sites()) or 'none'}")
             for job in federation.jobs():
-                console.print(_line(job), soft_wrap=True, highlight=False)
+                print_line(_line(job))
             return
         meta = federation.meta(job_id)
         recent = federation.recent(job_id) if meta.get("status") == "RUNNING" else {}
@@ -61,56 +57,42 @@ def _show(meta: dict[str, Any], recent: dict[str, Any]) -> None:
 
 def results(
     job_id: Annotated[str, typer.Argument(help="FLARE's id of the job; `suture status` lists them.")],
-    out: Annotated[Path | None, typer.Option(help="Folder of the run; by default runs/EXPERIMENT.")] = None,
+    out: Out = None,
     startup_kit: StartupKit = None,
 ) -> None:
-    """Bring the results of a job that has ended into a run folder, and show its table."""
+    """Download the results of a job that has ended into a run folder, and show its table."""
     from suture.flare.admin.kit import admin_kit
     from suture.flare.admin.remote import fetch
 
     show_run(fetch(admin_kit(startup_kit), job_id, out))
 
 
-@dataclass(frozen=True)
-class Submission:
-    """How a job is handed in; as in `suture.flare.admin.remote.submit`."""
-
-    sites: Sequence[str] = ()
-    bundle: bool = True
-    resume: bool = False
-    overwrite: bool = False
-    detach: bool = False
-
-
 def run_remotely(
-    job: Job, env: str, folder: Path, experiment: str, startup_kit: Path | None, how: Submission
+    job: Job,
+    env: str,
+    folder: Path,
+    experiment: str,
+    startup_kit: Path | None,
+    how: Submission,
+    detach: bool,
 ) -> None:
-    """Runs a job in a POC or in production, and shows its table; Ctrl-C leaves the job alone."""
+    """Run a job in a POC or in production, and show its table; Ctrl-C does not stop the job."""
     from suture.flare.admin.kit import admin_kit
     from suture.flare.admin.remote import submit
-    from suture.simulation.run import check_finetuning
+    from suture.simulation.job import check_federated, check_finetuning
 
+    check_federated(job)
     check_finetuning(job)
     kit = admin_kit(startup_kit, env)
-    job_id = submit(
-        job,
-        env,
-        kit,
-        folder,
-        experiment,
-        sites=how.sites,
-        bundle=how.bundle,
-        resume=how.resume,
-        overwrite=how.overwrite,
-    )
-    if _follow(job.title, env, kit, folder, job_id, how.detach):
+    job_id = submit(job, env, kit, folder, experiment, how)
+    if _follow(job.title, env, kit, folder, job_id, detach):
         if job.finetuning:
             _tune(job, env, kit, folder)
         show_run(folder)
 
 
 def _tune(job: Job, env: str, kit: Kit, folder: Path) -> None:
-    """A POC has the tasks of its job's simulation; in production they lie with whoever has such data."""
+    """Fine-tune on the tasks of the job's simulation, which a POC has; in production their owner does it."""
     from suture.flare.admin.poc import data_of
     from suture.learning.tuned import TARGETS, tune_targets
     from suture.reports.report import write_report
@@ -121,49 +103,45 @@ def _tune(job: Job, env: str, kit: Kit, folder: Path) -> None:
         tune_targets(folder, job.finetuning, job.seed, tasks)
         write_report(folder)
     else:
-        console.print(
-            f"not fine-tuned; with data of a task: suture finetune {folder / 'model'} suture.toml",
-            soft_wrap=True,
-            highlight=False,
-        )
+        print_line(f"not fine-tuned; with data of a task: suture finetune {folder / 'model'} suture.toml")
 
 
 def resume(
     experiment: Annotated[str, typer.Argument(help="Name of the experiment: that of its folder in runs/.")],
     env: Annotated[str, typer.Option(help="poc or prod.")] = "poc",
-    out: Annotated[Path | None, typer.Option(help="Folder of the run; by default runs/EXPERIMENT.")] = None,
+    out: Out = None,
     startup_kit: StartupKit = None,
-    detach: Annotated[bool, typer.Option("--detach", help="Do not wait; see suture results.")] = False,
+    detach: Detach = False,
 ) -> None:
     """Continue an experiment after its last committed round: a server, job or site was lost and is back."""
     from suture.flare.admin.kit import admin_kit
-    from suture.flare.admin.resume import resume as hand_in_again
+    from suture.flare.admin.recovery import resume as resume_job
 
     kit = admin_kit(startup_kit, env)
     folder = (out or Path("runs") / experiment).resolve()
-    job_id, name = hand_in_again(kit, experiment, folder, env)
+    job_id, name = resume_job(kit, experiment, folder, env)
     if _follow(name, env, kit, folder, job_id, detach):
         show_run(folder)
 
 
 def _follow(title: str, env: str, kit: Kit, folder: Path, job_id: str, detach: bool) -> bool:
-    """Shows how a job goes until its results are here; returns whether they are, or nobody waits."""
-    from suture.flare.admin.remote import accompany
+    """Show the progress of a job and download its results; return False where the user does not wait."""
+    from suture.flare.admin.remote import follow
 
     later = f"when it has ended: suture results {job_id} --out {folder} --startup-kit {kit.folder}"
     if detach:
-        console.print(f"submitted as {job_id}; {later}", soft_wrap=True, highlight=False)
+        print_line(f"submitted as {job_id}; {later}")
         return False
     try:
-        accompany(title, env, kit, folder, job_id)
+        follow(title, env, kit, folder, job_id)
     except KeyboardInterrupt:
-        console.print(f"the job goes on without you; {later}", soft_wrap=True, highlight=False)
+        print_line(f"the job continues at the server; {later}")
         raise typer.Exit(130) from None
     return True
 
 
 def show_run(folder: Path) -> None:
-    """The table of a run, and where its report is."""
+    """Show the table of a run, and the path of its report."""
     from suture.protocol.records import read_metrics
     from suture.reports.fine_tuned import fine_tuned_table, nothing_measured, read_fine_tuned
     from suture.reports.table import per_class_table
@@ -174,7 +152,7 @@ def show_run(folder: Path) -> None:
         console.print(per_class_table(run_facts, json.loads((folder / "metrics.json").read_text())))
     if tuned:
         console.print(fine_tuned_table(tuned))
-    console.print(f"report: {folder / 'report.html'}", soft_wrap=True, highlight=False)
+    print_line(f"report: {folder / 'report.html'}")
 
 
 def report(directory: Annotated[Path, typer.Argument(help="Folder of a run.")]) -> None:

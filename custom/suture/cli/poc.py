@@ -4,87 +4,106 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
-from suture.cli.data import Sets
+from suture.cli.common import Sets, console, job_with, print_line, renamed
 from suture.core.errors import ConfigError, FederationError
 
-poc_app = typer.Typer(help="A federation of processes with TLS on this machine.", no_args_is_help=True)
-console = Console()
+if TYPE_CHECKING:
+    from suture.flare.admin.kit import Kit
 
-JobName = Annotated[str, typer.Argument(help="A name in jobs/, or a path: whose simulated sites take part.")]
-Dir = Annotated[Path | None, typer.Option("--dir", help="Folder of it; by default FLARE's own for a POC.")]
+poc_app = typer.Typer(help="A federation of processes with TLS on this machine.", no_args_is_help=True)
+
+SimulatedJob = Annotated[
+    str, typer.Argument(help="A name in jobs/, or a path: the job whose simulated sites take part.")
+]
+Dir = Annotated[Path | None, typer.Option("--dir", help="Folder of the POC; by default FLARE's own.")]
 _WAIT = 120.0
 
 
 @poc_app.command()
 def up(
-    job: JobName,
+    job: SimulatedJob,
     settings: Sets = None,
     folder: Dir = None,
-    port: Annotated[int, typer.Option(help="Of the server; another one where it is in use.")] = 8002,
+    port: Annotated[int, typer.Option(help="Port of the server; another where it is in use.")] = 8002,
     strict: Annotated[
         bool, typer.Option("--strict", help="Sites filter every job, refuse code that travels, keep logs.")
     ] = False,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Make the federation in --dir anew.")
-    ] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the federation in --dir.")] = False,
     project: Annotated[Path | None, typer.Option(help="Another project.yml than poc_workspace's.")] = None,
 ) -> None:
     """Provision a server and a job's sites, give them data and a policy, and start what does not run."""
     from suture.flare.admin.kit import project_admin
-    from suture.flare.admin.poc import chosen_folder, parties, prepare, project_template
-    from suture.flare.admin.processes import check_alive, parties_of, running, start
-    from suture.flare.admin.session import wait_for_sites
-    from suture.simulation.job import load_job, with_settings
+    from suture.flare.admin.poc import chosen_folder, prepare, project_template
+    from suture.flare.admin.processes import running
 
-    chosen, root = with_settings(load_job(job), settings or []), chosen_folder(folder)
+    chosen, root = job_with(job, settings), chosen_folder(folder)
     if running(root) and (overwrite or strict):
         raise ConfigError(f"the federation in {root} is running; stop it first: suture poc down")
     kits = prepare(chosen, root, project or project_template(), port, strict=strict, overwrite=overwrite)
+    sites = _start(root, kits)
+    kit = project_admin(root)
+    print_line(f"{kit.server}, sites: {', '.join(sites)}, folder: {root}")
+    option = f" --startup-kit {kit.folder}" if folder else ""
+    print_line(f"next: suture run {job} --env poc{option}")
+    option = f" --dir {root}" if folder else ""
+    print_line(f"then: suture poc down{option}")
+
+
+def _start(root: Path, kits: dict[str, Kit]) -> list[str]:
+    """Start the parties that do not run, wait for the sites to connect, and return their names.
+
+    Raises:
+        FederationError: a process ends, or a site does not register in time.
+    """
+    from suture.flare.admin.kit import project_admin
+    from suture.flare.admin.poc import parties
+    from suture.flare.admin.processes import check_alive, parties_of, running, start
+    from suture.flare.admin.session import wait_for_sites
+
     server, sites = parties(kits)
     alive, since = running(root), time.monotonic()
-    if begun := start(root, (server, *sites.values())):
-        if alive:
-            names = ", ".join(party.name for party in begun)
-            console.print(f"running already: {', '.join(alive)}; started: {names}", highlight=False)
-        if missing := wait_for_sites(
-            project_admin(root), set(sites), _WAIT, lambda: check_alive(parties_of(root), kits)
-        ):
-            raise FederationError(
-                f"{', '.join(sorted(missing))} did not register within {_WAIT:.0f} s; see poc_console.log in "
-                f"their folders in {server.folder.parent}, and stop the rest: suture poc down"
-            )
-        console.print(f"ready after {time.monotonic() - since:.0f} s", highlight=False)
-    kit = project_admin(root)
-    console.print(f"{kit.server}, sites: {', '.join(sites)}, folder: {root}", soft_wrap=True, highlight=False)
-    option = f" --startup-kit {kit.folder}" if folder else ""
-    console.print(f"next: suture run {job} --env poc{option}", soft_wrap=True, highlight=False)
-    option = f" --dir {root}" if folder else ""
-    console.print(f"then: suture poc down{option}", soft_wrap=True, highlight=False)
+    started = start(root, (server, *sites.values()))
+    if not started:
+        return list(sites)
+    if alive:
+        names = ", ".join(party.name for party in started)
+        console.print(f"running already: {', '.join(alive)}; started: {names}", highlight=False)
+    missing = wait_for_sites(
+        project_admin(root), set(sites), _WAIT, lambda: check_alive(parties_of(root), kits)
+    )
+    if missing:
+        raise FederationError(
+            f"{', '.join(sorted(missing))} did not register within {_WAIT:.0f} s; see poc_console.log in "
+            f"their folders in {server.folder.parent}, and stop the rest: suture poc down"
+        )
+    console.print(f"ready after {time.monotonic() - since:.0f} s", highlight=False)
+    return list(sites)
 
 
 @poc_app.command()
-def partition_table(job: JobName, settings: Sets = None, folder: Dir = None) -> None:
-    """Give the sites of a prepared federation the data of a job: after `nvflare poc prepare`."""
+def data(job: SimulatedJob, settings: Sets = None, folder: Dir = None) -> None:
+    """Give the sites of a prepared POC the data of a job, after `nvflare poc prepare`."""
     from suture.flare.admin.kit import kits_in
-    from suture.flare.admin.poc import chosen_folder, hand_out, simulate
-    from suture.simulation.job import load_job, with_settings
+    from suture.flare.admin.poc import chosen_folder, place_configs, simulate
 
-    chosen, root = with_settings(load_job(job), settings or []), chosen_folder(folder)
+    chosen, root = job_with(job, settings), chosen_folder(folder)
     kits = kits_in(root)
-    names, data = simulate(chosen, root)
-    hand_out(chosen, names, data, kits)
+    names, written = simulate(chosen, root)
+    place_configs(chosen, names, written, kits)
     for name in names:
-        console.print(f"{kits[name].folder / 'local' / 'suture.toml'}", soft_wrap=True, highlight=False)
+        print_line(f"{kits[name].folder / 'local' / 'suture.toml'}")
+
+
+renamed(poc_app, "deal", "poc data")
 
 
 @poc_app.command()
 def status(folder: Dir = None) -> None:
-    """Show which processes live."""
+    """Show which processes run."""
     from suture.flare.admin.poc import chosen_folder
     from suture.flare.admin.processes import parties_of
 

@@ -1,7 +1,9 @@
-"""`suture pretrain`."""
+"""`suture pretrain`: a frozen prior from images without labels."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from suture.cli.machine import ModelDevice, device_of
+from suture.cli.common import ModelDevice, console, device_of, print_line
 from suture.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-console = Console()
+    from suture.learning.pretraining import Pretraining
 
 
 def pretrain(
@@ -25,20 +27,20 @@ def pretrain(
     size: Annotated[int, typer.Option(help="Side of the images.")] = 64,
     color: Annotated[bool, typer.Option("--color", help="Images in colour.")] = False,
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the images.")] = 20,
-    batch_size: Annotated[int, typer.Option(min=2, help="Images a step.")] = 128,
+    batch_size: Annotated[int, typer.Option(min=2, help="Images per step.")] = 128,
     lr: Annotated[float, typer.Option(help="Learning rate of SGD for 256 images a step.")] = 0.03,
     momentum: Annotated[
-        float, typer.Option(help="Of the key encoder; less for few steps.", min=0, max=0.9999)
+        float, typer.Option(help="Momentum of the key encoder; lower for few steps.", min=0, max=0.9999)
     ] = 0.999,
     queue: Annotated[int, typer.Option(min=2, help="Keys; at most the number of images.")] = 4096,
-    temperature: Annotated[float, typer.Option(help="Of the contrastive loss.")] = 0.2,
+    temperature: Annotated[float, typer.Option(help="Temperature of the contrastive loss.")] = 0.2,
     views: Annotated[
         list[str] | None, typer.Option("--view", help="Change the augmentation: crop=0.4. Repeatable.")
     ] = None,
-    licence: Annotated[str | None, typer.Option(help="Under which others may have the prior.")] = None,
+    licence: Annotated[str | None, typer.Option(help="Licence of the prior for others.")] = None,
     seed: int = 1,
     device: ModelDevice = None,
-    threads: Annotated[int, typer.Option(min=1, help="Another number gives other sums.")] = 1,
+    threads: Annotated[int, typer.Option(min=1, help="Torch threads; they affect rounding.")] = 1,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the prior in --out.")] = False,
 ) -> None:
     """Train a prior by MoCo v2 on the training images of some data sets; no label is used."""
@@ -48,27 +50,20 @@ def pretrain(
     from suture.learning.pretraining import Pretraining
 
     settings: dict[str, Any] = {"backbone": backbone, "size": size, "color": color, "epochs": epochs}
-    settings |= {"batch_size": batch_size, "lr": lr, "momentum": momentum}
-    settings |= {"queue": queue, "temperature": temperature, "views": _views(views or [])}
+    settings |= {"batch_size": batch_size, "lr": lr, "momentum": momentum, "queue": queue}
+    settings |= {"temperature": temperature, "views": _views(views or [])}
     spec = parse(Pretraining, settings, "suture pretrain")
     _check_out(out, overwrite)
     torch.set_num_threads(threads)
-    try:
-        path = _pretrain(configs, spec, out, seed, device_of(device), licence)
-    except KeyboardInterrupt:
-        Console(stderr=True).print("interrupted; nothing was written", style="yellow")
-        raise typer.Exit(130) from None
-    console.print(f"written: {path}", soft_wrap=True, highlight=False)
+    print_line(f"written: {_pretrain(configs, spec, out, seed, device_of(device), licence)}")
 
 
 def _views(words: list[str]) -> dict[str, Any]:
-    """The fields of `Views` that KEY=VALUE words change; values are JSON.
+    """Return the fields of `Views` that KEY=VALUE words change; values are JSON.
 
     Raises:
-        ConfigError: a word of another form.
+        ConfigError: a word has another form.
     """
-    import json
-
     try:
         return {key: json.loads(text) for key, text in (word.split("=", 1) for word in words)}
     except ValueError as error:
@@ -76,10 +71,10 @@ def _views(words: list[str]) -> dict[str, Any]:
 
 
 def _check_out(out: Path, overwrite: bool) -> None:
-    """Before hours of training rather than after.
+    """Check, before hours of training, that the prior can be written into OUT.
 
     Raises:
-        ConfigError: there is a prior already, or the folder cannot be made.
+        ConfigError: the folder already holds a prior, or cannot be made.
     """
     if (out / "prior.json").exists() and not overwrite:
         raise ConfigError(f"{out} already holds prior.json; name another folder, or --overwrite")
@@ -90,16 +85,9 @@ def _check_out(out: Path, overwrite: bool) -> None:
 
 
 def _pretrain(
-    configs: list[Path],
-    spec: Any,
-    out: Path,
-    seed: int,
-    device: str,
-    licence: str | None,
+    configs: list[Path], spec: Pretraining, out: Path, seed: int, device: str, licence: str | None
 ) -> Path:
-    """Trains and writes; the path of the .json."""
-    import dataclasses
-
+    """Train a prior and write it into OUT; return the path of its .json."""
     from suture.learning.pretraining import pretrain as train
     from suture.models.priors.prior import freeze
     from suture.models.priors.saved import save_prior
@@ -113,7 +101,11 @@ def _pretrain(
         left = f"{each:.1f} s each, {each * (spec.epochs - epoch) / 60:.1f} min left"
         console.print(f"epoch {epoch}/{spec.epochs}  loss {loss:.4f}  {left}", highlight=False)
 
-    done = train(images, spec, seed, device, report)
+    try:
+        done = train(images, spec, seed, device, report)
+    except KeyboardInterrupt:
+        Console(stderr=True).print("interrupted; nothing was written", style="yellow")
+        raise typer.Exit(130) from None
     text = f"MoCo v2, {spec.backbone}, {len(images)} images without labels"
     prior = freeze(spec.backbone, done.network, done.width, spec.preprocessing, text)
     facts = {
@@ -129,9 +121,9 @@ def _pretrain(
 
 
 def _images(configs: list[Path], size: int, color: bool) -> tuple[Tensor, list[dict[str, Any]]]:
-    """The training images of all data sets, uint8 ``[n, 1 or 3, size, size]``, and how many each has.
+    """Return all training images, uint8 ``[n, 1 or 3, size, size]``, and their number by data set.
 
-    A prior is for others to have, so the counts go without the names of folders.
+    A prior is published, so the numbers are given without the names of folders.
     """
     import torch
 

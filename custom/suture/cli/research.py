@@ -3,32 +3,30 @@
 from __future__ import annotations
 
 from datetime import datetime
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from suture.cli.machine import Amp, Device, ModelDevice, SiteThreads, device_of
-
-console = Console()
-
+from suture.cli.common import (
+    Amp,
+    Device,
+    Model,
+    ModelDevice,
+    Part,
+    SiteThreads,
+    console,
+    device_of,
+    load_sources,
+    print_line,
+)
 
 DataRoot = Annotated[Path | None, typer.Option(help="Folder of the data sets.", envvar="SUTURE_DATA")]
 
 
-class Part(StrEnum):
-    """A split of a data set."""
-
-    train = "train"
-    validation = "validation"
-    test = "test"
-
-
 def evaluate(
-    model: Annotated[Path, typer.Argument(help="The model/ folder of a run.")],
+    model: Model,
     data: Annotated[Path, typer.Argument(help="A suture.toml that describes the labelled data.")],
     split: Annotated[Part, typer.Option(help="Which images.")] = Part.test,
     out: Annotated[Path | None, typer.Option("-o", "--out", help="JSON to write.")] = None,
@@ -64,7 +62,7 @@ def evaluate(
 
 
 def compare(
-    first: Annotated[Path, typer.Argument(help="The model/ folder of a run.")],
+    first: Model,
     second: Annotated[Path, typer.Argument(help="That of another.")],
     data: Annotated[Path, typer.Argument(help="A suture.toml that describes the labelled data.")],
     split: Annotated[Part, typer.Option(help="Which images.")] = Part.test,
@@ -90,7 +88,7 @@ def compare(
 
 
 def relate(
-    model: Annotated[Path, typer.Argument(help="The model/ folder of a run.")],
+    model: Model,
     data: Annotated[
         list[Path], typer.Argument(help="The suture.toml of the images; more for thresholds it cannot give.")
     ],
@@ -101,7 +99,7 @@ def relate(
     split: Annotated[Part, typer.Option(help="Which images.")] = Part.test,
     device: ModelDevice = None,
 ) -> None:
-    """Draw how a model's predictions of related classes go together."""
+    """Plot how the predictions of a model for related classes occur together."""
     from suture.core.errors import ConfigError
     from suture.core.files import atomic_write
     from suture.data.config import load_site_config
@@ -120,11 +118,11 @@ def relate(
         if one.why:
             console.print(one.why, style="yellow", highlight=False)
     atomic_write(out, plot_contingencies(found))
-    console.print(f"written: {out}", soft_wrap=True, highlight=False)
+    print_line(f"written: {out}")
 
 
 def latent(
-    model: Annotated[Path, typer.Argument(help="The model/ folder of a run.")],
+    model: Model,
     data: Annotated[
         list[Path],
         typer.Argument(help="The suture.toml of each source, or a file of its own name: nih.toml."),
@@ -135,13 +133,12 @@ def latent(
     seed: int = 1,
     device: ModelDevice = None,
 ) -> None:
-    """Draw a model's features of images of several sources in two dimensions (t-SNE)."""
-    from suture.cli.sources import load_sources
+    """Plot a model's features of images from several sources in two dimensions (t-SNE)."""
     from suture.core.files import atomic_write
-    from suture.reports.latent import latent as draw
+    from suture.reports.latent import latent as plot_latent
 
-    atomic_write(out, draw(model, load_sources(data), split.value, images, seed, device_of(device)))
-    console.print(f"written: {out}", soft_wrap=True, highlight=False)
+    atomic_write(out, plot_latent(model, load_sources(data), split.value, images, seed, device_of(device)))
+    print_line(f"written: {out}")
 
 
 def _bounds(low: float | None, high: float | None) -> str:
@@ -219,7 +216,7 @@ def _report(line: str) -> None:
 
 
 def predict(
-    model: Annotated[Path, typer.Argument(help="The model/ folder of a run.")],
+    model: Model,
     source: Annotated[
         Path,
         typer.Argument(

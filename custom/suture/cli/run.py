@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from datetime import datetime
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
-from suture.cli.data import Sets
-from suture.cli.guarded import guarded
-from suture.cli.jobs import Submission, run_remotely, show_run
-from suture.cli.machine import Amp, Device, SiteThreads
+from suture.cli.common import (
+    Amp,
+    Detach,
+    Device,
+    JobName,
+    Sets,
+    SiteThreads,
+    StartupKit,
+    console,
+    guarded,
+    job_with,
+)
+from suture.cli.jobs import run_remotely, show_run
 
-console = Console()
+if TYPE_CHECKING:
+    from suture.simulation.job import Job
 
 
 class Env(StrEnum):
@@ -28,9 +38,18 @@ class Env(StrEnum):
     prod = "prod"
 
 
+Where = Annotated[
+    Env,
+    typer.Option(
+        "--env", help="local: a plain loop; sim: FLARE's simulator; poc, prod: a running federation."
+    ),
+]
 Rounds = Annotated[int | None, typer.Option(help="Communication rounds.")]
 Seed = Annotated[int | None, typer.Option(help="Seed of initialisation, shuffling and augmentation.")]
 Out = Annotated[Path | None, typer.Option(help="Folder of the run; by default runs/JOB-TIME.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue the unfinished run in --out.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run in --out.")]
+Threads = Annotated[int | None, typer.Option(help="Simulator processes; fewer than sites share them.")]
 Sites = Annotated[str | None, typer.Option(help="Names of the sites, comma-separated: an app for each.")]
 Bundle = Annotated[
     bool, typer.Option(help="Whether the package travels with the job, or is installed at every party.")
@@ -40,62 +59,66 @@ Accept = Annotated[
 ]
 
 
+@dataclass(frozen=True)
+class Execution:
+    """How a job is run; the options of `suture run` that are no settings of the job.
+
+    Attributes:
+        out: run folder; None for runs/JOB-TIME.
+        resume, overwrite: what happens to a run that the folder holds.
+        threads: number of processes of the simulator.
+        startup_kit, sites, bundle, detach: of a job that is submitted to a POC or in production.
+    """
+
+    out: Path | None = None
+    resume: bool = False
+    overwrite: bool = False
+    threads: int | None = None
+    startup_kit: Path | None = None
+    sites: Sequence[str] = ()
+    bundle: bool = True
+    detach: bool = False
+
+
 def demo(
-    env: Env = Env.sim, rounds: Rounds = None, seed: Seed = None, out: Out = None, device: Device = None
+    env: Where = Env.sim, rounds: Rounds = None, seed: Seed = None, out: Out = None, device: Device = None
 ) -> None:
     """Run the main job on embedded data: three sites with different findings."""
     run("demo", env=env, rounds=rounds, seed=seed, out=out, device=device)
 
 
 def run(
-    job: Annotated[str, typer.Argument(help="A name in jobs/, or a path.")],
-    env: Annotated[
-        Env,
-        typer.Option(help="local: a plain loop; sim: FLARE's simulator; poc, prod: a running federation."),
-    ] = Env.sim,
+    job: JobName,
+    env: Where = Env.sim,
     rounds: Rounds = None,
     seed: Seed = None,
     out: Out = None,
     settings: Sets = None,
     accept_labels: Accept = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue the unfinished run in --out.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in --out.")] = False,
+    resume: Resume = False,
+    overwrite: Overwrite = False,
     device: Device = None,
     site_threads: SiteThreads = None,
     amp: Amp = False,
-    threads: Annotated[
-        int | None, typer.Option(help="Simulator processes; fewer than sites share them.")
-    ] = None,
-    startup_kit: Annotated[
-        Path | None, typer.Option(help="Admin startup kit, for --env poc and prod.")
-    ] = None,
+    threads: Threads = None,
+    startup_kit: StartupKit = None,
     sites: Sites = None,
     bundle: Bundle = True,
-    detach: Annotated[
-        bool, typer.Option("--detach", help="With --env poc and prod: do not wait; see suture results.")
-    ] = False,
+    detach: Detach = False,
 ) -> None:
     """Run a job."""
-    from suture.simulation.job import load_job
-
     _compute_on(env, device, site_threads, amp)
-    execute(
-        load_job(job),
-        env=env,
-        settings=_all_settings(rounds, seed, settings, accept_labels),
-        out=out,
-        resume=resume,
-        overwrite=overwrite,
-        threads=threads,
-        startup_kit=startup_kit,
-        sites=_names(sites),
-        bundle=bundle,
-        detach=detach,
-    )
+    chosen = job_with(job, _all_settings(rounds, seed, settings, accept_labels))
+    how = Execution(out, resume, overwrite, threads, startup_kit, _names(sites), bundle, detach)
+    execute(chosen, env, how)
 
 
 def _compute_on(env: Env, device: str | None, threads: int | None, amp: bool) -> None:
-    """Settles what simulated sites compute on, before anything is written."""
+    """Choose device, threads and precision of simulated sites, before anything is written.
+
+    Raises:
+        ConfigError: torch cannot use the device, or the sites are not simulated.
+    """
     from suture.core.errors import ConfigError
     from suture.simulation.machine import compute_on
 
@@ -103,8 +126,8 @@ def _compute_on(env: Env, device: str | None, threads: int | None, amp: bool) ->
         compute_on(device, threads, amp)
     elif device is not None or threads is not None or amp:
         raise ConfigError(
-            f"--device, --site-threads and --amp are for simulated sites; with --env {env.value} each site's "
-            "own suture.toml says it: [training] device, threads, amp"
+            f"--device, --site-threads and --amp are for simulated sites; with --env {env.value} they are "
+            "settings of each site's own suture.toml: [training] device, threads, amp"
         )
 
 
@@ -115,8 +138,7 @@ def _names(sites: str | None) -> tuple[str, ...]:
 def _all_settings(
     rounds: int | None, seed: int | None, settings: list[str] | None, accept: list[str] | None
 ) -> list[str]:
-    import json
-
+    """Return the settings of --set, with those that have an option of their own added."""
     found = list(settings or ())
     if rounds is not None:
         found.append(f"rounds={rounds}")
@@ -127,37 +149,33 @@ def _all_settings(
     return found
 
 
-def execute(
-    job: Any,
-    *,
-    env: Env,
-    settings: list[str],
-    out: Path | None,
-    resume: bool = False,
-    overwrite: bool = False,
-    threads: int | None = None,
-    startup_kit: Path | None = None,
-    sites: Sequence[str] = (),
-    bundle: bool = True,
-    detach: bool = False,
-) -> None:
-    """Runs a job and shows its table."""
-    from suture.simulation.job import with_settings
-    from suture.simulation.run import run_here
+def execute(job: Job, env: Env, how: Execution) -> None:
+    """Run a job and show its table."""
+    from suture.simulation.run import run_folder, run_job
 
-    job = with_settings(job, settings)
-    name = f"{job.name}-{datetime.now():%Y%m%d-%H%M%S}"
-    folder = (out or Path("runs") / name).resolve()
     if env in (Env.poc, Env.prod):
-        how = Submission(sites, bundle, resume, overwrite, detach)
-        run_remotely(job, env.value, folder, name, startup_kit, how)
+        from suture.flare.admin.remote import Submission
+
+        new = run_folder(job)
+        folder = run_folder(job, how.out) if how.out else new
+        submission = Submission(how.sites, how.bundle, how.resume, how.overwrite)
+        # The parties store their states under the new name, whatever the folder is called here.
+        run_remotely(job, env.value, folder, new.name, how.startup_kit, submission, how.detach)
         return
-    run_here(job, env.value, folder, resume=resume, overwrite=overwrite, threads=threads)
+    folder = run_job(
+        job,
+        "local" if env is Env.local else "sim",
+        how.out,
+        resume=how.resume,
+        overwrite=how.overwrite,
+        threads=how.threads,
+        progress=True,
+    )
     show_run(folder)
 
 
 def export(
-    job: Annotated[str, typer.Argument(help="A name in jobs/, or a path.")],
+    job: JobName,
     out: Annotated[Path, typer.Option(help="Folder to write the job into.")],
     experiment: Annotated[str | None, typer.Option(help="Identifier that a later job continues.")] = None,
     settings: Sets = None,
@@ -165,49 +183,44 @@ def export(
     bundle: Bundle = True,
 ) -> None:
     """Write a job as a folder that FLARE's admin console accepts."""
+    _export(job_with(job, settings), out, experiment, _names(sites), bundle)
+
+
+def _export(
+    job: Job, out: Path, experiment: str | None = None, sites: Sequence[str] = (), bundle: bool = True
+) -> None:
     from suture.flare.submit import export_job
-    from suture.simulation.job import load_job, with_settings
 
-    chosen = with_settings(load_job(job), settings or [])
-    console.print(f"job: {export_job(chosen, out, experiment, _names(sites), bundle)}", soft_wrap=True)
+    console.print(f"job: {export_job(job, out, experiment, sites, bundle)}", soft_wrap=True)
 
 
-def run_job_file(job: Any) -> None:
-    """The command line of a job.py: the options of `suture run` without the job's name."""
+def run_job_file(job: Job) -> None:
+    """Run the command line of a job.py: the options of `suture run` without the job's name."""
+    from suture.simulation.job import with_settings
+
     file_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
     @file_app.command(help=job.title)
     def main_(
-        env: Env = Env.sim,
+        env: Where = Env.sim,
         rounds: Rounds = None,
         seed: Seed = None,
         out: Out = None,
         settings: Sets = None,
         device: Device = None,
-        resume: bool = False,
-        overwrite: bool = False,
+        resume: Resume = False,
+        overwrite: Overwrite = False,
         export: Annotated[
             bool, typer.Option("--export", help="Write the job for the admin console.")
         ] = False,
-        export_dir: Annotated[Path, typer.Option(help="Where to.")] = Path("exported"),
-        startup_kit: Annotated[Path | None, typer.Option(help="Admin startup kit.")] = None,
+        export_dir: Annotated[Path, typer.Option(help="Folder for --export.")] = Path("exported"),
+        startup_kit: StartupKit = None,
     ) -> None:
-        chosen = _all_settings(rounds, seed, settings, None)
+        chosen = with_settings(job, _all_settings(rounds, seed, settings, None))
         if export:
-            from suture.flare.submit import export_job
-            from suture.simulation.job import with_settings
-
-            console.print(f"job: {export_job(with_settings(job, chosen), export_dir)}", soft_wrap=True)
+            _export(chosen, export_dir)
             return
         _compute_on(env, device, None, amp=False)
-        execute(
-            job,
-            env=env,
-            settings=chosen,
-            out=out,
-            resume=resume,
-            overwrite=overwrite,
-            startup_kit=startup_kit,
-        )
+        execute(chosen, env, Execution(out, resume, overwrite, startup_kit=startup_kit))
 
     guarded(file_app)

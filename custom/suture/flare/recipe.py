@@ -1,4 +1,4 @@
-"""A job as a FLARE recipe: runs in the simulator, a POC or production, and exports for the console."""
+"""A job as a FLARE recipe, which runs in the simulator, a POC or production and exports for the console."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 
 
 class FederationRecipe(Recipe):
-    """The FLARE job of a federation. No site's app names a label.
+    """The FLARE job of a federation. The app of a site contains no label.
 
     Args:
         name: of the job.
-        plan, schedule: what is about to be done.
-        sites: names of the sites. Each gets an app of its own, without the schedule. Where they are not
-            named, FLARE sends one app to all parties, the server's part included.
-        min_clients: clients that the job must be deployed to.
+        plan, schedule: of the federation.
+        sites: names of the sites. Each gets its own app, without the schedule. Where no sites are named,
+            FLARE sends one app, which includes the server's part, to all parties.
+        min_clients: number of clients that the job must be deployed to.
         bundle: whether the package travels with the job; otherwise it is installed at every party.
 
     Raises:
-        ConfigError: the schedule names labels, and the sites are not named; or a name is no site's.
+        ConfigError: the schedule contains labels and no sites are named, or a name is not valid for a site.
     """
 
     def __init__(
@@ -53,12 +53,12 @@ class FederationRecipe(Recipe):
         if not sites and (schedule.label_map or schedule.accept_labels):
             raise ConfigError(
                 "the job's label_map or accept_labels names labels, which only the server may see; name the "
-                "sites (--sites a,b,c) so that each gets an app of its own"
+                "sites (--sites a,b,c) so that each gets its own app"
             )
         # So that `suture resume` finds the job of an experiment.
         job = FedJob(name=name, min_clients=min_clients, meta_props={EXPERIMENT: plan.experiment})
         job.to_server(FederationController(plan.to_dict(), schedule.to_dict()), id="controller")
-        # Sites ask for work this often; FLARE's default of 2 s would be the floor of every round.
+        # Sites poll for tasks this often; with FLARE's default every round takes at least 2 s.
         job.to_server({"server": {"task_request_interval": _POLL}})
         for target in sites or [ALL_SITES]:
             job.to(SiteExecutor(plan.to_dict(), schedule.rounds), target, tasks=_TASKS)
@@ -70,34 +70,34 @@ class FederationRecipe(Recipe):
             job.set_app_packages(["suture"])
         super().__init__(job)
 
-    # Where a user of FLARE's recipes asks for homomorphic encryption: by its filters.
+    # FLARE's recipes switch homomorphic encryption on by these filters.
 
     def add_client_input_filter(
         self, filter: Filter, tasks: list[str] | None = None, clients: list[str] | None = None
     ) -> None:
-        """FLARE's own, without encryption."""
+        """As in FLARE; filters for homomorphic encryption are refused."""
         super().add_client_input_filter(_plain(filter), tasks, clients)
 
     def add_client_output_filter(
         self, filter: Filter, tasks: list[str] | None = None, clients: list[str] | None = None
     ) -> None:
-        """FLARE's own, without encryption."""
+        """As in FLARE; filters for homomorphic encryption are refused."""
         super().add_client_output_filter(_plain(filter), tasks, clients)
 
     def add_server_output_filter(self, filter: Filter, tasks: list[str] | None = None) -> None:
-        """FLARE's own, without encryption."""
+        """As in FLARE; filters for homomorphic encryption are refused."""
         super().add_server_output_filter(_plain(filter), tasks)
 
     def add_server_input_filter(self, filter: Filter, tasks: list[str] | None = None) -> None:
-        """FLARE's own, without encryption."""
+        """As in FLARE; filters for homomorphic encryption are refused."""
         super().add_server_input_filter(_plain(filter), tasks)
 
 
 def _plain(filter_: Filter) -> Filter:
-    """The filter.
+    """Return the filter unchanged.
 
     Raises:
-        ConfigError: it is one of FLARE's for homomorphic encryption.
+        ConfigError: it is one of FLARE's filters for homomorphic encryption.
     """
     if any(".he." in f"{kind.__module__}." for kind in type(filter_).__mro__):
         raise ConfigError(f"{type(filter_).__name__}: {NO_ENCRYPTION}")

@@ -1,7 +1,7 @@
 """Runs a prepared run folder in FLARE's simulator: `python -m suture.flare.simulate DIR [THREADS]`.
 
-A process of its own, because importing FLARE's recipes takes options out of the command line and the
-simulator leaves global state behind. The sites' configurations are found through SUTURE_SITES.
+It runs in a process of its own, because importing FLARE's recipes removes options from the command line and
+the simulator leaves global state behind. The sites find their configurations through SUTURE_SITES.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from suture.flare.recipe import FederationRecipe
 
 
 def main(folder: Path, threads: int | None) -> None:
-    """Runs the job described by DIR/job.json."""
+    """Run the job that FOLDER/job.json describes, in a number of processes (by default one for each site)."""
     job = json.loads((folder / "job.json").read_text())
     sites: list[str] = job["sites"]
     plan, schedule = Plan.from_dict(job["plan"]), Schedule.from_dict(job["schedule"])
     recipe = FederationRecipe(job["name"], plan, schedule, sites, bundle=False)
     workspace = folder / "flare"
-    # The package is installed here: allow its classes, as a site that preinstalls it would.
+    # The package is installed here, so its classes are allowed, as at a site where it is installed.
     policy = {"format_version": 2, CLASS_ALLOW_LIST: ["suture.flare.", *DEFAULT_CLASS_ALLOW_LIST]}
     local = workspace / job["name"] / "local"
     local.mkdir(parents=True, exist_ok=True)

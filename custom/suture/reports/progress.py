@@ -1,4 +1,4 @@
-"""What a run is doing right now: a live display, or plain lines where the output is not a terminal."""
+"""The progress of a run: a live display, or plain lines where the output is not a terminal."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MARKS = {
 
 
 class Progress:
-    """Follows the events of a run."""
+    """The state of a run as its events describe it; rich renders it as the live display."""
 
     def __init__(self, title: str, env: str) -> None:
         self.title = f"{title} [{env}]"
@@ -39,7 +39,7 @@ class Progress:
         self._since = time.monotonic()
 
     def take(self, event: dict[str, Any]) -> str | None:
-        """Notes an event; returns the plain line that tells of it, if it is worth one."""
+        """Update the state by an event; return the line that describes the event, or None."""
         kind = event["event"]
         line: str | None = None
         if kind == "begin":
@@ -97,45 +97,66 @@ class Progress:
         return Group(Text(self.title, style="bold"), grid, Text.from_markup(marks))
 
 
+class _Follower(threading.Thread):
+    """Reads the events that are appended to a run's events.jsonl from now on, and prints their lines.
+
+    Args:
+        live: the display that shows the rounds, or None where they are printed too.
+    """
+
+    def __init__(self, events: Path, progress: Progress, console: Console, live: Live | None) -> None:
+        super().__init__(daemon=True)
+        self._events, self._progress, self._console, self._live = events, progress, console, live
+        self._position = events.stat().st_size if events.exists() else 0
+        self._ending = threading.Event()
+
+    def run(self) -> None:
+        last = False
+        while not last:
+            last = self._ending.is_set()  # one more look after the end of the run
+            if self._events.exists():
+                self._read()
+            if not last:
+                self._ending.wait(0.1)
+
+    def end(self) -> None:
+        """Read what is left and wait for the end of the thread."""
+        self._ending.set()
+        self.join()
+
+    def _read(self) -> None:
+        with self._events.open() as file:
+            file.seek(self._position)
+            for text in iter(file.readline, ""):
+                if not text.endswith("\n"):
+                    return
+                self._position += len(text.encode())
+                line = self._progress.take(json.loads(text))
+                if line and (self._live is None or not line.startswith("round")):
+                    self._console.print(line, highlight=False, markup=False)
+
+
 @contextmanager
 def following(out: Path, title: str, env: str) -> Iterator[None]:
-    """Shows the events that a run appends to DIR/events.jsonl while the block runs."""
-    # Bound now: FLARE's own printing is silenced elsewhere by exchanging sys.stdout for a moment.
+    """Show the events that are appended to events.jsonl of the run folder OUT while the block runs.
+
+    Args:
+        title: of the job.
+        env: where it runs; shown behind the title.
+    """
+    # Bound now, because other code replaces sys.stdout for a moment to silence FLARE.
     console = Console(file=sys.stdout)
     progress = Progress(title, env)
-    path = out / "events.jsonl"
-    start = path.stat().st_size if path.exists() else 0
-    stop = threading.Event()
     live = Live(progress, console=console, refresh_per_second=4) if console.is_terminal else None
-
-    def follow() -> None:
-        position = start
-        while True:
-            last = stop.is_set()
-            if path.exists():
-                with path.open() as file:
-                    file.seek(position)
-                    for text in iter(file.readline, ""):
-                        if not text.endswith("\n"):
-                            break
-                        position += len(text.encode())
-                        line = progress.take(json.loads(text))
-                        if line and (live is None or "round" not in line[:5]):
-                            console.print(line, highlight=False, markup=False)
-            if last:
-                return
-            stop.wait(0.1)
-
-    thread = threading.Thread(target=follow, daemon=True)
+    follower = _Follower(out / "events.jsonl", progress, console, live)
     if live is None:
         console.print(f"{title} [{env}]", highlight=False, markup=False)
     else:
         live.start()
-    thread.start()
+    follower.start()
     try:
         yield
     finally:
-        stop.set()
-        thread.join()
+        follower.end()
         if live:
             live.stop()

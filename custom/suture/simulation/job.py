@@ -1,4 +1,4 @@
-"""A job: what is trained, how, and (for a simulation) on which sites. `jobs/<name>/job.py` holds one each."""
+"""Jobs: what is trained, how, and (for a simulation) on which sites. Each `jobs/NAME/job.py` defines one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from suture.core.validation import parse
 from suture.data.augmentation import Augmentation
 from suture.federation.plan import Plan, Quorum, Schedule, Selection, code_hash
 from suture.learning.finetuning import FineTuning
-from suture.methods import method_class
+from suture.methods import METHODS, method_class
 from suture.methods.base import Method
 from suture.models import MODELS, ModelSpec, vocabulary_of
 from suture.simulation import Simulation
@@ -31,11 +31,11 @@ class Job:
     """One federated training job.
 
     Attributes:
-        name: word of the command line.
-        title: a line for people.
-        simulation: the sites that a simulation makes; None for a job that real sites run.
-        finetuning: how a simulation's model is put to tasks that no site has; None where it is not.
-        The rest as in `Plan` and `Schedule`.
+        name: of the job, for the command line and the names of its runs.
+        title: one line for reports.
+        simulation: the simulated sites; None for a job that only real sites run.
+        finetuning: how the global model is fine-tuned on tasks that no site has; None where it is not.
+        The other attributes are those of `Plan` and `Schedule`.
     """
 
     name: str
@@ -57,20 +57,23 @@ class Job:
     finetuning: FineTuning | None = None
 
     def plan(self, experiment: str) -> Plan:
-        """What every party needs to know."""
-        return Plan(
-            self.method, self._model(), self.augmentation, self.seed, experiment, code_hash(type(self.method))
-        )
+        """Return the part of the job that every party receives.
+
+        Args:
+            experiment: identifier under which the parties store their state.
+        """
+        code = code_hash(type(self.method))
+        return Plan(self.method, self._model(), self.augmentation, self.seed, experiment, code)
 
     def _model(self) -> ModelSpec:
-        """The model with the words of its vocabulary file, which no other party has."""
+        """Return the model with the words of its vocabulary file, which the other parties do not have."""
         spec = self.model
         if MODELS[spec.name].reads != "text" or spec.vocabulary == "clinical":
             return spec
         return dataclasses.replace(spec, vocabulary=vocabulary_of(spec).words)
 
     def schedule(self) -> Schedule:
-        """What the server alone needs to know."""
+        """Return the part of the job that only the server receives."""
         return Schedule(
             rounds=self.rounds,
             job=self.name,
@@ -87,45 +90,89 @@ class Job:
 
 
 def jobs_folder() -> Path:
-    """The folder of the jobs: beside the source of the package, else in the working directory."""
+    """Return the folder of the jobs: beside the source of the package, else in the working directory."""
     beside = Path(__file__).resolve().parents[3] / "jobs"
     return beside if beside.is_dir() else Path("jobs").resolve()
 
 
 def known_jobs() -> dict[str, Path]:
-    """The jobs by name."""
+    """Return the job files in jobs/ by name."""
     return {path.parent.name: path for path in sorted(jobs_folder().glob("*/job.py"))}
 
 
-def load_job(name: str) -> Job:
-    """The job of that name in jobs/, or in the file or folder of that path.
+def load_job(job: str | Path) -> Job:
+    """Return the job of that name in jobs/, or the job that a file or folder defines.
+
+    Args:
+        job: a name, or the path of a job file or of the folder of a job.py; it may be relative.
 
     Raises:
         ConfigError: there is none, or the file defines no JOB.
     """
-    path = Path(name)
-    if path.suffix != ".py":
-        path = (
-            path / "job.py" if path.is_dir() and (path / "job.py").exists() else known_jobs().get(name, path)
-        )
-    if not path.is_file():
-        raise unknown("job", name, known_jobs())
+    path = _job_file(job)
     spec = importlib.util.spec_from_file_location(f"suture_job_{path.parent.name}", path)
     if spec is None or spec.loader is None:
         raise ConfigError(f"{path} is no Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
-    job = getattr(module, "JOB", None)
-    if not isinstance(job, Job):
+    defined = getattr(module, "JOB", None)
+    if not isinstance(defined, Job):
         raise ConfigError(f"{path} defines no JOB; it needs a line JOB = Job(...)")
-    return job
+    return defined
+
+
+def _job_file(job: str | Path) -> Path:
+    """Return the absolute path of a job's file.
+
+    Raises:
+        ConfigError: there is none; names the nearest job.
+    """
+    path, jobs = Path(job).expanduser(), known_jobs()
+    if path.suffix != ".py":
+        path = path / "job.py" if (path / "job.py").is_file() else jobs.get(str(job), path)
+    if not path.is_file():
+        raise unknown("job", str(job), jobs)
+    return path.resolve()
+
+
+def check_federated(job: Job) -> None:
+    """Check that the method of a job can run in a federation of several processes.
+
+    Raises:
+        ConfigError: the method exchanges nothing or needs the pooled data, or no other process can load it.
+    """
+    method = job.method
+    if method.here_only:
+        raise ConfigError(
+            f"{method.title} {method.here_only}, so it cannot run in a federation; use --env local"
+        )
+    if METHODS.get(method.name) is not type(method):
+        raise ConfigError(
+            f"{type(method).__qualname__}, the class of the method {method.name!r}, is not registered; other "
+            "processes cannot load a method from a job file or script: a method must live in an installed "
+            "package and be registered under the entry point suture.methods, or run with --env local"
+        )
+
+
+def check_finetuning(job: Job) -> None:
+    """Check, before anything is trained, that the model of a job can be fine-tuned where the job says so.
+
+    Raises:
+        ConfigError: the method leaves no global model, or the simulation has no task to fine-tune on.
+    """
+    if job.finetuning is None:
+        return
+    if job.method.personal != "nothing":
+        raise ConfigError(f"{job.method.title} leaves no global model to fine-tune; choose another method")
+    if not getattr(job.simulation, "targets", ()):
+        raise ConfigError(f"{job.name} has no task to fine-tune on; name some in simulation.targets")
 
 
 def with_settings(job: Job, settings: Iterable[str]) -> Job:
-    """The job with `key=value` settings applied, e.g. ``method.local.lr=1e-3``.
+    """Return the job with `key=value` settings applied, e.g. ``method.local.lr=1e-3``.
 
-    A key is a dotted path, or its last word where only one place has it. Values are JSON, else text.
+    A key is a dotted path, or the last word of one where that is unambiguous. Values are JSON, else text.
 
     Raises:
         ConfigError: an unknown or ambiguous key (names the nearest), or a value that does not fit.
@@ -147,16 +194,16 @@ def with_settings(job: Job, settings: Iterable[str]) -> Job:
 
 
 def _with_method(job: Job, name: str) -> Job:
-    """The job with another method, which keeps the hyperparameters that both have, and has its title."""
+    """Return the job with another method, its title, and the hyperparameters that both methods have."""
     kind = method_class(name)
     fields = {f.name for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
-    kept = {f.name: getattr(job.method, f.name) for f in dataclasses.fields(job.method) if f.name in fields}  # type: ignore[arg-type]
+    shared = {f.name: getattr(job.method, f.name) for f in dataclasses.fields(job.method) if f.name in fields}  # type: ignore[arg-type]
     title = job.title.replace(job.method.title, kind.title)
-    return dataclasses.replace(job, method=parse(kind, kept, "method"), title=title)
+    return dataclasses.replace(job, method=parse(kind, shared, "method"), title=title)
 
 
 def _leaves(value: Any, prefix: tuple[str, ...] = ()) -> dict[str, tuple[str, ...]]:
-    """Every setting of a value, by dotted path; a table of free keys counts as one."""
+    """Return the path of every setting of a value by its dotted name; a table of free keys counts as one."""
     found: dict[str, tuple[str, ...]] = {}
     for field in dataclasses.fields(value):
         path, inner = (*prefix, field.name), getattr(value, field.name)
@@ -182,7 +229,7 @@ def _path(job: Job, key: str) -> tuple[str, ...]:
 
 
 def _set(value: Any, path: tuple[str, ...], new: Any, key: str) -> Any:
-    """A copy of a nested value with one leaf replaced and validated."""
+    """Return a copy of a nested value with one setting replaced and validated."""
     name, *rest = path
     if isinstance(value, dict):
         return {**value, name: new}

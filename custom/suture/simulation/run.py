@@ -1,22 +1,22 @@
-"""Running a job on this machine: as a plain loop, or in FLARE's simulator."""
+"""Runs of a job on this machine with simulated sites: in a plain loop, or in FLARE's simulator."""
 
 from __future__ import annotations
 
 import fcntl
 import json
-import logging
 import os
 import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
+from datetime import datetime
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal, get_args
 
-from suture.core.errors import ConfigError, FederationError, SutureError
+from suture.core.errors import ConfigError, FederationError, SutureError, unknown
 from suture.core.files import write_json
 from suture.core.names import check_experiment
 from suture.data.config import SiteConfig, load_server_config, load_site_config
@@ -35,91 +35,123 @@ from suture.learning.tuned import FILE, tune_targets
 from suture.models import CORPUS
 from suture.reports.progress import following
 from suture.reports.report import try_report, write_report
-from suture.simulation.job import Job
+from suture.simulation.job import Job, check_federated, check_finetuning
 from suture.simulation.partition import SERVER
 
-log = logging.getLogger(__name__)
-
-_ENDED = ("finished",)
+Environment = Literal["local", "sim"]
+"""Where simulated sites run: in a plain loop in this process, or in FLARE's simulator."""
 
 POOLED = "pooled"
-"""The one party of a reference that holds the data of all sites."""
+"""Name of the only party of a reference method that trains on the pooled data of all sites."""
 
 
-def run_here(job: Job, env: str, out: Path, *, resume: bool, overwrite: bool, threads: int | None) -> Path:
-    """Runs a job with simulated sites, in this process (`local`) or in FLARE's simulator (`sim`).
+def run_job(
+    job: Job,
+    env: Environment = "local",
+    out: str | Path | None = None,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    threads: int | None = None,
+    progress: bool = False,
+) -> Path:
+    """Run a job with simulated sites and return the absolute path of its run folder.
 
     Args:
-        out: DIR of the run; its last part is the experiment's name.
-        resume: continue an unfinished run in DIR.
-        overwrite: delete what DIR holds.
-        threads: processes of the simulator; fewer than sites share them.
-
-    Returns:
-        the path of the report.
+        env: ``local`` for a plain loop in this process, ``sim`` for FLARE's simulator in another process.
+        out: run folder, by default ``runs/JOB-TIME``; its last part is the name of the experiment.
+        resume: continue the unfinished run in the folder.
+        overwrite: delete the content of the folder first.
+        threads: number of processes of the simulator; fewer than sites share them.
+        progress: show the progress on the standard output, as a live display where that is a terminal.
 
     Raises:
-        SutureError: the run failed; run.json says so, and the first site's own error is in the message.
+        ConfigError: the job cannot run in this environment, or the folder is in use; nothing is written.
+        FederationError: the run failed; run.json and the message hold the first error of a site.
     """
-    if job.method.here_only and env != "local":
-        raise ConfigError(
-            f"{job.method.title} {job.method.here_only}, so it cannot run in a federation; use --env local"
-        )
+    folder = run_folder(job, out)
+    _check(job, env, folder)
+    prepare_folder(folder, job, resume=resume, overwrite=overwrite)
+    with locked(folder):
+        job, sites = _begin(job, folder, env)
+        with _recorded_end(folder):
+            with following(folder, job.title, env) if progress else nullcontext():
+                if env == "local":
+                    _loop(job, folder, sites)
+                else:
+                    _simulate(folder, threads)
+            _finish(job, folder)
+    return folder
+
+
+def run_folder(job: Job, out: str | Path | None = None) -> Path:
+    """Return the absolute path of the folder of a new run: OUT, by default ``runs/JOB-TIME``."""
+    return Path(out or Path("runs") / f"{job.name}-{datetime.now():%Y%m%d-%H%M%S}").expanduser().resolve()
+
+
+def _check(job: Job, env: str, folder: Path) -> None:
+    """Check everything that can be checked before anything is written.
+
+    Raises:
+        ConfigError: the environment is unknown, the job cannot run in it, or the folder's name is not valid.
+    """
+    if env not in get_args(Environment):
+        raise unknown("environment of simulated sites", env, get_args(Environment))
+    if env != "local":
+        check_federated(job)
     check_finetuning(job)
     if job.simulation is None:
         raise ConfigError(f"{job.name} simulates no sites; submit it with --env poc or --env prod")
+    check_experiment(folder.name)
+
+
+def _begin(job: Job, folder: Path, env: str) -> tuple[Job, list[str]]:
+    """Write the simulated sites and describe the run; return the job with its vocabulary, and the sites."""
     simulation = job.simulation
-    check_experiment(out.name)
-    make_way(out, job, resume=resume, overwrite=overwrite)
-    with locked(out):
-        with _undone(out):
-            sites = simulation.prepare(out / "sites", out.parent, job.seed, job.method)
-            job = _with_words(job, out / "sites")
-            plan, schedule = job.plan(out.name), job.schedule()
-        record = Record(out)
-        record.update(env=env)
-        describe(record, plan, schedule)
-        content = {"name": job.name, "plan": plan.to_dict(), "schedule": schedule.to_dict(), "sites": sites}
-        write_json(out / "job.json", {**content, "simulation": asdict(simulation)})
-        (out / FILE).unlink(missing_ok=True)  # that of a model which is now trained further
-        try:
-            with following(out, job.title, env):
-                if env == "local":
-                    _loop(job, out, sites)
-                else:
-                    _simulate(out, threads)
-            if job.finetuning:
-                tune_targets(out, job.finetuning, job.seed)
-            collect(out)
-            write_report(out)
-        except KeyboardInterrupt:
-            Record(out).close("interrupted", "stopped by the user")
-            try_report(out)
-            raise
-        except (SutureError, OSError) as error:
-            whole = _first_error(out, str(error))
-            Record(out).give_up("failed", whole)
-            try_report(out)
-            raise FederationError(whole) from error
-    return out / "report.html"
+    assert simulation is not None
+    with _removed_on_failure(folder):
+        sites = simulation.prepare(folder / "sites", folder.parent, job.seed, job.method)
+        job = _with_vocabulary(job, folder / "sites")
+        plan, schedule = job.plan(folder.name), job.schedule()
+    record = Record(folder)
+    record.update(env=env)
+    describe(record, plan, schedule)
+    content = {"name": job.name, "plan": plan.to_dict(), "schedule": schedule.to_dict(), "sites": sites}
+    write_json(folder / "job.json", {**content, "simulation": asdict(simulation)})
+    (folder / FILE).unlink(missing_ok=True)  # the figures of an earlier model, which is now trained further
+    return job, sites
 
 
-def check_finetuning(job: Job) -> None:
-    """Refuses what could not be fine-tuned, before anything is trained.
+def _finish(job: Job, folder: Path) -> None:
+    """Fine-tune the trained model where the job says so, collect the diagnostics and write the report."""
+    if job.finetuning:
+        tune_targets(folder, job.finetuning, job.seed)
+    collect(folder)
+    write_report(folder)
+
+
+@contextmanager
+def _recorded_end(folder: Path) -> Iterator[None]:
+    """Record in run.json that a run was interrupted or failed, and write the report of what there is.
 
     Raises:
-        ConfigError: the method leaves no global model, or the simulation has no task for it.
+        FederationError: the run failed; the message holds the first error of a site.
     """
-    if job.finetuning is None:
-        return
-    if job.method.personal != "nothing":
-        raise ConfigError(f"{job.method.title} leaves no global model to fine-tune; choose another method")
-    if not getattr(job.simulation, "targets", ()):
-        raise ConfigError(f"{job.name} has no task to fine-tune on; name some in simulation.targets")
+    try:
+        yield
+    except KeyboardInterrupt:
+        Record(folder).close("interrupted", "stopped by the user")
+        try_report(folder)
+        raise
+    except (SutureError, OSError) as error:
+        whole = _first_error(folder, str(error))
+        Record(folder).give_up("failed", whole)
+        try_report(folder)
+        raise FederationError(whole) from error
 
 
-def _with_words(job: Job, folder: Path) -> Job:
-    """The job with the words of all documents of its simulation, where it asks for them."""
+def _with_vocabulary(job: Job, folder: Path) -> Job:
+    """Return the job with the words of all documents of its simulation, where its vocabulary is `CORPUS`."""
     if job.model.vocabulary != CORPUS:
         return job
     configs = [load_server_config(path).held_out for path in sorted(folder.rglob("suture.toml"))]
@@ -129,17 +161,21 @@ def _with_words(job: Job, folder: Path) -> Job:
 
 
 def _loop(job: Job, out: Path, sites: list[str]) -> None:
-    """The plain loop in one process."""
+    """Run the federation in a plain loop in this process."""
     plan = job.plan(out.name)
-    members, known = _members(job, plan, out, sites)
+    members, origins = _members(job, plan, out, sites)
     config = load_server_config(out / "sites" / SERVER / "suture.toml").held_out
-    federate(open_server(plan, job.schedule(), config, out.parent, known), Loop(members))
+    federate(open_server(plan, job.schedule(), config, out.parent, origins), Loop(members))
 
 
 def _members(
     job: Job, plan: Plan, out: Path, sites: list[str]
 ) -> tuple[dict[str, Site], dict[str, Member] | None]:
-    """The sites of a simulation; or the one party that holds all their data, and whose data these are."""
+    """Return the sites of a simulation, or, for a method on pooled data, the one party that holds the data.
+
+    Returns:
+        the parties by name, and, for pooled data, the description of the sites that the data come from.
+    """
     configs = {name: load_site_config(out / "sites" / name / "suture.toml") for name in sites}
 
     def site(name: str, config: SiteConfig, load: Callable[[], SiteSamples] | None = None) -> Site:
@@ -147,25 +183,25 @@ def _members(
 
     if not job.method.pooled:
         return {name: site(name, config) for name, config in configs.items()}, None
-    parts, known = {}, {}
+    parts, origins = {}, {}
     for name, config in configs.items():
         every = config.data.model_copy(update={"labels": None}) if job.method.every_label else config.data
         labels, samples = load_samples(config.model_copy(update={"data": every}), job.model, name)
         own = config.data.labels or labels.names
-        known[name] = Member(own, own, {s: len(part) for s, part in samples.items()}, threads=1)
+        origins[name] = Member(own, own, {s: len(part) for s, part in samples.items()}, threads=1)
         parts[name] = labels, samples
     together = pooled(parts, absent=job.method.missing_is_negative)
-    return {POOLED: site(POOLED, _of_no_site(configs[sites[0]]), lambda: together)}, known
+    return {POOLED: site(POOLED, _without_own_rate(configs[sites[0]]), lambda: together)}, origins
 
 
-def _of_no_site(config: SiteConfig) -> SiteConfig:
-    """A site's configuration without the learning rate that is its own: pooled data take the job's."""
+def _without_own_rate(config: SiteConfig) -> SiteConfig:
+    """Return a site's configuration without its own learning rate: training on pooled data uses the job's."""
     training = config.training.model_copy(update={"learning_rate": None})
     return config.model_copy(update={"training": training})
 
 
 def _simulate(out: Path, threads: int | None) -> None:
-    """FLARE's simulator, in a process of its own; what it prints goes to DIR/flare.log."""
+    """Run FLARE's simulator in another process; its output goes to flare.log of the run folder."""
     command = [sys.executable, "-m", "suture.flare.simulate", str(out), *([str(threads)] if threads else [])]
     environment = {**os.environ, "SUTURE_SITES": str((out / "sites").resolve())}
     with (out / "flare.log").open("ab") as printed:
@@ -190,7 +226,7 @@ def _simulate(out: Path, threads: int | None) -> None:
 
 
 def _first_error(out: Path, message: str) -> str:
-    """The message, with the first site's own error where one was noted."""
+    """Return the message, preceded by the earliest error that a site recorded."""
     notes: list[dict[str, Any]] = []
     for path in sorted((out / "sites").glob("*/state/*/errors.jsonl")):
         notes += [json.loads(line) for line in path.read_text().splitlines()]
@@ -200,8 +236,12 @@ def _first_error(out: Path, message: str) -> str:
     return f"{first['message']}\n({message})"
 
 
-def make_way(out: Path, job: Job, *, resume: bool, overwrite: bool) -> None:
-    """Makes DIR ready, and never touches a run that is there without being told to."""
+def prepare_folder(out: Path, job: Job, *, resume: bool, overwrite: bool) -> None:
+    """Create the run folder; touch an existing run only with `resume` or `overwrite`.
+
+    Raises:
+        ConfigError: the folder holds a run that neither applies to, or something else.
+    """
     path = out / "run.json"
     if not out.exists() or not any(out.iterdir()):
         if resume:
@@ -222,31 +262,31 @@ def make_way(out: Path, job: Job, *, resume: bool, overwrite: bool) -> None:
         )
     elif run.get("job") != job.name:
         raise ConfigError(f"{what}, not of {job.name}; choose another --out")
-    elif run.get("status") in _ENDED and run.get("rounds", 0) >= job.rounds and not _untuned(out, job):
-        raise ConfigError(f"{what} with all its {run['rounds']} rounds; ask for more with --rounds")
+    elif run.get("status") == "finished" and run.get("rounds", 0) >= job.rounds and not _untuned(out, job):
+        raise ConfigError(f"{what} with all its {run['rounds']} rounds; request more with --rounds")
     else:
         _refuse_another(out, job)
 
 
 def _refuse_another(out: Path, job: Job) -> None:
-    """Before anything is written; the server looks once more, at its state."""
+    """Refuse to continue another job's run, before anything is written; the server checks its state too."""
     path = out / "job.json"
-    if not path.exists():  # it stopped before it said what it was about to do
+    if not path.exists():  # the run stopped before its plan was written
         return
     before, now = json.loads(path.read_text())["plan"], begun_with(job.plan(out.name))
-    if job.model.vocabulary == CORPUS:  # its words are read later, from what the simulation writes
+    if job.model.vocabulary == CORPUS:  # the words are read later, from the sites that the simulation writes
         now["model"]["vocabulary"] = before["model"]["vocabulary"]
     refuse_another(before, now, out.name)
 
 
 def _untuned(out: Path, job: Job) -> bool:
-    """Whether a run was cut off between the end of its rounds and that of its fine-tuning."""
+    """Return whether a run ended after its rounds and before its fine-tuning was done."""
     return job.finetuning is not None and not (out / FILE).exists()
 
 
 @contextmanager
-def _undone(out: Path) -> Iterator[None]:
-    """Leaves no folder behind where sites or plan could not even be made, so that DIR may be named again."""
+def _removed_on_failure(out: Path) -> Iterator[None]:
+    """Remove the folder of a new run whose sites or plan cannot be made, so that it can be used again."""
     try:
         yield
     except BaseException:
@@ -257,10 +297,10 @@ def _undone(out: Path) -> Iterator[None]:
 
 @contextmanager
 def locked(out: Path) -> Iterator[IO[str]]:
-    """Holds DIR against a second run at the same time.
+    """Lock a run folder against a second run at the same time.
 
     Raises:
-        ConfigError: another process runs in it.
+        ConfigError: another process uses it.
     """
     with (out / ".lock").open("w") as file:
         try:

@@ -28,7 +28,7 @@ from suture.protocol.packing import Packed, unpack
 from suture.simulation import NihSites
 from suture.simulation.job import Job, with_settings
 from suture.simulation.partition import write_site
-from suture.simulation.run import run_here
+from suture.simulation.run import run_job
 
 LABELS = LabelSet(("Edema", "Mass"))
 NAMES = ("0.png", "1.png", "2.png", "3.png")
@@ -217,7 +217,7 @@ def test_a_simulations_report_shows_what_was_right(tmp_path: Path) -> None:
         rounds=2,
         simulation=NihSites(root=str(write_nih(tmp_path / "nih")), classes="disjoint"),
     )
-    report = run_here(made, "local", tmp_path / "r", resume=False, overwrite=False, threads=None)
+    report = run_job(made, "local", tmp_path / "r") / "report.html"
     found = lines(tmp_path / "r" / FILE)
     assert [(line["site"], line["round"]) for line in found] == [
         (site, number) for site in ("site-1", "site-2") for number in (1, 2)
@@ -230,7 +230,7 @@ def test_a_simulations_report_shows_what_was_right(tmp_path: Path) -> None:
     assert right > 0
     total = f'<td class="num">168</td><td class="num">{right}</td>'  # 2 rounds, 7 classes, 12 images
     assert f"<th>All classes</th>{total}" in report.read_text()
-    run_here(
+    run_job(
         with_settings(made, ["rounds=3"]), "local", tmp_path / "r", resume=True, overwrite=False, threads=None
     )
     assert [line["round"] for line in lines(tmp_path / "r" / FILE)] == [1, 2, 3] * 2

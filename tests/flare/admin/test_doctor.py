@@ -16,10 +16,9 @@ from typer.testing import CliRunner
 
 from suture.cli import app
 from suture.flare.admin.doctor import examine
-from suture.flare.admin.findings import Finding
 from suture.flare.admin.kit import read_kit
-from suture.flare.admin.policy import allow_classes, survive
-from suture.flare.admin.strict import make_strict
+from suture.flare.admin.kit_checks import Finding
+from suture.flare.admin.policy import allow_classes, make_strict, survive
 
 
 @pytest.fixture
@@ -187,6 +186,28 @@ def test_travelling_code_is_a_warning_at_a_site(make_kit: MakeKit) -> None:
     assert found["installed code"].status == found["code of jobs"].status == "warning"
     assert "project_admin, lead" in found["code of jobs"].text
     assert "--refuse-code" in found["code of jobs"].remedy
+
+
+OLD = {"id": "abandoned_jobs", "path": "suture.flare.abandoned.AbandonedJobs", "args": {}}
+
+
+def test_a_component_that_has_moved_is_an_error_until_the_remedy_replaces_it(make_kit: MakeKit) -> None:
+    folder = make_kit("server", "server")
+    path = folder / "local" / "resources.json"
+    content = json.loads(path.with_name("resources.json.default").read_text())
+    path.write_text(json.dumps({**content, "components": [*content["components"], OLD]}))
+    found = problems(examine(folder))
+    assert "killed processes" not in found
+    assert found["components"].status == "error"
+    assert str(path) in found["components"].text
+    assert f"names {OLD['path']}" in found["components"].text
+    assert "suture.flare.stale_jobs.StaleJobs" in found["components"].text
+    command = found["components"].remedy.partition(":")[0]
+    assert command == f"suture policy {folder} --survive"
+    assert CliRunner().invoke(app, command.split()[1:]).exit_code == 0
+    assert not {"components", "killed processes"} & problems(examine(folder)).keys()
+    paths = [component["path"] for component in json.loads(path.read_text())["components"]]
+    assert paths == [*(c["path"] for c in content["components"]), "suture.flare.stale_jobs.StaleJobs"]
 
 
 def test_a_server_needs_no_data_and_its_port_may_be_free(make_kit: MakeKit) -> None:

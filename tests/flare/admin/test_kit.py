@@ -25,7 +25,7 @@ def test_no_kit_and_a_broken_kit_are_named(make_kit: MakeKit, tmp_path: Path) ->
     with pytest.raises(ConfigError, match=r"fed_client\.json is not valid JSON"):
         read_kit(folder)
     (folder / "startup" / "fed_client.json").write_text('{"servers": []}')
-    with pytest.raises(ConfigError, match="provision the kit anew"):
+    with pytest.raises(ConfigError, match="provision the kit again"):
         read_kit(folder)
 
 

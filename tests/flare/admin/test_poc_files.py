@@ -12,7 +12,7 @@ from startup_kits import MakeKit
 from suture.core.errors import ConfigError
 from suture.data.config import load_site_config
 from suture.flare.admin.kit import kits_in
-from suture.flare.admin.poc import clear, free_port, hand_out, project_of, project_template, simulate
+from suture.flare.admin.poc import clear, free_port, place_configs, project_of, project_template, simulate
 from suture.simulation.job import Job, load_job, with_settings
 
 SITES = ("harbor", "lakeside", "northfield")
@@ -63,11 +63,11 @@ def test_each_party_finds_its_own_data(make_kit: MakeKit, tmp_path: Path) -> Non
     job = small()
     names, data = simulate(job, tmp_path)
     assert sorted(names) == list(SITES)
-    stale = data / "of-an-earlier-deal"
+    stale = data / "of-an-earlier-partition"
     stale.mkdir()
     (stale / "suture.toml").write_text("")
     kits = kits_in(tmp_path)
-    hand_out(job, names, data, kits)
+    place_configs(job, names, data, kits)
     for name in (*SITES, "server"):
         config = load_site_config(kits[name].folder / "local" / "suture.toml")
         assert config.data.root == data / name / "images"
@@ -81,7 +81,7 @@ def test_a_federation_of_other_sites_is_refused_and_untouched(make_kit: MakeKit,
     job = small()
     names, data = simulate(job, tmp_path)
     with pytest.raises(ConfigError, match=r"elsewhere.*--overwrite"):
-        hand_out(job, names, data, kits_in(tmp_path))
+        place_configs(job, names, data, kits_in(tmp_path))
     assert not (folder / "local" / "suture.toml").exists()
 
 

@@ -128,7 +128,7 @@ def test_a_party_survives_by_one_component_and_keeps_the_others(role: str, make_
     assert components["job_scheduler"] == "nvflare.DefaultJobScheduler"
     own = "suture.flare.launcher.TolerantLauncher" if role == "site" else "nvflare.ClientProcessJobLauncher"
     assert components["process_launcher"] == own
-    assert ("abandoned_jobs" in components) == (role == "server")
+    assert ("stale_jobs" in components) == (role == "server")
     assert survives(kit)
     before = path.read_bytes()
     survive(kit)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from suture.flare.admin.refusals import explain, refusals
+from suture.flare.admin.remote import explain, refusals
 
 META = {"status": "FINISHED:ABNORMAL", "submitter_role": "lead", "job_deploy_detail": ["server: OK"]}
 # As FLARE 2.9 writes it.
@@ -54,7 +54,7 @@ def test_logs_are_translated(log: str, words: list[str]) -> None:
 
 
 def test_other_refusals_keep_flares_words() -> None:
-    assert "harbor did not take the job: disk full" in said(["harbor: disk full"])
+    assert "harbor did not accept the job: disk full" in said(["harbor: disk full"])
     assert "did not answer" in said(["harbor: no reply (deployment timeout)"])
     assert "does not know the sites x,y" in said(["invalid_clients: x,y"])
     assert said(["server: OK", "harbor: OK"], {"server": "all is well"}) == ""

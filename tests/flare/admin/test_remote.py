@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,10 @@ from suture.core.errors import ConfigError, FederationError
 from suture.federation.server.open import describe
 from suture.federation.server.record import Record
 from suture.flare.admin.kit import Kit, read_kit
-from suture.flare.admin.remote import place, state
-from suture.flare.admin.tail import Tail
+from suture.flare.admin.remote import Tail, download, state, submit
 from suture.flare.event_feed import EXPERIMENT
 from suture.methods.surgical import SurgicalAggregation
+from suture.simulation.job import load_job
 
 KIT = Kit(Path("nowhere"), "admin", "admin@trial.org", "trial", "localhost", 8002)
 META = {"status": "FINISHED:COMPLETED", "submitter_role": "lead", "job_deploy_detail": ["server: OK"]}
@@ -59,7 +60,7 @@ def test_results_lie_where_a_run_of_the_simulator_leaves_them(
     done: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    out = place(Remote(done, META), KIT, "j", None)  # type: ignore[arg-type]
+    out = download(Remote(done, META), KIT, "j", None)  # type: ignore[arg-type]
     assert out == Path("runs") / "demo-1"
     for name in ("report.html", "metrics.json", "history.jsonl", "model/model.safetensors"):
         assert (out / name).is_file()
@@ -72,7 +73,7 @@ def test_a_followed_run_keeps_its_environment_and_hears_the_end(done: Path, tmp_
     events = [json.loads(line) for line in (done / "events.jsonl").read_text().splitlines()]
     tail = Tail(out)
     tail.take(0, events[:3])
-    place(Remote(done, META), KIT, "j", out, tail)  # type: ignore[arg-type]
+    download(Remote(done, META), KIT, "j", out, tail)  # type: ignore[arg-type]
     assert [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()] == events
     run = json.loads((out / "run.json").read_text())
     assert (run["env"], run["flare_job"], run["status"]) == ("prod", "j", "finished")
@@ -84,7 +85,7 @@ def test_another_experiments_folder_is_not_touched(done: Path, tmp_path: Path) -
     Record(out).update(experiment="demo-0")
     before = (out / "run.json").read_bytes()
     with pytest.raises(ConfigError, match="choose another --out"):
-        place(Remote(done, META), KIT, "j", out)  # type: ignore[arg-type]
+        download(Remote(done, META), KIT, "j", out)  # type: ignore[arg-type]
     assert sorted(path.name for path in out.iterdir()) == ["run.json"]
     assert (out / "run.json").read_bytes() == before
 
@@ -96,7 +97,7 @@ def test_a_job_that_never_began_fails_with_the_reason_and_keeps_the_log(tmp_path
     (workspace / "log.txt").write_text("No module named 'suture'")
     describe(Record(out), federation.plan, federation.schedule)
     with pytest.raises(FederationError, match=r"server has no suture\. Install"):
-        place(Remote(workspace, META), KIT, "j", out)  # type: ignore[arg-type]
+        download(Remote(workspace, META), KIT, "j", out)  # type: ignore[arg-type]
     run = json.loads((out / "run.json").read_text())
     assert run["status"] == "failed"
     assert "Install suture" in run["error"]
@@ -108,7 +109,7 @@ def test_a_run_that_failed_tells_the_servers_own_reason(done: Path, tmp_path: Pa
     run = json.loads((done / "run.json").read_text())
     (done / "run.json").write_text(json.dumps({**run, "status": "failed", "error": "two rounds failed"}))
     with pytest.raises(FederationError, match="two rounds failed"):
-        place(Remote(done, {"status": "FINISHED:ABNORMAL"}), KIT, "j", tmp_path / "mine")  # type: ignore[arg-type]
+        download(Remote(done, {"status": "FINISHED:ABNORMAL"}), KIT, "j", tmp_path / "mine")  # type: ignore[arg-type]
     assert (tmp_path / "mine" / "history.jsonl").is_file()
 
 
@@ -133,7 +134,7 @@ def test_what_a_crashed_job_committed_is_taken_from_a_server_on_this_machine(
     path.write_text(json.dumps({**json.loads(path.read_text()), "status": "running"}))
     out = tmp_path / "deep" / "new"
     with pytest.raises(FederationError, match="suture resume demo-1 --startup-kit"):
-        place(Remote(crashed, CRASHED), read_kit(admin), "j", out)  # type: ignore[arg-type]
+        download(Remote(crashed, CRASHED), read_kit(admin), "j", out)  # type: ignore[arg-type]
     assert (out / "history.jsonl").read_bytes() == (done / "history.jsonl").read_bytes()
     assert (out / "flare.log").read_text() == "the log"
     assert json.loads((out / "run.json").read_text())["status"] == "failed"
@@ -147,8 +148,20 @@ def test_elsewhere_a_crashed_job_says_where_its_rounds_are_and_how_it_goes_on(
     with pytest.raises(
         FederationError, match=r"at the server, in demo-1/ of the folder that \[storage\] state"
     ):
-        place(Remote(crashed, CRASHED), kit, "j", out)  # type: ignore[arg-type]
+        download(Remote(crashed, CRASHED), kit, "j", out)  # type: ignore[arg-type]
     assert [path.name for path in out.iterdir()] == ["flare.log"]
+
+
+def test_a_method_that_other_parties_cannot_load_is_refused_at_once(
+    tmp_path: Path,
+) -> None:
+    class Mine(SurgicalAggregation):
+        pass
+
+    job = replace(load_job("demo"), method=Mine())
+    with pytest.raises(ConfigError, match=r"installed package.*suture\.methods"):
+        submit(job, "prod", KIT, tmp_path / "r", "demo-1")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_waiting_job_says_what_it_waits_for() -> None:

@@ -11,8 +11,17 @@ import pytest
 
 from suture.core.errors import ConfigError
 from suture.flare.admin.kit import read_json, read_kit
-from suture.flare.admin.policy import CLASSES, allow_classes, code_rights, policy_file, refuse_code
-from suture.flare.admin.strict import FILTER, PRIVACY, make_strict, ways_round
+from suture.flare.admin.policy import (
+    CLASSES,
+    FILTER,
+    PRIVACY,
+    allow_classes,
+    bypasses,
+    code_rights,
+    make_strict,
+    policy_file,
+    refuse_code,
+)
 
 MakeKit = Callable[..., Path]
 PUBLISHED = Path(__file__).resolve().parents[3] / "poc_workspace" / "policy"
@@ -20,10 +29,10 @@ PUBLISHED = Path(__file__).resolve().parents[3] / "poc_workspace" / "policy"
 
 def test_a_strict_site_leaves_no_way_round(make_kit: MakeKit) -> None:
     kit = read_kit(make_kit("site"))
-    assert len(list(ways_round(kit))) == 3
+    assert len(list(bypasses(kit))) == 3
     written = make_strict(kit)
     assert {path.name for path in written} == {"resources.json", "authorization.json", "privacy.json"}
-    assert not list(ways_round(kit))
+    assert not list(bypasses(kit))
     resources = read_json(kit.folder / "local" / "resources.json")
     assert resources["class_allow_list"] == list(CLASSES["site"])
     assert resources["allow_log_streaming"] is False
@@ -57,7 +66,7 @@ def test_what_a_list_leaves_open(change: dict[str, Any], way: str, make_kit: Mak
     make_strict(kit)
     path = policy_file(kit, "resources")
     path.write_text(json.dumps({**read_json(path), **change}))
-    (found,) = ways_round(kit)
+    (found,) = bypasses(kit)
     assert way in found
 
 
@@ -66,7 +75,7 @@ def test_a_list_that_is_absent_is_flares_own(make_kit: MakeKit) -> None:
     make_strict(kit)
     path = policy_file(kit, "resources")
     path.write_text(json.dumps({k: v for k, v in read_json(path).items() if k != "class_allow_list"}))
-    (found,) = ways_round(kit)
+    (found,) = bypasses(kit)
     assert "by default" in found
 
 
@@ -89,7 +98,7 @@ def test_every_scope_needs_the_filter(privacy: dict[str, Any], ways: list[str], 
     kit = read_kit(make_kit("site"))
     make_strict(kit)
     (kit.folder / "local" / "privacy.json").write_text(json.dumps(privacy))
-    assert list(ways_round(kit)) == ways
+    assert list(bypasses(kit)) == ways
 
 
 def test_scopes_of_the_site_itself_are_not_replaced(make_kit: MakeKit) -> None:
@@ -111,4 +120,4 @@ def test_the_lenient_policy_leaves_ways(make_kit: MakeKit) -> None:
     kit = read_kit(make_kit("site"))
     allow_classes(kit)
     refuse_code(kit)
-    assert ["more class" in way or "privacy.json" in way for way in ways_round(kit)] == [True, True]
+    assert ["more class" in way or "privacy.json" in way for way in bypasses(kit)] == [True, True]

@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from suture.flare.admin.tail import Tail
+from suture.flare.admin.remote import Tail
 from suture.flare.event_feed import EventFeed
 
 
@@ -60,8 +60,8 @@ def test_each_event_once_and_in_order(spans: list[tuple[int, int]]) -> None:
 
 def test_a_run_that_was_never_heard_of_begins_at_its_beginning(tmp_path: Path) -> None:
     tail = Tail(tmp_path)
-    tail.say("job 1")
-    tail.say("job 1")
+    tail.note("job 1")
+    tail.note("job 1")
     tail.finish([{"event": "begin", "n": 1}, *events(2), {"event": "begin", "n": 2}, *events(1)])
     assert [e["event"] for e in here(tmp_path)] == ["note", "begin", "round"]
     assert here(tmp_path)[1]["n"] == 2

@@ -1,4 +1,4 @@
-"""Looking over one party of a federation before it takes part: its machine, its kit, its policy, its data."""
+"""Examination of one party of a federation before it takes part: machine, startup kit, policy and data."""
 
 from __future__ import annotations
 
@@ -20,10 +20,16 @@ from suture.data.config import SiteConfig, find_site_config, load_server_config,
 from suture.data.readers import load_table
 from suture.data.table import SPLITS
 from suture.federation.plan import code_hash
-from suture.flare.admin.findings import Finding, error, ok, warning
 from suture.flare.admin.kit import Kit, read_kit
-from suture.flare.admin.kit_checks import check_certificates, check_connection
-from suture.flare.admin.policy_checks import check_policy
+from suture.flare.admin.kit_checks import (
+    Finding,
+    check_certificates,
+    check_connection,
+    check_policy,
+    error,
+    ok,
+    warning,
+)
 
 _FLARE = "2.9."
 _PYTHON = (3, 11)
@@ -31,7 +37,7 @@ _LOW, _LITTLE = 1, 5  # GiB of disk
 
 
 def examine(folder: Path) -> list[Finding]:
-    """Everything that can be seen from this machine, in the order in which it should be mended.
+    """Return every finding of the checks that this machine can make, in the order in which to correct them.
 
     Args:
         folder: the party's FLARE workspace, which is its startup kit.
@@ -53,7 +59,7 @@ def examine(folder: Path) -> list[Finding]:
 
 
 def check_versions() -> Iterator[Finding]:
-    """Python, torch, FLARE and this package; all parties need the same code of it."""
+    """Check Python, torch, FLARE and this package; all parties need the same code of this package."""
     python = platform.python_version()
     if sys.version_info[:2] < _PYTHON:
         yield error("python", python, "install Python 3.11 or newer")
@@ -75,7 +81,7 @@ def check_versions() -> Iterator[Finding]:
 
 
 def check_clock() -> Iterator[Finding]:
-    """Certificates are valid from and to a time, so the clock must be right."""
+    """Check the clock, since certificates are valid from and to a certain time."""
     now = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC"
     tool = shutil.which("timedatectl")
     synchronised = ""
@@ -90,7 +96,7 @@ def check_clock() -> Iterator[Finding]:
 
 
 def find_config(kit: Kit) -> tuple[SiteConfig | None, list[Finding]]:
-    """The party's suture.toml; a server can do without, a site cannot."""
+    """Return the party's configuration, if any, and the findings; a site needs one, a server does not."""
     try:
         path = find_site_config(kit.name, kit.folder)
     except ConfigError as problem:
@@ -109,16 +115,16 @@ def find_config(kit: Kit) -> tuple[SiteConfig | None, list[Finding]]:
             ]
         return load_site_config(path), [ok("suture.toml", str(path))]
     except ConfigError as problem:
-        return None, [error("suture.toml", str(problem), "mend the file; see docs/data.md")]
+        return None, [error("suture.toml", str(problem), "correct the file; see docs/data.md")]
 
 
 def check_data(config: SiteConfig) -> Iterator[Finding]:
-    """What the table says; the images themselves are read by `suture data check`."""
+    """Check the table of the data; `suture data check` also reads the images."""
     try:
         table = load_table(config.data)
     except SutureError as problem:
         yield error(
-            "data", str(problem), "mend the table; `suture data check suture.toml` shows all that is wrong"
+            "data", str(problem), "correct the table; `suture data check suture.toml` lists every problem"
         )
         return
     counts = ", ".join(f"{len(table.of(split))} {split}" for split in SPLITS)
@@ -129,17 +135,17 @@ def check_data(config: SiteConfig) -> Iterator[Finding]:
     else:
         yield ok("data", text)
     if not config.data.root.exists():
-        yield error("images", f"{config.data.root} does not exist", "mend [data] root in suture.toml")
+        yield error("images", f"{config.data.root} does not exist", "correct [data] root in suture.toml")
 
 
 def check_device(config: SiteConfig) -> Iterator[Finding]:
-    """The device that suture.toml names."""
+    """Check the device that suture.toml names."""
     wanted, count = config.training.device, torch.cuda.device_count()
     if reason := unusable(wanted):
         yield error(
             "device",
             f'[training] device = "{wanted}" cannot be used: {reason}; torch sees {count} GPUs',
-            'mend the driver or CUDA_VISIBLE_DEVICES, or write device = "cpu"',
+            'repair the driver or CUDA_VISIBLE_DEVICES, or write device = "cpu"',
         )
     elif wanted.startswith("cuda"):
         facts = torch.cuda.get_device_properties(torch.device(wanted))
@@ -150,14 +156,17 @@ def check_device(config: SiteConfig) -> Iterator[Finding]:
 
 
 def check_disk(kit: Kit, config: SiteConfig | None) -> Iterator[Finding]:
-    """Room for the workspace, the state of the rounds and the decoded images."""
-    places = {"disk of the workspace": kit.folder}
+    """Check the free disk space for the workspace, the state of the rounds and the decoded images."""
+    folders = {"disk of the workspace": kit.folder}
     if config:
-        places |= {"disk of the state": config.storage.state, "disk of the cache": config.storage.cache}
-    for about, place in places.items():
-        there = next(path for path in (place, *place.parents) if path.exists())
+        folders |= {"disk of the state": config.storage.state, "disk of the cache": config.storage.cache}
+    for about, folder in folders.items():
+        there = next(path for path in (folder, *folder.parents) if path.exists())
         free = shutil.disk_usage(there).free / 2**30
-        text, remedy = f"{free:.1f} GiB free at {there}", "make room, or name another folder under [storage]"
+        text, remedy = (
+            f"{free:.1f} GiB free at {there}",
+            "free some space, or name another folder under [storage]",
+        )
         if free < _LOW:
             yield error(about, text, remedy)
         elif free < _LITTLE:

@@ -1,4 +1,4 @@
-"""A startup kit: the folder that FLARE's provisioning made for one party, and what is written in it."""
+"""Startup kits: the folder that FLARE's provisioning makes for one party, and the files in it."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Kit:
 
     Attributes:
         folder: holds ``startup/`` and ``local/``.
-        role: whose it is.
-        name: of the party, as its certificate says.
-        project: of the provisioning.
+        role: of the party.
+        name: of the party, read from its certificate.
+        project: name of the provisioned project.
         host, port: where the server listens; it has one port for sites and administrators.
     """
 
@@ -40,15 +40,15 @@ class Kit:
 
     @property
     def server(self) -> str:
-        """The server's address."""
+        """The server's address, ``host:port``."""
         return f"{self.host}:{self.port}"
 
 
 def read_kit(folder: Path) -> Kit:
-    """The startup kit in a folder.
+    """Return the startup kit in a folder.
 
     Raises:
-        ConfigError: there is none, or a file of it is broken; names the file.
+        ConfigError: the folder holds none, or one of its files is broken; names the file.
     """
     folder = folder.expanduser().resolve()
     startup = folder / "startup"
@@ -70,11 +70,11 @@ def read_kit(folder: Path) -> Kit:
             host, _, port = first["service"]["target"].rpartition(":")
         return Kit(folder, role, _common_name(startup / CERTIFICATES[role]), project, host, int(port))
     except (KeyError, IndexError, TypeError, ValueError) as error:
-        raise ConfigError(f"{startup / _FILES[role]} is broken ({error}); provision the kit anew") from error
+        raise ConfigError(f"{startup / _FILES[role]} is broken ({error}); provision the kit again") from error
 
 
 def read_json(path: Path) -> Any:
-    """A JSON file of a kit.
+    """Return the content of a JSON file of a kit.
 
     Raises:
         ConfigError: it is absent or not JSON; names the file and line.
@@ -88,17 +88,17 @@ def read_json(path: Path) -> Any:
 
 
 def certificate(path: Path) -> x509.Certificate:
-    """A certificate of a kit.
+    """Return a certificate of a kit.
 
     Raises:
-        ConfigError: it is absent or not readable.
+        ConfigError: the file is absent or no certificate.
     """
     try:
         return x509.load_pem_x509_certificate(path.read_bytes())
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}; provision the kit anew") from error
+        raise ConfigError(f"{path}: {error.strerror}; provision the kit again") from error
     except ValueError as error:
-        raise ConfigError(f"{path} is no certificate: {error}; provision the kit anew") from error
+        raise ConfigError(f"{path} is no certificate: {error}; provision the kit again") from error
 
 
 def _common_name(path: Path) -> str:
@@ -106,10 +106,10 @@ def _common_name(path: Path) -> str:
 
 
 def admin_kit(startup_kit: Path | None, env: str = "poc") -> Kit:
-    """The startup kit of an administrator: the one that is named, or that of the POC's project admin.
+    """Return the startup kit of an administrator: by default that of the POC's project admin.
 
     Raises:
-        ConfigError: none was named for ``prod``, there is no POC, or the kit is another party's.
+        ConfigError: no kit is named for ``prod``, there is no POC, or the kit belongs to another party.
     """
     if startup_kit is None and env != "poc":
         raise ConfigError(
@@ -122,12 +122,12 @@ def admin_kit(startup_kit: Path | None, env: str = "poc") -> Kit:
 
 
 def poc_folder() -> Path:
-    """Where FLARE keeps the POC of this machine: NVFLARE_POC_WORKSPACE, or its default."""
+    """Return the folder of this machine's POC: NVFLARE_POC_WORKSPACE, else FLARE's default."""
     return Path(os.environ.get("NVFLARE_POC_WORKSPACE", "/tmp/nvflare/poc"))
 
 
 def kits_in(folder: Path) -> dict[str, Kit]:
-    """The startup kits of a provisioned project by party: those of the newest ``PROJECT/prod_NN``.
+    """Return the startup kits of a provisioned project by party: those of the newest ``PROJECT/prod_NN``.
 
     Raises:
         ConfigError: the folder holds no provisioned project, or more than one.
@@ -143,15 +143,15 @@ def kits_in(folder: Path) -> dict[str, Kit]:
 
 
 def project_admin(folder: Path) -> Kit:
-    """The kit of a provisioned project's administrator.
+    """Return the kit of a provisioned project's administrator.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: the project has none.
     """
     for kit in kits_in(folder).values():
         if kit.role == "admin":
             subject = certificate(kit.folder / "startup" / "client.crt").subject
-            # FLARE writes the role of a user into his certificate, under this name.
+            # FLARE writes the role of a user into their certificate, under this name.
             if any(
                 a.value == "project_admin" for a in subject.get_attributes_for_oid(NameOID.UNSTRUCTURED_NAME)
             ):

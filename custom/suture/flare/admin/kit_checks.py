@@ -1,4 +1,4 @@
-"""A kit's certificates, and whether the server can be reached with them."""
+"""Checks of one party's startup kit: certificates, connection to the server, and policy."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import socket
 import ssl
 import stat
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import Literal
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
@@ -17,16 +19,57 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from suture.core.errors import ConfigError
-from suture.flare.admin.findings import Finding, error, ok, warning
-from suture.flare.admin.kit import CERTIFICATES, Kit, certificate
+from suture.flare.admin.kit import CERTIFICATES, Kit, certificate, read_json
+from suture.flare.admin.policy import (
+    bypasses,
+    code_rights,
+    missing_classes,
+    moved_components,
+    policy_file,
+    survives,
+)
 
 _SOON = timedelta(days=30)
 _WAIT = 5.0
-_ANEW = "have this kit provisioned anew (docs/deployment.md, Certificates)"
+_ANEW = "have this kit provisioned again (docs/deployment.md, Certificates)"
+_RESTORE = "restore it from the startup kit's archive"
+
+Status = Literal["ok", "warning", "error"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of one check; a line of `suture doctor`.
+
+    Attributes:
+        about: the subject of the check, in a word or two.
+        text: what the check found.
+        remedy: what to do about it; empty where nothing has to be done.
+    """
+
+    about: str
+    status: Status
+    text: str
+    remedy: str = ""
+
+
+def ok(about: str, text: str) -> Finding:
+    """Return the finding of a check that passed."""
+    return Finding(about, "ok", text)
+
+
+def warning(about: str, text: str, remedy: str) -> Finding:
+    """Return a finding that the administrator should know of."""
+    return Finding(about, "warning", text, remedy)
+
+
+def error(about: str, text: str, remedy: str) -> Finding:
+    """Return a finding that must be corrected before the party can take part."""
+    return Finding(about, "error", text, remedy)
 
 
 def check_certificates(kit: Kit) -> Iterator[Finding]:
-    """The party's own certificate and the project's root: dates, signature, key."""
+    """Check the party's own certificate and the project's root certificate: dates, signature, key."""
     startup, own = kit.folder / "startup", CERTIFICATES[kit.role]
     found: dict[str, x509.Certificate] = {}
     for name in (own, "rootCA.pem"):
@@ -58,7 +101,7 @@ def _dates(name: str, cert: x509.Certificate) -> Finding:
 
 
 def _key(kit: Kit, cert: x509.Certificate) -> Iterator[Finding]:
-    """Whether the private key is that of the certificate, and nobody else may read it."""
+    """Check that the private key belongs to the certificate, and that no other user can read it."""
     path = kit.folder / "startup" / CERTIFICATES[kit.role].replace(".crt", ".key")
     try:
         key = load_pem_private_key(path.read_bytes(), None)
@@ -75,14 +118,14 @@ def _key(kit: Kit, cert: x509.Certificate) -> Iterator[Finding]:
 
 
 def check_connection(kit: Kit) -> Iterator[Finding]:
-    """The server's port, with mutual TLS; at the server itself it may also be free."""
+    """Connect to the server's port with mutual TLS; on the server's own machine the port may also be free."""
     host = "localhost" if kit.role == "server" else kit.host
     where = f"{host}:{kit.port}"
     try:
         plain = socket.create_connection((host, kit.port), timeout=_WAIT)
     except socket.gaierror as problem:
         yield error(
-            "connection", f"the name {host} has no address ({problem})", "add it to the DNS or /etc/hosts"
+            "connection", f"the name {host} has no address ({problem})", "add it to the DNS or to /etc/hosts"
         )
         return
     except OSError as problem:
@@ -114,3 +157,100 @@ def _context(kit: Kit) -> ssl.SSLContext:
     crt = startup / CERTIFICATES[kit.role]
     context.load_cert_chain(crt, crt.with_suffix(".key"))
     return context
+
+
+def check_policy(kit: Kit) -> list[Finding]:
+    """Check resources.json, authorization.json and privacy.json of one party."""
+    return [*_code(kit), *_killed_processes(kit), *_logs(kit), *_filter(kit)]
+
+
+def _code(kit: Kit) -> Iterator[Finding]:
+    """Check whose code may run: the installed package's, code that travels with jobs, both or none."""
+    try:
+        missing = missing_classes(kit)
+    except ConfigError as problem:
+        yield error("resources.json", str(problem), _RESTORE)
+        return
+    try:
+        granted = [role for role, right in code_rights(kit).items() if right != "none"]
+    except ConfigError as problem:
+        yield error("authorization.json", str(problem), _RESTORE)
+        return
+    path, rights = policy_file(kit, "resources"), policy_file(kit, "authorization")
+    remedy = (
+        f"suture policy {kit.folder}: adds {', '.join(missing)} to class_allow_list in local/resources.json"
+    )
+    refused = f"{path} does not allow suture's classes"
+    if not missing:
+        yield ok("installed code", f"{path} allows suture's classes")
+    elif granted:
+        yield warning("installed code", f"{refused}: jobs must bring the package", remedy)
+    else:
+        yield error("installed code", f"{refused}, and jobs may bring no code", remedy)
+    if not granted:
+        yield ok("code of jobs", f"{rights} refuses it (byoc)")
+    elif kit.role == "site":
+        yield warning(
+            "code of jobs",
+            f"{rights} lets jobs of {', '.join(granted)} bring code (byoc); it can bypass the filter",
+            f"suture policy {kit.folder} --refuse-code: sets byoc to none for every role",
+        )
+    else:
+        yield ok("code of jobs", f"{rights} lets jobs of {', '.join(granted)} bring code (byoc)")
+
+
+def _killed_processes(kit: Kit) -> Iterator[Finding]:
+    """Check whether the death of a process ends more than it must, and whether its component still exists."""
+    try:
+        prepared, moved = survives(kit), moved_components(kit)
+    except ConfigError:
+        return  # `_code` reports it
+    lost = "a killed job process ends the whole job, or a lost request is noticed after five minutes"
+    what = lost if kit.role == "site" else "jobs of before a crash stay"
+    remedy = f"suture policy {kit.folder} --survive"
+    for old, new in moved.items():
+        path = policy_file(kit, "resources")
+        yield error(
+            "components",
+            f"{path} names {old}, which this version of suture does not have: it is now {new}",
+            f"{remedy}: replaces it; then start {kit.name} again",
+        )
+    if prepared:
+        yield ok("killed processes", "are started again" if kit.role == "site" else "leave no job as RUNNING")
+    elif not moved:
+        yield warning("killed processes", what, f"{remedy}, where suture is installed")
+
+
+def _logs(kit: Kit) -> Iterator[Finding]:
+    """Check whether the error log stays at a site, since it may name files and patients."""
+    if kit.role != "site":
+        return
+    path = policy_file(kit, "resources")
+    if path.exists() and read_json(path).get("allow_log_streaming", False):
+        yield warning(
+            "logs",
+            f"{path} sends the site's error log to the server; it may name files",
+            f"suture policy {kit.folder} --keep-logs: sets allow_log_streaming to false",
+        )
+    else:
+        yield ok("logs", "stay at the site")
+
+
+def _filter(kit: Kit) -> Iterator[Finding]:
+    """Check whether only what the method of a job declares can leave a site, whatever the job contains."""
+    if kit.role != "site":
+        return
+    try:
+        ways = list(bypasses(kit))
+    except ConfigError as problem:
+        if "privacy.json" in str(problem):  # `_code` reports the other files
+            yield error("filter", str(problem), "correct it, or move it away")
+        return
+    if ways:
+        yield warning(
+            "filter",
+            f"a job could send what its method does not declare: {'; '.join(ways)}",
+            f"suture policy {kit.folder} --strict, where all jobs are suture's",
+        )
+    else:
+        yield ok("filter", "nothing leaves that a method does not declare, and no job can change that")

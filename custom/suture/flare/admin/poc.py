@@ -1,20 +1,21 @@
-"""A federation of processes on this machine: provisioned with certificates and given data, ready to start."""
+"""A federation of processes on this machine (FLARE's POC): certificates, data and policy, ready to start."""
 
 from __future__ import annotations
 
+import io
 import shutil
 import socket
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from suture.core.errors import ConfigError
+from suture.core.errors import ConfigError, FederationError
 from suture.core.files import atomic_write
 from suture.flare.admin.kit import Kit, kits_in, poc_folder
-from suture.flare.admin.policy import allow_classes, survive
-from suture.flare.admin.strict import make_strict
+from suture.flare.admin.policy import allow_classes, make_strict, survive
 from suture.simulation.job import Job, jobs_folder
 from suture.simulation.partition import SERVER
 
@@ -22,15 +23,15 @@ _DATA = "data"
 
 
 def project_template() -> Path:
-    """The repository's poc_workspace/project.yml."""
+    """Return the path of the repository's poc_workspace/project.yml."""
     return jobs_folder().parent / "poc_workspace" / "project.yml"
 
 
 def project_of(template: Path, sites: Sequence[str], port: int) -> dict[str, Any]:
-    """A project with the sites of a job in place of the template's, and the server's port.
+    """Return a project of FLARE with the sites of a job in place of the template's, and the server's port.
 
     Raises:
-        ConfigError: the template is absent or no project of FLARE.
+        ConfigError: the template is absent or no project file.
     """
     try:
         project: dict[str, Any] = yaml.safe_load(template.read_text())
@@ -48,7 +49,7 @@ def project_of(template: Path, sites: Sequence[str], port: int) -> dict[str, Any
 
 
 def free_port(wanted: int) -> int:
-    """The port that is wanted, or another where it is in use."""
+    """Return the port that is wanted, or a free one where it is in use."""
     for port in (wanted, 0):
         with socket.socket() as probe:
             try:
@@ -60,31 +61,49 @@ def free_port(wanted: int) -> int:
 
 
 def parties(kits: dict[str, Kit]) -> tuple[Kit, dict[str, Kit]]:
-    """The server's kit, and those of the sites by name.
+    """Return the server's kit, and those of the sites by name.
 
     Raises:
-        ConfigError: there is not one server.
+        ConfigError: the number of servers is not one.
     """
     servers = [kit for kit in kits.values() if kit.role == "server"]
     if len(servers) != 1:
-        raise ConfigError(f"a federation has one server, this one has {len(servers)}; provision it anew")
+        raise ConfigError(f"a federation has one server, this one has {len(servers)}; provision it again")
     return servers[0], {name: kit for name, kit in kits.items() if kit.role == "site"}
 
 
 def provisioned(folder: Path) -> bool:
-    """Whether the folder holds startup kits already."""
+    """Return whether the folder already holds startup kits."""
     return any(folder.glob("*/prod_*/*/startup"))
+
+
+def provision(project: Path, folder: Path) -> None:
+    """Write the startup kits of a project, and make this POC the one of FLARE's own commands.
+
+    It is the same as ``nvflare poc prepare -i PROJECT``.
+
+    Raises:
+        FederationError: FLARE does not accept the project.
+    """
+    from nvflare.tool.poc.poc_commands import prepare_poc_provision, save_startup_kit_dir_config
+
+    with redirect_stdout(io.StringIO()):
+        try:
+            made = prepare_poc_provision([], 0, str(folder), "", False, str(project))
+        except (ValueError, RuntimeError, KeyError) as error:
+            raise FederationError(f"{project}: FLARE cannot provision it: {error}") from error
+        save_startup_kit_dir_config(str(folder), made["name"])
 
 
 def prepare(
     job: Job, folder: Path, template: Path, port: int, *, strict: bool = False, overwrite: bool = False
 ) -> dict[str, Kit]:
-    """Provisions a federation of a job's simulated sites, gives each its data, and its policy.
+    """Provision a federation of a job's simulated sites, and give each party its data and its policy.
 
     Args:
-        folder: of the POC; kits that are there stay, if they are of these sites.
+        folder: of the POC; existing kits stay if they belong to these sites.
         strict: whether sites have the strict policy: their own filter, no code that travels with jobs.
-        overwrite: whether to make what is there anew.
+        overwrite: whether to replace an existing federation.
 
     Returns:
         the kits by party.
@@ -96,14 +115,12 @@ def prepare(
     if overwrite:
         clear(folder)
     if not provisioned(folder):
-        from suture.flare.admin.provision import provision
-
         project = project_of(template, names, free_port(port))
         path = folder / "project.yml"
         atomic_write(path, yaml.safe_dump(project, sort_keys=False).encode())
         provision(path, folder)
     kits = kits_in(folder)
-    hand_out(job, names, data, kits)
+    place_configs(job, names, data, kits)
     server, sites = parties(kits)
     for kit in (server, *sites.values()):
         allow_classes(kit)
@@ -115,7 +132,7 @@ def prepare(
 
 
 def clear(folder: Path) -> None:
-    """Removes a federation, and leaves the data of its sites.
+    """Remove a federation, but not the data of its sites.
 
     Raises:
         ConfigError: the folder holds something else.
@@ -130,10 +147,13 @@ def clear(folder: Path) -> None:
 
 
 def simulate(job: Job, folder: Path) -> tuple[list[str], Path]:
-    """Writes the data of a job's simulated sites below the POC; returns the sites' names, and where.
+    """Write the data of a job's simulated sites below the POC's folder.
+
+    Returns:
+        the names of the sites, and the folder of their data.
 
     Raises:
-        ConfigError: the job simulates none.
+        ConfigError: the job simulates no sites.
     """
     if job.simulation is None:
         raise ConfigError(f"{job.name} simulates no sites; write each site's local/suture.toml yourself")
@@ -143,15 +163,15 @@ def simulate(job: Job, folder: Path) -> tuple[list[str], Path]:
 
 
 def data_of(job: Job, folder: Path) -> Path:
-    """Where the data of a job's simulated sites lie in a POC."""
+    """Return the folder of the data of a job's simulated sites in a POC."""
     return folder.resolve() / _DATA / job.name
 
 
-def hand_out(job: Job, names: Sequence[str], data: Path, kits: dict[str, Kit]) -> None:
-    """Puts each party's suture.toml where it will look for it: in its kit's local/.
+def place_configs(job: Job, names: Sequence[str], data: Path, kits: dict[str, Kit]) -> None:
+    """Copy each party's suture.toml to where the party looks for it: local/ of its kit.
 
     Args:
-        names, data: as `simulate` returns them.
+        names, data: the values that `simulate` returns.
 
     Raises:
         ConfigError: the federation has other sites than the job.
@@ -160,7 +180,7 @@ def hand_out(job: Job, names: Sequence[str], data: Path, kits: dict[str, Kit]) -
     if set(names) != set(sites):
         raise ConfigError(
             f"{server.folder.parent} has the sites {', '.join(sorted(sites))}, and {job.name} has "
-            f"{', '.join(sorted(names))}; make it anew with --overwrite, or choose another --dir"
+            f"{', '.join(sorted(names))}; replace it with --overwrite, or choose another --dir"
         )
     for name, kit in {SERVER: server, **sites}.items():
         source, target = data / name / "suture.toml", kit.folder / "local" / "suture.toml"
@@ -171,5 +191,5 @@ def hand_out(job: Job, names: Sequence[str], data: Path, kits: dict[str, Kit]) -
 
 
 def chosen_folder(folder: Path | None) -> Path:
-    """The POC's folder: what was named, or where FLARE's own commands look."""
+    """Return the POC's folder: the one that is named, else the one that FLARE's own commands use."""
     return (folder or poc_folder()).expanduser().resolve()

@@ -1,11 +1,12 @@
-"""What a party's FLARE policy permits: which classes a job may name, and whether it may bring code.
+"""The FLARE policy of a party: which classes a job may name, whether it may bring code, what filters it.
 
-FLARE reads ``local/NAME.json``, and where that is absent ``local/NAME.json.default``, as provisioned.
+FLARE reads ``local/NAME.json``, and where that is absent ``local/NAME.json.default``, as provisioned; of
+``privacy`` it reads ``privacy.json`` only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,23 @@ CLASSES: dict[Role, tuple[str, ...]] = {
 
 COMPONENTS: dict[Role, dict[str, Any]] = {
     "site": {"id": "process_launcher", "path": "suture.flare.launcher.TolerantLauncher", "args": {}},
-    "server": {"id": "abandoned_jobs", "path": "suture.flare.stale_jobs.StaleJobs", "args": {}},
+    "server": {"id": "stale_jobs", "path": "suture.flare.stale_jobs.StaleJobs", "args": {}},
 }
-"""What lets a party survive the death of its processes; the site's takes the place of FLARE's launcher."""
+"""The component that lets a party survive the death of its processes; a site's replaces FLARE's launcher."""
+
+MOVED = {"suture.flare.abandoned.AbandonedJobs": "suture.flare.stale_jobs.StaleJobs"}
+"""The present path of each component that earlier versions installed under another path."""
+
+FILTER = "suture.flare.filters.EgressFilter"
+
+PRIVACY: dict[str, Any] = {
+    "scopes": [{"name": "suture", "task_result_filters": [{"path": FILTER, "args": {}}]}],
+    "default_scope": "suture",
+}
+"""The strict privacy.json: one scope, which is the default, so its filter applies to every job."""
 
 OVERDUE = 60
-"""Seconds without an answer after which a site asks again: a connection that is cut loses what was on it."""
+"""Seconds without an answer after which a site repeats a request: a broken connection loses pending ones."""
 
 # FLARE's "any" for a whole role has to be written out before one right is taken from it.
 _RIGHTS = (
@@ -34,19 +46,25 @@ _RIGHTS = (
     *("get_job_log", "list_job", "download_job_components"),
 )
 
+_SITE_ONLY = ("operate", "shell_commands")
+"""Rights that read or stop what belongs to the site; the strict policy leaves them to its organisation."""
+
 
 def policy_file(kit: Kit, name: str) -> Path:
-    """The file that FLARE reads, of ``resources``, ``authorization`` or ``privacy``; it may be absent."""
+    """Return the file that FLARE reads for ``resources`` or ``authorization``; it may be absent."""
     own = kit.folder / "local" / f"{name}.json"
     default = own.with_name(f"{name}.json.default")
     return default if default.exists() and not own.exists() else own
 
 
+# Classes that a job may name
+
+
 def missing_classes(kit: Kit) -> tuple[str, ...]:
-    """Suture's classes that the party does not allow.
+    """Return the classes of suture that the party does not allow.
 
     Raises:
-        ConfigError: its resources.json is absent, broken, or its list is no list.
+        ConfigError: its resources.json is absent or broken, or class_allow_list is no list.
     """
     path = policy_file(kit, "resources")
     entries = read_json(path).get("class_allow_list", [])
@@ -56,15 +74,33 @@ def missing_classes(kit: Kit) -> tuple[str, ...]:
 
 
 def allowed(name: str, entries: Sequence[str]) -> bool:
-    """Whether FLARE takes a class: `*`, its dotted path, or a prefix of it that ends at a dot."""
+    """Return whether FLARE accepts a class: an entry is `*`, a dotted path, or a prefix ending at a dot."""
     return any(e == "*" or name == e or name.startswith(e if e.endswith(".") else f"{e}.") for e in entries)
 
 
-def code_rights(kit: Kit) -> dict[str, str]:
-    """For each role of a submitter, whose jobs may bring code: FLARE's word (``any``, ``none``, ...).
+def allow_classes(kit: Kit) -> Path:
+    """Add the classes of suture, and no others, to the party's list; return the file.
 
     Raises:
-        ConfigError: its authorization.json is absent or broken.
+        ConfigError: the party has no policy yet, or a broken one.
+    """
+    path = policy_file(kit, "resources")
+    missing, resources = missing_classes(kit), read_json(path)
+    target = path.with_name("resources.json")
+    if missing:
+        resources["class_allow_list"] = [*missing, *resources.get("class_allow_list", [])]
+        write_json(target, resources)
+    return target if missing else path
+
+
+# Code that travels with a job
+
+
+def code_rights(kit: Kit) -> dict[str, str]:
+    """Return FLARE's right ``byoc`` (``any``, ``none``, ...) by the role of a submitter.
+
+    Raises:
+        ConfigError: authorization.json is absent or broken.
     """
     path = policy_file(kit, "authorization")
     try:
@@ -77,26 +113,27 @@ def code_rights(kit: Kit) -> dict[str, str]:
         raise ConfigError(f"{path}: its permissions cannot be read ({error})") from error
 
 
-def allow_classes(kit: Kit) -> Path:
-    """Adds suture's classes, and nothing else, to the party's list; returns the file.
+def refuse_code(kit: Kit) -> Path:
+    """Take the right to bring code from every role; return the file. FLARE reads it at the next start."""
+    path = policy_file(kit, "authorization")
+    code_rights(kit)
+    content = read_json(path)
+    for role, rights in content["permissions"].items():
+        own = dict.fromkeys(_RIGHTS, rights) if isinstance(rights, str) else dict(rights)
+        content["permissions"][role] = {**own, "byoc": "none"}
+    target = path.with_name("authorization.json")
+    write_json(target, content)
+    return target
 
-    Raises:
-        ConfigError: there is no policy to begin with.
-    """
-    path = policy_file(kit, "resources")
-    missing, resources = missing_classes(kit), read_json(path)
-    target = path.with_name("resources.json")
-    if missing:
-        resources["class_allow_list"] = [*missing, *resources.get("class_allow_list", [])]
-        write_json(target, resources)
-    return target if missing else path
+
+# Killed processes
 
 
 def survive(kit: Kit) -> Path:
-    """Lets a site's job outlive the death of its process, or a server forget the jobs of an earlier life.
+    """Install the component that restarts a site's killed job process, or clears a server's stale jobs.
 
-    Both are components of this package, so it must be installed for the Python that the party runs with.
-    A site also asks again sooner where a request has been lost, unless its file says when.
+    The components belong to this package, so it must be installed for the Python that runs the party.
+    A site also repeats a lost request after `OVERDUE` seconds, unless its file names another time.
 
     Returns:
         the file.
@@ -110,7 +147,10 @@ def survive(kit: Kit) -> Path:
         return path
     if not isinstance(resources.get("components"), list):
         raise ConfigError(f"{path} lists no components; restore it from the startup kit's archive")
-    others = [c for c in resources["components"] if c.get("id") != component["id"]]
+    replaced = {component["path"], *MOVED}
+    others = [
+        c for c in resources["components"] if c.get("id") != component["id"] and c.get("path") not in replaced
+    ]
     changed = {**resources, "components": [*others, component]}
     if kit.role == "site":
         changed["client"] = {"communication_timeout": OVERDUE, **resources.get("client", {})}
@@ -120,7 +160,7 @@ def survive(kit: Kit) -> Path:
 
 
 def survives(kit: Kit) -> bool:
-    """Whether `survive` has been here."""
+    """Return whether the settings of `survive` are in place."""
     component = COMPONENTS.get(kit.role)
     if component is None:
         return True
@@ -129,26 +169,95 @@ def survives(kit: Kit) -> bool:
     return placed and (kit.role != "site" or "communication_timeout" in resources.get("client", {}))
 
 
-def refuse_code(kit: Kit) -> Path:
-    """Takes from every role the right to bring code with a job; FLARE reads it at the party's next start.
+def moved_components(kit: Kit) -> dict[str, str]:
+    """Return the component paths of earlier versions that resources.json still names, with the present paths.
 
-    Returns:
-        the file.
+    Raises:
+        ConfigError: the party's resources.json is absent or broken.
     """
-    path = policy_file(kit, "authorization")
-    code_rights(kit)
-    content = read_json(path)
-    for role, rights in content["permissions"].items():
-        own = dict.fromkeys(_RIGHTS, rights) if isinstance(rights, str) else dict(rights)
-        content["permissions"][role] = {**own, "byoc": "none"}
-    target = path.with_name("authorization.json")
-    write_json(target, content)
-    return target
+    components = read_json(policy_file(kit, "resources")).get("components", [])
+    paths = {c.get("path") for c in components if isinstance(c, dict)}
+    return {old: new for old, new in MOVED.items() if old in paths}
+
+
+# Logs, and the strict policy
 
 
 def keep_logs(kit: Kit) -> Path:
-    """Stops the site from sending its error log to the server; returns the file."""
+    """Stop the site from sending its error log to the server; return the file."""
     path = policy_file(kit, "resources")
     target = path.with_name("resources.json")
     write_json(target, {**read_json(path), "allow_log_streaming": False})
     return target
+
+
+def make_strict(kit: Kit) -> list[Path]:
+    """Let a site's own filter check every answer; allow only suture's classes, no code, and keep the logs.
+
+    Returns:
+        the files that were written.
+
+    Raises:
+        ConfigError: the kit is not a site's, the site has scopes of its own, or a file is absent or broken.
+    """
+    if kit.role != "site":
+        raise ConfigError(f"{kit.folder} is the kit of a {kit.role}; the strict policy is a site's")
+    privacy = kit.folder / "local" / "privacy.json"
+    if privacy.exists() and read_json(privacy) != PRIVACY:
+        raise ConfigError(
+            f"{privacy} has scopes of the site's own; add {FILTER} to the task_result_filters of each, or "
+            "move the file away"
+        )
+    path = policy_file(kit, "resources")
+    listed = {
+        **read_json(path),
+        "class_list_enforcement_mode": "enforce",
+        "class_allow_list": CLASSES["site"],
+    }
+    rights = refuse_code(kit)
+    content = read_json(rights)
+    for own in content["permissions"].values():
+        own |= {right: "o:site" for right in _SITE_ONLY if own.get(right) == "any"}
+    write_json(rights, content)
+    write_json(path.with_name("resources.json"), listed)
+    write_json(privacy, PRIVACY)
+    return [keep_logs(kit), rights, privacy]
+
+
+def bypasses(kit: Kit) -> Iterator[str]:
+    """Yield each way in which a job could send what its method did not declare, under a site's policy.
+
+    Raises:
+        ConfigError: a file of the policy is absent or broken.
+    """
+    if any(right != "none" for right in code_rights(kit).values()):
+        yield "jobs may bring code"
+    resources = read_json(policy_file(kit, "resources"))
+    if resources.get("class_list_enforcement_mode", "enforce") != "enforce":
+        yield "the list of classes is not enforced"
+    listed = resources.get("class_allow_list")
+    if listed is None:
+        yield "jobs may name every class that FLARE allows by default"
+    elif others := sum(entry not in CLASSES["site"] for entry in listed):
+        yield f"jobs may name {others} more class{'es' if others > 1 else ''}"
+    yield from _unfiltered(kit.folder / "local" / "privacy.json")
+
+
+def _unfiltered(path: Path) -> Iterator[str]:
+    """Yield what lacks the filter in a privacy.json; FLARE reads this file, and no ``.default`` of it."""
+    if not path.exists():
+        yield "there is no privacy.json with the filter"
+        return
+    privacy = read_json(path)
+    try:
+        filters = {
+            str(scope["name"]): [f.get("path") for f in scope.get("task_result_filters", [])]
+            for scope in privacy["scopes"]
+        }
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{path} has no list of named scopes ({error})") from error
+    for name, paths in filters.items():
+        if FILTER not in paths:
+            yield f"scope {name} of privacy.json lacks the filter"
+    if privacy.get("default_scope") not in filters:
+        yield "privacy.json has no default scope"

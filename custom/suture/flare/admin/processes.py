@@ -1,4 +1,4 @@
-"""The processes of a federation on this machine: started, looked after, and stopped, these and no others."""
+"""The processes of a federation on this machine: start them, check them, and stop these and no others."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _GRACE = 10.0
 
 @dataclass(frozen=True)
 class Party:
-    """A party's process.
+    """The process of a party.
 
     Attributes:
-        started: its start by the system's clock; a process id alone may have gone to another process.
+        started: time of its start, by the system's clock; another process may have the same id later.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Party:
     started: float
 
     def process(self) -> psutil.Process | None:
-        """The process, while it lives."""
+        """Return the process while it runs, else None."""
         try:
             process = psutil.Process(self.pid)
             same = abs(process.create_time() - self.started) < 1 and process.status() != psutil.STATUS_ZOMBIE
@@ -44,9 +44,9 @@ class Party:
 
 
 def start(folder: Path, kits: Iterable[Kit]) -> list[Party]:
-    """Starts a process by its own start script for each kit whose party does not live.
+    """Start, by its own start script, the process of each kit whose party does not run.
 
-    All are noted in the POC's folder, those that live already too.
+    All processes are recorded in the POC's folder, including those that already run.
 
     Returns:
         the parties that were started.
@@ -70,33 +70,33 @@ def start(folder: Path, kits: Iterable[Kit]) -> list[Party]:
                 start_new_session=True,
             )
         begun.append(Party(kit.name, child.pid, psutil.Process(child.pid).create_time()))
-        # After each: what was started can be stopped, whatever happens next.
+        # After each one, so that it can be stopped whatever happens next.
         write_json(folder / _STARTED, [vars(party) for party in (*others, *begun)])
     return begun
 
 
 def _environment() -> dict[str, str]:
-    """This Python comes first, as `python3` of the start script; sites look for their own configuration."""
-    kept = {key: value for key, value in os.environ.items() if key != "SUTURE_SITES"}
-    return {**kept, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{kept.get('PATH', '')}"}
+    """Return the environment of a party: this Python is `python3`; sites find their own configuration."""
+    others = {key: value for key, value in os.environ.items() if key != "SUTURE_SITES"}
+    return {**others, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{others.get('PATH', '')}"}
 
 
 def parties_of(folder: Path) -> list[Party]:
-    """What `start` noted; empty where nothing was started."""
+    """Return the parties that `start` recorded; empty where nothing was started."""
     path = folder / _STARTED
     return [Party(**entry) for entry in json.loads(path.read_text())] if path.exists() else []
 
 
 def running(folder: Path) -> list[str]:
-    """The parties whose processes live."""
+    """Return the names of the parties whose processes run."""
     return [party.name for party in parties_of(folder) if party.process()]
 
 
 def check_alive(parties: Iterable[Party], kits: dict[str, Kit]) -> None:
-    """Looks whether all live.
+    """Check that the processes of all parties run.
 
     Raises:
-        FederationError: one has died; with the end of what it printed.
+        FederationError: one has ended; contains the last lines of its output.
     """
     for party in parties:
         if party.process() is None:
@@ -105,7 +105,7 @@ def check_alive(parties: Iterable[Party], kits: dict[str, Kit]) -> None:
 
 
 def stop(folder: Path) -> list[str]:
-    """Stops what `start` started, and their children, and returns the parties that were running."""
+    """Stop the processes that `start` started, and their children; return the parties that were running."""
     found = {party.name: party.process() for party in parties_of(folder)}
     alive = {name: process for name, process in found.items() if process}
     everything = [p for process in alive.values() for p in (process, *process.children(recursive=True))]

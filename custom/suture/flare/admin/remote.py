@@ -1,12 +1,14 @@
-"""A run in a POC or in production: hand the job in, show how it goes, bring its results here."""
+"""A run in a POC or in production: submission, progress, results, and why a job failed."""
 
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,112 +16,156 @@ from suture.core.errors import ConfigError, FederationError
 from suture.core.files import whole_lines
 from suture.federation.server.open import describe
 from suture.federation.server.record import Record
-from suture.flare.admin.crashed import experiment_of, how_to_go_on, kept_by_server
 from suture.flare.admin.kit import Kit
-from suture.flare.admin.refusals import explain, refusals
-from suture.flare.admin.tail import Tail
+from suture.flare.admin.recovery import experiment_of, how_to_continue, state_on_this_machine
 from suture.reports.progress import following
 from suture.reports.report import write_report
-from suture.simulation.job import Job
-from suture.simulation.run import locked, make_way
+from suture.simulation.job import Job, check_federated
+from suture.simulation.run import locked, prepare_folder
 
 if TYPE_CHECKING:
     from suture.flare.admin.session import Connection
 
 _POLL, _START = 1.0, 4.0
 _PATIENCE = 600.0
-"""Seconds that the server may be out of reach while a run is followed."""
+"""Seconds for which the server may be unreachable while a run is followed."""
+
+_NOT_LISTED = re.compile(r"Component '([\w.]+)' at config path '[^']*' is not in allow_list")
+_NO_MODULE = re.compile(r"No module named '(suture[\w.]*)'")
+_OWN_ERROR = re.compile(r"suture\.core\.errors\.(?:ConfigError|DataError|FederationError): (.+)")
+_PANIC = re.compile(r"(the server runs another version of suture .+?; install the same one)")
 
 
-def submit(
-    job: Job,
-    env: str,
-    kit: Kit,
-    out: Path,
-    experiment: str,
-    *,
-    sites: Sequence[str] = (),
-    bundle: bool = True,
-    resume: bool = False,
-    overwrite: bool = False,
-) -> str:
-    """Hands a job in and prepares the run folder DIR for its results.
+@dataclass(frozen=True)
+class Submission:
+    """How a job is submitted.
+
+    Attributes:
+        sites: names of the sites that take part; by default all that are connected. Each gets its own app.
+        bundle: whether the package travels with the job.
+        resume: whether the job continues the run in its folder, under the identifier of that run.
+        overwrite: whether the content of the folder is deleted.
+    """
+
+    sites: Sequence[str] = ()
+    bundle: bool = True
+    resume: bool = False
+    overwrite: bool = False
+
+
+def submit(job: Job, env: str, kit: Kit, out: Path, experiment: str, how: Submission | None = None) -> str:
+    """Submit a job and prepare the run folder OUT for its results.
 
     Args:
         env: ``poc`` or ``prod``, for the report.
         kit: of an administrator who may submit.
-        experiment: identifier under which the parties keep their state.
-        sites: that take part; by default all that are connected. Each gets an app of its own.
-        bundle: whether the package travels with the job.
-        resume: continue the run in DIR, under its own identifier.
-        overwrite: delete what DIR holds.
+        experiment: identifier under which the parties store their state.
 
     Returns:
         FLARE's id of the job.
 
     Raises:
-        FederationError: no site is connected, or the server does not take the job.
-        ConfigError: DIR is in use.
+        FederationError: no site is connected, or the server does not accept the job.
+        ConfigError: OUT is in use, or the method cannot run in a federation.
     """
     from suture.flare.admin.session import connected
     from suture.flare.submit import export_job
 
+    how = how or Submission()
+    check_federated(job)
     with connected(kit) as federation, tempfile.TemporaryDirectory() as folder:
-        names = list(sites) or federation.sites()
+        names = list(how.sites) or federation.sites()
         if not names:
             raise FederationError(f"no site is connected to {kit.server}; start them, then try again")
-        make_way(out, job, resume=resume, overwrite=overwrite)
+        prepare_folder(out, job, resume=how.resume, overwrite=how.overwrite)
         record = Record(out)
-        experiment = str(record.run["experiment"]) if resume else experiment
-        job_id = federation.submit(export_job(job, Path(folder), experiment, names, bundle))
+        experiment = str(record.run["experiment"]) if how.resume else experiment
+        job_id = federation.submit(export_job(job, Path(folder), experiment, names, how.bundle))
     record.update(env=env, flare_job=job_id)
     describe(record, job.plan(experiment), job.schedule())
     return job_id
 
 
-def accompany(title: str, env: str, kit: Kit, out: Path, job_id: str) -> None:
-    """Shows how a job goes until it has ended, and brings its results into DIR.
+class Tail:
+    """Appends the new events of a server's run to events.jsonl of a local run folder, for the display.
+
+    Args:
+        folder: of the run, on this machine.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._record = Record(folder)
+        self._path = folder / "events.jsonl"
+        self._next: int | None = None
+        self._last_note = ""
+
+    def take(self, first: int, events: Sequence[dict[str, Any]]) -> None:
+        """Append the events that the file does not have yet.
+
+        Args:
+            first: number of the first of them in the server's file.
+        """
+        start = first if self._next is None else self._next
+        self._next = max(start, first + len(events))
+        with self._path.open("a") as file:
+            file.writelines(json.dumps(event) + "\n" for event in events[max(0, start - first) :])
+
+    def finish(self, everything: Sequence[dict[str, Any]]) -> None:
+        """Append the events after the last `take`; `everything` is the whole file of the server."""
+        begun = [number for number, event in enumerate(everything) if event["event"] == "begin"]
+        first = self._next if self._next is not None else (begun[-1] if begun else len(everything))
+        self.take(first, everything[first:])
+
+    def note(self, text: str) -> None:
+        """Append a line of text for the reader, unless it repeats the last one."""
+        if text and text != self._last_note:
+            self._record.event("note", text=text)
+            self._last_note = text
+
+
+def follow(title: str, env: str, kit: Kit, out: Path, job_id: str) -> None:
+    """Show the progress of a job until it has ended, and download its results into OUT.
 
     Raises:
-        FederationError: it failed; says which party refused it and why.
+        FederationError: the job failed; names the party that refused it and the reason.
     """
     from suture.flare.admin.session import NoAnswer, connected
 
     tail = Tail(out)
-    heard = time.monotonic()
+    answered = time.monotonic()
     with locked(out), following(out, title, env):
-        tail.say(f"job {job_id} at {kit.server}")
+        tail.note(f"job {job_id} at {kit.server}")
         while True:
             try:
                 with connected(kit) as federation:
                     while not _ended(federation, job_id, tail):
-                        heard = time.monotonic()
+                        answered = time.monotonic()
                         time.sleep(_POLL)
-                    place(federation, kit, job_id, out, tail)
+                    download(federation, kit, job_id, out, tail)
                     return
             except NoAnswer:
-                if time.monotonic() - heard > _PATIENCE:
+                if time.monotonic() - answered > _PATIENCE:
                     raise
-                tail.say(f"{kit.server} does not answer; trying again")
+                tail.note(f"{kit.server} does not answer; trying again")
                 time.sleep(5 * _POLL)
 
 
 def _ended(federation: Connection, job_id: str, tail: Tail) -> bool:
-    """Takes note of what is new; returns whether the job has ended."""
+    """Append new events to the tail; return whether the job has ended."""
     meta = federation.meta(job_id)
-    tail.say(state(meta))
+    tail.note(state(meta))
     if meta.get("status") == "RUNNING":
         recent = federation.recent(job_id)
         if recent:
             tail.take(recent["first"], recent["events"])
         else:
-            # The job's process at the server is starting, and logs an error for each question until it has.
+            # The job's process at the server is starting, and logs an error for each request until it is up.
             time.sleep(_START)
     return str(meta.get("status")).startswith("FINISHED")
 
 
 def state(meta: Mapping[str, Any]) -> str:
-    """Where a job stands, and who refused it."""
+    """Return what a job waits for, and which parties refused it; empty where neither applies."""
     lines = refusals(meta, {})
     history = [str(line) for line in meta.get("schedule_history") or ()]
     if meta.get("status") in ("SUBMITTED", "APPROVED", "DISPATCHED"):
@@ -129,11 +175,11 @@ def state(meta: Mapping[str, Any]) -> str:
 
 
 def fetch(kit: Kit, job_id: str, out: Path | None) -> Path:
-    """Brings the results of a job that has ended into DIR, by default runs/EXPERIMENT, and returns it.
+    """Download the results of a job that has ended into OUT, by default runs/EXPERIMENT; return the folder.
 
     Raises:
-        FederationError: the job has not ended, or failed; says why.
-        ConfigError: DIR holds another run.
+        FederationError: the job has not ended, or failed; gives the reason.
+        ConfigError: OUT holds another run.
     """
     from suture.flare.admin.session import connected
 
@@ -141,18 +187,20 @@ def fetch(kit: Kit, job_id: str, out: Path | None) -> Path:
         status = str(federation.meta(job_id).get("status"))
         if not status.startswith("FINISHED"):
             raise FederationError(f"job {job_id} has not ended ({status}); see `suture status {job_id}`")
-        return place(federation, kit, job_id, out)
+        return download(federation, kit, job_id, out)
 
 
-def place(federation: Connection, kit: Kit, job_id: str, out: Path | None, tail: Tail | None = None) -> Path:
-    """Brings what the server's run left to where a run in the simulator would have it, and returns DIR.
+def download(
+    federation: Connection, kit: Kit, job_id: str, out: Path | None, tail: Tail | None = None
+) -> Path:
+    """Copy the results of the server's run to where the simulator would write them; return the folder.
 
-    A job whose process at the server has died left nothing to download; what it committed is then taken from
-    the server's own folder, where that is on this machine.
+    A job whose process at the server has died left nothing to download; its committed rounds are then taken
+    from the server's own folder, where that is on this machine.
 
     Raises:
-        FederationError: the job failed; says which party refused it and why, or how it continues.
-        ConfigError: DIR holds another run.
+        FederationError: the job failed; names the party that refused it and why, or how to continue.
+        ConfigError: OUT holds another run.
     """
     with tempfile.TemporaryDirectory() as folder:
         workspace = federation.download(job_id, Path(folder))
@@ -160,7 +208,7 @@ def place(federation: Connection, kit: Kit, job_id: str, out: Path | None, tail:
         left: Path | None = workspace
         if not (workspace / "run.json").is_file():
             experiment = experiment_of(federation.meta(job_id), federation.metas())
-            left = kept_by_server(kit, experiment) if experiment else None
+            left = state_on_this_machine(kit, experiment) if experiment else None
         run: dict[str, Any] = json.loads((left / "run.json").read_text()) if left else {}
         target = out or (Path("runs") / str(run["experiment"]) if run else None)
         if target:
@@ -173,30 +221,21 @@ def place(federation: Connection, kit: Kit, job_id: str, out: Path | None, tail:
             return target
         reason = _reason(federation, job_id, workspace, run)
         if experiment and not refusals(federation.meta(job_id), {}):
-            reason += f"\n- {how_to_go_on(experiment, kit)}"
+            reason += f"\n- {how_to_continue(experiment, kit)}"
         if target and (target / "run.json").exists():
             Record(target).close("failed", reason)
             write_report(target)
         raise FederationError(reason)
 
 
-def _reason(federation: Connection, job_id: str, workspace: Path, run: Mapping[str, Any]) -> str:
-    """Why a job did not finish, from all that this administrator may read."""
-    logs = federation.error_logs(job_id)
-    own = workspace / "log.txt"
-    if own.is_file():
-        logs["server"] = own.read_text(errors="replace")
-    return explain(job_id, federation.meta(job_id), logs, run)
-
-
 def _copy(workspace: Path, out: Path, tail: Tail | None) -> None:
-    """Copies the files of a run into DIR and renders the report again, with DIR's environment."""
+    """Copy the files of a run into OUT and render the report again, with the environment noted in OUT."""
     from suture.flare.controller import RESULTS
 
     run, here = json.loads((workspace / "run.json").read_text()), Record(out)
     if here.run and here.run.get("experiment") != run["experiment"]:
         raise ConfigError(f"{out} holds a run of {here.run.get('experiment')}; choose another --out")
-    kept = {key: here.run[key] for key in ("env", "flare_job") if key in here.run}
+    own = {key: here.run[key] for key in ("env", "flare_job") if key in here.run}
     for name in RESULTS:
         source = workspace / name
         if name == "events.jsonl" and tail and source.exists():
@@ -205,5 +244,87 @@ def _copy(workspace: Path, out: Path, tail: Tail | None) -> None:
             shutil.copytree(source, out / name, dirs_exist_ok=True)
         elif source.exists():
             shutil.copy2(source, out / name)
-    Record(out).update(**kept)
+    Record(out).update(**own)
     write_report(out)
+
+
+# Why a job did not run or finish: FLARE's messages, translated for the submitter
+
+
+def _reason(federation: Connection, job_id: str, workspace: Path, run: Mapping[str, Any]) -> str:
+    """Return why a job did not finish, from everything that this administrator may read."""
+    logs = federation.error_logs(job_id)
+    own = workspace / "log.txt"
+    if own.is_file():
+        logs["server"] = own.read_text(errors="replace")
+    return explain(job_id, federation.meta(job_id), logs, run)
+
+
+def explain(job_id: str, meta: Mapping[str, Any], logs: Mapping[str, str], run: Mapping[str, Any]) -> str:
+    """Return why a job ended as it did, in plain words.
+
+    Args:
+        run: the server's run.json; empty where the job did not get that far.
+    """
+    status = str(meta.get("status"))
+    reasons = refusals(meta, logs) + ([str(run["error"])] if run.get("error") else [])
+    if "EXECUTION_EXCEPTION" in f"{status} {reasons}":
+        reasons.append(
+            "a process at a site failed, or was killed for lack of memory; its messages stay there: in "
+            f"WORKSPACE/{job_id}/log.txt, or in the system's log; `suture doctor` there may tell too"
+        )
+    if not reasons and "ABORTED" in status:
+        reasons = ["it was aborted"]
+    if not reasons:
+        reasons = [
+            "no party reports a reason to the submitter. It is in the log of the party that ended the job, "
+            f"WORKSPACE/{job_id}/log.txt; `suture doctor` there may tell, and a project_admin sees more: "
+            f"`suture results {job_id}`"
+        ]
+    return f"job {job_id} ended as {status}:\n" + "\n".join(f"- {reason}" for reason in reasons)
+
+
+def refusals(meta: Mapping[str, Any], logs: Mapping[str, str]) -> list[str]:
+    """Return one sentence for each party that did not accept the job.
+
+    Args:
+        meta: FLARE's facts of the job.
+        logs: of each party, as far as the submitter may read them.
+    """
+    found = [_deployment(str(line), meta) for line in meta.get("job_deploy_detail") or ()]
+    for party, text in sorted(logs.items()):
+        found += [_log(party, text)]
+    return list(dict.fromkeys(sentence for sentence in found if sentence))
+
+
+def _deployment(line: str, meta: Mapping[str, Any]) -> str | None:
+    """Translate a line such as ``harbor: BYOC not permitted``."""
+    party, separator, text = line.partition(": ")
+    if party == "invalid_clients":
+        return f"the server does not know the sites {text}; `suture status` names those that are connected"
+    if text == "OK" or not separator:
+        return None
+    if "BYOC not permitted" in text:
+        role = meta.get("submitter_role", "ROLE")
+        return (
+            f"{party} refuses jobs that bring their code. Submit with --no-bundle, with suture installed at "
+            f'every party; or, at {party}, set "byoc" to "any" under permissions.{role} in '
+            "local/authorization.json and restart it"
+        )
+    if "no reply" in text:
+        return f"{party} did not answer while the job was deployed; see whether it runs (`suture status`)"
+    return f"{party} did not accept the job: {text}"
+
+
+def _log(party: str, text: str) -> str | None:
+    """Translate the first message in a party's log that explains the end of a job."""
+    if listed := _NOT_LISTED.search(text):
+        return (
+            f'{party} does not allow {listed[1]}. At {party}, add "{listed[1]}" to class_allow_list in '
+            "local/resources.json (`suture policy WORKSPACE` does it); or submit with --bundle"
+        )
+    if module := _NO_MODULE.search(text):
+        return f"{party} has no {module[1]}. Install suture there, or submit with --bundle"
+    if error := _PANIC.search(text) or _OWN_ERROR.search(text):
+        return f"{party}: {error[1].strip()}"
+    return None

@@ -1,4 +1,4 @@
-"""An administrator's connection to a running FLARE system: submit a job, look at it, bring its results."""
+"""An administrator's connection to a running FLARE system: jobs and their results."""
 
 from __future__ import annotations
 
@@ -38,54 +38,54 @@ _REFUSALS = (InternalError, InvalidJobDefinition, InvalidTarget, JobNotDone, NoR
 
 
 class NoAnswer(FederationError):
-    """The server does not answer; it may later."""
+    """The server does not answer; it may answer later."""
 
 
 class Connection:
-    """A session of one administrator; every method raises `FederationError` with FLARE's reason."""
+    """The session of one administrator; every method raises `FederationError` with FLARE's reason."""
 
     def __init__(self, session: Any, kit: Kit) -> None:
         self._session = session
         self._kit = kit
 
     def sites(self) -> list[str]:
-        """The sites that are connected."""
-        with self._told(), suppress(NoClientsAvailable):
+        """Return the names of the connected sites."""
+        with self._errors_explained(), suppress(NoClientsAvailable):
             return sorted(client.name for client in self._session.get_connected_client_list())
         return []
 
     def submit(self, folder: Path) -> str:
-        """Hands in an exported job; returns its id."""
-        with self._told():
+        """Submit an exported job; return its id."""
+        with self._errors_explained():
             return str(self._session.submit_job(str(folder)))
 
     def jobs(self) -> list[dict[str, Any]]:
-        """FLARE's facts of all jobs, oldest first."""
-        with self._told():
+        """Return a summary of each job, oldest first."""
+        with self._errors_explained():
             return list(self._session.list_jobs())
 
     def metas(self) -> list[dict[str, Any]]:
-        """All that FLARE knows of all jobs, oldest first."""
-        with self._told():
+        """Return the complete metadata of each job, oldest first."""
+        with self._errors_explained():
             return list(self._session.list_jobs(detailed=True))
 
     def meta(self, job_id: str) -> dict[str, Any]:
-        """FLARE's facts of a job: status, submitter, who took it."""
-        with self._told():
+        """Return the metadata of a job: status, submitter, the answers of the parties to its deployment."""
+        with self._errors_explained():
             return dict(self._session.get_job_meta(job_id))
 
     def abort(self, job_id: str) -> None:
-        """Stops a job; one that has ended already stays as it is."""
-        with self._told():
+        """Abort a job; one that has ended stays as it is."""
+        with self._errors_explained():
             self._session.abort_job(job_id)
 
     def clone(self, job_id: str) -> str:
-        """Hands a job in once more, as the server keeps it; returns the new one's id."""
-        with self._told():
+        """Submit a copy of a job from the server's job store; return the id of the copy."""
+        with self._errors_explained():
             return str(self._session.clone_job(job_id))
 
     def recent(self, job_id: str) -> dict[str, Any]:
-        """What a running job tells of itself, as `EventFeed.recent`; empty while it tells nothing."""
+        """Return the newest events of a running job, as `EventFeed.recent`; empty while there are none."""
         # A job that is starting or ending is unknown to this command for a while.
         with suppress(JobNotFound, JobNotRunning, KeyError, TypeError, *_REFUSALS):
             try:
@@ -95,23 +95,23 @@ class Connection:
         return {}
 
     def download(self, job_id: str, folder: Path) -> Path:
-        """Brings a finished job's workspace of the server; returns its folder."""
-        with self._told():
+        """Download the server's workspace of a job that has ended; return its folder."""
+        with self._errors_explained():
             return Path(self._session.download_job_result(job_id, str(folder))) / "workspace"
 
     def error_logs(self, job_id: str) -> dict[str, str]:
-        """The error logs that sites let go to the server, as far as this administrator may read them."""
-        with suppress(FederationError), self._told():
-            place = Path(self._session.download_job_components(job_id))
+        """Return the error logs that sites sent to the server, as far as this administrator may read them."""
+        with suppress(FederationError), self._errors_explained():
+            folder = Path(self._session.download_job_components(job_id))
             return {
                 path.name.removeprefix("ERRORLOG_"): path.read_text(errors="replace")
-                for path in place.rglob("ERRORLOG_*")
+                for path in folder.rglob("ERRORLOG_*")
             }
         return {}
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
-        """FLARE's errors as one line with a remedy."""
+    def _errors_explained(self) -> Iterator[None]:
+        """Raise FLARE's errors as one line with a remedy."""
         try:
             yield
         except (NoConnection, SessionClosed) as error:
@@ -128,7 +128,7 @@ class Connection:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """FLARE prints while it connects, and logs each try; what matters comes as an exception."""
+    """Silence FLARE, which prints and logs while it connects; errors still arrive as exceptions."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -140,7 +140,7 @@ def _quiet() -> Iterator[None]:
 
 @contextmanager
 def connected(kit: Kit) -> Iterator[Connection]:
-    """Logs an administrator in, with mutual TLS, and out again.
+    """Log an administrator in, with mutual TLS, and out again at the end.
 
     Raises:
         NoAnswer: the server does not answer.
@@ -159,7 +159,7 @@ def connected(kit: Kit) -> Iterator[Connection]:
         ) from error
     except (AuthenticationError, AuthorizationError, FlareConfigError) as error:
         raise ConfigError(
-            f"the server at {kit.server} does not take the kit {kit.folder}: {error}; see `suture doctor`"
+            f"the server at {kit.server} does not accept the kit {kit.folder}: {error}; see `suture doctor`"
         ) from error
     try:
         yield Connection(session, kit)
@@ -169,10 +169,11 @@ def connected(kit: Kit) -> Iterator[Connection]:
 
 
 def wait_for_sites(kit: Kit, sites: set[str], seconds: float, alive: Callable[[], None]) -> set[str]:
-    """Waits until sites are connected; returns those that are not.
+    """Wait until sites are connected; return those that are not when the time is over.
 
     Args:
-        alive: called before each try; it raises where waiting is vain.
+        seconds: how long to wait.
+        alive: called before each attempt; it raises where waiting is pointless.
     """
     end, missing = time.monotonic() + seconds, set(sites)
     while missing and time.monotonic() < end:

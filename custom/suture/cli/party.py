@@ -1,4 +1,4 @@
-"""`suture doctor` and `suture policy`: for the administrator of one site or of the server."""
+"""`suture doctor`, `suture policy` and `suture egress`: for the administrator of one site or server."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 
-console = Console()
+from suture.cli.common import console, print_line
 
 Workspace = Annotated[
     Path, typer.Argument(help="The party's FLARE workspace: the folder with startup/ and local/.")
@@ -23,7 +22,7 @@ def doctor(
     workspace: Workspace = Path("."),
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Look over this site or server: versions, certificates, connection, policy, data, disk, GPU."""
+    """Examine this site or server: versions, certificates, connection, policy, data, disk, GPU."""
     from suture.flare.admin.doctor import examine
 
     findings = examine(workspace)
@@ -31,12 +30,10 @@ def doctor(
         typer.echo(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=2))
     else:
         for finding in findings:
-            line = f"{_MARKS[finding.status]} {finding.about}: {escape(finding.text)}"
-            console.print(line, soft_wrap=True, highlight=False)
+            print_line(f"{_MARKS[finding.status]} {finding.about}: {escape(finding.text)}")
             if finding.remedy:
-                console.print(
-                    f"        {escape(finding.remedy)}", soft_wrap=True, highlight=False, style="dim"
-                )
+                remedy = f"        {escape(finding.remedy)}"
+                console.print(remedy, soft_wrap=True, highlight=False, style="dim")
     if any(finding.status == "error" for finding in findings):
         raise typer.Exit(1)
 
@@ -46,12 +43,9 @@ def policy(
     no_code: Annotated[
         bool, typer.Option("--refuse-code", help="Refuse jobs that bring code of their own (byoc).")
     ] = False,
-    outlive: Annotated[
+    restart: Annotated[
         bool,
-        typer.Option(
-            "--survive",
-            help="Start a killed job process again (site); forget jobs of before a crash (server).",
-        ),
+        typer.Option("--survive", help="Restart a killed job process (site); end stale jobs (server)."),
     ] = False,
     no_logs: Annotated[
         bool, typer.Option("--keep-logs", help="Do not send the site's error log to the server.")
@@ -60,21 +54,33 @@ def policy(
         bool,
         typer.Option(
             "--strict",
-            help="A site of suture alone: its own filter for every job, no other class, no code, no logs.",
+            help="For a site of suture only: its own filter for every job, no other class, no code, no logs.",
         ),
     ] = False,
 ) -> None:
-    """Allow suture's classes at this site or server, and nothing else; and refuse more where asked to."""
+    """Allow suture's classes at this site or server, and no others; refuse more where an option says so."""
     from suture.flare.admin.kit import read_kit
-    from suture.flare.admin.policy import allow_classes, keep_logs, refuse_code, survive
-    from suture.flare.admin.strict import make_strict
+    from suture.flare.admin.policy import allow_classes, keep_logs, make_strict, refuse_code, survive
 
     kit = read_kit(workspace)
     changed = make_strict(kit) if strict else []  # first, as it may refuse
     changed += [allow_classes(kit)]
     changed += [refuse_code(kit)] if no_code else []
-    changed += [survive(kit)] if outlive else []
+    changed += [survive(kit)] if restart else []
     changed += [keep_logs(kit)] if no_logs else []
     for path in dict.fromkeys(changed):
-        console.print(f"{path}", soft_wrap=True, highlight=False)
-    console.print(f"start {kit.name} anew for the change to hold")
+        print_line(f"{path}")
+    console.print(f"restart {kit.name} for the change to take effect")
+
+
+def egress(
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="Markdown file to write.")] = None,
+) -> None:
+    """Show everything that leaves a site, by method: the allow-list of the site's filter."""
+    from suture.core.files import atomic_write
+    from suture.reports.egress import page
+
+    if out is None:
+        typer.echo(page(), nl=False)
+    else:
+        atomic_write(out, page().encode())

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-import suture.flare.admin.resume as resuming
+import suture.flare.admin.recovery as recovery
 from suture.core.errors import ConfigError, FederationError
 from suture.federation.server.record import Record
-from suture.flare.admin.resume import newest, resume
+from suture.flare.admin.recovery import newest, resume
 from suture.flare.event_feed import EXPERIMENT
 
 MAP = {"app_server": ["server"], "app_a": ["a"], "app_b": ["b"]}
@@ -61,7 +61,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Any:
 
         monkeypatch.setattr("suture.flare.admin.session.connected", connected)
         for name in ("_POLL", "_WAIT_FOR_END"):
-            monkeypatch.setattr(resuming, name, 0.01)
+            monkeypatch.setattr(recovery, name, 0.01)
         return server
 
     return serve

@@ -1,0 +1,128 @@
+"""What several commands share: options, printing, the data sets of a command line, and how errors end."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from suture.core.errors import ConfigError, SutureError
+
+if TYPE_CHECKING:
+    from suture.data.config import SiteConfig
+    from suture.simulation.job import Job
+
+console = Console()
+
+
+class Part(StrEnum):
+    """A split of a data set."""
+
+    train = "train"
+    validation = "validation"
+    test = "test"
+
+
+JobName = Annotated[str, typer.Argument(help="A name in jobs/, or a path.")]
+Sets = Annotated[list[str] | None, typer.Option("--set", help="Change a setting: key=value. Repeatable.")]
+StartupKit = Annotated[
+    Path | None,
+    typer.Option(help="Startup kit of an administrator, for --env poc and prod; by default that of the POC."),
+]
+Detach = Annotated[bool, typer.Option("--detach", help="Do not wait for the end; see suture results.")]
+Model = Annotated[Path, typer.Argument(help="The model/ folder of a run.")]
+Device = Annotated[
+    str | None,
+    typer.Option(help="Device of simulated sites: cpu, cuda, cuda:1; by default SUTURE_DEVICE."),
+]
+ModelDevice = Annotated[
+    str | None,
+    typer.Option("--device", help="Device of the model: cpu, cuda, cuda:1; by default SUTURE_DEVICE."),
+]
+SiteThreads = Annotated[int | None, typer.Option(min=1, help="Torch threads of a simulated site.")]
+Amp = Annotated[bool, typer.Option("--amp", help="Simulated sites train in mixed precision.")]
+
+
+def print_line(text: str) -> None:
+    """Print a line as it is: paths are neither wrapped nor coloured."""
+    console.print(text, soft_wrap=True, highlight=False)
+
+
+def job_with(name: str, settings: list[str] | None) -> Job:
+    """Return the job of a name or path with settings of the command line.
+
+    Raises:
+        ConfigError: there is no such job, or a setting does not fit.
+    """
+    from suture.simulation.job import load_job, with_settings
+
+    return with_settings(load_job(name), settings or [])
+
+
+def device_of(option: str | None) -> str:
+    """Return the device that an option or the environment names, by default the CPU.
+
+    Raises:
+        ConfigError: torch does not know it, or cannot use it here.
+    """
+    from suture.simulation.machine import compute_on, this_machine
+
+    compute_on(option)
+    return this_machine().device
+
+
+def load_sources(paths: Iterable[Path]) -> dict[str, SiteConfig]:
+    """Return the configuration of each data set by name: that of the file, or of a suture.toml's folder.
+
+    Raises:
+        ConfigError: two data sets have the same name, or a configuration cannot be read.
+    """
+    from suture.data.config import load_site_config
+
+    found: dict[str, Path] = {}
+    for path in paths:
+        name = path.stem if path.stem != "suture" else path.resolve().parent.name
+        if name in found:
+            raise ConfigError(
+                f"{found[name]} and {path} are both called {name!r} in the figure; rename one of the files "
+                "(or of the folders, where the file is suture.toml)"
+            )
+        found[name] = path
+    return {name: load_site_config(path) for name, path in found.items()}
+
+
+def renamed(app: typer.Typer, old: str, new: str) -> None:
+    """Add a hidden command that refuses the former name of a command and names the present one.
+
+    Args:
+        app: that has the command.
+        old: the former name in this app.
+        new: the present command with its groups, e.g. ``poc data``.
+    """
+
+    def refuse(context: typer.Context) -> None:
+        raise ConfigError(f"{context.command_path} is now called suture {new}")
+
+    anything = {"allow_extra_args": True, "ignore_unknown_options": True}
+    app.command(old, hidden=True, context_settings=anything, add_help_option=False)(refuse)
+
+
+def guarded(command: Callable[[], Any]) -> None:
+    """Call a command: exit code 2 for a wrong setting, 1 for another expected error, 130 for Ctrl-C."""
+    try:
+        command()
+    except SutureError as error:
+        Console(stderr=True).print(
+            f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True
+        )
+        sys.exit(2 if isinstance(error, ConfigError) else 1)
+    except KeyboardInterrupt:
+        Console(stderr=True).print(
+            "interrupted; committed rounds are saved, continue with --resume", style="yellow"
+        )
+        sys.exit(130)

@@ -1,0 +1,152 @@
+"""Recovery of an experiment whose job has died: its job, its committed rounds, and a job that continues it.
+
+The server's job store holds the job as it was submitted, with its plan, its schedule and an app for each
+site; the parties store their states under the name of the experiment. A copy of the job therefore continues
+after the last committed round. A job whose process at the server has died leaves no results in FLARE's store.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from suture.core.errors import ConfigError, FederationError
+from suture.federation.server.open import find_server_config
+from suture.federation.server.record import Record
+from suture.flare.admin.kit import Kit, read_kit
+from suture.flare.event_feed import EXPERIMENT
+
+if TYPE_CHECKING:
+    from suture.flare.admin.session import Connection
+
+_POLL = 0.5
+_WAIT_FOR_SITES = 60.0
+_WAIT_FOR_END = 120.0
+_WAITING = ("SUBMITTED", "APPROVED", "DISPATCHED")
+
+Meta = Mapping[str, Any]
+
+
+def experiment_of(job: Meta, jobs: Sequence[Meta]) -> str | None:
+    """Return the experiment of a job; that of a clone is the experiment of the job that it was cloned from.
+
+    Args:
+        jobs: FLARE's facts of all jobs.
+    """
+    by_id = {str(other["job_id"]): other for other in jobs}
+    while EXPERIMENT not in job and job.get("cloned_from") in by_id:
+        job = by_id[job["cloned_from"]]
+    return str(job[EXPERIMENT]) if EXPERIMENT in job else None
+
+
+def state_on_this_machine(kit: Kit, experiment: str) -> Path | None:
+    """Return the server's folder of an experiment where the server runs on this machine, as in a POC.
+
+    Args:
+        kit: of the administrator; the server's lies beside it.
+    """
+    for startup in sorted(kit.folder.parent.glob("*/startup/fed_server.json")):
+        root = read_kit(startup.parents[1]).folder
+        folder = find_server_config(root).storage.state / experiment
+        if (folder / "run.json").is_file():
+            return folder
+    return None
+
+
+def how_to_continue(experiment: str, kit: Kit) -> str:
+    """Return a sentence that says where the committed rounds of a crashed job are, and how to continue."""
+    return (
+        f"if it was cut off, its committed rounds are at the server, in {experiment}/ of the folder that "
+        "[storage] state of its suture.toml names, or of suture/ in its workspace; it continues from there: "
+        f"suture resume {experiment} --startup-kit {kit.folder}"
+    )
+
+
+def resume(kit: Kit, experiment: str, out: Path, env: str) -> tuple[str, str]:
+    """End an experiment's last job where it still runs, and submit a clone of it.
+
+    It waits up to a minute for the job's sites to connect; sites that are still missing do not take part,
+    where the job's `min_sites` permits it.
+
+    Args:
+        kit: of an administrator who may abort and clone jobs.
+        out: folder for the results; that of the run so far, or a new one.
+        env: ``poc`` or ``prod``, for the report.
+
+    Returns:
+        FLARE's id of the new job, and its name.
+
+    Raises:
+        ConfigError: the server has no job of the experiment, or the job has finished or waits to be started;
+            or OUT holds another run.
+        FederationError: the running job does not end, or the server does not accept the clone.
+    """
+    from suture.flare.admin.session import connected
+
+    record = Record(out)
+    if record.run.get("experiment", experiment) != experiment:
+        raise ConfigError(f"{out} holds a run of {record.run['experiment']}; choose another --out")
+    with connected(kit) as federation:
+        last = newest(federation.metas(), experiment)
+        status = str(last.get("status"))
+        if status.endswith("COMPLETED"):
+            raise ConfigError(
+                f"{experiment} has finished; for more rounds: suture run JOB --rounds N --resume --out DIR"
+            )
+        if status in _WAITING:
+            raise ConfigError(f"job {last['job_id']} of {experiment} waits to be started; see suture status")
+        _wait_for_sites(federation, _sites(last))
+        if not status.startswith("FINISHED"):
+            _end(federation, str(last["job_id"]))
+        job_id = federation.clone(str(last["job_id"]))
+    record.update(experiment=experiment, env=env, flare_job=job_id, status="running")
+    return job_id, str(last["name"])
+
+
+def newest(jobs: Sequence[Meta], experiment: str) -> Meta:
+    """Return the newest job of an experiment.
+
+    Args:
+        jobs: FLARE's facts of all jobs, oldest first.
+
+    Raises:
+        ConfigError: the server has none.
+    """
+    experiments = {str(job["job_id"]): experiment_of(job, jobs) for job in jobs}
+    found = [job for job in jobs if experiments[str(job["job_id"])] == experiment]
+    if not found:
+        known = sorted({name for name in experiments.values() if name})
+        raise ConfigError(
+            f"the server has no job of the experiment {experiment!r}; it has {', '.join(known) or 'none'}. "
+            "If the job was deleted: suture run JOB --resume --out DIR"
+        )
+    return found[-1]
+
+
+def _sites(job: Meta) -> set[str]:
+    """Return the sites that a job names."""
+    names = {str(name) for targets in dict(job.get("deploy_map", {})).values() for name in targets}
+    return {name for name in names if name != "server" and not name.startswith("@")}
+
+
+def _wait_for_sites(federation: Connection, sites: set[str]) -> None:
+    end = time.monotonic() + _WAIT_FOR_SITES
+    while sites - set(federation.sites()) and time.monotonic() < end:
+        time.sleep(_POLL)
+
+
+def _end(federation: Connection, job_id: str) -> None:
+    """Abort a job and wait for its end; a stale job, which FLARE cannot abort, has already ended."""
+    try:
+        federation.abort(job_id)
+    except FederationError as error:
+        if "is not running" not in str(error):
+            raise
+        return
+    end = time.monotonic() + _WAIT_FOR_END
+    while not str(federation.meta(job_id).get("status")).startswith("FINISHED"):
+        if time.monotonic() > end:
+            raise FederationError(f"job {job_id} was aborted and has not ended after {_WAIT_FOR_END:.0f} s")
+        time.sleep(_POLL)
