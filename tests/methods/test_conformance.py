@@ -15,7 +15,7 @@ from torch import Tensor
 from suture.core.labels import LabelType
 from suture.federation.plan import Plan
 from suture.federation.server.server import Server
-from suture.learning.single_target import TARGET
+from suture.learning.samples import TARGET
 from suture.learning.training import LocalTraining
 from suture.methods import METHODS
 from suture.methods.base import GlobalModel, Method, Phase, RoundContext

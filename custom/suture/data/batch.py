@@ -49,8 +49,8 @@ class Samples:
         y: float32 labels [n, c], NaN where unknown.
         patients: patient identifier of each row.
         names: of each row, to find it again in another table.
-        attributes: of each row, what figures are told apart by, empty where unknown; no row has one where the
-            site names none.
+        attributes: the value of each row by which figures are broken down, empty where unknown; no values at
+            all where the site names no such column.
         absent: boolean [n, c], unknown entries that a method teaches as absent; None for none. Figures do not
             count them.
     """
