@@ -90,7 +90,7 @@ def test_the_defaults_are_the_careful_ones(toml: Path) -> None:
         ),
         (
             MINIMAL.replace("hospital", "nih") + 'label_type = "multiclass"\n',
-            ["[data] label_type is a key of dataset 'hospital', not of 'nih'; remove it"],
+            ["[data] label_type is a key of dataset 'hospital', not of 'nih'", "or did you mean 'labels'?"],
         ),
         (
             MINIMAL.replace("hospital", "isic2018") + 'view = "all"\n',

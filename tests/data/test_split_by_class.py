@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.lesions import ROWS, table, together
 
+from lesions import ROWS, table, together
 from suture.core.errors import DataError
 from suture.data.split import classes, crossed, divided, in_turn, stratified
 from suture.data.table import SPLITS

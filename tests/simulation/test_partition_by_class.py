@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.lesions import ROWS, table, together
 
+from lesions import ROWS, table, together
 from suture.core.errors import DataError
 from suture.data.readers import load_table
 from suture.data.readers.hyperkvasir import FOLDS, HyperKvasirConfig

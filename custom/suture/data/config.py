@@ -228,7 +228,9 @@ def _unknown_key(section: str, rest: list[str], dataset: str | None) -> str:
     if others:
         renamed = f" is now called {current}, which" if name != current else ""
         sets = ", ".join(map(repr, others))
-        return f"[data] {name}{renamed} is a key of dataset {sets}, not of {dataset!r}; remove it"
+        hint = nearest(name, own)
+        close = f", or {hint}" if hint.startswith("did you mean") else ""
+        return f"[data] {name}{renamed} is a key of dataset {sets}, not of {dataset!r}; remove it{close}"
     return f"unknown key [data] {name} of dataset {dataset!r}; {nearest(name, own)}"
 
 

@@ -27,7 +27,7 @@ class DatasetConfig(Section):
         dataset: the format of the data; it decides which other keys there are.
         root: the folder of the images, a tar archive, or a folder of tar archives. It may be left out where
             the documents are in `table` itself.
-        table: the file of labels; each data set says which one.
+        table: the file of labels.
         labels: the classes that this site annotates. By default, all that `table` has.
         synonyms: maps a spelling of the table to the name of the label that it stands for.
         seed: seed of every random split.

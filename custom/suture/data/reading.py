@@ -1,4 +1,4 @@
-"""What the readers of all data sets share: a CSV held as text, and the faults found in its rows."""
+"""What the readers of all data sets share: a CSV as text, and the faults of its rows."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def read_columns(path: Path, names: Sequence[str], key: str) -> Iterator[tuple[s
     """Some columns of a comma-separated file, row by row: for tables too large to be held as a `Sheet`.
 
     Args:
-        key: the configuration key that asks for them, for the message.
+        key: the configuration key that needs them, for the message.
 
     Raises:
         DataError: the file cannot be read, lacks a column, or a row has more or fewer cells than the header.
@@ -173,14 +173,14 @@ def _opened(path: Path) -> IO[str]:
 
 
 def indicators(found: Sequence[Collection[str] | None], source: Path) -> tuple[LabelSet, NDArray[np.float32]]:
-    """Labels [n, c] from the names that are true of each row.
+    """Return labels [n, c] from the names that are true of each row.
 
     Args:
-        found: canonical names; None for a row of which nothing is known.
-        source: where they are from, for the message.
+        found: the canonical names of each row; None for a row of which nothing is known.
+        source: the file that the names are from, for the message.
 
     Returns:
-        All names that occur, sorted, and 1, 0 or NaN for each row.
+        all names that occur, sorted, and 1, 0 or NaN for each row.
 
     Raises:
         DataError: no name occurs.
@@ -199,10 +199,10 @@ def indicators(found: Sequence[Collection[str] | None], source: Path) -> tuple[L
 
 
 def frequent(table: Table, config: DatasetConfig, least: int) -> Table:
-    """The table with the labels that the site names; by default those of at least so many rows.
+    """Restrict a table to the labels that the site names; by default to those of at least `least` rows.
 
     Raises:
-        DataError: no label has so many.
+        DataError: no label has as many rows.
         ConfigError: `labels` names something that no row has.
         LabelError: `labels` names one thing twice.
     """
@@ -218,7 +218,7 @@ def frequent(table: Table, config: DatasetConfig, least: int) -> Table:
 
 
 def restricted(table: Table, config: DatasetConfig) -> Table:
-    """The table of a public data set with the findings that the site says it annotates; by default all.
+    """Restrict the table of a public data set to the labels that the site names; by default to all.
 
     Raises:
         ConfigError: `labels` names something that the data set does not know.
@@ -237,7 +237,7 @@ def restricted(table: Table, config: DatasetConfig) -> Table:
 
 
 def rows_text(numbers: Sequence[int]) -> str:
-    """Row numbers as a message gives them, at most eight of them."""
+    """Format row numbers for a message, at most eight of them."""
     shown = ", ".join(map(str, numbers[:8]))
     more = f" and {len(numbers) - 8} more" if len(numbers) > 8 else ""
     return f"row{'s' if len(numbers) > 1 else ''} {shown}{more}"

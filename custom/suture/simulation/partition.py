@@ -230,7 +230,7 @@ def assigned_sites(
         alpha: of the Dirichlet distribution, where `partition` is ``dirichlet``.
 
     Raises:
-        DataError: too few training images for so many sites.
+        DataError: too few training images for this number of sites.
     """
     own = np.isin(np.array(pooled.split), ("train", "validation"))
     rows = pooled.rows(own)

@@ -296,7 +296,7 @@ class PhantomSites:
             every_label=self.every_label or method.every_label,
         )
         tables = write_hospitals(folder, spec, seed if self.seed is None else self.seed)
-        # Where a reference is given every label, the site still says which ones it annotates.
+        # A reference method gets every label; the site still names the ones that it annotates.
         own = {hospital.name: hospital.labels for hospital in HOSPITALS} if method.every_label else {}
         data: dict[str, DataConfig] = {
             name: HospitalConfig(root=folder / name / "images", table=table, labels=own.get(name))

@@ -176,19 +176,25 @@ def build_disease_tables(
     free = np.ones(len(table), dtype=np.bool_)
     tables: dict[str, Table] = {}
     for name in classes:
-        y = table.y[:, table.labels.index(name)]
         rng = np.random.default_rng(seed_for(seed, "silo", name))  # another word would give other rows
-        positives, negatives = (rng.permutation(np.flatnonzero(free & (y == value))) for value in (1, 0))
-        for kind, rows in (("positive", positives), ("negative", negatives)):
-            if not len(rows):
-                raise DataError(
-                    f"{table.root}: no {kind} row is left for {name!r}; build it earlier, or set a cap"
-                )
-        positives, negatives = _sized(positives, negatives, cap, first)
-        rows = rng.permutation(np.concatenate([positives, negatives]))
+        rows = _drawn(table, name, free, rng, cap, first)
         free[rows] = False
         tables[name] = table.rows(rows).restrict(LabelSet((name,), table.labels.label_type))
     return tables
+
+
+def _drawn(
+    table: Table, name: str, free: NDArray[np.bool_], rng: np.random.Generator, cap: int | None, first: First
+) -> NDArray[np.intp]:
+    """The rows of one class's table, of those that are `free`, in a random order."""
+    y = table.y[:, table.labels.index(name)]
+    positives, negatives = (rng.permutation(np.flatnonzero(free & (y == value))) for value in (1, 0))
+    for kind, rows in (("positive", positives), ("negative", negatives)):
+        if not len(rows):
+            raise DataError(
+                f"{table.root}: no {kind} row is left for {name!r}; build it earlier, or set a cap"
+            )
+    return rng.permutation(np.concatenate(_sized(positives, negatives, cap, first)))
 
 
 def _sized(

@@ -148,7 +148,7 @@ def write_partitioned(
     known = every if to.method.every_label else lists
     sites = partition_table(pooled, known, seed, test=to.tests_at_sites, held_out=held_out)
     names = [name for name in sites if name != SERVER]
-    # Where a reference is given every label, the site still says which ones it annotates.
+    # A reference method gets every label; the site still names the ones that it annotates.
     own = dict(zip(names, lists, strict=True)) if to.method.every_label else {}
     truth = partition_table(pooled, every, seed, held_out=held_out) if to.method.guesses else {}
     data: dict[str, DataConfig] = {}

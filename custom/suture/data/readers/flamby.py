@@ -59,10 +59,10 @@ class FlambyConfig(ReleaseConfig):
 def read_flamby(config: FlambyConfig) -> Reading:
     """Reads either table; each image is of exactly one of the eight classes.
 
-    With `split = "official"` a list is for training, the other table says what is for testing, and of each
-    class a tenth of the training images is for validation; lesions are then not kept together, as FLamby's
-    own division does not. With ``lesions`` and ``images`` each class is cut 70/10/20; an image that the file
-    of lesions does not name, or names without a lesion, is one of its own.
+    With `split = "official"`, all images of a centre's list train, and the other table has a column of
+    training and testing; a tenth of each class of the training images is for validation. Images of one
+    lesion may then be in several splits, as in FLamby's own. With ``lesions`` and ``images`` each class is
+    cut 70/10/20; an image whose lesion is unknown counts as a lesion of its own.
 
     Raises:
         DataError: a table cannot be read, or the file of lesions is missing.

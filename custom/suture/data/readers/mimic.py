@@ -120,7 +120,7 @@ def _classes(sheet: Sheet) -> tuple[str, ...]:
 
 
 def _own_images(sheet: Sheet, config: MimicConfig) -> _Images:
-    """The images that a table of CXR-LT names itself."""
+    """The images of a table of CXR-LT, which has one row for each."""
     dicoms, patients, studies = _columns(sheet, ("dicom_id", "subject_id", "study_id"))
     used, faults = [True] * len(dicoms), []
     if config.views == "frontal":
@@ -134,7 +134,7 @@ def _own_images(sheet: Sheet, config: MimicConfig) -> _Images:
 
 
 def _views(sheet: Sheet, dicoms: Sequence[str], config: MimicConfig) -> list[str] | list[str | None]:
-    """From which side each image was taken: not every release of CXR-LT says so itself."""
+    """The view position of each image, from the table itself where its release of CXR-LT has that column."""
     if "ViewPosition" in sheet.header:
         return _columns(sheet, ("ViewPosition",))[0]
     metadata = read_sheet(_beside(config, METADATA))
@@ -160,13 +160,13 @@ def _images_of_studies(sheet: Sheet, config: MimicConfig) -> _Images:
     lost = [n for study, n in zip(labelled, sheet.numbers, strict=True) if study not in there]
     faults = fault(sheet, twice, "a study that an earlier row has; remove the repetition")
     faults += fault(sheet, lost, f"a study without an image in {METADATA}")
-    kept = list(compress(of, used))
+    in_use = list(compress(of, used))
     return _Images(
         metadata.only(used),
         list(compress(dicoms, used)),
-        [who for who, _ in kept],
-        [study for _, study in kept],
-        [row_of[study] for study in kept],
+        [who for who, _ in in_use],
+        [study for _, study in in_use],
+        [row_of[study] for study in in_use],
         faults,
     )
 
@@ -192,7 +192,7 @@ def _columns(sheet: Sheet, names: Sequence[str]) -> list[list[str]]:
 
 
 def _numbers(names: Sequence[str]) -> list[str]:
-    """Numbers of patients and studies alike in all tables: 50414267, where others write s50414267."""
+    """Normalise the numbers of patients and studies: 50414267, where some tables write s50414267."""
     return [name.lstrip("ps") for name in names]
 
 
