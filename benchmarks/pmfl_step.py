@@ -22,14 +22,14 @@ from torch import Tensor, nn
 from suture.core.labels import LabelSet
 from suture.data.augmentation import Augmentation
 from suture.data.batch import Samples
-from suture.data.config import DataConfig, SiteConfig, StorageConfig
+from suture.data.config import SiteConfig, StorageConfig
+from suture.data.readers.hospital import HospitalConfig
 from suture.data.text import clinical_vocabulary
 from suture.federation.loop import Loop, federate
 from suture.federation.plan import Plan, Schedule, code_hash
 from suture.federation.server.open import open_server
 from suture.federation.site.site import Site
-from suture.learning.samples import load_samples
-from suture.learning.single_target import single_target
+from suture.learning.samples import load_samples, single_target
 from suture.learning.training import SiteContext
 from suture.methods.base import Method
 from suture.methods.meta.fl import FL
@@ -57,8 +57,7 @@ def silos(folder: Path) -> dict[str, SiteConfig]:
             text = " ".join(draw.choices(words, k=draw.randint(WORDS // 3, 2 * WORDS))).replace(",", " ")
             lines.append(f"{n},p{n},train,{text},{n % 2}")
         (place / "labels.csv").write_text("\n".join(lines) + "\n")
-        data = DataConfig(
-            dataset="hospital",
+        data = HospitalConfig(
             root=place / "labels.csv",
             table=place / "labels.csv",
             text_column="text",

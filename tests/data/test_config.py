@@ -8,17 +8,16 @@ from typing import get_args
 import pytest
 
 from suture.core.errors import ConfigError
-from suture.core.labels import LabelType
 from suture.data.config import (
-    DataConfig,
     SiteConfig,
     find_site_config,
     load_server_config,
     load_site_config,
+    parse_data,
     write_site_config,
 )
-from suture.data.datasets import SPLIT_RULES, TASKS, Dataset, Images, Texts
-from suture.data.readers import DATASETS
+from suture.data.readers import DATASETS, DataConfig
+from suture.data.readers.hospital import HospitalConfig
 from suture.protocol.privacy import PrivacyConfig
 
 MINIMAL = '[data]\ndataset = "hospital"\nroot = "images"\ntable = "labels.csv"\n'
@@ -64,7 +63,8 @@ def test_the_defaults_are_the_careful_ones(toml: Path) -> None:
     config = load_site_config(toml)
     assert config.privacy == PrivacyConfig(label_view="own", min_count=5, max_faults=0.05)
     assert (config.training.device, config.training.threads, config.training.amp) == ("cpu", 1, False)
-    assert config.data.split_rule == "column"
+    assert isinstance(config.data, HospitalConfig)
+    assert config.data.split == "column"
 
 
 @pytest.mark.parametrize(
@@ -90,11 +90,35 @@ def test_the_defaults_are_the_careful_ones(toml: Path) -> None:
         ),
         (
             MINIMAL.replace("hospital", "nih") + 'label_type = "multiclass"\n',
-            ["label_type = 'multiclass' is not for dataset 'nih'; use 'multilabel'"],
+            ["[data] label_type is a key of dataset 'hospital', not of 'nih'", "or did you mean 'labels'?"],
         ),
         (
-            MINIMAL.replace("hospital", "isic2018") + 'label_type = "multilabel"\n',
-            ["label_type = 'multilabel' is not for dataset 'isic2018'; use 'multiclass'"],
+            MINIMAL.replace("hospital", "isic2018") + 'view = "all"\n',
+            ["unknown key [data] view of dataset 'isic2018'; known: color, dataset"],
+        ),
+        (
+            MINIMAL.replace("hospital", "mimic") + 'view = "all"\n',
+            ["unknown key [data] view of dataset 'mimic'; did you mean 'views'?"],
+        ),
+        (
+            MINIMAL.replace("hospital", "nih") + 'views = "all"\n',
+            ["[data] views is a key of dataset 'chexpert', 'mimic', not of 'nih'; remove it"],
+        ),
+        (
+            MINIMAL.replace("hospital", "nih") + 'attribute_column = "tone"\n',
+            ["[data] attribute_column is a key of dataset 'hospital', not of 'nih'; remove it"],
+        ),
+        (MINIMAL + 'task = "multiclass"\n', ["[data] task is now called label_type; rename it"]),
+        (
+            MINIMAL.replace("hospital", "nih") + 'task = "multilabel"\n',
+            ["[data] task is now called label_type, which is a key of dataset 'hospital', not of 'nih'"],
+        ),
+        (MINIMAL + 'split = "colum"\n', ["unknown [data] split = 'colum'; did you mean 'column'?"]),
+        (MINIMAL.replace('dataset = "hospital"\n', ""), ["[data] dataset is missing; write it"]),
+        (MINIMAL.replace('"hospital"', "3"), ["unknown [data] dataset = '3'; known: chexpert"]),
+        (
+            MINIMAL.replace("hospital", "hyperkvasir") + 'fold = 1\nsplit = "images"\n',
+            ["[data]", "fold = 1 needs split = 'folds'; remove it"],
         ),
         (
             MINIMAL.replace("hospital", "isic2018") + 'split = "patients"\n',
@@ -112,7 +136,7 @@ def test_every_fault_names_the_file_the_key_and_the_remedy(toml: Path, text: str
         assert word in str(caught.value)
 
 
-def test_two_faults_are_told_at_once(toml: Path) -> None:
+def test_two_faults_are_reported_at_once(toml: Path) -> None:
     toml.write_text(MINIMAL + "colour = true\n[training]\nthreads = 0\n")
     with pytest.raises(ConfigError, match=r"(?s)colour.*threads"):
         load_site_config(toml)
@@ -131,8 +155,7 @@ def test_a_file_that_is_not_text_is_named(toml: Path) -> None:
 
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     config = SiteConfig(
-        data=DataConfig(
-            dataset="hospital",
+        data=HospitalConfig(
             root=Path("/data/images.tar"),
             table=Path("/data/labels.csv"),
             labels=("Mass", "Nodule"),
@@ -207,22 +230,42 @@ def test_a_site_without_a_file_is_told_where_one_was_looked_for(
     assert all(word in str(caught.value) for word in ["'alpha'", *expected])
 
 
-def test_every_data_set_has_a_reader_split_rules_and_tasks() -> None:
-    assert set(DATASETS) == set(SPLIT_RULES) == set(TASKS) == {*get_args(Images), *get_args(Texts)}
+def test_the_registry_and_the_union_know_the_same_data_sets() -> None:
+    assert [entry.config for entry in DATASETS.values()] == [*get_args(get_args(DataConfig)[0])]
+    for word, entry in DATASETS.items():
+        assert entry.config.model_fields["dataset"].default == word
+        assert set(entry.config.model_fields) - {"dataset"} <= _documented(entry.config)
 
 
-@pytest.mark.parametrize(
-    ("dataset", "label_type"), [("hospital", "multilabel"), ("nih", "multilabel"), ("isic2018", "multiclass")]
-)
-def test_a_data_set_has_a_label_type(dataset: Dataset, label_type: LabelType) -> None:
-    config = DataConfig(dataset=dataset, root=Path("images"), table=Path("labels.csv"))
-    assert config.label_task == label_type
-    assert config.model_copy(update={"label_type": label_type}).label_task == label_type
+def _documented(kind: type) -> set[str]:
+    """The attributes that the docstrings of a class and its bases describe."""
+    lines = [line for base in kind.__mro__ for line in (base.__doc__ or "").splitlines()]
+    return {line.strip().partition(":")[0] for line in lines if line.startswith("        ")}
+
+
+@pytest.mark.parametrize("word", DATASETS)
+def test_a_configuration_of_every_data_set_is_written_and_read_back(word: str, toml: Path) -> None:
+    toml.write_text(f'[data]\ndataset = "{word}"\nroot = "images"\ntable = "table.csv"\n')
+    config = load_site_config(toml)
+    assert type(config.data) is DATASETS[word].config
+    write_site_config(toml, config)
+    assert load_site_config(toml) == config
+    bare = config.data.model_copy(update={"labels": ("Mass",)})
+    assert type(bare) is DATASETS[word].config
+    assert bare.labels == ("Mass",)
+
+
+def test_the_data_of_another_file_are_explained_alike() -> None:
+    values = {"dataset": "nih", "root": "images", "table": "table.csv"}
+    assert parse_data(values, "tests.nih").root == Path("images")
+    with pytest.raises(ConfigError, match=r"^tests\.nih: \[data\] fold is a key of dataset 'hyperkvasir'"):
+        parse_data(values | {"fold": 1}, "tests.nih")
 
 
 def test_a_hospital_may_be_multiclass(toml: Path) -> None:
     toml.write_text(MINIMAL + 'label_type = "multiclass"\n')
     config = load_site_config(toml)
-    assert config.data.label_task == "multiclass"
+    assert isinstance(config.data, HospitalConfig)
+    assert config.data.label_type == "multiclass"
     write_site_config(toml, config)
     assert load_site_config(toml).data == config.data

@@ -17,7 +17,7 @@ from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
 from suture.data.config import load_site_config
 from suture.learning.finetuning import FineTuning
-from suture.learning.single_target import TARGET
+from suture.learning.samples import TARGET
 from suture.learning.training import LocalRound, SiteContext, fit
 from suture.learning.tuned import begun, task_name, tune_targets
 from suture.models import ModelSpec, build

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rounds import conformant
-from suture.learning.single_target import TARGET
+from suture.learning.samples import TARGET
 from suture.methods import METHODS
 from suture.simulation.method_checks import CHECKS, Subject, subject_of
 

@@ -22,10 +22,11 @@ from suture.methods import METHODS
 from suture.methods.fedlsm.fedlsm import FedLSM
 from suture.models import ModelSpec
 from suture.simulation import IsicSites, NihSites
-from suture.simulation.folders import cache_folder, data_folder, images_in
 from suture.simulation.job import Job
 from suture.simulation.partition import assigned_classes
+from suture.simulation.public_data import data_folder, images_in
 from suture.simulation.run import run_job
+from suture.simulation.sites import cache_folder
 
 
 @pytest.fixture
@@ -127,7 +128,7 @@ def test_nih_is_dealt_with_validation_at_the_server(tmp_path: Path) -> None:
     assert [server.split.count(part) for part in ("train", "validation", "test")] == [0, 12, 24]
     assert [t.split for t in found.values()] == [("train",) * 10] * 8
     assert not set(server.patients) & {p for t in found.values() for p in t.patients}
-    assert {c.data.label_task for c in configs.values()} == {"multilabel"}
+    assert {c.data.label_type for c in configs.values()} == {"multilabel"}
     truth = truth_of(configs["site-3"])
     assert (truth.labels, truth.images) == (NIH, found["site-3"].images)
     np.testing.assert_array_equal(truth.restrict(found["site-3"].labels).y, found["site-3"].y)

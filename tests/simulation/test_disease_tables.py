@@ -1,4 +1,4 @@
-"""suture.simulation.disease_tables: PMFL's silos."""
+"""suture.simulation.single_target: the disease tables of PMFL."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from suture.core.errors import DataError, LabelError
 from suture.core.labels import LabelSet
 from suture.data.table import Table
-from suture.simulation.disease_tables import build_disease_tables
+from suture.simulation.single_target import build_disease_tables
 
 CLASSES = ("A", "B", "C")
 
@@ -26,33 +26,33 @@ def table(*columns: list[float]) -> Table:
     )
 
 
-def names(silo: Table, value: float) -> set[str]:
-    return {name for name, y in zip(silo.images, silo.y[:, 0], strict=True) if y == value}
+def names(own: Table, value: float) -> set[str]:
+    return {name for name, y in zip(own.images, own.y[:, 0], strict=True) if y == value}
 
 
 def test_the_first_class_takes_its_positives_and_the_next_what_is_left() -> None:
     nan = float("nan")
     data = table([1, 1, 0, 0, 0, nan], [1, 0, 0, 0, 1, 1])
-    silos = build_disease_tables(data, ("A", "B"), seed=1)
-    assert list(silos) == ["A", "B"]
-    assert silos["A"].labels.names == ("A",)
-    assert names(silos["A"], 1) == {"r0", "r1"}
-    assert len(names(silos["A"], 0)) == 2
-    assert "r5" not in silos["A"].images
-    assert silos["A"].texts == tuple(f"text {name}" for name in silos["A"].images)
+    tables = build_disease_tables(data, ("A", "B"), seed=1)
+    assert list(tables) == ["A", "B"]
+    assert tables["A"].labels.names == ("A",)
+    assert names(tables["A"], 1) == {"r0", "r1"}
+    assert len(names(tables["A"], 0)) == 2
+    assert "r5" not in tables["A"].images
+    assert tables["A"].texts == tuple(f"text {name}" for name in tables["A"].images)
     # Of B's negatives r1 to r3, at most one is left; of its positives r0 is gone.
-    other = silos["B"]
-    assert names(other, 1) <= {"r4", "r5"} - set(silos["A"].images)
+    other = tables["B"]
+    assert names(other, 1) <= {"r4", "r5"} - set(tables["A"].images)
     assert len(names(other, 1)) == len(names(other, 0)) == 1
 
 
 def test_a_cap_and_the_rule_of_eicu() -> None:
     data = table([1] * 5 + [0] * 9)
     assert [len(build_disease_tables(data, ("A",), 1, cap)["A"]) for cap in (None, 3, 20)] == [10, 6, 10]
-    silo = build_disease_tables(data, ("A",), 1, 3, "negatives")["A"]
-    assert (len(names(silo, 1)), len(names(silo, 0))) == (3, 3)
-    silo = build_disease_tables(data, ("A",), 1, 7, "negatives")["A"]
-    assert (len(names(silo, 1)), len(names(silo, 0))) == (5, 7)
+    own = build_disease_tables(data, ("A",), 1, 3, "negatives")["A"]
+    assert (len(names(own, 1)), len(names(own, 0))) == (3, 3)
+    own = build_disease_tables(data, ("A",), 1, 7, "negatives")["A"]
+    assert (len(names(own, 1)), len(names(own, 0))) == (5, 7)
 
 
 def test_a_seed_decides_what_is_drawn() -> None:
@@ -73,7 +73,7 @@ def test_a_class_of_which_nothing_is_left_is_named() -> None:
 
 
 def _leaving(row: str) -> int:
-    """A seed with which the silo of A leaves this row."""
+    """A seed with which the table of A leaves this row."""
     data = table([1, 0, 0], [0, 0, 1], [0, 0, 0])
     return next(
         seed for seed in range(100) if row not in build_disease_tables(data, ("A",), seed)["A"].images
@@ -84,20 +84,20 @@ VALUES = st.lists(st.sampled_from([0.0, 1.0, float("nan")]), min_size=3, max_siz
 
 
 @given(st.lists(VALUES, min_size=1, max_size=40), st.none() | st.integers(1, 6), st.integers(0, 3))
-def test_silos_are_disjoint_and_half_positive(rows: list[list[float]], cap: int | None, seed: int) -> None:
+def test_tables_are_disjoint_and_half_positive(rows: list[list[float]], cap: int | None, seed: int) -> None:
     data = table(*map(list, zip(*rows, strict=True)))
     try:
-        silos = build_disease_tables(data, CLASSES, seed, cap)
+        tables = build_disease_tables(data, CLASSES, seed, cap)
     except DataError:
         return
-    used = [name for silo in silos.values() for name in silo.images]
+    used = [name for own in tables.values() for name in own.images]
     assert len(used) == len(set(used))
     free = set(data.images)
-    for column, silo in enumerate(silos.values()):
+    for column, own in enumerate(tables.values()):
         positives = {n for n, y in zip(data.images, data.y[:, column], strict=True) if y == 1 and n in free}
         negatives = {n for n, y in zip(data.images, data.y[:, column], strict=True) if y == 0 and n in free}
-        assert names(silo, 1) <= positives
-        assert names(silo, 0) <= negatives
+        assert names(own, 1) <= positives
+        assert names(own, 0) <= negatives
         size = min(len(positives), len(negatives), cap or len(data))
-        assert len(names(silo, 1)) == len(names(silo, 0)) == size
-        free -= set(silo.images)
+        assert len(names(own, 1)) == len(names(own, 0)) == size
+        free -= set(own.images)

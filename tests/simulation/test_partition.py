@@ -11,21 +11,20 @@ from hypothesis import strategies as st
 
 from suture.core.errors import ConfigError, DataError
 from suture.core.labels import LabelSet, canonical, union
-from suture.data.config import DataConfig
 from suture.data.readers import load_table
+from suture.data.readers.hospital import HospitalConfig
 from suture.data.readers.isic import LABELS as ISIC
-from suture.data.readers.nih import LABELS
+from suture.data.readers.nih import LABELS, NihConfig
 from suture.data.table import Table
 from suture.simulation.partition import (
-    TEXT,
     assigned_classes,
     class_lists,
     client_classes,
     partition_table,
     patient_blocks,
     subset,
-    write_site,
 )
+from suture.simulation.sites import TEXT, write_site
 
 
 def pooled(abnormal: int, none: int, labels: LabelSet = LABELS) -> Table:
@@ -114,7 +113,7 @@ def test_a_written_site_is_an_ordinary_hospital(tmp_path: Path) -> None:
         "2.png,p1,train,0,0\n"
         "3.png,p1,train,1,1\n"
     )
-    read = load_table(DataConfig(dataset="hospital", root=table.root, table=path))
+    read = load_table(HospitalConfig(root=table.root, table=path))
     assert (read.labels, read.images, read.patients, read.split) == (
         own,
         *(table.images, table.patients, table.split),
@@ -126,8 +125,7 @@ def test_a_written_site_is_an_ordinary_hospital(tmp_path: Path) -> None:
 def test_real_nih_becomes_ten_sites(data_root: Path) -> None:
     folder = data_root / "nih_cxr14_64px"
     table = load_table(
-        DataConfig(
-            dataset="nih",
+        NihConfig(
             split="patients",
             root=folder / "images.tar",
             table=folder / "Data_Entry_2017_v2020.csv",
@@ -151,7 +149,7 @@ def test_class_lists_of_every_kind() -> None:
     assert class_lists("published", LABELS, 4, shared=8) == client_classes(shared=8)
     with pytest.raises(ConfigError, match="set clients=4"):
         class_lists("published", LABELS, 2, shared=8)
-    with pytest.raises(ConfigError, match="14 classes cannot be dealt to 15 sites"):
+    with pytest.raises(ConfigError, match="14 classes cannot be divided among 15 sites"):
         class_lists("disjoint", LABELS, 15)
 
 
@@ -257,7 +255,7 @@ def test_documents_are_written_in_a_column_of_their_own(tmp_path: Path) -> None:
         texts,
     )
     path = write_site(tmp_path / "alpha", table, LabelSet(("Mass",)))
-    again = load_table(DataConfig(dataset="hospital", table=path, text_column=TEXT))
+    again = load_table(HospitalConfig(table=path, text_column=TEXT))
     assert again.texts == texts
     assert again.labels.names == ("Mass",)
     assert again.split == table.split

@@ -43,7 +43,9 @@ def openi(tmp_path: Path) -> Path:
     return write_openi(tmp_path / "openi", REPORTS).parent
 
 
-def test_each_training_silo_is_a_site_and_each_target_lies_beside_them(openi: Path, tmp_path: Path) -> None:
+def test_each_training_disease_is_a_site_and_each_target_lies_beside_them(
+    openi: Path, tmp_path: Path
+) -> None:
     folder = tmp_path / "s"
     names = replace(SITES, root=str(openi)).prepare(folder, tmp_path, 1, METHODS["pmfl"])
     assert names == ["calcified-granuloma", "mass"]
@@ -70,16 +72,16 @@ def test_each_training_silo_is_a_site_and_each_target_lies_beside_them(openi: Pa
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"targets": ("mass",)}, "'Mass' is a training silo and a target; remove it from one of them"),
-        ({"targets": ("Masss",)}, r"unknown silo 'Masss'; did you mean 'Mass'\?"),
-        ({"training": ("Mass", "mass")}, r"'Mass' stands twice in simulation\.training"),
-        ({"targets": ("Edema", "Pulmonary Edema")}, r"'Edema' stands twice in simulation\.targets"),
-        ({"order": (*FINDINGS, "mass")}, r"'Mass' stands twice in simulation\.order"),
+        ({"targets": ("mass",)}, "'Mass' is a training site and a target; remove it from one of them"),
+        ({"targets": ("Masss",)}, r"unknown disease 'Masss'; did you mean 'Mass'\?"),
+        ({"training": ("Mass", "mass")}, r"'Mass' occurs twice in simulation\.training"),
+        ({"targets": ("Edema", "Pulmonary Edema")}, r"'Edema' occurs twice in simulation\.targets"),
+        ({"order": (*FINDINGS, "mass")}, r"'Mass' occurs twice in simulation\.order"),
         ({"root": "nowhere"}, r"has no NLMCXR_reports\.tgz; name the folder .* --set simulation\.root=DIR"),
         ({"root": "nowhere", "corpus": "mimic_reports"}, "mimic-cxr-2.0.0-chexpert.csv"),
     ],
 )
-def test_silos_that_contradict_each_other_are_refused(
+def test_diseases_that_contradict_each_other_are_refused(
     changes: dict[str, object], says: str, openi: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=says):

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from official import Report, write_openi
-from suture.data.readers.openi import TASKS
+from suture.data.readers.openi import FINDINGS
 from suture.simulation.job import load_job, with_settings
 from suture.simulation.run import run_job
 
 REPORTS: list[Report] = [
-    (f"It shows {TASKS[i % 8].lower()}.", "", (f"{TASKS[i % 8]}/mild",))
+    (f"It shows {FINDINGS[i % 8].lower()}.", "", (f"{FINDINGS[i % 8]}/mild",))
     if i % 2
-    else (f"{TASKS[i % 8]} and {TASKS[(i + 3) % 8]}.", "", (TASKS[i % 8], TASKS[(i + 3) % 8]))
+    else (f"{FINDINGS[i % 8]} and {FINDINGS[(i + 3) % 8]}.", "", (FINDINGS[i % 8], FINDINGS[(i + 3) % 8]))
     for i in range(240)
 ]
 """Each has one finding or two, and says so."""

@@ -39,7 +39,7 @@ def list_() -> None:
     rows = [("method", m.name, f"{m.title} ({m.paper})") for m in METHODS.values()]
     rows += [("model", name, backbone.text) for name, backbone in MODELS.items()]
     rows += [("prior", name, str(prior)) for name, prior in PRIORS.items()]
-    rows += [("data set", name, text) for name, text in DATASETS.items()]
+    rows += [("data set", name, entry.description) for name, entry in DATASETS.items()]
     rows += [("job", name, load_job(path).title) for name, path in known_jobs().items()]
     for name, path in known_experiments().items():
         found = load_experiment(str(path))

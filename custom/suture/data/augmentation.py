@@ -1,4 +1,4 @@
-"""Augmentation on the batch: every image gets a transform of its own in one resampling."""
+"""Augmentation of a batch: each image has its own random transform, in one resampling."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Augmentation:
 
     @property
     def active(self) -> bool:
-        """Whether anything is changed at all."""
+        """Whether any image changes."""
         return self.resamples or self.brightens or any((self.contrast, self.blur_chance))
 
     @property
@@ -123,8 +123,8 @@ def augment(
     zoom = torch.stack([1 + spread(n, generator, spec.zoom), 1 + spread(n, generator, spec.zoom)])
     mirror = chosen(n, generator, spec.flip)
     contrast = (1 + spread(n, generator, spec.contrast)).view(-1, 1, 1, 1).to(images.device)
-    # The draws above are made for every spec. Those below are made only where a field asks for them, so that
-    # specs without these fields, and the batches after this one, get the same numbers as before them.
+    # The draws above are made for every spec. Those below are made only where a field needs them, so that
+    # specs without these fields, and the batches after this one, draw the same numbers as before.
     if spec.only_mirrors:
         rows = mirror.nonzero().flatten().to(images.device)
         images = images.index_copy(0, rows, images.index_select(0, rows).flip(-1))
@@ -132,7 +132,7 @@ def augment(
         images = resample(images, affine_maps(angle, zoom, mirror, generator, spec).to(images))
     else:
         images = images.clone()
-    # From here on they are changed in place: large tensors cost more to allocate than to compute.
+    # From here on the images change in place: large tensors cost more to allocate than to compute.
     if spec.contrast:
         # Of each channel: normalised ones have offsets of their own, a common mean would tint gray images.
         mean = images.mean(dim=(2, 3), keepdim=True)
@@ -211,7 +211,7 @@ def resample(images: Tensor, theta: Tensor) -> Tensor:
 
 
 def blur_some(images: Tensor, generator: torch.Generator, chance: float, unit: Tensor) -> None:
-    """Some images through a median filter, a Gaussian filter or with noise, by the same odds each; in place.
+    """Apply a median filter, a Gaussian filter or noise, with equal odds, to some of the images, in place.
 
     Args:
         unit: ``[1, 1 or c, 1, 1]``, the pixels' full range in `images`.

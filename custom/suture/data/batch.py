@@ -1,4 +1,4 @@
-"""Batches: what a model reads and what is known about it."""
+"""Samples and batches: the inputs of a model with their labels."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from suture.core.labels import LabelSet
 
 @dataclass(frozen=True)
 class Batch:
-    """Inputs with their labels; pixels and tokens alike.
+    """Inputs (images or tokens) with their labels.
 
     Attributes:
         inputs: named tensors, first axis n. Images: ``{"image": [n, channels, h, w]}``.
         y: labels [n, c], 1 or 0; 0 where unknown (never NaN, because NaN * 0 is NaN).
         known: boolean mask [n, c]; False means "no information", not "absent".
-        weight: how much each entry counts in the loss, [n, c] or [n, 1], where a method sets that itself.
+        weight: weight of each entry in the loss, [n, c] or [n, 1], where a method sets it itself.
     """
 
     inputs: Mapping[str, Tensor]
@@ -48,11 +48,11 @@ class Samples:
         inputs: named tensors, first axis n; images as uint8 [n, channels, h, w].
         y: float32 labels [n, c], NaN where unknown.
         patients: patient identifier of each row.
-        names: of each row, to find it again in another table.
-        attributes: of each row, what figures are told apart by, empty where unknown; no row has one where the
-            site names none.
-        absent: boolean [n, c], unknown entries that a method teaches as absent; None for none. Figures do not
-            count them.
+        names: name of the image or document of each row, to find it in another table.
+        attributes: the value of each row by which figures are broken down, empty where unknown; no values at
+            all where the site names no such column.
+        absent: boolean [n, c], unknown entries that a method teaches as absent; None for none. Metrics do
+            not count them.
     """
 
     inputs: Mapping[str, Tensor]
@@ -78,7 +78,7 @@ class Samples:
         )
 
     def targets(self, rows: Tensor | slice = slice(None)) -> tuple[Tensor, Tensor]:
-        """What the given rows teach: y ``[m, c]``, 0 where unknown, and the mask of what counts as known."""
+        """Return the labels of the given rows, ``[m, c]``, 0 where unknown, and the mask of known ones."""
         y = self.y[rows]
         known = ~torch.isnan(y)
         if self.absent is not None:
@@ -90,7 +90,7 @@ class Samples:
         return Batch({k: v[rows] for k, v in self.inputs.items()}, *self.targets(rows))
 
     def batches(self, size: int, generator: torch.Generator | None = None) -> Iterator[Batch]:
-        """All rows once, shuffled if a generator is given.
+        """Iterate over all rows once, shuffled if a generator is given.
 
         A last batch of a single row joins the batch before it: batch norm has no variance of one value.
         """
@@ -104,7 +104,7 @@ class Samples:
 
 
 def endless(n: int, size: int, generator: torch.Generator) -> Iterator[Tensor]:
-    """Row numbers ``[size]`` without end: one shuffled pass over `n` rows after the other."""
+    """Yield row numbers ``[size]`` without end, in one shuffled pass over `n` rows after another."""
     rest = torch.empty(0, dtype=torch.long)
     while n:
         while len(rest) < size:
@@ -114,10 +114,11 @@ def endless(n: int, size: int, generator: torch.Generator) -> Iterator[Tensor]:
 
 
 def columns(samples: Samples, own: LabelSet, wanted: LabelSet, *, absent: bool = False) -> Samples:
-    """The samples with one label column for each wanted class, NaN where it is not the site's own.
+    """Return the samples with one label column for each wanted class, NaN for the classes of other sites.
 
     Args:
-        absent: such a class is taught as absent; what the site does not know of its own ones stays unknown.
+        absent: teach a class that the site does not annotate as absent; unknown labels of its own classes
+            stay unknown.
     """
     before = samples.absent
     y = torch.full((len(samples), len(wanted)), float("nan"))

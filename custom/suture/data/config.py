@@ -5,156 +5,40 @@
     root = "images"
     table = "labels.csv"
 
-Everything else has a default. Relative paths start at the folder of the file.
+Everything else has a default. Relative paths start at the folder of the file. Which keys ``[data]`` has
+depends on `dataset`: see the configuration classes in `suture.data.readers`.
 """
 
 from __future__ import annotations
 
 import os
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Any, TypeVar, get_args
 
 import tomli_w
-from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, model_validator
+from pydantic import Field, TypeAdapter, ValidationError
 
 from suture.core.errors import ConfigError, nearest
 from suture.core.files import atomic_write
-from suture.core.labels import LabelType
-from suture.core.validation import LabelName, Section
-from suture.data.datasets import EICU_TEXTS, SPLIT_RULES, TASKS, Dataset, EicuText, SplitRule
+from suture.core.validation import Section
+from suture.data.dataset import DatasetConfig, SitePath
+from suture.data.readers import DATASETS, DataConfig
 from suture.protocol.privacy import PrivacyConfig
-
-Frequency = Literal["head", "medium", "tail"]
-
-
-def _resolve(path: Path, info: ValidationInfo) -> Path:
-    path = path.expanduser()
-    return info.context["folder"] / path if info.context else path
-
-
-SitePath = Annotated[Path, AfterValidator(_resolve)]
-
-
-class DataConfig(Section):
-    """What the site's data are.
-
-    Attributes:
-        dataset: the format of `table`.
-        root: the image folder, a tar archive, or a folder of tar archives. Text that stands in `table` needs
-            none.
-        table: the CSV with one row per image or document.
-        image_column: the hospital's column of image names within `root`, or of what names its documents.
-        text_column: the hospital's column of documents, where its data are text rather than images.
-        patient_column: the hospital's column of patient identifiers.
-        attribute_column: the hospital's column of what figures are told apart by, such as skin tone; it is
-            no label, and training does not see it.
-        labels: the classes that this site annotates; by default every label that `table` has.
-        synonyms: the table's spelling of a label, and the name it stands for.
-        label_type: of a hospital's own table: any subset of the classes is true of an image (multilabel, the
-            default), or exactly one of them, or of those that other sites know (multiclass).
-        split: who decides which rows train: a column of the table, the official lists or folds, or a 70/10/20
-            cut of the patients, or of ISIC's lesions or images; or ``test``, every row is for testing. By
-            default the first that the data set has.
-        split_column: the hospital's column of train, validation, test or blank (unused).
-        fold: of a data set with folds, the one for testing, counted from 0.
-        seed: of every random division.
-        color: read images as RGB rather than gray.
-        lists: folder of the official split: NIH's train_val_list.txt and test_list.txt, CheXpert's valid.csv;
-            and of MIMIC's metadata, ISIC's lesions, HyperKvasir's folds and the other tables of eICU. By
-            default the folder of `table`.
-        uncertain: what -1 means in CheXpert and MIMIC: absent (U-Zeros), present (U-Ones) or unknown.
-        views: frontal images of CheXpert and MIMIC, or the lateral ones too.
-        partial: the table lists more images (or reports) than `root` holds; the rows without are left out.
-        target: the class that this site trains, for methods in which each site has a task of its own.
-        labels_from: where the labels of eICU come from: PMFL's words in `apacheadmissiondx`, or the first two
-            levels of `diagnosisstring`.
-        texts: the tables that eICU's documents are made of.
-        leaking_text: whether eICU's documents include `admitdxpath`, which names the label.
-        admission_paths: all that a stay has of these, or the last one.
-        groups: of the server: classes by how often they occur in training, for figures of the common and the
-            rare ones. Who knows the counts can name them; the sites are not asked.
-        truth: a simulation's table of every label. Training never reads it: it says how many pseudo-labels
-            were right, and that stays at the site.
-    """
-
-    dataset: Dataset
-    root: SitePath
-    table: SitePath
-    image_column: str = "image"
-    text_column: str | None = None
-    patient_column: str = "patient"
-    attribute_column: str | None = None
-    labels: Annotated[tuple[LabelName, ...], Field(min_length=1)] | None = None
-    synonyms: dict[str, LabelName] = Field(default_factory=dict)
-    label_type: LabelType | None = None
-    split: SplitRule | None = None
-    split_column: str = "split"
-    fold: int = Field(default=0, ge=0)
-    seed: int = Field(default=1337, ge=0)
-    color: bool = False
-    lists: SitePath | None = None
-    uncertain: Literal["zeros", "ones", "ignore"] = "zeros"
-    views: Literal["frontal", "all"] = "frontal"
-    partial: bool = False
-    target: LabelName | None = None
-    labels_from: Literal["apache", "diagnosis"] = "apache"
-    texts: Annotated[tuple[EicuText, ...], Field(min_length=1)] = EICU_TEXTS
-    leaking_text: bool = False
-    admission_paths: Literal["all", "last"] = "all"
-    groups: dict[Frequency, tuple[str, ...]] = Field(default_factory=dict)
-    truth: SitePath | None = None
-
-    @property
-    def split_rule(self) -> SplitRule:
-        """`split`, or the data set's default."""
-        return self.split or SPLIT_RULES[self.dataset][0]
-
-    @property
-    def label_task(self) -> LabelType:
-        """`task`, or the data set's default."""
-        return self.label_type or TASKS[self.dataset][0]
-
-    @model_validator(mode="before")
-    @classmethod
-    def _root_of_texts(cls, values: Any) -> Any:
-        if not isinstance(values, dict) or "table" not in values:
-            return values
-        in_table = values.get("text_column") or values.get("dataset") in ("openi", "eicu", "mtsamples")
-        return {"root": values["table"]} | values if in_table else values
-
-    @model_validator(mode="after")
-    def _split_fits(self) -> DataConfig:
-        rules = SPLIT_RULES[self.dataset]
-        if self.split_rule not in rules:
-            known = " or ".join(map(repr, rules))
-            raise ValueError(f"split = {self.split!r} is not for dataset {self.dataset!r}; use {known}")
-        if self.fold and self.split_rule != "folds":
-            raise ValueError(f"fold = {self.fold} needs a data set with folds and split = 'folds'; remove it")
-        return self
-
-    @model_validator(mode="after")
-    def _task_fits(self) -> DataConfig:
-        tasks = TASKS[self.dataset]
-        if self.label_task not in tasks:
-            known = " or ".join(map(repr, tasks))
-            raise ValueError(
-                f"label_type = {self.label_type!r} is not for dataset {self.dataset!r}; use {known}"
-            )
-        return self
 
 
 class TrainingConfig(Section):
-    """How this site's machine trains.
+    """How this site trains.
 
     Attributes:
         batch_size: replaces the job's; at least 2, because batch norm has no variance of one image. Methods
-            whose batches the job settles (MetaFL, PMFL) refuse it, and `amp`.
+            whose job decides the batches (MetaFL, PMFL) refuse it, and refuse `amp`.
         learning_rate: replaces the job's.
         device: a torch device.
         amp: train in mixed precision.
-        threads: torch threads; another number gives other sums.
-        prior: file or folder of the frozen prior at this site, where the job's path is not the place.
+        threads: torch threads; another number changes the order of floating-point sums.
+        prior: file or folder of the frozen prior at this site; replaces the job's path.
     """
 
     batch_size: int | None = Field(default=None, ge=2)
@@ -193,7 +77,7 @@ class ServerConfig(Section):
     """The server's `suture.toml`, which needs no data.
 
     Attributes:
-        held_out: the whole file, where it has data.
+        held_out: the whole file, where it has a ``[data]`` section.
     """
 
     storage: StorageConfig
@@ -203,11 +87,14 @@ class ServerConfig(Section):
 S = TypeVar("S", bound=Section)
 
 _SECTIONS: dict[str, type[Section]] = {
-    "data": DataConfig,
+    "data": DatasetConfig,
     "training": TrainingConfig,
     "privacy": PrivacyConfig,
     "storage": StorageConfig,
 }
+
+_RENAMED = {"task": "label_type"}
+"""Keys of ``[data]`` that had another name in earlier versions."""
 
 
 def load_site_config(path: Path) -> SiteConfig:
@@ -252,24 +139,24 @@ def _validated(kind: type[S], raw: dict[str, Any], path: Path) -> S:
 
 
 def find_site_config(site: str, workspace: Path | None) -> Path:
-    """Where the `suture.toml` of a site is.
+    """Find the `suture.toml` of a site.
 
     `$SUTURE_SITES/<site>/suture.toml` where that variable is set (a simulation: several sites on one
     machine), else `local/suture.toml` or `suture.toml` in the site's FLARE workspace.
 
     Raises:
-        ConfigError: it is in none of these places; the message lists them.
+        ConfigError: none of these files exists; the message lists them.
     """
     sites = os.environ.get("SUTURE_SITES")
     if sites:
-        places = [Path(sites) / site / "suture.toml"]
+        paths = [Path(sites) / site / "suture.toml"]
     else:
         folders = [workspace / "local", workspace] if workspace else []
-        places = [folder / "suture.toml" for folder in folders]
-    for place in places:
-        if place.is_file():
-            return place
-    looked = ", ".join(map(str, places)) or "no folder (SUTURE_SITES is not set and there is no workspace)"
+        paths = [folder / "suture.toml" for folder in folders]
+    for path in paths:
+        if path.is_file():
+            return path
+    looked = ", ".join(map(str, paths)) or "no folder (SUTURE_SITES is not set and there is no workspace)"
     raise ConfigError(f"site {site!r} has no suture.toml; looked at {looked}")
 
 
@@ -284,17 +171,70 @@ def write_site_config(path: Path, config: SiteConfig | ServerConfig) -> None:
     atomic_write(path, tomli_w.dumps(config.model_dump(mode="json", exclude_none=True)).encode())
 
 
-def _explain(path: Path, fault: Any) -> str:
+def parse_data(values: Mapping[str, Any], where: str) -> DataConfig:
+    """The configuration of one data set from plain values, such as those of an experiment's file.
+
+    Args:
+        where: names the source, for errors.
+
+    Raises:
+        ConfigError: as `load_site_config`.
+    """
+    try:
+        config: DataConfig = TypeAdapter(DataConfig).validate_python(dict(values))
+    except ValidationError as error:
+        faults = [{**fault, "loc": ("data", *fault["loc"])} for fault in error.errors()]
+        raise ConfigError("\n".join(_explain(where, fault) for fault in faults)) from None
+    return config
+
+
+def _explain(source: Path | str, fault: Any) -> str:
     """One fault of pydantic in the words of the file."""
     section, *rest = (str(part) for part in fault["loc"])
+    dataset = rest.pop(0) if section == "data" and rest else None
     key = f"[{section}] {'.'.join(rest)}".strip() if section in _SECTIONS else section
     value = f" = {fault['input']!r}" if rest else ""
     if fault["type"] == "extra_forbidden":
-        options = _SECTIONS[section].model_fields if rest else _SECTIONS
-        return f"{path}: unknown key {key}; {nearest(rest[-1] if rest else section, options)}"
+        return f"{source}: {_unknown_key(section, rest, dataset)}"
     if fault["type"] == "missing":
-        return f"{path}: {key} is missing; write it"
+        return f"{source}: {key} is missing; write it"
+    if fault["type"] == "union_tag_not_found":
+        return f"{source}: [data] dataset is missing; write it"
+    if fault["type"] == "union_tag_invalid":
+        word = str(fault["ctx"]["tag"])
+        return f"{source}: unknown [data] dataset = {word!r}; {nearest(word, DATASETS)}"
     if fault["type"] == "literal_error":
         words = [word.strip("'") for word in fault["ctx"]["expected"].replace(" or ", ", ").split(", ")]
-        return f"{path}: unknown {key}{value}; {nearest(str(fault['input']), words)}"
-    return f"{path}: {key}{value}: {fault['msg']}"
+        word = str(fault["input"])
+        if dataset and word in _words_elsewhere(rest[-1]):
+            known = " or ".join(map(repr, words))
+            return f"{source}: {key}{value} is not for dataset {dataset!r}; use {known}"
+        return f"{source}: unknown {key}{value}; {nearest(word, words)}"
+    return f"{source}: {key}{value}: {fault['msg']}"
+
+
+def _unknown_key(section: str, rest: list[str], dataset: str | None) -> str:
+    """What to do about a section, or a key of one, that does not exist."""
+    if not rest:
+        return f"unknown key {section}; {nearest(section, _SECTIONS)}"
+    name = rest[-1]
+    if dataset is None:
+        return f"unknown key [{section}] {name}; {nearest(name, _SECTIONS[section].model_fields)}"
+    own = DATASETS[dataset].config.model_fields
+    current = _RENAMED.get(name, name)
+    others = [word for word, other in DATASETS.items() if current in other.config.model_fields]
+    if name != current and current in own:
+        return f"[data] {name} is now called {current}; rename it"
+    if others:
+        renamed = f" is now called {current}, which" if name != current else ""
+        sets = ", ".join(map(repr, others))
+        hint = nearest(name, own)
+        close = f", or {hint}" if hint.startswith("did you mean") else ""
+        return f"[data] {name}{renamed} is a key of dataset {sets}, not of {dataset!r}; remove it{close}"
+    return f"unknown key [data] {name} of dataset {dataset!r}; {nearest(name, own)}"
+
+
+def _words_elsewhere(key: str) -> set[str]:
+    """The values that a key of ``[data]`` can have, in any data set."""
+    fields = [entry.config.model_fields.get(key) for entry in DATASETS.values()]
+    return {word for field in fields if field for word in get_args(field.annotation)}

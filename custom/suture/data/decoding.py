@@ -1,4 +1,4 @@
-"""One image from its bytes: PNG, JPEG and what else Pillow reads, and DICOM."""
+"""Decoding one image: DICOM, and PNG, JPEG and the other formats that Pillow reads."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from suture.data.reading import read_sheet
 Pixels = NDArray[np.uint8]
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".dcm", ".dicom", ".tif", ".tiff", ".bmp"})
-"""Endings of the files that a folder of images is searched for."""
+"""Suffixes of the files that count as images in a folder."""
 
 
 def decode_image(data: bytes, name: str, color: bool) -> Pixels:
-    """An encoded image as uint8, [h, w] or (color) [h, w, 3].
+    """Decode an image to uint8, [h, w] or (color) [h, w, 3].
 
-    16-bit images are scaled from their full range; transparency is ignored; gray becomes three equal channels
-    and colour one luminance (ITU-R 601-2) where the other is asked for. DICOM: see `_dicom`.
+    16-bit images are scaled from their full range; transparency is ignored. A gray image becomes three equal
+    channels, a colour image its luminance (ITU-R 601-2), as `color` requires. DICOM: see `_dicom`.
 
     Args:
         data: the bytes of the file.
         name: for the message.
-        color: whether three channels are asked for.
+        color: return three channels rather than one.
 
     Raises:
-        DataError: the bytes are no image that can be read.
+        DataError: the bytes cannot be read as an image.
     """
     if not data:
         raise DataError(f"image {name!r} is an empty file")
@@ -46,7 +46,7 @@ def decode_image(data: bytes, name: str, color: bool) -> Pixels:
 
 
 def read_image(path: Path, color: bool) -> Pixels:
-    """The image of a file; see `decode_image`."""
+    """Read the image of a file; see `decode_image`."""
     try:
         return decode_image(path.read_bytes(), str(path), color)
     except OSError as error:
@@ -54,9 +54,10 @@ def read_image(path: Path, color: bool) -> Pixels:
 
 
 def resize_pad(image: Pixels, size: int) -> Pixels:
-    """The image within a square of `size`, aspect kept, centred on zeros: [size, size] or [size, size, 3].
+    """Fit an image into a square of zeros, centred, with its aspect ratio: [size, size] or [size, size, 3].
 
-    Source: "resize with padding" of Surgical Aggregation (2024). Bilinear, antialiased where it shrinks.
+    Source: "resize with padding" of Surgical Aggregation (2024). The
+    interpolation is bilinear, antialiased where the image shrinks.
     """
     height, width = image.shape[:2]
     if height == width == size:
@@ -70,7 +71,7 @@ def resize_pad(image: Pixels, size: int) -> Pixels:
 
 
 def images_to_predict(path: Path, column: str = "image") -> list[Path]:
-    """The images that a person means by a path: all in a folder, those in a CSV's column, or the one.
+    """Return the images of a path: all of a folder, those that a CSV's column names, or the file itself.
 
     Names in a CSV are relative to its folder.
 
@@ -87,7 +88,7 @@ def images_to_predict(path: Path, column: str = "image") -> list[Path]:
     if path.suffix.lower() != ".csv":
         return [path]
     sheet = read_sheet(path)
-    return [path.parent / name for name in sheet.cells(sheet.position(column, "--column"))]
+    return [path.parent / name for name in sheet.column(column, "--column")]
 
 
 def _is_dicom(data: bytes, name: str) -> bool:
@@ -105,7 +106,7 @@ def _pillow(data: bytes) -> Image.Image:
 
 
 def _dicom(data: bytes) -> Image.Image:
-    """A single frame, as a viewer shows it first.
+    """Decode a single frame as a viewer shows it by default.
 
     Modality LUT or rescale slope and intercept (PS3.3 C.11.1), then the first VOI LUT or window (C.11.2),
     then the range of the result onto 0..255, inverted for MONOCHROME1.

@@ -1,7 +1,7 @@
 """Decoded images on disk: an image is decoded once per size, then read through memory mapping.
 
-An entry is two files of one name. `<key>.npy` holds the images; `<key>.json`, written last, says that the
-entry is whole: the digest of the other file and the images that could not be read.
+An entry consists of two files. `<key>.npy` holds the images. `<key>.json` is written last and so marks the
+entry as complete: it holds the digest of the other file and the names of the images that could not be read.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from suture.data.table import Table
 LOG = logging.getLogger(__name__)
 
 FORMAT = 1
-"""Of an entry; a new number makes every older entry unknown."""
+"""The version of the format of an entry; a new number invalidates every older entry."""
 
 
 @dataclass(frozen=True)
 class _Entry:
-    """Where a table's decoded images are.
+    """The files of a table's decoded images.
 
     Attributes:
         images: the .npy file.
@@ -57,15 +57,15 @@ class _Entry:
 def decode(
     table: Table, size: int, color: bool, cache_dir: Path, max_faults: float = 0.05, site: str = "this site"
 ) -> tuple[Tensor, Table]:
-    """The decoded images of a table, from the cache where it has them.
+    """Return the decoded images of a table, from the cache where it has them.
 
     Args:
-        table: rows whose images are wanted.
+        table: the rows whose images are decoded.
         size: pixels of a side; see `suture.data.decoding.resize_pad`.
         color: three channels rather than one.
-        cache_dir: made if it does not exist.
+        cache_dir: the folder of the cache; it is made if it does not exist.
         max_faults: the share of unreadable images that is tolerated.
-        site: for the messages.
+        site: name of the site, for messages.
 
     Returns:
         uint8 [n, channels, size, size], memory-mapped; and the n rows whose images could be read. Writing to
@@ -90,14 +90,14 @@ def decode(
             "site %r: %d unreadable images left out: %s", site, len(unreadable), ", ".join(unreadable)
         )
     lost = set(unreadable)
-    kept = table.rows(np.array([image not in lost for image in table.images], dtype=np.bool_))
+    readable = table.rows(np.array([image not in lost for image in table.images], dtype=np.bool_))
     # Copy-on-write, because torch has no read-only tensors.
     images: NDArray[np.uint8] = np.load(entry.images, mmap_mode="c")
-    return torch.from_numpy(images), kept
+    return torch.from_numpy(images), readable
 
 
 def _seal(entry: _Entry, n: int) -> list[str] | None:
-    """The unreadable images of a whole entry; None where it is missing, cut short or damaged."""
+    """Return the unreadable images of a complete entry; None where it is missing, truncated or damaged."""
     try:
         seal = json.loads(entry.seal.read_bytes())
         unreadable: list[str] = seal["unreadable"]
@@ -124,7 +124,7 @@ def _tolerate(unreadable: list[str], table: Table, max_faults: float, site: str)
 
 
 def _build(entry: _Entry, table: Table, source: ImageSource, max_faults: float, site: str) -> list[str]:
-    """Makes an entry, whole or not at all; the names of the unreadable images."""
+    """Make a complete entry or none; return the names of the unreadable images."""
     try:
         entry.images.parent.mkdir(parents=True, exist_ok=True)
         return _replace(entry, table, source, max_faults, site)
@@ -158,9 +158,9 @@ def _replace(entry: _Entry, table: Table, source: ImageSource, max_faults: float
 
 
 def _write(file: BinaryIO, entry: _Entry, table: Table, source: ImageSource) -> list[str]:
-    """Writes the .npy: each image at its row as it comes, then the gaps of the unreadable ones closed.
+    """Write the .npy: each image at its row, in any order; then close the gaps of unreadable images.
 
-    Not through a writable memory map: on a full disk that ends the process instead of raising.
+    A writable memory map would be simpler, but on a full disk it ends the process instead of raising.
     """
     start = _header(file, entry.shape(len(table)))
     length = entry.channels * entry.size**2
@@ -173,20 +173,20 @@ def _write(file: BinaryIO, entry: _Entry, table: Table, source: ImageSource) -> 
             continue
         file.seek(start + row * length)
         file.write(image.reshape(entry.size, entry.size, -1).transpose(2, 0, 1).tobytes())
-    kept = [row for row in range(len(table)) if row not in faults]
-    for new, old in enumerate(kept):
+    readable = [row for row in range(len(table)) if row not in faults]
+    for new, old in enumerate(readable):
         if new != old:
             file.seek(start + old * length)
             image_bytes = file.read(length)
             file.seek(start + new * length)
             file.write(image_bytes)
-    file.truncate(start + len(kept) * length)
-    _header(file, entry.shape(len(kept)))
+    file.truncate(start + len(readable) * length)
+    _header(file, entry.shape(len(readable)))
     return [table.images[row] for row in sorted(faults)]
 
 
 def _header(file: BinaryIO, shape: tuple[int, ...]) -> int:
-    """Writes the .npy header and gives its length, which numpy pads to be the same for any first axis."""
+    """Write the .npy header; return its length, which numpy pads to be the same for any first axis."""
     file.seek(0)
     np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": shape})
     return file.tell()

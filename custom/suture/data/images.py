@@ -27,7 +27,7 @@ CHUNK = 256
 
 
 @dataclass(frozen=True, order=True)
-class _Place:
+class _Location:
     """Where the bytes of an image are: a stretch of an archive's content, or (size -1) a whole file."""
 
     file: Path
@@ -43,7 +43,7 @@ class ImageSource:
     """
 
     def __init__(self, root: Path) -> None:
-        """Opens a root; archives are not indexed before the first image is asked for.
+        """Opens a root; archives are indexed when the first image is requested.
 
         Raises:
             DataError: `root` is neither a folder nor an archive.
@@ -77,11 +77,11 @@ class ImageSource:
         Raises:
             DataError: there is no such image, or more than one.
         """
-        place = self._place(name)
-        return str(place.file), place.offset
+        location = self._location(name)
+        return str(location.file), location.offset
 
     def missing(self, name: str) -> DataError | None:
-        """Why there is no such image, or None if there is."""
+        """Return the error for an image that does not exist or is ambiguous; None for one that exists."""
         found = self._found(name)
         if not found:
             return DataError(f"image {name!r} is not in {self.root}; correct the table or [data] root")
@@ -95,15 +95,15 @@ class ImageSource:
         Raises:
             DataError: there is no such image, or it cannot be read.
         """
-        place = self._place(name)
+        location = self._location(name)
         try:
-            if place.size < 0:
-                return place.file.read_bytes()
+            if location.size < 0:
+                return location.file.read_bytes()
             with self._lock:
-                if place.file not in self._open:
-                    self._open[place.file] = _opened(place.file)
-                self._open[place.file].seek(place.offset)
-                return self._open[place.file].read(place.size)
+                if location.file not in self._open:
+                    self._open[location.file] = _opened(location.file)
+                self._open[location.file].seek(location.offset)
+                return self._open[location.file].read(location.size)
         except (OSError, EOFError, zlib.error) as error:
             raise DataError(f"image {name!r} of {self.root} cannot be read: {error}") from error
 
@@ -122,25 +122,25 @@ class ImageSource:
         """
         if self.archives:
             return [_stat(path) for path in self.archives]
-        places = (self._found(name) for name in names)
-        return [_stat(found[0].file) if len(found) == 1 else ("", -1, 0) for found in places]
+        locations = (self._found(name) for name in names)
+        return [_stat(found[0].file) if len(found) == 1 else ("", -1, 0) for found in locations]
 
     @cached_property
-    def _index(self) -> tuple[dict[str, list[_Place]], dict[str, list[_Place]]]:
-        """Places by path and by base name."""
-        paths: dict[str, list[_Place]] = {}
-        bases: dict[str, list[_Place]] = {}
+    def _index(self) -> tuple[dict[str, list[_Location]], dict[str, list[_Location]]]:
+        """The locations of the images by path and by base name."""
+        paths: dict[str, list[_Location]] = {}
+        bases: dict[str, list[_Location]] = {}
         members = map(_members, self.archives) if self.archives else [_files(self.root)]
-        for path, place in (pair for each in members for pair in each):
-            paths.setdefault(path, []).append(place)
-            bases.setdefault(path.rpartition("/")[2], []).append(place)
+        for path, location in (pair for each in members for pair in each):
+            paths.setdefault(path, []).append(location)
+            bases.setdefault(path.rpartition("/")[2], []).append(location)
         return paths, bases
 
-    def _found(self, name: str) -> list[_Place]:
+    def _found(self, name: str) -> list[_Location]:
         paths, bases = self._index
         return paths.get(name.removeprefix("./")) or bases.get(name) or []
 
-    def _place(self, name: str) -> _Place:
+    def _location(self, name: str) -> _Location:
         error = self.missing(name)
         if error:
             raise error
@@ -148,7 +148,7 @@ class ImageSource:
 
 
 def present(table: Table, source: ImageSource) -> tuple[Table, int]:
-    """The rows whose images `source` has, and how many rows have none (a partial download)."""
+    """Return the rows whose images `source` has, and the number of other rows (of a partial download)."""
     here = np.array([name in source for name in table.images], dtype=np.bool_)
     return table.rows(here), int((~here).sum())
 
@@ -156,16 +156,16 @@ def present(table: Table, source: ImageSource) -> tuple[Table, int]:
 def read_all(
     source: ImageSource, names: Sequence[str], color: bool, finish: Callable[[Pixels], Pixels] | None = None
 ) -> Iterator[tuple[int, Pixels | DataError]]:
-    """Reads many images: bytes in the order of the archives, decoding on a few threads.
+    """Read many images: bytes in the order of the archives, decoded on a few threads.
 
     Args:
-        source: where they are.
-        names: of the images.
+        source: holds the images.
+        names: names of the images.
         color: as in `ImageSource.read`.
         finish: a further step for each image, such as resizing, done on the same threads.
 
     Yields:
-        For each name, in any order, its position in `names` and the image or what is wrong with it.
+        for each name, in any order, its position in `names`, and the image or its error.
     """
 
     def work(row: int, data: bytes | DataError) -> tuple[int, Pixels | DataError]:
@@ -200,26 +200,26 @@ def _stat(path: Path) -> tuple[str, int, int]:
     return path.name, stat.st_size, stat.st_mtime_ns
 
 
-def _files(root: Path) -> Iterator[tuple[str, _Place]]:
+def _files(root: Path) -> Iterator[tuple[str, _Location]]:
     for folder, _, names in os.walk(root):
         for name in names:
             path = Path(folder, name)
-            yield path.relative_to(root).as_posix(), _Place(path)
+            yield path.relative_to(root).as_posix(), _Location(path)
 
 
 def _opened(archive: Path) -> IO[bytes]:
     return cast(IO[bytes], archive.open("rb") if archive.suffix == ".tar" else gzip.open(archive))
 
 
-def _members(archive: Path) -> Iterator[tuple[str, _Place]]:
-    """The files of an archive; of a member that was added twice, the last counts, as in `tar -x`."""
-    places: dict[str, _Place] = {}
+def _members(archive: Path) -> Iterator[tuple[str, _Location]]:
+    """The files of an archive; the last one counts of a member that was added twice, as in `tar -x`."""
+    locations: dict[str, _Location] = {}
     try:
         with _opened(archive) as file, tarfile.open(fileobj=file, mode="r:") as tar:
             for member in tar:
                 if member.isfile():
                     name = member.name.removeprefix("./")
-                    places[name] = _Place(archive, member.offset_data, member.size)
+                    locations[name] = _Location(archive, member.offset_data, member.size)
     except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
         raise DataError(f"archive {archive} is broken ({error}); fetch it again") from error
-    return iter(places.items())
+    return iter(locations.items())

@@ -1,4 +1,4 @@
-"""Looking over a site's data before it joins: what is there, and what is wrong with it, all at once."""
+"""Checking a site's data before it joins: its counts and all of its faults at once."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class Words:
     """The words of the documents in use.
 
     Attributes:
-        mean, p95, most: of a document: on average, 95 % of them have no more, and no one has more.
-        known: the share that the vocabulary of the package knows.
+        mean, p95, most: mean, 95th percentile and maximum of the number of words of a document.
+        known: the share of the words that the vocabulary of the package knows.
     """
 
     mean: float
@@ -47,7 +47,7 @@ class Words:
 
 @dataclass(frozen=True)
 class Findings:
-    """What `check` found. It stays at the site: it names files and holds exact counts.
+    """The result of `check`. It stays at the site, because it names files and holds exact counts.
 
     Attributes:
         images: number of images, or documents, of each split.
@@ -55,9 +55,9 @@ class Findings:
         counts: labels of each class of each split.
         unreadable: one message per image that cannot be read.
         empty: classes without any positive label in the training rows.
-        problems: what must be mended before the site can join.
+        problems: faults that must be corrected before the site can join.
         warnings: what a person should know.
-        words: of documents; None where the data are images.
+        words: statistics of the documents; None where the data are images.
     """
 
     images: dict[Split, int] = field(default_factory=dict)
@@ -71,9 +71,9 @@ class Findings:
 
 
 def check(config: SiteConfig) -> Findings:
-    """Reads the table, decodes every image (or counts the words) in use, and reports all that is wrong.
+    """Read the table, decode every image (or count the words) in use, and report all faults.
 
-    It raises nothing that the data can cause; a table that cannot be read at all is the only problem then.
+    No fault of the data raises an error; a table that cannot be read at all is then the only problem.
     """
     try:
         reading = read_table(config.data)
@@ -105,7 +105,7 @@ def check(config: SiteConfig) -> Findings:
 
 
 def render(findings: Findings) -> RenderableType:
-    """The findings for a terminal: a grid of counts per class, then problems and warnings."""
+    """Render the findings for a terminal: a grid of counts per class, then problems and warnings."""
     words = findings.words
     what = "documents" if words else "images"
     grid = Grid(title="Labels: present / absent / unknown")
@@ -118,14 +118,14 @@ def render(findings: Findings) -> RenderableType:
             f"{c.positives:,} / {c.negatives:,} / {c.unknown:,}" for c in (of[split] for split in SPLITS)
         ]
         grid.add_row(escape(name), *cells)
-    said = []
+    statistics = []
     if words:
-        said.append(
+        statistics.append(
             f"words of a document: {words.mean:.1f} on average, 95 % have at most {words.p95:,}, the longest "
             f"{words.most:,}; the clinical vocabulary knows {words.known:.1%} of them"
         )
     lines = [
-        *said,
+        *statistics,
         *(f"[bold red]problem[/] {escape(text)}" for text in findings.problems),
         *(f"[bold yellow]warning[/] {escape(text)}" for text in findings.warnings),
         *(f"[dim]unreadable[/] {escape(text)}" for text in findings.unreadable[:20]),

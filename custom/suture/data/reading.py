@@ -1,4 +1,4 @@
-"""What the readers of all data sets share: a CSV held as text, and the faults found in its rows."""
+"""What the readers of all data sets share: a CSV as text, and the faults of its rows."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ from numpy.typing import NDArray
 
 from suture.core.errors import DataError, LabelError, nearest, unknown
 from suture.core.labels import LabelSet
-from suture.data.config import DataConfig
+from suture.data.dataset import DatasetConfig
 from suture.data.table import Table
 
 
 @dataclass(frozen=True)
 class Reading:
-    """A table, and what is wrong with its rows.
+    """A table and the faults of its rows.
 
     Attributes:
-        table: as far as it could be read; a faulty cell is unknown, a faulty split unused.
-        faults: one sentence each, without patient identifiers. A table with faults is not for training.
-        absent: rows left out because `root` has no such image (only where the site said so), or no text.
+        table: what could be read; a faulty label is unknown, and a row with a faulty split is unused.
+        faults: one sentence each, without patient identifiers. A table with faults is not used for training.
+        absent: rows left out because their image is missing (only with `partial`), or because they have no
+            text.
     """
 
     table: Table
@@ -73,6 +74,10 @@ class Sheet:
     def cells(self, position: int) -> list[str]:
         """The cells of a column, without outer white space."""
         return [row[position].strip() for row in self.rows]
+
+    def column(self, name: str, key: str) -> list[str]:
+        """The cells of the column of that name; arguments and errors as in `position`."""
+        return self.cells(self.position(name, key))
 
     def only(self, keep: Sequence[bool]) -> Sheet:
         """The rows that a mask selects, under their own numbers."""
@@ -124,7 +129,7 @@ def read_columns(path: Path, names: Sequence[str], key: str) -> Iterator[tuple[s
     """Some columns of a comma-separated file, row by row: for tables too large to be held as a `Sheet`.
 
     Args:
-        key: the configuration key that asks for them, for the message.
+        key: the configuration key that needs them, for the message.
 
     Raises:
         DataError: the file cannot be read, lacks a column, or a row has more or fewer cells than the header.
@@ -147,20 +152,35 @@ def read_columns(path: Path, names: Sequence[str], key: str) -> Iterator[tuple[s
         raise DataError(f"{path} cannot be read: {error}") from error
 
 
+def beside(folder: Path, name: str, remedy: str) -> Path:
+    """The file of that name in a folder, gzipped or not.
+
+    Args:
+        remedy: what a person can do where it is missing.
+
+    Raises:
+        DataError: it is missing.
+    """
+    for path in (folder / name, folder / f"{name}.gz"):
+        if path.is_file():
+            return path
+    raise DataError(f"{folder / name} is missing; {remedy}")
+
+
 def _opened(path: Path) -> IO[str]:
     opened = gzip.open if path.suffix == ".gz" else open
     return opened(path, "rt", encoding="utf-8-sig", newline="")
 
 
 def indicators(found: Sequence[Collection[str] | None], source: Path) -> tuple[LabelSet, NDArray[np.float32]]:
-    """Labels [n, c] from the names that are true of each row.
+    """Return labels [n, c] from the names that are true of each row.
 
     Args:
-        found: canonical names; None for a row of which nothing is known.
-        source: where they are from, for the message.
+        found: the canonical names of each row; None for a row of which nothing is known.
+        source: the file that the names are from, for the message.
 
     Returns:
-        All names that occur, sorted, and 1, 0 or NaN for each row.
+        all names that occur, sorted, and 1, 0 or NaN for each row.
 
     Raises:
         DataError: no name occurs.
@@ -178,11 +198,11 @@ def indicators(found: Sequence[Collection[str] | None], source: Path) -> tuple[L
     return labels, y
 
 
-def frequent(table: Table, config: DataConfig, least: int) -> Table:
-    """The table with the labels that the site names; by default those of at least so many rows.
+def frequent(table: Table, config: DatasetConfig, least: int) -> Table:
+    """Restrict a table to the labels that the site names; by default to those of at least `least` rows.
 
     Raises:
-        DataError: no label has so many.
+        DataError: no label has as many rows.
         ConfigError: `labels` names something that no row has.
         LabelError: `labels` names one thing twice.
     """
@@ -197,8 +217,8 @@ def frequent(table: Table, config: DataConfig, least: int) -> Table:
     return table.restrict(LabelSet(names))
 
 
-def restricted(table: Table, config: DataConfig) -> Table:
-    """The table of a public data set with the findings that the site says it annotates; by default all.
+def restricted(table: Table, config: DatasetConfig) -> Table:
+    """Restrict the table of a public data set to the labels that the site names; by default to all.
 
     Raises:
         ConfigError: `labels` names something that the data set does not know.
@@ -217,10 +237,15 @@ def restricted(table: Table, config: DataConfig) -> Table:
 
 
 def rows_text(numbers: Sequence[int]) -> str:
-    """Row numbers as a message gives them, at most eight of them."""
+    """Format row numbers for a message, at most eight of them."""
     shown = ", ".join(map(str, numbers[:8]))
     more = f" and {len(numbers) - 8} more" if len(numbers) > 8 else ""
     return f"row{'s' if len(numbers) > 1 else ''} {shown}{more}"
+
+
+def fault(sheet: Sheet, numbers: Sequence[int], what: str) -> list[str]:
+    """The fault of these rows as a list of one sentence; an empty list where there is no such row."""
+    return [f"{sheet.path} {rows_text(numbers)}: {what}"] if numbers else []
 
 
 def row_faults(
@@ -230,7 +255,7 @@ def row_faults(
     split: Sequence[str],
     what: Literal["image", "document"] = "image",
 ) -> list[str]:
-    """Faults of who and where: blank or repeated images, blank patients, a patient in two splits."""
+    """Faults of images, patients and splits: blank or repeated names, and a patient in two splits."""
     earlier: dict[str, int] = {}
     twice = [image != "" and earlier.setdefault(image, row) != row for row, image in enumerate(images)]
     first: dict[str, str] = {}
@@ -241,16 +266,14 @@ def row_faults(
     }
     an = "an image" if what == "image" else "a document"
     many = f"{len(torn)} patient{'s' if len(torn) > 1 else ''}"
-    return [
-        *_fault(sheet, map(not_, images), f"no {what} name; write it or remove the row"),
-        *_fault(sheet, map(not_, patients), f"no patient; write one per {what}"),
-        *_fault(sheet, twice, f"{an} that an earlier row has; remove the repetition"),
-        *_fault(
-            sheet, map(torn.__contains__, patients), f"{many} in two splits; keep a patient in one split"
-        ),
+    checks: list[tuple[Iterable[bool], str]] = [
+        (map(not_, images), f"no {what} name; write it or remove the row"),
+        (map(not_, patients), f"no patient; write one per {what}"),
+        (twice, f"{an} that an earlier row has; remove the repetition"),
+        (map(torn.__contains__, patients), f"{many} in two splits; keep a patient in one split"),
     ]
-
-
-def _fault(sheet: Sheet, rows: Iterable[bool], what: str) -> list[str]:
-    numbers = list(compress(sheet.numbers, rows))
-    return [f"{sheet.path} {rows_text(numbers)}: {what}"] if numbers else []
+    return [
+        sentence
+        for rows, text in checks
+        for sentence in fault(sheet, list(compress(sheet.numbers, rows)), text)
+    ]

@@ -1,4 +1,4 @@
-"""Dividing patients, never images: all images of a patient stay together."""
+"""Dividing the rows of a table, by patient or class by class; a patient or lesion stays in one part."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from suture.core.errors import DataError
-from suture.data.table import SPLITS
+from suture.data.table import SPLITS, Table
+
+Codes = NDArray[np.intp]
+"""A number for each row: its class, stratum, part or site."""
 
 
 def strata(
     patients: Sequence[str], y: NDArray[np.float32], seed: int
 ) -> tuple[NDArray[np.str_], NDArray[np.str_]]:
-    """The patients with any abnormality and those with none, each shuffled.
+    """Return the patients with any abnormality and those with none, each shuffled.
 
     Args:
         patients: the patient of each of n rows; the order of the rows does not matter.
@@ -35,7 +38,7 @@ def by_patient(
     fractions: tuple[float, float, float] = (0.7, 0.1, 0.2),
     seed: int = 1337,
 ) -> tuple[str, ...]:
-    """The split of each row: each stratum of `strata` is cut into train, validation and test.
+    """Return the split of each row: each stratum of `strata` is cut into train, validation and test.
 
     Source: Surgical Aggregation (arXiv 2301.06683), the 70/10/20 division of NIH and CheXpert.
 
@@ -50,3 +53,108 @@ def by_patient(
         for split, start, stop in zip(SPLITS, cuts, cuts[1:], strict=False):
             part_of |= dict.fromkeys(stratum[start:stop].tolist(), split)
     return tuple(part_of[patient] for patient in patients)
+
+
+def classes(y: NDArray[np.float32]) -> Codes:
+    """Return the class of each row of multiclass labels [n, c] as its column; c for a row without a class."""
+    present = y == 1
+    kinds: Codes = np.where(present.any(axis=1), present.argmax(axis=1), y.shape[1]).astype(np.intp)
+    return kinds
+
+
+def crossed(*codes: Sequence[object] | Codes) -> Codes:
+    """Return one number for each combination of several codings of the same rows."""
+    columns = [np.unique(np.asarray(code), return_inverse=True)[1] for code in codes]
+    return np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)[1].astype(np.intp).reshape(-1)
+
+
+def stratified(
+    strata: Codes, shares: Sequence[float], seed: int, groups: Sequence[str] | None = None
+) -> Codes:
+    """Return the part of each row: every stratum is shuffled and cut in the same shares.
+
+    Counts are rounded down; the remaining units go to the parts with the largest remainders, ties to the
+    larger share, then to the later part. A part with at least half of all rows thereby has some of every
+    stratum.
+
+    Source: Fed-MAS (Elbatel et al., 2023), Section 3, which does not print how the parts are drawn.
+
+    Args:
+        strata: of each of n rows, such as its class.
+        shares: of the parts; they add up to 1.
+        seed: of the shuffles.
+        groups: rows of one group, such as a lesion, stay together; the group counts for the first of its
+            strata. By default each row is on its own.
+
+    Raises:
+        DataError: the shares do not add up to 1.
+    """
+    if min(shares) < 0 or abs(sum(shares) - 1) > 1e-9:
+        raise DataError(f"shares {tuple(shares)} must be at least 0 and add up to 1")
+    unit, stratum = units(strata, groups)
+    rng = np.random.default_rng(seed)
+    part = np.zeros(len(stratum), dtype=np.intp)
+    for each in np.unique(stratum):
+        members = rng.permutation(np.flatnonzero(stratum == each))
+        part[members] = np.repeat(np.arange(len(shares)), _counts(len(members), np.asarray(shares)))
+    return part[unit]
+
+
+def divided(
+    table: Table, shares: tuple[float, float, float], seed: int, strata: Codes | None = None
+) -> tuple[str, ...]:
+    """Return the split of each row, with patients (or lesions) kept together.
+
+    Args:
+        table: its own split is ignored.
+        shares: of train, validation and test.
+        seed: of the shuffles.
+        strata: by default the classes.
+
+    Raises:
+        DataError: the shares do not add up to 1.
+    """
+    part = stratified(classes(table.y) if strata is None else strata, shares, seed, table.patients)
+    return tuple(SPLITS[i] for i in part)
+
+
+def in_turn(strata: Codes, k: int, seed: int, groups: Sequence[str] | None = None) -> Codes:
+    """Return the part of each row, out of k: the units of each shuffled stratum are assigned in turn.
+
+    The sizes of the parts differ by one unit at most, and so do those of each stratum within them.
+
+    Args:
+        strata: of each of n rows, such as its class.
+        seed: of the shuffles.
+        groups: as in `stratified`.
+    """
+    unit, stratum = units(strata, groups)
+    rng = np.random.default_rng(seed)
+    order = np.concatenate([rng.permutation(np.flatnonzero(stratum == each)) for each in np.unique(stratum)])
+    part = np.empty(len(stratum), dtype=np.intp)
+    part[order] = np.arange(len(order)) % k
+    return part[unit]
+
+
+def units(strata: Codes, groups: Sequence[str] | None) -> tuple[Codes, Codes]:
+    """The unit that each row belongs to, and the stratum of each unit.
+
+    A unit is a group, or a single row where there are no groups. Its stratum is the first of its rows'
+    strata. The result does not depend on the order of the rows.
+    """
+    if groups is None:
+        return np.arange(len(strata)), strata
+    names, unit = np.unique(np.asarray(groups, dtype=np.str_), return_inverse=True)
+    stratum = np.full(len(names), np.iinfo(np.intp).max, dtype=np.intp)
+    np.minimum.at(stratum, unit, strata)
+    return unit.astype(np.intp), stratum
+
+
+def _counts(n: int, shares: NDArray[np.float64]) -> Codes:
+    """Cut n units into these shares: rounded down, the rest to the largest remainders."""
+    exact = n * shares
+    counts = np.floor(exact + 1e-9).astype(np.intp)
+    # Rounded, so that remainders which differ only by floating-point error are a tie.
+    order = np.lexsort((np.arange(len(shares)), shares, np.round(exact - counts, 9)))[::-1]
+    counts[order[: n - int(counts.sum())]] += 1
+    return counts

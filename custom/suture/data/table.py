@@ -1,4 +1,4 @@
-"""A data set before any pixel is read: who, which image or document, what is known, and which split."""
+"""A data set before any image is decoded: the patient, image or document, labels and split of each row."""
 
 from __future__ import annotations
 
@@ -29,6 +29,8 @@ class Table:
         root: the folder of the images, or a tar archive (or folder of archives) that holds them; the file or
             folder that documents came from.
         texts: the document of each row, where the data are text.
+        attributes: the value of each row by which figures are broken down (such as a skin tone), empty where
+            unknown; None where the site names no such column. Training does not see it.
     """
 
     labels: LabelSet
@@ -38,6 +40,7 @@ class Table:
     split: tuple[str, ...]
     root: Path
     texts: tuple[str, ...] | None = None
+    attributes: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         n = len(self.images)
@@ -64,6 +67,7 @@ class Table:
             tuple(self.split[i] for i in where),
             self.root,
             None if self.texts is None else tuple(self.texts[i] for i in where),
+            None if self.attributes is None else tuple(self.attributes[i] for i in where),
         )
 
     def of(self, split: Split) -> Table:

@@ -42,7 +42,7 @@ def tokenise(text: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The words that a model tells apart; all others are one, `UNKNOWN`.
+    """The words that a model distinguishes; all others count as one, `UNKNOWN`.
 
     Attributes:
         words: distinct; word i has index i + 1.
@@ -79,7 +79,7 @@ class Vocabulary:
 
         Args:
             texts: n documents; one without any word is a single unknown word.
-            longest: tokens of a document that are kept, from its beginning; None keeps all.
+            longest: use at most this many tokens of a document, from its beginning; None uses all.
 
         Returns:
             tokens int32 [n, l], padded with `UNKNOWN` behind to the longest of these documents; and their
@@ -99,15 +99,15 @@ def counted(texts: Iterable[str]) -> Counter[str]:
 
 
 def build_vocabulary(texts: Iterable[str], minimum: int = 1, order: Order = "appearance") -> Vocabulary:
-    """The words of some documents.
+    """Build the vocabulary of some documents.
 
     Args:
-        minimum: how often a word occurs at least.
-        order: that of their first appearance, as in PMFL's program; or the frequent ones first, and equally
-            frequent ones as the alphabet has them.
+        minimum: leave out words that occur less often.
+        order: ``appearance``, in the order of first appearance, as in PMFL's program; ``frequency``, the most
+            frequent words first, and equally frequent ones alphabetically.
 
     Raises:
-        ConfigError: no word occurs so often.
+        ConfigError: no word occurs often enough.
     """
     counts = counted(texts)
     words = [word for word, count in counts.items() if count >= minimum]
@@ -140,7 +140,7 @@ def read_vocabulary(path: Path) -> Vocabulary:
             raise ConfigError(f"{path} line {number} is blank; write one word a line")
         if earlier.setdefault(word, number) != number:
             raise ConfigError(
-                f"{path} line {number}: {word!r} stands in line {earlier[word]} already; remove one"
+                f"{path} line {number}: {word!r} is in line {earlier[word]} already; remove one"
             )
     if not earlier:
         raise ConfigError(f"{path} is empty; write one word a line")

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from suture.core.errors import DataError, FederationError, SutureError
-from suture.core.validation import parse
-from suture.data.config import DataConfig, SiteConfig, StorageConfig
+from suture.data.config import SiteConfig, StorageConfig, parse_data
 from suture.data.readers import load_table
 from suture.experiments.spec import DATA, ExternalTest
 from suture.learning.saved_models import Evaluated, evaluate
@@ -143,7 +142,7 @@ def site_config(name: str, test: ExternalTest, work: Path, data_root: Path | Non
     if "table" in filled and not Path(filled["table"]).exists():
         zipped = Path(f"{filled['table']}.gz")  # as PhysioNet distributes it
         filled |= {"table": zipped} if zipped.exists() else {}
-    data = parse(DataConfig, filled, f"tests.{name}.data")
+    data = parse_data(filled, f"tests.{name}.data")
     return SiteConfig(data=data, storage=StorageConfig(state=work, cache=work / "tests"))
 
 

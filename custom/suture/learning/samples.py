@@ -1,45 +1,48 @@
-"""A site's samples, ready for training: its table, its decoded images or its documents, cut into splits."""
+"""From a site's table to tensors: its decoded images or encoded documents with their labels, by split."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from suture.core.errors import ConfigError
-from suture.core.labels import LabelSet
+from suture.core.errors import ConfigError, unknown
+from suture.core.labels import LabelSet, canonical
 from suture.data.batch import Samples, columns
 from suture.data.config import SiteConfig
 from suture.data.image_cache import decode
 from suture.data.readers import load_table
 from suture.data.table import SPLITS, Split, Table
-from suture.learning.attribute import with_attributes
 from suture.models import MODELS, ModelSpec, vocabulary_of
 
 SiteSamples = tuple[LabelSet, dict[Split, Samples]]
 """A site's own classes, and its samples of each split."""
 
+TARGET = "Target"
+"""The one class of a method in which each site trains a class of its own."""
+
 
 def load_samples(config: SiteConfig, spec: ModelSpec, site: str, only: Split | None = None) -> SiteSamples:
-    """All that a site trains and evaluates on.
+    """Load all samples of a site.
 
     Args:
-        config: the site's own.
-        spec: the model that they are for: the size of its images, or its vocabulary.
-        site: its name, for messages.
+        config: the configuration of the site.
+        spec: the model; it decides the size of the images, or the vocabulary.
+        site: name of the site, for messages.
         only: read this split alone.
 
     Returns:
-        the site's own classes; and for each of the three splits labels, patients and inputs: the images as
-        uint8 [n, channels, size, size] (memory-mapped) under ``image``; or the documents under ``tokens`` as
-        int32 [n, l], padded to the site's longest, and their ``length`` as int64 [n]. A split without rows
-        has n = 0.
+        the site's own classes, and the samples of each of the three splits. Their inputs are images under
+        ``image``, uint8 [n, channels, size, size], memory-mapped; or documents under ``tokens``, int32
+        [n, l], padded to the site's longest, with their ``length``, int64 [n]. A split without rows has
+        n = 0.
 
     Raises:
-        ConfigError: the data are text and the model reads images, or the other way round.
+        ConfigError: the data are text and the model reads images, or the reverse.
         SutureError: the table has a fault, or the images cannot be read or cached.
     """
     table = load_table(config.data)
@@ -55,9 +58,10 @@ def load_samples(config: SiteConfig, spec: ModelSpec, site: str, only: Split | N
         stop = start + table.split.count(name)
         rows = slice(start, stop)
         part = {key: tensor[rows] for key, tensor in inputs.items()}
-        samples[name] = Samples(part, y[rows], table.patients[rows], table.images[rows])
+        attributes = () if table.attributes is None else table.attributes[rows]
+        samples[name] = Samples(part, y[rows], table.patients[rows], table.images[rows], attributes)
         start = stop
-    return table.labels, with_attributes(samples, config.data)
+    return table.labels, samples
 
 
 def _check_kind(table: Table, config: SiteConfig, spec: ModelSpec, site: str) -> None:
@@ -70,28 +74,29 @@ def _check_kind(table: Table, config: SiteConfig, spec: ModelSpec, site: str) ->
 
 
 def _inputs(table: Table, config: SiteConfig, spec: ModelSpec, site: str) -> tuple[dict[str, Tensor], Table]:
-    """What a model reads of each row, and the rows of which it can be read."""
+    """Return the inputs of the model, and the rows whose inputs could be read."""
     if table.texts is not None:
         tokens, length = vocabulary_of(spec).encode(table.texts, spec.longest)
         return {"tokens": tokens, "length": length}, table
-    images, kept = decode(
+    images, readable = decode(
         table, spec.size, config.data.color, config.storage.cache, config.privacy.max_faults, site
     )
-    return {"image": images}, kept
+    return {"image": images}, readable
 
 
 def pooled(sites: Mapping[str, SiteSamples], *, absent: bool = False) -> SiteSamples:
-    """The samples of several sites as if one party held them: every class of any site, NaN where unknown.
+    """Pool the samples of several sites: the classes of all sites, with NaN where a label is unknown.
 
     The images are copied into memory; documents are padded to the longest of all sites.
 
     Args:
-        sites: by name, which goes before the patients' so that those of two sites stay apart.
-        absent: what a site does not annotate is taught as absent.
+        sites: samples by name of the site; the name is put before each patient, so that patients of two sites
+            stay distinct.
+        absent: teach the classes that a site does not annotate as absent there.
     """
     names = sorted({name for labels, _ in sites.values() for name in labels})
-    tasks = {labels.label_type for labels, _ in sites.values()}
-    union = LabelSet(tuple(names), min(tasks))
+    label_types = {labels.label_type for labels, _ in sites.values()}
+    union = LabelSet(tuple(names), min(label_types))
     samples: dict[Split, Samples] = {}
     for split in SPLITS:
         parts = [columns(own[split], labels, union, absent=absent) for labels, own in sites.values()]
@@ -110,3 +115,31 @@ def _joined(tensors: list[Tensor]) -> Tensor:
         widest = max(tensor.shape[1] for tensor in tensors)
         tensors = [pad(tensor, (0, widest - tensor.shape[1])) for tensor in tensors]
     return torch.cat(tensors)
+
+
+def single_target(data: SiteSamples, target: str | None, site: str) -> SiteSamples:
+    """Reduce the samples of a site to its one class, renamed `TARGET`; rows where it is unknown are left out.
+
+    Args:
+        data: the site's own classes and its samples.
+        target: the class that the site names in its suture.toml; it may be left out where there is only one.
+        site: name of the site, for messages.
+
+    Raises:
+        ConfigError: several classes and no target, or a target that is none of them.
+    """
+    labels, samples = data
+    if target is None and len(labels) > 1:
+        raise ConfigError(
+            f"{site} has {len(labels)} classes and the method trains one; name it under [data] in "
+            f'suture.toml, say target = "{labels.names[0]}"'
+        )
+    name = labels.names[0] if target is None else canonical(target)
+    if name not in labels.names:
+        raise unknown(f"target of {site}", name, labels.names)
+    column = labels.index(name)
+    single = {}
+    for split, part in samples.items():
+        own = replace(part, y=part.y[:, column : column + 1])
+        single[split] = own.rows((~own.y.isnan()).squeeze(1).nonzero().squeeze(1))
+    return LabelSet((TARGET,)), single

@@ -19,8 +19,7 @@ from suture.data.config import SiteConfig, load_site_config
 from suture.data.readers import load_table
 from suture.data.table import Split
 from suture.learning.finetuning import FineTuning, finetune, summarised
-from suture.learning.samples import load_samples
-from suture.learning.single_target import TARGET, single_target
+from suture.learning.samples import TARGET, load_samples, single_target
 from suture.models.classifier import HEADS, Classifier
 from suture.models.saved import load_model, load_spec
 from suture.protocol.messages import Labels

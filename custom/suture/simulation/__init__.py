@@ -1,7 +1,7 @@
-"""Sites for a simulation, each written to disk as a hospital would have it.
+"""Simulated sites, each written to disk as a hospital would have it.
 
 A simulated site is an ordinary site: a folder with a labels.csv that holds its own columns only, and a
-suture.toml. Who knows what stays in the run folder of the machine that starts the simulation.
+suture.toml. Which site knows which classes is recorded in the run folder of the machine that simulates.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from suture.simulation.hyperkvasir import HyperKvasirSites
 from suture.simulation.isic import IsicSites
 from suture.simulation.nih import NihSites
 from suture.simulation.openi import OpeniSites
-from suture.simulation.phantoms import PhantomSites
+from suture.simulation.phantom_hospitals import PhantomSites
 from suture.simulation.single_target import SingleTargetSites
 
 Simulation = (

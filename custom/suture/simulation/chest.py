@@ -10,12 +10,13 @@ from pydantic.dataclasses import dataclass
 
 from suture.core.errors import ConfigError
 from suture.core.validation import STRICT
-from suture.data.config import DataConfig
+from suture.data.readers import DataConfig
 from suture.data.readers.chexpert import LABELS as CHEXPERT
+from suture.data.readers.chexpert import ChexpertConfig
 from suture.data.readers.nih import LABELS as NIH
 from suture.methods.base import Method
 from suture.simulation.nih import nih_config
-from suture.simulation.writing import write_sites
+from suture.simulation.sites import Destination, write_sites
 
 SHARED = tuple(name for name in NIH if name in CHEXPERT)
 """The seven findings that both data sets annotate, of twenty."""
@@ -29,9 +30,9 @@ class ChestSites:
         nih: folder of Data_Entry_2017*.csv and the images.
         chexpert: folder of CheXpert's train.csv, beside its folders train and valid.
         classes: ``all``, 14 and 13 findings; ``shared``, the seven that both annotate.
-        views: of CheXpert: ``frontal`` (2024), or ``all`` (MIDL 2023).
-        seed: of the splits.
-        learning_rates: of sites that have one of their own.
+        views: which images of CheXpert: ``frontal`` (2024), or ``all`` (MIDL 2023).
+        seed: of the random splits.
+        learning_rates: by name of the site, for sites with one of their own.
     """
 
     nih: str | None = None
@@ -42,26 +43,25 @@ class ChestSites:
     learning_rates: dict[str, float] = Field(default_factory=dict)
 
     def prepare(self, folder: Path, runs: Path, seed: int, method: type[Method] | Method) -> list[str]:  # noqa: ARG002
-        """Writes the suture.toml of both sites; the data stay where they are. See `PhantomSites`."""
+        """Write the suture.toml of both sites; the data stay where they are. See `PhantomSites.prepare`."""
         if method.every_label:
             raise ConfigError(
                 f"{method.title} needs every label of every image, which NIH and CheXpert do not have; "
                 "use central"
             )
         labels = SHARED if self.classes == "shared" else None
-        data = {
+        data: dict[str, DataConfig] = {
             "chexpert": chexpert_config(_folder(self.chexpert, "chexpert"), self.seed, labels, self.views),
             "nih": nih_config(_folder(self.nih, "nih"), self.seed, labels),
         }
-        return write_sites(folder, runs, data, method, self.learning_rates)
+        return write_sites(Destination(folder, runs, method, self.learning_rates), data)
 
 
 def chexpert_config(
     root: Path, seed: int, labels: tuple[str, ...] | None, views: Literal["frontal", "all"]
-) -> DataConfig:
+) -> ChexpertConfig:
     """The data of a folder of CheXpert."""
-    return DataConfig(
-        dataset="chexpert",
+    return ChexpertConfig(
         root=root,
         table=root / "train.csv",
         labels=labels,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -13,15 +14,14 @@ from pydantic.dataclasses import dataclass
 
 from suture.core.errors import ConfigError
 from suture.core.validation import STRICT
-from suture.data.config import DataConfig
-from suture.data.long_tail import Codes, by_attribute, classes, crossed, divided, in_turn
 from suture.data.readers import load_table
-from suture.data.readers.flamby import TRUTH, centres, listed, tones, with_validation
+from suture.data.readers.flamby import TRUTH, FlambyConfig, centres, listed, tones, with_validation
+from suture.data.split import Codes, classes, crossed, divided, in_turn
 from suture.data.table import Table
 from suture.methods.base import Method
-from suture.simulation.folders import data_folder, images_in
-from suture.simulation.long_tailed import lists_folder, official, write_parts
-from suture.simulation.partitioned import Validation
+from suture.simulation.partition import by_attribute
+from suture.simulation.public_data import data_folder, images_in, lists_folder, official
+from suture.simulation.sites import Destination, Validation, write_parts
 
 LOG = logging.getLogger(__name__)
 
@@ -33,26 +33,26 @@ FOLDS = 5
 
 @dataclass(frozen=True, config=STRICT)
 class FlambySites:
-    """Fed-ISIC2019: one site for each centre, all of which know eight classes, though some have not seen all.
+    """Fed-ISIC2019: one site for each centre. All know eight classes; some centres have no image of some.
 
     A centre without any image is left out.
 
     Attributes:
         centres: 0 Barcelona, 1, 2 and 5 Vienna, 3 Rosendahl, 4 New York.
-        split: ``official``, the lists of Fed-MAS train and all other images of a centre test; ``folds``, five
-            parts alike in centres and classes, lesions whole, as only the lists of one fold are public; or
-            each class of each centre is cut 70/10/20, by ``lesions`` or by ``images``, where those that test
-            are not at hand.
-        fold: of Fed-MAS's lists, as their names count, the first is FLamby's own division; of the five
-            ``folds`` the one that tests.
-        validation: whether the ``server`` holds the validation images, a tenth of each class, or the
-            ``sites`` their own.
-        root: folder of the images, and for `split` folds or lesions of the file that names these; by default
-            ham10000_112px in SUTURE_DATA.
+        split: ``official`` trains on the lists of Fed-MAS and tests on all other images of a centre;
+            ``folds`` divides the lesions into five parts alike in centres and classes, because the lists of
+            one fold only are public; ``lesions`` and ``images`` cut each class of each centre 70/10/20, for
+            releases without the official test images.
+        fold: with ``official``, the number in the names of Fed-MAS's lists (the first is FLamby's own split);
+            with ``folds``, the fold for testing.
+        validation: the ``server`` holds the validation images, a tenth of each class, or the ``sites`` hold
+            their own.
+        root: folder of the images and, for ``folds`` and ``lesions``, of the file that names the lesions; by
+            default ham10000_112px in SUTURE_DATA.
         lists: folder of flamby_train_test_split.csv and the training lists; by default that of the images, or
             flamby_isic in SUTURE_DATA.
-        seed: of the divisions.
-        learning_rates: of sites that have one of their own.
+        seed: of the random splits.
+        learning_rates: by name of the site, for sites with one of their own.
     """
 
     centres: Annotated[tuple[Centre, ...], Field(min_length=1)] = (0, 1, 2, 3, 4, 5)
@@ -65,7 +65,7 @@ class FlambySites:
     learning_rates: dict[str, float] = Field(default_factory=dict)
 
     def prepare(self, folder: Path, runs: Path, seed: int, method: type[Method] | Method) -> list[str]:  # noqa: ARG002
-        """Writes each centre, and the server's held-out rows; see `PhantomSites.prepare`."""
+        """Write each centre, and the held-out rows of the server; see `PhantomSites.prepare`."""
         root, lists = _folders(self.root, self.lists)
         whole = load_table(flamby_config(root, lists, self.split, self.seed))
         of = centres(official(lists, TRUTH))
@@ -84,18 +84,11 @@ class FlambySites:
             if self.split == "official"
             else self._divided(pooled, crossed(centre, classes(pooled.y)))
         )
-        return write_parts(
-            folder,
-            runs,
-            with_split(pooled, split),
-            tuple(f"centre-{k}" for k in centre),
-            method,
-            validation=self.validation,
-            learning_rates=self.learning_rates,
-        )
+        to = Destination(folder, runs, method, self.learning_rates, self.validation)
+        return write_parts(to, replace(pooled, split=split), tuple(f"centre-{k}" for k in centre))
 
     def _divided(self, table: Table, strata: Codes) -> tuple[str, ...]:
-        """The split of each row by no list: one of five folds tests, or a fifth of each stratum does."""
+        """The split of each row without official lists: by five folds, or 70/10/20 of each stratum."""
         if self.split != "folds":
             return divided(table, (0.7, 0.1, 0.2), self.seed, strata)
         fold = in_turn(strata, FOLDS, self.seed, table.patients)
@@ -128,14 +121,15 @@ class AttributeSites:
 
     Attributes:
         tones: CSV with the columns image and skin_tone, light or dark; only its images are used.
-        clients: at least 2.
-        dominance: the share of the rarer tone at the last client, which holds this share of all its images.
-        split: whether ``lesions`` or ``images`` are divided.
-        validation: whether the ``server`` holds the validation images or the ``sites`` their own.
+        clients: number of clients, at least 2.
+        dominance: share of the images with the rarer tone that the last client holds, and the share of that
+            tone among this client's images.
+        split: divide ``lesions``, whose images stay together, or ``images``.
+        validation: the ``server`` holds the validation images, or the ``sites`` hold their own.
         root: as in `FlambySites`.
         lists: as in `FlambySites`.
-        seed: of the divisions.
-        learning_rates: of sites that have one of their own.
+        seed: of the random splits.
+        learning_rates: by name of the site, for sites with one of their own.
     """
 
     tones: str | None = None
@@ -149,7 +143,7 @@ class AttributeSites:
     learning_rates: dict[str, float] = Field(default_factory=dict)
 
     def prepare(self, folder: Path, runs: Path, seed: int, method: type[Method] | Method) -> list[str]:  # noqa: ARG002
-        """Writes each client, and the server's held-out rows; see `PhantomSites.prepare`."""
+        """Write each client, and the held-out rows of the server; see `PhantomSites.prepare`."""
         if not self.tones:
             raise ConfigError("where are the skin tones? Name their CSV with --set simulation.tones=FILE")
         tone = tones(Path(self.tones).expanduser().resolve())
@@ -161,39 +155,27 @@ class AttributeSites:
         attribute = [tone[image] for image in pooled.images]
         site = by_attribute(pooled, attribute, self.clients, self.dominance, self.seed)
         strata = crossed(site, attribute, classes(pooled.y))
-        return write_parts(
-            folder,
-            runs,
-            with_split(pooled, divided(pooled, (0.7, 0.15, 0.15), self.seed, strata)),
-            tuple(f"isic-{i}" for i in site),
-            method,
-            validation=self.validation,
-            attribute=attribute,
-            learning_rates=self.learning_rates,
-        )
+        split = divided(pooled, (0.7, 0.15, 0.15), self.seed, strata)
+        to = Destination(folder, runs, method, self.learning_rates, self.validation)
+        pooled = replace(pooled, split=split, attributes=tuple(attribute))
+        return write_parts(to, pooled, tuple(f"isic-{i}" for i in site))
 
 
-def flamby_config(root: Path, lists: Path, split: Split, seed: int) -> DataConfig:
-    """The data of all centres; rows without an image are left out.
+def flamby_config(root: Path, lists: Path, split: Split, seed: int) -> FlambyConfig:
+    """Return the configuration of all centres; rows without an image are left out.
 
     Raises:
         ConfigError: the lists are not there.
     """
-    return DataConfig(
-        dataset="flamby_isic",
+    return FlambyConfig(
         root=images_in(root),
         table=official(lists, TRUTH),
         lists=root,
-        split="lesions" if split == "folds" else split,  # these it divides itself
+        split="lesions" if split == "folds" else split,  # `FlambySites` makes the folds itself
         seed=seed,
         color=True,
         partial=True,
     )
-
-
-def with_split(table: Table, split: tuple[str, ...]) -> Table:
-    """The same rows in other splits."""
-    return Table(table.labels, table.images, table.patients, table.y, split, table.root)
 
 
 def _folders(root: str | None, lists: str | None) -> tuple[Path, Path]:

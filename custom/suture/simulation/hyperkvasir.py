@@ -1,4 +1,4 @@
-"""HyperKvasir dealt to several sites, as in Fed-MAS."""
+"""HyperKvasir partitioned among several sites, as in Fed-MAS."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from suture.core.validation import STRICT
-from suture.data.config import DataConfig
 from suture.data.readers import load_table
-from suture.data.readers.hyperkvasir import FOLDS
+from suture.data.readers.hyperkvasir import FOLDS, HyperKvasirConfig
 from suture.methods.base import Method
-from suture.simulation.folders import data_folder, images_in
-from suture.simulation.long_tailed import Partition, lists_folder, official, parted, write_parts
-from suture.simulation.partitioned import Validation
+from suture.simulation.partition import Partition, assigned_sites
+from suture.simulation.public_data import data_folder, images_in, lists_folder, official
+from suture.simulation.sites import Destination, Validation, write_parts
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -24,17 +23,17 @@ class HyperKvasirSites:
 
     Attributes:
         clients: K.
-        partition: ``iid``, parts alike in every class, or ``dirichlet``, of each class shares drawn from
+        partition: ``iid``, parts alike in every class, or ``dirichlet``, shares of each class drawn from
             Dir(alpha).
-        alpha: of that draw; smaller is less alike.
-        fold: the one for testing, 0 to 4.
-        validation: whether the ``server`` holds the validation images, a tenth of each class of the other
-            folds, or the ``sites`` their own.
+        alpha: parameter of that distribution; the smaller, the more the sites differ.
+        fold: the fold for testing, 0 to 4.
+        validation: the ``server`` holds the validation images, a tenth of each class of the other folds, or
+            the ``sites`` hold their own.
         root: folder of the images; by default hyperkvasir in SUTURE_DATA.
         lists: folder of 5_fold_split.csv; by default that of the images, or hyperkvasir_splits in
             SUTURE_DATA.
-        seed: of the validation split and of the sites' parts.
-        learning_rates: of sites that have one of their own.
+        seed: of the validation split and of the partition.
+        learning_rates: by name of the site, for sites with one of their own.
     """
 
     clients: Annotated[int, Field(ge=1)] = 8
@@ -48,14 +47,13 @@ class HyperKvasirSites:
     learning_rates: dict[str, float] = Field(default_factory=dict)
 
     def prepare(self, folder: Path, runs: Path, seed: int, method: type[Method] | Method) -> list[str]:  # noqa: ARG002
-        """Writes each site, and the server's held-out rows; see `PhantomSites.prepare`."""
+        """Write each site, and the held-out rows of the server; see `PhantomSites.prepare`."""
         root = data_folder(self.root, "hyperkvasir", "HyperKvasir")
         lists = lists_folder(self.lists, root, FOLDS, "hyperkvasir_splits")
-        # Beside the labelled images a full release has the same files again, as segmented ones.
+        # A full release holds some file names twice: among the labelled and among the segmented images.
         labelled = root / "labeled-images"
         pooled = load_table(
-            DataConfig(
-                dataset="hyperkvasir",
+            HyperKvasirConfig(
                 root=labelled if labelled.is_dir() else images_in(root),
                 table=official(lists, FOLDS),
                 fold=self.fold,
@@ -64,12 +62,6 @@ class HyperKvasirSites:
                 partial=True,
             )
         )
-        return write_parts(
-            folder,
-            runs,
-            pooled,
-            parted(pooled, self.partition, self.clients, self.alpha, self.seed),
-            method,
-            validation=self.validation,
-            learning_rates=self.learning_rates,
-        )
+        sites = assigned_sites(pooled, self.partition, self.clients, self.alpha, self.seed)
+        to = Destination(folder, runs, method, self.learning_rates, self.validation)
+        return write_parts(to, pooled, sites)

@@ -1,4 +1,4 @@
-"""ISIC 2018 Task 3 (HAM10000) dealt to several sites."""
+"""ISIC 2018 Task 3 (HAM10000) partitioned among several sites."""
 
 from __future__ import annotations
 
@@ -10,39 +10,37 @@ from pydantic.dataclasses import dataclass
 
 from suture.core.errors import ConfigError
 from suture.core.validation import STRICT
-from suture.data.config import DataConfig
 from suture.data.readers import load_table
-from suture.data.readers.isic import METADATA, TRUTH
+from suture.data.readers.isic import METADATA, TRUTH, IsicConfig
 from suture.methods.base import Method
-from suture.simulation.folders import data_folder, images_in
-from suture.simulation.long_tailed import parted, write_parts
-from suture.simulation.partition import class_lists
-from suture.simulation.partitioned import Validation, write_partitioned
+from suture.simulation.partition import assigned_sites, class_lists
+from suture.simulation.public_data import data_folder, images_in
+from suture.simulation.sites import Destination, Validation, write_partitioned, write_parts
 
 
 @dataclass(frozen=True, config=STRICT)
 class IsicSites:
-    """ISIC 2018 Task 3 dealt to K sites that know some of its seven diagnoses, as in FedLSM.
+    """ISIC 2018 Task 3 partitioned among K sites that know some of its seven diagnoses, as in FedLSM.
 
     An image of a diagnosis that a site does not know is unlabelled there. Where every site knows all
     (``classes=all``), the sites may instead be the long-tailed parts of Fed-MAS.
 
     Attributes:
         clients: K.
-        classes: who knows which: ``dealt`` (with the defaults the paper's lists), ``disjoint``, ``single`` (7
-            sites of one class) or ``all``; see `suture.simulation.partition.class_lists`.
-        per_client: classes of each site, where they are dealt.
+        classes: which classes each site knows: ``dealt`` (the paper's lists, by default), ``disjoint``,
+            ``single`` (7 sites of one class) or ``all``; see `suture.simulation.partition.class_lists`.
+        per_client: number of classes of each site, for ``dealt``.
         partition: equal blocks of ``patients`` (lesions or images, see `split`); ``iid``, parts alike in
-            every class; or ``dirichlet``, of each class shares drawn from Dir(alpha).
-        alpha: of that draw; smaller is less alike.
-        split: 70/10/20 by ``lesions``, or by ``images`` as in the paper, where images of a lesion are in
-            training and test alike.
-        validation: whether the ``sites`` hold validation images, of their own classes, or the ``server``, of
-            all classes.
+            every class; or ``dirichlet``, shares of each class drawn from Dir(alpha).
+        alpha: parameter of that distribution; the smaller, the more the sites differ.
+        split: 70/10/20 by ``lesions``, or by ``images`` as in the paper, where images of one lesion may be in
+            training and in testing.
+        validation: the ``sites`` hold validation images, labelled for their own classes, or the ``server``
+            does, labelled for all classes.
         root: folder of the ground truth or metadata CSV and the images; by default ham10000_112px in
             SUTURE_DATA.
-        seed: of the split and of the sites' blocks.
-        learning_rates: of sites that have one of their own.
+        seed: of the split and of the partition.
+        learning_rates: by name of the site, for sites with one of their own.
     """
 
     clients: Annotated[int, Field(ge=1)] = 5
@@ -57,41 +55,25 @@ class IsicSites:
     learning_rates: dict[str, float] = Field(default_factory=dict)
 
     def prepare(self, folder: Path, runs: Path, seed: int, method: type[Method] | Method) -> list[str]:  # noqa: ARG002
-        """Writes each site, and the server's held-out rows; see `PhantomSites.prepare`."""
+        """Write each site, and the held-out rows of the server; see `PhantomSites.prepare`."""
         root = data_folder(self.root, "ham10000_112px", "ISIC 2018 Task 3")
         pooled = load_table(isic_config(root, self.split, self.seed))
+        to = Destination(folder, runs, method, self.learning_rates, self.validation)
         if self.partition != "patients":
             if self.classes != "all":
                 raise ConfigError(
                     f"partition={self.partition} divides images of every class; set simulation.classes=all"
                 )
-            return write_parts(
-                folder,
-                runs,
-                pooled,
-                parted(pooled, self.partition, self.clients, self.alpha, self.seed),
-                method,
-                validation=self.validation,
-                learning_rates=self.learning_rates,
-            )
+            sites = assigned_sites(pooled, self.partition, self.clients, self.alpha, self.seed)
+            return write_parts(to, pooled, sites)
         lists = class_lists(
             self.classes, pooled.labels, self.clients, seed=self.seed, per_client=self.per_client
         )
-        return write_partitioned(
-            folder,
-            runs,
-            pooled,
-            lists,
-            method,
-            seed=self.seed,
-            color=True,
-            validation=self.validation,
-            learning_rates=self.learning_rates,
-        )
+        return write_partitioned(to, pooled, lists, self.seed, color=True)
 
 
-def isic_config(root: Path, split: Literal["lesions", "images"], seed: int) -> DataConfig:
-    """The data of a folder of ISIC 2018 Task 3; rows without an image are left out.
+def isic_config(root: Path, split: Literal["lesions", "images"], seed: int) -> IsicConfig:
+    """Return the configuration of a folder of ISIC 2018 Task 3; rows without an image are left out.
 
     Raises:
         ConfigError: the folder has no table.
@@ -101,8 +83,7 @@ def isic_config(root: Path, split: Literal["lesions", "images"], seed: int) -> D
         raise ConfigError(
             f"{root} has no {METADATA} and no {TRUTH}; name the folder with --set simulation.root=DIR"
         )
-    return DataConfig(
-        dataset="isic2018",
+    return IsicConfig(
         root=images_in(root),
         table=tables[0],
         split=split,

@@ -1,7 +1,7 @@
-"""What simulated parties and the tests of an experiment compute on: a matter of this machine, not of the job.
+"""The device, threads and precision of simulated parties and of an experiment's tests.
 
-It is said by the environment, which every process of a run inherits, so it is part of no plan and of no run's
-name.
+They belong to this machine, not to the job: environment variables hold them, which every process of a run
+inherits, so that they are part of no plan and of no run's name.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ def this_machine() -> TrainingConfig:
     Raises:
         ConfigError: torch does not know the device or cannot use it here, or a value does not fit.
     """
-    return _training(_said())
+    return _training(_environment())
 
 
 def compute_on(device: str | None, threads: int | None = None, amp: bool = False) -> None:
-    """Says it for this process and those that it starts; what is not given stays as the environment has it.
+    """Set the variables for this process and those that it starts; what is not given stays as it is.
 
     Raises:
         ConfigError: as `this_machine`; the environment is then as it was.
     """
     given = {"device": device, "threads": threads, "amp": amp or None}
-    said = _said() | {key: str(value) for key, value in given.items() if value is not None}
-    _training(said)
-    os.environ.update({VARIABLES[key]: value for key, value in said.items()})
+    settings = _environment() | {key: str(value) for key, value in given.items() if value is not None}
+    _training(settings)
+    os.environ.update({VARIABLES[key]: value for key, value in settings.items()})
 
 
-def _said() -> dict[str, str]:
+def _environment() -> dict[str, str]:
     return {key: os.environ[name] for key, name in VARIABLES.items() if os.environ.get(name)}
 
 
-def _training(said: Mapping[str, str]) -> TrainingConfig:
-    training = parse(TrainingConfig, said, ", ".join(VARIABLES[key] for key in said))
+def _training(settings: Mapping[str, str]) -> TrainingConfig:
+    training = parse(TrainingConfig, settings, ", ".join(VARIABLES[key] for key in settings))
     if reason := unusable(training.device):
         raise ConfigError(
             f"device {training.device!r} cannot be used here: {reason}; choose cpu, cuda or cuda:1 with "

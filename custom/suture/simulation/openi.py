@@ -1,4 +1,4 @@
-"""Open-i's chest X-ray reports dealt to sites that know different findings."""
+"""Open-i's chest X-ray reports partitioned among sites that know different findings."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from pydantic.dataclasses import dataclass
 
 from suture.core.errors import ConfigError
 from suture.core.validation import STRICT
-from suture.data.config import DataConfig
 from suture.data.readers import load_table
-from suture.data.readers.openi import TASKS
+from suture.data.readers.openi import FINDINGS, OpeniConfig
 from suture.methods.base import Method
-from suture.simulation.folders import data_folder
 from suture.simulation.partition import Classes, class_lists
-from suture.simulation.partitioned import Validation, write_partitioned
+from suture.simulation.public_data import data_folder
+from suture.simulation.sites import Destination, Validation, write_partitioned
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -36,7 +35,7 @@ class OpeniSites:
     seed: Annotated[int, Field(ge=0)] = 1337
 
     def prepare(self, folder: Path, runs: Path, seed: int, method: type[Method] | Method) -> list[str]:  # noqa: ARG002
-        """Writes each site, and the server's held-out rows; see `PhantomSites.prepare`.
+        """Write each site, and the held-out rows of the server; see `PhantomSites.prepare`.
 
         Raises:
             ConfigError: there is no archive.
@@ -45,14 +44,9 @@ class OpeniSites:
         table = root / "NLMCXR_reports.tgz"
         if not table.exists():
             raise ConfigError(f"{root} has no {table.name}; name its folder with --set simulation.root=DIR")
-        pooled = load_table(
-            DataConfig(
-                dataset="openi", root=root, table=table, labels=TASKS, seed=self.seed, split="patients"
-            )
-        )
+        pooled = load_table(OpeniConfig(root=root, table=table, labels=FINDINGS, seed=self.seed))
         lists = class_lists(
             self.classes, pooled.labels, self.clients, seed=self.seed, per_client=self.per_client
         )
-        return write_partitioned(
-            folder, runs, pooled, lists, method, seed=self.seed, validation=self.validation
-        )
+        to = Destination(folder, runs, method, validation=self.validation)
+        return write_partitioned(to, pooled, lists, self.seed)

@@ -1,38 +1,33 @@
-"""What a simulation does with a pooled data set: cut it into sites that know different classes."""
+"""Dividing a pooled data set among simulated sites: its rows, and the classes that each site knows."""
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import random
 from collections.abc import Sequence
 from importlib import resources
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from suture.core.errors import ConfigError, DataError, unknown
-from suture.core.files import atomic_write
 from suture.core.labels import LabelSet
-from suture.data.split import strata
-from suture.data.table import Split, Table
+from suture.data.split import Codes, classes, crossed, in_turn, strata, stratified, units
+from suture.data.table import SPLITS, Split, Table
 
 Classes = Literal["published", "disjoint", "single", "dealt", "all"]
 
 SERVER = "server"
-"""The name under which `deal` gives the held-out test rows."""
+"""The name of the server among the sites of a simulation."""
 
-TEXT = "text"
-"""The column of documents of a simulated site."""
+Partition = Literal["iid", "dirichlet"]
 
-_CELLS = {1.0: "1", 0.0: "0"}
+_DRAWS = 1000
 
 
 def patient_blocks(table: Table, k: int, seed: int) -> list[Table]:
-    """K tables of equally many patients: both strata are cut in K equal blocks, the remainder is dropped.
+    """Return K tables of equally many patients: both strata are cut into K equal blocks, the rest is dropped.
 
     Source: Surgical Aggregation (arXiv 2301.06683), the division of NIH among K clients.
 
@@ -54,11 +49,11 @@ def patient_blocks(table: Table, k: int, seed: int) -> list[Table]:
 
 
 def client_classes(*, k: int | None = None, shared: int | None = None) -> tuple[LabelSet, ...]:
-    """The classes that each client knows in the experiments of Surgical Aggregation (arXiv 2301.06683).
+    """Return the classes that each client knows in an experiment of Surgical Aggregation (arXiv 2301.06683).
 
     Args:
-        k: the experiment with this many clients (2, 3, 4, 5, 6, 8, 10).
-        shared: or that with four clients, of which all know this many classes (0, 1, 2, 4, 8, 12, 14).
+        k: the number of clients (2, 3, 4, 5, 6, 8, 10).
+        shared: or, for four clients, the number of classes that all of them know (0, 1, 2, 4, 8, 12, 14).
 
     Raises:
         ConfigError: neither or both are given, or there is no such experiment.
@@ -86,18 +81,16 @@ def class_lists(
     seed: int = 1337,
     per_client: int = 3,
 ) -> tuple[LabelSet, ...]:
-    """Which classes each site of a simulation knows.
+    """Return the classes that each site of a simulation knows.
 
     Args:
-        kind: ``published``, the lists of Surgical Aggregation 2024 (NIH only; 11 and 7 for two sites);
-            ``disjoint``, every class at one site, dealt in the order of a seeded shuffle (7 and 7 for the two
-            sites of the MIDL 2023 version, whose own lists are not recoverable); ``single``, one class per
-            site; ``dealt``, `per_client` classes at each site, as in FedLSM; ``all``, every class everywhere.
+        kind: ``published``, the lists of Surgical Aggregation 2024 (NIH only); ``disjoint`` and ``single``,
+            see `disjoint_classes`; ``dealt``, see `assigned_classes`; ``all``, every class at every site.
         labels: every class.
-        clients: number of sites; `single` has as many as there are classes.
-        shared: of the published lists those of four sites that all know this many classes.
+        clients: number of sites; ``single`` has as many as there are classes.
+        shared: choose the published lists of four sites that all know this many classes.
         seed: of the shuffle of disjoint lists.
-        per_client: classes of each site, where they are dealt.
+        per_client: number of classes of each site, for ``dealt``.
 
     Raises:
         ConfigError: no published lists, fewer classes than sites, or settings that contradict each other.
@@ -110,12 +103,28 @@ def class_lists(
         return (labels,) * clients
     if kind == "dealt":
         return assigned_classes(labels, clients, per_client)
-    if kind == "single":
-        clients = len(labels)
+    return disjoint_classes(labels, None if kind == "single" else clients, seed)
+
+
+def disjoint_classes(labels: LabelSet, clients: int | None, seed: int) -> tuple[LabelSet, ...]:
+    """Assign every class to one site, in the order of a seeded shuffle.
+
+    Two sites get seven classes of NIH each, as in the MIDL 2023 version of Surgical Aggregation, whose own
+    lists are not published.
+
+    Args:
+        clients: number of sites; None for one class at each, in the order of `labels`.
+
+    Raises:
+        ConfigError: fewer classes than sites.
+    """
+    order = range(len(labels)) if clients is None else np.random.default_rng(seed).permutation(len(labels))
+    clients = len(labels) if clients is None else clients
     if clients > len(labels):
-        raise ConfigError(f"{len(labels)} classes cannot be dealt to {clients} sites without sharing one")
-    dealt = np.random.default_rng(seed).permutation(len(labels)) if kind == "disjoint" else range(len(labels))
-    owner = {labels.names[int(c)]: i % clients for i, c in enumerate(dealt)}
+        raise ConfigError(
+            f"{len(labels)} classes cannot be divided among {clients} sites without sharing one"
+        )
+    owner = {labels.names[int(c)]: i % clients for i, c in enumerate(order)}
     return tuple(
         LabelSet(tuple(n for n in labels if owner[n] == site), labels.label_type) for site in range(clients)
     )
@@ -124,14 +133,14 @@ def class_lists(
 def assigned_classes(
     labels: LabelSet, clients: int, per_client: int, seed: int = 523
 ) -> tuple[LabelSet, ...]:
-    """So many classes for each client, every class at one client or more.
+    """Assign `per_client` classes to each client, so that every class is at one client or more.
 
-    Shuffled classes are dealt in turn, and each client's hand is filled up with others. With the default seed
-    these are the lists of FedLSM (Deng et al., MICCAI 2023, Tables 5 and 6): 3 of NIH's 14 findings at each
-    of 8 clients, 3 of ISIC's 7 diagnoses at each of 5.
+    Shuffled classes are assigned in turn, and the list of each client is filled up with others. With the
+    default seed these are the lists of FedLSM (Deng et al., MICCAI 2023, Tables 5 and 6): 3 of NIH's 14
+    findings at each of 8 clients, 3 of ISIC's 7 diagnoses at each of 5.
 
     Raises:
-        ConfigError: the hands are too small for all classes, or larger than the deck.
+        ConfigError: the lists are too short for all classes, or longer than the number of classes.
     """
     if not per_client <= len(labels) <= clients * per_client:
         raise ConfigError(
@@ -139,16 +148,16 @@ def assigned_classes(
             "change simulation.clients or per_client"
         )
     draw = random.Random(seed)
-    deck = list(labels.names)
-    draw.shuffle(deck)
-    hands = []
+    shuffled = list(labels.names)
+    draw.shuffle(shuffled)
+    lists = []
     for client in range(clients):
-        own = deck[client::clients]
-        more = draw.sample(deck, per_client - len(own))
-        if set(more) & set(own):  # the published program may deal a class twice
-            more = draw.sample([name for name in deck if name not in own], per_client - len(own))
-        hands.append(LabelSet(tuple(n for n in labels if n in {*own, *more}), labels.label_type))
-    return tuple(hands)
+        own = shuffled[client::clients]
+        more = draw.sample(shuffled, per_client - len(own))
+        if set(more) & set(own):  # the published program may draw a class that the client already has
+            more = draw.sample([name for name in shuffled if name not in own], per_client - len(own))
+        lists.append(LabelSet(tuple(n for n in labels if n in {*own, *more}), labels.label_type))
+    return tuple(lists)
 
 
 def partition_table(
@@ -159,15 +168,15 @@ def partition_table(
     test: bool = False,
     held_out: tuple[Split, ...] = ("test",),
 ) -> dict[str, Table]:
-    """A pooled data set as sites that know different classes, and a server with the test rows.
+    """Partition a pooled data set among sites that know different classes, and a server.
 
     Args:
         table: the pooled data with every class and a split.
-        classes: of each site.
+        classes: the classes of each site.
         seed: of the patient blocks.
-        test: whether every site also gets the test rows, as its own test data: models that stay at the sites
-            are then measured on the same images as a global one.
-        held_out: the splits that lie at the server alone.
+        test: every site also gets all test rows, so that models that stay at the sites are evaluated on the
+            same images as a global one.
+        held_out: the splits that only the server holds.
 
     Returns:
         ``site-01`` ... with the other rows of their patients and the columns of their classes; ``server``
@@ -189,8 +198,9 @@ def partition_table(
 
 
 def subset(table: Table, training_images: int, seed: int = 1337) -> Table:
-    """At most so many training images: the same share of the patients of each stratum, in training and
-    validation; all test rows stay.
+    """Reduce a table to at most `training_images` training images; all test rows stay.
+
+    The same share of the patients of each stratum is taken in training and in validation.
     """
     split = np.array(table.split)
     total = int((split == "train").sum())
@@ -200,8 +210,8 @@ def subset(table: Table, training_images: int, seed: int = 1337) -> Table:
     patients = np.asarray(table.patients, dtype=np.str_)
     share = training_images / total
     while True:
-        kept = np.concatenate([g[: int(len(g) * share)] for pair in groups.values() for g in pair])
-        rows = np.isin(patients, kept) | (split == "test")
+        taken = np.concatenate([g[: int(len(g) * share)] for pair in groups.values() for g in pair])
+        rows = np.isin(patients, taken) | (split == "test")
         if int((rows & (split == "train")).sum()) <= training_images:
             return table.rows(rows)
         share *= 0.99
@@ -211,33 +221,106 @@ def _strata_of(table: Table, seed: int) -> tuple[NDArray[np.str_], NDArray[np.st
     return strata(table.patients, table.y, seed)
 
 
-def write_site(folder: Path, table: Table, labels: LabelSet, name: str = "labels.csv") -> Path:
-    """Writes `folder/name` as a hospital has it: image, patient, split, and the columns of `labels`.
+def assigned_sites(
+    pooled: Table, partition: Partition, clients: int, alpha: float, seed: int
+) -> tuple[str, ...]:
+    """Return the site of each row, ``site-1`` ...; the empty string for a test image or an unused one.
 
-    Documents stand in a column `TEXT` before the labels.
-
-    A simulated site is thereby an ordinary one, whose images stay where they are. Unknown is a blank cell.
-
-    Returns:
-        The file.
+    Args:
+        alpha: of the Dirichlet distribution, where `partition` is ``dirichlet``.
 
     Raises:
-        OSError: the folder cannot be made or written.
+        DataError: too few training images for this number of sites.
     """
-    y = table.restrict(labels).y
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["image", "patient", "split", *([] if table.texts is None else [TEXT]), *labels])
-    rows = zip(
-        table.images,
-        table.patients,
-        table.split,
-        *([] if table.texts is None else [table.texts]),
-        strict=True,
+    own = np.isin(np.array(pooled.split), ("train", "validation"))
+    rows = pooled.rows(own)
+    part = iid(rows, clients, seed) if partition == "iid" else dirichlet(rows, clients, alpha, seed)
+    names = np.array([f"site-{i:0{len(str(clients))}d}" for i in range(1, clients + 1)])
+    sites = np.full(len(pooled), "", dtype=names.dtype)
+    sites[own] = names[part]
+    return tuple(sites.tolist())
+
+
+def iid(table: Table, k: int, seed: int) -> Codes:
+    """Return the site of each row, where k sites are alike: the patients of each class are assigned in turn.
+
+    Each split is divided on its own, so that a site has its part of all three.
+
+    Source: Fed-MAS (Elbatel et al., 2023), Section 3.
+
+    Raises:
+        DataError: fewer patients with training images than sites.
+    """
+    site = in_turn(crossed(_split_codes(table), classes(table.y)), k, seed, table.patients)
+    if not _all_train(table, site, k):
+        raise DataError(f"{table.root}: too few training images for {k} sites; take fewer sites")
+    return site
+
+
+def dirichlet(table: Table, k: int, alpha: float, seed: int) -> Codes:
+    """Return the site of each row: k sites get shares of each class, drawn from a symmetric Dir(alpha).
+
+    The shares of a class are the same in each split. They are drawn again while a site has no training image.
+
+    Source: Fed-MAS (Elbatel et al., 2023), Section 3.
+
+    Raises:
+        DataError: a thousand draws each left a site without one.
+    """
+    strata = crossed(_split_codes(table), classes(table.y))
+    kind = dict(zip(strata.tolist(), classes(table.y).tolist(), strict=True))
+    unit, stratum = units(strata, table.patients)
+    rng = np.random.default_rng(seed)
+    members = {int(each): rng.permutation(np.flatnonzero(stratum == each)) for each in np.unique(stratum)}
+    site = np.empty(len(stratum), dtype=np.intp)
+    for _ in range(_DRAWS):
+        until = rng.dirichlet(np.full(k, alpha), table.y.shape[1] + 1).cumsum(axis=1)
+        for each, own in members.items():
+            cuts = np.round(until[kind[each], :-1] * len(own))
+            site[own] = np.searchsorted(cuts, np.arange(len(own)), side="right")
+        if _all_train(table, site[unit], k):
+            return site[unit]
+    raise DataError(
+        f"{table.root}: {_DRAWS} draws of Dir({alpha}) each left one of {k} sites without a training image; "
+        "take fewer sites or a larger alpha"
     )
-    for row, values in zip(rows, y, strict=True):
-        writer.writerow([*row, *(_CELLS.get(float(value), "") for value in values)])
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / name
-    atomic_write(path, text.getvalue().encode())
-    return path
+
+
+def by_attribute(table: Table, attribute: Sequence[str], k: int, dominance: float, seed: int) -> Codes:
+    """Return the site of each row, where the rarer of two attributes dominates the last of k sites.
+
+    The last site gets the share `dominance` of the images with the rarer attribute, and as many others as
+    make `dominance` that attribute's share at the site too. The other sites get equal parts of the rest.
+    Every class is divided in the same shares.
+
+    Args:
+        table: its patients (or lesions) stay together; one with both attributes counts for the rarer.
+        attribute: the attribute of each row.
+        k: number of sites, at least 2.
+        dominance: between a half and 1.
+        seed: of the shuffles.
+
+    Raises:
+        DataError: there are not two attributes.
+    """
+    names, counts = np.unique(np.asarray(attribute, dtype=np.str_), return_counts=True)
+    if len(names) != 2:
+        raise DataError(f"{table.root}: images of {', '.join(names)}; two attributes are needed")
+    rarer = names[counts.argmin()]
+    patients = np.asarray(table.patients, dtype=np.str_)
+    rare = np.isin(patients, patients[np.asarray(attribute) == rarer])
+    few, many = int(rare.sum()), int((~rare).sum())
+    site = np.empty(len(table), dtype=np.intp)
+    for rows, last in ((rare, dominance), (~rare, min(1.0, (1 - dominance) * few / max(many, 1)))):
+        shares = [(1 - last) / (k - 1)] * (k - 1) + [last]
+        site[rows] = stratified(classes(table.y)[rows], shares, seed, patients[rows].tolist())
+    return site
+
+
+def _split_codes(table: Table) -> Codes:
+    return np.array([(*SPLITS, "").index(part) for part in table.split], dtype=np.intp)
+
+
+def _all_train(table: Table, site: Codes, k: int) -> bool:
+    train = np.array(table.split) == "train"
+    return len(np.unique(site[train])) == k

@@ -1,8 +1,8 @@
-"""Chest-like radiographs drawn from numbers: the embedded data of the demo and the tests.
+"""Chest-like radiographs drawn from random numbers: the data of the demo and of the tests.
 
-No image of a person is in here. A phantom has lungs, heart, mediastinum, spine, ribs and collar bones that
-vary from patient to patient, and findings that are drawn into them with a size, side, place and contrast of
-their own. The same seed gives the same bytes.
+They contain no image of a person. A phantom has lungs, heart, mediastinum, spine, ribs and collar bones that
+vary from patient to patient, and findings that are drawn into them with a size, side, position and
+contrast of their own. The same seed gives the same bytes.
 """
 
 from __future__ import annotations

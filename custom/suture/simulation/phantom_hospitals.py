@@ -1,4 +1,4 @@
-"""Phantom hospitals: patients with several images, findings that come together, and a scanner per site."""
+"""Three simulated hospitals: patients with several images, correlated findings, and a scanner per site."""
 
 from __future__ import annotations
 
@@ -8,18 +8,26 @@ import shutil
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image as Pillow
+from pydantic import Field
+from pydantic.dataclasses import dataclass as validated
 from scipy.ndimage import gaussian_filter
 
 from suture.core.labels import LabelSet
 from suture.core.seeds import seed_for
+from suture.core.validation import STRICT
+from suture.data.readers import DataConfig
+from suture.data.readers.hospital import HospitalConfig
 from suture.data.split import by_patient
 from suture.data.table import Table
-from suture.simulation.partition import SERVER, write_site
+from suture.methods.base import Method
+from suture.simulation.partition import SERVER
 from suture.simulation.phantom import FINDINGS, Anatomy, Image, Rng, chest
+from suture.simulation.sites import Destination, write_site, write_sites
 
 PREVALENCE: dict[str, float] = {
     "Atelectasis": 0.14,
@@ -47,7 +55,7 @@ TOGETHER: dict[tuple[str, str], float] = {
 
 @dataclass(frozen=True)
 class Scanner:
-    """How a site takes its images; the neutral one changes nothing.
+    """How a site acquires its images; the default changes nothing but for noise.
 
     Attributes:
         blur: of the detector, in pixels of a 64 px image.
@@ -62,7 +70,7 @@ class Scanner:
     noise: float = 0.03
 
     def between(self, strength: float) -> Scanner:
-        """This scanner (1), the neutral one (0), or something between or beyond."""
+        """Interpolate between the neutral scanner (strength 0) and this one (1), or extrapolate."""
         neutral = Scanner()
         return Scanner(
             *(
@@ -109,16 +117,15 @@ HOSPITALS: tuple[Hospital, ...] = (
 
 @dataclass(frozen=True)
 class PhantomSpec:
-    """How many phantoms, and how hard they are.
+    """The number of phantoms, and how difficult they are.
 
     Attributes:
-        images: of each site.
-        held_out: of the server, fully labelled, from all scanners.
-        size: side in pixels.
+        images: number of images at each site.
+        held_out: number of images at the server, fully labelled, from all scanners.
+        size: pixels of a side.
         contrast: how strongly findings are drawn; lower is harder.
-        shift: how different the sites' scanners are; 0 makes them one.
-        every_label: whether each site annotates every finding: the reference that partial labels are held
-            against.
+        shift: how different the sites' scanners are; with 0 they are all the same.
+        every_label: each site annotates every finding: the reference for partial labels.
     """
 
     images: int = 1500
@@ -130,7 +137,7 @@ class PhantomSpec:
 
 
 def findings_of(rng: Rng, before: frozenset[str] | None = None) -> frozenset[str]:
-    """What an image shows; a follow-up keeps most of what was there before."""
+    """Draw the findings of an image; a follow-up image shows most findings of the one `before` it."""
     found: set[str] = set()
     for name in sorted(PREVALENCE, key=lambda n: n not in {first for first, _ in TOGETHER}):
         chance = PREVALENCE[name] + sum(
@@ -146,7 +153,7 @@ def findings_of(rng: Rng, before: frozenset[str] | None = None) -> frozenset[str
 def generate(
     scanner: Scanner, n: int, spec: PhantomSpec, seed: int, prefix: str = "p"
 ) -> tuple[NDArray[np.uint8], NDArray[np.float32], tuple[str, ...]]:
-    """Images of one scanner with all their labels.
+    """Draw images of one scanner with all their labels.
 
     Returns:
         images ``[n, size, size]``, labels ``[n, len(FINDINGS)]`` (all known), and the patient of each.
@@ -170,10 +177,10 @@ def generate(
 
 
 def write_hospitals(folder: Path, spec: PhantomSpec, seed: int) -> dict[str, Path]:
-    """Writes each phantom site, and the server's fully labelled data, as a hospital would have them.
+    """Write each phantom site, and the server's fully labelled data, as a hospital would have them.
 
-    A site's folder holds images/ and labels.csv with its own columns. What is there already for the same
-    specification and seed is kept.
+    A site's folder holds images/ and labels.csv with its own columns. A folder that exists already for the
+    same specification and seed is reused.
 
     Returns:
         the labels.csv of each site and of the server.
@@ -227,7 +234,7 @@ def _write(
     spec: PhantomSpec,
     seed: int,
 ) -> None:
-    """Makes a hospital's folder beside its place, then moves it there whole."""
+    """Write a hospital's folder under a temporary name, and rename it when it is complete."""
     images, y, patients = part
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
@@ -245,3 +252,54 @@ def _write(
         os.replace(temporary, target)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+@validated(frozen=True, config=STRICT)
+class PhantomSites:
+    """Three simulated hospitals (`HOSPITALS`), each with phantoms of its own.
+
+    Attributes:
+        images: number of images at each site.
+        held_out: number of fully labelled images at the server.
+        contrast: how strongly findings are drawn; lower is harder.
+        shift: how different the sites' scanners are; with 0 they are all the same.
+        every_label: each site annotates every finding: the reference for partial labels.
+        seed: seed of the images; None takes the job's.
+        learning_rates: by name of the site, for sites with one of their own.
+    """
+
+    images: Annotated[int, Field(ge=20)] = 1500
+    held_out: Annotated[int, Field(ge=30)] = 1500
+    contrast: Annotated[float, Field(gt=0)] = 1.0
+    shift: Annotated[float, Field(ge=0)] = 1.0
+    every_label: bool = False
+    seed: Annotated[int, Field(ge=0)] | None = None
+    learning_rates: dict[str, float] = Field(default_factory=dict)
+
+    def prepare(self, folder: Path, runs: Path, seed: int, method: type[Method] | Method) -> list[str]:
+        """Write a folder for each site: its images, its labels.csv and its suture.toml.
+
+        Args:
+            folder: gets one folder for each site.
+            runs: where the server keeps its experiments.
+            seed: of the job.
+            method: the sites give it what it needs: permission to see every class name, or every label.
+
+        Returns:
+            the names of the sites, without the server's.
+        """
+        spec = PhantomSpec(
+            self.images,
+            self.held_out,
+            contrast=self.contrast,
+            shift=self.shift,
+            every_label=self.every_label or method.every_label,
+        )
+        tables = write_hospitals(folder, spec, seed if self.seed is None else self.seed)
+        # A reference method gets every label; the site still names the ones that it annotates.
+        own = {hospital.name: hospital.labels for hospital in HOSPITALS} if method.every_label else {}
+        data: dict[str, DataConfig] = {
+            name: HospitalConfig(root=folder / name / "images", table=table, labels=own.get(name))
+            for name, table in tables.items()
+        }
+        return write_sites(Destination(folder, runs, method, self.learning_rates), data)

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from suture.core.errors import ConfigError, DataError
-from suture.data.config import DataConfig
 from suture.data.readers import load_table, read_table
-from suture.data.readers.chexpert import LABELS, SPELLINGS
+from suture.data.readers.chexpert import LABELS, SPELLINGS, ChexpertConfig
 from suture.data.readers.nih import LABELS as NIH
 
 HEADER = "Path,Sex,Age,Frontal/Lateral,AP/PA,No Finding," + ",".join(SPELLINGS) + "\n"
@@ -38,8 +37,8 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def config(root: Path, **more: Any) -> DataConfig:
-    return DataConfig(dataset="chexpert", root=root, table=root / "train.csv", **more)
+def config(root: Path, **more: Any) -> ChexpertConfig:
+    return ChexpertConfig(root=root, table=root / "train.csv", **more)
 
 
 def test_frontal_images_with_blank_and_uncertain_as_absent(root: Path) -> None:

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from suture.core.errors import ConfigError, DataError
-from suture.data.config import DataConfig
 from suture.data.readers import load_table, read_table
+from suture.data.readers.eicu import EicuConfig
 
 PATIENT = """patientunitstayid,apacheadmissiondx,uniquepid
 1,"Sepsis, pulmonary",A
@@ -51,8 +51,8 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-def config(path: Path, **more: Any) -> DataConfig:
-    return DataConfig(dataset="eicu", table=path, **more)
+def config(path: Path, **more: Any) -> EicuConfig:
+    return EicuConfig(table=path, **more)
 
 
 def test_drugs_history_and_medication_are_the_document(path: Path) -> None:

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from suture.core.errors import DataError
-from suture.data.config import DataConfig
 from suture.data.readers import load_table, read_table
-from suture.data.readers.flamby import LABELS, SPELLINGS, TRUTH, centres, listed, tones
+from suture.data.readers.flamby import LABELS, SPELLINGS, TRUTH, FlambyConfig, centres, listed, tones
 
 # Image, class and whether it trains: twenty of each class.
 Row = tuple[str, int, bool]
@@ -49,8 +48,8 @@ def write_lesions(folder: Path, blank: int = 0) -> Path:
     return path
 
 
-def config(path: Path, **more: Any) -> DataConfig:
-    return DataConfig(dataset="flamby_isic", root=path.parent, table=path, **more)
+def config(path: Path, **more: Any) -> FlambyConfig:
+    return FlambyConfig(root=path.parent, table=path, **more)
 
 
 def test_both_tables_say_the_same(tmp_path: Path) -> None:
@@ -113,7 +112,7 @@ def test_what_is_no_class_is_a_fault(tmp_path: Path) -> None:
     assert "rows 2, 72, 142: unknown dx '8'; known: 0, 1, 2" in reading.faults[0]
     assert np.isnan(reading.table.y[0]).all()
     reading = read_table(config(write_whole(tmp_path, rows)))
-    assert "rows 2, 72, 142: not one class with 1.0 and seven with 0.0" in reading.faults[0]
+    assert "rows 2, 72, 142: not one class with 1.0 and the others with 0.0" in reading.faults[0]
     assert np.isnan(reading.table.y[70]).all()
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from suture.core.errors import ConfigError, DataError, LabelError
 from suture.core.labels import LabelSet
-from suture.data.config import DataConfig
 from suture.data.readers import load_table, read_table
+from suture.data.readers.hospital import HospitalConfig
 
 TABLE = """image,patient,split,Effusion,Mass
 a.png,P1,train,1,0
@@ -29,8 +29,8 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-def config(path: Path, **more: Any) -> DataConfig:
-    return DataConfig(dataset="hospital", root=path.parent, table=path, **more)
+def config(path: Path, **more: Any) -> HospitalConfig:
+    return HospitalConfig(root=path.parent, table=path, **more)
 
 
 def test_a_table_is_read(path: Path) -> None:
@@ -180,7 +180,7 @@ def test_a_column_of_documents(tmp_path: Path) -> None:
         'study,patient,split,report,Mass\n1,P1,train,"No mass,\nno edema.",0\n2,P2,test,Mass.,1\n'
     )
     own = {"image_column": "study", "text_column": "report"}
-    table = load_table(DataConfig(dataset="hospital", table=path, **own))
+    table = load_table(HospitalConfig(table=path, **own))
     assert table.images == ("1", "2")
     assert table.texts == ("No mass,\nno edema.", "Mass.")
     assert table.labels.names == ("Mass",)

@@ -12,9 +12,9 @@ import pytest
 
 from suture.core.errors import ConfigError, DataError
 from suture.core.labels import canonical
-from suture.data.config import DataConfig, load_site_config
+from suture.data.config import load_site_config
 from suture.data.readers import load_table, read_table
-from suture.data.readers.hyperkvasir import FOLDS, LABELS, TRUTH
+from suture.data.readers.hyperkvasir import FOLDS, LABELS, TRUTH, HyperKvasirConfig
 
 # The classes as the folds and as the folders spell them.
 SPELLINGS = {
@@ -65,8 +65,8 @@ def write_truth(folder: Path, rows: tuple[Row, ...] = ROWS) -> Path:
     return folder / TRUTH
 
 
-def config(path: Path, **more: Any) -> DataConfig:
-    return DataConfig(dataset="hyperkvasir", root=path.parent, table=path, **more)
+def config(path: Path, **more: Any) -> HyperKvasirConfig:
+    return HyperKvasirConfig(root=path.parent, table=path, **more)
 
 
 def test_the_spellings_of_both_tables_are_one_class() -> None:
@@ -119,11 +119,11 @@ def test_images_may_be_divided_instead(tmp_path: Path) -> None:
     table = load_table(config(write_truth(tmp_path), split="images"))
     for name, n in (("train", 7), ("validation", 1), ("test", 2)):
         assert (table.y[np.array(table.split) == name].sum(axis=0) == n).all()
-    with pytest.raises(ValueError, match="fold = 1 needs a data set with folds and split = 'folds'"):
+    with pytest.raises(ValueError, match="fold = 1 needs split = 'folds'"):
         config(tmp_path / TRUTH, split="images", fold=1)
     toml = tmp_path / "suture.toml"
     toml.write_text('[data]\ndataset = "nih"\nroot = "."\ntable = "a.csv"\nfold = 3\n')
-    with pytest.raises(ConfigError, match="needs a data set with folds"):
+    with pytest.raises(ConfigError, match="fold is a key of dataset 'hyperkvasir', not of 'nih'"):
         load_site_config(toml)
 
 

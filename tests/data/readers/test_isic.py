@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 from suture.core.errors import ConfigError, DataError, LabelError
-from suture.data.config import DataConfig
 from suture.data.images import ImageSource
 from suture.data.readers import load_table, read_table
-from suture.data.readers.isic import GROUPINGS, LABELS, METADATA, SPELLINGS, TRUTH
+from suture.data.readers.isic import GROUPINGS, LABELS, METADATA, SPELLINGS, TRUTH, IsicConfig
 from suture.data.table import SPLITS
 
 Row = tuple[str, str, str]
@@ -46,8 +45,8 @@ def write_metadata(folder: Path, rows: tuple[Row, ...] = ROWS, dataset: bool = F
     return folder / METADATA
 
 
-def config(path: Path, **more: Any) -> DataConfig:
-    return DataConfig(dataset="isic2018", root=path.parent, table=path, **more)
+def config(path: Path, **more: Any) -> IsicConfig:
+    return IsicConfig(root=path.parent, table=path, **more)
 
 
 def test_both_tables_say_the_same(tmp_path: Path) -> None:
@@ -156,7 +155,7 @@ def test_a_row_of_the_ground_truth_is_of_one_class(tmp_path: Path, cells: str) -
     path.write_text(path.read_text().replace("1.0,0.0,0.0,0.0,0.0,0.0,0.0", cells, 1))
     reading = read_table(config(path, split="images"))
     assert len(reading.faults) == 1
-    assert f"{path} row 2: not one class with 1.0 and six with 0.0" in reading.faults[0]
+    assert f"{path} row 2: not one class with 1.0 and the others with 0.0" in reading.faults[0]
     assert np.isnan(reading.table.y[0]).all()
 
 

@@ -11,11 +11,10 @@ import pytest
 
 from suture.core.errors import ConfigError, DataError
 from suture.core.labels import LabelSet
-from suture.data.config import DataConfig
 from suture.data.readers import load_table, read_table
 from suture.data.readers.chexpert import LABELS as CHEXPERT
 from suture.data.readers.chexpert import SPELLINGS
-from suture.data.readers.mimic import CXR_LT
+from suture.data.readers.mimic import CXR_LT, MimicConfig
 from suture.data.readers.nih import LABELS as NIH
 
 METADATA = """dicom_id,subject_id,study_id,PerformedProcedureStepDescription,ViewPosition,Rows,Columns
@@ -62,8 +61,8 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def config(root: Path, table: str = "mimic-cxr-2.0.0-chexpert.csv", **more: Any) -> DataConfig:
-    return DataConfig(dataset="mimic", root=root, table=root / table, **more)
+def config(root: Path, table: str = "mimic-cxr-2.0.0-chexpert.csv", **more: Any) -> MimicConfig:
+    return MimicConfig(root=root, table=root / table, **more)
 
 
 def positives(table: Any) -> list[set[str]]:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from suture.core.errors import ConfigError, DataError
-from suture.data.config import DataConfig
 from suture.data.readers import load_table, read_table
 from suture.data.readers.chexpert import SPELLINGS
+from suture.data.readers.mimic_reports import MimicReportsConfig
 
 FILES = {
     "10000032/s50414267": "FINAL REPORT\n Effusion.\n",
@@ -47,10 +47,8 @@ def write(root: Path, archive: bool = False) -> Path:
     return table
 
 
-def config(table: Path, **more: Any) -> DataConfig:
-    return DataConfig(
-        dataset="mimic_reports", **{"root": table.parent, "table": table, "labels": LABELS, **more}
-    )
+def config(table: Path, **more: Any) -> MimicReportsConfig:
+    return MimicReportsConfig(**{"root": table.parent, "table": table, "labels": LABELS, **more})
 
 
 @pytest.mark.parametrize("root", ["", "reports.zip", "reports.tar.gz"])

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from suture.core.errors import ConfigError, DataError
-from suture.data.config import DataConfig
 from suture.data.readers import load_table, read_table
+from suture.data.readers.mtsamples import MtsamplesConfig
 
 TABLE = """note_id,description,medical_specialty,transcription
 1,x, Surgery,"PREOP: ,Pain.,POSTOP: ,Pain, 1,000 ml."
@@ -26,8 +26,8 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-def config(path: Path, **more: Any) -> DataConfig:
-    return DataConfig(dataset="mtsamples", table=path, **more)
+def config(path: Path, **more: Any) -> MtsamplesConfig:
+    return MtsamplesConfig(table=path, **more)
 
 
 def test_rows_of_one_text_are_one_document_of_several_labels(path: Path) -> None:

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from suture.core.errors import ConfigError, DataError, LabelError
-from suture.data.config import DataConfig
 from suture.data.readers import load_table, read_table
-from suture.data.readers.nih import LABELS
+from suture.data.readers.nih import LABELS, NihConfig
 
 V2020 = (
     "Image Index,Finding Labels,Follow-up #,Patient ID,Patient Age,Patient Gender,View Position,"
@@ -36,8 +35,8 @@ def write(folder: Path, header: str = V2020, rows: tuple[tuple[str, str, str], .
     return path
 
 
-def config(path: Path, **more: Any) -> DataConfig:
-    return DataConfig(dataset="nih", root=path.parent, table=path, **{"split": "patients", **more})
+def config(path: Path, **more: Any) -> NihConfig:
+    return NihConfig(root=path.parent, table=path, **{"split": "patients", **more})
 
 
 @pytest.mark.parametrize("header", [V2020, ORIGINAL])
@@ -79,7 +78,7 @@ def test_the_official_lists_decide_and_a_patient_stays_together(tmp_path: Path) 
     (tmp_path / "test_list.txt.gz").write_bytes(
         gzip.compress("".join(f"{i}\r\n" for i, _, p in rows if int(p) >= 80).encode())
     )
-    split = load_table(config(path, split=None)).split
+    split = load_table(config(path, split="official")).split
     assert [split.count(s) for s in ("train", "validation", "test")] == [140, 20, 40]
     assert set(split[160:]) == {"test"}
     assert split[0::2] == split[1::2]

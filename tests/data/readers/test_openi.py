@@ -11,9 +11,8 @@ import pytest
 
 from official import Report, write_openi
 from suture.core.errors import ConfigError, DataError
-from suture.data.config import DataConfig
 from suture.data.readers import load_table, read_table
-from suture.data.readers.openi import TASKS
+from suture.data.readers.openi import FINDINGS, OpeniConfig
 
 REPORTS: list[Report] = [
     ("Heart is large.", "Cardiomegaly.", ("Cardiomegaly/mild", "Opacity/lung/base/left")),
@@ -25,10 +24,8 @@ REPORTS: list[Report] = [
 ]
 
 
-def config(path: Path, **more: Any) -> DataConfig:
-    return DataConfig(
-        dataset="openi", table=path, **{"labels": ("Atelectasis", "Cardiomegaly", "Opacity"), **more}
-    )
+def config(path: Path, **more: Any) -> OpeniConfig:
+    return OpeniConfig(table=path, **{"labels": ("Atelectasis", "Cardiomegaly", "Opacity"), **more})
 
 
 @pytest.mark.parametrize("unpacked", [False, True])
@@ -91,11 +88,11 @@ def test_a_cut_and_a_missing_archive_are_named(tmp_path: Path) -> None:
 @pytest.mark.data
 def test_the_archive_is_read_in_five_seconds(data_root: Path) -> None:
     start = time.process_time()
-    reading = read_table(config(data_root / "openi_reports" / "NLMCXR_reports.tgz", labels=TASKS))
+    reading = read_table(config(data_root / "openi_reports" / "NLMCXR_reports.tgz", labels=FINDINGS))
     assert time.process_time() - start < 5
     table = reading.table
     assert (len(table), reading.absent, reading.faults) == (3927, 28, ())
-    counts = dict(zip(TASKS, (table.y == 1).sum(axis=0).tolist(), strict=True))
+    counts = dict(zip(FINDINGS, (table.y == 1).sum(axis=0).tolist(), strict=True))
     assert counts == {
         "Pleural Effusion": 161,
         "Markings": 163,

@@ -13,8 +13,9 @@ import torch
 from official import write_nih
 from suture.core.labels import LabelSet
 from suture.data.batch import Samples
-from suture.data.config import DataConfig, SiteConfig, load_site_config
+from suture.data.config import SiteConfig, load_site_config
 from suture.data.readers import load_table
+from suture.data.readers.hospital import HospitalConfig
 from suture.data.table import Table
 from suture.federation.loop import Loop, federate
 from suture.federation.site.diagnostics import FILE, Diagnostics, collect
@@ -27,8 +28,8 @@ from suture.protocol.messages import Payload, Update
 from suture.protocol.packing import Packed, unpack
 from suture.simulation import NihSites
 from suture.simulation.job import Job, with_settings
-from suture.simulation.partition import write_site
 from suture.simulation.run import run_job
+from suture.simulation.sites import write_site
 
 LABELS = LabelSet(("Edema", "Mass"))
 NAMES = ("0.png", "1.png", "2.png", "3.png")
@@ -47,8 +48,7 @@ def diagnostics(folder: Path, order: list[int]) -> Diagnostics:
     table = Table(LABELS, NAMES, people, TRUTH, ("train",) * 4, folder / "images").rows(np.array(order))
     truth = write_site(folder, table, LABELS, "truth.csv")
     own = LabelSet(("Edema",))
-    data = DataConfig(
-        dataset="hospital",
+    data = HospitalConfig(
         root=table.root,
         table=write_site(folder, table, own),
         labels=own.names,
@@ -111,7 +111,7 @@ def test_each_round_is_counted_by_itself_and_one_done_again_replaces_its_line(tm
 
 def test_figures_of_each_class_are_written_down_as_they_are_told(tmp_path: Path) -> None:
     """Without pseudo-labels no truth is read, and a round of which nothing is told leaves no line."""
-    data = DataConfig(dataset="hospital", root=tmp_path, table=tmp_path / "no.csv", truth=tmp_path / "no.csv")
+    data = HospitalConfig(root=tmp_path, table=tmp_path / "no.csv", truth=tmp_path / "no.csv")
     record = Diagnostics("a", SiteConfig(data=data), None, tmp_path / "state")
     record.watching(LABELS).write(1)
     assert not (tmp_path / "state").exists()

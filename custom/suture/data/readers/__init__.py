@@ -1,71 +1,134 @@
-"""The readers of data sets, by the word that a `suture.toml` has for each."""
+"""The registry of data sets: the configuration and the reader of each, by its word in a suture.toml."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from suture.core.errors import DataError
-from suture.data.config import DataConfig
-from suture.data.datasets import Dataset
+from suture.data.dataset import DatasetConfig
 from suture.data.images import ImageSource, present
-from suture.data.readers.chexpert import read_chexpert
-from suture.data.readers.eicu import read_eicu
-from suture.data.readers.flamby import read_flamby
-from suture.data.readers.hospital import read_hospital
-from suture.data.readers.hyperkvasir import read_hyperkvasir
-from suture.data.readers.isic import read_isic
-from suture.data.readers.mimic import read_mimic
-from suture.data.readers.mimic_reports import read_mimic_reports
-from suture.data.readers.mtsamples import read_mtsamples
-from suture.data.readers.nih import read_nih
-from suture.data.readers.openi import read_openi
+from suture.data.readers.chexpert import ChexpertConfig, read_chexpert
+from suture.data.readers.eicu import EicuConfig, read_eicu
+from suture.data.readers.flamby import FlambyConfig, read_flamby
+from suture.data.readers.hospital import HospitalConfig, read_hospital
+from suture.data.readers.hyperkvasir import HyperKvasirConfig, read_hyperkvasir
+from suture.data.readers.isic import IsicConfig, read_isic
+from suture.data.readers.mimic import MimicConfig, read_mimic
+from suture.data.readers.mimic_reports import MimicReportsConfig, read_mimic_reports
+from suture.data.readers.mtsamples import MtsamplesConfig, read_mtsamples
+from suture.data.readers.nih import NihConfig, read_nih
+from suture.data.readers.openi import OpeniConfig, read_openi
 from suture.data.reading import Reading
 from suture.data.table import Table
 
 LOG = logging.getLogger(__name__)
 
 
-DATASETS: dict[Dataset, str] = {
-    "hospital": "a hospital's own CSV: image or text, patient, split, one column per label",
-    "nih": "NIH ChestX-ray14 in its official format: Data_Entry_2017*.csv",
-    "chexpert": "CheXpert in its official format: train.csv, valid.csv",
-    "mimic": "MIMIC-CXR-JPG in its official format, or with the labels of CXR-LT",
-    "isic2018": "ISIC 2018 Task 3 / HAM10000 in its official formats: ground truth or metadata CSV",
-    "flamby_isic": "ISIC 2019 as FLamby divides it: its split CSV, or the list of one of six centres",
-    "hyperkvasir": "HyperKvasir's labelled images: image-labels.csv or a CSV of official folds",
-    "openi": "Indiana University's chest X-ray reports, MeSH-coded: NLMCXR_reports.tgz or its folder",
-    "eicu": "eICU's drugs, past history and medication as text: patient.csv and the tables beside it",
-    "mimic_reports": "MIMIC-CXR's free-text reports with the labels of CheXpert",
-    "mtsamples": "MTSamples, transcribed notes under their specialties: mtsamples.csv",
+@dataclass(frozen=True)
+class DataSet:
+    """An entry of the registry.
+
+    Attributes:
+        config: the keys of ``[data]`` for this data set.
+        read: reads the table of such a configuration.
+        description: one line for people.
+    """
+
+    config: type[DatasetConfig]
+    read: Callable[[Any], Reading]
+    description: str
+
+
+DATASETS: dict[str, DataSet] = {
+    "hospital": DataSet(
+        HospitalConfig,
+        read_hospital,
+        "a hospital's own CSV: image or text, patient, split, one column per label",
+    ),
+    "nih": DataSet(
+        NihConfig,
+        read_nih,
+        "NIH ChestX-ray14 in its official format: Data_Entry_2017*.csv",
+    ),
+    "chexpert": DataSet(
+        ChexpertConfig,
+        read_chexpert,
+        "CheXpert in its official format: train.csv, valid.csv",
+    ),
+    "mimic": DataSet(
+        MimicConfig,
+        read_mimic,
+        "MIMIC-CXR-JPG in its official format, or with the labels of CXR-LT",
+    ),
+    "isic2018": DataSet(
+        IsicConfig,
+        read_isic,
+        "ISIC 2018 Task 3 / HAM10000 in its official formats: ground truth or metadata CSV",
+    ),
+    "flamby_isic": DataSet(
+        FlambyConfig,
+        read_flamby,
+        "ISIC 2019 as FLamby divides it: its split CSV, or the list of one of six centres",
+    ),
+    "hyperkvasir": DataSet(
+        HyperKvasirConfig,
+        read_hyperkvasir,
+        "HyperKvasir's labelled images: image-labels.csv or a CSV of official folds",
+    ),
+    "openi": DataSet(
+        OpeniConfig,
+        read_openi,
+        "Indiana University's chest X-ray reports, MeSH-coded: NLMCXR_reports.tgz or its folder",
+    ),
+    "eicu": DataSet(
+        EicuConfig,
+        read_eicu,
+        "eICU's drugs, past history and medication as text: patient.csv and the tables beside it",
+    ),
+    "mimic_reports": DataSet(
+        MimicReportsConfig,
+        read_mimic_reports,
+        "MIMIC-CXR's free-text reports with the labels of CheXpert",
+    ),
+    "mtsamples": DataSet(
+        MtsamplesConfig,
+        read_mtsamples,
+        "MTSamples, transcribed notes under their specialties: mtsamples.csv",
+    ),
 }
 
-_READERS: dict[Dataset, Callable[[DataConfig], Reading]] = {
-    "hospital": read_hospital,
-    "nih": read_nih,
-    "chexpert": read_chexpert,
-    "mimic": read_mimic,
-    "isic2018": read_isic,
-    "flamby_isic": read_flamby,
-    "hyperkvasir": read_hyperkvasir,
-    "openi": read_openi,
-    "eicu": read_eicu,
-    "mimic_reports": read_mimic_reports,
-    "mtsamples": read_mtsamples,
-}
+DataConfig = Annotated[
+    HospitalConfig
+    | NihConfig
+    | ChexpertConfig
+    | MimicConfig
+    | IsicConfig
+    | FlambyConfig
+    | HyperKvasirConfig
+    | OpeniConfig
+    | EicuConfig
+    | MimicReportsConfig
+    | MtsamplesConfig,
+    Field(discriminator="dataset"),
+]
+"""The ``[data]`` of a suture.toml; its key `dataset` decides which of these it is."""
 
 
-def read_table(config: DataConfig) -> Reading:
+def read_table(config: DatasetConfig) -> Reading:
     """Reads a site's table with all its faults, for a person to look at.
 
-    Where the site says that its table is longer than its image folder (`partial`), rows without an image are
-    left out and counted; otherwise a missing image is an unreadable one. Documents are in the table.
+    With `partial`, rows whose image is missing from `root` are left out and counted; without it, a missing
+    image counts as an unreadable one.
 
     Raises:
         SutureError: the table cannot be read at all.
     """
-    reading = _READERS[config.dataset](config)
+    reading = DATASETS[config.dataset].read(config)
     if not config.partial or reading.table.texts is not None:
         return reading
     with ImageSource(config.root) as source:
@@ -77,7 +140,7 @@ def read_table(config: DataConfig) -> Reading:
     return replace(reading, table=table, absent=absent)
 
 
-def load_table(config: DataConfig) -> Table:
+def load_table(config: DatasetConfig) -> Table:
     """Reads a site's table for training.
 
     Raises:

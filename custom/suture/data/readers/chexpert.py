@@ -11,14 +11,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from suture.core.errors import DataError
 from suture.core.labels import LabelSet
-from suture.data.config import DataConfig
-from suture.data.reading import Reading, Sheet, read_sheet, restricted, row_faults, rows_text
+from suture.data.dataset import ReleaseConfig
+from suture.data.reading import Reading, Sheet, fault, read_sheet, restricted, row_faults
 from suture.data.split import by_patient
 from suture.data.table import Table
 
@@ -41,7 +42,27 @@ SPELLINGS = (
 
 LABELS = LabelSet.of(SPELLINGS)
 
-_UNCERTAIN = {"zeros": 0.0, "ones": 1.0, "ignore": np.nan}
+Uncertain = Literal["zeros", "ones", "ignore"]
+_UNCERTAIN: dict[Uncertain, float] = {"zeros": 0.0, "ones": 1.0, "ignore": np.nan}
+
+_KEY = 'dataset = "chexpert"'
+
+
+class ChexpertConfig(ReleaseConfig):
+    """CheXpert; `table` is train.csv, and `root` is the folder of the release that holds it.
+
+    Attributes:
+        split: ``patients`` cuts the patients of train.csv 70/10/20; ``official`` tests on valid.csv and holds
+            out 12.5 % of the patients of train.csv for validation.
+        lists: the folder of valid.csv. By default, the folder of `table`.
+        views: use the ``frontal`` images only, or ``all``.
+        uncertain: read a label of -1 as absent (``zeros``), as present (``ones``) or as unknown (``ignore``).
+    """
+
+    dataset: Literal["chexpert"] = "chexpert"
+    split: Literal["patients", "official"] = "patients"
+    views: Literal["frontal", "all"] = "frontal"
+    uncertain: Uncertain = "zeros"
 
 
 @dataclass(frozen=True)
@@ -55,22 +76,22 @@ class _Part:
     faults: list[str]
 
 
-def read_chexpert(config: DataConfig) -> Reading:
+def read_chexpert(config: ChexpertConfig) -> Reading:
     """Reads `train.csv`, and `valid.csv` for the official split, where it is the test set.
 
     Source: Surgical Aggregation (arXiv 2301.06683): frontal views, uncertain as absent (U-Zeros), 70/10/20 of
     the patients of `train.csv`.
 
     Raises:
-        DataError: a table cannot be read, or has no image of the views asked for.
+        DataError: a table cannot be read, or has no image of the chosen views.
         ConfigError: `labels` names something that is not among the thirteen.
         LabelError: `labels` names one finding twice.
     """
     parts = [_read(config.table, config)]
     split = _split(parts[0], config)
     faults: list[str] = []
-    if config.split_rule == "official":
-        parts.append(_read((config.lists or config.table.parent) / "valid.csv", config))
+    if config.split == "official":
+        parts.append(_read(config.lists_folder / "valid.csv", config))
         split += ("test",) * len(parts[1].images)
         faults = _in_both(*parts)
     images, patients = (tuple(x for part in parts for x in getattr(part, f)) for f in ("images", "patients"))
@@ -80,25 +101,22 @@ def read_chexpert(config: DataConfig) -> Reading:
     return Reading(restricted(table, config), tuple(faults))
 
 
-def _split(part: _Part, config: DataConfig) -> tuple[str, ...]:
+def _split(part: _Part, config: ChexpertConfig) -> tuple[str, ...]:
     """70/10/20 of the patients; 87.5 and 12.5 % of them where `valid.csv` is the test set."""
-    fractions = (0.7, 0.1, 0.2) if config.split_rule == "patients" else (0.875, 0.125, 0.0)
+    fractions = (0.7, 0.1, 0.2) if config.split == "patients" else (0.875, 0.125, 0.0)
     return by_patient(part.patients, part.y, fractions, config.seed)
 
 
 def _in_both(train: _Part, test: _Part) -> list[str]:
     known = set(train.patients) - {""}
     rows = [row for row, who in zip(test.sheet.numbers, test.patients, strict=True) if who in known]
-    where = f"{test.sheet.path} {rows_text(rows)}"
-    return (
-        [f"{where}: a patient whom {train.sheet.path} has too; keep a patient in one of them"] if rows else []
-    )
+    what = f"a patient whom {train.sheet.path} has too; keep a patient in one of them"
+    return fault(test.sheet, rows, what)
 
 
-def _read(path: Path, config: DataConfig) -> _Part:
+def _read(path: Path, config: ChexpertConfig) -> _Part:
     sheet = read_sheet(path)
-    key = 'dataset = "chexpert"'
-    paths, views = (sheet.cells(sheet.position(name, key)) for name in ("Path", "Frontal/Lateral"))
+    paths, views = (sheet.column(name, _KEY) for name in ("Path", "Frontal/Lateral"))
     used = [config.views == "all" or view == "Frontal" for view in views]
     if not any(used):
         raise DataError(f'{path} has no frontal image; write [data] views = "all" to use the others')
@@ -106,28 +124,28 @@ def _read(path: Path, config: DataConfig) -> _Part:
     names = [name.split("/") for name, use in zip(paths, used, strict=True) if use]
     images = ["/".join(parts[1:]) for parts in names]
     patients = [parts[2] if len(parts) > 2 else "" for parts in names]
-    y, faults = values(sheet, SPELLINGS, config)
+    y, faults = values(sheet, SPELLINGS, _KEY, config.uncertain)
     return _Part(sheet, images, patients, y, faults + row_faults(sheet, images, patients, [""] * len(images)))
 
 
 def values(
-    sheet: Sheet, spellings: Sequence[str], config: DataConfig, *, blank: bool = True
+    sheet: Sheet, spellings: Sequence[str], key: str, uncertain: Uncertain | None
 ) -> tuple[NDArray[np.float32], list[str]]:
-    """Labels [n, c] of the named columns, and a fault for each with cells that mean nothing.
+    """Return the labels [n, c] of the named columns, and a fault for each column with other cells.
 
     Args:
-        blank: whether a cell may also be blank (absent) or -1 (uncertain), and not only 1 or 0.
+        key: as in `Sheet.position`.
+        uncertain: how to read -1; blank is then absent. None allows 1 and 0 alone.
     """
     meaning = {"0.0": 0.0, "0": 0.0, "1.0": 1.0, "1": 1.0}
-    if blank:
-        meaning |= {"": 0.0} | dict.fromkeys(("-1.0", "-1"), _UNCERTAIN[config.uncertain])
-    words = "1.0, 0.0, -1.0 and blank" if blank else "1 and 0"
+    if uncertain:
+        meaning |= {"": 0.0} | dict.fromkeys(("-1.0", "-1"), _UNCERTAIN[uncertain])
+    words = "1.0, 0.0, -1.0 and blank" if uncertain else "1 and 0"
     y = np.full((len(sheet.rows), len(spellings)), np.nan, dtype=np.float32)
-    faults = []
+    faults: list[str] = []
     for column, name in enumerate(spellings):
-        cells = sheet.cells(sheet.position(name, f'dataset = "{config.dataset}"'))
+        cells = sheet.column(name, key)
         y[:, column] = [meaning.get(cell, np.nan) for cell in cells]
         bad = [number for number, cell in zip(sheet.numbers, cells, strict=True) if cell not in meaning]
-        if bad:
-            faults.append(f"{sheet.path} {rows_text(bad)}: {name!r} is none of {words}")
+        faults += fault(sheet, bad, f"{name!r} is none of {words}")
     return y, faults

@@ -4,21 +4,22 @@
 gzipped or not. The document of a stay is what a person wrote down of its drugs and its past history.
 
 Source: PMFL (Zhang et al., arXiv:2112.05321), whose documents are `admissionDrug` and the `admitdxpath` of
-`admissionDx`. That one repeats the diagnosis which is the label, so it is left out here unless the site asks
-for it, and past history and medication take its place.
+`admissionDx`. That one repeats the diagnosis which is the label, so it is left out here unless the site
+sets `leaking_text`, and past history and medication take its place.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from pydantic import Field
 
 from suture.core.errors import DataError
 from suture.core.labels import canonical
-from suture.data.config import DataConfig
-from suture.data.datasets import EicuText
+from suture.data.dataset import ReleaseConfig
 from suture.data.reading import Reading, frequent, indicators, read_columns, read_sheet, row_faults
 from suture.data.split import by_patient
 from suture.data.table import Table
@@ -33,10 +34,39 @@ _STAY = "patientunitstayid"
 _KEY = 'dataset = "eicu"'
 
 Documents = dict[str, dict[str, None]]
-"""What is said of each stay: each thing once, in the order of the file."""
+"""The entries of each stay, each entry once, in the order of the file."""
+
+EicuText = Literal["admissionDrug", "pastHistory", "medication"]
+"""Tables that a document may be made of, besides the one that names the label."""
+
+TEXTS: tuple[EicuText, ...] = ("admissionDrug", "pastHistory", "medication")
 
 
-def read_eicu(config: DataConfig) -> Reading:
+class EicuConfig(ReleaseConfig):
+    """eICU as text; `table` is patient.csv. The split is 70/10/20 by patient.
+
+    Attributes:
+        lists: the folder of the database's other tables. By default, the folder of `table`.
+        labels_from: ``apache`` takes the labels from PMFL's words in `apacheadmissiondx`; ``diagnosis`` takes
+            the first two levels of `diagnosisstring`.
+        texts: the tables whose entries make the document of a stay.
+        leaking_text: add `admitdxpath`, which names the label, to the documents, as PMFL does.
+        admission_paths: of `admitdxpath`, take ``all`` entries of a stay or the ``last`` one.
+    """
+
+    dataset: Literal["eicu"] = "eicu"
+    labels_from: Literal["apache", "diagnosis"] = "apache"
+    texts: Annotated[tuple[EicuText, ...], Field(min_length=1)] = TEXTS
+    leaking_text: bool = False
+    admission_paths: Literal["all", "last"] = "all"
+
+    @classmethod
+    def text_in_table(cls, values: dict[str, Any]) -> bool:  # noqa: ARG003
+        """True: the documents are made of the database's tables."""
+        return True
+
+
+def read_eicu(config: EicuConfig) -> Reading:
     """Reads the stays that have text, with labels from `apacheadmissiondx` or from `diagnosisstring`.
 
     A stay without any diagnosis in the column that labels are made of is unknown, not negative. The stays of
@@ -49,7 +79,7 @@ def read_eicu(config: DataConfig) -> Reading:
     """
     sheet = read_sheet(config.table)
     stays, patients, diagnoses = (
-        sheet.cells(sheet.position(name, _KEY)) for name in (_STAY, "uniquepid", "apacheadmissiondx")
+        sheet.column(name, _KEY) for name in (_STAY, "uniquepid", "apacheadmissiondx")
     )
     if config.labels_from == "apache":
         labels, y = indicators([_apache(cell) if cell else None for cell in diagnoses], config.table)
@@ -79,8 +109,8 @@ def _group(diagnosis: str) -> str:
     return canonical(": ".join(part.strip() for part in diagnosis.split("|")[:2]))
 
 
-def _texts(stays: Iterable[str], config: DataConfig) -> list[str]:
-    """The document of each stay: what is said of it in each of the tables that make it."""
+def _texts(stays: Iterable[str], config: EicuConfig) -> list[str]:
+    """The document of each stay: its entries in each of the tables that make it."""
     meanings: dict[EicuText, tuple[str, Callable[[str], str]]] = {
         "admissionDrug": ("drugname", lambda name: name.split(" " * 7)[0].strip()),
         "pastHistory": ("pasthistorypath", _history),
@@ -94,7 +124,7 @@ def _texts(stays: Iterable[str], config: DataConfig) -> list[str]:
 
 
 def _history(path: str) -> str:
-    """The disease and what is said of it; that somebody asked for a history says nothing."""
+    """The disease and its detail; the entry that a history was taken carries no information."""
     parts = path.split("/")
     if "Organ Systems" in parts:
         return " ".join(parts[-2:])
@@ -102,9 +132,9 @@ def _history(path: str) -> str:
 
 
 def _gathered(
-    config: DataConfig, table: str, column: str, meaning: Callable[[str], str], *, last: bool = False
+    config: EicuConfig, table: str, column: str, meaning: Callable[[str], str], *, last: bool = False
 ) -> Documents:
-    """What one table says of each stay, or the last thing that it says; blanks say nothing."""
+    """The entries of each stay in one table, or the last of them; blank ones are left out."""
     found: Documents = {}
     for stay, cell in read_columns(_beside(config, table), (_STAY, column), _KEY):
         item = meaning(cell)
@@ -115,13 +145,13 @@ def _gathered(
     return found
 
 
-def _beside(config: DataConfig, name: str) -> Path:
+def _beside(config: EicuConfig, name: str) -> Path:
     """One of the database's tables; releases differ in how large they write its first letters.
 
     Raises:
         DataError: it is not there.
     """
-    folder = config.lists or config.table.parent
+    folder = config.lists_folder
     wanted = {f"{name}.csv".casefold(), f"{name}.csv.gz".casefold()}
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         if path.name.casefold() in wanted:

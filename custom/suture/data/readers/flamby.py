@@ -8,16 +8,17 @@ gzipped. Of HAM10000's ``akiec`` these tables say whether it is actinic keratosi
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from suture.core.errors import DataError
 from suture.core.labels import LabelSet
-from suture.data.config import DataConfig
-from suture.data.long_tail import Codes, classes, divided, stratified
+from suture.data.dataset import ReleaseConfig
 from suture.data.readers.isic import by_word, one_hot
-from suture.data.reading import Reading, Sheet, read_sheet, restricted, row_faults, rows_text
+from suture.data.reading import Reading, Sheet, fault, read_sheet, restricted, row_faults, rows_text
+from suture.data.split import Codes, classes, divided, stratified
 from suture.data.table import SPLITS, Table
 
 SPELLINGS = ("MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC")
@@ -38,13 +39,30 @@ NUMBERS = {str(i): i for i in range(len(SPELLINGS))}
 """The column of each `dx` of a list."""
 
 
-def read_flamby(config: DataConfig) -> Reading:
+_KEY = 'dataset = "flamby_isic"'
+
+
+class FlambyConfig(ReleaseConfig):
+    """ISIC 2019 as FLamby divides it; `table` is flamby_train_test_split.csv or one centre's training list.
+
+    Attributes:
+        split: ``official`` follows `table` for training and testing, and holds out a tenth of each class of
+            the training images for validation; ``lesions`` and ``images`` cut each class 70/10/20.
+        lists: the folder of the official file that names the lesion of each image. By default, the folder of
+            `table`.
+    """
+
+    dataset: Literal["flamby_isic"] = "flamby_isic"
+    split: Literal["official", "lesions", "images"] = "official"
+
+
+def read_flamby(config: FlambyConfig) -> Reading:
     """Reads either table; each image is of exactly one of the eight classes.
 
-    With `split = "official"` a list is for training, the other table says what is for testing, and of each
-    class a tenth of the training images is for validation; lesions are then not kept together, as FLamby's
-    own division does not. With ``lesions`` and ``images`` each class is cut 70/10/20; an image that the file
-    of lesions does not name, or names without a lesion, is one of its own.
+    With `split = "official"`, all images of a centre's list train, and the other table has a column of
+    training and testing; a tenth of each class of the training images is for validation. Images of one
+    lesion may then be in several splits, as in FLamby's own. With ``lesions`` and ``images`` each class is
+    cut 70/10/20; an image whose lesion is unknown counts as a lesion of its own.
 
     Raises:
         DataError: a table cannot be read, or the file of lesions is missing.
@@ -53,18 +71,18 @@ def read_flamby(config: DataConfig) -> Reading:
     """
     sheet = read_sheet(config.table)
     if "image_name" in sheet.header:
-        names, (y, faults) = _cells(sheet, "image_name"), by_word(sheet, NUMBERS)
+        names, (y, faults) = sheet.column("image_name", _KEY), by_word(sheet, NUMBERS, _KEY)
     elif "image" in sheet.header:
-        names, (y, faults) = _cells(sheet, "image"), one_hot(sheet, SPELLINGS, "seven")
+        names, (y, faults) = sheet.column("image", _KEY), one_hot(sheet, SPELLINGS, _KEY)
     else:
         raise DataError(
             f"{sheet.path} has neither the columns of {TRUTH} nor those of a centre's list; correct "
             "[data] table"
         )
     images = [_file_name(name) for name in names]
-    lesions = _lesions(names, config) if config.split_rule == "lesions" else images
+    lesions = _lesions(names, config) if config.split == "lesions" else images
     table = Table(LABELS, tuple(images), tuple(lesions), y, ("",) * len(images), config.root)
-    if config.split_rule == "official":
+    if config.split == "official":
         split, more = _official(sheet, table, config.seed)
         faults += more
     else:
@@ -83,11 +101,12 @@ def centres(path: Path) -> dict[str, int]:
         DataError: the file cannot be read, or a centre is no number.
     """
     sheet = read_sheet(path)
-    cells = _cells(sheet, "center")
+    cells = sheet.column("center", _KEY)
     bad = [number for cell, number in zip(cells, sheet.numbers, strict=True) if not cell.isdecimal()]
     if bad:
         raise DataError(f"{path} {rows_text(bad)}: no number in column 'center'; use the official table")
-    return {_file_name(name): int(cell) for name, cell in zip(_cells(sheet, "image"), cells, strict=True)}
+    names = sheet.column("image", _KEY)
+    return {_file_name(name): int(cell) for name, cell in zip(names, cells, strict=True)}
 
 
 def listed(path: Path) -> frozenset[str]:
@@ -97,7 +116,7 @@ def listed(path: Path) -> frozenset[str]:
         DataError: the file cannot be read.
     """
     sheet = read_sheet(path)
-    return frozenset(_file_name(name) for name in _cells(sheet, "image_name"))
+    return frozenset(_file_name(name) for name in sheet.column("image_name", _KEY))
 
 
 def tones(path: Path) -> dict[str, str]:
@@ -118,7 +137,7 @@ def tones(path: Path) -> dict[str, str]:
 def with_validation(
     table: Table, trained: NDArray[np.bool_], seed: int, strata: Codes | None = None
 ) -> tuple[str, ...]:
-    """The split of each row: of those for training, a tenth of each stratum is for validation; others test.
+    """Return the split of each row: a tenth of each stratum of the training rows validates, other rows test.
 
     Args:
         strata: by default the classes.
@@ -133,20 +152,20 @@ def with_validation(
 
 def _official(sheet: Sheet, table: Table, seed: int) -> tuple[tuple[str, ...], list[str]]:
     """The split of each row, and a fault for each word that is neither train nor test."""
-    words = ["train"] * len(table) if "image_name" in sheet.header else _cells(sheet, "fold")
+    words = ["train"] * len(table) if "image_name" in sheet.header else sheet.column("fold", _KEY)
     bad = [n for word, n in zip(words, sheet.numbers, strict=True) if word not in ("train", "test")]
     split = with_validation(table, np.array([word == "train" for word in words]), seed)
-    return split, _fault(sheet, bad, "neither train nor test in column 'fold'; use the official table")
+    return split, fault(sheet, bad, "neither train nor test in column 'fold'; use the official table")
 
 
-def _lesions(names: list[str], config: DataConfig) -> list[str]:
+def _lesions(names: list[str], config: FlambyConfig) -> list[str]:
     """The lesion of each image, or the image itself."""
-    folder = config.lists or config.table.parent
+    folder = config.lists_folder
     for name, column in LESIONS.items():
         for path in (folder / name, folder / f"{name}.gz"):
             if path.is_file():
                 sheet = read_sheet(path)
-                of = dict(zip(_cells(sheet, column), _cells(sheet, "lesion_id"), strict=True))
+                of = dict(zip(sheet.column(column, _KEY), sheet.column("lesion_id", _KEY), strict=True))
                 return [of.get(image) or _file_name(image) for image in names]
     raise DataError(
         f"{folder} has neither {' nor '.join(LESIONS)}; set [data] lists to the folder of one, or write "
@@ -156,11 +175,3 @@ def _lesions(names: list[str], config: DataConfig) -> list[str]:
 
 def _file_name(name: str) -> str:
     return name if not name or name.endswith(".jpg") else f"{name}.jpg"
-
-
-def _cells(sheet: Sheet, name: str) -> list[str]:
-    return sheet.cells(sheet.position(name, 'dataset = "flamby_isic"'))
-
-
-def _fault(sheet: Sheet, numbers: list[int], what: str) -> list[str]:
-    return [f"{sheet.path} {rows_text(numbers)}: {what}"] if numbers else []

@@ -8,16 +8,18 @@ patients are published, so that every image is one of its own: frames of one exa
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field, model_validator
 
 from suture.core.errors import ConfigError, DataError, LabelError, nearest
 from suture.core.labels import LabelSet, canonical
 from suture.core.vocabulary import ENDOSCOPY
-from suture.data.config import DataConfig
-from suture.data.long_tail import classes, divided, stratified
-from suture.data.reading import Reading, Sheet, read_sheet, restricted, row_faults, rows_text
+from suture.data.dataset import ReleaseConfig
+from suture.data.reading import Reading, Sheet, beside, fault, read_sheet, restricted, row_faults, rows_text
+from suture.data.split import classes, divided, stratified
 from suture.data.table import SPLITS, Table
 
 LABELS = LabelSet.of(ENDOSCOPY, label_type="multiclass")
@@ -29,7 +31,31 @@ VALIDATION = 0.1
 """The share of the training folds that is held out for validation."""
 
 
-def read_hyperkvasir(config: DataConfig) -> Reading:
+_KEY = 'dataset = "hyperkvasir"'
+
+
+class HyperKvasirConfig(ReleaseConfig):
+    """HyperKvasir's labelled images; `table` is image-labels.csv or a CSV of official folds.
+
+    Attributes:
+        split: ``folds`` tests on one official fold, and holds out a tenth of each class of the others for
+            validation; ``images`` cuts the images of each class 70/10/20.
+        fold: the fold for testing, counted from 0.
+        lists: the folder of 5_fold_split.csv. By default, the folder of `table`.
+    """
+
+    dataset: Literal["hyperkvasir"] = "hyperkvasir"
+    split: Literal["folds", "images"] = "folds"
+    fold: int = Field(default=0, ge=0)
+
+    @model_validator(mode="after")
+    def _fold_is_used(self) -> HyperKvasirConfig:
+        if self.fold and self.split != "folds":
+            raise ValueError(f"fold = {self.fold} needs split = 'folds'; remove it")
+        return self
+
+
+def read_hyperkvasir(config: HyperKvasirConfig) -> Reading:
     """Reads either official table; each image is of exactly one of the 23 classes.
 
     With `split = "folds"` one fold is for testing, and a tenth of each class of the others for validation;
@@ -42,22 +68,22 @@ def read_hyperkvasir(config: DataConfig) -> Reading:
     """
     sheet = _read(config.table)
     if "file-name" in sheet.header:
-        images, words = _cells(sheet, "file-name"), _cells(sheet, "class-name")
+        images, words = sheet.column("file-name", _KEY), sheet.column("class-name", _KEY)
     elif "Video file" in sheet.header:
-        images = [_file_name(name) for name in _cells(sheet, "Video file")]
-        words = _cells(sheet, "Finding")
+        images = [_file_name(name) for name in sheet.column("Video file", _KEY)]
+        words = sheet.column("Finding", _KEY)
     else:
         raise DataError(
             f"{sheet.path} has neither the columns of {FOLDS} nor those of {TRUTH}; correct [data] table"
         )
     y, faults = _values(sheet, words)
     table = Table(LABELS, tuple(images), tuple(images), y, ("",) * len(images), config.root)
-    if config.split_rule == "folds":
+    if config.split == "folds":
         split, more = _folds(sheet, table, config)
         faults += more
     else:
         split = divided(table, (0.7, 0.1, 0.2), config.seed)
-    # An image is its own patient: one without a name is told of once.
+    # An image is its own patient, so that one without a name is reported once.
     faults += row_faults(sheet, images, ["image"] * len(images), [""] * len(images))
     table = Table(LABELS, table.images, table.patients, y, split, config.root)
     return Reading(restricted(table, config), tuple(faults))
@@ -87,10 +113,10 @@ def _class(word: str) -> str:
         return ""
 
 
-def _folds(sheet: Sheet, table: Table, config: DataConfig) -> tuple[tuple[str, ...], list[str]]:
+def _folds(sheet: Sheet, table: Table, config: HyperKvasirConfig) -> tuple[tuple[str, ...], list[str]]:
     """The split of each row by the official folds, and a fault for the rows that are in none."""
     source = sheet if "split-index" in sheet.header else _read(_folds_file(config))
-    of = dict(zip(_cells(source, "file-name"), _cells(source, "split-index"), strict=True))
+    of = dict(zip(source.column("file-name", _KEY), source.column("split-index", _KEY), strict=True))
     folds = [of.get(image, "") for image in table.images]
     known = sorted({fold for fold in of.values() if fold.isdecimal()}, key=int)
     if config.fold >= len(known):
@@ -103,22 +129,13 @@ def _folds(sheet: Sheet, table: Table, config: DataConfig) -> tuple[tuple[str, .
     split = np.array(["test" if fold == known[config.fold] else "" for fold in folds], dtype="<U10")
     split[training] = np.array(SPLITS)[part]
     lost = [number for number, fold in zip(sheet.numbers, folds, strict=True) if fold not in known]
-    fault = (
-        f"{sheet.path} {rows_text(lost)}: in no fold of {source.path}; use the official file or "
-        '[data] split = "images"'
-    )
-    return tuple(split.tolist()), [fault] if lost else []
+    what = f'in no fold of {source.path}; use the official file or [data] split = "images"'
+    return tuple(split.tolist()), fault(sheet, lost, what)
 
 
-def _folds_file(config: DataConfig) -> Path:
-    folder = config.lists or config.table.parent
-    for path in (folder / FOLDS, folder / f"{FOLDS}.gz"):
-        if path.is_file():
-            return path
-    raise DataError(
-        f"{folder / FOLDS} is missing; set [data] lists to its folder, take it as table, or write "
-        'split = "images"'
-    )
+def _folds_file(config: HyperKvasirConfig) -> Path:
+    remedy = 'set [data] lists to its folder, take it as table, or write split = "images"'
+    return beside(config.lists_folder, FOLDS, remedy)
 
 
 def _read(path: Path) -> Sheet:
@@ -140,7 +157,3 @@ def _read(path: Path) -> Sheet:
 
 def _file_name(name: str) -> str:
     return name if not name or name.endswith(".jpg") else f"{name}.jpg"
-
-
-def _cells(sheet: Sheet, name: str) -> list[str]:
-    return sheet.cells(sheet.position(name, 'dataset = "hyperkvasir"'))

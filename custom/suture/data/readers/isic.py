@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from suture.core.errors import DataError, nearest
 from suture.core.labels import LabelSet
-from suture.data.config import DataConfig
-from suture.data.reading import Reading, Sheet, read_sheet, restricted, row_faults, rows_text
+from suture.data.dataset import ReleaseConfig
+from suture.data.reading import Reading, Sheet, beside, fault, read_sheet, restricted, row_faults, rows_text
 from suture.data.split import by_patient
 from suture.data.table import Table
 
@@ -32,10 +33,23 @@ GROUPINGS = "ISIC2018_Task3_Training_LesionGroupings.csv"
 WORDS = {spelling.lower(): i for i, spelling in enumerate(SPELLINGS)}
 """The column of each `dx` of the metadata."""
 
+_KEY = 'dataset = "isic2018"'
 _VALUES = {"1.0": 1.0, "1": 1.0, "0.0": 0.0, "0": 0.0}
 
 
-def read_isic(config: DataConfig) -> Reading:
+class IsicConfig(ReleaseConfig):
+    """ISIC 2018 Task 3; `table` is the ground truth or HAM10000_metadata.csv.
+
+    Attributes:
+        split: cut the ``lesions`` 70/10/20, so that all images of a lesion stay together, or the ``images``.
+        lists: the folder of ISIC2018_Task3_Training_LesionGroupings.csv. By default, the folder of `table`.
+    """
+
+    dataset: Literal["isic2018"] = "isic2018"
+    split: Literal["lesions", "images"] = "lesions"
+
+
+def read_isic(config: IsicConfig) -> Reading:
     """Reads either official table; each image is of exactly one of the seven classes.
 
     The table's `patients` are lesions, whose images stay together in a split; with `split = "images"`, as
@@ -48,15 +62,15 @@ def read_isic(config: DataConfig) -> Reading:
     """
     sheet = read_sheet(config.table)
     if "image_id" in sheet.header:
-        names, (y, faults) = _cells(sheet, "image_id"), by_word(sheet, WORDS)
+        names, (y, faults) = sheet.column("image_id", _KEY), by_word(sheet, WORDS, _KEY)
     elif "image" in sheet.header:
-        names, (y, faults) = _cells(sheet, "image"), one_hot(sheet, SPELLINGS, "six")
+        names, (y, faults) = sheet.column("image", _KEY), one_hot(sheet, SPELLINGS, _KEY)
     else:
         raise DataError(
             f"{sheet.path} has neither the columns of {TRUTH} nor those of {METADATA}; correct [data] table"
         )
     lesions = names
-    if config.split_rule == "lesions":
+    if config.split == "lesions":
         lesions, more = _lesions(sheet, names, config)
         faults += more
     split = by_patient(lesions, y, seed=config.seed)
@@ -67,13 +81,14 @@ def read_isic(config: DataConfig) -> Reading:
     return Reading(restricted(table, config), tuple(faults))
 
 
-def by_word(sheet: Sheet, column: Mapping[str, int]) -> tuple[NDArray[np.float32], list[str]]:
-    """Labels [n, c] of a column `dx` of words, and a fault for each distinct word that is no class.
+def by_word(sheet: Sheet, column: Mapping[str, int], key: str) -> tuple[NDArray[np.float32], list[str]]:
+    """Return the labels [n, c] of a column `dx` of words, and a fault for each word that is no class.
 
     Args:
-        column: of each word.
+        column: the position of the class of each word.
+        key: as in `Sheet.position`.
     """
-    words = _cells(sheet, "dx")
+    words = sheet.column("dx", key)
     y = np.full((len(words), len(column)), np.nan, dtype=np.float32)
     bad: dict[str, list[int]] = {}
     for row, word in enumerate(words):
@@ -88,56 +103,42 @@ def by_word(sheet: Sheet, column: Mapping[str, int]) -> tuple[NDArray[np.float32
     ]
 
 
-def one_hot(sheet: Sheet, spellings: Sequence[str], others: str) -> tuple[NDArray[np.float32], list[str]]:
-    """Labels [n, c] of a column for each class, and a fault for the rows that are not of one class.
+def one_hot(sheet: Sheet, spellings: Sequence[str], key: str) -> tuple[NDArray[np.float32], list[str]]:
+    """Return the labels [n, c] of a column per class, and a fault for the rows that are not of one class.
 
     Args:
-        others: how many classes that leaves, as a word.
+        key: as in `Sheet.position`.
     """
-    columns = [_cells(sheet, name) for name in spellings]
+    columns = [sheet.column(name, key) for name in spellings]
     y = np.array([[_VALUES.get(cell, np.nan) for cell in cells] for cells in columns], dtype=np.float32).T
     wrong = y.sum(axis=1) != 1
     y[wrong] = np.nan
     numbers = [number for number, bad in zip(sheet.numbers, wrong, strict=True) if bad]
-    return y, _fault(sheet, numbers, f"not one class with 1.0 and {others} with 0.0; use the official table")
+    return y, fault(sheet, numbers, "not one class with 1.0 and the others with 0.0; use the official table")
 
 
-def _lesions(sheet: Sheet, names: list[str], config: DataConfig) -> tuple[list[str], list[str]]:
+def _lesions(sheet: Sheet, names: list[str], config: IsicConfig) -> tuple[list[str], list[str]]:
     """The lesion of each row, and a fault for the rows without one."""
     if "lesion_id" in sheet.header:
-        lesions, faults = _cells(sheet, "lesion_id"), []
+        lesions, faults = sheet.column("lesion_id", _KEY), []
         what = "no lesion; use the official table"
     else:
         groupings = read_sheet(_groupings(config))
         of: dict[str, str] = {}
-        pairs = zip(_cells(groupings, "image"), _cells(groupings, "lesion_id"), strict=True)
+        pairs = zip(groupings.column("image", _KEY), groupings.column("lesion_id", _KEY), strict=True)
         torn = [number for number, pair in zip(groupings.numbers, pairs, strict=True) if _differs(of, *pair)]
-        faults = _fault(groupings, torn, "an image that an earlier row gives to another lesion; keep one")
+        faults = fault(groupings, torn, "an image that an earlier row gives to another lesion; keep one")
         lesions = [of.get(name, "") for name in names]
         what = f"no lesion in {groupings.path}; use the official file"
     lost = [number for number, lesion in zip(sheet.numbers, lesions, strict=True) if not lesion]
-    return lesions, faults + _fault(sheet, lost, what + ' or [data] split = "images"')
+    return lesions, faults + fault(sheet, lost, what + ' or [data] split = "images"')
 
 
 def _differs(of: dict[str, str], image: str, lesion: str) -> bool:
-    """Notes the lesion of an image; whether it was another one before."""
+    """Record the lesion of an image; return whether an earlier row gives it another one."""
     return of.setdefault(image, lesion) != lesion
 
 
-def _groupings(config: DataConfig) -> Path:
-    folder = config.lists or config.table.parent
-    for path in (folder / GROUPINGS, folder / f"{GROUPINGS}.gz"):
-        if path.is_file():
-            return path
-    raise DataError(
-        f"{folder / GROUPINGS} is missing; set [data] lists to its folder, take {METADATA} as table, or "
-        'write split = "images"'
-    )
-
-
-def _cells(sheet: Sheet, name: str) -> list[str]:
-    return sheet.cells(sheet.position(name, 'dataset = "isic2018"'))
-
-
-def _fault(sheet: Sheet, numbers: list[int], what: str) -> list[str]:
-    return [f"{sheet.path} {rows_text(numbers)}: {what}"] if numbers else []
+def _groupings(config: IsicConfig) -> Path:
+    remedy = f'set [data] lists to its folder, take {METADATA} as table, or write split = "images"'
+    return beside(config.lists_folder, GROUPINGS, remedy)

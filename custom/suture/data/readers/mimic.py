@@ -13,15 +13,16 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import compress
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from suture.core.errors import DataError
 from suture.core.labels import LabelSet
-from suture.data.config import DataConfig
-from suture.data.readers.chexpert import SPELLINGS, values
-from suture.data.reading import Reading, Sheet, read_sheet, restricted, row_faults, rows_text
+from suture.data.dataset import ReleaseConfig
+from suture.data.readers.chexpert import SPELLINGS, Uncertain, values
+from suture.data.reading import Reading, Sheet, beside, fault, read_sheet, restricted, row_faults
 from suture.data.split import by_patient
 from suture.data.table import Table
 
@@ -40,14 +41,34 @@ _FRONTAL = ("AP", "PA")
 _PARTS = {"train": "train", "validate": "validation", "test": "test"}
 
 
-@dataclass(frozen=True)
-class _Images:
-    """Images with what names them.
+_KEY = 'dataset = "mimic"'
+
+
+class MimicConfig(ReleaseConfig):
+    """MIMIC-CXR-JPG; `table` is mimic-cxr-2.0.0-chexpert.csv or a table of CXR-LT.
 
     Attributes:
-        sheet: the rows that name them, for faults.
-        rows: their rows of the label table.
-        faults: of the join.
+        split: ``test`` uses every image for testing; ``official`` reads mimic-cxr-2.0.0-split.csv;
+            ``patients`` cuts the patients 70/10/20.
+        lists: the folder of MIMIC's metadata and split tables. By default, the folder of `table`.
+        views: use the ``frontal`` images only, or ``all``.
+        uncertain: read a label of -1 as absent (``zeros``), as present (``ones``) or as unknown (``ignore``).
+    """
+
+    dataset: Literal["mimic"] = "mimic"
+    split: Literal["test", "official", "patients"] = "test"
+    views: Literal["frontal", "all"] = "frontal"
+    uncertain: Uncertain = "zeros"
+
+
+@dataclass(frozen=True)
+class _Images:
+    """The images in use, with their identifiers.
+
+    Attributes:
+        sheet: the rows that list the images, for messages.
+        rows: the row of the label table that each image belongs to.
+        faults: what is wrong with the join of the two tables.
     """
 
     sheet: Sheet
@@ -58,20 +79,20 @@ class _Images:
     faults: list[str]
 
 
-def read_mimic(config: DataConfig) -> Reading:
+def read_mimic(config: MimicConfig) -> Reading:
     """Reads the labels, joined with the metadata where these say what the label table does not.
 
     Source: Surgical Aggregation (arXiv 2301.06683): frontal views, an external test set; uncertain as absent.
 
     Raises:
-        DataError: a table cannot be read, or has no image of the views asked for.
+        DataError: a table cannot be read, or has no image of the chosen views.
         ConfigError: `labels` names something that the table does not have.
         LabelError: `labels` names one finding twice.
     """
     sheet = read_sheet(config.table)
     per_image = "dicom_id" in sheet.header
     names = _classes(sheet) if per_image else SPELLINGS
-    y, faults = values(sheet, names, config, blank=not per_image)
+    y, faults = values(sheet, names, _KEY, None if per_image else config.uncertain)
     found = _own_images(sheet, config) if per_image else _images_of_studies(sheet, config)
     if not found.rows:
         why = "no image that the metadata have" if config.views == "all" else "no frontal image"
@@ -98,22 +119,22 @@ def _classes(sheet: Sheet) -> tuple[str, ...]:
     return names
 
 
-def _own_images(sheet: Sheet, config: DataConfig) -> _Images:
-    """The images that a table of CXR-LT names itself."""
+def _own_images(sheet: Sheet, config: MimicConfig) -> _Images:
+    """The images of a table of CXR-LT, which has one row for each."""
     dicoms, patients, studies = _columns(sheet, ("dicom_id", "subject_id", "study_id"))
     used, faults = [True] * len(dicoms), []
     if config.views == "frontal":
         views = _views(sheet, dicoms, config)
         used = [view in _FRONTAL for view in views]
         unknown = [number for number, view in zip(sheet.numbers, views, strict=True) if view is None]
-        faults = _fault(sheet, unknown, f"an image that {METADATA} does not have")
+        faults = fault(sheet, unknown, f"an image that {METADATA} does not have")
     rows = [row for row, use in enumerate(used) if use]
     dicoms, patients, studies = ([cells[row] for row in rows] for cells in (dicoms, patients, studies))
     return _Images(sheet.only(used), dicoms, _numbers(patients), _numbers(studies), rows, faults)
 
 
-def _views(sheet: Sheet, dicoms: Sequence[str], config: DataConfig) -> list[str] | list[str | None]:
-    """From which side each image was taken: not every release of CXR-LT says so itself."""
+def _views(sheet: Sheet, dicoms: Sequence[str], config: MimicConfig) -> list[str] | list[str | None]:
+    """The view position of each image, from the table itself where its release of CXR-LT has that column."""
     if "ViewPosition" in sheet.header:
         return _columns(sheet, ("ViewPosition",))[0]
     metadata = read_sheet(_beside(config, METADATA))
@@ -121,7 +142,7 @@ def _views(sheet: Sheet, dicoms: Sequence[str], config: DataConfig) -> list[str]
     return [position.get(dicom) for dicom in dicoms]
 
 
-def _images_of_studies(sheet: Sheet, config: DataConfig) -> _Images:
+def _images_of_studies(sheet: Sheet, config: MimicConfig) -> _Images:
     """The images of the studies that have labels: MIMIC has 227,835 studies and labels of 227,827."""
     labelled = list(zip(*map(_numbers, _columns(sheet, ("subject_id", "study_id"))), strict=True))
     row_of = {study: row for row, study in reversed(list(enumerate(labelled)))}
@@ -137,56 +158,43 @@ def _images_of_studies(sheet: Sheet, config: DataConfig) -> _Images:
     twice = [n for row, n in enumerate(sheet.numbers) if row_of[labelled[row]] != row]
     there = set(of)
     lost = [n for study, n in zip(labelled, sheet.numbers, strict=True) if study not in there]
-    faults = _fault(sheet, twice, "a study that an earlier row has; remove the repetition")
-    faults += _fault(sheet, lost, f"a study without an image in {METADATA}")
-    kept = list(compress(of, used))
+    faults = fault(sheet, twice, "a study that an earlier row has; remove the repetition")
+    faults += fault(sheet, lost, f"a study without an image in {METADATA}")
+    in_use = list(compress(of, used))
     return _Images(
         metadata.only(used),
         list(compress(dicoms, used)),
-        [who for who, _ in kept],
-        [study for _, study in kept],
-        [row_of[study] for study in kept],
+        [who for who, _ in in_use],
+        [study for _, study in in_use],
+        [row_of[study] for study in in_use],
         faults,
     )
 
 
-def _split(found: _Images, y: NDArray[np.float32], config: DataConfig) -> tuple[tuple[str, ...], list[str]]:
+def _split(found: _Images, y: NDArray[np.float32], config: MimicConfig) -> tuple[tuple[str, ...], list[str]]:
     """The split of each image, and a fault for those that the official list does not have."""
-    if config.split_rule == "test":
+    if config.split == "test":
         return ("test",) * len(found.rows), []
-    if config.split_rule == "patients":
+    if config.split == "patients":
         return by_patient(found.patients, y, seed=config.seed), []
     sheet = read_sheet(_beside(config, SPLIT))
     dicoms, words = _columns(sheet, ("dicom_id", "split"))
     strange = [n for n, word in zip(sheet.numbers, words, strict=True) if word not in _PARTS]
     part = {dicom: _PARTS.get(word, "") for dicom, word in zip(dicoms, words, strict=True)}
     absent = [n for n, dicom in zip(found.sheet.numbers, found.dicoms, strict=True) if dicom not in part]
-    faults = _fault(sheet, strange, f"the split is none of {', '.join(_PARTS)}")
-    faults += _fault(found.sheet, absent, f"an image that {SPLIT} does not have")
+    faults = fault(sheet, strange, f"the split is none of {', '.join(_PARTS)}")
+    faults += fault(found.sheet, absent, f"an image that {SPLIT} does not have")
     return tuple(part.get(dicom, "") for dicom in found.dicoms), faults
 
 
 def _columns(sheet: Sheet, names: Sequence[str]) -> list[list[str]]:
-    return [sheet.cells(sheet.position(name, 'dataset = "mimic"')) for name in names]
+    return [sheet.column(name, _KEY) for name in names]
 
 
 def _numbers(names: Sequence[str]) -> list[str]:
-    """Numbers of patients and studies alike in all tables: 50414267, where others write s50414267."""
+    """Normalise the numbers of patients and studies: 50414267, where some tables write s50414267."""
     return [name.lstrip("ps") for name in names]
 
 
-def _fault(sheet: Sheet, numbers: Sequence[int], what: str) -> list[str]:
-    return [f"{sheet.path} {rows_text(numbers)}: {what}"] if numbers else []
-
-
-def _beside(config: DataConfig, name: str) -> Path:
-    """One of MIMIC's own tables, gzipped or not.
-
-    Raises:
-        DataError: it is not there.
-    """
-    folder = config.lists or config.table.parent
-    for path in (folder / name, folder / f"{name}.gz"):
-        if path.is_file():
-            return path
-    raise DataError(f"{folder / name} is missing; set [data] lists to its folder")
+def _beside(config: MimicConfig, name: str) -> Path:
+    return beside(config.lists_folder, name, "set [data] lists to its folder")

@@ -12,20 +12,35 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
 from suture.core.errors import DataError
-from suture.data.config import DataConfig
-from suture.data.readers.chexpert import LABELS, SPELLINGS, values
-from suture.data.reading import Reading, Sheet, read_sheet, read_text, restricted, row_faults, rows_text
+from suture.data.dataset import DatasetConfig
+from suture.data.readers.chexpert import LABELS, SPELLINGS, Uncertain, values
+from suture.data.reading import Reading, Sheet, fault, read_sheet, read_text, restricted, row_faults
 from suture.data.split import by_patient
 from suture.data.table import Table
 
 _KEY = 'dataset = "mimic_reports"'
 
 
-def read_mimic_reports(config: DataConfig) -> Reading:
+class MimicReportsConfig(DatasetConfig):
+    """The reports of MIMIC-CXR; `table` is mimic-cxr-2.0.0-chexpert.csv, and `root` holds the reports.
+
+    Attributes:
+        root: the folder that holds files/, or its archive.
+        split: ``patients`` cuts the patients 70/10/20; ``test`` uses every report for testing.
+        uncertain: read a label of -1 as absent (``zeros``), as present (``ones``) or as unknown (``ignore``).
+    """
+
+    dataset: Literal["mimic_reports"] = "mimic_reports"
+    split: Literal["patients", "test"] = "patients"
+    uncertain: Uncertain = "zeros"
+
+
+def read_mimic_reports(config: MimicReportsConfig) -> Reading:
     """Reads the report of each labelled study: subject and study number join the two, never their order.
 
     Source: PMFL (Zhang et al., arXiv:2112.05321): blank and uncertain findings are absent. A report whose
@@ -38,18 +53,15 @@ def read_mimic_reports(config: DataConfig) -> Reading:
     """
     sheet = read_sheet(config.table)
     patients, studies = (
-        [cell.lstrip("ps") for cell in sheet.cells(sheet.position(name, _KEY))]
-        for name in ("subject_id", "study_id")
+        [cell.lstrip("ps") for cell in sheet.column(name, _KEY)] for name in ("subject_id", "study_id")
     )
-    y, faults = values(sheet, SPELLINGS, config)
+    y, faults = values(sheet, SPELLINGS, _KEY, config.uncertain)
     names = [f"files/p{who[:2]}/p{who}/s{study}.txt" for who, study in zip(patients, studies, strict=True)]
     texts = _texts(config.root, names)
     here = np.array([bool(text) for text in texts], dtype=np.bool_)
     if not here.any():
         raise DataError(f"{config.root} has no report of {config.table}; the first would be {names[0]}")
-    split = (
-        ("test",) * len(names) if config.split_rule == "test" else by_patient(patients, y, seed=config.seed)
-    )
+    split = ("test",) * len(names) if config.split == "test" else by_patient(patients, y, seed=config.seed)
     faults += row_faults(sheet, studies, patients, split, "document")
     if not config.partial:
         faults += _absent(sheet, texts)
@@ -90,5 +102,4 @@ def _members(archive: Path, wanted: frozenset[str]) -> Iterator[tuple[str, bytes
 
 def _absent(sheet: Sheet, texts: Sequence[str]) -> list[str]:
     lost = [number for number, text in zip(sheet.numbers, texts, strict=True) if not text]
-    fault = f"{sheet.path} {rows_text(lost)}: a study without a report; correct [data] root, or set partial"
-    return [fault] if lost else []
+    return fault(sheet, lost, "a study without a report; correct [data] root, or set partial")

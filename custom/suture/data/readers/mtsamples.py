@@ -7,10 +7,11 @@ one text are one document, of several labels. The table has a comma where the no
 from __future__ import annotations
 
 import re
+from typing import Any, Literal
 
 from suture.core.errors import DataError
 from suture.core.labels import canonical
-from suture.data.config import DataConfig
+from suture.data.dataset import DatasetConfig
 from suture.data.reading import Reading, indicators, read_sheet, restricted
 from suture.data.split import by_patient
 from suture.data.table import Table
@@ -19,7 +20,18 @@ _KEY = 'dataset = "mtsamples"'
 _NEW_LINE = re.compile(r",(?=\S)")
 
 
-def read_mtsamples(config: DataConfig) -> Reading:
+class MtsamplesConfig(DatasetConfig):
+    """MTSamples; `table` is mtsamples.csv, which holds the notes. The split is 70/10/20 by note."""
+
+    dataset: Literal["mtsamples"] = "mtsamples"
+
+    @classmethod
+    def text_in_table(cls, values: dict[str, Any]) -> bool:  # noqa: ARG003
+        """True: the notes are a column of the table."""
+        return True
+
+
+def read_mtsamples(config: MtsamplesConfig) -> Reading:
     """Reads the notes that have text; every specialty is known of each.
 
     No patients are published: every note counts as a patient of its own, and the split is 70/10/20.
@@ -31,7 +43,7 @@ def read_mtsamples(config: DataConfig) -> Reading:
     """
     sheet = read_sheet(config.table)
     numbers, specialties, notes = (
-        sheet.cells(sheet.position(name, _KEY)) for name in ("note_id", "medical_specialty", "transcription")
+        sheet.column(name, _KEY) for name in ("note_id", "medical_specialty", "transcription")
     )
     found: dict[str, tuple[str, set[str]]] = {}
     for number, specialty, note in zip(numbers, specialties, notes, strict=True):

@@ -6,15 +6,25 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from suture.core.errors import DataError, nearest
+from suture.core.errors import nearest
 from suture.core.labels import LabelSet
-from suture.data.config import DataConfig
-from suture.data.reading import Reading, Sheet, read_sheet, read_text, restricted, row_faults, rows_text
+from suture.data.dataset import ReleaseConfig
+from suture.data.reading import (
+    Reading,
+    Sheet,
+    beside,
+    fault,
+    read_sheet,
+    read_text,
+    restricted,
+    row_faults,
+    rows_text,
+)
 from suture.data.split import by_patient
 from suture.data.table import Table
 
@@ -38,8 +48,23 @@ SPELLINGS = (
 
 LABELS = LabelSet.of(SPELLINGS)
 
+_KEY = 'dataset = "nih"'
 
-def read_nih(config: DataConfig) -> Reading:
+
+class NihConfig(ReleaseConfig):
+    """NIH ChestX-ray14; `table` is Data_Entry_2017*.csv.
+
+    Attributes:
+        split: ``official`` takes the test images from test_list.txt, and holds out 12.5 % of the patients of
+            train_val_list.txt for validation; ``patients`` cuts all patients 70/10/20.
+        lists: the folder of the two lists. By default, the folder of `table`.
+    """
+
+    dataset: Literal["nih"] = "nih"
+    split: Literal["official", "patients"] = "official"
+
+
+def read_nih(config: NihConfig) -> Reading:
     """Reads the official table; every one of the fourteen findings is known (1 or 0) in every row.
 
     Raises:
@@ -50,11 +75,10 @@ def read_nih(config: DataConfig) -> Reading:
     sheet = read_sheet(config.table)
     # Commas within the brackets of later headers split those, so columns are addressed from the front.
     images, findings, patients = (
-        sheet.cells(sheet.position(name, 'dataset = "nih"'))
-        for name in ("Image Index", "Finding Labels", "Patient ID")
+        sheet.column(name, _KEY) for name in ("Image Index", "Finding Labels", "Patient ID")
     )
     y, faults = _values(sheet, findings)
-    if config.split_rule == "patients":
+    if config.split == "patients":
         split = by_patient(patients, y, seed=config.seed)
     else:
         split, more = _official(sheet, images, patients, y, config)
@@ -65,7 +89,7 @@ def read_nih(config: DataConfig) -> Reading:
 
 
 def _values(sheet: Sheet, findings: list[str]) -> tuple[NDArray[np.float32], list[str]]:
-    """Labels [n, 14], and a fault for each distinct cell that is no list of findings."""
+    """Return the labels [n, 14], and a fault for each distinct word that is no finding."""
     column = {spelling: i for i, spelling in enumerate(SPELLINGS)}
     y = np.zeros((len(findings), len(SPELLINGS)), dtype=np.float32)
     bad: dict[str, list[int]] = {}
@@ -86,14 +110,14 @@ def _values(sheet: Sheet, findings: list[str]) -> tuple[NDArray[np.float32], lis
 
 
 def _official(
-    sheet: Sheet, images: list[str], patients: list[str], y: NDArray[np.float32], config: DataConfig
+    sheet: Sheet, images: list[str], patients: list[str], y: NDArray[np.float32], config: NihConfig
 ) -> tuple[tuple[str, ...], list[str]]:
-    """The official test list, and 12.5 % of the patients of the other list for validation.
+    """Return the split of each row by the official lists, and a fault for the rows of none or both.
 
-    That is the 7:1:2 of FedLSM (Deng et al., 2023), by patients rather than by images.
+    12.5 % of the patients of the first list are for validation: the 7:1:2 of FedLSM (Deng et al., 2023), by
+    patients rather than by images.
     """
-    folder = config.lists or config.table.parent
-    train_val, test = (_names(folder, name) for name in ("train_val_list.txt", "test_list.txt"))
+    train_val, test = (_names(config, name) for name in ("train_val_list.txt", "test_list.txt"))
     rows = [i for i, image in enumerate(images) if image in train_val]
     cut = by_patient([patients[i] for i in rows], y[rows], (0.875, 0.125, 0.0), config.seed)
     split = ["test" if image in test else "" for image in images]
@@ -104,16 +128,13 @@ def _official(
         for image, number in zip(images, sheet.numbers, strict=True)
         if (image in train_val) == (image in test)
     ]
-    faults = [
-        f"{sheet.path} {rows_text(stray)}: in none or both of train_val_list.txt and test_list.txt of "
-        f'{folder}; use the official lists or [data] split = "patients"'
-    ]
-    return tuple(split), faults if stray else []
+    what = (
+        f"in none or both of train_val_list.txt and test_list.txt of {config.lists_folder}; use the official "
+        'lists or [data] split = "patients"'
+    )
+    return tuple(split), fault(sheet, stray, what)
 
 
-def _names(folder: Path, name: str) -> frozenset[str]:
-    paths = [folder / name, folder / f"{name}.gz"]
-    for path in paths:
-        if path.is_file():
-            return frozenset(read_text(path).split())
-    raise DataError(f'{paths[0]} is missing; set [data] lists to its folder, or split = "patients"')
+def _names(config: NihConfig, name: str) -> frozenset[str]:
+    remedy = 'set [data] lists to its folder, or split = "patients"'
+    return frozenset(read_text(beside(config.lists_folder, name, remedy)).split())

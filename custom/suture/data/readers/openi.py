@@ -12,26 +12,39 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
 from xml.etree import ElementTree
 
 from suture.core.errors import DataError
 from suture.core.labels import canonical
-from suture.data.config import DataConfig
+from suture.data.dataset import DatasetConfig
 from suture.data.reading import Reading, frequent, indicators
 from suture.data.split import by_patient
 from suture.data.table import Table
 
-TASKS = (
+FINDINGS = (
     *("Pleural Effusion", "Markings", "Cicatrix", "Calcified Granuloma", "Calcinosis", "Atelectasis"),
     *("Cardiomegaly", "Opacity"),
 )
-"""The eight findings with most reports, the rarest first: the order in which silos of them are built.
+"""The eight findings with most reports, the rarest first: the order in which single-target sites are built.
 
-Headings that only name a place ("Lung", "Aorta") are not among them.
+Headings that only name a part of the body ("Lung", "Aorta") are not among them.
 """
 
 LEAST = 100
 """A heading of fewer reports is a label only where the site names it."""
+
+
+class OpeniConfig(DatasetConfig):
+    """Open-i's reports; `table` is NLMCXR_reports.tgz or its folder. The split is 70/10/20 by report."""
+
+    dataset: Literal["openi"] = "openi"
+
+    @classmethod
+    def text_in_table(cls, values: dict[str, Any]) -> bool:  # noqa: ARG003
+        """True: the reports are in the archive."""
+        return True
+
 
 _NO_FINDING = ("normal", "Technical Quality of Image Unsatisfactory")
 _NOT_CODED = "No Indexing"
@@ -46,7 +59,7 @@ class _Report:
     headings: frozenset[str] | None
 
 
-def read_openi(config: DataConfig) -> Reading:
+def read_openi(config: OpeniConfig) -> Reading:
     """Reads the reports that have text; every heading is known of each report that was coded.
 
     No patients are published: every report counts as a patient of its own, and the split is 70/10/20.
@@ -58,12 +71,12 @@ def read_openi(config: DataConfig) -> Reading:
     """
     found: dict[str, _Report] = {}
     broken, twice = [], []
-    for place, data in _files(config.table):
+    for file, data in _files(config.table):
         report = _parsed(data)
         if report is None:
-            broken.append(place)
+            broken.append(file)
         elif found.setdefault(report.name, report) is not report:
-            twice.append(place)
+            twice.append(file)
     reports = sorted((r for r in found.values() if r.text), key=lambda r: (len(r.name), r.name))
     if not reports:
         raise DataError(f"{config.table} holds no report with text; take NLMCXR_reports.tgz or its folder")
@@ -79,7 +92,7 @@ def read_openi(config: DataConfig) -> Reading:
 
 
 def _parsed(data: bytes) -> _Report | None:
-    """What a file says; None where it is no report."""
+    """The report of a file; None where it is not one."""
     try:
         root = ElementTree.fromstring(data)
     except ElementTree.ParseError:
@@ -111,8 +124,8 @@ def _files(path: Path) -> Iterator[tuple[str, bytes]]:
         raise DataError(f"{path} cannot be read: {error}; take NLMCXR_reports.tgz or its folder") from error
 
 
-def _fault(path: Path, places: list[str], what: str) -> list[str]:
-    if not places:
+def _fault(path: Path, files: list[str], what: str) -> list[str]:
+    if not files:
         return []
-    more = f" and {len(places) - 8} more" if len(places) > 8 else ""
-    return [f"{path}: {', '.join(places[:8])}{more}: {what}"]
+    more = f" and {len(files) - 8} more" if len(files) > 8 else ""
+    return [f"{path}: {', '.join(files[:8])}{more}: {what}"]

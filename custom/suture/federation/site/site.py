@@ -27,8 +27,7 @@ from suture.federation.site.info import introduce, refuse
 from suture.federation.site.state import fixed, local, own_beginning, restored, under
 from suture.federation.store import Rounds
 from suture.learning.evaluation import measure
-from suture.learning.samples import SiteSamples, load_samples
-from suture.learning.single_target import single_target
+from suture.learning.samples import SiteSamples, load_samples, single_target
 from suture.learning.training import SiteContext
 from suture.methods.base import RoundContext, local_round
 from suture.methods.parameters import kept, parts, shared_parameters

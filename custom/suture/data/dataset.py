@@ -1,0 +1,81 @@
+"""What the configurations of all data sets have in common; each reader module extends it by its own keys."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field, ValidationInfo, model_validator
+
+from suture.core.validation import LabelName, Section
+from suture.data.long_tail import Frequency
+
+
+def _resolve(path: Path, info: ValidationInfo) -> Path:
+    path = path.expanduser()
+    return info.context["folder"] / path if info.context else path
+
+
+SitePath = Annotated[Path, AfterValidator(_resolve)]
+"""A path of a suture.toml; a relative one starts at the folder of the file."""
+
+
+class DatasetConfig(Section):
+    """The keys of ``[data]`` that every data set has.
+
+    Attributes:
+        dataset: the format of the data; it decides which other keys there are.
+        root: the folder of the images, a tar archive, or a folder of tar archives. It may be left out where
+            the documents are in `table` itself.
+        table: the file of labels.
+        labels: the classes that this site annotates. By default, all that `table` has.
+        synonyms: maps a spelling of the table to the name of the label that it stands for.
+        seed: seed of every random split.
+        color: read images as RGB; the default is gray.
+        partial: `table` may list images (or reports) that `root` does not hold; their rows are left out and
+            counted. Without it, a missing image counts as an unreadable one.
+        target: the one class that this site trains, for methods in which each site trains a class of its own.
+        truth: a table with the labels of all images, in a simulation. Training never reads it; the site
+            compares pseudo-labels with it, and the result stays at the site.
+        groups: classes grouped by how often they occur in training (head, medium, tail), in the server's
+            file: the server also reports its figures for each group.
+    """
+
+    dataset: str
+    root: SitePath
+    table: SitePath
+    labels: Annotated[tuple[LabelName, ...], Field(min_length=1)] | None = None
+    synonyms: dict[str, LabelName] = Field(default_factory=dict)
+    seed: int = Field(default=1337, ge=0)
+    color: bool = False
+    partial: bool = False
+    target: LabelName | None = None
+    truth: SitePath | None = None
+    groups: dict[Frequency, tuple[str, ...]] = Field(default_factory=dict)
+
+    @classmethod
+    def text_in_table(cls, values: dict[str, Any]) -> bool:  # noqa: ARG003
+        """Whether the documents are in `table`, so that `root` can be left out."""
+        return False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _root_of_texts(cls, values: Any) -> Any:
+        if isinstance(values, dict) and "table" in values and cls.text_in_table(values):
+            return {"root": values["table"]} | values
+        return values
+
+
+class ReleaseConfig(DatasetConfig):
+    """A data set whose release has more files than one table.
+
+    Attributes:
+        lists: the folder of the other files. By default, the folder of `table`.
+    """
+
+    lists: SitePath | None = None
+
+    @property
+    def lists_folder(self) -> Path:
+        """`lists`, or its default."""
+        return self.lists or self.table.parent

@@ -1,0 +1,245 @@
+"""Writing simulated sites: each gets a folder with a labels.csv and a suture.toml, as a hospital has."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from suture.core.errors import unknown
+from suture.core.files import atomic_write
+from suture.core.labels import LabelSet
+from suture.data.config import (
+    ServerConfig,
+    SiteConfig,
+    StorageConfig,
+    write_site_config,
+)
+from suture.data.long_tail import long_tail_groups, training_counts
+from suture.data.readers import DataConfig
+from suture.data.readers.hospital import HospitalConfig
+from suture.data.table import Split, Table
+from suture.methods.base import Method
+from suture.protocol.privacy import PrivacyConfig
+from suture.simulation.machine import this_machine
+from suture.simulation.partition import SERVER, partition_table
+
+Validation = Literal["sites", "server"]
+"""Who holds the validation images: each site its own, or the server all of them. A model that stays at its
+site is selected there, so that the sites of a personal method hold their own either way."""
+
+TEXT = "text"
+"""The column of documents of a simulated site."""
+
+ATTRIBUTE = "attribute"
+"""The column of a simulated site by which figures are broken down."""
+
+_CELLS = {1.0: "1", 0.0: "0"}
+
+
+@dataclass(frozen=True)
+class Destination:
+    """Where the sites of a simulation are written, and for which method.
+
+    Attributes:
+        folder: gets one folder for each site.
+        runs: where the server keeps its experiments.
+        method: the sites permit it what it needs to see.
+        learning_rates: by name of the site, for sites with one of their own.
+        validation: who holds the validation images.
+    """
+
+    folder: Path
+    runs: Path
+    method: type[Method] | Method
+    learning_rates: Mapping[str, float] = field(default_factory=dict)
+    validation: Validation = "sites"
+
+    @property
+    def tests_at_sites(self) -> bool:
+        """Whether the sites hold test images too, for models that stay there."""
+        return self.method.personal != "nothing" or self.method.keep_local
+
+    @property
+    def server_splits(self) -> tuple[Split, ...]:
+        """The splits that the server holds."""
+        at_sites = self.method.personal != "nothing" or self.validation == "sites"
+        return ("test",) if at_sites else ("validation", "test")
+
+
+def write_sites(to: Destination, sites: Mapping[str, DataConfig]) -> list[str]:
+    """Write the suture.toml of each site and of the server; all of them compute on `this_machine`.
+
+    The data are public, so that no count is withheld.
+
+    Args:
+        sites: the data of each site, and of the server where it has some.
+
+    Returns:
+        the names of the sites, without the server's.
+
+    Raises:
+        ConfigError: a learning rate names no site, or this machine has no such device.
+    """
+    for name in to.learning_rates:
+        if name not in sites:
+            raise unknown("site of simulation.learning_rates", name, sites)
+    for name, data in sites.items():
+        (to.folder / name).mkdir(parents=True, exist_ok=True)
+        write_site_config(to.folder / name / "suture.toml", _site_config(to, name, data))
+    if SERVER not in sites:
+        (to.folder / SERVER).mkdir(parents=True, exist_ok=True)
+        storage = StorageConfig(state=to.runs, cache=to.folder / SERVER / "cache")
+        write_site_config(to.folder / SERVER / "suture.toml", ServerConfig(storage=storage))
+    return [name for name in sites if name != SERVER]
+
+
+def _site_config(to: Destination, name: str, data: DataConfig) -> SiteConfig:
+    folder = to.folder / name
+    return SiteConfig(
+        data=data,
+        training=this_machine().model_copy(update={"learning_rate": to.learning_rates.get(name)}),
+        privacy=PrivacyConfig(label_view=to.method.label_view, min_count=0, min_loss=0),
+        storage=StorageConfig(
+            state=to.runs if name == SERVER else folder / "state",
+            cache=cache_folder(folder, data.root),
+            diagnostics=name != SERVER,
+        ),
+    )
+
+
+def cache_folder(site: Path, images: Path) -> Path:
+    """Return the cache of a simulated site: SUTURE_CACHE, if that is set, for all sites of all runs.
+
+    The name of an entry depends on its content, so that sites can share a folder. A site whose images were
+    made for this run alone has a cache of its own, because no other run could use it.
+    """
+    shared = os.environ.get("SUTURE_CACHE")
+    if shared and not images.is_relative_to(site):
+        return Path(shared).expanduser().resolve()
+    return site / "cache"
+
+
+def write_partitioned(
+    to: Destination, pooled: Table, lists: Sequence[LabelSet], seed: int, *, color: bool = False
+) -> list[str]:
+    """Partition a pooled data set by patients among sites that know different classes, and write them.
+
+    A reference method that needs every label gets a column for each; for a method that guesses labels, the
+    true ones lie beside the site's table, where only the diagnostics read them.
+
+    Args:
+        pooled: every image with all its labels and a split.
+        lists: the classes that each site knows.
+        seed: of the patient blocks.
+        color: read the images as RGB.
+
+    Returns:
+        the names of the sites, without the server's.
+    """
+    every, held_out = (pooled.labels,) * len(lists), to.server_splits
+    known = every if to.method.every_label else lists
+    sites = partition_table(pooled, known, seed, test=to.tests_at_sites, held_out=held_out)
+    names = [name for name in sites if name != SERVER]
+    # A reference method gets every label; the site still names the ones that it annotates.
+    own = dict(zip(names, lists, strict=True)) if to.method.every_label else {}
+    truth = partition_table(pooled, every, seed, held_out=held_out) if to.method.guesses else {}
+    data: dict[str, DataConfig] = {}
+    for name, table in sites.items():
+        folder = to.folder / name
+        data[name] = HospitalConfig(
+            root=pooled.root,
+            table=write_site(folder, table, table.labels),
+            text_column=None if pooled.texts is None else TEXT,
+            labels=own[name].names if name in own else None,
+            label_type=pooled.labels.label_type,
+            color=color,
+            truth=write_site(folder, truth[name], pooled.labels, "truth.csv")
+            if name in truth and name != SERVER
+            else None,
+        )
+    return write_sites(to, data)
+
+
+def write_parts(to: Destination, pooled: Table, sites: Sequence[str]) -> list[str]:
+    """Write the parts of a pooled data set of colour images as sites that all know every class.
+
+    A site trains on the same images whoever holds the validation ones. Where models stay at the sites, each
+    site holds its validation images, and test images: its own, and those that belong to no site. The server
+    knows which classes are common or rare among the training images of all sites; see `long_tail_groups`.
+
+    Args:
+        pooled: every image with its class, a split and, for figures by attribute, its attribute.
+        sites: the site of each row; the empty string for a test image of no site.
+
+    Returns:
+        the names of the sites, without the server's.
+    """
+    groups = {group: names for group, names in long_tail_groups(training_counts(pooled)).items() if names}
+    data: dict[str, DataConfig] = {}
+    for name, rows in _rows_of(to, pooled, sites).items():
+        table = write_site(to.folder / name, pooled.rows(rows), pooled.labels)
+        data[name] = HospitalConfig(
+            root=pooled.root,
+            table=table,
+            attribute_column=None if pooled.attributes is None else ATTRIBUTE,
+            label_type=pooled.labels.label_type,
+            color=True,
+            groups=groups if name == SERVER else {},
+            # Every label is known here: pseudo-labels are compared with the site's own table.
+            truth=table if to.method.guesses and name != SERVER else None,
+        )
+    return write_sites(to, data)
+
+
+def _rows_of(to: Destination, pooled: Table, sites: Sequence[str]) -> dict[str, NDArray[np.bool_]]:
+    """The rows of each site, and of the server, as masks."""
+    site, split = np.array(sites), np.array(pooled.split)
+    own_splits = [name for name in ("train", "validation") if name not in to.server_splits]
+    own = np.isin(split, own_splits)
+    test = (split == "test") & to.tests_at_sites
+    rows = {name: ((site == name) & (own | test)) | ((site == "") & test) for name in sorted({*sites} - {""})}
+    return rows | {SERVER: np.isin(split, to.server_splits)}
+
+
+def write_site(folder: Path, table: Table, labels: LabelSet, name: str = "labels.csv") -> Path:
+    """Write `folder/name` as a hospital has it; the images stay where they are.
+
+    The columns are image, patient, split, `TEXT` (for documents), the classes of `labels`, and `ATTRIBUTE`
+    (where the table has attributes). An unknown label is a blank cell.
+
+    Returns:
+        the file.
+
+    Raises:
+        OSError: the folder cannot be made or written.
+    """
+    y = table.restrict(labels).y
+    columns: list[tuple[str, Sequence[str]]] = [
+        ("image", table.images),
+        ("patient", table.patients),
+        ("split", table.split),
+    ]
+    if table.texts is not None:
+        columns.append((TEXT, table.texts))
+    columns += [
+        (label, [_CELLS.get(value, "") for value in y[:, column].tolist()])
+        for column, label in enumerate(labels)
+    ]
+    if table.attributes is not None:
+        columns.append((ATTRIBUTE, table.attributes))
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([header for header, _ in columns])
+    writer.writerows(zip(*(cells for _, cells in columns), strict=True))
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / name
+    atomic_write(path, text.getvalue().encode())
+    return path
