@@ -15,8 +15,8 @@ from suture.data.config import load_site_config, write_site_config
 from suture.learning.model_comparison import compare
 from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
-from suture.reports.latent import latent
-from suture.reports.relations import relate
+from suture.reports.cooccurrence import relate
+from suture.reports.plots import latent
 
 
 @pytest.fixture

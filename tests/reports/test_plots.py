@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from suture.core.errors import DataError
-from suture.reports.contingency import Contingency
-from suture.reports.labels_overview import Frequency
+from suture.reports.cooccurrence import Contingency, Frequency
 from suture.reports.plots import (
     TONES,
     embed,
@@ -106,7 +105,7 @@ def test_signs_in_a_name_are_no_formula() -> None:
 
 
 def test_nothing_to_draw_is_named() -> None:
-    with pytest.raises(DataError, match="no class to draw"):
+    with pytest.raises(DataError, match="no class to plot"):
         plot_frequencies({"NIH": {}})
     with pytest.raises(DataError, match="no contingency matrix"):
         plot_contingencies([])

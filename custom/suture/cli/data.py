@@ -74,7 +74,7 @@ def draw(
     from suture.cli.sources import load_sources
     from suture.core.files import atomic_write
     from suture.data.readers import load_table
-    from suture.reports.labels_overview import Unit, cooccurrence, frequencies, unit_of
+    from suture.reports.cooccurrence import Unit, cooccurrence, frequencies, unit_of
     from suture.reports.plots import plot_cooccurrence, plot_frequencies
 
     tables = {name: load_table(config.data) for name, config in load_sources(configs).items()}

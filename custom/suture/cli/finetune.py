@@ -40,7 +40,7 @@ def finetune(
     from suture.learning.tuned import FILE, task_name, tune_task, written
     from suture.models.classifier import Classifier
     from suture.models.saved import load_spec, save_model
-    from suture.reports.fine_tuned import fine_tuned_table, read_fine_tuned
+    from suture.reports.finetuning_results import finetuning_table, read_finetuning_results
 
     if (out / FILE).exists():
         raise ConfigError(f"{out} holds a fine-tuned model already; choose another --out")
@@ -63,7 +63,7 @@ def finetune(
     found = tune_task(model, config, name, how, seed, keep)
     save_model(first[0], load_spec(model), out / "model", {"begun": str(model)})
     write_json(out / FILE, written(how, seed, {name: found}))
-    tuned = read_fine_tuned(out)
+    tuned = read_finetuning_results(out)
     assert tuned is not None
-    console.print(fine_tuned_table(tuned))
+    console.print(finetuning_table(tuned))
     console.print(f"written: {out / FILE}", soft_wrap=True, highlight=False)

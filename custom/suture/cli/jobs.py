@@ -165,15 +165,15 @@ def _follow(title: str, env: str, kit: Kit, folder: Path, job_id: str, detach: b
 def show_run(folder: Path) -> None:
     """The table of a run, and where its report is."""
     from suture.protocol.records import read_metrics
-    from suture.reports.fine_tuned import fine_tuned_table, nothing_measured, read_fine_tuned
-    from suture.reports.table import per_class_table
+    from suture.reports.finetuning_results import finetuning_table, nothing_measured, read_finetuning_results
+    from suture.reports.tables import per_class_table
 
-    run_facts, tuned = json.loads((folder / "run.json").read_text()), read_fine_tuned(folder)
+    run_facts, tuned = json.loads((folder / "run.json").read_text()), read_finetuning_results(folder)
     measured = (folder / "metrics.json").exists() and not (tuned and nothing_measured(read_metrics(folder)))
     if measured:
         console.print(per_class_table(run_facts, json.loads((folder / "metrics.json").read_text())))
     if tuned:
-        console.print(fine_tuned_table(tuned))
+        console.print(finetuning_table(tuned))
     console.print(f"report: {folder / 'report.html'}", soft_wrap=True, highlight=False)
 
 

@@ -102,9 +102,9 @@ def relate(
     from suture.core.errors import ConfigError
     from suture.core.files import atomic_write
     from suture.data.config import load_site_config
-    from suture.reports.contingency import RELATED
+    from suture.reports.cooccurrence import RELATED
+    from suture.reports.cooccurrence import relate as relate_classes
     from suture.reports.plots import plot_contingencies
-    from suture.reports.relations import relate as relate_classes
 
     for text in pair or ():
         if text.count(":") != 1:
@@ -135,7 +135,7 @@ def latent(
     """Draw a model's features of images of several sources in two dimensions (t-SNE)."""
     from suture.cli.sources import load_sources
     from suture.core.files import atomic_write
-    from suture.reports.latent import latent as draw
+    from suture.reports.plots import latent as draw
 
     atomic_write(out, draw(model, load_sources(data), split.value, images, seed, device_of(device)))
     console.print(f"written: {out}", soft_wrap=True, highlight=False)

@@ -10,7 +10,7 @@ from suture.experiments.conduct import Outcome
 from suture.experiments.runs import Result
 from suture.experiments.spec import Column, Experiment, Preset
 from suture.protocol.records import parse
-from suture.reports.fine_tuned import TITLES, TunedTask, spread
+from suture.reports.finetuning_results import TITLES, TunedTask, spread
 
 Division = tuple[int, int]
 """A seed, and the number of a fine-tuning run: rows divide a task's data alike where both are equal."""

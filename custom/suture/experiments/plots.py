@@ -12,10 +12,8 @@ from suture.experiments.runs import Run, final_runs
 from suture.experiments.spec import Drawing, Experiment, Preset
 from suture.experiments.testing import site_config
 from suture.experiments.tuning import chosen
-from suture.reports.labels_overview import cooccurrence, frequencies, unit_of
-from suture.reports.latent import latent
-from suture.reports.plots import plot_contingencies, plot_cooccurrence, plot_frequencies
-from suture.reports.relations import relate
+from suture.reports.cooccurrence import cooccurrence, frequencies, relate, unit_of
+from suture.reports.plots import latent, plot_contingencies, plot_cooccurrence, plot_frequencies
 from suture.simulation.machine import this_machine
 
 

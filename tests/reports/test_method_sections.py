@@ -6,7 +6,7 @@ import pytest
 from example_run import history_records, run_record, with_pseudo_labels
 from suture.federation.server.weighting import run_away
 from suture.protocol.records import Diagnostic, PseudoLabels, Round, Run, parse
-from suture.reports.pseudo_labels import (
+from suture.reports.method_sections import (
     Checked,
     checked_pseudo_labels,
     pseudo_label_charts,
@@ -64,7 +64,7 @@ def test_shares_by_hand() -> None:
     assert found is not None
     number, (block,) = found
     assert number == 8
-    assert block.kept == {"Hernia"}
+    assert block.unchanged == {"Hernia"}
     column = {site: row[block.labels.index("Edema")] for site, row in block.sites.items()}
     assert column == {  # 1000 of the owner, 150 and 300
         "harbour": pytest.approx(1000 / 1450),
