@@ -22,7 +22,7 @@ from suture.experiments.pool import SERVER, Place
 from suture.experiments.render import write_tables
 from suture.experiments.runs import final_runs
 from suture.experiments.spec import Experiment, Preset
-from suture.learning.model_comparison import compare
+from suture.learning.comparison import compare
 
 SMALL = {
     "simulation.root": "{data}/nih",

@@ -13,7 +13,7 @@ from suture.experiments.render import write_tables
 from suture.experiments.runs import final_runs
 from suture.experiments.table import Figure, lines, over_series
 from suture.experiments.tabular import p_text
-from suture.learning.statistics import Comparison
+from suture.learning.comparison import Comparison
 
 
 def test_a_series_is_drawn_over_its_values(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from suture.cli import app
 from suture.cli.sources import load_sources
 from suture.core.errors import ConfigError, DataError, LabelError
 from suture.data.config import load_site_config, write_site_config
-from suture.learning.model_comparison import compare
+from suture.learning.comparison import compare
 from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
 from suture.reports.cooccurrence import relate

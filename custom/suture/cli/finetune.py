@@ -36,8 +36,7 @@ def finetune(
     from suture.core.files import write_json
     from suture.core.validation import parse
     from suture.data.config import load_site_config
-    from suture.learning.finetuning import FineTuning
-    from suture.learning.tuned import FILE, task_name, tune_task, written
+    from suture.learning.finetuning import FILE, FineTuning, task_name, tune_task, written
     from suture.models.classifier import Classifier
     from suture.models.saved import load_spec, save_model
     from suture.reports.finetuning_results import finetuning_table, read_finetuning_results

@@ -112,7 +112,7 @@ def run_remotely(
 def _tune(job: Job, env: str, kit: Kit, folder: Path) -> None:
     """A POC has the tasks of its job's simulation; in production they lie with whoever has such data."""
     from suture.flare.admin.poc import data_of
-    from suture.learning.tuned import TARGETS, tune_targets
+    from suture.learning.finetuning import TARGETS, tune_targets
     from suture.reports.report import write_report
 
     # A kit lies in FOLDER/PROJECT/prod_NN/NAME.

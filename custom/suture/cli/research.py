@@ -69,7 +69,7 @@ def compare(
 ) -> None:
     """Compare two saved models on the same images: AUROC of every class, with p of a paired bootstrap."""
     from suture.data.config import load_site_config
-    from suture.learning.model_comparison import compare as compare_models
+    from suture.learning.comparison import compare as compare_models
     from suture.reports.formatting import area
 
     title = "AUROC (95 % CI), difference first - second, p"

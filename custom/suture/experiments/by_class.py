@@ -17,7 +17,7 @@ from suture.experiments.pool import SERVER, Place
 from suture.experiments.runs import Run, final_runs
 from suture.experiments.spec import Experiment, Preset
 from suture.experiments.tuning import chosen
-from suture.learning.model_comparison import Compared, compare
+from suture.learning.comparison import Compared, compare
 from suture.protocol.messages import ClassScore
 from suture.simulation.machine import this_machine
 

@@ -11,8 +11,8 @@ from suture.experiments.conduct import Outcome
 from suture.experiments.fine_tuned import epochs_text, goal_of, values_of_task
 from suture.experiments.runs import Result, values_of
 from suture.experiments.spec import Column, Experiment, Pairs, Preset, Value
-from suture.learning.metrics import mean_defined
-from suture.learning.statistics import Comparison, mean_sd, paired
+from suture.learning.comparison import Comparison, paired
+from suture.learning.metrics import mean_defined, mean_sd
 
 DASH = "–"
 

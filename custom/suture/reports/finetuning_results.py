@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from suture.core.errors import DataError
-from suture.learning.statistics import mean_sd
+from suture.learning.metrics import mean_sd
 from suture.protocol.records import Metrics, parse
 from suture.reports.charts import Chart, Series, line_chart
 from suture.reports.formatting import count

@@ -17,7 +17,7 @@ from suture.data.datasets import EICU_TEXTS, EicuText
 from suture.data.readers import load_table
 from suture.data.readers.openi import TASKS
 from suture.data.table import Table
-from suture.learning.tuned import TARGETS
+from suture.learning.finetuning import TARGETS
 from suture.methods.base import Method
 from suture.simulation.disease_tables import First, build_disease_tables
 from suture.simulation.folders import data_folder

@@ -13,9 +13,17 @@ from typer.testing import CliRunner
 
 from suture.cli import app
 from suture.core.errors import ConfigError, DataError
-from suture.learning.pretraining import Encoder, Pretraining, Queue, Trainer, follow, info_nce, pretrain
+from suture.learning.pretraining import (
+    Encoder,
+    Pretraining,
+    Queue,
+    Trainer,
+    Views,
+    follow,
+    info_nce,
+    pretrain,
+)
 from suture.learning.training import NonFiniteLoss
-from suture.learning.views import Views
 from suture.models.priors import PriorSpec, load_prior
 from suture.models.priors.saved import read_prior
 

@@ -16,10 +16,9 @@ from suture.cli import app
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
 from suture.data.config import load_site_config
-from suture.learning.finetuning import FineTuning
+from suture.learning.finetuning import FineTuning, initial_tensors, task_name, tune_targets
 from suture.learning.single_target import TARGET
 from suture.learning.training import LocalTraining, SiteContext, fit
-from suture.learning.tuned import begun, task_name, tune_targets
 from suture.models import ModelSpec, build
 from suture.models.saved import load_model, save_model
 
@@ -67,7 +66,7 @@ def suture_finetune(model: Path, data: Path, out: Path, *words: str) -> Result:
 )
 def test_a_task_begins_with_its_row_where_the_model_has_one(labels: tuple[str, ...], row: int | None) -> None:
     tensors = {"backbone.w": torch.ones(2), "head.weight": torch.arange(2.0 * len(labels)).view(-1, 2)}
-    found = begun(tensors, labels, "oedema")  # a spelling of Edema
+    found = initial_tensors(tensors, labels, "oedema")  # a spelling of Edema
     assert torch.equal(found["backbone.w"], tensors["backbone.w"])
     if row is None:
         assert "head.weight" not in found
