@@ -24,8 +24,7 @@ from suture.learning.pretraining import (
     pretrain,
 )
 from suture.learning.training import NonFiniteLoss
-from suture.models.priors import PriorSpec, load_prior
-from suture.models.priors.saved import read_prior
+from suture.models.priors import PriorSpec, load_prior, read_prior
 
 SHORT = Pretraining(
     size=16,

@@ -10,7 +10,8 @@ import torch
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
 from suture.models import ModelSpec, build
-from suture.models.norm import norm_names, shared_names
+from suture.models.classifier import shared_names
+from suture.models.norm import norm_names
 
 LABELS = LabelSet(("Edema",))
 SPEC = ModelSpec("efficientnet_lite0", size=64, weights="package")

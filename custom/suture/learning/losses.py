@@ -17,8 +17,9 @@ TaskLoss = Callable[[Tensor, Tensor, Tensor, LabelType], Tensor]
 def masked_bce(logits: Tensor, y: Tensor, known: Tensor) -> Tensor:
     """Return the binary cross-entropy over the known entries.
 
-    Surgical Aggregation, Eq. 3; partial loss, Eq. 8. It is the mean over all known entries of the batch. Where the same classes C_k are known in every row, as
-    at a site, it equals the papers' mean over samples of the mean over C_k.
+    Surgical Aggregation, Eq. 3; partial loss, Eq. 8. It is the mean over all known entries of the batch.
+    Where the same classes C_k are known in every row, as at a site, it equals the papers' mean over samples
+    of the mean over C_k.
 
     Args:
         logits: ``[n, c]``.
@@ -56,9 +57,9 @@ def masked_loss(logits: Tensor, y: Tensor, known: Tensor, label_type: LabelType)
 
 
 def balanced_ce(logits: Tensor, y: Tensor, known: Tensor, counts: Tensor) -> Tensor:
-    """Return the balanced softmax loss, the cross-entropy of z_c + ln(n_c / n) (Ren et al., NeurIPS 2020, Eq. 4).
+    """Return the balanced softmax loss: the cross-entropy of z_c + ln(n_c / n).
 
-    A class without a training image at the site gets ln 1e-12.
+    Ren et al., NeurIPS 2020, Eq. 4. A class without a training image at the site gets ln 1e-12.
 
     Args:
         logits, y, known: ``[n, c]``, as for `masked_ce`.

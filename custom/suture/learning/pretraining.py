@@ -143,7 +143,7 @@ class Encoder(nn.Module):
         return F.normalize(self.projector(self.backbone(x)), dim=1)
 
     def grouped(self, x: Tensor) -> Tensor:
-        """Apply `forward` to groups of about `GROUP` images, over which batch norm computes its statistics."""
+        """Apply `forward` to groups of about `GROUP` images, so that batch norm uses their statistics."""
         return torch.cat([self(part) for part in x.tensor_split(max(1, len(x) // GROUP))])
 
 
@@ -282,9 +282,7 @@ def pretrain(
         NonFiniteLoss: the loss is not finite.
     """
     if len(images) < 2:
-        raise DataError(
-            f"{len(images)} training images; images are distinguished from one another, so give two or more"
-        )
+        raise DataError(f"{len(images)} training images; give two or more, which are to be distinguished")
     trainer = Trainer(images, spec, seed, device)
     losses = []
     for index in range(spec.epochs):
@@ -364,7 +362,7 @@ def mixed(images: Tensor, mixes: Tensor) -> Tensor:
 
 
 def bells(sigma: Tensor, widest: float) -> Tensor:
-    """Return the weights ``[n, k]`` of Gaussian filters that reach three times the widest standard deviation."""
+    """Return the weights ``[n, k]`` of Gaussian filters, cut at three of the widest standard deviations."""
     reach = max(1, math.ceil(3 * widest))
     weights = torch.exp(-0.5 * (torch.arange(-reach, reach + 1) / sigma.view(-1, 1)) ** 2)
     return weights / weights.sum(1, keepdim=True)
