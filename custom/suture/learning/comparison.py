@@ -22,7 +22,7 @@ from scipy import stats
 from suture.core.errors import DataError
 from suture.data.config import SiteConfig
 from suture.data.table import Split
-from suture.learning.metrics import Floats, _area, _clusters, _draws, _known, auroc
+from suture.learning.metrics import Floats, auroc, known_only, patient_draws, patient_numbers, weighted_auroc
 from suture.learning.saved_models import evaluate
 from suture.protocol.messages import ClassScore
 
@@ -147,7 +147,7 @@ def compare_auroc(
     if math.isnan(undefined.difference):
         kind = "negative" if np.nansum(np.asarray(y, dtype=np.float64)) else "positive"
         return replace(undefined, why=f"no {kind} image")
-    if _clusters(y, patients).max() < 1:
+    if patient_numbers(y, patients).max() < 1:
         return replace(undefined, why="a single patient leaves nothing to draw from")
     draws = _differences(y, a, b, patients, n, seed)
     if len(draws) < 2:
@@ -161,14 +161,14 @@ def _differences(
     y: ArrayLike, a: ArrayLike, b: ArrayLike, patients: Sequence[str] | None, n: int, seed: int
 ) -> Floats:
     """Return the difference of the AUROCs in each draw that defines them."""
-    truth, first = _known(y, a)
-    second = _known(y, b)[1]
-    cluster = _clusters(y, patients)
+    truth, first = known_only(y, a)
+    second = known_only(y, b)[1]
+    cluster = patient_numbers(y, patients)
     rng = np.random.default_rng(seed)
     parts = [np.empty(0)]
-    for drawn in _draws(rng, n, int(cluster.max()) + 1, len(truth)):
+    for drawn in patient_draws(rng, n, int(cluster.max()) + 1, len(truth)):
         weights = drawn[:, cluster]
-        parts.append(_area(weights, truth, first) - _area(weights, truth, second))
+        parts.append(weighted_auroc(weights, truth, first) - weighted_auroc(weights, truth, second))
     differences = np.concatenate(parts)
     return differences[~np.isnan(differences)]
 

@@ -44,6 +44,10 @@ class Measurement:
     limits: PrivacyConfig
     seed: int
 
+    def loss_on(self, part: Samples, logits: Tensor, label_type: LabelType) -> float:
+        """Return the method's loss of the logits ``[n, c]`` of some samples."""
+        return float(self.loss(logits, *part.targets(), label_type))
+
 
 def measure(
     context: SiteContext,
@@ -67,24 +71,22 @@ def measure(
     part = context.samples.get(split)
     if part is None or not len(part):
         return Metrics(of_round, split, 0, None, {})
-    logits, own, limits = predict(context, part), how.own, how.limits
+    logits, labels = predict(context, part), context.model.labels
     if not bool(torch.isfinite(logits).all()):
         raise NonFiniteLoss(
             f"{context.name}: the model of round {of_round} diverged; lower the learning rate"
         )
-    if split == "test":
-        loss = entropy(part, logits, own.label_type)
-    else:
-        loss = float(how.loss(logits, *part.targets(), own.label_type))
-    labels = context.model.labels
+    names, label_type, limits = how.own.names, how.own.label_type, how.limits
+    test = split == "test"
+    value = entropy(part, logits, label_type) if test else how.loss_on(part, logits, label_type)
     return Metrics(
         of_round,
         split,
         len(part),
-        rounded(loss) if len(part) >= limits.min_loss else None,
-        class_scores(part, logits, labels, own.names, limits, bootstrap=bootstrap, seed=how.seed),
-        overall(part, logits, own.label_type, limits),
-        by_attribute(part, logits, labels, own.names, limits) if split == "test" else {},
+        rounded(value) if len(part) >= limits.min_loss else None,
+        class_scores(part, logits, labels, names, limits, bootstrap=bootstrap, seed=how.seed),
+        overall(part, logits, label_type, limits),
+        by_attribute(part, logits, labels, names, limits) if test else {},
     )
 
 

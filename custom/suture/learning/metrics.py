@@ -48,8 +48,8 @@ def auroc(y: ArrayLike, s: ArrayLike) -> float:
     Raises:
         DataError: a label that is not 1, 0 or NaN, a score that is not finite, or shapes that differ.
     """
-    truth, score = _known(y, s)
-    return float(_area(np.ones((1, len(truth))), truth, score)[0])
+    truth, score = known_only(y, s)
+    return float(weighted_auroc(np.ones((1, len(truth))), truth, score)[0])
 
 
 def bootstrap_auroc(
@@ -80,13 +80,15 @@ def bootstrap_auroc(
     Raises:
         DataError: as for `auroc`, or another number of patients than of images.
     """
-    truth, score = _known(y, s)
-    cluster = _clusters(y, patients)
+    truth, score = known_only(y, s)
+    cluster = patient_numbers(y, patients)
     clusters = int(cluster.max()) + 1 if len(cluster) else 0
     if clusters < 2 or truth.all() or not truth.any():
         return math.nan, math.nan
     rng = np.random.default_rng(seed)
-    areas = np.concatenate([_area(w[:, cluster], truth, score) for w in _draws(rng, n, clusters, len(truth))])
+    areas = np.concatenate(
+        [weighted_auroc(w[:, cluster], truth, score) for w in patient_draws(rng, n, clusters, len(truth))]
+    )
     return _percentiles(areas[~np.isnan(areas)], level) or (math.nan, math.nan)
 
 
@@ -115,15 +117,15 @@ def bootstrap_mean(
         DataError: as for `auroc`.
     """
     truth, score = np.asarray(y, dtype=np.float64), np.asarray(s, dtype=np.float64)
-    cluster = _clusters(np.zeros(len(truth)), patients)
+    cluster = patient_numbers(np.zeros(len(truth)), patients)
     clusters = int(cluster.max()) + 1 if len(cluster) else 0
-    columns = [(~np.isnan(y_), *_known(y_, s_)) for y_, s_ in zip(truth.T, score.T, strict=True)]
+    columns = [(~np.isnan(y_), *known_only(y_, s_)) for y_, s_ in zip(truth.T, score.T, strict=True)]
     columns = [column for column in columns if column[1].any() and not column[1].all()]
     if clusters < 2 or not columns:
         return None
     means = [np.empty(0)]
-    for drawn in _draws(np.random.default_rng(seed), n, clusters, len(truth)):
-        areas = np.stack([_area(drawn[:, cluster[known]], t, v) for known, t, v in columns])
+    for drawn in patient_draws(np.random.default_rng(seed), n, clusters, len(truth)):
+        areas = np.stack([weighted_auroc(drawn[:, cluster[known]], t, v) for known, t, v in columns])
         defined = (~np.isnan(areas)).sum(axis=0)
         means.append(np.nansum(areas, axis=0)[defined > 0] / defined[defined > 0])
     return _percentiles(np.concatenate(means), level)
@@ -177,7 +179,7 @@ def youden(y: ArrayLike, s: ArrayLike) -> Operating:
     Raises:
         DataError: as for `auroc`.
     """
-    truth, score = _known(y, s)
+    truth, score = known_only(y, s)
     if truth.all() or not truth.any():
         return Operating(math.nan, math.nan, math.nan, math.nan)
     thresholds, group = np.unique(score, return_inverse=True)
@@ -232,7 +234,7 @@ def _percentiles(values: Floats, level: float) -> tuple[float, float] | None:
     return float(low), float(high)
 
 
-def _known(y: ArrayLike, s: ArrayLike) -> tuple[NDArray[np.bool_], Floats]:
+def known_only(y: ArrayLike, s: ArrayLike) -> tuple[NDArray[np.bool_], Floats]:
     """Return labels and scores of the images whose label is known."""
     truth, score = np.asarray(y, dtype=np.float64), np.asarray(s, dtype=np.float64)
     if truth.ndim != 1 or truth.shape != score.shape:
@@ -250,7 +252,7 @@ def _known(y: ArrayLike, s: ArrayLike) -> tuple[NDArray[np.bool_], Floats]:
     return truth == 1, score
 
 
-def _clusters(y: ArrayLike, patients: Sequence[str] | None) -> NDArray[np.intp]:
+def patient_numbers(y: ArrayLike, patients: Sequence[str] | None) -> NDArray[np.intp]:
     """Return the patient of each labelled image as a number from 0."""
     known = ~np.isnan(np.asarray(y, dtype=np.float64))
     if patients is None:
@@ -260,7 +262,7 @@ def _clusters(y: ArrayLike, patients: Sequence[str] | None) -> NDArray[np.intp]:
     return np.unique(np.asarray(patients)[known], return_inverse=True)[1]
 
 
-def _draws(rng: np.random.Generator, n: int, clusters: int, images: int) -> Iterator[Floats]:
+def patient_draws(rng: np.random.Generator, n: int, clusters: int, images: int) -> Iterator[Floats]:
     """Yield how often each patient is drawn, [some draws, clusters], n draws in all."""
     step = max(1, _CELLS // max(images, clusters))
     for start in range(0, n, step):
@@ -269,7 +271,7 @@ def _draws(rng: np.random.Generator, n: int, clusters: int, images: int) -> Iter
         yield np.bincount(drawn.ravel(), minlength=size * clusters).reshape(size, clusters).astype(np.float64)
 
 
-def _area(weights: Floats, truth: NDArray[np.bool_], score: Floats) -> Floats:
+def weighted_auroc(weights: Floats, truth: NDArray[np.bool_], score: Floats) -> Floats:
     """Return the weighted AUROC for each row of `weights` [draws, n]; NaN where it is undefined."""
     negatives = np.sort(score[~truth])
     lower = np.searchsorted(negatives, score[truth], side="left")

@@ -62,7 +62,7 @@ def duration(seconds: float | None) -> str:
     return f"{minutes // 60}{_THIN}h {minutes % 60}{_THIN}min"
 
 
-def moment(when: datetime | None) -> str:
+def date_time(when: datetime | None) -> str:
     """Return a date and time, with the time zone where it has one."""
     if when is None:
         return DASH

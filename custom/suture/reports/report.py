@@ -33,7 +33,7 @@ from suture.reports.tables import UNIQUE, class_groups, kind, overall, shown
 
 log = logging.getLogger(__name__)
 
-FORMATS = ("area", "interval", "count", "size", "duration", "moment", "percent", "setting", "leaves")
+FORMATS = ("area", "interval", "count", "size", "duration", "date_time", "percent", "setting", "leaves")
 
 
 def write_report(run_dir: Path) -> Path:

@@ -180,7 +180,7 @@ PRIORS: dict[str, Entry] = {
         read_prior,
         None,
         None,
-        "as --licence said",
+        "as stated by --licence",
         "the folder that it wrote",
     ),
 }
