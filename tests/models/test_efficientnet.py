@@ -46,7 +46,7 @@ def test_without_the_package_the_error_says_what_to_install(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(
-    ("settings", "says"),
+    ("settings", "message"),
     [
         ({"name": "resnet18", "weights": "package"}, "name a file, or download"),
         ({"name": "efficientnet_lite0", "weights": "download"}, "name a file, or package"),
@@ -54,6 +54,6 @@ def test_without_the_package_the_error_says_what_to_install(monkeypatch: pytest.
         ({"name": "resnet18", "size": 32}, "too small for resnet18; 33 or more"),
     ],
 )
-def test_settings_that_contradict_each_other(settings: dict[str, object], says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
+def test_settings_that_contradict_each_other(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         build(ModelSpec(**settings), LABELS, 1, pretrained=False)

@@ -1,4 +1,4 @@
-"""The page of what leaves a site says what the code says."""
+"""The page of what leaves a site agrees with the code."""
 
 from __future__ import annotations
 

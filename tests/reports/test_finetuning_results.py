@@ -141,13 +141,13 @@ def test_the_command_shows_only_tables_with_something_in_them(
 
     from suture.cli import app
 
-    said = CliRunner().invoke(app, ["report", str(write(tmp_path, metrics))], catch_exceptions=False).output
-    assert "Fine-tuned from" in said
-    assert ("Mean of" in said) == shown
+    output = CliRunner().invoke(app, ["report", str(write(tmp_path, metrics))], catch_exceptions=False).output
+    assert "Fine-tuned from" in output
+    assert ("Mean of" in output) == shown
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("{", r"tuned\.json: .*; the file is damaged: run the job again"),
         ('{"how": {}, "targets": {}}', r"tuned\.json: how\.runs: Field required"),
@@ -158,8 +158,8 @@ def test_the_command_shows_only_tables_with_something_in_them(
         ),
     ],
 )
-def test_a_damaged_file_is_named(text: str, says: str, tmp_path: Path) -> None:
+def test_a_damaged_file_is_named(text: str, message: str, tmp_path: Path) -> None:
     assert read_finetuning_results(tmp_path) is None
     (tmp_path / "tuned.json").write_text(text)
-    with pytest.raises(DataError, match=says):
+    with pytest.raises(DataError, match=message):
         read_finetuning_results(tmp_path)

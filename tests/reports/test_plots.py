@@ -27,7 +27,7 @@ BLANK = Contingency("Mass", "Edema", ((NAN, NAN), (NAN, NAN)), "no threshold: Ed
 POINTS = np.random.default_rng(0).normal(size=(12, 2))
 SOURCES = ["NIH", "CheXpert", "MIMIC-LT"] * 4
 
-DRAWN: list[Callable[[], bytes]] = [
+PLOTS: list[Callable[[], bytes]] = [
     lambda: plot_frequencies(TABLES),
     lambda: plot_cooccurrence(("Edema", "Mass"), [[1, 0.25], [NAN, NAN]]),
     lambda: plot_contingencies([PAIR, NEVER, BLANK]),
@@ -36,15 +36,15 @@ DRAWN: list[Callable[[], bytes]] = [
 
 
 def written(svg: bytes) -> list[str]:
-    """The texts of a drawing: matplotlib draws letters as outlines and notes each text in a comment."""
+    """Return the texts of a plot: matplotlib writes letters as outlines and each text in a comment."""
     return [html.unescape(part.split("-->")[0]).strip() for part in svg.decode().split("<!--")[1:]]
 
 
-@pytest.mark.parametrize("draw", DRAWN)
-def test_the_same_input_gives_the_same_bytes(draw: Callable[[], bytes]) -> None:
-    first = draw()
+@pytest.mark.parametrize("plot", PLOTS)
+def test_the_same_input_gives_the_same_bytes(plot: Callable[[], bytes]) -> None:
+    first = plot()
     assert first.startswith(b"<svg")
-    assert first == draw()
+    assert first == plot()
     assert b"<dc:date>" not in first
 
 

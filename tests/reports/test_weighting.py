@@ -1,4 +1,4 @@
-"""Who counts how much, drawn only where the weights say something."""
+"""The charts of site weights, which exist only where the weights carry information."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def weighted(weights: list[dict[str, float]]) -> list[Round]:
 
 
 def values(chart: Chart) -> dict[str, list[float]]:
-    """What a chart's points stand for, read off its axis."""
+    """Return the values of a chart's points, read off its axis."""
     (low, at_low), (high, at_high) = ((float(t.text), t.at) for t in (chart.y[0], chart.y[-1]))
     per = (high - low) / (at_high - at_low)
     return {t.name: [low + (y - at_low) * per for run in t.runs for _, y in run] for t in chart.traces}
