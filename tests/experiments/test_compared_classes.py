@@ -20,7 +20,7 @@ from suture.experiments.outcome import collect, compared_classes
 from suture.experiments.render import comparison_table, write_tables
 from suture.experiments.runs import final_runs
 from suture.experiments.spec import Experiment, Preset
-from suture.learning.model_comparison import compare
+from suture.learning.comparison import compare
 
 SMALL = {
     "simulation.root": "{data}/nih",

@@ -12,7 +12,7 @@ from suture.experiments.figures import _series
 from suture.experiments.outcome import collect
 from suture.experiments.render import write_tables
 from suture.experiments.runs import final_runs
-from suture.learning.statistics import Comparison
+from suture.learning.comparison import Comparison
 
 
 def test_a_series_is_drawn_over_its_values(tmp_path: Path) -> None:

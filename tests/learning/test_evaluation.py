@@ -1,4 +1,4 @@
-"""What a site measures and counts, and what of it stays where it is."""
+"""What a site measures and counts, and what it withholds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,16 @@ from torch import Tensor, nn
 from suture.core.labels import LabelSet, LabelType
 from suture.data.augmentation import Augmentation
 from suture.data.batch import Samples
-from suture.learning.evaluation import NOTHING, class_counts, entropy, measure, overall, ranking, withheld
+from suture.learning.evaluation import (
+    NOTHING,
+    Measurement,
+    class_counts,
+    entropy,
+    measure,
+    overall,
+    ranking,
+    withheld,
+)
 from suture.learning.training import NonFiniteLoss, SiteContext
 from suture.methods.surgical import SurgicalAggregation
 from suture.methods.vanilla import VanillaFL
@@ -24,8 +33,8 @@ from suture.protocol.privacy import PrivacyConfig
 NAN = float("nan")
 
 
-class Told(nn.Module):
-    """Predicts what its input says."""
+class Fixed(nn.Module):
+    """A model whose logits are its input."""
 
     def __init__(self, labels: LabelSet) -> None:
         super().__init__()
@@ -40,22 +49,14 @@ def samples(logits: list[list[float]], y: list[list[float]]) -> Samples:
 
 
 def context(labels: tuple[str, ...], task: LabelType, part: Samples) -> SiteContext:
-    model: Any = Told(LabelSet(labels, task))
+    model: Any = Fixed(LabelSet(labels, task))
     prepare = ModelSpec("cnn", size=16).preprocessing
     return SiteContext("a", model, {"test": part}, prepare, Augmentation(), torch.device("cpu"))
 
 
 def measured(site: SiteContext, own: LabelSet, min_count: int = 0, bootstrap: int = 0) -> Metrics:
-    return measure(
-        site,
-        SurgicalAggregation().loss,
-        own,
-        "test",
-        3,
-        bootstrap=bootstrap,
-        seed=1,
-        limits=PrivacyConfig(min_count=min_count, min_loss=0),
-    )
+    limits = PrivacyConfig(min_count=min_count, min_loss=0)
+    return measure(site, Measurement(SurgicalAggregation().loss, own, limits, 1), "test", 3, bootstrap)
 
 
 # Edema, Mass and Nodule, which the site does not annotate.
@@ -90,7 +91,7 @@ def test_a_test_loss_is_the_same_for_all_methods_and_none_without_a_label() -> N
     limits = PrivacyConfig(min_count=0, min_loss=0)
     own = LabelSet(("Mass", "Edema"))
     losses = {
-        measure(site, method.loss, own, "test", 3, bootstrap=0, seed=1, limits=limits).loss
+        measure(site, Measurement(method.loss, own, limits, 1), "test", 3).loss
         for method in (SurgicalAggregation(), VanillaFL())
     }
     assert len(losses) == 1
@@ -158,19 +159,12 @@ def test_an_attribute_of_few_images_is_not_even_named() -> None:
     assert measured(site, own).attributes["light"] == Figures(3, 0.5, {})
 
 
-def test_a_validation_split_is_not_told_apart() -> None:
+def test_a_validation_split_has_no_figures_by_attribute() -> None:
     part = with_attributes(samples(LOGITS, Y), "a", "b", "a", "b")
     site = replace(context(("Edema", "Mass", "Nodule"), "multilabel", part), samples={"validation": part})
-    found = measure(
-        site,
-        SurgicalAggregation().loss,
-        LabelSet(("Mass",)),
-        "validation",
-        3,
-        bootstrap=0,
-        seed=1,
-        limits=PrivacyConfig(min_count=0, min_loss=0),
-    )
+    limits = PrivacyConfig(min_count=0, min_loss=0)
+    how = Measurement(SurgicalAggregation().loss, LabelSet(("Mass",)), limits, 1)
+    found = measure(site, how, "validation", 3)
     assert found.attributes == {}
 
 
@@ -202,9 +196,7 @@ def test_an_empty_split_measures_nothing() -> None:
     assert measured(context(("A", "B"), "multiclass", empty), own) == Metrics(3, "test", 0, None, {})
     missing = context(("A", "B"), "multiclass", empty)
     limits = PrivacyConfig(min_count=0, min_loss=0)
-    found = measure(
-        missing, SurgicalAggregation().loss, own, "validation", 3, bootstrap=0, seed=1, limits=limits
-    )
+    found = measure(missing, Measurement(SurgicalAggregation().loss, own, limits, 1), "validation", 3)
     assert found == Metrics(3, "validation", 0, None, {})
 
 
@@ -229,18 +221,16 @@ def test_counts_are_rounded_and_a_loss_over_few_is_withheld() -> None:
     assert class_counts(own, train, PrivacyConfig(round_counts=5)) == {"Edema": (15, 10)}
     assert rounded(0.123456789) == 0.123457
     site = context(("A",), "multilabel", samples([[0.0]] * 4, [[1.0], [0.0], [1.0], [0.0]]))
-    for least, told in ((4, True), (5, False)):
+    for least, sent in ((4, True), (5, False)):
         limits = PrivacyConfig(min_count=0, min_loss=least)
-        found = measure(
-            site, SurgicalAggregation().loss, LabelSet(("A",)), "test", 1, bootstrap=0, seed=1, limits=limits
-        )
-        assert (found.loss is not None) is told
+        how = Measurement(SurgicalAggregation().loss, LabelSet(("A",)), limits, 1)
+        assert (measure(site, how, "test", 1).loss is not None) is sent
 
 
-def test_what_is_told_of_a_class_is_rounded() -> None:
+def test_figures_of_a_class_are_rounded() -> None:
     score = ClassScore(0.123456789, None, 1.0, 44, 27)
-    told = withheld(score, PrivacyConfig(round_counts=10))
-    assert told == ClassScore(0.123457, None, 1.0, 40, 30)
+    sent = withheld(score, PrivacyConfig(round_counts=10))
+    assert sent == ClassScore(0.123457, None, 1.0, 40, 30)
 
 
 def test_a_score_that_rests_on_few_images_is_withheld_whole() -> None:

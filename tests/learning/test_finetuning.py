@@ -1,4 +1,4 @@
-"""A model put to a task of its own: how the data are divided, what repeats, and what is refused."""
+"""Fine-tuning on a learning task: how the data are split, what repeats, and what is refused."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from suture.core.errors import ConfigError, DataError
 from suture.core.labels import LabelSet
 from suture.core.validation import parse
 from suture.data.batch import Samples
-from suture.learning.finetuning import FineTuning, Tuned, divided, finetune, summarised
+from suture.learning.finetuning import FineTuning, Tuned, finetune, random_split, summarised
 from suture.models import ModelSpec, build
 
 SPEC = ModelSpec("lstm", vocabulary=("sick", "well", "and", "so", "on"))
@@ -35,7 +35,7 @@ def enumerated(samples: Samples) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("positive", [0.5, 0.25])
 def test_patients_stay_whole_and_either_kind_is_as_frequent_in_both_parts(positive: float) -> None:
-    train, test = divided(documents(80, positive=positive), FineTuning(test=0.2), 1, "x")
+    train, test = random_split(documents(80, positive=positive), FineTuning(test=0.2), 1, "x")
     assert not set(train.patients) & set(test.patients)
     assert sorted([*train.names, *test.names]) == sorted(map(str, range(80)))
     assert (len(train), len(test)) == (64, 16)
@@ -43,22 +43,22 @@ def test_patients_stay_whole_and_either_kind_is_as_frequent_in_both_parts(positi
 
 
 def test_few_examples_are_as_many_of_either_kind_and_all_others_test() -> None:
-    whole, few = (divided(documents(), replace(HOW, examples=n), 3, "x") for n in (None, 8))
+    whole, few = (random_split(documents(), replace(HOW, examples=n), 3, "x") for n in (None, 8))
     assert not set(few[0].patients) & set(few[1].patients)
     unused = {*documents().patients} - {*few[0].patients}
     assert sorted(few[1].names) == sorted(n for n, p in enumerated(documents()) if p in unused)
     assert set(whole[1].names) < set(few[1].names)
     assert (len(few[0]), few[0].y.sum().item()) == (8, 4)
     assert set(few[0].names) < set(whole[0].names)
-    enough, _ = divided(documents(), replace(HOW, examples=1000), 3, "x")
+    enough, _ = random_split(documents(), replace(HOW, examples=1000), 3, "x")
     assert enough.names == whole[0].names
-    assert divided(documents(), HOW, 4, "x")[1].names != whole[1].names
+    assert random_split(documents(), HOW, 4, "x")[1].names != whole[1].names
 
 
 @pytest.mark.parametrize("samples", [documents(8), documents(6, 1).rows(torch.tensor([1, 3, 5]))])
 def test_too_few_examples_are_refused(samples: Samples) -> None:
     with pytest.raises(DataError, match=r"Edema has too few examples .*: \d positive and \d negative"):
-        divided(samples, HOW, 1, "Edema")
+        random_split(samples, HOW, 1, "Edema")
 
 
 def tuned(how: FineTuning, seed: int = 1, begun: int = 5) -> list[Tuned]:
@@ -92,7 +92,7 @@ def test_the_model_of_each_run_is_handed_over() -> None:
         documents(),
         HOW,
         1,
-        done=lambda model, run: seen.append((run, float(model.head.bias.detach()[0]))),
+        after_run=lambda model, run: seen.append((run, float(model.head.bias.detach()[0]))),
     )
     assert [run for run, _ in seen] == [0, 1]
     assert seen[0][1] != seen[1][1]

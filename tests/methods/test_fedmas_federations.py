@@ -15,9 +15,8 @@ from suture.federation.server.registry import agree
 from suture.learning.training import LocalTraining
 from suture.methods.fedmas.fedmas import FedMAS
 from suture.models import ModelSpec, build
-from suture.models.priors import PriorSpec
+from suture.models.priors import PriorSpec, save_prior
 from suture.models.priors.prior import freeze
-from suture.models.priors.saved import save_prior
 from suture.protocol.messages import SiteInfo
 from suture.protocol.packing import load, save
 

@@ -11,8 +11,7 @@ from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
 from suture.core.validation import parse
 from suture.models import ModelSpec, build
-from suture.models.classifier import Layout, head_rows, relabelled, split_state
-from suture.models.norm import shared_names
+from suture.models.classifier import Layout, head_rows, relabelled, shared_names, split_state
 
 AB = LabelSet(("Edema", "Mass"))
 

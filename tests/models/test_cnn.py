@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from suture.models.cnn import small_cnn
+from suture.models.backbones import small_cnn
 
 
 def test_size_by_hand() -> None:

@@ -10,7 +10,8 @@ import torch
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
 from suture.models import ModelSpec, build
-from suture.models.norm import norm_names, shared_names
+from suture.models.classifier import shared_names
+from suture.models.norm import norm_names
 
 LABELS = LabelSet(("Edema",))
 SPEC = ModelSpec("efficientnet_lite0", size=64, weights="package")
@@ -45,7 +46,7 @@ def test_without_the_package_the_error_says_what_to_install(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(
-    ("settings", "says"),
+    ("settings", "message"),
     [
         ({"name": "resnet18", "weights": "package"}, "name a file, or download"),
         ({"name": "efficientnet_lite0", "weights": "download"}, "name a file, or package"),
@@ -53,6 +54,6 @@ def test_without_the_package_the_error_says_what_to_install(monkeypatch: pytest.
         ({"name": "resnet18", "size": 32}, "too small for resnet18; 33 or more"),
     ],
 )
-def test_settings_that_contradict_each_other(settings: dict[str, object], says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
+def test_settings_that_contradict_each_other(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         build(ModelSpec(**settings), LABELS, 1, pretrained=False)

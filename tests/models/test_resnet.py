@@ -11,7 +11,7 @@ import torchvision
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
 from suture.models import ModelSpec, build
-from suture.models.resnet import Block
+from suture.models.backbones import Block
 
 LABELS = LabelSet(("Edema", "Mass"))
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from suture.core.errors import DataError, LabelError
 from suture.core.vocabulary import CHEST
-from suture.reports.contingency import RELATED, contingency, youden_thresholds
+from suture.reports.cooccurrence import RELATED, contingency, youden_thresholds
 
 NAN = math.nan
 LABELS = ("Mass", "Edema", "Lung Lesion")

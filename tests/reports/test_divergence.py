@@ -7,7 +7,7 @@ from dataclasses import replace
 from example_run import run_record
 from suture.protocol.records import Diagnostic, Run, parse
 from suture.reports.charts import Chart, Scale
-from suture.reports.divergence import divergence_charts
+from suture.reports.method_sections import divergence_charts
 
 RUN = parse(Run, run_record() | {"selected_round": 2}, "run")
 

@@ -9,7 +9,7 @@ def test_undefined_is_an_em_dash() -> None:
     assert (
         formats.area(None) == formats.interval(None) == formats.count(None) == formats.duration(None) == "—"
     )
-    assert formats.moment(None) == "—"
+    assert formats.date_time(None) == "—"
 
 
 def test_numbers_have_sensible_digits() -> None:

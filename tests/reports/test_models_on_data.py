@@ -1,4 +1,4 @@
-"""Comparing, relating and drawing saved models; and drawing data, through the commands."""
+"""Comparing and relating saved models, and plots of data and models, through the commands."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from suture.cli import app
 from suture.cli.common import load_sources
 from suture.core.errors import ConfigError, DataError, LabelError
 from suture.data.config import load_site_config, write_site_config
-from suture.learning.model_comparison import compare
+from suture.learning.comparison import compare
 from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
-from suture.reports.latent import latent
-from suture.reports.relations import relate
+from suture.reports.cooccurrence import relate
+from suture.reports.plots import latent
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def test_features_of_several_sources(models: dict[str, Path], data: dict[str, Pa
     assert out.exists()
 
 
-def test_data_sets_in_one_folder_are_told_apart_by_their_files(
+def test_data_sets_in_one_folder_are_distinguished_by_their_files(
     models: dict[str, Path], data: dict[str, Path], tmp_path: Path
 ) -> None:
     for name, path in data.items():  # absolute paths, so that the two can lie beside each other
@@ -102,8 +102,8 @@ def test_data_sets_in_one_folder_are_told_apart_by_their_files(
     assert command("latent", models["all"], *both, "-o", out, "--images", 10).exit_code == 0
     assert "north" in out.read_text()
     assert "south" in out.read_text()
-    assert command("data", "plot", *both, "-o", tmp_path / "drawn").exit_code == 0
-    assert (tmp_path / "drawn" / "cooccurrence-south.svg").exists()
+    assert command("data", "plot", *both, "-o", tmp_path / "plots").exit_code == 0
+    assert (tmp_path / "plots" / "cooccurrence-south.svg").exists()
 
 
 def test_two_data_sets_of_one_name_are_refused(data: dict[str, Path], tmp_path: Path) -> None:
@@ -113,14 +113,14 @@ def test_two_data_sets_of_one_name_are_refused(data: dict[str, Path], tmp_path: 
 
 
 def test_data_are_drawn(data: dict[str, Path], tmp_path: Path) -> None:
-    shown = command("data", "plot", *data.values(), "-o", tmp_path / "drawn")
+    shown = command("data", "plot", *data.values(), "-o", tmp_path / "plots")
     assert shown.exit_code == 0
-    names = {path.name for path in (tmp_path / "drawn").iterdir()}
+    names = {path.name for path in (tmp_path / "plots").iterdir()}
     assert names == {"frequencies.svg", "cooccurrence-north.svg", "cooccurrence-south.svg"}
 
 
 @pytest.mark.parametrize(("options", "unit"), [((), "patients"), (("--per", "image"), "images")])
-def test_classes_occur_together_in_patients_unless_told(
+def test_classes_occur_together_in_patients_by_default(
     options: tuple[str, ...], unit: str, data: dict[str, Path], tmp_path: Path
 ) -> None:
     """North's images are two of each patient; each of south's is a patient of its own."""
@@ -128,9 +128,9 @@ def test_classes_occur_together_in_patients_unless_told(
     header, *rows = (line.split(",") for line in table.read_text().splitlines())
     paired = [[image, f"p{i - i % 10 + i % 5}", *rest] for i, (image, _, *rest) in enumerate(rows)]
     table.write_text("\n".join(map(",".join, [header, *paired])) + "\n")
-    shown = command("data", "plot", *data.values(), "-o", tmp_path / "drawn", *options)
+    shown = command("data", "plot", *data.values(), "-o", tmp_path / "plots", *options)
     assert shown.exit_code == 0
-    north, south = ((tmp_path / "drawn" / f"cooccurrence-{name}.svg").read_text() for name in data)
+    north, south = ((tmp_path / "plots" / f"cooccurrence-{name}.svg").read_text() for name in data)
     assert f"of the {unit} with this class" in north
     assert "of the images with this class" in south
 

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from suture.core.errors import DataError
-from suture.reports.contingency import Contingency
-from suture.reports.labels_overview import Frequency
+from suture.reports.cooccurrence import Contingency, Frequency
 from suture.reports.plots import (
     TONES,
     embed,
@@ -28,7 +27,7 @@ BLANK = Contingency("Mass", "Edema", ((NAN, NAN), (NAN, NAN)), "no threshold: Ed
 POINTS = np.random.default_rng(0).normal(size=(12, 2))
 SOURCES = ["NIH", "CheXpert", "MIMIC-LT"] * 4
 
-DRAWN: list[Callable[[], bytes]] = [
+PLOTS: list[Callable[[], bytes]] = [
     lambda: plot_frequencies(TABLES),
     lambda: plot_cooccurrence(("Edema", "Mass"), [[1, 0.25], [NAN, NAN]]),
     lambda: plot_contingencies([PAIR, NEVER, BLANK]),
@@ -37,15 +36,15 @@ DRAWN: list[Callable[[], bytes]] = [
 
 
 def written(svg: bytes) -> list[str]:
-    """The texts of a drawing: matplotlib draws letters as outlines and notes each text in a comment."""
+    """Return the texts of a plot: matplotlib writes letters as outlines and each text in a comment."""
     return [html.unescape(part.split("-->")[0]).strip() for part in svg.decode().split("<!--")[1:]]
 
 
-@pytest.mark.parametrize("draw", DRAWN)
-def test_the_same_input_gives_the_same_bytes(draw: Callable[[], bytes]) -> None:
-    first = draw()
+@pytest.mark.parametrize("plot", PLOTS)
+def test_the_same_input_gives_the_same_bytes(plot: Callable[[], bytes]) -> None:
+    first = plot()
     assert first.startswith(b"<svg")
-    assert first == draw()
+    assert first == plot()
     assert b"<dc:date>" not in first
 
 
@@ -106,7 +105,7 @@ def test_signs_in_a_name_are_no_formula() -> None:
 
 
 def test_nothing_to_draw_is_named() -> None:
-    with pytest.raises(DataError, match="no class to draw"):
+    with pytest.raises(DataError, match="no class to plot"):
         plot_frequencies({"NIH": {}})
     with pytest.raises(DataError, match="no contingency matrix"):
         plot_contingencies([])

@@ -232,10 +232,10 @@ def test_who_made_each_row(tmp_path: Path) -> None:
     text = page(write_run(tmp_path, run_record(), with_pseudo_labels(history_records()))).text
     assert "share of that weight in round 8" in text
     assert "st-anne: 13 % of Atelectasis 13 %" in text  # 300 of 2300
-    assert "A row that no site gave weight to was kept as it was." in text
+    assert "A row that no site gave weight to stayed as it was." in text
     assert text.count(" kept Every round For each class") == 1  # below the column of Hernia
     assert "Atelectasis, % harbour hillside st-anne" in text
-    assert "Hernia, %" not in text  # its row was kept in every round
+    assert "Hernia, %" not in text  # its row is unchanged in every round
 
 
 def test_many_sites_and_classes_still_make_a_matrix(tmp_path: Path) -> None:
@@ -248,7 +248,7 @@ def test_many_sites_and_classes_still_make_a_matrix(tmp_path: Path) -> None:
     run = run_record() | {"labels": labels, "sites": sites}
     found = page(write_run(tmp_path, run, history))
     assert found.text.count("of Finding of a long name") == 8 * 40
-    assert "was kept as it was" not in found.text
+    assert "stayed as it was" not in found.text
 
 
 def test_names_in_these_parts_become_no_markup(tmp_path: Path) -> None:

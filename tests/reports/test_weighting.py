@@ -1,4 +1,4 @@
-"""Who counts how much, drawn only where the weights say something."""
+"""The charts of site weights, which exist only where the weights carry information."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from example_run import SITES, history_records, run_record
 from suture.federation.server.weighting import weighting
 from suture.protocol.records import Round, Run, Weighting, parse
 from suture.reports.charts import HEIGHT, Chart
-from suture.reports.weighting import weight_charts, what_weights_are
+from suture.reports.method_sections import meaning_of_weights, weight_charts
 
 RUN = parse(Run, run_record(), "run")
 
@@ -25,7 +25,7 @@ def weighted(weights: list[dict[str, float]]) -> list[Round]:
 
 
 def values(chart: Chart) -> dict[str, list[float]]:
-    """What a chart's points stand for, read off its axis."""
+    """Return the values of a chart's points, read off its axis."""
     (low, at_low), (high, at_high) = ((float(t.text), t.at) for t in (chart.y[0], chart.y[-1]))
     per = (high - low) / (at_high - at_low)
     return {t.name: [low + (y - at_low) * per for run in t.runs for _, y in run] for t in chart.traces}
@@ -104,5 +104,5 @@ def test_weights_that_say_nothing_new_are_not_written(weights: dict[str, float])
 
 
 def test_the_method_says_what_a_weight_is() -> None:
-    assert what_weights_are(RUN) == "the site's weight in the mean"
-    assert what_weights_are(parse(Run, run_record() | {"egress": []}, "run")) is None
+    assert meaning_of_weights(RUN) == "the site's weight in the mean"
+    assert meaning_of_weights(parse(Run, run_record() | {"egress": []}, "run")) is None

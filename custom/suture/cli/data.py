@@ -68,7 +68,7 @@ def plot(
     """Plot how often each class occurs in some data sets, and which classes occur together in each."""
     from suture.core.files import atomic_write
     from suture.data.readers import load_table
-    from suture.reports.labels_overview import Unit, cooccurrence, frequencies, unit_of
+    from suture.reports.cooccurrence import Unit, cooccurrence, frequencies, unit_of
     from suture.reports.plots import plot_cooccurrence, plot_frequencies
 
     tables = {name: load_table(config.data) for name, config in load_sources(configs).items()}

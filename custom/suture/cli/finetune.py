@@ -38,8 +38,7 @@ def finetune(
     """
     from suture.core.errors import ConfigError
     from suture.core.validation import parse
-    from suture.learning.finetuning import FineTuning
-    from suture.learning.tuned import FILE
+    from suture.learning.finetuning import FILE, FineTuning
 
     if (out / FILE).exists():
         raise ConfigError(f"{out} already holds a fine-tuned model; choose another --out")
@@ -65,9 +64,9 @@ def _config(data: Path, target: str | None) -> SiteConfig:
 def _finetune(model: Path, config: SiteConfig, how: FineTuning, seed: int, out: Path) -> None:
     """Fine-tune and test, write tuned.json and the model of the first run into OUT, and show the table."""
     from suture.core.files import write_json
-    from suture.learning.tuned import FILE, task_name, tune_task, written
+    from suture.learning.finetuning import FILE, task_name, tune_task, written
     from suture.models.saved import load_spec, save_model
-    from suture.reports.fine_tuned import fine_tuned_table, read_fine_tuned
+    from suture.reports.finetuning_results import finetuning_table, read_finetuning_results
 
     name = task_name(config)
     first: list[Classifier] = []
@@ -79,7 +78,7 @@ def _finetune(model: Path, config: SiteConfig, how: FineTuning, seed: int, out: 
     found = tune_task(model, config, name, how, seed, keep)
     save_model(first[0], load_spec(model), out / "model", {"begun": str(model)})
     write_json(out / FILE, written(how, seed, {name: found}))
-    tuned = read_fine_tuned(out)
+    tuned = read_finetuning_results(out)
     assert tuned is not None
-    console.print(fine_tuned_table(tuned))
+    console.print(finetuning_table(tuned))
     print_line(f"written: {out / FILE}")

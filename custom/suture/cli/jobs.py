@@ -94,7 +94,7 @@ def run_remotely(
 def _tune(job: Job, env: str, kit: Kit, folder: Path) -> None:
     """Fine-tune on the tasks of the job's simulation, which a POC has; in production their owner does it."""
     from suture.flare.admin.poc import data_of
-    from suture.learning.tuned import TARGETS, tune_targets
+    from suture.learning.finetuning import TARGETS, tune_targets
     from suture.reports.report import write_report
 
     # A kit lies in FOLDER/PROJECT/prod_NN/NAME.
@@ -143,15 +143,15 @@ def _follow(title: str, env: str, kit: Kit, folder: Path, job_id: str, detach: b
 def show_run(folder: Path) -> None:
     """Show the table of a run, and the path of its report."""
     from suture.protocol.records import read_metrics
-    from suture.reports.fine_tuned import fine_tuned_table, nothing_measured, read_fine_tuned
-    from suture.reports.table import per_class_table
+    from suture.reports.finetuning_results import finetuning_table, nothing_measured, read_finetuning_results
+    from suture.reports.tables import per_class_table
 
-    run_facts, tuned = json.loads((folder / "run.json").read_text()), read_fine_tuned(folder)
+    run_facts, tuned = json.loads((folder / "run.json").read_text()), read_finetuning_results(folder)
     measured = (folder / "metrics.json").exists() and not (tuned and nothing_measured(read_metrics(folder)))
     if measured:
         console.print(per_class_table(run_facts, json.loads((folder / "metrics.json").read_text())))
     if tuned:
-        console.print(fine_tuned_table(tuned))
+        console.print(finetuning_table(tuned))
     print_line(f"report: {folder / 'report.html'}")
 
 

@@ -78,7 +78,7 @@ def egress(
 ) -> None:
     """Show everything that leaves a site, by method: the allow-list of the site's filter."""
     from suture.core.files import atomic_write
-    from suture.reports.egress import page
+    from suture.reports.egress_page import page
 
     if out is None:
         typer.echo(page(), nl=False)

@@ -89,8 +89,8 @@ def _pretrain(
 ) -> Path:
     """Train a prior and write it into OUT; return the path of its .json."""
     from suture.learning.pretraining import pretrain as train
+    from suture.models.priors import save_prior
     from suture.models.priors.prior import freeze
-    from suture.models.priors.saved import save_prior
 
     images, data = _images(configs, spec.size, spec.color)
     console.print(f"{len(images)} images of {len(data)} data sets", highlight=False)

@@ -30,7 +30,7 @@ def reference(
 
 def pages() -> dict[str, str]:
     """Return every generated page by its path within the folder of the documentation."""
-    from suture.reports.egress import page as egress_page
+    from suture.reports.egress_page import page as egress_page
 
     return {
         "reference/methods.md": methods_page(),

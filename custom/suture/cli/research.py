@@ -70,7 +70,7 @@ def compare(
 ) -> None:
     """Compare two saved models on the same images: AUROC of every class, with p of a paired bootstrap."""
     from suture.data.config import load_site_config
-    from suture.learning.model_comparison import compare as compare_models
+    from suture.learning.comparison import compare as compare_models
     from suture.reports.formatting import area
 
     title = "AUROC (95 % CI), difference first - second, p"
@@ -103,9 +103,9 @@ def relate(
     from suture.core.errors import ConfigError
     from suture.core.files import atomic_write
     from suture.data.config import load_site_config
-    from suture.reports.contingency import RELATED
+    from suture.reports.cooccurrence import RELATED
+    from suture.reports.cooccurrence import relate as relate_classes
     from suture.reports.plots import plot_contingencies
-    from suture.reports.relations import relate as relate_classes
 
     for text in pair or ():
         if text.count(":") != 1:
@@ -135,7 +135,7 @@ def latent(
 ) -> None:
     """Plot a model's features of images from several sources in two dimensions (t-SNE)."""
     from suture.core.files import atomic_write
-    from suture.reports.latent import latent as plot_latent
+    from suture.reports.plots import latent as plot_latent
 
     atomic_write(out, plot_latent(model, load_sources(data), split.value, images, seed, device_of(device)))
     print_line(f"written: {out}")

@@ -12,8 +12,8 @@ from suture.experiments.results import Result
 from suture.experiments.runs import values_of
 from suture.experiments.spec import Column, Experiment, Pairs, Preset, Value
 from suture.experiments.tuned_columns import epochs_text, goal_of, values_of_task
-from suture.learning.metrics import mean_defined
-from suture.learning.statistics import Comparison, mean_sd, paired
+from suture.learning.comparison import Comparison, paired
+from suture.learning.metrics import mean_defined, mean_sd
 
 DASH = "–"
 

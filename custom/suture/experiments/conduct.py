@@ -25,7 +25,7 @@ from suture.experiments.outcome import Outcome, chosen, collect, compared_runs, 
 from suture.experiments.results import Result, ResultStore, read_result, result_of, store_result
 from suture.experiments.runs import Run, cells, final_runs, tuning_runs
 from suture.experiments.spec import DATA, Experiment, Preset
-from suture.learning.model_comparison import Compared, compare
+from suture.learning.comparison import Compared, compare
 from suture.protocol.messages import ClassScore
 from suture.simulation.machine import this_machine
 

@@ -10,7 +10,7 @@ from suture.experiments.outcome import Outcome
 from suture.experiments.results import Result
 from suture.experiments.spec import Column, Experiment, Preset
 from suture.protocol.records import parse
-from suture.reports.fine_tuned import TITLES, TunedTask, spread
+from suture.reports.finetuning_results import TITLES, TunedTask, spread
 
 RandomSplit = tuple[int, int]
 """A seed and the number of a fine-tuning run: where both are equal, rows have the same random split."""

@@ -1,9 +1,9 @@
-"""What a party measures on labelled data, and what it counts: nothing below its privacy limit leaves."""
+"""Measuring models and counting labels; a site withholds what is below its privacy limits."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import compress
 from typing import Literal
 
@@ -13,62 +13,80 @@ from torch import Tensor
 from suture.core.labels import LabelSet, LabelType
 from suture.data.batch import Samples
 from suture.learning.losses import LabelLoss, masked_loss
-from suture.learning.metrics import bootstrap_mean, mean_defined, score_classes
-from suture.learning.single_label import class_recalls, single_label
+from suture.learning.metrics import (
+    bootstrap_mean,
+    class_recalls,
+    mean_defined,
+    multiclass_metrics,
+    score_classes,
+)
 from suture.learning.training import NonFiniteLoss, SiteContext, predict
 from suture.protocol.messages import ClassScore, Counts, Figures, Metrics, rounded
 from suture.protocol.privacy import PrivacyConfig
 
 NOTHING = ClassScore(None, None, None, None, None)
+"""The score of a class that is withheld."""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """How a site measures every model.
+
+    Attributes:
+        loss: the method's, for validation data.
+        own: the classes that the site annotates.
+        limits: the site's; a figure of too few images is withheld.
+        seed: of the bootstrap.
+    """
+
+    loss: LabelLoss
+    own: LabelSet
+    limits: PrivacyConfig
+    seed: int
+
+    def loss_on(self, part: Samples, logits: Tensor, label_type: LabelType) -> float:
+        """Return the method's loss of the logits ``[n, c]`` of some samples."""
+        return float(self.loss(logits, *part.targets(), label_type))
 
 
 def measure(
     context: SiteContext,
-    loss: LabelLoss,
-    own: LabelSet,
+    how: Measurement,
     split: Literal["validation", "test"],
     of_round: int,
-    *,
-    bootstrap: int,
-    seed: int,
-    limits: PrivacyConfig,
+    bootstrap: int = 0,
 ) -> Metrics:
-    """The model on one split of a site: its loss, and the figures of the site's own classes.
+    """Return the loss of the site's model on one split, and the figures of the site's own classes.
 
-    The loss on validation data is the method's own, which selects rounds; on test data it is `entropy`, the
-    same for all methods.
+    The loss on validation data is the method's own, by which rounds are selected; on test data it is
+    `entropy`, the same for all methods.
 
     Args:
-        loss: the method's, of validation data.
-        own: the classes that the site annotates.
         of_round: the round of the model.
         bootstrap: draws for the intervals; 0 computes none.
-        limits: the site's; what rests on too few images is withheld.
 
     Raises:
-        NonFiniteLoss: the model predicts what is no number.
+        NonFiniteLoss: a logit is not finite.
     """
     part = context.samples.get(split)
     if part is None or not len(part):
         return Metrics(of_round, split, 0, None, {})
-    logits = predict(context, part)
+    logits, labels = predict(context, part), context.model.labels
     if not bool(torch.isfinite(logits).all()):
         raise NonFiniteLoss(
             f"{context.name}: the model of round {of_round} diverged; lower the learning rate"
         )
-    if split == "test":
-        value = entropy(part, logits, own.label_type)
-    else:
-        value = float(loss(logits, *part.targets(), own.label_type))
-    labels = context.model.labels
+    names, label_type, limits = how.own.names, how.own.label_type, how.limits
+    test = split == "test"
+    value = entropy(part, logits, label_type) if test else how.loss_on(part, logits, label_type)
     return Metrics(
         of_round,
         split,
         len(part),
         rounded(value) if len(part) >= limits.min_loss else None,
-        class_scores(part, logits, labels, own.names, limits, bootstrap=bootstrap, seed=seed),
-        overall(part, logits, own.label_type, limits),
-        by_attribute(part, logits, labels, own.names, limits) if split == "test" else {},
+        class_scores(part, logits, labels, names, limits, bootstrap=bootstrap, seed=how.seed),
+        overall(part, logits, label_type, limits),
+        by_attribute(part, logits, labels, names, limits) if test else {},
     )
 
 
@@ -82,17 +100,18 @@ def class_scores(
     bootstrap: int = 0,
     seed: int = 0,
 ) -> dict[str, ClassScore]:
-    """AUROC, counts and, in a multiclass task, recall of some classes.
+    """Return AUROC, counts and, for multiclass labels, recall of some classes.
 
     Args:
-        part: its labels, and the logits ``[n, c]``, are those of `labels`.
-        names: the classes that are asked for.
-        limits: of a site: nothing of a class with too few images; None for the server's own data.
+        part: the samples; the columns of their y, and of the logits ``[n, c]``, are those of `labels`.
+        names: the classes to score.
+        limits: of a site: the score of a class with too few images is `NOTHING`. None for the server's own
+            data.
     """
-    mine = [labels.index(name) for name in names]
-    ranked = ranking(logits, labels.label_type)[:, mine]
+    columns = [labels.index(name) for name in names]
+    ranked = ranking(logits, labels.label_type)[:, columns]
     scores = score_classes(
-        tuple(names), part.y[:, mine].numpy(), ranked.numpy(), part.patients, bootstrap, seed
+        tuple(names), part.y[:, columns].numpy(), ranked.numpy(), part.patients, bootstrap, seed
     )
     if labels.label_type == "multiclass":
         recalls = class_recalls(part.y.numpy(), logits.numpy())
@@ -100,24 +119,24 @@ def class_scores(
     return scores if limits is None else {name: withheld(score, limits) for name, score in scores.items()}
 
 
-def entropy(part: Samples, logits: Tensor, task: LabelType) -> float | None:
-    """The cross-entropy of what is known, by which papers compare models (MIDL 2023, Tables 1 and 2).
+def entropy(part: Samples, logits: Tensor, label_type: LabelType) -> float | None:
+    """Return the cross-entropy of the known labels, by which papers compare models (MIDL 2023, Tables 1, 2).
 
-    Binary and the mean over known labels of a multilabel task, the mean over labelled images of a multiclass
-    one; None where there is none.
+    For multilabel data it is the mean binary cross-entropy over known labels, for multiclass data the mean
+    over labelled images; None where there are none.
     """
     known = ~torch.isnan(part.y)
-    some = known if task == "multilabel" else part.y == 1
-    return float(masked_loss(logits.double(), part.y, known, task)) if bool(some.any()) else None
+    some = known if label_type == "multilabel" else part.y == 1
+    return float(masked_loss(logits.double(), part.y, known, label_type)) if bool(some.any()) else None
 
 
 def mean_interval(
     part: Samples, logits: Tensor, labels: LabelSet, names: Sequence[str], bootstrap: int, seed: int
 ) -> tuple[float, float] | None:
-    """The 95 % interval of the mean AUROC of some classes; the arguments are those of `class_scores`."""
-    mine = [labels.index(name) for name in names]
-    ranked = ranking(logits, labels.label_type)[:, mine]
-    return bootstrap_mean(part.y[:, mine].numpy(), ranked.numpy(), part.patients, bootstrap, seed)
+    """Return the 95 % interval of the mean AUROC of some classes; arguments as for `class_scores`."""
+    columns = [labels.index(name) for name in names]
+    ranked = ranking(logits, labels.label_type)[:, columns]
+    return bootstrap_mean(part.y[:, columns].numpy(), ranked.numpy(), part.patients, bootstrap, seed)
 
 
 def by_attribute(
@@ -127,7 +146,7 @@ def by_attribute(
     names: Sequence[str],
     limits: PrivacyConfig | None = None,
 ) -> dict[str, Figures]:
-    """The figures of the images of each attribute; one with too few images is not even named."""
+    """Return figures of the images with each value of the attribute; one of too few images is left out."""
     found = {}
     for value in sorted({*part.attributes} - {""}):
         rows = [attribute == value for attribute in part.attributes]
@@ -144,26 +163,27 @@ def by_attribute(
     return found
 
 
-def ranking(logits: Tensor, task: LabelType) -> Tensor:
-    """What ranks the images of each class: the logits, or in a multiclass task the probabilities, since there
-    a class competes with all others.
+def ranking(logits: Tensor, label_type: LabelType) -> Tensor:
+    """Return the scores ``[n, c]`` that rank images: logits, or probabilities for multiclass labels.
+
+    A multiclass label competes with all others, so its logit alone does not rank images.
     """
-    return logits if task == "multilabel" else torch.softmax(logits.double(), dim=1)
+    return logits if label_type == "multilabel" else torch.softmax(logits.double(), dim=1)
 
 
 def overall(
-    part: Samples, logits: Tensor, task: LabelType, limits: PrivacyConfig | None = None
+    part: Samples, logits: Tensor, label_type: LabelType, limits: PrivacyConfig | None = None
 ) -> dict[str, float | None]:
-    """Accuracy and its like over the labelled images of a multiclass task; {} for multilabel, or too few."""
+    """Return `multiclass_metrics` over the labelled images; {} for multilabel data or too few images."""
     labelled = int((part.y == 1).any(dim=1).sum())
-    if task == "multilabel" or labelled < max(limits.min_count if limits else 0, 1):
+    if label_type == "multilabel" or labelled < max(limits.min_count if limits else 0, 1):
         return {}
-    figures = single_label(part.y.numpy(), logits.numpy())
+    figures = multiclass_metrics(part.y.numpy(), logits.numpy())
     return figures if limits is None else {name: rounded(value) for name, value in figures.items()}
 
 
 def class_counts(own: LabelSet, train: Samples, limits: PrivacyConfig) -> dict[str, Counts | None]:
-    """Training images with and without each class, rounded; None where either lies below the limit."""
+    """Return the rounded numbers of training images with and without each class; None below the limit."""
     positives, negatives = (train.y == 1).sum(dim=0).tolist(), (train.y == 0).sum(dim=0).tolist()
     return {
         name: (near(p, limits), near(n, limits)) if min(p, n) >= limits.min_count else None
@@ -172,12 +192,12 @@ def class_counts(own: LabelSet, train: Samples, limits: PrivacyConfig) -> dict[s
 
 
 def near(count: int, limits: PrivacyConfig) -> int:
-    """The count of a label, rounded as the site wants it."""
+    """Return the count of a label, rounded to a multiple of the site's `round_counts`."""
     return round(count / limits.round_counts) * limits.round_counts
 
 
 def withheld(score: ClassScore, limits: PrivacyConfig) -> ClassScore:
-    """The score with its counts rounded, or nothing of it where a count lies below the limit."""
+    """Return the score with its counts rounded, or `NOTHING` where a count is below the limit."""
     if min(score.positives or 0, score.negatives or 0) < limits.min_count:
         return NOTHING
     return replace(

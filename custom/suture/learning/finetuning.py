@@ -1,14 +1,17 @@
-"""A trained model put to a task of its own: fine-tuned on most of its data and tested on the rest.
+"""Fine-tuning: a trained model is trained further on a learning task that no site has, and tested on it.
 
-Zhang et al. (PMFL), arXiv:2112.05321, Sec. IV: the server's model begins the training of a task that no site
-had; 90 % of its data train, 10 % test, ten epochs, five times. What a good beginning saves shows in the
-learning curve.
+Zhang et al. (PMFL), arXiv:2112.05321, Sec. IV: training starts from the server's model; 90 % of the data
+train, 10 % test, for ten epochs, five times. The learning curve shows what the trained model saves. The
+results are written to tuned.json.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import dataclasses
+import logging
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -17,18 +20,34 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass as validated
 from torch import Tensor
 
-from suture.core.errors import DataError
-from suture.core.labels import LabelSet
+from suture.core.errors import ConfigError, DataError
+from suture.core.files import write_json
+from suture.core.labels import LabelSet, canonical
 from suture.core.seeds import seed_for
 from suture.core.validation import STRICT
 from suture.data.augmentation import Augmentation
 from suture.data.batch import Samples
+from suture.data.config import SiteConfig, load_site_config
+from suture.data.readers import load_table
 from suture.data.split import by_patient
+from suture.data.table import Split
 from suture.learning.losses import masked_bce
 from suture.learning.metrics import auroc, youden
+from suture.learning.samples import TARGET, load_samples, single_target
 from suture.learning.training import LocalRound, LocalTraining, SiteContext, fit, on_known, predict
 from suture.models import ModelSpec, build
-from suture.models.classifier import Classifier, load_tensors
+from suture.models.classifier import HEADS, Classifier, load_tensors
+from suture.models.saved import load_model, load_spec
+from suture.protocol.messages import Labels
+
+log = logging.getLogger(__name__)
+
+FILE = "tuned.json"
+TARGETS = "targets"
+"""The folder, beside those of the simulated sites, with the data of each learning task for fine-tuning."""
+
+AfterRun = Callable[[Classifier, int], None]
+"""A function that is called with the model and the number of each run, from 0."""
 
 
 @validated(frozen=True, config=STRICT)
@@ -36,13 +55,12 @@ class FineTuning:
     """How a model is fine-tuned.
 
     Attributes:
-        runs: divisions of the data, each trained anew.
-        epochs, batch_size, lr: of Adam, fresh in each run.
-        test: share of the data that tests.
-        examples: train on no more than so many, and test on all that does not train; None trains on all but
-            the test part.
-        few: a run's targets are trained on no more than so many as well, each as a task of its own.
-        start: from the trained ``model``, or ``fresh`` from a random one, to compare.
+        runs: random splits of the data; each run trains a model on one of them.
+        epochs, batch_size, lr: of Adam, whose state is new in each run.
+        test: share of the data in the test part.
+        examples: number of training examples at most; all others test. None trains on all but the test part.
+        few: if set, each target is also trained on at most this many examples, as a task of its own.
+        start: from the trained ``model``, or ``fresh`` from a random one, for comparison.
     """
 
     runs: Annotated[int, Field(ge=1)] = 5
@@ -57,9 +75,9 @@ class FineTuning:
 
 @dataclass(frozen=True)
 class Tuned:
-    """One run: the figures of each epoch, and those at the threshold of the greatest Youden index at the end.
+    """The figures of one run: the AUROC after each epoch, and those at a threshold after the last.
 
-    The threshold is fitted on the scores that it is tested on, as in the paper.
+    The threshold is that of the greatest Youden index on the test scores themselves, as in the paper.
     """
 
     auroc: tuple[float, ...]
@@ -70,8 +88,112 @@ class Tuned:
     test: int
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return the figures as plain values."""
         return vars(self) | {"auroc": list(self.auroc)}
+
+
+def tune_targets(run: Path, how: FineTuning, seed: int, tasks: Path | None = None) -> None:
+    """Fine-tune the model of a run on every learning task of a folder, and write tuned.json.
+
+    Args:
+        tasks: a folder with a subfolder for each task; by default that of the run's own simulation.
+
+    Raises:
+        ConfigError: the folder has no task.
+        SutureError: the data of a task cannot be read, or are too few.
+    """
+    files = sorted((tasks or run / "sites" / TARGETS).glob("*/suture.toml"))
+    if not files:
+        raise ConfigError(f"{run} has no task to fine-tune on; name some in simulation.targets")
+    found = {}
+    for file in files:
+        config = load_site_config(file)
+        name = task_name(config)
+        for title, settings in _variants(name, how):
+            log.info("fine-tuning on %s", title)
+            found[title] = tune_task(run / "model", config, name, settings, seed)
+    write_json(run / FILE, written(how, seed, found))
+
+
+def _variants(name: str, how: FineTuning) -> Iterator[tuple[str, FineTuning]]:
+    """Yield title and settings of a task on all its data, and on few if `how` sets that."""
+    yield name, how
+    if how.few is not None:
+        yield f"{name}, {how.few} examples", dataclasses.replace(how, examples=how.few)
+
+
+def written(how: FineTuning, seed: int, targets: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the content of tuned.json."""
+    return {"how": dataclasses.asdict(how), "seed": seed, "targets": dict(targets)}
+
+
+def tune_task(
+    model: Path,
+    config: SiteConfig,
+    name: str,
+    how: FineTuning,
+    seed: int,
+    after_run: AfterRun = lambda model, run: None,  # noqa: ARG005
+) -> dict[str, Any]:
+    """Fine-tune a saved model on one site's data, all splits together; return the results for tuned.json.
+
+    Args:
+        model: the folder of a saved model.
+        config: of the site that has the data; its device, threads and precision apply.
+        name: the class that is learned.
+
+    Raises:
+        ConfigError: the model or the data cannot be read, or the data have no such class.
+        DataError: the data are too few.
+    """
+    torch.set_num_threads(config.training.threads)
+    trained = load_model(model)[0]
+    spec, folder = load_spec(model), config.data.table.parent.name
+    _, samples = single_target(load_samples(config, spec, folder), name, folder)
+    tensors = initial_tensors(trained.state_dict(), trained.labels.names, name)
+    device, amp = config.training.device, config.training.amp
+    runs = finetune(
+        name, spec, tensors, whole(samples), how, seed, device=device, amp=amp, after_run=after_run
+    )
+    return summarised(runs)
+
+
+def task_name(config: SiteConfig) -> str:
+    """Return the class that a site's data are for: its target, or else its only class.
+
+    Raises:
+        ConfigError: the site has several classes and no target.
+    """
+    if config.data.target is not None:
+        return canonical(config.data.target, config.data.synonyms)
+    names = load_table(config.data).labels.names
+    if len(names) > 1:
+        raise ConfigError(f"{config.data.table} has {len(names)} classes; name one with --target")
+    return names[0]
+
+
+def whole(samples: Mapping[Split, Samples]) -> Samples:
+    """Return the samples of all splits as one."""
+    parts = [part for part in samples.values() if len(part)]
+    inputs = {key: torch.cat([part.inputs[key] for part in parts]) for key in parts[0].inputs}
+    patients = tuple(patient for part in parts for patient in part.patients)
+    return Samples(inputs, torch.cat([part.y for part in parts]), patients)
+
+
+def initial_tensors(tensors: Mapping[str, Tensor], labels: Labels, name: str) -> dict[str, Tensor]:
+    """Return a model's tensors with the head reduced to the row of one class, if the head has that row.
+
+    Args:
+        tensors: of the model, by name.
+        labels: the classes of the head's rows.
+        name: the class.
+    """
+    row = next((word for word in (TARGET, canonical(name)) if word in labels), None)
+    if row is None:
+        log.info("%s is new to the model: its row begins at random", name)
+        return {key: t for key, t in tensors.items() if not key.startswith(HEADS)}
+    at = labels.index(row)
+    return {key: t[at : at + 1] if key.startswith(HEADS) else t for key, t in tensors.items()}
 
 
 def finetune(
@@ -84,44 +206,37 @@ def finetune(
     *,
     device: str = "cpu",
     amp: bool = False,
-    done: Callable[[Classifier, int], None] = lambda model, run: None,  # noqa: ARG005
+    after_run: AfterRun = lambda model, run: None,  # noqa: ARG005
 ) -> list[Tuned]:
-    """All runs on one task.
+    """Fine-tune a model in `how.runs` runs.
 
     Args:
-        name: the task, for seeds and messages.
-        tensors: of the trained model; its head is of one row.
-        samples: all data of the task, ``y`` of one column.
-        seed: with name and run of each division and of the order of training. It does not depend on where the
-            model comes from, so that methods are compared on the same data.
-        amp: in mixed precision.
-        done: called with the model of each run.
+        name: the class, for seeds and messages.
+        tensors: of the trained model, with a head of one row.
+        samples: all data of the task, ``y`` with one column.
+        seed: determines the random splits and the order of training, together with name and run. It does
+            not depend on the model, so that methods are compared on the same data.
+        amp: train in mixed precision.
 
     Raises:
-        DataError: the data are too few to be divided.
+        DataError: the data are too few for a split.
     """
     results = []
     for run in range(how.runs):
         model = build(spec, LabelSet((name,)), seed_for(seed, "finetune", run), pretrained=False)
         if how.start == "model":
             load_tensors(model, tensors)
-        train, test = divided(samples, how, seed_for(seed, "finetune", name, run), name)
-        context = SiteContext(
-            name,
-            model.to(device),
-            {"train": train, "test": test},
-            spec.preprocessing,
-            Augmentation(),
-            torch.device(device),
-            amp,
-        )
-        results.append(_tuned(context, how, seed_for(seed, run)))
-        done(model, run)
+        train, test = random_split(samples, how, seed_for(seed, "finetune", name, run), name)
+        parts: dict[Split, Samples] = {"train": train, "test": test}
+        prepare, where = spec.preprocessing, torch.device(device)
+        context = SiteContext(name, model.to(device), parts, prepare, Augmentation(), where, amp)
+        results.append(_train_and_test(context, how, seed_for(seed, run)))
+        after_run(model, run)
     return results
 
 
-def _tuned(context: SiteContext, how: FineTuning, seed: int) -> Tuned:
-    """Trains a model and measures it after each epoch."""
+def _train_and_test(context: SiteContext, how: FineTuning, seed: int) -> Tuned:
+    """Train a model, test it after each epoch, and return its figures."""
     train, test = context.samples["train"], context.samples["test"]
     truth = test.y.squeeze(1).numpy()
     areas: list[float] = []
@@ -140,10 +255,11 @@ def _tuned(context: SiteContext, how: FineTuning, seed: int) -> Tuned:
     return Tuned(tuple(areas), at.precision, at.recall, at.f1, len(train), len(test))
 
 
-def divided(samples: Samples, how: FineTuning, seed: int, name: str) -> tuple[Samples, Samples]:
-    """Training and test part, divided by patients, either kind as often in each as in the whole.
+def random_split(samples: Samples, how: FineTuning, seed: int, name: str) -> tuple[Samples, Samples]:
+    """Return a training and a test part, split by patients, with the same share of positives in both.
 
-    Where few examples train, all others test, except those of a patient of whom one trains.
+    Where `how.examples` limits the training part, all other images test, except those of a patient with
+    an image in the training part.
 
     Raises:
         DataError: a part would have no positive or no negative.
@@ -168,7 +284,7 @@ def divided(samples: Samples, how: FineTuning, seed: int, name: str) -> tuple[Sa
 
 
 def summarised(runs: list[Tuned]) -> dict[str, Any]:
-    """Mean and standard deviation over the runs, and every run."""
+    """Return mean and standard deviation of the figures over the runs, and the figures of every run."""
     last = {"auroc": [run.auroc[-1] for run in runs]} | {
         key: [getattr(run, key) for run in runs] for key in ("precision", "recall", "f1")
     }

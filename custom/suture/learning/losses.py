@@ -1,4 +1,4 @@
-"""Losses over what is known. Mask first, then reduce."""
+"""Losses over the known labels. Mask first, then reduce."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from torch import Tensor
 from suture.core.labels import LabelType
 
 LabelLoss = Callable[[Tensor, Tensor, Tensor, LabelType], Tensor]
-"""`Method.loss`: logits, y and known ``[n, c]``, and the task, to a scalar."""
+"""`Method.loss`: logits, y and known ``[n, c]``, and the label type, to a scalar."""
 
 
 def masked_bce(logits: Tensor, y: Tensor, known: Tensor) -> Tensor:
-    """Binary cross-entropy over the known entries (Surgical Aggregation, Eq. 3; partial loss, Eq. 8).
+    """Return the binary cross-entropy over the known entries.
 
-    The mean over all known entries of the batch. Where every row knows the same classes C_k, as at a site,
-    this is the papers' mean over samples of the mean over C_k.
+    Surgical Aggregation, Eq. 3; partial loss, Eq. 8. It is the mean over all known entries of the batch.
+    Where the same classes C_k are known in every row, as at a site, it equals the papers' mean over samples
+    of the mean over C_k.
 
     Args:
         logits: ``[n, c]``.
-        y: ``[n, c]``, 1 or 0; what stands at an unknown entry does not matter, NaN included.
+        y: ``[n, c]``, 1 or 0; unknown entries may have any value, NaN included.
         known: ``[n, c]`` boolean.
 
     Returns:
@@ -33,7 +34,7 @@ def masked_bce(logits: Tensor, y: Tensor, known: Tensor) -> Tensor:
 
 
 def masked_ce(logits: Tensor, y: Tensor, known: Tensor) -> Tensor:
-    """Cross-entropy of a multiclass task over the known classes.
+    """Return the cross-entropy of multiclass labels over the known classes.
 
     A row whose known entries are all 0 means "none of my classes" and is left out.
 
@@ -50,24 +51,24 @@ def masked_ce(logits: Tensor, y: Tensor, known: Tensor) -> Tensor:
     return torch.where(labelled, each, 0.0).sum() / labelled.sum().clamp(min=1)
 
 
-def masked_loss(logits: Tensor, y: Tensor, known: Tensor, task: LabelType) -> Tensor:
-    """`masked_bce` of a multilabel task, `masked_ce` of a multiclass one."""
-    return (masked_bce if task == "multilabel" else masked_ce)(logits, y, known)
+def masked_loss(logits: Tensor, y: Tensor, known: Tensor, label_type: LabelType) -> Tensor:
+    """Return `masked_bce` for multilabel data, `masked_ce` for multiclass data."""
+    return (masked_bce if label_type == "multilabel" else masked_ce)(logits, y, known)
 
 
 def balanced_ce(logits: Tensor, y: Tensor, known: Tensor, counts: Tensor) -> Tensor:
-    """Balanced softmax (Ren et al., NeurIPS 2020, Eq. 4): the cross-entropy of z_c + ln(n_c / n).
+    """Return the balanced softmax loss: the cross-entropy of z_c + ln(n_c / n).
 
-    A class that the site has no image of gets ln 1e-12.
+    Ren et al., NeurIPS 2020, Eq. 4. A class without a training image at the site gets ln 1e-12.
 
     Args:
-        logits, y, known: ``[n, c]``, as of `masked_ce`.
-        counts: n_c, training images of each class, ``[c]``.
+        logits, y, known: ``[n, c]``, as for `masked_ce`.
+        counts: n_c, the number of training images of each class, ``[c]``.
     """
     prior = counts / counts.sum().clamp(min=1)
     return masked_ce(logits + torch.log(prior + 1e-12), y, known)
 
 
-def probabilities(logits: Tensor, task: LabelType) -> Tensor:
-    """Of each class by itself (multilabel), or of each class against the others (multiclass)."""
-    return torch.sigmoid(logits) if task == "multilabel" else torch.softmax(logits, dim=1)
+def probabilities(logits: Tensor, label_type: LabelType) -> Tensor:
+    """Return the probabilities ``[n, c]``: sigmoids for multilabel data, a softmax for multiclass data."""
+    return torch.sigmoid(logits) if label_type == "multilabel" else torch.softmax(logits, dim=1)

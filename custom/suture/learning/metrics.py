@@ -1,4 +1,4 @@
-"""How well the scores of a class rank its images, and how sure that is.
+"""Metrics of scores against labels, and their bootstrap intervals.
 
 Labels are 1, 0 or NaN (unknown, left out). A metric that the labels do not define, because a class has no
 positive or no negative, is NaN here and None in a `ClassScore`; it is never 0.
@@ -14,17 +14,17 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from suture.core.errors import DataError
-from suture.protocol.messages import ClassScore
+from suture.protocol.messages import KEYS, ClassScore
 
 Floats = NDArray[np.float64]
 
 _CELLS = 2_000_000
-"""Draws times images that are held in memory at once: 16 MB of float64."""
+"""Draws times images in memory at once: 16 MB of float64."""
 
 
 @dataclass(frozen=True)
 class Operating:
-    """A threshold (an image is called positive at or above it) and what it gives; NaN where undefined."""
+    """A threshold (an image is predicted positive at or above it) and its metrics; NaN where undefined."""
 
     threshold: float
     precision: float
@@ -33,10 +33,10 @@ class Operating:
 
 
 def auroc(y: ArrayLike, s: ArrayLike) -> float:
-    """Area under the ROC curve: how often a positive scores above a negative, ties counting half.
+    """Return the area under the ROC curve: how often a positive scores above a negative, ties counting half.
 
-    The Mann-Whitney statistic (Hanley & McNeil 1982, Radiology 143:29), which the trapezoids under the
-    empirical ROC curve add up to.
+    It is the Mann-Whitney statistic (Hanley & McNeil 1982, Radiology 143:29), which equals the trapezoidal
+    area under the empirical ROC curve.
 
     Args:
         y: labels [n].
@@ -48,8 +48,8 @@ def auroc(y: ArrayLike, s: ArrayLike) -> float:
     Raises:
         DataError: a label that is not 1, 0 or NaN, a score that is not finite, or shapes that differ.
     """
-    truth, score = _known(y, s)
-    return float(_area(np.ones((1, len(truth))), truth, score)[0])
+    truth, score = known_only(y, s)
+    return float(weighted_auroc(np.ones((1, len(truth))), truth, score)[0])
 
 
 def bootstrap_auroc(
@@ -60,10 +60,11 @@ def bootstrap_auroc(
     seed: int = 0,
     level: float = 0.95,
 ) -> tuple[float, float]:
-    """Percentile interval of the AUROC from a bootstrap over patients (Efron & Tibshirani 1993, Ch. 13).
+    """Return the percentile interval of the AUROC from a bootstrap over patients.
 
-    Images of one patient resemble each other, so whole patients are drawn; an interval over images would
-    be too narrow. Draws without a positive or without a negative have no AUROC and are left out.
+    Efron & Tibshirani 1993, Ch. 13. Images of one patient resemble each other, so whole patients are drawn;
+    an interval over images would be too narrow. Draws without a positive or without a negative have no AUROC
+    and are left out.
 
     Args:
         y: labels [m].
@@ -74,23 +75,21 @@ def bootstrap_auroc(
         level: share of the draws between the bounds.
 
     Returns:
-        (low, high), NaN if the AUROC is undefined or a single patient leaves nothing to draw from.
+        (low, high), NaN if the AUROC is undefined or all images are of one patient.
 
     Raises:
         DataError: as for `auroc`, or another number of patients than of images.
     """
-    truth, score = _known(y, s)
-    cluster = _clusters(y, patients)
+    truth, score = known_only(y, s)
+    cluster = patient_numbers(y, patients)
     clusters = int(cluster.max()) + 1 if len(cluster) else 0
     if clusters < 2 or truth.all() or not truth.any():
         return math.nan, math.nan
     rng = np.random.default_rng(seed)
-    areas = np.concatenate([_area(w[:, cluster], truth, score) for w in _draws(rng, n, clusters, len(truth))])
-    areas = areas[~np.isnan(areas)]
-    if not len(areas):
-        return math.nan, math.nan
-    low, high = np.quantile(areas, [(1 - level) / 2, (1 + level) / 2])
-    return float(low), float(high)
+    areas = np.concatenate(
+        [weighted_auroc(w[:, cluster], truth, score) for w in patient_draws(rng, n, clusters, len(truth))]
+    )
+    return _percentiles(areas[~np.isnan(areas)], level) or (math.nan, math.nan)
 
 
 def bootstrap_mean(
@@ -101,39 +100,35 @@ def bootstrap_mean(
     seed: int = 0,
     level: float = 0.95,
 ) -> tuple[float, float] | None:
-    """Percentile interval of the mean AUROC over classes, from a bootstrap over patients.
+    """Return the percentile interval of the mean AUROC over classes from a bootstrap over patients.
 
-    Each draw of patients, the same for all classes, gives one mean: over the classes that it defines. Where
-    every label is known these are the draws of `bootstrap_auroc`.
+    Each draw of patients is the same for all classes and gives the mean over those classes whose AUROC it
+    defines. Where every label is known the draws are those of `bootstrap_auroc`.
 
     Args:
         y: labels [m, c].
         s: scores [m, c].
-        patients, n, seed, level: as of `bootstrap_auroc`.
+        patients, n, seed, level: as for `bootstrap_auroc`.
 
     Returns:
-        None if no class, or no draw, has an AUROC, or a single patient leaves nothing to draw from.
+        None if no class, or no draw, has an AUROC, or all images are of one patient.
 
     Raises:
         DataError: as for `auroc`.
     """
     truth, score = np.asarray(y, dtype=np.float64), np.asarray(s, dtype=np.float64)
-    cluster = _clusters(np.zeros(len(truth)), patients)
+    cluster = patient_numbers(np.zeros(len(truth)), patients)
     clusters = int(cluster.max()) + 1 if len(cluster) else 0
-    columns = [(~np.isnan(y_), *_known(y_, s_)) for y_, s_ in zip(truth.T, score.T, strict=True)]
+    columns = [(~np.isnan(y_), *known_only(y_, s_)) for y_, s_ in zip(truth.T, score.T, strict=True)]
     columns = [column for column in columns if column[1].any() and not column[1].all()]
     if clusters < 2 or not columns:
         return None
     means = [np.empty(0)]
-    for drawn in _draws(np.random.default_rng(seed), n, clusters, len(truth)):
-        areas = np.stack([_area(drawn[:, cluster[known]], t, v) for known, t, v in columns])
+    for drawn in patient_draws(np.random.default_rng(seed), n, clusters, len(truth)):
+        areas = np.stack([weighted_auroc(drawn[:, cluster[known]], t, v) for known, t, v in columns])
         defined = (~np.isnan(areas)).sum(axis=0)
         means.append(np.nansum(areas, axis=0)[defined > 0] / defined[defined > 0])
-    found = np.concatenate(means)
-    if not len(found):
-        return None
-    low, high = np.quantile(found, [(1 - level) / 2, (1 + level) / 2])
-    return float(low), float(high)
+    return _percentiles(np.concatenate(means), level)
 
 
 def score_classes(
@@ -144,7 +139,7 @@ def score_classes(
     bootstrap: int = 0,
     seed: int = 0,
 ) -> dict[str, ClassScore]:
-    """AUROC, its 95 % interval and the counts of every class.
+    """Return the AUROC of every class, its 95 % interval and the counts of labels.
 
     Args:
         labels: names of the c columns.
@@ -170,9 +165,9 @@ def score_classes(
 
 
 def youden(y: ArrayLike, s: ArrayLike) -> Operating:
-    """The operating point of the largest sensitivity + specificity - 1 (Youden 1950, Cancer 3:32).
+    """Return the operating point of the largest sensitivity + specificity - 1 (Youden 1950, Cancer 3:32).
 
-    Of several such thresholds the lowest, that of the highest recall: a missed finding is the worse error.
+    Of several such thresholds it is the lowest, with the highest recall: a missed finding is the worse error.
 
     Args:
         y: labels [n].
@@ -184,7 +179,7 @@ def youden(y: ArrayLike, s: ArrayLike) -> Operating:
     Raises:
         DataError: as for `auroc`.
     """
-    truth, score = _known(y, s)
+    truth, score = known_only(y, s)
     if truth.all() or not truth.any():
         return Operating(math.nan, math.nan, math.nan, math.nan)
     thresholds, group = np.unique(score, return_inverse=True)
@@ -201,9 +196,22 @@ def youden(y: ArrayLike, s: ArrayLike) -> Operating:
 
 
 def mean_defined(values: Iterable[float | None]) -> float | None:
-    """The mean of those values that are defined (neither None nor NaN), None if none is."""
+    """Return the mean of the defined values (neither None nor NaN), or None if there is none."""
     defined = [v for v in values if v is not None and not math.isnan(v)]
     return math.fsum(defined) / len(defined) if defined else None
+
+
+def mean_sd(values: Sequence[float | None], *, sample: bool) -> tuple[float, float]:
+    """Return mean and standard deviation of the defined values; NaN where there are none.
+
+    Args:
+        sample: divide by n - 1 (over runs) rather than by n (over classes, as Kulkarni et al. 2024).
+    """
+    defined = np.array([v for v in values if v is not None and not math.isnan(v)], dtype=np.float64)
+    if not len(defined):
+        return math.nan, math.nan
+    spread = float(defined.std(ddof=1 if sample else 0)) if len(defined) > sample else math.nan
+    return float(defined.mean()), spread
 
 
 def _score_class(
@@ -218,8 +226,16 @@ def _defined(value: float) -> float | None:
     return None if math.isnan(value) else value
 
 
-def _known(y: ArrayLike, s: ArrayLike) -> tuple[NDArray[np.bool_], Floats]:
-    """Labels and scores of the images whose label is known."""
+def _percentiles(values: Floats, level: float) -> tuple[float, float] | None:
+    """Return the bounds between which the middle `level` of the values lies; None if there is no value."""
+    if not len(values):
+        return None
+    low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)
+
+
+def known_only(y: ArrayLike, s: ArrayLike) -> tuple[NDArray[np.bool_], Floats]:
+    """Return labels and scores of the images whose label is known."""
     truth, score = np.asarray(y, dtype=np.float64), np.asarray(s, dtype=np.float64)
     if truth.ndim != 1 or truth.shape != score.shape:
         raise DataError(f"labels {truth.shape} and scores {score.shape} must both be [n]")
@@ -236,8 +252,8 @@ def _known(y: ArrayLike, s: ArrayLike) -> tuple[NDArray[np.bool_], Floats]:
     return truth == 1, score
 
 
-def _clusters(y: ArrayLike, patients: Sequence[str] | None) -> NDArray[np.intp]:
-    """The patient of each labelled image, numbered from 0."""
+def patient_numbers(y: ArrayLike, patients: Sequence[str] | None) -> NDArray[np.intp]:
+    """Return the patient of each labelled image as a number from 0."""
     known = ~np.isnan(np.asarray(y, dtype=np.float64))
     if patients is None:
         return np.arange(int(known.sum()))
@@ -246,8 +262,8 @@ def _clusters(y: ArrayLike, patients: Sequence[str] | None) -> NDArray[np.intp]:
     return np.unique(np.asarray(patients)[known], return_inverse=True)[1]
 
 
-def _draws(rng: np.random.Generator, n: int, clusters: int, images: int) -> Iterator[Floats]:
-    """How often each patient is drawn, [some draws, clusters], n draws in all."""
+def patient_draws(rng: np.random.Generator, n: int, clusters: int, images: int) -> Iterator[Floats]:
+    """Yield how often each patient is drawn, [some draws, clusters], n draws in all."""
     step = max(1, _CELLS // max(images, clusters))
     for start in range(0, n, step):
         size = min(step, n - start)
@@ -255,8 +271,8 @@ def _draws(rng: np.random.Generator, n: int, clusters: int, images: int) -> Iter
         yield np.bincount(drawn.ravel(), minlength=size * clusters).reshape(size, clusters).astype(np.float64)
 
 
-def _area(weights: Floats, truth: NDArray[np.bool_], score: Floats) -> Floats:
-    """Weighted AUROC of each row of `weights` [draws, n]; NaN without a positive or a negative."""
+def weighted_auroc(weights: Floats, truth: NDArray[np.bool_], score: Floats) -> Floats:
+    """Return the weighted AUROC for each row of `weights` [draws, n]; NaN where it is undefined."""
     negatives = np.sort(score[~truth])
     lower = np.searchsorted(negatives, score[truth], side="left")
     not_higher = np.searchsorted(negatives, score[truth], side="right")
@@ -272,5 +288,82 @@ def _area(weights: Floats, truth: NDArray[np.bool_], score: Floats) -> Floats:
 
 
 def _at_or_above(counts: NDArray[np.generic]) -> Floats:
-    """Counts at each threshold and every higher one."""
+    """Return the counts at or above each threshold."""
     return np.cumsum(counts[::-1], dtype=np.float64)[::-1]
+
+
+def multiclass_metrics(y: ArrayLike, scores: ArrayLike) -> dict[str, float | None]:
+    """Return metrics of multiclass labels; precision, recall and F1 are means over the classes that occur.
+
+    The prediction is the class of the highest score, the first of equals. A class that is never predicted
+    has precision 0. Rows without a 1 (unlabelled, or of none of the classes) are left out. Macro recall and
+    balanced accuracy (Fed-MAS's B-acc) are the same number; papers use both names.
+
+    Args:
+        y: labels [n, c]: 1, 0 or NaN (unknown), at most one 1 a row.
+        scores: scores [n, c]; any scale that all classes share, such as logits or probabilities.
+
+    Returns:
+        ``accuracy``, ``balanced_accuracy``, ``precision``, ``recall`` and ``f1``, all None if no row is
+        labelled.
+
+    Raises:
+        DataError: a label that is not 1, 0 or NaN, a row with two 1s, a score that is not finite, or shapes
+            that differ.
+    """
+    from sklearn.metrics import precision_recall_fscore_support  # a second's import; few runs need it
+
+    truth, guess = _decided(y, scores)
+    if not len(truth):
+        return dict.fromkeys(KEYS)
+    precision, recall, f1, _ = precision_recall_fscore_support(
+        truth, guess, labels=np.unique(truth), average="macro", zero_division=0
+    )
+    values = (np.mean(truth == guess), recall, precision, recall, f1)
+    return dict(zip(KEYS, map(float, values), strict=True))
+
+
+def class_recalls(y: ArrayLike, scores: ArrayLike) -> list[float | None]:
+    """Return the top-1 accuracy of each class: the share of its images that are predicted as the class.
+
+    Args:
+        y, scores: as for `multiclass_metrics`.
+
+    Returns:
+        one value for each of the c columns, None where no image is of the class.
+
+    Raises:
+        DataError: as for `multiclass_metrics`.
+    """
+    truth, guess = _decided(y, scores)
+    hits = [guess[truth == column] == column for column in range(np.shape(y)[1])]
+    return [float(np.mean(found)) if len(found) else None for found in hits]
+
+
+def _decided(y: ArrayLike, scores: ArrayLike) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Return the true and the predicted column of the labelled rows."""
+    labels, score = np.asarray(y, dtype=np.float64), np.asarray(scores, dtype=np.float64)
+    if labels.ndim != 2 or labels.shape != score.shape:
+        raise DataError(f"labels {labels.shape} and scores {score.shape} must both be [n, c]")
+    strange = labels[(labels != 0) & (labels != 1) & ~np.isnan(labels)]
+    if len(strange):
+        raise DataError(f"label {strange[0]:g} is not 1, 0 or NaN (unknown); map it to one of them")
+    ones = np.sum(labels == 1, axis=1)
+    if (ones > 1).any():
+        raise DataError(
+            f"row {_first(ones > 1)} has {ones.max()} labels at once; multiclass labels have one in each row"
+        )
+    if not np.isfinite(score).all():
+        rows = _first(~np.isfinite(score).all(axis=1))
+        raise DataError(
+            f"the score of row {rows} is not finite; the model has diverged, lower its learning rate"
+        )
+    known = ones == 1
+    if not known.any():  # there may be no column to take the highest of
+        return np.empty(0, dtype=np.intp), np.empty(0, dtype=np.intp)
+    return np.argmax(labels[known] == 1, axis=1), np.argmax(score[known], axis=1)
+
+
+def _first(rows: ArrayLike) -> str:
+    """Return the numbers of the first three marked rows as text."""
+    return ", ".join(map(str, np.flatnonzero(rows)[:3]))

@@ -1,4 +1,4 @@
-"""Predictions of a saved model for images or documents on disk."""
+"""Predicting images or documents on disk with a saved model."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ Inputs = dict[str, Tensor]
 
 @torch.no_grad()
 def predict_to_csv(model_folder: Path, source: Path, out: Path, device: str = "cpu") -> tuple[int, list[str]]:
-    """Writes ``image``, or ``document``, and one column of probabilities per class.
+    """Write a CSV with the column ``image`` or ``document``, and a column of probabilities for each class.
 
     Args:
         model_folder: model/ of a run.
         source: an image, a folder of images, or a CSV with an ``image`` column; for a model that reads text a
-            .txt file, a folder of them, or a CSV with a ``text`` column (and ``document``, their names).
+            .txt file, a folder of them, or a CSV with a ``text`` column (and names under ``document``).
 
     Returns:
-        how many were predicted, and the names of those that could not be read.
+        the number of predictions, and the names of images that cannot be read.
 
     Raises:
         ConfigError: there is no model.
-        DataError: there is nothing to predict, or none of it can be read.
+        DataError: there is no image or document, or none can be read.
     """
     model, prepare = load_model(model_folder)
     model.to(device)
-    spec, task = load_spec(model_folder), model.labels.label_type
+    spec, label_type = load_spec(model_folder), model.labels.label_type
     text = MODELS[spec.name].reads == "text"
     done: list[str] = []
     skipped: list[str] = []
@@ -50,7 +50,7 @@ def predict_to_csv(model_folder: Path, source: Path, out: Path, device: str = "c
     for names, inputs in _documents(source, spec) if text else _images(source, prepare, skipped):
         done += names
         on_device = {key: tensor.to(device) for key, tensor in inputs.items()}
-        rows += probabilities(model(on_device), task).tolist()
+        rows += probabilities(model(on_device), label_type).tolist()
     if not done:
         raise DataError(f"none of the {len(skipped)} images of {source} can be read; first {skipped[0]}")
     written = io.StringIO()
@@ -65,7 +65,7 @@ def predict_to_csv(model_folder: Path, source: Path, out: Path, device: str = "c
 def _images(
     source: Path, prepare: Preprocessing, skipped: list[str]
 ) -> Iterator[tuple[Sequence[str], Inputs]]:
-    """Batches of images and their names; the unreadable ones are added to `skipped`."""
+    """Yield batches of images and their names; names of unreadable images are added to `skipped`."""
     paths = images_to_predict(source)
     for start in range(0, len(paths), _BATCH):
         names, pixels = [], []
@@ -82,7 +82,7 @@ def _images(
 
 
 def _documents(source: Path, spec: ModelSpec) -> Iterator[tuple[Sequence[str], Inputs]]:
-    """Batches of documents and their names."""
+    """Yield batches of documents and their names."""
     named = documents_to_predict(source)
     vocabulary = vocabulary_of(spec)
     for start in range(0, len(named), _BATCH):
@@ -92,10 +92,10 @@ def _documents(source: Path, spec: ModelSpec) -> Iterator[tuple[Sequence[str], I
 
 
 def documents_to_predict(source: Path) -> list[tuple[str, str]]:
-    """Name and text of the documents that a person means by a path.
+    """Return name and text of each document of a path: a .txt file, a folder of them, or a CSV.
 
     Raises:
-        DataError: there is no such path, no document in it, no column ``text``, or no UTF-8 text.
+        DataError: the path does not exist or has no document, the CSV no column ``text``, or a file no UTF-8.
     """
     if source.suffix.lower() == ".csv" and source.is_file():
         sheet = read_sheet(source)

@@ -1,7 +1,9 @@
-"""MoCo v2: a backbone learns, without labels, to tell an image's views from other images.
+"""MoCo v2: a backbone learns, without labels, to distinguish the views of an image from other images.
 
 He et al. Momentum Contrast for Unsupervised Visual Representation Learning. CVPR 2020.
 Chen et al. Improved Baselines with Momentum Contrastive Learning. arXiv:2003.04297.
+Views are crops with other colours and blur (Sec. 3): the augmentation of MoCo v1 with the blur of SimCLR
+(Chen et al. ICML 2020, App. A).
 """
 
 from __future__ import annotations
@@ -21,23 +23,55 @@ from torch import Tensor, nn
 from suture.core.errors import ConfigError, DataError, unknown
 from suture.core.seeds import generator_for, seed_for, seeded
 from suture.core.validation import STRICT
+from suture.data.augmentation import Share, chosen, padded, resample, spread
 from suture.learning.training import NonFiniteLoss
-from suture.learning.views import Views, view
 from suture.models import MODELS, ModelSpec
 from suture.models.classifier import Preprocessing
+from suture.models.priors.prior import LUMA
 
 BACKBONES = ("cnn", "resnet_small", "resnet18")
 
 GROUP = 32
-"""Images over which batch norm takes its statistics; MoCo's 256 a step lay on 8 GPUs."""
+"""Images over which batch norm computes its statistics; MoCo's 256 a step were on 8 GPUs."""
 
 Report = Callable[[int, float], None]
-"""Told of an epoch (from 1) and its mean loss."""
+"""A function that is called with the number of an epoch (from 1) and its mean loss."""
+
+YIQ = ((0.299, 0.587, 0.114), (0.5959, -0.2746, -0.3213), (0.2115, -0.5227, 0.3112))
+"""Maps red, green and blue to brightness and two axes of colour, where a change of hue is a rotation."""
+
+WIDEST = 224
+"""Side of the images to which `Views.blur` refers, in pixels."""
+
+
+@validated(frozen=True, config=STRICT)
+class Views:
+    """How views differ; the defaults are MoCo v2's.
+
+    Attributes:
+        crop: the smallest share of the image's area in a crop; the ratio of its sides is at most 4 to 3.
+        flip: probability of a left-right mirror image.
+        tone: largest relative change of brightness and of contrast, and of saturation in colour.
+        hue: largest change, as a share of the whole circle.
+        tone_chance: probability that tone and hue change at all.
+        gray_chance: probability that a colour image becomes gray.
+        blur: range of the Gaussian filter's standard deviation, in pixels of a 224 px image.
+        blur_chance: probability that an image is blurred at all.
+    """
+
+    crop: Annotated[float, Field(gt=0, le=1)] = 0.2
+    flip: Share = 0.5
+    tone: Share = 0.4
+    hue: Annotated[float, Field(ge=0, le=0.5)] = 0.1
+    tone_chance: Share = 0.8
+    gray_chance: Share = 0.2
+    blur: tuple[Annotated[float, Field(gt=0)], Annotated[float, Field(gt=0)]] = (0.1, 2.0)
+    blur_chance: Share = 0.5
 
 
 @validated(frozen=True, config=STRICT)
 class Pretraining:
-    """What is trained, and how; the defaults are MoCo v2's but for backbone, epochs, batch and queue.
+    """What is trained, and how; the defaults are MoCo v2's except for backbone, epochs, batch and queue.
 
     Attributes:
         backbone: one of `BACKBONES`.
@@ -45,12 +79,12 @@ class Pretraining:
         color: whether they are in colour.
         epochs: passes over the images.
         batch_size: images a step.
-        lr: learning rate of SGD (momentum 0.9) for 256 images a step, in proportion for others; it falls to 0
-            along half a cosine.
+        lr: learning rate of SGD (momentum 0.9) for 256 images a step, scaled in proportion to `batch_size`;
+            it falls to 0 along half a cosine.
         weight_decay: L2 penalty.
-        momentum: how much of itself the key encoder keeps at a step; of few steps it should keep less.
-        queue: keys to tell from; at most the number of images.
-        temperature: that similarities are divided by.
+        momentum: m of MoCo, Eq. 2; a run of few steps needs a smaller one.
+        queue: number of negative keys; at most the number of images.
+        temperature: divisor of the similarities.
         projection: width of the keys.
         views: the augmentation.
     """
@@ -77,18 +111,18 @@ class Pretraining:
 
     @property
     def preprocessing(self) -> Preprocessing:
-        """How pixels become the backbone's input."""
+        """The preprocessing of the backbone's images."""
         return ModelSpec(self.backbone, self.size, self.color).preprocessing
 
 
 @dataclass(frozen=True)
 class Pretrained:
-    """What came of it.
+    """The result of pretraining.
 
     Attributes:
         network: the query encoder's backbone.
         width: number of its features.
-        losses: mean of each epoch.
+        losses: mean loss of each epoch.
     """
 
     network: nn.Module
@@ -97,7 +131,7 @@ class Pretrained:
 
 
 class Encoder(nn.Module):
-    """A backbone under the projection of MoCo v2, a perceptron of two layers."""
+    """A backbone with the projection of MoCo v2, a perceptron of two layers."""
 
     def __init__(self, backbone: nn.Module, width: int, projection: int) -> None:
         super().__init__()
@@ -105,11 +139,11 @@ class Encoder(nn.Module):
         self.projector = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, projection))
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[n, channels, h, w]`` to ``[n, projection]`` of length 1."""
+        """Map ``[n, channels, h, w]`` to ``[n, projection]`` of length 1."""
         return F.normalize(self.projector(self.backbone(x)), dim=1)
 
     def grouped(self, x: Tensor) -> Tensor:
-        """The same, with statistics of batch norm from about `GROUP` images at a time."""
+        """Apply `forward` to groups of about `GROUP` images, so that batch norm uses their statistics."""
         return torch.cat([self(part) for part in x.tensor_split(max(1, len(x) // GROUP))])
 
 
@@ -121,21 +155,21 @@ class Queue:
     rows: Tensor
 
     def push(self, keys: Tensor, rows: Tensor) -> None:
-        """Takes in new keys for as many of the oldest."""
+        """Replace the oldest keys by the same number of new ones."""
         length = len(self.keys)
         self.keys = torch.cat([keys, self.keys])[:length]
         self.rows = torch.cat([rows, self.rows])[:length]
 
 
 def info_nce(queries: Tensor, keys: Tensor, queue: Queue, rows: Tensor, temperature: float) -> Tensor:
-    """Mean of -log of the softmax, over a query's own key and the queue, at its own key (MoCo, Eq. 1).
+    """Return the mean of -log softmax of a query's own key among it and the queue (MoCo, Eq. 1).
 
-    On a small data set the queue reaches back to the epoch before, where it has keys of the query's own
-    image: those are left out, as they are not of another image.
+    On a small data set the queue reaches back to the previous epoch and holds keys of the query's own image:
+    these are left out, because they are not negatives.
 
     Args:
         queries, keys: ``[n, projection]`` of length 1.
-        rows: ``[n]``, their images.
+        rows: ``[n]``, the numbers of their images.
     """
     own = (queries * keys).sum(1, keepdim=True)
     others = (queries @ queue.keys.T).masked_fill(rows.view(-1, 1) == queue.rows, -math.inf)
@@ -145,13 +179,13 @@ def info_nce(queries: Tensor, keys: Tensor, queue: Queue, rows: Tensor, temperat
 
 @torch.no_grad()
 def follow(key: Encoder, query: Encoder, momentum: float) -> None:
-    """key <- momentum key + (1 - momentum) query (MoCo, Eq. 2)."""
+    """Set key <- momentum key + (1 - momentum) query (MoCo, Eq. 2)."""
     for parameter, new in zip(key.parameters(), query.parameters(), strict=True):
         parameter.lerp_(new, 1 - momentum)
 
 
 class Trainer:
-    """The two encoders, the queue, and where randomness comes from.
+    """The two encoders, the queue, the optimiser and the generators of random numbers.
 
     Args:
         images: uint8 ``[n, 1 or 3, size, size]``.
@@ -176,39 +210,38 @@ class Trainer:
         self.queue = self._filled()
 
     def batches(self) -> list[Tensor]:
-        """The rows of one epoch's steps, each once; a last one of a single row joins the step before it."""
+        """Return the rows of each step of an epoch; a single last row is added to the step before it."""
         rows = torch.randperm(len(self.images), generator=self.order)
         parts = list(torch.split(rows, self.spec.batch_size))
         return [*parts[:-2], torch.cat(parts[-2:])] if len(parts) > 1 and len(parts[-1]) == 1 else parts
 
     def views(self, rows: Tensor) -> Tensor:
-        """A view of each row, normalised: ``[m, channels, size, size]``."""
+        """Return a normalised view of each row: ``[m, channels, size, size]``."""
         images = self.images[rows].to(self.device).float()
         return self.prepare(view(images, self.noise, self.spec.views))
 
     @torch.no_grad()
     def keys(self, rows: Tensor) -> Tensor:
-        """``[m, projection]`` of a view of each row, in groups that are not the queries'.
+        """Return the keys ``[m, projection]`` of a view of each row, in other groups than the queries.
 
-        MoCo shuffles the keys over its GPUs, because a key that shares batch norm's statistics with its query
-        can be told by them. One device has a single group, and no order of it changes a statistic: so there
-        are groups here too, drawn anew.
+        MoCo shuffles the keys over its GPUs, because batch norm's statistics would reveal which key shares
+        them with a query. A single device needs groups in place of GPUs; they are drawn anew for the keys.
         """
         x, mixed = self.views(rows), torch.randperm(len(rows), generator=self.order).to(self.device)
         return self.key.grouped(x[mixed])[mixed.argsort()]
 
     def _filled(self) -> Queue:
-        """A queue of real keys: random ones are easily told apart, and the loss would rise at first."""
+        """Return a queue of real keys: random ones are easy negatives, and the loss would rise at first."""
         length = min(self.spec.queue, len(self.images))
         rows = torch.cat(self.batches())[:length]
         parts = rows.tensor_split(max(1, length // self.spec.batch_size))
         return Queue(torch.cat([self.keys(part) for part in parts]), rows.to(self.device))
 
     def epoch(self, index: int) -> float:
-        """Trains for one epoch (from 0); returns its mean loss.
+        """Train for one epoch (from 0) and return its mean loss.
 
         Raises:
-            NonFiniteLoss: the loss is no number.
+            NonFiniteLoss: the loss is not finite.
         """
         batches, total = self.batches(), 0.0
         for i, rows in enumerate(batches):
@@ -220,7 +253,7 @@ class Trainer:
         return total / len(batches)
 
     def step(self, rows: Tensor) -> float:
-        """One step of both encoders; returns the loss before it."""
+        """Update both encoders once and return the loss before the update."""
         queries, own = self.query.grouped(self.views(rows)), rows.to(self.device)
         follow(self.key, self.query, self.spec.momentum)
         keys = self.keys(rows)
@@ -239,20 +272,109 @@ def pretrain(
     device: torch.device | str = "cpu",
     report: Report = lambda _epoch, _loss: None,
 ) -> Pretrained:
-    """Trains a backbone; on a CPU the same seed and number of threads give the same tensors.
+    """Train a backbone; on a CPU the same seed and number of threads give the same tensors.
 
     Args:
         images: uint8 ``[n, 1 or 3, size, size]``, perhaps memory-mapped.
 
     Raises:
         DataError: there are fewer than two images.
-        NonFiniteLoss: the loss is no number.
+        NonFiniteLoss: the loss is not finite.
     """
     if len(images) < 2:
-        raise DataError(f"{len(images)} training images; an image is told from others, so give two or more")
+        raise DataError(f"{len(images)} training images; give two or more, which are to be distinguished")
     trainer = Trainer(images, spec, seed, device)
     losses = []
     for index in range(spec.epochs):
         losses.append(trainer.epoch(index))
         report(index + 1, losses[-1])
     return Pretrained(trainer.query.backbone.cpu(), trainer.width, tuple(losses))
+
+
+def view(images: Tensor, generator: torch.Generator, spec: Views) -> Tensor:
+    """Return a random view of each image.
+
+    Args:
+        images: float ``[n, 1 or 3, h, w]`` in [0, 255].
+        generator: the only source of randomness, on the CPU.
+
+    Returns:
+        ``[n, 1 or 3, h, w]`` in [0, 255].
+    """
+    n = len(images)
+    images = toned(resample(images, crops(n, generator, spec).to(images)), generator, spec)
+    if images.shape[1] == 3:
+        images = mixed(images, colours(n, generator, spec).to(images))
+    low, high = (sigma * images.shape[-1] / WIDEST for sigma in spec.blur)
+    rows = chosen(n, generator, spec.blur_chance).nonzero().flatten()
+    sigma = low + (high - low) * torch.rand(len(rows), generator=generator)
+    if not len(rows):
+        return images
+    rows, weights = rows.to(images.device), bells(sigma, high).to(images)
+    return images.index_copy(0, rows, blurred(images.index_select(0, rows), weights))
+
+
+def crops(n: int, generator: torch.Generator, spec: Views) -> Tensor:
+    """Return the map of each crop, resized and perhaps mirrored: ``[n, 2, 3]`` for `resample`.
+
+    The area is uniform between `spec.crop` and 1. The logarithm of the ratio of sides, between 3/4 and 4/3,
+    and the position are uniform among the crops inside the image.
+    """
+    area = spec.crop + (1 - spec.crop) * torch.rand(n, generator=generator)
+    ratio = (spread(n, generator, 1.0) * (-area.log()).clamp(max=math.log(4 / 3))).exp()
+    sides = torch.stack([(area * ratio).sqrt(), (area / ratio).sqrt()], dim=1)
+    # An image is 2 long in the coordinates of `resample`, so the centre moves by 1 - side at most.
+    centre = (2 * torch.rand(n, 2, generator=generator) - 1) * (1 - sides)
+    mirror = torch.where(chosen(n, generator, spec.flip), -1.0, 1.0)
+    scale = torch.diag_embed(sides * torch.stack([mirror, torch.ones(n)], dim=1))
+    return torch.cat([scale, centre.unsqueeze(2)], dim=2)
+
+
+def toned(images: Tensor, generator: torch.Generator, spec: Views) -> Tensor:
+    """Change the brightness of some images, then their contrast around the mean of their gray image."""
+    n = len(images)
+    some = chosen(n, generator, spec.tone_chance)
+    factors = [(1 + spread(n, generator, spec.tone) * some).view(-1, 1, 1, 1).to(images) for _ in range(2)]
+    images = (images * factors[0]).clamp_(0, 255)
+    weights = images.new_tensor(LUMA if images.shape[1] == 3 else (1.0,)).view(1, -1, 1, 1)
+    mean = (images * weights).sum(1, keepdim=True).mean((2, 3), keepdim=True)
+    return ((images - mean) * factors[1] + mean).clamp_(0, 255)
+
+
+def colours(n: int, generator: torch.Generator, spec: Views) -> Tensor:
+    """Return each image's colour map ``[n, 3, 3]``: hue, then saturation, which is 0 for some."""
+    some = chosen(n, generator, spec.tone_chance)
+    saturation = 1 + spread(n, generator, spec.tone) * some
+    saturation = torch.where(chosen(n, generator, spec.gray_chance), 0.0, saturation).view(-1, 1, 1)
+    angle = spread(n, generator, 2 * math.pi * spec.hue) * some
+    turn = torch.eye(3).repeat(n, 1, 1)
+    turn[:, 1, 1] = turn[:, 2, 2] = angle.cos()
+    turn[:, 1, 2], turn[:, 2, 1] = -angle.sin(), angle.sin()
+    yiq = torch.tensor(YIQ)
+    gray = torch.tensor(LUMA).expand(3, 3)
+    turned: Tensor = torch.linalg.inv(yiq) @ turn @ yiq
+    return (saturation * torch.eye(3) + (1 - saturation) * gray) @ turned
+
+
+def mixed(images: Tensor, mixes: Tensor) -> Tensor:
+    """Apply the maps ``[n, 3, 3]`` to the colours of every pixel of images ``[n, 3, h, w]``."""
+    return (mixes @ images.flatten(2)).clamp_(0, 255).view_as(images)
+
+
+def bells(sigma: Tensor, widest: float) -> Tensor:
+    """Return the weights ``[n, k]`` of Gaussian filters, cut at three of the widest standard deviations."""
+    reach = max(1, math.ceil(3 * widest))
+    weights = torch.exp(-0.5 * (torch.arange(-reach, reach + 1) / sigma.view(-1, 1)) ** 2)
+    return weights / weights.sum(1, keepdim=True)
+
+
+def blurred(images: Tensor, weights: Tensor) -> Tensor:
+    """Filter each image with its own weights ``[n, k]``, along its columns and then its rows."""
+    side = weights.shape[1]
+    wide = padded(images, side)
+    for axis in (-2, -1):
+        length = images.shape[axis]
+        wide = torch.stack(
+            [wide.narrow(axis, i, length) * weights[:, i].view(-1, 1, 1, 1) for i in range(side)]
+        ).sum(0)
+    return wide

@@ -1,4 +1,4 @@
-"""A saved model on any labelled data: a test set that its training never saw."""
+"""Evaluating a saved model on any labelled data, such as a test set that its training never used."""
 
 from __future__ import annotations
 
@@ -24,9 +24,8 @@ from suture.data.config import SiteConfig
 from suture.data.table import Split
 from suture.learning.evaluation import entropy, mean_interval, ranking
 from suture.learning.losses import probabilities
-from suture.learning.metrics import mean_defined, score_classes
+from suture.learning.metrics import mean_defined, mean_sd, score_classes
 from suture.learning.samples import load_samples
-from suture.learning.statistics import mean_sd
 from suture.learning.training import SiteContext, predict
 from suture.models.saved import load_model, load_spec
 from suture.protocol.messages import ClassScore
@@ -35,12 +34,12 @@ BOOTSTRAP = 1000
 
 
 @dataclass(frozen=True)
-class Together:
+class GroupFigures:
     """Figures of some classes together.
 
     Attributes:
-        loss: cross-entropy of their known labels; None where there is none.
-        bounds: 95 % interval of their mean AUROC.
+        loss: cross-entropy of their known labels; None if no label is known.
+        bounds: 95 % interval of their mean AUROC; None if undefined.
     """
 
     loss: float | None
@@ -53,14 +52,14 @@ class Evaluated:
 
     Attributes:
         labels: the classes of the model.
-        tested: the classes that both the model and the data know.
+        tested: the classes of the model that the data label.
         y: labels [n, len(labels)], NaN where unknown.
         scores: probabilities [n, len(labels)].
-        patients: of each image.
+        patients: patient of each image.
         classes: AUROC of each of `tested`, with its interval and counts.
-        unlearned: classes of the data that the model does not know.
-        together: of `tested`.
-        groups: of those of `tested` that are in a group, by its name; of a group without any there is none.
+        unlearned: classes of the data that the model does not have.
+        together: figures of `tested`.
+        groups: for each group with a class of `tested`, by its name, the figures of these classes.
     """
 
     labels: tuple[str, ...]
@@ -70,8 +69,8 @@ class Evaluated:
     patients: tuple[str, ...]
     classes: Mapping[str, ClassScore]
     unlearned: tuple[str, ...]
-    together: Together
-    groups: Mapping[str, Together] = field(default_factory=dict)
+    together: GroupFigures
+    groups: Mapping[str, GroupFigures] = field(default_factory=dict)
 
     @property
     def loss(self) -> float | None:
@@ -80,8 +79,9 @@ class Evaluated:
 
     @property
     def mean(self) -> float | None:
-        """Mean AUROC over the classes of the data; undefined if the model has not learned one of them
-        (Kulkarni et al. 2024, Sec. 4.3).
+        """Mean AUROC over the classes of the data; None if the model lacks one of them.
+
+        Kulkarni et al. 2024, Sec. 4.3.
         """
         return None if self.unlearned else mean_defined(s.auroc for s in self.classes.values())
 
@@ -92,7 +92,7 @@ class Evaluated:
 
     @property
     def spread(self) -> float | None:
-        """The population SD over the classes that `mean` is over."""
+        """The population SD of the AUROC over the classes of `mean`."""
         spread = mean_sd([score.auroc for score in self.classes.values()], sample=False)[1]
         return None if self.mean is None or math.isnan(spread) else spread
 
@@ -104,58 +104,64 @@ def evaluate(
     device: str = "cpu",
     groups: Mapping[str, Collection[str]] | None = None,
 ) -> Evaluated:
-    """Scores a saved model on one split of a site's data.
+    """Evaluate a saved model on one split of a site's data.
 
     Args:
-        groups: classes that are also to be taken together, by a name for each group.
+        groups: further groups of classes to measure together, by name.
 
     Raises:
         ConfigError: the folder holds no model.
         DataError: the data cannot be read, have nothing in the split, or share no class with the model.
     """
+    labels, part, logits, own = _predict(model_folder, config, split, device)
+    names = labels.names
+    tested = tuple(name for name in names if name in own)
+    where = [labels.index(name) for name in tested]
+    y, ranked = part.y.numpy(), ranking(logits, labels.label_type).numpy()
+    known = {name: [c for c in tested if c in group] for name, group in (groups or {}).items()}
+    return Evaluated(
+        names,
+        tested,
+        y,
+        probabilities(logits.double(), labels.label_type).numpy().astype(np.float32),
+        part.patients,
+        score_classes(tested, y[:, where], ranked[:, where], part.patients, BOOTSTRAP),
+        tuple(name for name in own if name not in names),
+        _together(tested, part, logits, labels),
+        {name: _together(some, part, logits, labels) for name, some in known.items() if some},
+    )
+
+
+def _predict(
+    model_folder: Path, config: SiteConfig, split: Split, device: str
+) -> tuple[LabelSet, Samples, Tensor, LabelSet]:
+    """Return the model's classes, the samples with these as columns, their logits, and the site's classes."""
     model, prepare = load_model(model_folder)
     own, samples = load_samples(config, load_spec(model_folder), config.data.root.name, only=split)
-    part = samples[split]
+    part, names = samples[split], model.labels.names
     if not len(part):
         raise DataError(f"{config.data.table} has no {split} images; choose another --split")
-    labels = model.labels.names
-    tested = tuple(name for name in labels if name in own)
-    if not tested:
-        raise DataError(f"{config.data.table} has none of the model's classes: {', '.join(labels)}")
+    if not set(names) & set(own.names):
+        raise DataError(f"{config.data.table} has none of the model's classes: {', '.join(names)}")
     context = SiteContext(
         "evaluation", model.to(device), samples, prepare, Augmentation(), torch.device(device), batch_size=256
     )
-    logits = predict(context, part)
-    part = columns(part, own, model.labels)
-    y, ranked = part.y.numpy(), ranking(logits, model.labels.label_type).numpy()
-    where = [labels.index(name) for name in tested]
-    known = {name: [c for c in tested if c in group] for name, group in (groups or {}).items()}
-    return Evaluated(
-        labels,
-        tested,
-        y,
-        probabilities(logits.double(), model.labels.label_type).numpy().astype(np.float32),
-        part.patients,
-        score_classes(tested, y[:, where], ranked[:, where], part.patients, BOOTSTRAP),
-        tuple(name for name in own if name not in labels),
-        _together(tested, part, logits, model.labels),
-        {name: _together(some, part, logits, model.labels) for name, some in known.items() if some},
-    )
+    return model.labels, columns(part, own, model.labels), predict(context, part), own
 
 
-def _together(names: Sequence[str], part: Samples, logits: Tensor, labels: LabelSet) -> Together:
-    """Figures of the classes of `names` alone, from samples with the model's labels."""
+def _together(names: Sequence[str], part: Samples, logits: Tensor, labels: LabelSet) -> GroupFigures:
+    """Return the figures of the classes of `names`, from samples with the model's classes as columns."""
     others = [i for i, name in enumerate(labels.names) if name not in names]
     y = part.y.clone()
     y[:, others] = torch.nan
-    return Together(
+    return GroupFigures(
         entropy(replace(part, y=y), logits, labels.label_type),
         mean_interval(part, logits, labels, names, BOOTSTRAP, seed=0),
     )
 
 
 def as_metrics(done: Evaluated) -> dict[str, Any]:
-    """The figures as plain values."""
+    """Return the figures as plain values."""
     return {
         "n": len(done.patients),
         "mean_auroc": done.mean,
@@ -169,7 +175,7 @@ def as_metrics(done: Evaluated) -> dict[str, Any]:
 
 
 def write_scores(done: Evaluated, path: Path) -> None:
-    """Writes one row per image: patient, the label and the probability of every class; blank is unknown.
+    """Write a CSV with a row per image: patient, label and probability of every class; blank is unknown.
 
     Raises:
         OSError: the file cannot be written.

@@ -9,8 +9,8 @@ from torch import Tensor
 from suture.core.errors import ConfigError
 from suture.methods.base import Method
 from suture.methods.share import cut
-from suture.models.classifier import HEADS, Classifier
-from suture.models.norm import counters, shared_names
+from suture.models.classifier import HEADS, Classifier, shared_names
+from suture.models.norm import counters
 
 
 def shared_parameters(model: Classifier, method: Method) -> tuple[str, ...]:

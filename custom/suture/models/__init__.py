@@ -1,4 +1,4 @@
-"""The registry of models: a backbone by name, under a head whose rows are classes."""
+"""The registry of models: a backbone by its name, with a head whose rows belong to classes."""
 
 from __future__ import annotations
 
@@ -16,28 +16,39 @@ from suture.core.labels import LabelSet
 from suture.core.seeds import seed_for, seeded
 from suture.core.validation import STRICT
 from suture.data.text import Vocabulary, clinical_vocabulary, read_vocabulary
+from suture.models.backbones import (
+    IMAGENET,
+    LITE,
+    Normalisation,
+    densenet121,
+    efficientnet_lite0,
+    resnet18,
+    small_cnn,
+    small_resnet,
+    text_lstm,
+)
 from suture.models.classifier import Classifier, Preprocessing, head_rows, load_tensors
-from suture.models.cnn import small_cnn
-from suture.models.densenet import densenet121
-from suture.models.efficientnet import efficientnet_lite0
-from suture.models.lstm import text_lstm
 from suture.models.norm import set_momentum
-from suture.models.resnet import resnet18, small_resnet
+
+__all__ = [
+    "CORPUS",
+    "IMAGENET",
+    "INPUTS",
+    "LITE",
+    "MODELS",
+    "Backbone",
+    "ModelSpec",
+    "build",
+    "vocabulary_of",
+]
 
 CORPUS = "corpus"
-"""In place of a vocabulary: that of all documents of a simulation."""
-
-Normalisation = tuple[tuple[float, ...], tuple[float, ...]]
-
-IMAGENET: Normalisation = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-LITE: Normalisation = ((127 / 255,) * 3, (128 / 255,) * 3)
-"""What EfficientNet-Lite was trained with."""
-
+"""As `ModelSpec.vocabulary`: the vocabulary of all documents of a simulation."""
 
 Reads = Literal["image", "text"]
 
 INPUTS: dict[Reads, tuple[str, ...]] = {"image": ("image",), "text": ("tokens", "length")}
-"""Names of what a backbone takes of a batch."""
+"""Names of the inputs of a backbone in a batch."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,12 +56,12 @@ class Backbone:
     """An entry of the registry.
 
     Attributes:
-        text: for `suture list`.
-        build: the specification, and the weights to begin with, to the network and its number of features.
-        smallest: the smallest image that it takes.
-        weights: the words that `ModelSpec.weights` may be besides a path; without any it takes no weights.
+        text: description for `suture list`.
+        build: maps the specification and the initial weights to the network and its number of features.
+        smallest: side of the smallest image that it takes, in pixels.
+        weights: the words that `ModelSpec.weights` may be besides a path; if empty, it takes no weights.
         normalisation: mean and std of its pretraining; None for a network that is made for gray images.
-        reads: what its input is.
+        reads: kind of its input.
     """
 
     text: str
@@ -101,7 +112,7 @@ MODELS: dict[str, Backbone] = {
 
 @dataclass(frozen=True, config=STRICT)
 class ModelSpec:
-    """Which model, and what it reads.
+    """Which model, and its input.
 
     Attributes:
         name: a name of the registry.
@@ -110,21 +121,21 @@ class ModelSpec:
         hidden: width of a Dense block between backbone and head, 0 for none (256 in the program of
             Surgical Aggregation).
         dropout: of that block.
-        norm_momentum: how far the running statistics of batch norm move in a step; None as the network has
-            it, 0.1, and 0.01 of EfficientNet-Lite0, whose statistics take some hundred steps to follow.
+        norm_momentum: of the running statistics of batch norm; None for the network's own: 0.1, and 0.01 of
+            EfficientNet-Lite0, whose statistics need some hundred steps to adapt.
         projection: width of the projector of methods that compare features with a frozen prior's (the prior's
             width), 0 for none.
-        second_head: whether the projection has a head of its own (the published program of Fed-MAS).
+        second_head: whether the projection has a head of its own, as in the published program of Fed-MAS.
         weights: path of pretrained weights, read at the server only; ``download`` fetches torchvision's,
-            ``package`` takes those that the backbone's package carries.
-        mean, std: normalisation per channel; that of its pretraining where a backbone has one, else 0.5 and
-            0.25.
-        vocabulary: of a model that reads text: ``clinical``, the one that comes with the package; the path of
-            a vocabulary file; the words themselves; or ``corpus``, that of all documents of a simulation, as
+            ``package`` reads those in the backbone's package.
+        mean, std: normalisation per channel; None for that of the backbone's pretraining, or 0.5 and 0.25 if
+            it has none.
+        vocabulary: of a model that reads text: ``clinical``, which comes with the package; the path of a
+            vocabulary file; the words themselves; or ``corpus``, that of all documents of a simulation, as
             in the published program of PMFL.
-        longest: tokens of a document that are read, the rest is cut; None reads all.
-        padding: fill every document up to `longest` and read that as words, as the published program of PMFL
-            does.
+        longest: number of tokens of a document that are read at most; None reads all.
+        padding: pad every document to `longest` and read the padding as words, as in the published program
+            of PMFL.
     """
 
     name: str = "cnn"
@@ -148,7 +159,7 @@ class ModelSpec:
 
     @property
     def preprocessing(self) -> Preprocessing:
-        """How pixels become this model's input."""
+        """The preprocessing of this model's images."""
         own = MODELS[self.name].normalisation
         channels = 3 if self.color or own else 1
         mean, std = own or ((0.5,) * channels, (0.25,) * channels)
@@ -156,10 +167,10 @@ class ModelSpec:
 
 
 def vocabulary_of(spec: ModelSpec) -> Vocabulary:
-    """The words that a text model tells apart.
+    """Return the vocabulary of a text model.
 
     Raises:
-        ConfigError: the vocabulary file cannot be read, or its words are not distinct.
+        ConfigError: the vocabulary file cannot be read, or has a word twice.
     """
     if spec.vocabulary == "clinical":
         return clinical_vocabulary()
@@ -174,10 +185,10 @@ def vocabulary_of(spec: ModelSpec) -> Vocabulary:
 
 
 def build(spec: ModelSpec, labels: LabelSet, seed: int, *, pretrained: bool) -> Classifier:
-    """The model of a specification; the same seed gives the same tensors, and no global state changes.
+    """Build the model of a specification; the same seed gives the same tensors, and no global state changes.
 
     Args:
-        pretrained: whether `spec.weights` are read; sites do not need them.
+        pretrained: whether `spec.weights` are read; a site receives its weights from the server instead.
 
     Raises:
         ConfigError: the weights cannot be read or do not fit, or settings contradict each other.
@@ -205,7 +216,7 @@ def build(spec: ModelSpec, labels: LabelSet, seed: int, *, pretrained: bool) -> 
 
 
 def _check(spec: ModelSpec) -> None:
-    """Settings that contradict each other; here, because `--set` changes them one at a time.
+    """Refuse settings that contradict each other; not in `ModelSpec`, as `--set` changes them one at a time.
 
     Raises:
         ConfigError: naming the setting and the remedy.
@@ -228,7 +239,7 @@ def _check(spec: ModelSpec) -> None:
     if spec.padding and spec.longest is None:
         raise ConfigError(
             "model.padding fills every document up to model.longest; set that, to the longest document of "
-            "all sites, say (`suture data check` tells each site its own)"
+            "all sites, say (`suture data check` shows that of each site)"
         )
     for name in ("mean", "std"):
         given, channels = getattr(spec.preprocessing, name), spec.preprocessing.channels

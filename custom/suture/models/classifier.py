@@ -1,4 +1,4 @@
-"""A backbone with a head whose rows are classes with names."""
+"""A backbone with a head whose rows belong to classes."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ from torch import Tensor, nn
 from suture.core.labels import LabelSet
 from suture.core.seeds import generator_for, seeded
 from suture.core.validation import STRICT
+from suture.models.norm import NormPolicy, counters, norm_names
 
 Shapes = Mapping[str, tuple[tuple[int, ...], str]]
 
 HEADS = ("head.", "second_head.")
-"""How the names of tensors begin whose rows are classes."""
+"""Prefixes of the names of tensors whose rows belong to classes."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Shapes and types of what a model shares: whole tensors, and one row of each tensor of the head."""
+    """Shapes and types of the tensors that a model shares: whole ones, and one row of each of the head's."""
 
     shared: Shapes
     head: Shapes
 
     @classmethod
     def of(cls, shared: Mapping[str, Tensor], head: Mapping[str, Tensor]) -> Layout:
-        """That of tensors, the head's with a row for each class."""
+        """Return the layout of tensors; those of the head have a row for each class."""
         return cls(
             {name: (tuple(t.shape), str(t.dtype)) for name, t in shared.items()},
             {name: (tuple(t.shape[1:]), str(t.dtype)) for name, t in head.items()},
@@ -37,14 +38,14 @@ class Layout:
 
 @validated(frozen=True, config=STRICT)
 class Preprocessing:
-    """How pixels become a model's input; recorded with the model.
+    """The conversion of pixels to a model's input; it is saved with the model.
 
     Attributes:
         size: side of the square image.
-        color: whether images have three channels of their own; gray ones are repeated where a backbone
-            takes three.
-        channels: what the backbone takes.
-        mean, std: of each channel, of values in [0, 1].
+        color: whether images are in colour; the channel of gray images is repeated where a backbone takes
+            three.
+        channels: number of channels that the backbone takes.
+        mean, std: normalisation of each channel, of values in [0, 1].
     """
 
     size: int
@@ -54,7 +55,7 @@ class Preprocessing:
     std: tuple[float, ...]
 
     def __call__(self, image: Tensor) -> Tensor:
-        """uint8 ``[n, 1 or 3, h, w]`` to normalised float ``[n, channels, h, w]``."""
+        """Convert uint8 ``[n, 1 or 3, h, w]`` to normalised float ``[n, channels, h, w]``."""
         x = image.float().div_(255.0)
         if x.shape[1] != self.channels:
             x = x.expand(-1, self.channels, -1, -1)
@@ -63,7 +64,7 @@ class Preprocessing:
         return (x - mean).div_(std)
 
     def undone(self, image: Tensor) -> Tensor:
-        """Normalised float images as values in [0, 1] again."""
+        """Convert normalised images back to values in [0, 1]."""
         mean = torch.tensor(self.mean, device=image.device).view(1, -1, 1, 1)
         std = torch.tensor(self.std, device=image.device).view(1, -1, 1, 1)
         return image * std + mean
@@ -73,20 +74,20 @@ class Classifier(nn.Module):
     """Backbone, an optional hidden block, and a linear head with one row per class.
 
     Its tensors are named ``backbone.*``, ``hidden.*``, ``head.weight`` [c, d] and ``head.bias`` [c]. The
-    hidden block is ordinary shared representation: only the head's rows belong to classes.
+    hidden block is shared like the backbone: only the head's rows belong to classes.
 
     Args:
-        backbone: inputs to features ``[n, features]``.
-        labels: names the head's rows, in order.
+        backbone: maps inputs to features ``[n, features]``.
+        labels: the classes of the head's rows, in order.
         hidden: width of the hidden block (Dense, ReLU, Dropout); 0 for none.
         projection: width of a projector beside the head (Linear, batch norm, ReLU, Linear; ``projector.*``),
             for methods that compare features; 0 for none.
         second_head: whether the projection has a head of its own, one row per class (``second_head.*``); it
-            is trained beside the other and predicts nothing.
-        reads: names of the inputs that the backbone takes, in order.
+            is trained like the other, but not used for prediction.
+        reads: names of the backbone's inputs, in order.
 
     Attributes:
-        projected: width of what the projector gives, that of the head's input where there is none.
+        projected: width of the projector's output, or of the head's input where there is no projector.
     """
 
     def __init__(
@@ -122,18 +123,18 @@ class Classifier(nn.Module):
         self.second_head = nn.Linear(projection, len(labels)) if second_head else None
 
     def features(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """What the head reads: ``[n, d]``."""
+        """Return the input of the head, ``[n, d]``."""
         out: Tensor = self.hidden(self.backbone(*(inputs[name] for name in self.reads)))
         return out
 
     def forward(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Logits ``[n, c]``."""
+        """Return logits ``[n, c]``."""
         out: Tensor = self.head(self.features(inputs))
         return out
 
 
 def redraw_head(model: Classifier, seed: int) -> None:
-    """Another initial hidden block and head, as a model of that seed would have them."""
+    """Initialise the hidden block and the head anew, as those of a model of this seed."""
     fresh = head_rows(model.labels, model.head.in_features, seed)
     for name, layer in model.hidden.named_children():
         if isinstance(layer, nn.Linear):
@@ -144,13 +145,13 @@ def redraw_head(model: Classifier, seed: int) -> None:
 
 
 def head_rows(labels: LabelSet, features: int, seed: int, head: str = "head") -> dict[str, Tensor]:
-    """Initial rows of a head, each from a seed of its own class name.
+    """Return the initial rows of a head, each from a seed of its class name.
 
-    A class begins with the same row whatever other classes there are, and in whatever order.
+    So the row of a class does not depend on the other classes, nor on their order.
 
     Returns:
-        ``head.weight`` [c, features] and ``head.bias`` [c], or those of the head that is named, uniform in
-        +-1/sqrt(features) as `nn.Linear`'s.
+        ``head.weight`` [c, features] and ``head.bias`` [c], or those of another head by its name, uniform in
+        +-1/sqrt(features) as in `nn.Linear`.
     """
     bound = features**-0.5
     rows = [
@@ -164,10 +165,10 @@ def head_rows(labels: LabelSet, features: int, seed: int, head: str = "head") ->
 def relabelled(
     head: Mapping[str, Tensor], before: tuple[str, ...], labels: tuple[str, ...], seed: int
 ) -> dict[str, Tensor]:
-    """The rows of `labels`: classes known before keep theirs, new ones are initialised.
+    """Return the rows of `labels`: those of `before` keep their values, new ones are initialised.
 
     Args:
-        head: of each head ``weight`` [len(before), d] and ``bias`` [len(before)], under their full names.
+        head: ``weight`` [len(before), d] and ``bias`` [len(before)] of each head, under their full names.
     """
     if before == labels:
         return dict(head)
@@ -184,13 +185,19 @@ def relabelled(
 
 
 def split_state(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """A state dict as its shared tensors and the rows of its heads."""
+    """Split a state dict into the tensors outside the heads, and those of the heads."""
     head = {name: t for name, t in state.items() if name.startswith(HEADS)}
     return {name: t for name, t in state.items() if name not in head}, head
 
 
+def shared_names(model: nn.Module, policy: NormPolicy) -> tuple[str, ...]:
+    """Return the sorted names of the tensors outside the heads that are shared in each round."""
+    local = counters(model) | (frozenset() if policy == "average" else norm_names(model))
+    return tuple(sorted(n for n in model.state_dict() if not n.startswith(HEADS) and n not in local))
+
+
 def load_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Copies tensors into the model by name; those that it lacks are passed over."""
+    """Copy tensors into the model by name; names that the model lacks are ignored."""
     with torch.no_grad():
         for name, target in model.state_dict().items():
             if name in tensors:

@@ -1,4 +1,4 @@
-"""Batch-norm policies. Batch norm is recognised by module type, never by its name."""
+"""Batch norm and its policies. Batch norm is recognised by module type, never by its name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from suture.core.errors import ConfigError
-from suture.models.classifier import HEADS
 
 NormPolicy = Literal["average", "local", "frozen"]
 """average: FedAvg, all four arrays are averaged. local: FedBN, they stay at the site (Li et al. 2021,
@@ -21,24 +20,18 @@ def _norms(model: nn.Module) -> dict[str, _BatchNorm]:
 
 
 def counters(model: nn.Module) -> frozenset[str]:
-    """Names of the integer counters of batch norm; they are never sent and never averaged."""
+    """Return the names of the integer counters of batch norm, which are never sent and never averaged."""
     return frozenset(f"{name}.num_batches_tracked" for name in _norms(model))
 
 
 def norm_names(model: nn.Module) -> frozenset[str]:
-    """Names of gamma, beta, mean and variance of every batch norm."""
+    """Return the names of gamma, beta, mean and variance of every batch norm."""
     found = {f"{name}.{tensor}" for name, module in _norms(model).items() for tensor in module.state_dict()}
     return frozenset(found - counters(model))
 
 
-def shared_names(model: nn.Module, policy: NormPolicy) -> tuple[str, ...]:
-    """Names of the tensors outside the head that cross each round, sorted."""
-    kept = counters(model) | (frozenset() if policy == "average" else norm_names(model))
-    return tuple(sorted(n for n in model.state_dict() if not n.startswith(HEADS) and n not in kept))
-
-
 def train_mode(model: nn.Module, policy: NormPolicy) -> None:
-    """Training mode; under `frozen` the batch norms rest: eval mode, and no gradient for gamma and beta."""
+    """Set training mode; under `frozen` batch norm is in eval mode, and gamma and beta have no gradient."""
     model.train()
     if policy == "frozen":
         for module in _norms(model).values():
@@ -47,10 +40,10 @@ def train_mode(model: nn.Module, policy: NormPolicy) -> None:
 
 
 def set_momentum(model: nn.Module, momentum: float) -> None:
-    """How far every batch norm's statistics move in a step: new = (1 - momentum) old + momentum batch.
+    """Set the momentum of every batch norm: new statistics = (1 - momentum) old + momentum batch.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: the model has no batch norm.
     """
     norms = _norms(model)
     if not norms:

@@ -1,4 +1,4 @@
-"""A model on disk: model.safetensors and model.json, all that prediction needs."""
+"""A model on disk: model.safetensors and model.json, everything that prediction needs."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from suture.models.classifier import Classifier, Preprocessing
 
 
 def save_model(model: Classifier, spec: ModelSpec, folder: Path, facts: Mapping[str, Any]) -> None:
-    """Writes the weights, and beside them class names, backbone and preprocessing.
+    """Write the weights, and beside them class names, backbone and preprocessing.
 
     Args:
-        facts: whatever else is to be remembered (job, round).
+        facts: further entries of model.json (job, round).
     """
     folder.mkdir(parents=True, exist_ok=True)
     with replacing(folder / "model.safetensors") as temporary:
-        # Not `save_file`, whose file only its owner may read.
+        # Not `save_file`: only the owner may read its file.
         temporary.write_bytes(save({name: t.contiguous() for name, t in model.state_dict().items()}))
     description = {
         "format": 1,
@@ -43,10 +43,10 @@ def save_model(model: Classifier, spec: ModelSpec, folder: Path, facts: Mapping[
 
 
 def load_model(folder: Path) -> tuple[Classifier, Preprocessing]:
-    """The model, in eval mode, and what its images must go through.
+    """Return the model, in eval mode, and the preprocessing of its images.
 
     Raises:
-        ConfigError: the folder holds no model of ours, or a broken one.
+        ConfigError: the folder holds no model of Suture, or a damaged one.
     """
     path = folder / "model.json"
     if not path.is_file():
@@ -64,10 +64,10 @@ def load_model(folder: Path) -> tuple[Classifier, Preprocessing]:
 
 
 def load_spec(folder: Path) -> ModelSpec:
-    """Which model `load_model` gives, and what it reads.
+    """Return the specification of a saved model.
 
     Raises:
-        ConfigError: the folder holds no model of ours, or a broken one.
+        ConfigError: the folder holds no model of Suture, or a damaged one.
     """
     path = folder / "model.json"
     try:

@@ -1,4 +1,4 @@
-"""Where the marks of the report's charts lie; the template draws them."""
+"""The charts of the report as positions in an SVG; figures.html renders them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LEFT, RIGHT, TOP, BOTTOM = 40.0, 12.0, 12.0, 26.0
 
 @dataclass(frozen=True)
 class Scale:
-    """A linear map from data (low to high) to the drawing (start to stop)."""
+    """A linear map from data (low to high) to positions in the SVG (start to stop)."""
 
     low: float
     high: float
@@ -30,7 +30,7 @@ class Scale:
 
 @dataclass(frozen=True)
 class Tick:
-    """A position on an axis and what is written there."""
+    """A position on an axis and its text."""
 
     at: float
     text: str
@@ -38,7 +38,7 @@ class Tick:
 
 @dataclass(frozen=True)
 class Series:
-    """One value per round, None where there is none; and lowest and highest of it, where it has a spread."""
+    """One value per round, or None; and its lowest and highest value in each round, where it has a spread."""
 
     name: str
     values: Sequence[float | None]
@@ -47,9 +47,14 @@ class Series:
 
 @dataclass(frozen=True)
 class Trace:
-    """A drawn series: runs of points between gaps (a run of one is a dot), or bars (x, y, width, height).
+    """A series as positions in the SVG.
 
-    `band` is the outline of what a series spreads over.
+    Attributes:
+        name: of the series.
+        tone: number of its colour.
+        runs: points (x, y) between gaps; a run of one point is a dot.
+        bars: x, y, width and height of each.
+        band: the outline of the series' spread, points (x, y).
     """
 
     name: str
@@ -61,7 +66,7 @@ class Trace:
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart over rounds. `phases` are the x of lines between phases, `selected` that of a round."""
+    """A chart over rounds. `phases` are the x of the lines between phases, `selected` is that of a round."""
 
     title: str
     x: tuple[Tick, ...]
@@ -78,10 +83,10 @@ def line_chart(
     phases: Sequence[int] = (),
     selected: int | None = None,
 ) -> Chart | None:
-    """Lines over rounds, broken where a value is None; None if there is no value at all.
+    """Return a chart of lines over rounds, broken where a value is None; None if there is no value at all.
 
     Args:
-        title: what is shown, with its unit.
+        title: the quantity, with its unit.
         rounds: round numbers, ascending.
         series: values for each of `rounds`.
         phases: the first round of each phase after the first.
@@ -103,8 +108,19 @@ def line_chart(
     return Chart(title, _x_ticks(rounds, x), ticks, traces, starts, mark)
 
 
+def line_charts(
+    series: Mapping[str, Sequence[Series]],
+    rounds: Sequence[int],
+    phases: Sequence[int] = (),
+    selected: int | None = None,
+) -> list[Chart]:
+    """Return a `line_chart` for each title that has a value; none if there is no round."""
+    charts = (line_chart(title, rounds, lines, phases, selected) for title, lines in series.items())
+    return [chart for chart in charts if chart]
+
+
 def bar_chart(title: str, rounds: Sequence[int], series: Sequence[Series]) -> Chart | None:
-    """Bars from 0, those of one round side by side; None if there is no value at all."""
+    """Return a chart of bars from 0, those of one round side by side; None if there is no value at all."""
     values = [v for s in series for v in s.values if v is not None]
     if not values:
         return None
@@ -119,11 +135,11 @@ def bar_chart(title: str, rounds: Sequence[int], series: Sequence[Series]) -> Ch
 
 
 def scatter_chart(title: str, points: Mapping[str, Sequence[tuple[float, float]]]) -> Chart | None:
-    """Dots over a logarithmic x axis of counts; None if there is no dot at all.
+    """Return a chart of dots over a logarithmic axis of counts; None if there is no dot at all.
 
     Args:
-        title: what is shown, with its unit.
-        points: of each series its dots, a count of at least 1 and a value.
+        title: the quantity, with its unit.
+        points: the dots of each series: a count of at least 1, and a value.
     """
     dots = [dot for series in points.values() for dot in series]
     if not dots:
@@ -140,7 +156,7 @@ def scatter_chart(title: str, points: Mapping[str, Sequence[tuple[float, float]]
 
 
 def ticks(low: float, high: float, most: int, whole: bool = False) -> list[Tick]:
-    """Round numbers that cover low to high, written with equally many decimals."""
+    """Return round numbers that cover low to high, all written with the same number of decimals."""
     values = [
         float(v)
         for v in MaxNLocator(nbins=most, integer=whole, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high)
@@ -183,7 +199,7 @@ def _runs(
 def _outline(
     xs: Sequence[float], band: Sequence[tuple[float, float]], y: Scale
 ) -> tuple[tuple[float, float], ...]:
-    """Along the upper bounds and back along the lower ones."""
+    """Return the points along the upper bounds and back along the lower ones."""
     points = list(zip(xs, band, strict=True)) if band else []
     return (*((x, y(high)) for x, (_, high) in points), *((x, y(low)) for x, (low, _) in reversed(points)))
 

@@ -1,4 +1,4 @@
-"""Numbers as a reader wants them: few digits, a unit, an em dash where there is nothing."""
+"""Numbers as text for readers: few digits, a unit, and an em dash for a missing value."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ _BYTES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
 
 
 def area(value: float | None) -> str:
-    """An AUROC: three decimals."""
+    """Return an AUROC with three decimals."""
     return DASH if value is None else f"{value:.3f}"
 
 
 def interval(bounds: tuple[float, float] | None) -> str:
-    """The bounds of an interval."""
+    """Return the bounds of an interval with three decimals."""
     return DASH if bounds is None else f"{bounds[0]:.3f}–{bounds[1]:.3f}"
 
 
 def count(value: int | None) -> str:
-    """A whole number with its thousands set apart."""
+    """Return a whole number with its thousands set apart."""
     return DASH if value is None else f"{value:,}".replace(",", _THIN)
 
 
 def percent(share: float | None) -> str:
-    """A share in whole per cent; little is not written as none, nor nearly all as all."""
+    """Return a share in whole per cent; one that only rounds to 0 or 100 % becomes <1 % or >99 %."""
     if share is None:
         return DASH
     whole = round(100 * share)
@@ -40,18 +40,18 @@ def percent(share: float | None) -> str:
 
 
 def byte_unit(largest: float) -> tuple[float, str]:
-    """The unit in which a number of bytes reads best: its size and its name."""
+    """Return size and name of the largest unit that does not exceed a number of bytes."""
     return next((u for u in _BYTES if largest >= u[0]), _BYTES[-1])
 
 
 def size(value: float) -> str:
-    """A number of bytes, three significant digits."""
+    """Return a number of bytes with its unit and three significant digits."""
     factor, unit = byte_unit(value)
     return f"{_significant(value / factor)}{_THIN}{unit}"
 
 
 def duration(seconds: float | None) -> str:
-    """A time span: in its two largest units; below two minutes in seconds."""
+    """Return a time span in its two largest units; below two minutes in seconds."""
     if seconds is None:
         return DASH
     if seconds < 120:
@@ -62,8 +62,8 @@ def duration(seconds: float | None) -> str:
     return f"{minutes // 60}{_THIN}h {minutes % 60}{_THIN}min"
 
 
-def moment(when: datetime | None) -> str:
-    """A date and time, with its zone where it has one."""
+def date_time(when: datetime | None) -> str:
+    """Return a date and time, with the time zone where it has one."""
     if when is None:
         return DASH
     zone = f" {when.tzname()}" if when.tzinfo else ""
@@ -71,7 +71,7 @@ def moment(when: datetime | None) -> str:
 
 
 def spans(numbers: Iterable[int]) -> str:
-    """Round numbers with neighbours joined: "1, 3–5"."""
+    """Return the numbers of rounds with neighbours joined: "1, 3–5"."""
     groups: list[list[int]] = []
     for n in sorted(numbers):
         if groups and n == groups[-1][-1] + 1:
@@ -82,15 +82,15 @@ def spans(numbers: Iterable[int]) -> str:
 
 
 def setting(value: object) -> str:
-    """A configured value: text as it is, all else as JSON."""
+    """Return a configured value: text unchanged, anything else as JSON."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
 def _significant(value: float) -> str:
-    """Three significant digits, and no exponent below a million."""
+    """Return three significant digits, without an exponent below a million."""
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def leaves(settings: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Nested settings one by one, with dotted names."""
+    """Return nested settings one by one, under dotted names."""
     return [leaf for name, value in settings.items() for leaf in flat(name, value).items()]

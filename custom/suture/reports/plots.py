@@ -1,4 +1,4 @@
-"""Drawings of data sets and predictions as SVG: the same input gives the same bytes."""
+"""Plots of data sets, predictions and features as SVG: the same input gives the same bytes."""
 
 from __future__ import annotations
 
@@ -6,39 +6,47 @@ import io
 import math
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from matplotlib import rc_context
 from matplotlib.figure import Figure as Canvas
 from matplotlib.lines import Line2D
 from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
 
 from suture.core.errors import DataError
+from suture.core.seeds import generator_for
+from suture.data.config import SiteConfig
+from suture.data.table import Split
 from suture.learning.metrics import Floats
-from suture.reports.contingency import Contingency
-from suture.reports.labels_overview import Frequency, Unit
+from suture.learning.samples import load_samples
+from suture.models.saved import load_model, load_spec
+from suture.reports.cooccurrence import Contingency, Frequency, Unit
 
-# Okabe & Ito 2008: told apart by colour-blind readers. Their yellow is left out, too pale on white.
+# Okabe & Ito 2008: distinct for colour-blind readers. Their yellow is left out, too pale on white.
 TONES = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#333333")
 # After the last tone the tones come again with the next marker or hatch.
 MARKERS = ("o", "^", "s", "D", "v")
 HATCHES = ("", "/////", ".....", "xxxxx", "|||||")
 INK, GREY, PALE, GRID = "#1f2933", "#7b8794", "#eef1f4", "#dde3e9"
-# Element names from a fixed salt; a name is text and never a formula, whatever signs it holds.
+# Element names come from a fixed salt; a name is text and never a formula, whatever characters it holds.
 STYLE = {
     "svg.hashsalt": "suture", "text.parse_math": False, "font.size": 9, "text.color": INK,
     "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": GREY, "hatch.linewidth": 0.5,
 }  # fmt: skip
-_WIDEST = 50  # principal components that t-SNE sees at most
-_VECTORS = 5000  # points that are drawn one by one; more would make an SVG of megabytes
+_BATCH = 256
+_COMPONENTS = 50  # principal components that t-SNE reads at most
+_VECTORS = 5000  # points as vector graphics at most; more would make an SVG of megabytes
 _DASH = "–"
 
 
 def plot_frequencies(
     tables: Mapping[str, Mapping[str, Frequency]], title: str = "How often each class occurs"
 ) -> bytes:
-    """Label frequencies of data sets as grouped horizontal bars (Kulkarni et al. 2024, Fig. 4a), as SVG.
+    """Plot label frequencies of data sets as grouped horizontal bars (Kulkarni et al. 2024, Fig. 4a), as SVG.
 
     Bars are shares of the labelled images, so that large and small data sets compare. A class that a data
     set does not label has a dash in place of its bar; a class that all of several label is in bold.
@@ -52,7 +60,7 @@ def plot_frequencies(
     shares = {table: {name: f.share for name, f in own.items()} for table, own in tables.items()}
     names = {name for own in shares.values() for name in own}
     if not names:
-        raise DataError("there is no class to draw; give at least one data set with labels")
+        raise DataError("there is no class to plot; give at least one data set with labels")
     order = sorted(names, key=lambda name: (-_largest(own.get(name) for own in shares.values()), name))
     with rc_context(STYLE):
         canvas: Any = Canvas(figsize=(7, 1.2 + len(order) * (0.1 + 0.16 * len(shares))), layout="constrained")
@@ -76,12 +84,12 @@ def plot_cooccurrence(
     title: str = "Which classes occur together",
     per: Unit = "image",
 ) -> bytes:
-    """A co-occurrence matrix in percent (MIDL 2023, Fig. 3), as SVG; undefined entries have a dash.
+    """Plot a co-occurrence matrix in percent (MIDL 2023, Fig. 3), as SVG; undefined entries have a dash.
 
     Args:
         labels: names of the c classes.
-        matrix: shares [c, c] as `cooccurrence` gives them; row: given class, column: class with it.
-        per: what they are shares of.
+        matrix: shares [c, c] as `cooccurrence` returns them; row: given class, column: class with it.
+        per: the unit of which they are shares.
 
     Raises:
         DataError: a matrix of another shape, or no class.
@@ -89,7 +97,7 @@ def plot_cooccurrence(
     shares = np.asarray(matrix, dtype=np.float64)
     if not len(labels) or shares.shape != (len(labels), len(labels)):
         raise DataError(f"the matrix {shares.shape} must be [{len(labels)}, {len(labels)}] and not empty")
-    # The diagonal is 1 by definition: coloured, it would leave the rest no contrast.
+    # The diagonal is 1 by definition; its colour would leave no contrast to the other cells.
     shades = np.where(np.eye(len(labels), dtype=np.bool_), np.nan, shares)
     texts = [[_DASH if math.isnan(v) else f"{100 * v:.0f}" for v in row] for row in shares]
     with rc_context(STYLE):
@@ -105,13 +113,13 @@ def plot_cooccurrence(
 
 
 def plot_contingencies(found: Sequence[Contingency], title: str = "Predictions of related classes") -> bytes:
-    """Contingency matrices side by side (MIDL 2023, Fig. 4), as SVG: images, and their share of the row.
+    """Plot contingency matrices side by side (MIDL 2023, Fig. 4), as SVG: images, and their share of the row.
 
     Raises:
         DataError: no matrix.
     """
     if not found:
-        raise DataError("there is no contingency matrix to draw; give at least one pair of classes")
+        raise DataError("there is no contingency matrix to plot; give at least one pair of classes")
     with rc_context(STYLE):
         canvas: Any = Canvas(figsize=(0.4 + 3.4 * len(found), 4.1), layout="constrained")
         for axis, one in zip(canvas.subplots(1, len(found), squeeze=False)[0], found, strict=True):
@@ -122,10 +130,10 @@ def plot_contingencies(found: Sequence[Contingency], title: str = "Predictions o
 
 
 def plot_latent(points: ArrayLike, sources: Sequence[str], title: str = "Latent space") -> bytes:
-    """Embedded features coloured by where they come from (Kulkarni et al. 2024, Fig. 4b), as SVG.
+    """Plot embedded features coloured by their source (Kulkarni et al. 2024, Fig. 4b), as SVG.
 
     Args:
-        points: positions [n, 2] as `embed` gives them.
+        points: positions [n, 2] as `embed` returns them.
         sources: source of each point, n of them.
 
     Raises:
@@ -156,14 +164,52 @@ def plot_latent(points: ArrayLike, sources: Sequence[str], title: str = "Latent 
         return _svg(canvas, dpi=200)
 
 
-def embed(features: ArrayLike, seed: int, method: Literal["tsne", "pca"] = "tsne") -> Floats:
-    """Two dimensions that keep neighbours together (Kulkarni et al. 2024, Fig. 4b).
-
-    Van der Maaten & Hinton 2008, Sec. 4.2, reduce the features by principal components first, against noise
-    and for speed. The perplexity is 30, or (n - 1) / 3 where there are too few points for that.
+@torch.no_grad()
+def latent(
+    model_folder: Path,
+    configs: Mapping[str, SiteConfig],
+    split: Split,
+    images: int = 500,
+    seed: int = 1,
+    device: str = "cpu",
+) -> bytes:
+    """Plot the features of some images of each source in two dimensions by t-SNE, as SVG.
 
     Args:
-        features: [n, d], the same layer's outputs for every source.
+        configs: the data of each source by its name.
+        images: the largest number of images of a source; they are chosen at random.
+
+    Raises:
+        ConfigError: there is no model.
+        DataError: the data cannot be read, or a source has no image in the split.
+    """
+    model, prepare = load_model(model_folder)
+    spec = load_spec(model_folder)
+    model.to(device)
+    features: list[Tensor] = []
+    sources: list[str] = []
+    for name, config in configs.items():
+        _, samples = load_samples(config, spec, name, only=split)
+        part = samples[split]
+        if not len(part):
+            raise DataError(f"{name}: {config.data.table} has no {split} images; choose another --split")
+        order = torch.randperm(len(part), generator=generator_for(seed, "latent", name))[:images]
+        for start in range(0, len(order), _BATCH):
+            rows = order[start : start + _BATCH]
+            pixels = prepare(part.batch(rows).inputs["image"].to(device))
+            features.append(model.features({"image": pixels}).cpu())
+        sources += [name] * len(order)
+    return plot_latent(embed(torch.cat(features).numpy(), seed), sources)
+
+
+def embed(features: ArrayLike, seed: int, method: Literal["tsne", "pca"] = "tsne") -> Floats:
+    """Embed features in two dimensions that keep neighbours together (Kulkarni et al. 2024, Fig. 4b).
+
+    The features are reduced by principal components first, against noise and for speed (van der Maaten &
+    Hinton 2008, Sec. 4.2). The perplexity is 30, or (n - 1) / 3 where there are too few points for that.
+
+    Args:
+        features: [n, d], outputs of the same layer for every source.
         seed: of the embedding.
         method: ``tsne``, or ``pca`` for the first two principal components alone.
 
@@ -183,26 +229,26 @@ def embed(features: ArrayLike, seed: int, method: Literal["tsne", "pca"] = "tsne
         raise DataError("some features are not finite; the model has diverged, lower its learning rate")
     if not np.ptp(x, axis=0).any():
         raise DataError("all images have the same features, so there is nothing to lay out")
-    if method == "pca" or x.shape[1] > _WIDEST:
-        x = PCA(2 if method == "pca" else min(_WIDEST, len(x)), random_state=seed).fit_transform(x)
+    if method == "pca" or x.shape[1] > _COMPONENTS:
+        x = PCA(2 if method == "pca" else min(_COMPONENTS, len(x)), random_state=seed).fit_transform(x)
     if method == "tsne":
         x = TSNE(perplexity=min(30.0, (len(x) - 1) / 3), init="pca", random_state=seed).fit_transform(x)
     return np.asarray(x, dtype=np.float64)
 
 
 def _bars(axis: Any, i: int, of: int, table: str, values: Sequence[float]) -> None:
-    """The bars of the i-th of so many data sets, a value or a dash at the end of each."""
+    """Add the bars of the i-th of `of` data sets, with a value or a dash at the end of each."""
     height = 0.8 / of
-    places = np.arange(len(values)) - 0.4 + height * (i + 0.5)
+    positions = np.arange(len(values)) - 0.4 + height * (i + 0.5)
     lengths = [0.0 if math.isnan(v) else v for v in values]
     axis.barh(
-        places, lengths, height=0.88 * height, label=_wrap(table), color=_of(TONES, i),
+        positions, lengths, height=0.88 * height, label=_wrap(table), color=_of(TONES, i),
         hatch=_of(HATCHES, i // len(TONES)), edgecolor="white", linewidth=0,
     )  # fmt: skip
-    for place, value, length in zip(places, values, lengths, strict=True):
+    for position, value, length in zip(positions, values, lengths, strict=True):
         text = _DASH if math.isnan(value) else "<0.1" if 0 < value < 0.0005 else f"{100 * value:.1f}"
         axis.annotate(
-            text, (length, place), (3, 0), textcoords="offset points", va="center", fontsize=7, color=GREY
+            text, (length, position), (3, 0), textcoords="offset points", va="center", fontsize=7, color=GREY
         )
 
 
@@ -217,7 +263,7 @@ def _lay_out_bars(axis: Any, classes: int, largest: float) -> None:
 
 
 def _contingency(axis: Any, one: Contingency) -> None:
-    """One matrix, with the conditional probabilities under it."""
+    """Add one matrix with the conditional probabilities below it."""
     counts = np.array(one.counts, dtype=np.float64)
     rows = counts.sum(axis=1, keepdims=True)
     shares = np.divide(counts, rows, out=np.full_like(counts, np.nan), where=rows > 0)
@@ -238,7 +284,7 @@ def _contingency(axis: Any, one: Contingency) -> None:
 
 
 def _cells(axis: Any, shades: Floats, texts: Sequence[Sequence[str]], top: float, size: float) -> None:
-    """A matrix of written cells, darker where the shade is nearer to `top`; NaN is pale."""
+    """Add a matrix of cells with texts, darker where the shade is nearer to `top`; NaN is pale."""
     axis.set_facecolor(PALE)
     axis.pcolormesh(np.ma.masked_invalid(shades), cmap="Blues", vmin=0, vmax=top, edgecolors="white")
     for (i, j), shade in np.ndenumerate(shades):
@@ -256,7 +302,7 @@ def _name_cells(axis: Any, columns: Sequence[str], rows: Sequence[str], *, turne
 
 
 def _keys(names: Sequence[str], number: NDArray[np.intp]) -> list[Any]:
-    """The entries of the legend, with how many points each source has."""
+    """Return the entries of the legend, with the number of points of each source."""
     return [
         Line2D(
             [], [], linewidth=0, marker=_of(MARKERS, i // len(TONES)), color=_of(TONES, i), markersize=6,
@@ -271,7 +317,7 @@ def _of(cycle: Sequence[str], i: int) -> str:
 
 
 def _given(name: str, condition: str, share: float) -> str:
-    """A conditional probability, on two lines where the names are long."""
+    """Return a conditional probability as text, on two lines where the names are long."""
     gap = " " if len(name) + len(condition) < 30 else "\n"
     return f"P({name} |{gap}{condition}) = {_percent(share)}"
 
@@ -285,7 +331,7 @@ def _wrap(name: str) -> str:
 
 
 def _largest(values: Iterable[float | None]) -> float:
-    """The largest defined value, at least one percent so that a scale has a length."""
+    """Return the largest defined value, at least one percent so that a scale has a length."""
     return max([0.01, *(v for v in values if v is not None and not math.isnan(v))])
 
 

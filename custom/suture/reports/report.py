@@ -1,4 +1,4 @@
-"""A run as one page: report.html, which needs no other file and prints well."""
+"""The report of a run: report.html, one page that needs no other file and prints well."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from suture.core.files import atomic_write
 from suture.data.long_tail import HEAD, TAIL
 from suture.learning.metrics import mean_defined
 from suture.protocol.records import (
-    Diagnostic,
     Metrics,
     Round,
     Run,
@@ -27,41 +26,33 @@ from suture.protocol.records import (
     read_run,
 )
 from suture.reports import formatting as formats
-from suture.reports.charts import Chart, Scale, Series, Tick, bar_chart, line_chart
-from suture.reports.divergence import divergence_charts
-from suture.reports.fine_tuned import nothing_measured, read_fine_tuned, section
-from suture.reports.pseudo_labels import (
-    checked_pseudo_labels,
-    pseudo_label_charts,
-    row_share_charts,
-    row_shares,
-    total,
-)
-from suture.reports.rows import UNIQUE, class_groups, kind, overall, shown
-from suture.reports.weighting import weight_charts, what_weights_are
+from suture.reports.charts import Chart, Scale, Series, Tick, bar_chart, line_charts
+from suture.reports.finetuning_results import nothing_measured, read_finetuning_results, section
+from suture.reports.method_sections import method_sections
+from suture.reports.tables import UNIQUE, class_groups, kind, overall, shown
 
 log = logging.getLogger(__name__)
 
-FORMATS = ("area", "interval", "count", "size", "duration", "moment", "percent", "setting", "leaves")
+FORMATS = ("area", "interval", "count", "size", "duration", "date_time", "percent", "setting", "leaves")
 
 
 def write_report(run_dir: Path) -> Path:
-    """Writes report.html beside run.json and returns its path.
+    """Write report.html beside run.json and return its path.
 
-    history.jsonl and metrics.json may be absent, as they are when a run has failed; the page says so.
-    diagnostics.jsonl, which only a simulation has, adds how good the pseudo-labels were, and tuned.json what
-    the model became on other tasks: alone, where the run has measured nothing by itself.
+    history.jsonl and metrics.json may be absent, as they are when a run has failed; the page then states it.
+    diagnostics.jsonl, which only a simulation has, adds the quality of pseudo-labels; tuned.json adds the
+    results of fine-tuning, which replace the run's own figures where all of those are undefined.
 
     Raises:
         DataError: run.json is absent, or a file cannot be read.
         OSError: the folder cannot be written to.
     """
     run, history, metrics = read_run(run_dir), read_history(run_dir), read_metrics(run_dir)
-    tuned = read_fine_tuned(run_dir)
+    tuned = read_finetuning_results(run_dir)
     if tuned and nothing_measured(metrics):
         metrics = None
     content = _content(run, history, metrics) | section(tuned)
-    content |= _by_method(run, history, read_diagnostics(run_dir))
+    content |= method_sections(run, history, read_diagnostics(run_dir), _phase_starts(history))
     page = _environment().get_template("report.html").render(**content)
     path = run_dir / "report.html"
     atomic_write(path, page.encode())
@@ -69,7 +60,7 @@ def write_report(run_dir: Path) -> Path:
 
 
 def try_report(run_dir: Path) -> None:
-    """As `write_report`, as far as disk and files permit: they may be what has failed."""
+    """Call `write_report`, but log an error of disk or files: it may be what made the run fail."""
     try:
         write_report(run_dir)
     except (SutureError, OSError) as error:
@@ -89,7 +80,7 @@ def _environment() -> Environment:
 
 
 def _content(run: Run, history: list[Round], metrics: Metrics | None) -> dict[str, Any]:
-    """What the template is given."""
+    """Return the values of the template that every run has."""
     return {
         "run": run,
         "metrics": metrics,
@@ -112,27 +103,13 @@ def _content(run: Run, history: list[Round], metrics: Metrics | None) -> dict[st
     }
 
 
-def _by_method(run: Run, history: list[Round], diagnostics: list[Diagnostic]) -> dict[str, Any]:
-    """What the template is given of methods that weigh sites, or make labels; empty values of any other."""
-    checked = checked_pseudo_labels(run.labels, diagnostics)
-    return {
-        "pseudo_labels": pseudo_label_charts(run, history, _phase_starts(history)),
-        "checked": {site: [*rows, total(rows)] for site, rows in checked.items()},
-        "row_shares": row_shares(run, history),
-        "row_share_charts": row_share_charts(run, history, _phase_starts(history)),
-        "weights": weight_charts(run, history, _phase_starts(history)),
-        "weight_is": what_weights_are(run),
-        "divergence": divergence_charts(run, diagnostics),
-    }
-
-
 def _local_figures(metrics: Metrics) -> dict[str, str]:
-    """The few figures by which the global model and the sites' own are compared."""
+    """Return keys and names of the figures that compare the global model with the sites' own models."""
     return shown((part for models in metrics.local_models.sites.values() for part in models.values()), most=3)
 
 
 def _axis(metrics: Metrics) -> tuple[Scale, list[Tick]]:
-    """The AUROC axis, in per cent of its width: from 0.5, or lower where a class needs it, to 1."""
+    """Return the AUROC axis, in per cent of its width: from 0.5, or lower where a class needs it, to 1."""
     areas = [v for v in metrics.auroc.values() if v is not None]
     bounds = [v[0] for v in metrics.intervals.values() if v is not None]
     low = math.floor(10 * min([0.5, *areas, *bounds])) / 10
@@ -141,12 +118,8 @@ def _axis(metrics: Metrics) -> tuple[Scale, list[Tick]]:
 
 
 def _curves(run: Run, history: Sequence[Round]) -> list[Chart]:
-    """Validation loss and AUROC of each round's model, and each site's training loss."""
-    if not history:
-        return []
-    rounds = [r.round for r in history]
-    starts = _phase_starts(history)
-    drawn = {
+    """Return the charts of validation loss and AUROC of each round, and of each site's training loss."""
+    series = {
         "Validation loss, mean over sites": [Series("loss", [r.validation.loss for r in history])],
         "Validation AUROC, mean over sites": [Series("AUROC", [r.validation.auroc for r in history])],
         "Validation AUROC, at the server": [Series("AUROC", [r.validation.server_auroc for r in history])],
@@ -156,12 +129,11 @@ def _curves(run: Run, history: Sequence[Round]) -> list[Chart]:
         "Training loss, per site": _of_sites(run, history, lambda site: site.train_loss),
         "Query loss, per site": _of_sites(run, history, lambda site: site.scalars.get("query_loss")),
     }
-    charts = [line_chart(title, rounds, s, starts, run.selected_round) for title, s in drawn.items()]
-    return [chart for chart in charts if chart]
+    return line_charts(series, [r.round for r in history], _phase_starts(history), run.selected_round)
 
 
 def _of_sites(run: Run, history: Sequence[Round], value: Callable[[SiteRound], float | None]) -> list[Series]:
-    """A line for each site; a gap where it did not take part, or withheld the number."""
+    """Return a series for each site, with a gap where the site did not take part or withheld the number."""
     return [
         Series(site, [value(r.sites[site]) if site in r.sites else None for r in history])
         for site in run.sites
@@ -169,18 +141,18 @@ def _of_sites(run: Run, history: Sequence[Round], value: Callable[[SiteRound], f
 
 
 def _phases(history: Sequence[Round]) -> list[tuple[int, str]]:
-    """The first round and the name of each phase."""
+    """Return the first round and the name of each phase."""
     runs = itertools.groupby(history, key=lambda r: r.phase)
     return [(next(rounds).round, name) for name, rounds in runs]
 
 
 def _phase_starts(history: Sequence[Round]) -> list[int]:
-    """The first round of each phase after the first."""
+    """Return the first round of each phase after the first."""
     return [first for first, _ in _phases(history)[1:]]
 
 
 def _costs(history: Sequence[Round]) -> list[Chart]:
-    """Seconds and bytes of each round."""
+    """Return charts of the bytes and the seconds of each round."""
     if not history:
         return []
     rounds = [r.round for r in history]
@@ -197,7 +169,7 @@ def _costs(history: Sequence[Round]) -> list[Chart]:
 
 
 def _totals(history: Sequence[Round]) -> dict[str, dict[str, Any]]:
-    """Of each site over all rounds: updates accepted, bytes either way, seconds at work."""
+    """Return, for each site over all rounds: updates accepted, bytes either way, seconds at work."""
     sites = dict.fromkeys(name for r in history for name in r.sites)
     return {name: _total([r.sites[name] for r in history if name in r.sites]) for name in sites}
 
@@ -213,7 +185,7 @@ def _total(site: Sequence[SiteRound]) -> dict[str, Any]:
 
 
 def _events(history: Sequence[Round]) -> list[dict[str, str]]:
-    """What did not go as planned, equal events of several rounds as one."""
+    """Return rejections, absences and unchanged rounds; equal events of several rounds are one."""
     rounds: dict[tuple[str, str, str], list[int]] = {}
     for r in history:
         if r.status == "unchanged":

@@ -30,8 +30,8 @@ from suture.federation.server.registry import Member
 from suture.federation.server.resume import begun_with, refuse_another
 from suture.federation.site.diagnostics import collect
 from suture.federation.site.site import Site
+from suture.learning.finetuning import FILE, tune_targets
 from suture.learning.samples import SiteSamples, load_samples, pooled
-from suture.learning.tuned import FILE, tune_targets
 from suture.models import CORPUS
 from suture.reports.progress import following
 from suture.reports.report import try_report, write_report

@@ -23,7 +23,7 @@ from suture.data.readers.hospital import HospitalConfig
 from suture.data.readers.mimic_reports import MimicReportsConfig
 from suture.data.readers.openi import FINDINGS, OpeniConfig
 from suture.data.table import Table
-from suture.learning.tuned import TARGETS
+from suture.learning.finetuning import TARGETS
 from suture.methods.base import Method
 from suture.simulation.machine import this_machine
 from suture.simulation.public_data import data_folder

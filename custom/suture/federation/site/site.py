@@ -26,7 +26,7 @@ from suture.federation.site.diagnostics import Diagnostics, Watch
 from suture.federation.site.info import introduce, refuse
 from suture.federation.site.state import fixed, local, own_beginning, restored, under
 from suture.federation.store import Rounds
-from suture.learning.evaluation import measure
+from suture.learning.evaluation import Measurement, measure
 from suture.learning.samples import SiteSamples, load_samples, single_target
 from suture.learning.training import SiteContext
 from suture.methods.base import RoundContext, local_round
@@ -269,13 +269,6 @@ class Site:
         self, context: SiteContext, split: Literal["validation", "test"], of_round: int, bootstrap: int
     ) -> Metrics:
         """The model on one split of this site's data."""
-        return measure(
-            context,
-            self.plan.method.loss,
-            self._data()[0],
-            split,
-            of_round,
-            bootstrap=bootstrap,
-            seed=self.plan.seed,
-            limits=self.config.privacy,
-        )
+        plan = self.plan
+        how = Measurement(plan.method.loss, self._data()[0], self.config.privacy, plan.seed)
+        return measure(context, how, split, of_round, bootstrap)

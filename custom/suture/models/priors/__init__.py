@@ -1,27 +1,120 @@
-"""The registry of priors: frozen networks that every site has the same copy of, and none trains or sends."""
+"""The registry of priors: frozen networks of which every site has the same copy, never trained or sent.
+
+A prior on disk is prior.safetensors, the backbone alone, and prior.json, which holds everything else.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
 
+from suture import __version__
 from suture.core.errors import ConfigError, unknown
+from suture.core.files import atomic_write, write_json
 from suture.core.seeds import seeded
-from suture.core.validation import STRICT
-from suture.models import LITE
+from suture.core.validation import STRICT, parse
+from suture.models import MODELS, ModelSpec
 from suture.models.classifier import Preprocessing
-from suture.models.efficientnet import efficientnet_lite0
-from suture.models.priors.clip import clip_vitb32
-from suture.models.priors.moco import FILE, moco_resnet50
 from suture.models.priors.prior import Prior, check_width, digest_of, freeze
-from suture.models.priors.saved import read_prior
+from suture.models.priors.published import (
+    MOCO_FILE,
+    clip_vitb32,
+    efficientnet_lite0_prior,
+    moco_resnet50,
+)
 
-__all__ = ["PRIORS", "Prior", "PriorSpec", "check_width", "digest_of", "load_prior"]
+__all__ = [
+    "PRIORS",
+    "Prior",
+    "PriorSpec",
+    "check_width",
+    "digest_of",
+    "load_prior",
+    "read_prior",
+    "save_prior",
+]
+
+FORMAT = 1
+NAME = "prior"
+
+
+def save_prior(folder: Path, kind: str, prior: Prior, licence: str | None, facts: Mapping[str, Any]) -> Path:
+    """Write a prior; the .json is written last and marks it as complete.
+
+    Args:
+        kind: name of the backbone in the registry of models.
+        licence: under which others may use it.
+        facts: how it was trained.
+
+    Returns:
+        the path of the .json.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    description = folder / f"{NAME}.json"
+    description.unlink(missing_ok=True)  # it would describe other tensors for a moment
+    tensors = {key: tensor.contiguous() for key, tensor in prior.network.state_dict().items()}
+    # Not `save_file`: what it writes is readable by its owner alone, and a prior is for others.
+    atomic_write(folder / f"{NAME}.safetensors", save(tensors))
+    write_json(
+        description,
+        {
+            "format": FORMAT,
+            "suture": __version__,
+            "backbone": kind,
+            "size": prior.preprocessing.size,
+            "color": prior.preprocessing.color,
+            "width": prior.width,
+            "preprocessing": dataclasses.asdict(prior.preprocessing),
+            "digest": prior.digest,
+            "description": prior.description,
+            "licence": licence,
+            **facts,
+        },
+    )
+    return description
+
+
+def read_prior(folder: Path, size: int | None = None, name: str = NAME) -> Prior:
+    """Read a prior that `save_prior` wrote.
+
+    Args:
+        size: side of the images that it reads; None for that of its training.
+
+    Raises:
+        ConfigError: the folder holds no prior, or a damaged one.
+    """
+    path, weights = folder / f"{name}.json", folder / f"{name}.safetensors"
+    if not path.is_file():
+        raise ConfigError(f"{folder} holds no {name}.json; prior.path names the folder of `suture pretrain`")
+    try:
+        facts = json.loads(path.read_text())
+        kind, digest = facts["backbone"], facts["digest"]
+        preprocessing = parse(Preprocessing, facts["preprocessing"], str(path))
+        network, width = MODELS[kind].build(ModelSpec(kind, preprocessing.size, preprocessing.color), None)
+        tensors = load_file(weights)
+        network.load_state_dict(tensors)
+        description = str(facts["description"])
+    except (OSError, KeyError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
+        raise ConfigError(
+            f"{folder} cannot be read as a prior: {error}; copy {path.name} and {weights.name} again"
+        ) from error
+    found = digest_of(kind, tensors, preprocessing)
+    if (found, width) != (digest, facts.get("width")):
+        raise ConfigError(
+            f"{weights} is not the file that {path.name} describes (SHA-256 {found[:12]}..., not "
+            f"{str(digest)[:12]}...); copy both again"
+        )
+    if size is not None:
+        preprocessing = dataclasses.replace(preprocessing, size=size)
+    return freeze(kind, network, width, preprocessing, description)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,11 +122,11 @@ class Entry:
     """An entry of the registry.
 
     Attributes:
-        text: for people.
-        load: reads it, from `PriorSpec.path` where it needs one, for images of `PriorSpec.size`.
-        width: number of its features; None where its folder says so.
-        size: side of the images of its training, likewise.
-        licence: of its weights, for people.
+        text: description for `suture list`.
+        load: reads the prior from `PriorSpec.path`, where it needs one, for images of `PriorSpec.size`.
+        width: number of features; None where its folder defines it.
+        size: side of the images in its training, in pixels; None where its folder defines it.
+        licence: of its weights, as text.
         needs: what the path names; None for a prior that comes with a package.
     """
 
@@ -45,19 +138,10 @@ class Entry:
     needs: str | None = None
 
     def __str__(self) -> str:
-        """A line for `suture list`."""
+        """Return the line for `suture list`."""
         width = f"{self.width} features of {self.size} px" if self.width else "its backbone's features"
         needs = f"; needs {self.needs}" if self.needs else ""
         return f"{self.text}: {width}{needs}; weights: {self.licence}"
-
-
-def _efficientnet_lite0(_path: Path, size: int | None) -> Prior:
-    mean, std = LITE
-    preprocessing = Preprocessing(size or 224, True, 3, mean, std)
-    network, width = efficientnet_lite0(preprocessing.size, "package")
-    return freeze(
-        "efficientnet_lite0", network, width, preprocessing, "EfficientNet-Lite0, ImageNet with labels"
-    )
 
 
 PRIORS: dict[str, Entry] = {
@@ -74,7 +158,7 @@ PRIORS: dict[str, Entry] = {
         2048,
         224,
         "CC BY-NC 4.0, no commercial use",
-        f"the file {FILE}",
+        f"the file {MOCO_FILE}",
     ),
     "clip_vitb32": Entry(
         "image encoder of CLIP ViT-B/32",
@@ -86,7 +170,7 @@ PRIORS: dict[str, Entry] = {
     ),
     "efficientnet_lite0": Entry(
         "EfficientNet-Lite0 with the ImageNet weights of its package (suture[lite])",
-        _efficientnet_lite0,
+        efficientnet_lite0_prior,
         1280,
         224,
         "Apache-2.0",
@@ -96,7 +180,7 @@ PRIORS: dict[str, Entry] = {
         read_prior,
         None,
         None,
-        "as --licence said",
+        "as stated by --licence",
         "the folder that it wrote",
     ),
 }
@@ -108,8 +192,8 @@ class PriorSpec:
 
     Attributes:
         name: a name of the registry.
-        path: of its file or folder, at every party; none for those that come with a package.
-        size: side at which it reads images, in pixels; None for that of its training.
+        path: of its file or folder, at every party; None for a prior that comes with a package.
+        size: side of the images that it reads, in pixels; None for that of its training.
     """
 
     name: str = "phantoms"
@@ -122,11 +206,11 @@ class PriorSpec:
 
 
 def load_prior(spec: PriorSpec) -> Prior:
-    """The prior of a specification, on the CPU; no global state changes.
+    """Return the prior of a specification, on the CPU; no global state changes.
 
     Raises:
-        ConfigError: its file is missing or does not fit, its package is not installed, or it takes no path or
-            no other size.
+        ConfigError: its file is missing or does not fit, its package is not installed, or it takes no path
+            or no other size.
     """
     entry = PRIORS[spec.name]
     if entry.needs and spec.path is None:

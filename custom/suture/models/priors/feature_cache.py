@@ -1,7 +1,7 @@
-"""The features of a site's images on disk: a prior reads each image once, in whatever run.
+"""A prior's features of a site's images, cached on disk: they are computed once for all runs.
 
-An entry is one file, named by a hash of all that its numbers depend on, the pixels of the images among them:
-runs that share a folder share their entries.
+An entry is one file, named by a hash of everything that its numbers depend on, including the pixels: runs
+that share a folder share their entries.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from suture.protocol.packing import Packed, load, save
 LOG = logging.getLogger(__name__)
 
 FORMAT = 1
-"""Of an entry; a new number makes every older entry unknown."""
+"""The format of an entry; a new number invalidates every older entry."""
 
 BATCH = 64
-"""Images at a time; always the same, because another number gives other sums."""
+"""Images at a time; constant, because another number gives other sums."""
 
 PATIENCE = 30.0
-"""Seconds without a word about what is done."""
+"""Seconds between two messages about progress."""
 
 
 def cached_features(
     prior: Prior, images: Tensor, folder: Path | None, device: torch.device | str, site: str
 ) -> Tensor:
-    """The prior's features of images as they are, from the cache where it has them.
+    """Return the prior's features of images without augmentation, from the cache where it has them.
 
     Args:
         prior: on `device`.
         images: uint8 ``[n, 1 or 3, h, w]``, perhaps memory-mapped.
-        folder: of the cache, made if it does not exist; None keeps nothing.
-        site: for the messages.
+        folder: of the cache, made if it does not exist; None caches nothing.
+        site: name of the site, for messages.
 
     Returns:
         float32 ``[n, prior.width]``, on the CPU.
@@ -59,7 +59,7 @@ def cached_features(
 
 
 def _key(prior: Prior, images: Tensor, device: torch.device | str) -> str:
-    """Of the prior, the pixels, and what the last digits of the features depend on."""
+    """Return a hash of the prior, the pixels, and what changes the last digits of the features."""
     how = [torch.device(device).type, torch.get_num_threads()]
     facts = [FORMAT, prior.digest, list(images.shape), str(images.dtype), _digest(images), how]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
@@ -71,20 +71,20 @@ def _digest(tensor: Tensor) -> str:
 
 def _features(prior: Prior, images: Tensor, device: torch.device | str, site: str) -> Tensor:
     out = torch.empty(len(images), prior.width)
-    said = time.monotonic()
+    reported = time.monotonic()
     for start in range(0, len(images), BATCH):
         rows = slice(start, start + BATCH)
         out[rows] = prior.features(images[rows].to(device)).cpu()
-        if time.monotonic() - said > PATIENCE:
-            said = time.monotonic()
+        if time.monotonic() - reported > PATIENCE:
+            reported = time.monotonic()
             done = min(rows.stop, len(images))
-            # A warning, because a plain loop shows nothing less, and this may take minutes.
+            # A warning, because a plain loop shows nothing below that level, and this may take minutes.
             LOG.warning("site %r: the prior has read %d of %d images", site, done, len(images))
     return out
 
 
 def _read(path: Path, shape: tuple[int, int]) -> Tensor | None:
-    """The features of a whole entry; None where it is missing, cut short or damaged."""
+    """Return the features of an entry; None where it is missing, truncated or damaged."""
     if not path.is_file():
         return None
     try:

@@ -15,25 +15,25 @@ from suture.core.errors import ConfigError
 from suture.models.classifier import Classifier, Preprocessing
 
 LUMA = (0.299, 0.587, 0.114)
-"""Weights of red, green and blue in a gray image (ITU-R BT.601, as Pillow has them)."""
+"""Weights of red, green and blue in a gray image (ITU-R BT.601, as in Pillow)."""
 
 
 class PriorWidth(ConfigError):
-    """A site's prior and the model's projection are not equally wide."""
+    """A site's prior and the model's projection have different widths."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Prior:
-    """Images to features, without training.
+    """A network from images to features that is never trained.
 
-    Not a module: a model that holds one has none of its tensors among its own, so they are never sent.
+    It is not a module, so its tensors are never among those of a model that holds it, and never sent.
 
     Attributes:
         network: images ``[n, channels, size, size]`` to ``[n, width]``.
         width: number of features.
         preprocessing: of the network's pretraining.
-        digest: of the tensors and all that is done to an image; parties with the same have the same prior.
-        description: for people.
+        digest: of the tensors and the preprocessing; equal digests mean equal priors.
+        description: as text.
     """
 
     network: nn.Module
@@ -44,31 +44,31 @@ class Prior:
 
     @torch.no_grad()  # not inference mode: a loss against these features keeps them for its backward pass
     def features(self, images: Tensor) -> Tensor:
-        """float32 ``[n, width]``.
+        """Return float32 features ``[n, width]``.
 
         Args:
             images: ``[n, 1 or 3, h, w]`` of any size, uint8 or (after augmentation, say) float in [0, 1].
                 Gray ones are repeated where the network takes three channels, others made gray where it
                 takes one.
         """
-        self.network.eval()  # whoever trains a model around it may have said .train()
+        self.network.eval()  # a model that holds it may have been put into training mode
         x = images.float() if images.dtype == torch.uint8 else images.float() * 255
         if x.shape[1] > self.preprocessing.channels:
             x = (x * x.new_tensor(LUMA).view(1, 3, 1, 1)).sum(1, keepdim=True)
         side = (self.preprocessing.size,) * 2
         if x.shape[-2:] != side:
-            # Without antialiasing a reduced image would be a sample of its pixels, noise and all.
+            # Without antialiasing a reduced image would be a sample of its pixels, with all their noise.
             x = F.interpolate(x, side, mode="bilinear", antialias=True)
         out: Tensor = self.network(self.preprocessing(x))
         return out.float()
 
     def to(self, device: torch.device | str) -> Prior:
-        """The prior on another device; its network moves, as modules do."""
+        """Return the prior on another device; its network is moved, as modules are."""
         return dataclasses.replace(self, network=self.network.to(device))
 
 
 def check_width(prior: Prior, model: Classifier, site: str) -> None:
-    """Refuses a prior that the model's projection cannot be compared with.
+    """Check that a prior is as wide as the model's projection.
 
     Raises:
         PriorWidth: naming the site and the remedy.
@@ -81,7 +81,7 @@ def check_width(prior: Prior, model: Classifier, site: str) -> None:
 
 
 def freeze(kind: str, network: nn.Module, width: int, preprocessing: Preprocessing, text: str) -> Prior:
-    """A network at rest: in eval mode, none of its parameters asking for a gradient.
+    """Return a network as a prior: in eval mode, without gradients of its parameters.
 
     Args:
         kind: the architecture.
@@ -91,7 +91,7 @@ def freeze(kind: str, network: nn.Module, width: int, preprocessing: Preprocessi
 
 
 def digest_of(kind: str, tensors: Mapping[str, Tensor], preprocessing: Preprocessing) -> str:
-    """SHA-256 of names, types, shapes and bytes, in the order of the names, under kind and preprocessing."""
+    """Return the SHA-256 of kind, preprocessing, and names, types, shapes and bytes of the sorted tensors."""
     facts = [kind, dataclasses.asdict(preprocessing)]
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
     for name, tensor in sorted(tensors.items()):

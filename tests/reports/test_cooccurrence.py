@@ -9,7 +9,7 @@ from hypothesis.extra.numpy import arrays
 
 from suture.core.labels import LabelSet
 from suture.data.table import Table
-from suture.reports.labels_overview import Frequency, cooccurrence, frequencies
+from suture.reports.cooccurrence import Frequency, cooccurrence, frequencies
 
 NAN = math.nan
 NAMES = ("Edema", "Hernia", "Mass")

@@ -8,8 +8,8 @@ from scipy import stats
 from sklearn.metrics import roc_auc_score
 
 from suture.core.errors import DataError
+from suture.learning.comparison import compare_auroc
 from suture.learning.metrics import bootstrap_auroc
-from suture.learning.paired_bootstrap import compare_auroc
 
 NAN = math.nan
 Y = [0, 0, 1, 1, 0, 1]

@@ -9,14 +9,14 @@ from example_run import history_records, metrics_record, run_record, write_run
 from suture.core.errors import DataError
 from suture.core.files import write_json
 from suture.protocol.records import Metrics, parse
-from suture.reports.fine_tuned import (
-    FineTuned,
+from suture.reports.finetuning_results import (
+    FinetuningResults,
     TaskRow,
     TunedRun,
-    fine_tuned_table,
+    finetuning_table,
     learning_charts,
     nothing_measured,
-    read_fine_tuned,
+    read_finetuning_results,
     task_rows,
 )
 
@@ -54,7 +54,7 @@ def test_the_first_epoch_that_is_as_good_as_the_best(areas: tuple[float, ...], e
 
 
 def test_a_line_by_hand() -> None:
-    tuned = parse(FineTuned, record(), "tuned")
+    tuned = parse(FinetuningResults, record(), "tuned")
     assert task_rows(tuned.targets) == [
         TaskRow(
             "Cardio<megaly",
@@ -63,13 +63,13 @@ def test_a_line_by_hand() -> None:
             "32–33",
         )
     ]
-    one = parse(FineTuned, record(), "tuned").targets["Cardio<megaly"]
+    one = parse(FinetuningResults, record(), "tuned").targets["Cardio<megaly"]
     (row,) = task_rows({"x": type(one)(one.runs[:1])})
     assert (row.figures[0], row.train) == ("0.800", "290")
 
 
 def test_a_learning_curve_lies_within_its_band() -> None:
-    (chart,) = learning_charts(parse(FineTuned, record(), "tuned").targets)
+    (chart,) = learning_charts(parse(FinetuningResults, record(), "tuned").targets)
     (trace,) = chart.traces
     (line,) = trace.runs
     upper, lower = trace.band[:3], trace.band[:2:-1]
@@ -88,7 +88,7 @@ def test_the_page_has_what_became_of_the_model(tmp_path: Path) -> None:
     ]
     assert "The model was trained further on each task by itself for 3 epochs" in found.text
     assert "How well each class is found" in found.text
-    assert "put to 1 task that no site has. It was evaluated on 2 901 cases" in found.text
+    assert "fine-tuned on 1 task that no site has. It was evaluated on 2 901 cases" in found.text
 
 
 def test_a_page_without_figures_of_its_own_shows_those_alone(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_a_page_without_figures_of_its_own_shows_those_alone(tmp_path: Path) -> 
     assert "It was evaluated" not in found.text
     assert "0.850 AUROC, Cardio<megaly" in found.text
     assert (
-        "a model that began at random was trained on each task by itself, with no more than 100 examples"
+        "a randomly initialised model was trained on each task by itself, with no more than 100 examples"
         in (found.text)
     )
 
@@ -108,7 +108,7 @@ def test_few_examples_are_no_further_task(tmp_path: Path) -> None:
     content["targets"]["Cardio<megaly, 100 examples"] = task
     write_json(write(tmp_path, unmeasured()) / "tuned.json", content)
     found = page(tmp_path)
-    assert "put to 1 task that no site has" in found.text
+    assert "fine-tuned on 1 task that no site has" in found.text
     assert "once with all its examples and once with no more than 100 of them" in found.text
     assert found.text.count("AUROC, Cardio<megaly") == 1
     assert found.row("Cardio<megaly, 100 examples")[1] == "0.850 ± 0.071"
@@ -126,7 +126,7 @@ def test_without_fine_tuning_an_empty_table_stays_one(run_folder: Path) -> None:
 
 def test_the_terminal(tmp_path: Path) -> None:
     console = Console(width=140, record=True, quiet=False, file=(tmp_path / "out").open("w"))
-    console.print(fine_tuned_table(parse(FineTuned, record(), "tuned")))
+    console.print(finetuning_table(parse(FinetuningResults, record(), "tuned")))
     text = console.export_text()
     assert "Fine-tuned from the trained model" in text
     assert "0.850 ± 0.071" in text
@@ -141,13 +141,13 @@ def test_the_command_shows_only_tables_with_something_in_them(
 
     from suture.cli import app
 
-    said = CliRunner().invoke(app, ["report", str(write(tmp_path, metrics))], catch_exceptions=False).output
-    assert "Fine-tuned from" in said
-    assert ("Mean of" in said) == shown
+    output = CliRunner().invoke(app, ["report", str(write(tmp_path, metrics))], catch_exceptions=False).output
+    assert "Fine-tuned from" in output
+    assert ("Mean of" in output) == shown
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("{", r"tuned\.json: .*; the file is damaged: run the job again"),
         ('{"how": {}, "targets": {}}', r"tuned\.json: how\.runs: Field required"),
@@ -158,8 +158,8 @@ def test_the_command_shows_only_tables_with_something_in_them(
         ),
     ],
 )
-def test_a_damaged_file_is_named(text: str, says: str, tmp_path: Path) -> None:
-    assert read_fine_tuned(tmp_path) is None
+def test_a_damaged_file_is_named(text: str, message: str, tmp_path: Path) -> None:
+    assert read_finetuning_results(tmp_path) is None
     (tmp_path / "tuned.json").write_text(text)
-    with pytest.raises(DataError, match=says):
-        read_fine_tuned(tmp_path)
+    with pytest.raises(DataError, match=message):
+        read_finetuning_results(tmp_path)

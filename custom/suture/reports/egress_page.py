@@ -1,4 +1,4 @@
-"""What leaves a site, for people: in the report of a run, and of every method in docs/egress.md."""
+"""docs/egress.md: what leaves a site, in general and with each method."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ names and shapes of the model, and every number in them is finite. What is perso
 
 
 def page() -> str:
-    """docs/egress.md."""
+    """Return the text of docs/egress.md."""
     sections = [_table(_MEANT[kind], fields) for kind, fields in _FIELDS.items()]
     return "\n".join([_HEAD, *sections, _BY_METHOD, *(_method(kind()) for kind in METHODS.values())])
 
@@ -111,7 +111,7 @@ def _rows(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def _method(method: Method) -> str:
-    """The section of a method: what it declares of a small model."""
+    """Return the section of a method: what it declares for a small model."""
     title = f"### `{method.name}`: {method.title}\n\n"
     if method.here_only and method.pooled:
         return f"{title}No federation: it {method.here_only}.\n"
@@ -122,14 +122,14 @@ def _method(method: Method) -> str:
 
 
 def _layout(method: Method) -> Layout:
-    """Names and shapes of what crosses of a small model."""
+    """Return names and shapes of the parameters of a small model that the method shares."""
     model = build(ModelSpec("cnn"), LabelSet(("A",)), 0, pretrained=False)
     state, head = split_state(model.state_dict())
     return Layout.of(*parts(method, {name: state[name] for name in shared_parameters(model, method)}, head))
 
 
 def _sent(method: Method, egress: Egress) -> Iterable[tuple[str, str]]:
-    """Each thing that an update holds besides what every update does, and its type and range."""
+    """Yield each part of an update that depends on the method, and its type and range."""
     shown = {row["field"]: row["shape"] for row in declared(dataclasses.replace(egress, why=_WEIGHTS))}
     what = "gradients" if egress.kind == "gradient" else "weights"
     if egress.shared:

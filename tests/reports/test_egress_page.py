@@ -1,4 +1,4 @@
-"""The page of what leaves a site says what the code says."""
+"""The page of what leaves a site agrees with the code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from suture.cli import app
 from suture.methods import METHODS
 from suture.models.classifier import Layout
 from suture.protocol.egress import declared
-from suture.reports.egress import _FIELDS, page
+from suture.reports.egress_page import _FIELDS, page
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "egress.md"
 

@@ -16,10 +16,9 @@ from suture.cli import app
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
 from suture.data.config import load_site_config
-from suture.learning.finetuning import FineTuning
+from suture.learning.finetuning import FineTuning, initial_tensors, task_name, tune_targets
 from suture.learning.samples import TARGET
 from suture.learning.training import LocalRound, SiteContext, fit
-from suture.learning.tuned import begun, task_name, tune_targets
 from suture.models import ModelSpec, build
 from suture.models.saved import load_model, save_model
 
@@ -67,7 +66,7 @@ def suture_finetune(model: Path, data: Path, out: Path, *words: str) -> Result:
 )
 def test_a_task_begins_with_its_row_where_the_model_has_one(labels: tuple[str, ...], row: int | None) -> None:
     tensors = {"backbone.w": torch.ones(2), "head.weight": torch.arange(2.0 * len(labels)).view(-1, 2)}
-    found = begun(tensors, labels, "oedema")  # a spelling of Edema
+    found = initial_tensors(tensors, labels, "oedema")  # a spelling of Edema
     assert torch.equal(found["backbone.w"], tensors["backbone.w"])
     if row is None:
         assert "head.weight" not in found
@@ -117,7 +116,7 @@ def test_the_one_class_of_a_table_or_its_target_is_the_task(tmp_path: Path) -> N
 def test_every_target_of_a_run_is_in_tuned_json(model: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no task to fine-tune on"):
         tune_targets(tmp_path, HOW, 1)
-    places = [write_documents(tmp_path / "sites" / "targets" / name, (name,)) for name in ("Edema", "Mass")]
+    files = [write_documents(tmp_path / "sites" / "targets" / name, (name,)) for name in ("Edema", "Mass")]
     tune_targets(tmp_path, HOW, 1)
     content = json.loads((tmp_path / "tuned.json").read_text())
     assert list(content["targets"]) == ["Edema", "Mass"]
@@ -129,7 +128,7 @@ def test_every_target_of_a_run_is_in_tuned_json(model: Path, tmp_path: Path) -> 
     tune_targets(tmp_path, HOW, 1)
     assert (content["seed"], content["how"]["test"]) == (1, 0.25)
     whole = (tmp_path / "tuned.json").read_bytes()
-    places[1].parent.joinpath("labels.csv").write_text("image,patient,split,text,Mass\nd,p,train,sick,2\n")
+    files[1].parent.joinpath("labels.csv").write_text("image,patient,split,text,Mass\nd,p,train,sick,2\n")
     with pytest.raises(Exception, match="Mass"):
         tune_targets(tmp_path, HOW, 1)
     assert (tmp_path / "tuned.json").read_bytes() == whole
@@ -150,7 +149,7 @@ def test_what_the_site_says_of_its_machine_is_heeded(
 
     monkeypatch.setattr("suture.learning.finetuning.fit", noted)
     command = ["finetune", str(model), str(data), "--target", "Mass", "--runs", "1", "--epochs", "1"]
-    for out, more in (("own", []), ("said", ["--batch-size", "6", "--lr", "0.1"])):
+    for out, more in (("own", []), ("given", ["--batch-size", "6", "--lr", "0.1"])):
         CliRunner().invoke(app, [*command, "-o", str(tmp_path / out), *more], catch_exceptions=False)
     assert seen == [(2, "cpu:0", True, 0.02, 4), (2, "cpu:0", True, 0.1, 6)]
     how = json.loads((tmp_path / "own" / "tuned.json").read_text())["how"]

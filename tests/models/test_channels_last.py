@@ -7,7 +7,7 @@ import copy
 import torch
 from torch import nn
 
-from suture.models.memory import channels_last
+from suture.models.backbones import channels_last
 
 
 def test_the_network_is_given_its_images_channels_last_and_computes_the_same() -> None:

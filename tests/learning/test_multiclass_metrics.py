@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, balanced_accuracy_score, f1_score, precision_score, recall_score
 
 from suture.core.errors import DataError
-from suture.learning.single_label import class_recalls, single_label
+from suture.learning.metrics import class_recalls, multiclass_metrics
 
 NOTHING = dict.fromkeys(("accuracy", "balanced_accuracy", "precision", "recall", "f1"))
 NAN = math.nan
@@ -16,7 +16,7 @@ NAN = math.nan
 def test_four_images_by_hand() -> None:
     y = [[1, 0, 0], [1, 0, 0], [0, 1, 0], [0, 1, 0]]
     scores = [[3, 1, 2], [1, 3, 2], [1, 3, 2], [1, 2, 3]]  # called 0, 1, 1 and 2
-    found = single_label(y, scores)
+    found = multiclass_metrics(y, scores)
     assert found["accuracy"] == 0.5
     assert found["precision"] == pytest.approx((1 + 1 / 2) / 2)  # class 2 does not occur: no mean is over it
     assert found["recall"] == pytest.approx((1 / 2 + 1 / 2) / 2)
@@ -28,14 +28,14 @@ def test_the_balanced_accuracy_counts_every_class_once() -> None:
     """Of 8 images of the first class 6 are found, of the second the only one, of the third none of 3."""
     y = np.eye(4)[[0] * 8 + [1] + [2] * 3]
     scores = np.eye(4)[[0] * 6 + [3] * 2 + [1] + [0] * 3]
-    found = single_label(y, scores)
+    found = multiclass_metrics(y, scores)
     assert found["accuracy"] == pytest.approx(7 / 12)
     assert found["balanced_accuracy"] == found["recall"] == pytest.approx((6 / 8 + 1 + 0) / 3)
     assert class_recalls(y, scores) == [0.75, 1.0, 0.0, None]
 
 
 def test_a_class_never_predicted_counts_as_0() -> None:
-    assert single_label([[1, 0], [0, 1]], [[1, 0], [1, 0]]) == {
+    assert multiclass_metrics([[1, 0], [0, 1]], [[1, 0], [1, 0]]) == {
         "accuracy": 0.5,
         "balanced_accuracy": pytest.approx(0.5),
         "precision": pytest.approx(0.25),
@@ -46,17 +46,17 @@ def test_a_class_never_predicted_counts_as_0() -> None:
 
 def test_rows_without_a_label_are_left_out() -> None:
     y = [[1, NAN], [0, 0], [NAN, NAN], [0, NAN]]
-    assert single_label(y, [[1, 0], [1, 0], [0, 1], [0, 1]]) == dict.fromkeys(NOTHING, 1.0)
+    assert multiclass_metrics(y, [[1, 0], [1, 0], [0, 1], [0, 1]]) == dict.fromkeys(NOTHING, 1.0)
 
 
 def test_the_first_of_equal_scores_is_predicted() -> None:
-    assert single_label([[1, 0]], [[0.5, 0.5]])["accuracy"] == 1.0
-    assert single_label([[0, 1]], [[0.5, 0.5]])["accuracy"] == 0.0
+    assert multiclass_metrics([[1, 0]], [[0.5, 0.5]])["accuracy"] == 1.0
+    assert multiclass_metrics([[0, 1]], [[0.5, 0.5]])["accuracy"] == 0.0
 
 
 @pytest.mark.parametrize("shape", [(0, 3), (2, 3), (2, 0), (0, 0)])
 def test_nothing_labelled_is_undefined(shape: tuple[int, int]) -> None:
-    assert single_label(np.zeros(shape), np.zeros(shape)) == NOTHING
+    assert multiclass_metrics(np.zeros(shape), np.zeros(shape)) == NOTHING
     assert class_recalls(np.zeros(shape), np.zeros(shape)) == [None] * shape[1]
 
 
@@ -77,9 +77,9 @@ def test_it_agrees_with_scikit_learn(classes: int, n: int, seed: int) -> None:
         "recall": recall_score(truth, guess, **macro),
         "f1": f1_score(truth, guess, **macro),
     }
-    assert single_label(y, scores) == pytest.approx(expected)
+    assert multiclass_metrics(y, scores) == pytest.approx(expected)
     # A monotone map of the scores leaves the predictions as they are.
-    assert single_label(y, 1 / (1 + np.exp(-scores))) == pytest.approx(expected)
+    assert multiclass_metrics(y, 1 / (1 + np.exp(-scores))) == pytest.approx(expected)
     defined = [recall for recall in class_recalls(y, scores) if recall is not None]
     assert np.mean(defined) == pytest.approx(expected["balanced_accuracy"])
 
@@ -96,6 +96,6 @@ def test_it_agrees_with_scikit_learn(classes: int, n: int, seed: int) -> None:
     ],
 )
 def test_what_cannot_be_used_is_refused(y: list, scores: list, problem: str) -> None:
-    for figures in (single_label, class_recalls):
+    for figures in (multiclass_metrics, class_recalls):
         with pytest.raises(DataError, match=problem):
             figures(y, scores)

@@ -6,7 +6,7 @@ import pytest
 from example_run import history_records, run_record, with_pseudo_labels
 from suture.federation.server.weighting import run_away
 from suture.protocol.records import Diagnostic, PseudoLabels, Round, Run, parse
-from suture.reports.pseudo_labels import (
+from suture.reports.method_sections import (
     Checked,
     checked_pseudo_labels,
     pseudo_label_charts,
@@ -64,7 +64,7 @@ def test_shares_by_hand() -> None:
     assert found is not None
     number, (block,) = found
     assert number == 8
-    assert block.kept == {"Hernia"}
+    assert block.unchanged == {"Hernia"}
     column = {site: row[block.labels.index("Edema")] for site, row in block.sites.items()}
     assert column == {  # 1000 of the owner, 150 and 300
         "harbour": pytest.approx(1000 / 1450),
@@ -92,7 +92,7 @@ def test_a_site_that_tells_no_weights_counts_once_in_its_own_rows() -> None:
 def test_shares_over_rounds() -> None:
     """A chart a class, a line a site; the last points are the shares of the matrix."""
     charts = {chart.title: chart for chart in row_share_charts(RUN, HISTORY, [3])}
-    assert set(charts) == {f"{label}, %" for label in RUN.labels if label != "Hernia"}  # its row was kept
+    assert set(charts) == {f"{label}, %" for label in RUN.labels if label != "Hernia"}  # its row is unchanged
     edema = charts["Edema, %"]
     assert [trace.name for trace in edema.traces] == list(RUN.sites)
     found = row_shares(RUN, HISTORY)
@@ -125,16 +125,16 @@ def counted(number: int, status: str = "accepted", **rows: dict[str, float]) -> 
     return parse(Round, line, "history")
 
 
-def test_a_row_that_outsiders_take_over_is_told() -> None:
+def test_a_row_that_other_sites_take_over_is_reported() -> None:
     """b and c do not annotate Mass: 31 are over ten times as many as the 3 of a, 30 are not."""
     owners = {"Mass": ("a",), "Edema": ("b", "c")}
     calm = counted(1, a={"Mass": 3, "Edema": 20}, b={"Mass": 30, "Edema": 2}, c={"Mass": 0, "Edema": 3})
     wild = counted(2, a={"Mass": 3, "Edema": 0}, b={"Mass": 31, "Edema": 2}, c={"Mass": 900, "Edema": 3})
     assert run_away([calm], owners) == []
-    (told,) = run_away([calm, wild], owners)
-    assert told.startswith("Mass: from round 2 sites that do not annotate it")
-    assert "(in round 2: b, c)" in told
-    # Where no owner was heard, or none drew the class, ten of an outsider are still few.
+    (note,) = run_away([calm, wild], owners)
+    assert note.startswith("Mass: from round 2 sites that do not annotate it")
+    assert "(in round 2: b, c)" in note
+    # Without counts of an owner, or with counts of 0, ten of another site are still few.
     assert run_away([counted(1, b={"Mass": 10.0})], owners) == []
     assert len(run_away([counted(1, b={"Mass": 11.0})], owners)) == 1
     assert run_away([counted(1, "rejected", b={"Mass": 900.0})], owners) == []

@@ -1,4 +1,4 @@
-"""What a run's model became on tasks that no site has, read from tuned.json: tables and learning curves."""
+"""The results of fine-tuning, read from tuned.json: tables and learning curves."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from rich.markup import escape
 from rich.table import Table
 
 from suture.core.errors import DataError
-from suture.learning.statistics import mean_sd
+from suture.learning.metrics import mean_sd
 from suture.protocol.records import Metrics, parse
 from suture.reports.charts import Chart, Series, line_chart
 from suture.reports.formatting import count
 
 WITHIN = 0.01
-"""An AUROC that is no further below the best of its run has arrived there."""
+"""An AUROC counts as the best of its run if it is at most this far below it."""
 
 TITLES = {"auroc": "AUROC", "precision": "Precision", "recall": "Recall", "f1": "F1", "epochs": "Epochs"}
-"""The figures of a run, in the order they are shown, and their names."""
+"""The figures of a run, in the order in which they are shown, and their names."""
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
 @dataclass(frozen=True)
 class TunedRun:
-    """One division of a task's data: the AUROC after each epoch, and the rest after the last."""
+    """One run, on one random split of the data: the AUROC after each epoch, other figures after the last."""
 
     auroc: Annotated[tuple[Share, ...], Field(min_length=1)]
     precision: Share
@@ -46,29 +46,29 @@ class TunedRun:
         return found
 
     def reaches(self, goal: float) -> int | None:
-        """The first epoch, from 1, whose AUROC is at least `goal`; None where none is."""
+        """Return the first epoch, from 1, whose AUROC is at least `goal`; None where none is."""
         # 1e-9: 0.91 - 0.90 is a little more than 0.01 in binary.
         return next((epoch for epoch, area in enumerate(self.auroc, 1) if area >= goal - 1e-9), None)
 
     def figure(self, metric: str) -> float:
-        """One of `TITLES`; the AUROC is that of the last epoch."""
+        """Return a figure of `TITLES`; the AUROC is that of the last epoch."""
         return self.auroc[-1] if metric == "auroc" else float(getattr(self, metric))
 
 
 @dataclass(frozen=True)
 class TunedTask:
-    """All runs on one task."""
+    """All runs on one learning task."""
 
     runs: Annotated[tuple[TunedRun, ...], Field(min_length=1)]
 
     def figures(self, metric: str) -> list[float]:
-        """One of `TITLES`, of each run."""
+        """Return a figure of `TITLES` for each run."""
         return [run.figure(metric) for run in self.runs]
 
 
 @dataclass(frozen=True)
 class How:
-    """How the model was fine-tuned, as far as a reader asks."""
+    """The settings of fine-tuning that the report shows; see `suture.learning.finetuning.FineTuning`."""
 
     runs: int
     epochs: int
@@ -79,8 +79,8 @@ class How:
 
 
 @dataclass(frozen=True)
-class FineTuned:
-    """tuned.json, as `suture.learning.tuned` writes it."""
+class FinetuningResults:
+    """The content of tuned.json, as `suture.learning.finetuning` writes it."""
 
     how: How
     targets: Annotated[dict[str, TunedTask], Field(min_length=1)]
@@ -88,7 +88,7 @@ class FineTuned:
 
 @dataclass(frozen=True)
 class TaskRow:
-    """A task as a line of a table: `figures` are texts in the order of `TITLES`."""
+    """A row of the table; `figures` are texts in the order of `TITLES`."""
 
     name: str
     figures: tuple[str, ...]
@@ -96,8 +96,8 @@ class TaskRow:
     test: str
 
 
-def read_fine_tuned(folder: Path) -> FineTuned | None:
-    """tuned.json of a folder, None where nothing was fine-tuned.
+def read_finetuning_results(folder: Path) -> FinetuningResults | None:
+    """Read tuned.json of a folder; return None where there is none.
 
     Raises:
         DataError: it cannot be read.
@@ -109,16 +109,16 @@ def read_fine_tuned(folder: Path) -> FineTuned | None:
         value = json.loads(path.read_bytes())
     except ValueError as error:
         raise DataError(f"{path}: {error}; the file is damaged: run the job again") from error
-    return parse(FineTuned, value, str(path))
+    return parse(FinetuningResults, value, str(path))
 
 
 def nothing_measured(metrics: Metrics | None) -> bool:
-    """Whether a run's own figures are all undefined, as where every row of every silo trains."""
+    """Return whether all figures of a run are undefined, as they are where every row of every site trains."""
     return metrics is not None and all(area is None for area in metrics.auroc.values())
 
 
 def task_rows(targets: dict[str, TunedTask]) -> list[TaskRow]:
-    """A line for each task."""
+    """Return a row for each task."""
     return [
         TaskRow(
             name,
@@ -131,13 +131,13 @@ def task_rows(targets: dict[str, TunedTask]) -> list[TaskRow]:
 
 
 def spread(values: Sequence[float], digits: int) -> str:
-    """Mean ± SD over runs; the mean alone of a single one."""
+    """Return the mean ± SD of values, or the value if it is the only one."""
     mean, sd = mean_sd(values, sample=True)
     return f"{mean:.{digits}f}" + ("" if len(values) == 1 else f" ± {sd:.{digits}f}")
 
 
 def learning_charts(targets: dict[str, TunedTask]) -> list[Chart]:
-    """A chart for each task: the AUROC after each epoch, mean over runs in a band of lowest to highest."""
+    """Return a chart for each task: the AUROC after each epoch, as the mean and the range over runs."""
     charts = []
     for name, task in targets.items():
         epochs = list(zip(*(run.auroc for run in task.runs), strict=True))
@@ -147,8 +147,8 @@ def learning_charts(targets: dict[str, TunedTask]) -> list[Chart]:
     return [chart for chart in charts if chart]
 
 
-def section(tuned: FineTuned | None) -> dict[str, Any]:
-    """What the page's template is given; nothing of a run without fine-tuning."""
+def section(tuned: FinetuningResults | None) -> dict[str, Any]:
+    """Return the template's values for the section on fine-tuning."""
     if tuned is None:
         return {"tuned": None}
     rows = task_rows(tuned.targets)
@@ -164,8 +164,8 @@ def section(tuned: FineTuned | None) -> dict[str, Any]:
     }
 
 
-def fine_tuned_table(tuned: FineTuned) -> Table:
-    """The figures of each task for the terminal."""
+def finetuning_table(tuned: FinetuningResults) -> Table:
+    """Return the terminal's table: the figures of each task."""
     how = tuned.how
     begun = "the trained model" if how.start == "model" else "a random model"
     table = Table(

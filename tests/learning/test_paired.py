@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from suture.core.errors import DataError
-from suture.learning.statistics import Comparison, mean_sd, paired
+from suture.learning.comparison import Comparison, paired
+from suture.learning.metrics import mean_sd
 
 NAN = math.nan
 

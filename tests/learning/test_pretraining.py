@@ -13,11 +13,18 @@ from typer.testing import CliRunner
 
 from suture.cli import app
 from suture.core.errors import ConfigError, DataError
-from suture.learning.pretraining import Encoder, Pretraining, Queue, Trainer, follow, info_nce, pretrain
+from suture.learning.pretraining import (
+    Encoder,
+    Pretraining,
+    Queue,
+    Trainer,
+    Views,
+    follow,
+    info_nce,
+    pretrain,
+)
 from suture.learning.training import NonFiniteLoss
-from suture.learning.views import Views
-from suture.models.priors import PriorSpec, load_prior
-from suture.models.priors.saved import read_prior
+from suture.models.priors import PriorSpec, load_prior, read_prior
 
 SHORT = Pretraining(
     size=16,
@@ -40,7 +47,7 @@ def test_info_nce_by_hand() -> None:
     queries = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
     keys = torch.tensor([[0.6, 0.8], [0.0, 1.0]])
     queue = Queue(torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.8, 0.6]]), torch.tensor([7, 1, 8]))
-    # Image 0 is told from all three keys; image 1 from two, because the one of row 1 is its own.
+    # Image 0 has three negative keys; image 1 has two, because the key of row 1 is its own.
     first = -math.log(math.exp(1.2) / (math.exp(1.2) + math.exp(2.0) + math.exp(0.0) + math.exp(1.6)))
     second = -math.log(math.exp(2.0) / (math.exp(2.0) + math.exp(0.0) + math.exp(1.2)))
     loss = info_nce(queries, keys, queue, torch.tensor([0, 1]), temperature=0.5)
@@ -135,10 +142,10 @@ def test_views_can_be_changed(tmp_path: Path, hospital: Callable[..., Path]) -> 
     assert CliRunner().invoke(app, [*command, "--view", "crop=0.5", "--view", "flip=0"]).exit_code == 0
     facts = json.loads((tmp_path / "out" / "prior.json").read_text())
     assert (facts["training"]["views"]["crop"], facts["training"]["views"]["flip"]) == (0.5, 0.0)
-    for word, says in (("crp=1", "did you mean 'crop'"), ("crop", "--view crop=0.4"), ("crop=2", "crop")):
+    for word, message in (("crp=1", "did you mean 'crop'"), ("crop", "--view crop=0.4"), ("crop=2", "crop")):
         wrong = CliRunner().invoke(app, [*command, "--overwrite", "--view", word])
         assert isinstance(wrong.exception, ConfigError)
-        assert says in str(wrong.exception)
+        assert message in str(wrong.exception)
 
 
 def broken_files_say_so(folder: Path) -> None:

@@ -10,7 +10,7 @@ import torch
 from torchvision.transforms.functional import gaussian_blur
 
 from suture.data.augmentation import resample
-from suture.learning.views import Views, bells, blurred, colours, crops, mixed, toned, view
+from suture.learning.pretraining import Views, bells, blurred, colours, crops, mixed, toned, view
 
 OFF = Views(crop=1.0, flip=0.0, tone_chance=0.0, gray_chance=0.0, blur_chance=0.0)
 

