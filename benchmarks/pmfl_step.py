@@ -26,7 +26,7 @@ from suture.data.config import DataConfig, SiteConfig, StorageConfig
 from suture.data.text import clinical_vocabulary
 from suture.federation.loop import Loop, federate
 from suture.federation.plan import Plan, Schedule, code_hash
-from suture.federation.server.open import open_server
+from suture.federation.server.server import open_server
 from suture.federation.site.site import Site
 from suture.learning.samples import load_samples
 from suture.learning.single_target import single_target

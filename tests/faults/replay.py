@@ -12,7 +12,7 @@ from poc import Poc, digest
 from suture.data.config import load_site_config
 from suture.federation.loop import Loop, federate
 from suture.federation.server.collector import Receiver
-from suture.federation.server.open import open_server
+from suture.federation.server.server import open_server
 from suture.federation.site.site import Site
 from suture.protocol.messages import Payload, TaskName
 from suture.protocol.packing import Packed, pack, unpack

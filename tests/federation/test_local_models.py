@@ -36,7 +36,7 @@ def metrics(federation: Any) -> dict[str, Any]:
 def state(federation: Any, site: str, round_: int) -> Packed:
     """What a site keeps of a round."""
     rounds = Rounds(federation.folder / "run" / "sites" / site)
-    return load(rounds.kept(round_) if rounds.kept(round_).exists() else rounds.path(round_))
+    return load(rounds.best_path(round_) if rounds.best_path(round_).exists() else rounds.path(round_))
 
 
 def local(kept: Packed) -> dict[str, Tensor]:
@@ -63,7 +63,7 @@ def test_models_of_fed_mas_make_the_global_one_by_their_rescue_factors(tiny: Any
     lines = (federation.folder / "run" / "history.jsonl").read_text().splitlines()
     rescue = {site: line["weight"] for site, line in json.loads(lines[-1])["sites"].items()}
     assert len({*rescue.values()}) == 3
-    model = unpack_model(load(server.states.kept(2)))
+    model = unpack_model(load(server.states.best_path(2)))
     kept = {site: local(state(federation, site, 2)) for site in rescue}
     for name, tensor in {**model.shared, **model.head}.items():
         if tensor.is_floating_point():
@@ -80,7 +80,7 @@ def test_the_kept_models_are_those_that_made_the_global_one(tiny: Any, transport
     server = federation.server()
     federate(server, transport(federation.sites()))
     assert server.selected_round == selected
-    model = unpack_model(load(server.states.kept(server.selected_round)))
+    model = unpack_model(load(server.states.best_path(server.selected_round)))
     kept = [local(state(federation, site, server.selected_round)) for site in federation.sites()]
     assert set(kept[0]) == set(model.shared) | set(model.head)
     for name, tensor in {**model.shared, **model.head}.items():

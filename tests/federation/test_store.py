@@ -9,7 +9,7 @@ import torch
 
 from suture.core.errors import SutureError
 from suture.federation.store import Rounds
-from suture.protocol.packing import Packed, load
+from suture.protocol.packing import Packed
 
 
 def state(value: float) -> Packed:
@@ -72,7 +72,7 @@ def test_a_round_that_is_written_again_is_another_best(tmp_path: Path) -> None:
     rounds.save(2, state(22), committed=1)
     assert kept(tmp_path) == [1]
     rounds.keep(2)
-    assert load(rounds.kept(2)).header == {"v": 22}
+    assert rounds.read_best(2).header == {"v": 22}
     rounds.keep(1)
     assert kept(tmp_path) == [1]
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from example_run import SITES, history_records, run_record
-from suture.federation.server.weighting import weighting
+from suture.federation.server.site_weights import weighting
 from suture.protocol.records import Round, Run, Weighting, parse
 from suture.reports.charts import HEIGHT, Chart
 from suture.reports.weighting import weight_charts, what_weights_are

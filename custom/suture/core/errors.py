@@ -1,4 +1,4 @@
-"""Errors that a user reads: each names what is wrong and what to do about it."""
+"""Errors for users: each message says what is wrong and what to do about it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,10 @@ class SutureError(Exception):
 
 class ConfigError(SutureError):
     """A configuration, job or command line that cannot be used."""
+
+
+class CodeMismatch(ConfigError):
+    """A job that another version of the package created than the one that runs it."""
 
 
 class DataError(SutureError):

@@ -18,7 +18,7 @@ from suture.experiments.runs import Result
 from suture.experiments.spec import OWN_COLUMNS, Column, Experiment, Preset, Value
 from suture.experiments.table import DASH, lines, over_series, shows_interval
 from suture.experiments.tabular import Notes, Table
-from suture.federation.server.summary import AT_SERVER
+from suture.federation.server.results import AT_SERVER
 from suture.reports.formatting import count
 
 MARKS = "ns p ≥ .05, * p < .05, ** p < .01, *** p < .001; † differences that are not normal (Shapiro-Wilk)"

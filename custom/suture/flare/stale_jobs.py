@@ -1,7 +1,7 @@
-"""What a server that starts again does with the jobs that it was running when it was killed.
+"""Stale jobs: those that a FLARE server was running when it was killed.
 
-FLARE leaves them as RUNNING for ever, where they can be neither aborted nor deleted. The state of their
-experiments is whole; `suture resume` hands them in again.
+FLARE leaves them as RUNNING for ever, where they can be neither aborted nor deleted. The states of their
+experiments are complete; `suture resume` submits them again.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from nvflare.apis.fl_context import FLContext
 
 
 class StaleJobs(FLComponent):
-    """Marks the jobs of an earlier life of the server as FINISHED:ABNORMAL when it starts.
+    """Marks stale jobs as FINISHED:ABNORMAL when the server starts.
 
     The server's administrator installs it in local/resources.json; see docs/deployment.md.
     """

@@ -6,9 +6,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import FiniteFloat, NonNegativeInt, TypeAdapter, ValidationError
+from pydantic import AliasChoices, Field, FiniteFloat, NonNegativeInt, TypeAdapter, ValidationError
 
 from suture.core.errors import DataError
 
@@ -73,7 +73,8 @@ class Run:
     selected_round: int | None = None
     egress: list[Egress] = field(default_factory=list)
     augmentation: dict[str, Any] = field(default_factory=dict)
-    label_type: str = "multilabel"
+    # Runs of former versions name it "task".
+    label_type: Annotated[str, Field(validation_alias=AliasChoices("label_type", "task"))] = "multilabel"
     notes: list[str] = field(default_factory=list)
     prior: dict[str, str] = field(default_factory=dict)
 
@@ -157,7 +158,7 @@ class LocalModels:
 
 @dataclass(frozen=True)
 class Weighting:
-    """Who counted how much in the mean; see `suture.federation.server.weighting.weighting`."""
+    """Who counted how much in the mean; see `suture.federation.server.site_weights.weighting`."""
 
     rounds: list[int] = field(default_factory=list)
     weights: dict[str, list[Number]] = field(default_factory=dict)
@@ -167,7 +168,7 @@ class Weighting:
 
 @dataclass(frozen=True)
 class Metrics:
-    """metrics.json, as `suture.federation.server.summary.summarise` writes it."""
+    """metrics.json, as `suture.federation.server.results.Results` writes it."""
 
     mean_auroc: Number
     auroc: dict[str, Number]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from suture.federation.server.weighting import tells_rows
+from suture.federation.server.site_weights import has_row_weights
 from suture.protocol.records import Diagnostic, Member, Round, Run, SiteRound
 from suture.reports.charts import Chart, Series, line_chart
 
@@ -95,7 +95,7 @@ def row_shares(run: Run, history: Sequence[Round]) -> tuple[int, list[Shares]] |
 
     None if no round tells it: there every site counts once in each row that it sends.
     """
-    telling = [r for r in history if tells_rows(r)]
+    telling = [r for r in history if has_row_weights(r)]
     if not telling or not run.labels:
         return None
     last = telling[-1]
@@ -109,7 +109,7 @@ def row_share_charts(run: Run, history: Sequence[Round], phases: Sequence[int]) 
     A line is broken where a site gave the row no weight, or the round tells none.
     """
     rounds = [r.round for r in history]
-    told = [_shares(run, r, run.labels) if tells_rows(r) else None for r in history]
+    told = [_shares(run, r, run.labels) if has_row_weights(r) else None for r in history]
     if sum(shares is not None for shares in told) < 2:
         return []
     charts = [

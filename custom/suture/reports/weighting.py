@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from suture.federation.server.weighting import is_telling, shares_of, weights_of
+from suture.federation.server.site_weights import are_informative, shares_of, weights_of
 from suture.protocol.records import Round, Run
 from suture.reports.charts import Chart, Series, line_chart
 
@@ -15,7 +15,7 @@ def weight_charts(run: Run, history: Sequence[Round], phases: Sequence[int]) -> 
     That is where every site counts once, or with its number of training images.
     """
     weights = [weights_of(r) for r in history]
-    if not is_telling({site: member.n.get("train") for site, member in run.sites.items()}, weights):
+    if not are_informative({site: member.n.get("train") for site, member in run.sites.items()}, weights):
         return []
     rounds = [r.round for r in history]
     drawn = {

@@ -46,7 +46,7 @@ def test_a_quorum_and_its_grace_are_enough(
 ) -> None:
     clock = Clock(monkeypatch)
     open_round(collector)
-    take = collector.intake(quorum=2, grace=5)
+    take = collector.receiver(quorum=2, grace=5)
     take("a", update())
     clock.now += 60
     assert not take.enough()
@@ -55,13 +55,13 @@ def test_a_quorum_and_its_grace_are_enough(
     assert not take.enough()
     clock.now += 0.2
     assert take.enough()
-    assert not collector.intake(quorum=2, grace=None).enough()
-    assert not collector.intake(quorum=3, grace=0).enough()
+    assert not collector.receiver(quorum=2, grace=None).enough()
+    assert not collector.receiver(quorum=3, grace=0).enough()
 
 
 def test_only_accepted_updates_count(collector: UpdateCollector) -> None:
     open_round(collector)
-    take = collector.intake(quorum=2, grace=0)
+    take = collector.receiver(quorum=2, grace=0)
     take("a", update())
     take("b", update(value=float("nan")))
     take("c", pack(Abstain("out_of_memory", "MemoryError")))
@@ -75,7 +75,7 @@ def test_a_late_update_is_dropped_with_a_line_and_never_counts_in_a_later_round(
     collector: UpdateCollector, caplog: pytest.LogCaptureFixture
 ) -> None:
     open_round(collector)
-    late = collector.intake(2, 0)
+    late = collector.receiver(2, 0)
     late("a", update(value=1.0))
     late("b", update(value=1.0))
     lines = collector.close({})
@@ -87,7 +87,7 @@ def test_a_late_update_is_dropped_with_a_line_and_never_counts_in_a_later_round(
     open_round(collector)
     late("c", update(value=9.0))
     assert "an answer of c came too late and is dropped" in caplog.text
-    collector.intake(2, 0)("c", update(value=2.0))
+    collector.receiver(2, 0)("c", update(value=2.0))
     assert collector.accepted() == ["c"]
     collector.close({})
     (kept,) = collector.updates()
@@ -100,6 +100,6 @@ def test_a_failed_disk_makes_no_quorum(collector: UpdateCollector, monkeypatch: 
 
     open_round(collector)
     monkeypatch.setattr("suture.federation.server.collector.save", full)
-    take = collector.intake(1, 0)
+    take = collector.receiver(1, 0)
     take("a", update())
     assert not take.enough()

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from suture.core.labels import LabelSet
-from suture.federation.site.info import FIRST_COUNTS, first_counts
-from suture.federation.site.site import Site
+from suture.federation.site.site import FIRST_COUNTS, Site, first_counts
 from suture.learning.training import LocalTraining
 from suture.methods.fedavg import FedAvg
 from suture.methods.surgical import SurgicalAggregation

@@ -11,8 +11,7 @@ import pytest
 from startup_kits import MakeKit
 
 from suture.core.errors import ConfigError, FederationError
-from suture.federation.server.open import describe
-from suture.federation.server.record import Record
+from suture.federation.server.record import Record, describe
 from suture.flare.admin.kit import Kit, read_kit
 from suture.flare.admin.remote import place, state
 from suture.flare.admin.tail import Tail

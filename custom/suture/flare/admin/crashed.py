@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from suture.federation.server.open import find_server_config
+from suture.federation.server.server import find_server_config
 from suture.flare.admin.kit import Kit, read_kit
 from suture.flare.event_feed import EXPERIMENT
 

@@ -1,4 +1,4 @@
-"""What an experiment that continues must have in common with its beginning, and a best model that is gone."""
+"""Experiments that continue: settings that may not change, lost best models, states of other versions."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 from suture.core.errors import ConfigError, SutureError
 from suture.federation.loop import Loop, federate
 from suture.federation.plan import Plan
-from suture.federation.server.resume import begun_with, read_best, refuse_another, still_there
-from suture.federation.server.selection import Best, better
+from suture.federation.server.global_model import check_unchanged, fixed_settings
+from suture.federation.server.selection import Best, Standings, better
 from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
 from suture.methods.vanilla import VanillaFL
@@ -53,22 +53,26 @@ def test_another_plan_is_refused_by_the_name_of_what_differs(
 def test_a_plan_is_the_same_after_it_was_written_down(tiny: Any) -> None:
     """A tuple comes back as a list."""
     plan: Plan = tiny(METHOD).plan
-    refuse_another(json.loads(json.dumps(begun_with(plan))), begun_with(plan), plan.experiment)
-    refuse_another({}, begun_with(plan), plan.experiment)
+    check_unchanged(json.loads(json.dumps(fixed_settings(plan))), fixed_settings(plan), plan.experiment)
+    check_unchanged({}, fixed_settings(plan), plan.experiment)
 
 
-def test_a_best_model_that_has_rotted_is_named_and_the_newest_takes_its_place(tiny: Any) -> None:
+def test_a_corrupt_best_model_is_named_and_the_newest_takes_its_place(tiny: Any) -> None:
     federation = tiny(METHOD, rounds=6, selection="last")
     states = federation.run().states
-    best = states.kept(6)
+    best = states.best_path(6)
     best.write_bytes(best.read_bytes()[:-2])
     with pytest.raises(SutureError, match=f"{best.name} is corrupt.*delete the files of round 6 in"):
-        read_best(states, 6)
-    assert still_there(Best(6, -0.5), states, 6) == Best(6, -0.5)
-    assert still_there(None, states, 6) is None
-    instead = still_there(Best(1, -0.5), states, 5)
-    assert instead is not None
-    assert better(instead, Best(6, -9e9)) == Best(6, -9e9), "any measured round is better"
+        states.read_best(6)
+    for best_round, expected in ((Best(6, -0.5), Best(6, -0.5)), (None, None)):
+        standings = Standings(best_round)
+        standings.fall_back(states, 6)
+        assert standings.best == expected
+    standings = Standings(Best(1, -0.5))
+    standings.fall_back(states, 5)
+    assert standings.best is not None
+    assert standings.best.round == 5
+    assert better(standings.best, Best(6, -9e9)) == Best(6, -9e9), "any measured round is better"
     best.unlink()
     states.path(6).unlink()
     again = federation.run()
