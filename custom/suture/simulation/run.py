@@ -30,6 +30,7 @@ from suture.federation.server.registry import Member
 from suture.federation.server.server import open_server
 from suture.federation.site.diagnostics import collect
 from suture.federation.site.site import Site
+from suture.federation.store import Rounds
 from suture.learning.samples import SiteSamples, load_samples, pooled
 from suture.learning.tuned import FILE, tune_targets
 from suture.models import CORPUS
@@ -237,6 +238,7 @@ def _refuse_another(out: Path, job: Job) -> None:
     if job.model.vocabulary == CORPUS:  # its words are read later, from what the simulation writes
         now["model"]["vocabulary"] = before["model"]["vocabulary"]
     check_unchanged(before, now, out.name)
+    Rounds(out / "state").newest()  # refuses a state of another version
 
 
 def _untuned(out: Path, job: Job) -> bool:

@@ -12,7 +12,7 @@ import torch
 from suture.federation.server.collector import UpdateCollector
 from suture.protocol.check import Expectation
 from suture.protocol.egress import Egress
-from suture.protocol.messages import Abstain, Payload, Update, ones
+from suture.protocol.messages import Abstain, Metrics, Payload, Update, ones
 from suture.protocol.packing import Packed, pack
 
 SITES = ("a", "b", "c")
@@ -103,3 +103,42 @@ def test_a_failed_disk_makes_no_quorum(collector: UpdateCollector, monkeypatch: 
     take = collector.receiver(1, 0)
     take("a", update())
     assert not take.enough()
+
+
+def test_a_rejected_update_never_reaches_the_spool(collector: UpdateCollector, tmp_path: Path) -> None:
+    open_round(collector)
+    collector.receive("a", update(value=float("nan")))
+    collector.receive("b", Packed({**update().tensors, "shared/more": torch.ones(1)}, update().header))
+    assert not (tmp_path / "spool").exists()
+    collector.receive("c", update())
+    assert [path.name for path in (tmp_path / "spool").iterdir()] == ["c.safetensors"]
+
+
+def test_an_update_comes_back_from_the_spool_as_it_was_received(collector: UpdateCollector) -> None:
+    sent = Update(
+        1,
+        ("Mass", "Hernia"),
+        {"w": torch.tensor([1.0, 2.0])},
+        {"bias": torch.tensor([3.0, 4.0])},
+        torch.tensor([1.0, 0.5], dtype=torch.float64),
+        class_tensors={"proxy": torch.tensor([5.0, 6.0])},
+        scalars={"steps": 7.0},
+        train_loss=0.25,
+        metrics=Metrics(0, "validation", 3, 0.5, {}),
+    )
+    egress = Egress(
+        EGRESS.shared,
+        {"bias": ((), "torch.float32")},
+        {"proxy": ((), "torch.float32")},
+        class_weight=(0.0, 1.0),
+        scalars={"steps": (0.0, 10.0)},
+    )
+    expected = Expectation("train", 1, 0, "validation", sent.labels, sent.labels, egress)
+    collector.open({"a": (Payload("train", 1), expected)})
+    collector.receive("a", pack(sent))
+    assert collector.close({})["a"]["status"] == "accepted"
+    ((site, read),) = collector.updates()
+    assert site == "a"
+    assert pack(read).header == pack(sent).header
+    assert pack(read).tensors.keys() == pack(sent).tensors.keys()
+    assert all(torch.equal(tensor, pack(read).tensors[name]) for name, tensor in pack(sent).tensors.items())

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from suture.core.errors import ConfigError, SutureError
 from suture.federation.loop import Loop, federate
 from suture.federation.plan import Plan
 from suture.federation.server.global_model import check_unchanged, fixed_settings
 from suture.federation.server.selection import Best, Standings, better
+from suture.federation.store import FORMAT
 from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
 from suture.methods.vanilla import VanillaFL
+from suture.protocol.packing import Packed, load, save
 
 METHOD = SurgicalAggregation(local=LocalTraining(lr=1e-2, batch_size=8))
 
@@ -91,3 +95,44 @@ def test_a_torn_line_of_the_history_does_not_stop_a_run(tiny: Any) -> None:
     federation.run()
     rounds = [json.loads(line)["round"] for line in path.read_text().splitlines()]
     assert rounds == [1, 2, 3]
+
+
+def written_by_former_version(path: Path, plan: Plan, labels: list[str]) -> None:
+    """A server's state as the version before the format number wrote it: other words, and no number."""
+    member = {"own": labels, "names": labels, "n": {"train": 15}, "threads": 1}
+    roster = {"labels": labels, "task": "multilabel", "prior": None, "members": {"alpha": member}}
+    header = {
+        "plan": fixed_settings(plan),
+        "roster": roster,
+        "standings": {"best": None, "own": {}},
+        "pending": None,
+        "holders": ["alpha"],
+        "labels": labels,
+        "task": "multilabel",
+    }
+    path.parent.mkdir(parents=True)
+    save(path, Packed({"shared/w": torch.ones(2)}, header))
+
+
+def test_a_state_of_a_former_version_is_refused_and_stays(tiny: Any) -> None:
+    federation = tiny(METHOD, rounds=2)
+    server = federation.server()
+    path = server.states.path(1)
+    written_by_former_version(path, federation.plan, ["Mass", "Nodule"])
+    before = path.read_bytes()
+    with pytest.raises(
+        ConfigError, match=r"round-000001\.safetensors was written by another version .* or begin a new one"
+    ):
+        federate(server, Loop(federation.sites()))
+    assert [p.name for p in server.states.folder.iterdir() if p.is_file()] == [path.name]
+    assert path.read_bytes() == before
+
+
+def test_a_state_of_a_later_version_is_refused(tiny: Any) -> None:
+    federation = tiny(METHOD, rounds=1)
+    states = federation.run().states
+    state = load(states.path(1))
+    assert state.header["format"] == FORMAT
+    save(states.path(1), replace(state, header={**state.header, "format": FORMAT + 1}))
+    with pytest.raises(ConfigError, match="written by another version of suture"):
+        states.newest()

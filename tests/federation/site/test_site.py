@@ -18,7 +18,7 @@ from suture.methods.meta.pmfl import PMFL
 from suture.methods.surgical import SurgicalAggregation
 from suture.methods.vanilla import VanillaFL
 from suture.protocol.messages import Abstain, Payload, SiteInfo, Update
-from suture.protocol.packing import pack, unpack
+from suture.protocol.packing import Packed, pack, save, unpack
 
 METHOD = SurgicalAggregation(local=LocalTraining(lr=1e-2, batch_size=8))
 
@@ -236,3 +236,24 @@ def test_a_memory_that_is_too_small_is_an_abstention_and_another_error_a_bug(
     with pytest.raises(RuntimeError, match="cannot be multiplied"):
         site.answer(task)
     assert len(raised) == 3
+
+
+def test_a_state_of_a_former_version_is_an_abstention_that_says_what_to_do(site: Site, tiny: Any) -> None:
+    """The version before the format number wrote the same tensors; their meaning may have changed since."""
+    task = _train_task(tiny)
+    header = {"threads": 1, "labels": list(task.labels), "phase": "main", "round": 1}
+    site.folder.mkdir(parents=True)
+    save(site.states.path(1), Packed({"kept/step": torch.ones(1)}, header))
+    answer = site.answer(replace(task, round=2, committed=1))
+    assert isinstance(answer, Abstain)
+    assert answer.reason == "configuration"
+    assert "written by another version of suture" in errors(site)[-1]["message"]
+    assert "or begin a new one" in errors(site)[-1]["message"]
+
+
+def test_a_job_of_another_version_is_an_abstention_that_says_what_to_do(site: Site) -> None:
+    former = Site(site.name, site.config, replace(site.plan, code="0123456789abcdef"), 2, site.folder)
+    answer = former.answer(Payload("handshake"))
+    assert isinstance(answer, Abstain)
+    assert answer.reason == "code_mismatch"
+    assert "install the same version, or export the job again" in errors(site)[-1]["message"]
