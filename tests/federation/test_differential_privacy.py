@@ -89,9 +89,9 @@ def test_a_variance_stays_one() -> None:
     """Of 1000 variances the noise would make half negative, and the model no number."""
     name = "backbone.norm.running_var"
     sent = Payload("train", shared={name: torch.zeros(1_000)})
-    told = Noise(1.0, 1.0).apply(Update(1, (), {name: torch.zeros(1_000)}, {}, ones(())), sent, KEY)
-    assert told.shared[name].min() == 0
-    assert (told.shared[name] > 0).double().mean().item() == pytest.approx(0.5, abs=0.06)
+    noisy = Noise(1.0, 1.0).apply(Update(1, (), {name: torch.zeros(1_000)}, {}, ones(())), sent, KEY)
+    assert noisy.shared[name].min() == 0
+    assert (noisy.shared[name] > 0).double().mean().item() == pytest.approx(0.5, abs=0.06)
 
 
 def test_what_the_noise_does_not_cover_is_refused() -> None:

@@ -90,8 +90,8 @@ def test_a_late_update_is_dropped_with_a_line_and_never_counts_in_a_later_round(
     collector.receiver(2, 0)("c", update(value=2.0))
     assert collector.accepted() == ["c"]
     collector.close({})
-    (kept,) = collector.updates()
-    assert torch.equal(kept[1].shared["w"], torch.full((2,), 2.0))
+    (accepted,) = collector.updates()
+    assert torch.equal(accepted[1].shared["w"], torch.full((2,), 2.0))
 
 
 def test_a_failed_disk_makes_no_quorum(collector: UpdateCollector, monkeypatch: pytest.MonkeyPatch) -> None:

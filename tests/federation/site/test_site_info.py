@@ -1,4 +1,4 @@
-"""What a site says of itself, and that it says it once."""
+"""The site info, whose counts a site sends once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def asked(site: Site) -> SiteInfo:
     return info
 
 
-def test_a_second_hello_tells_nothing_new_of_data_that_changed(tiny: Any) -> None:
+def test_a_second_handshake_reveals_nothing_new_of_data_that_changed(tiny: Any) -> None:
     """One more patient with a Mass: the numbers of the first answer stand, in this process or another."""
     federation = tiny(FedAvg(local=LOCAL))
     first = asked(federation.sites()["alpha"])
