@@ -6,7 +6,7 @@ import os
 import platform
 from pathlib import Path
 
-from suture.federation.server.record import versions
+from suture.core.environment import versions
 
 
 def machine() -> str:

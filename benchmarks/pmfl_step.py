@@ -27,7 +27,7 @@ from suture.data.readers.hospital import HospitalConfig
 from suture.data.text import clinical_vocabulary
 from suture.federation.loop import Loop, federate
 from suture.federation.plan import Plan, Schedule, code_hash
-from suture.federation.server.open import open_server
+from suture.federation.server.server import open_server
 from suture.federation.site.site import Site
 from suture.learning.samples import load_samples, single_target
 from suture.learning.training import SiteContext

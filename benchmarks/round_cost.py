@@ -32,8 +32,8 @@ from rich.table import Table
 from suture.core.files import write_json
 from suture.data.config import load_site_config
 from suture.federation.loop import Loop, federate
-from suture.federation.server.open import describe, open_server
-from suture.federation.server.record import Record
+from suture.federation.server.record import Record, describe
+from suture.federation.server.server import open_server
 from suture.federation.site.site import Site
 from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation

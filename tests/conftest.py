@@ -18,8 +18,7 @@ from suture.data.augmentation import Augmentation
 from suture.data.config import SiteConfig, load_site_config
 from suture.federation.loop import Loop, federate
 from suture.federation.plan import Plan, Schedule, code_hash
-from suture.federation.server.open import open_server
-from suture.federation.server.server import Server
+from suture.federation.server.server import Server, open_server
 from suture.federation.site.site import Site
 from suture.methods.base import Method
 from suture.models import ModelSpec

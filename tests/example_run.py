@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from suture.core.files import write_json
-from suture.federation.server.summary import summarise
-from suture.protocol.messages import ClassScore
+from suture.federation.server.results import AT_SERVER, Results
+from suture.protocol.messages import ClassScore, Metrics
 
 SITES: dict[str, dict[str, Any]] = {
     "harbour": {
@@ -139,7 +139,8 @@ def metrics_record(overall: dict[str, float | None] | None = None) -> dict[str, 
         }
         for i, site in enumerate(SITES)
     }
-    return summarise(LABELS, owners, SCORES, at, 2901, "server test set", 6, overall)
+    measured = Metrics(6, "test", 2901, None, SCORES, overall or {})
+    return Results(LABELS, owners, measured, AT_SERVER, at).to_dict()
 
 
 OVERALL = {

@@ -8,7 +8,7 @@ import pytest
 
 from suture.core.devices import unusable
 from suture.core.errors import ConfigError
-from suture.federation.site.info import refuse
+from suture.federation.site.site import check_consent
 from suture.methods.surgical import SurgicalAggregation
 
 
@@ -22,8 +22,8 @@ def test_what_cannot_compute_says_why_in_one_line(device: str) -> None:
 
 def test_a_site_with_such_a_device_takes_no_part(tiny: Any) -> None:
     site = tiny(SurgicalAggregation()).sites()["alpha"]
-    refuse("alpha", site.plan, site.config)
+    check_consent("alpha", site.plan, site.config)
     training = site.config.training.model_copy(update={"device": "gpu"})
     config = site.config.model_copy(update={"training": training})
     with pytest.raises(ConfigError, match=r"^alpha: device 'gpu' cannot be used: .*; correct device under"):
-        refuse("alpha", site.plan, config)
+        check_consent("alpha", site.plan, config)

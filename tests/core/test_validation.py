@@ -32,7 +32,7 @@ tune = { key = "rounds", values = [1, 2] }
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "told"),
+    ("old", "new", "message"),
     [
         ("reference", "refrence", "unknown key 'refrence'; did you mean 'reference'"),
         ('name = "Ours"', 'nmae = "Ours"', "unknown key 'rows.ours.nmae'; did you mean 'name'"),
@@ -42,9 +42,9 @@ tune = { key = "rounds", values = [1, 2] }
         ("{ key", "{ kee", "unknown key 'presets.tiny.tune.kee'; did you mean 'key'"),
     ],
 )
-def test_a_wrong_key_has_its_place_and_the_nearest(old: str, new: str, told: str) -> None:
+def test_a_wrong_key_has_its_place_and_the_nearest(old: str, new: str, message: str) -> None:
     assert parse(Experiment, tomllib.loads(TEXT), "file").title == "t"
-    with pytest.raises(ConfigError, match=rf"^file: {told}"):
+    with pytest.raises(ConfigError, match=rf"^file: {message}"):
         parse(Experiment, tomllib.loads(TEXT.replace(old, new)), "file")
 
 

@@ -12,7 +12,7 @@ from poc import Poc, digest
 from suture.data.config import load_site_config
 from suture.federation.loop import Loop, federate
 from suture.federation.server.collector import Receiver
-from suture.federation.server.open import open_server
+from suture.federation.server.server import open_server
 from suture.federation.site.site import Site
 from suture.protocol.messages import Payload, TaskName
 from suture.protocol.packing import Packed, pack, unpack
@@ -26,8 +26,9 @@ class Replay(Loop):
     """A loop in which sites are absent from some rounds.
 
     Args:
-        absent: not heard.
-        late: of these, those that trained all the same, and were not heard in time: their state has moved on.
+        absent: whose updates do not arrive.
+        late: of these, those that trained all the same, and whose updates arrived too late: their state has
+            moved on.
     """
 
     def __init__(self, sites: Mapping[str, Site], absent: Absent, late: Absent) -> None:
@@ -60,7 +61,7 @@ def absent(history: Sequence[Mapping[str, Any]]) -> Absent:
 def replayed(poc: Poc, job: Job, missing: Absent, folder: Path) -> Iterator[str]:
     """The model's hash for each way in which it may have come about.
 
-    Whether a site that was not heard had finished its training stands nowhere, and a moment of its optimiser
+    Whether a site without an update had finished its training stands nowhere, and a moment of its optimiser
     depends on it. So there is a hash for each set of those that had.
     """
     sets = chain.from_iterable(combinations(sorted(missing), n) for n in range(len(missing) + 1))

@@ -146,7 +146,7 @@ def test_a_corrupt_state_costs_a_round_and_no_byte(
     path.write_bytes(bytes(data))
     best = folder / "state" / f"best-{ROUNDS // 2:06d}.safetensors"
     if where == "server" and best.exists():
-        assert best.read_bytes() == bytes(data), "the kept round is a link to the same file"
+        assert best.read_bytes() == bytes(data), "the best round is a link to the same file"
     before = events(server)
     with caplog.at_level(logging.WARNING):
         federate(again := federation.server("cut"), Loop(federation.sites("cut")))
@@ -170,7 +170,7 @@ def test_falling_back_finds_the_best_round_of_that_time(
     """Round 2 is the best until round 7 is committed; then 6 is, and round 7 rots."""
     losses = {1: 0.9, 2: 0.5, 3: 0.8, 4: 0.8, 5: 0.8, 6: 0.4, 7: 0.7, 8: 0.7}
 
-    def told(site: str, task: Payload, answer: Packed) -> Packed:
+    def with_losses(site: str, task: Payload, answer: Packed) -> Packed:
         reply = unpack(answer)
         if not isinstance(reply, (Update, Evaluation)) or not reply.metrics or task.split == "test":
             return answer
@@ -179,7 +179,7 @@ def test_falling_back_finds_the_best_round_of_that_time(
 
     def run(out: str, rounds: int) -> Server:
         federation = tiny(METHOD, rounds=rounds, selection="site_loss")
-        federate(server := federation.server(out), Between(federation.sites(out), told))
+        federate(server := federation.server(out), Between(federation.sites(out), with_losses))
         return server
 
     whole, cut = run("whole", 8), run("cut", 7)

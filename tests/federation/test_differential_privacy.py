@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from suture.core.errors import ConfigError
-from suture.federation.differential_privacy import Noise, epsilon, gaussian, secret_of
-from suture.federation.server.protection import spent
+from suture.federation.differential_privacy import Noise, epsilon, gaussian, secret_of, spent
 from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
 from suture.protocol.messages import Payload, Update, ones
 from suture.protocol.packing import pack, unpack
 from suture.protocol.privacy import PrivacyConfig
+from suture.protocol.records import Round, SiteRound, Validation
 
 KEY = bytes(32)
 
@@ -89,9 +89,9 @@ def test_a_variance_stays_one() -> None:
     """Of 1000 variances the noise would make half negative, and the model no number."""
     name = "backbone.norm.running_var"
     sent = Payload("train", shared={name: torch.zeros(1_000)})
-    told = Noise(1.0, 1.0).apply(Update(1, (), {name: torch.zeros(1_000)}, {}, ones(())), sent, KEY)
-    assert told.shared[name].min() == 0
-    assert (told.shared[name] > 0).double().mean().item() == pytest.approx(0.5, abs=0.06)
+    noisy = Noise(1.0, 1.0).apply(Update(1, (), {name: torch.zeros(1_000)}, {}, ones(())), sent, KEY)
+    assert noisy.shared[name].min() == 0
+    assert (noisy.shared[name] > 0).double().mean().item() == pytest.approx(0.5, abs=0.06)
 
 
 def test_what_the_noise_does_not_cover_is_refused() -> None:
@@ -135,12 +135,15 @@ def test_noise_without_a_clip_is_refused() -> None:
         PrivacyConfig(noise=1.0)
 
 
-def test_the_report_says_what_was_spent(tmp_path: Path) -> None:
+def test_the_report_says_what_was_spent() -> None:
     pytest.importorskip("opacus")
-    lines = [{"sites": {"a": {"status": s}}} for s in ("accepted", "rejected", "abstained", "accepted")]
-    (tmp_path / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    statuses: list[Any] = ["accepted", "rejected", "abstained", "accepted"]
+    history = [
+        Round(i, "main", "committed", 1.0, 0, 0, {"a": SiteRound(status)}, Validation())
+        for i, status in enumerate(statuses, 1)
+    ]
     protection = {"a": {"clip": 1.0, "noise": 2.0, "delta": 1e-5}, "b": {"clip": 3.0, "noise": 0.0}}
-    noisy, clipped = spent(tmp_path, protection)
+    noisy, clipped = spent(protection, history)
     assert f"ε = {epsilon(2.0, 3, 1e-5):.3g} at δ = 1e-05 over 3 updates" in noisy
     assert clipped == "b clips its updates to a norm of 3 and adds no noise."
 

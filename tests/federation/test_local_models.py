@@ -36,11 +36,11 @@ def metrics(federation: Any) -> dict[str, Any]:
 def state(federation: Any, site: str, round_: int) -> Packed:
     """What a site keeps of a round."""
     rounds = Rounds(federation.folder / "run" / "sites" / site)
-    return load(rounds.kept(round_) if rounds.kept(round_).exists() else rounds.path(round_))
+    return load(rounds.best_path(round_) if rounds.best_path(round_).exists() else rounds.path(round_))
 
 
-def local(kept: Packed) -> dict[str, Tensor]:
-    tensors = {k.removeprefix("local/"): t for k, t in kept.tensors.items() if k.startswith("local/")}
+def local(state: Packed) -> dict[str, Tensor]:
+    tensors = {k.removeprefix("local/"): t for k, t in state.tensors.items() if k.startswith("local/")}
     return {name: t for name, t in tensors.items() if t.is_floating_point()}
 
 
@@ -63,11 +63,11 @@ def test_models_of_fed_mas_make_the_global_one_by_their_rescue_factors(tiny: Any
     lines = (federation.folder / "run" / "history.jsonl").read_text().splitlines()
     rescue = {site: line["weight"] for site, line in json.loads(lines[-1])["sites"].items()}
     assert len({*rescue.values()}) == 3
-    model = unpack_model(load(server.states.kept(2)))
-    kept = {site: local(state(federation, site, 2)) for site in rescue}
+    model = unpack_model(load(server.states.best_path(2)))
+    own = {site: local(state(federation, site, 2)) for site in rescue}
     for name, tensor in {**model.shared, **model.head}.items():
         if tensor.is_floating_point():
-            total = torch.stack([rf * kept[site][name].double() for site, rf in rescue.items()]).sum(dim=0)
+            total = torch.stack([rf * own[site][name].double() for site, rf in rescue.items()]).sum(dim=0)
             torch.testing.assert_close((total / sum(rescue.values())).to(tensor), tensor)
     assert list(metrics(federation)["local_models"]["sites"]) == ["alpha", "beta", "gamma"]
 
@@ -80,11 +80,11 @@ def test_the_kept_models_are_those_that_made_the_global_one(tiny: Any, transport
     server = federation.server()
     federate(server, transport(federation.sites()))
     assert server.selected_round == selected
-    model = unpack_model(load(server.states.kept(server.selected_round)))
-    kept = [local(state(federation, site, server.selected_round)) for site in federation.sites()]
-    assert set(kept[0]) == set(model.shared) | set(model.head)
+    model = unpack_model(load(server.states.best_path(server.selected_round)))
+    own = [local(state(federation, site, server.selected_round)) for site in federation.sites()]
+    assert set(own[0]) == set(model.shared) | set(model.head)
     for name, tensor in {**model.shared, **model.head}.items():
-        mean = torch.stack([one[name].double() for one in kept]).mean(dim=0)
+        mean = torch.stack([one[name].double() for one in own]).mean(dim=0)
         assert torch.allclose(mean, tensor.double(), atol=1e-6), name
     found = metrics(federation)["local_models"]
     assert list(found["sites"]) == ["alpha", "beta", "gamma"]

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from suture.core.errors import FederationError
-from suture.federation.site.info import FIRST_COUNTS
+from suture.federation.site.site import FIRST_COUNTS
 from suture.learning.prediction import predict_to_csv
 from suture.learning.training import LocalTraining
 from suture.methods import METHODS
@@ -66,12 +66,12 @@ def predictions(folder: Path, images: Path) -> dict[str, dict[str, float]]:
 
 def accuracy(folder: Path, site: Path, own: tuple[str, ...], candidates: tuple[str, ...]) -> float:
     """Of the site's test images of its own classes, how many the model puts first among the candidates."""
-    told = predictions(folder, site / "images")
+    predicted = predictions(folder, site / "images")
     right = []
     for i in range(4, 60, 5):
         truth = EVERY[i % len(EVERY)]
         if truth in own:
-            p = told[f"{i:03d}.png"]
+            p = predicted[f"{i:03d}.png"]
             right.append(max(candidates, key=lambda name: p[name]) == truth)
     return sum(right) / len(right)
 
@@ -140,7 +140,7 @@ def test_the_task_survives_a_restart(data: Path, tiny: Any) -> None:
     assert all(torch.equal(t, whole.model.head[key]) for key, t in server.model.head.items())
 
 
-def test_a_site_of_another_task_stops_the_federation(data: Path, tiny: Any) -> None:
+def test_a_site_of_another_label_type_stops_the_federation(data: Path, tiny: Any) -> None:
     config = data / "beta" / "suture.toml"
     config.write_text(config.read_text().replace("multiclass", "multilabel"))
     with pytest.raises(FederationError, match=r"multiclass and beta is multilabel; one federation"):
@@ -148,7 +148,7 @@ def test_a_site_of_another_task_stops_the_federation(data: Path, tiny: Any) -> N
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedlsm"])
-def test_nobody_says_counts_that_nobody_uses(name: str, data: Path, tiny: Any) -> None:
+def test_no_site_sends_counts_that_nobody_uses(name: str, data: Path, tiny: Any) -> None:
     """Class weights are of binary cross-entropies; here there are none, and no word of counts withheld."""
     federation = tiny(method(name, iterations=1), LABELS, rounds=1)
     for site in federation.sites().values():

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from suture.core.errors import ConfigError
+from suture.core.errors import CodeMismatch, ConfigError
 from suture.data.augmentation import Augmentation
-from suture.federation.plan import Plan, Schedule, needed
+from suture.federation.plan import Plan, Schedule, code_hash, needed
+from suture.federation.server.server import open_server
 from suture.methods import METHODS
 from suture.models import ModelSpec
 
@@ -51,3 +54,41 @@ def test_enough_sites_are_a_number_or_a_share_rounded_up() -> None:
 def test_another_number_of_sites_is_refused(wrong: float) -> None:
     with pytest.raises(ConfigError, match="a number of sites from 1, or a share of them between 0 and 1"):
         Schedule.from_dict({"rounds": 1, "min_sites": wrong})
+
+
+FORMER: dict[str, Any] = {
+    "method": "surgical",
+    "hyperparameters": {
+        "local": {"lr": 1e-3, "epochs": 1, "batch_size": 8, "moments": "kept"},
+        "batch_norm": "average",
+    },
+    "model": {"name": "cnn", "size": 16},
+    "augmentation": {},
+    "seed": 1,
+    "experiment": "run",
+    "code": "0123456789abcdef",
+}
+"""The plan in a job folder that another version has exported, with a setting that this one does not have."""
+
+
+def test_the_plan_of_another_version_is_refused_by_that_and_not_only_by_the_setting() -> None:
+    with pytest.raises(CodeMismatch, match=r"another version .* export the job again \(.*moments") as refused:
+        Plan.from_dict(FORMER)
+    assert "0123456789abcdef" in str(refused.value)
+    with pytest.raises(ConfigError, match=r"unknown key 'local\.moments'") as wrong:
+        Plan.from_dict({**FORMER, "code": code_hash()})
+    assert not isinstance(wrong.value, CodeMismatch)
+
+
+@pytest.mark.parametrize("change", [{"devices": "gpu"}, {"code": None}])
+def test_a_plan_of_other_keys_is_refused(change: dict[str, Any]) -> None:
+    values = {key: value for key, value in {**FORMER, **change}.items() if value is not None}
+    with pytest.raises(ConfigError, match=r"missing or unknown key '(devices|code)'; export the job again"):
+        Plan.from_dict(values)
+
+
+def test_a_server_refuses_a_job_that_another_version_made(tmp_path: Path) -> None:
+    plan = Plan.from_dict({**FORMER, "hyperparameters": {}})
+    with pytest.raises(CodeMismatch, match=r"the server runs another version .* export the job again"):
+        open_server(plan, Schedule(1), None, tmp_path)
+    assert not any(tmp_path.iterdir())

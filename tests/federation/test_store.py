@@ -9,7 +9,7 @@ import torch
 
 from suture.core.errors import SutureError
 from suture.federation.store import Rounds
-from suture.protocol.packing import Packed, load
+from suture.protocol.packing import Packed
 
 
 def state(value: float) -> Packed:
@@ -44,7 +44,7 @@ def test_nothing_there_is_none_and_all_broken_is_an_error(tmp_path: Path) -> Non
         Rounds(tmp_path).newest()
 
 
-def kept(folder: Path) -> list[int]:
+def best_rounds(folder: Path) -> list[int]:
     return sorted(int(path.stem.removeprefix("best-")) for path in folder.glob("best-*"))
 
 
@@ -55,10 +55,10 @@ def test_a_former_best_stays_while_a_round_on_disk_may_name_it(tmp_path: Path) -
         rounds.save(number, state(number), committed=number - 1)
         rounds.keep(min(number, 2) if number < 7 else 6)
         if number == 7:
-            assert (rounds.rounds(), kept(tmp_path)) == ([4, 5, 6, 7], [2, 6])
+            assert (rounds.rounds(), best_rounds(tmp_path)) == ([4, 5, 6, 7], [2, 6])
         if number == 9:
-            assert (rounds.rounds(), kept(tmp_path)) == ([6, 7, 8, 9], [2, 6])
-    assert (rounds.rounds(), kept(tmp_path)) == ([7, 8, 9, 10], [6])
+            assert (rounds.rounds(), best_rounds(tmp_path)) == ([6, 7, 8, 9], [2, 6])
+    assert (rounds.rounds(), best_rounds(tmp_path)) == ([7, 8, 9, 10], [6])
     assert rounds.latest(8) == 8
     assert rounds.latest(6) == 6
     assert rounds.latest(5) is None
@@ -70,11 +70,11 @@ def test_a_round_that_is_written_again_is_another_best(tmp_path: Path) -> None:
         rounds.save(number, state(number), committed=number - 1)
         rounds.keep(number)
     rounds.save(2, state(22), committed=1)
-    assert kept(tmp_path) == [1]
+    assert best_rounds(tmp_path) == [1]
     rounds.keep(2)
-    assert load(rounds.kept(2)).header == {"v": 22}
+    assert rounds.read_best(2).header == {"v": 22}
     rounds.keep(1)
-    assert kept(tmp_path) == [1]
+    assert best_rounds(tmp_path) == [1]
 
 
 @pytest.mark.parametrize("harm", ["cut", "flip in a tensor", "flip in the header"])

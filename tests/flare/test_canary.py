@@ -21,7 +21,7 @@ from PIL import Image
 from suture.core.errors import RescueFactorError
 from suture.data.augmentation import Augmentation
 from suture.federation.plan import Plan, Schedule, code_hash
-from suture.federation.server.open import open_server
+from suture.federation.server.server import open_server
 from suture.flare.codec import from_shareable_, register
 from suture.learning.training import LocalTraining, NonFiniteLoss
 from suture.methods.surgical import SurgicalAggregation

@@ -100,3 +100,12 @@ def test_abstentions_and_error_codes_pass_without_their_luggage() -> None:
     out = EgressFilter().process(reply, context())
     assert out.get_return_code() == ReturnCode.EXECUTION_EXCEPTION
     assert "text" not in out
+
+
+def test_an_answer_is_rebuilt_so_that_no_form_of_a_value_carries_more_than_the_value() -> None:
+    """A number as text is valid, and its digits could say anything."""
+    packed = pack(UPDATE)
+    disguised = Packed(packed.tensors, {**packed.header, "weight": "1.00000000000000000", "round": "1"})
+    out = from_shareable_(EgressFilter().process(to_shareable(disguised), context()))
+    assert out.header == packed.header
+    assert type(out.header["weight"]) is float

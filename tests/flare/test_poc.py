@@ -13,7 +13,7 @@ import yaml
 
 from suture.data.config import load_site_config
 from suture.federation.loop import Loop, federate
-from suture.federation.server.open import open_server
+from suture.federation.server.server import open_server
 from suture.federation.site.site import Site
 from suture.flare.admin.kit import kits_in, project_admin
 from suture.flare.admin.poc import free_port, parties, project_of, project_template, provision

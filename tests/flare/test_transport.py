@@ -71,7 +71,7 @@ def ask(tmp_path: Path) -> Ask:
         engine = SimpleNamespace(asked_to_stop=stopped)
         fl_ctx: Any = SimpleNamespace(get_engine=lambda: engine)
         transport = FlareTransport(tasks, fl_ctx, Signal(), timeout)  # type: ignore[arg-type]
-        return tasks, collector, transport.exchange("train", packed, collector.intake(quorum, grace))
+        return tasks, collector, transport.exchange("train", packed, collector.receiver(quorum, grace))
 
     return ask
 

@@ -15,7 +15,7 @@ from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
 from suture.core.validation import parse
 from suture.federation.server.global_model import initial
-from suture.federation.site.abstain import LabelViewRefused
+from suture.federation.site.abstention import LabelViewRefused
 from suture.learning.training import LocalRound, LocalTraining, SiteContext, validation_loss
 from suture.methods.base import GlobalModel, Phase, RoundContext, loss_of
 from suture.methods.fedlsm.fedlsm import FedLSM

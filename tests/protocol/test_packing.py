@@ -168,7 +168,7 @@ def test_a_full_disk_is_told_by_its_number(tmp_path: Path) -> None:
     target = tmp_path / "x.safetensors"
     script = (
         "import resource, signal, sys, torch; from pathlib import Path\n"
-        "from suture.federation.site.abstain import reason_of\n"
+        "from suture.federation.site.abstention import reason_of\n"
         "from suture.protocol.packing import Packed, save\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))\n"

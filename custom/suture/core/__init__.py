@@ -1,1 +1,1 @@
-"""What everything stands on: errors, names, labels and their vocabulary, seeds, files, validation."""
+"""The base of all rooms: errors, names, labels, vocabulary, seeds, files, validation, environment."""

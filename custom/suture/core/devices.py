@@ -1,4 +1,4 @@
-"""Devices of torch that a configuration names."""
+"""Torch devices that a configuration names."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import torch
 
 
 def unusable(device: str) -> str:
-    """Why torch cannot compute on a device, in a line; empty if it can, be its memory full just now."""
+    """Say in one line why torch cannot compute on a device; empty if it can, even if its memory is full."""
     try:
         torch.zeros(1, device=device).item()
     except torch.OutOfMemoryError:
         return ""
-    # An unknown name, a build without such devices, one that holds no data: torch has an error for each.
+    # torch has an error of its own for an unknown name, a build without such devices, and the meta device.
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         return str(error).splitlines()[0].partition(". ")[0]
     return ""

@@ -1,4 +1,4 @@
-"""Errors that a user reads: each names what is wrong and what to do about it."""
+"""Errors for users: each message says what is wrong and what to do about it."""
 
 from __future__ import annotations
 
@@ -7,15 +7,19 @@ from collections.abc import Iterable
 
 
 class SutureError(Exception):
-    """Base of every expected failure; the command line prints it without a traceback and exits non-zero."""
+    """Base of every expected failure. The command line prints it without a traceback and exits non-zero."""
 
 
 class ConfigError(SutureError):
     """A configuration, job or command line that cannot be used."""
 
 
+class CodeMismatch(ConfigError):
+    """A job that another version of the package created than the one that runs it."""
+
+
 class DataError(SutureError):
-    """A site's data set that cannot be read; names the site, file, row or class."""
+    """A data set that cannot be read; names the site, file, row or class."""
 
 
 class LabelError(SutureError):
@@ -23,19 +27,19 @@ class LabelError(SutureError):
 
 
 class RejectedUpdate(SutureError):
-    """An update that does not match what its method declared; it never touches the global model."""
+    """A message that does not match what its method declares; it never reaches the global model."""
 
 
 class RescueFactorError(SutureError):
-    """A rescue factor (Fed-MAS) that cannot weight a mean: no positive, finite number."""
+    """A rescue factor (Fed-MAS) that cannot weight a mean because it is not positive and finite."""
 
 
 class FederationError(SutureError):
-    """A federation that cannot go on."""
+    """A federation that cannot continue."""
 
 
 def nearest(name: str, options: Iterable[str], listed: Iterable[str] | None = None) -> str:
-    """The hint that ends an "unknown name" message: the nearest valid word, or all (of `listed`)."""
+    """Return the hint of an "unknown name" message: the nearest valid word, or all (of `listed`)."""
     known = sorted(options)
     close = difflib.get_close_matches(name.casefold(), [o.casefold() for o in known], n=1, cutoff=0.6)
     if close:
@@ -45,7 +49,7 @@ def nearest(name: str, options: Iterable[str], listed: Iterable[str] | None = No
 
 
 def unknown(kind: str, name: str, options: Iterable[str], listed: Iterable[str] | None = None) -> ConfigError:
-    """A `ConfigError` for a word that is not among `options`.
+    """Return a `ConfigError` for a word that is not among `options`.
 
     >>> str(unknown("method", "surgcal", ["surgical", "vanilla"]))
     "unknown method 'surgcal'; did you mean 'surgical'?"

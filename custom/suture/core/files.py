@@ -1,4 +1,4 @@
-"""Writing files that are whole or not there."""
+"""Writing files completely or not at all."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from suture.core.errors import SutureError
 
 @contextmanager
 def replacing(path: Path, durable: bool = True) -> Iterator[Path]:
-    """A temporary file beside `path` that takes its place when the block ends well, and vanishes otherwise.
+    """Yield a temporary path that replaces `path` when the block succeeds, and is deleted otherwise.
 
     Args:
-        durable: whether the bytes are on the disk, not only in its cache, before the name is.
+        durable: whether the bytes are synchronised to the disk before the file gets its name.
 
     Raises:
-        OSError: the folder does not exist, is not writable or is full; `path` is then what it was.
+        OSError: the folder does not exist, is not writable or is full; `path` is then unchanged.
     """
-    # Not `tempfile`: its files are readable by their owner alone, and the replaced file would be too.
+    # Not `tempfile`: its files are readable only by their owner, and so would be the new file.
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         yield temporary
@@ -40,7 +40,7 @@ def replacing(path: Path, durable: bool = True) -> Iterator[Path]:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Brings a new name to the disk, not only the bytes that it names."""
+    """Synchronise a folder to the disk, and so the name of a new file."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -49,22 +49,22 @@ def _sync_folder(folder: Path) -> None:
 
 
 def atomic_write(path: Path, data: bytes) -> None:
-    """Replaces `path` by `data`: a reader, or a crash at any moment, finds the old bytes or the new ones.
+    """Replace `path` by `data`. A reader, also after a crash, finds either the old bytes or the new ones.
 
     Raises:
-        OSError: the folder does not exist, is not writable or is full; `path` is then what it was.
+        OSError: the folder does not exist, is not writable or is full; `path` is then unchanged.
     """
     with replacing(path) as temporary:
         temporary.write_bytes(data)
 
 
 def append_line(path: Path, value: object) -> None:
-    """Appends a value as a line of JSON, whole or not at all.
+    """Append a value as a line of JSON, completely or not at all.
 
-    What a process that was killed had begun to write is cut off first.
+    An incomplete line, of a process that was killed, is deleted first.
 
     Raises:
-        OSError: the disk is full or the file cannot be written; it has the lines that it had.
+        OSError: the disk is full or the file cannot be written; its lines are unchanged.
     """
     left = memoryview(f"{json.dumps(value, allow_nan=False)}\n".encode())
     with path.open("a+b", buffering=0) as file:
@@ -81,15 +81,16 @@ def append_line(path: Path, value: object) -> None:
 
 
 def whole_lines(path: Path) -> list[str]:
-    """The lines of a file that `append_line` makes, without one that has no end; none without the file."""
+    """Read the complete lines of a file that `append_line` writes; none without the file."""
     return path.read_text().rpartition("\n")[0].splitlines() if path.exists() else []
 
 
 def hold(path: Path, seconds: float) -> IO[str]:
-    """Takes a lock for as long as the returned file is open, or the process lives.
+    """Hold a lock for as long as the returned file is open, or the process lives.
 
     Args:
-        seconds: that another holder is waited for.
+        path: of the lock file.
+        seconds: time to wait for another holder.
 
     Raises:
         SutureError: another process still holds it.
@@ -108,7 +109,7 @@ def hold(path: Path, seconds: float) -> IO[str]:
 
 
 def write_json(path: Path, value: object) -> None:
-    """Writes strict JSON (RFC 8259: no NaN, no Infinity) with `atomic_write`.
+    """Write strict JSON (RFC 8259: no NaN, no Infinity) with `atomic_write`.
 
     Raises:
         SutureError: a number is not finite.

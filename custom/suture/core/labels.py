@@ -1,8 +1,8 @@
 """Label sets: names, not positions, identify classes.
 
-A label set is an ordered tuple of canonical names. Two spellings of one name (Unicode form, case, white
-space, underscores, or a synonym of the vocabulary) have one canonical name, so that sites which never
-spoke to each other still agree on what a row of the head means.
+A label set is an ordered tuple of canonical names. Spellings of a name that differ in Unicode form, case,
+white space or underscores, or are synonyms in the vocabulary, have one canonical name. So sites agree on the
+meaning of a row of the head without any exchange.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ LabelType = Literal["multilabel", "multiclass"]
 
 
 def key(name: str) -> str:
-    """What two spellings of one name have in common: NFKC, case-folded, dashes and spaces made equal.
+    """Return the key that spellings of one name share: NFKC, case-folded, dashes and spaces unified.
 
-    A slash is read as "or": a class name is never a path.
+    A slash becomes "or": a class name is never a path.
     """
     text = re.sub(r"[/\\]", " or ", unicodedata.normalize("NFKC", name)).replace("_", " ")
     text = "".join("-" if unicodedata.category(c) == "Pd" else c for c in text)
@@ -36,14 +36,14 @@ _KNOWN: dict[str, str] = {key(name): name for name in CANONICAL} | {
 
 
 def canonical(name: str, synonyms: Mapping[str, str] | None = None) -> str:
-    """The canonical name of a label.
+    """Return the canonical name of a label.
 
     Args:
         name: any spelling, e.g. ``"Pleural_Thickening"``.
-        synonyms: a site's own table, spelling to name; it goes before the built-in vocabulary.
+        synonyms: a site's own table, spelling to name; it has precedence over the built-in vocabulary.
 
     Returns:
-        The vocabulary's name, or, for a name that it lacks, its words with a capital first letter.
+        the vocabulary's name or, for a name that is not in it, its words with capital first letters.
 
     Raises:
         LabelError: the name is empty, too long or holds control characters.
@@ -68,7 +68,7 @@ class LabelSet:
         label_type: ``multilabel`` (any subset is true) or ``multiclass`` (exactly one is).
 
     Raises:
-        LabelError: no name, or two names that are one.
+        LabelError: there is no name, or a name appears twice.
     """
 
     names: tuple[str, ...]
@@ -91,7 +91,7 @@ class LabelSet:
         synonyms: Mapping[str, str] | None = None,
         label_type: LabelType = "multilabel",
     ) -> LabelSet:
-        """A label set from any spellings, in their order.
+        """Return a label set from any spellings, in their order.
 
         Raises:
             LabelError: two spellings collapse into one canonical name.
@@ -116,7 +116,7 @@ class LabelSet:
         return name in self._index
 
     def index(self, name: str) -> int:
-        """The position of a class.
+        """Return the position of a class.
 
         Raises:
             LabelError: the class is not in this set.
@@ -126,15 +126,15 @@ class LabelSet:
         return self._index[name]
 
     def align(self, to: LabelSet) -> list[int]:
-        """For each class of `to`, its position here, or -1 where it is unknown here."""
+        """Return for each class of `to` its position in this set, or -1 where this set lacks it."""
         return [self._index.get(name, -1) for name in to.names]
 
 
 def union(sets: Iterable[LabelSet]) -> LabelSet:
-    """The sorted union C of the sites' label sets (Surgical Aggregation, Sec. 3.1.1).
+    """Return the sorted union C of the sites' label sets (Surgical Aggregation, Sec. 3.1.1).
 
     Raises:
-        LabelError: no set, or sets of different label types.
+        LabelError: there is no set, or label types differ.
     """
     members = list(sets)
     types = {s.label_type for s in members}
@@ -145,7 +145,7 @@ def union(sets: Iterable[LabelSet]) -> LabelSet:
 
 
 def lookalikes(names: Iterable[str]) -> list[tuple[str, str]]:
-    """Pairs of different names that are nearly the same: the typo that would become a class of its own.
+    """Return pairs of different names that are nearly the same, one of which may be a typo.
 
     Two names of the built-in vocabulary are never a pair: they are known to differ.
     """
@@ -159,13 +159,13 @@ def lookalikes(names: Iterable[str]) -> list[tuple[str, str]]:
 
 
 def _tolerance(a: str, b: str) -> int:
-    """Edits that a typo may cost: none in very short names, one in short ones, two in long ones."""
+    """Return the largest edit distance of a typo: 0 in very short names, 1 in short ones, 2 in long ones."""
     shorter = min(len(a), len(b))
     return 0 if shorter < 4 else 1 if shorter < 8 else 2
 
 
 def _edits(a: str, b: str) -> int:
-    """Optimal string alignment distance: insertions, deletions, replacements and swapped neighbours."""
+    """Return the optimal string alignment distance: insertions, deletions, substitutions, transpositions."""
     before: list[int] = []
     row = list(range(len(b) + 1))
     for i, ca in enumerate(a, 1):

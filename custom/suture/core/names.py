@@ -1,4 +1,6 @@
-"""Names that come from elsewhere and end up in paths, logs and reports: of sites, experiments and classes.
+"""Checks of names that other parties choose: of sites, experiments and classes.
+
+They appear in paths, logs and reports.
 
 FLARE's own check takes ``"x\\n"`` and names of 300 characters, so each is checked wherever it enters.
 """
@@ -11,7 +13,7 @@ from collections.abc import Iterable
 from suture.core.errors import ConfigError, LabelError
 
 LONGEST = 200
-"""Characters of a class name."""
+"""Largest number of characters of a class name."""
 
 _PLAIN = r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,%d}"
 _SITE = re.compile(_PLAIN % 63)
@@ -20,10 +22,10 @@ _RULE = "letters, digits, '.', '_' and '-', not starting with '.'"
 
 
 def check_sites(names: Iterable[str]) -> None:
-    """Site names become file names, so they are plain.
+    """Check site names, which become file names.
 
     Raises:
-        ConfigError: naming the first that is not.
+        ConfigError: names the first one that cannot be used.
     """
     for name in names:
         if not _SITE.fullmatch(name):
@@ -31,10 +33,10 @@ def check_sites(names: Iterable[str]) -> None:
 
 
 def check_experiment(name: str) -> str:
-    """The name of an experiment, under which the parties keep their states in a folder of that name.
+    """Check and return the name of an experiment, which becomes the name of the folder of its states.
 
     Raises:
-        ConfigError: it is not plain; it is the last part of ``--out``, or that of ``--experiment``.
+        ConfigError: it cannot be used; the user gives it as last part of ``--out`` or as ``--experiment``.
     """
     if not _EXPERIMENT.fullmatch(name):
         raise ConfigError(
@@ -45,10 +47,10 @@ def check_experiment(name: str) -> str:
 
 
 def check_label(name: str) -> str:
-    """The name of a class: printable, of one line, no path.
+    """Check and return the name of a class: printable, on one line, no path.
 
     Raises:
-        LabelError: it is not; says why.
+        LabelError: it cannot be used; says why.
     """
     shown = f"{name[:80]!r}{'…' if len(name) > 80 else ''}"
     if len(name) > LONGEST:

@@ -1,4 +1,4 @@
-"""Seeds are passed in, never global: one number for each site, round and purpose."""
+"""Seeds: one number for each site, round and purpose, always passed as an argument and never global."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import torch
 
 
 def seed_for(*parts: str | int) -> int:
-    """A seed of 63 bits that depends on all parts and their order, on every machine alike."""
+    """Return a seed of 63 bits that depends on all parts and their order, and not on the machine."""
     text = "\x1f".join(str(part) for part in parts)
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
 def generator_for(*parts: str | int) -> torch.Generator:
-    """A CPU generator of that seed."""
+    """Return a CPU generator with the seed of these parts."""
     return torch.Generator().manual_seed(seed_for(*parts))
 
 
 @contextmanager
 def seeded(seed: int, device: torch.device | str = "cpu") -> Iterator[None]:
-    """Lends the global generator (which dropout draws from) a seed, and gives it back as it was."""
+    """Seed the global generators, which dropout uses, within the block; restore their state afterwards."""
     cuda = [torch.device(device)] if torch.device(device).type == "cuda" else []
     with torch.random.fork_rng(devices=cuda):
         torch.manual_seed(seed)

@@ -1,4 +1,4 @@
-"""Turning plain values into typed ones, with an error that a person can act on."""
+"""Conversion of plain values into typed ones, with errors that say what to correct."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from suture.core.labels import canonical
 T = TypeVar("T")
 
 STRICT = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
-"""Of validated dataclasses: nothing unknown in them."""
+"""Configuration of validated dataclasses: unknown fields are errors."""
 
 
 class Section(BaseModel):
-    """A section of a configuration: nothing unknown in it, and nothing changes it."""
+    """A section of a configuration: unknown keys are errors, and values are immutable."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
@@ -39,26 +39,26 @@ _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 
 
 def flat(name: str, value: Any) -> dict[str, Any]:
-    """The leaves of nested settings by their dotted names; an empty table is one."""
+    """Return the leaves of nested settings by their dotted names; an empty table is a leaf."""
     if not isinstance(value, Mapping) or not value:
         return {name: value}
     return {k: v for key, inner in value.items() for k, v in flat(f"{name}.{key}", inner).items()}
 
 
 def parse(kind: type[T], values: Mapping[str, Any], where: str) -> T:
-    """`values` as a `kind` (a pydantic model or dataclass).
+    """Convert `values` into a `kind` (a pydantic model or dataclass).
 
     Args:
-        where: names the source, for errors.
+        where: name of the source, for errors.
 
     Raises:
-        ConfigError: the first problem: its place, what is wrong and, for an unknown key, the nearest one.
+        ConfigError: names the place of the first problem and, for an unknown key, the nearest valid one.
     """
     try:
         return TypeAdapter(kind).validate_python(dict(values))
     except ValidationError as error:
         problems = error.errors(include_url=False)
-        # A misspelt key also leaves its place empty; the misspelling is what to mend.
+        # A misspelt key is missing too; the misspelling is the problem to report.
         problem = next((p for p in problems if p["type"] in _UNKNOWN), problems[0])
         path = [str(part) for part in problem["loc"]]
         place = ".".join(path)
@@ -71,7 +71,7 @@ def parse(kind: type[T], values: Mapping[str, Any], where: str) -> T:
 
 
 def _fields(kind: Any, path: list[str]) -> list[str]:
-    """The valid keys at a place inside a nested type; none where it cannot be told."""
+    """Return the valid keys at a place inside a nested type; none where they cannot be determined."""
     for part in path:
         kind = _at(_bare(kind), part)
     kind = _bare(kind)
@@ -81,7 +81,7 @@ def _fields(kind: Any, path: list[str]) -> list[str]:
 
 
 def _at(kind: Any, part: str) -> Any:
-    """The type of a field, or of the entries of a table or list."""
+    """Return the type of a field, or of the entries of a table or list."""
     if _is_model(kind):
         return kind.model_fields[part].annotation
     if fields := getattr(kind, "__pydantic_fields__", None):
@@ -91,7 +91,7 @@ def _at(kind: Any, part: str) -> Any:
 
 
 def _bare(kind: Any) -> Any:
-    """Without constraints, and without the None of what is optional."""
+    """Return a type without its constraints, and without None where it is optional."""
     while get_origin(kind) in (Annotated, Union, UnionType):
         first, *others = (one for one in get_args(kind) if one is not NoneType)
         if others and get_origin(kind) is not Annotated:

@@ -1,6 +1,6 @@
-"""The built-in vocabulary: canonical names of the labels of chest X-rays, skin, endoscopy and intensive care.
+"""The built-in vocabulary: canonical names of labels of chest X-rays, skin, endoscopy and intensive care.
 
-A synonym is listed only where the two names mean one thing in the data sets that use them. HAM10000's
+A synonym is listed only where both names mean the same in the data sets that use them. HAM10000's
 ``akiec`` covers actinic keratosis and intraepithelial carcinoma, so it is a class of its own.
 """
 

@@ -24,7 +24,7 @@ from suture.experiments.outcome import ClassComparison, Outcome
 from suture.experiments.results import Result
 from suture.experiments.spec import OWN_COLUMNS, Column, Experiment, Preset, Value
 from suture.experiments.tuned_columns import shown, task_cells
-from suture.federation.server.summary import AT_SERVER
+from suture.federation.server.results import AT_SERVER
 from suture.reports.formatting import count
 
 MARKS = "ns p ≥ .05, * p < .05, ** p < .01, *** p < .001; † differences that are not normal (Shapiro-Wilk)"

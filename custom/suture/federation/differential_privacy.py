@@ -1,16 +1,16 @@
-"""Clipping and noise on what a site sends, where it asks for them: local differential privacy of an update.
+"""Local differential privacy of updates: clipping and noise at the sites that request them.
 
     Dwork & Roth. The Algorithmic Foundations of Differential Privacy. 2014, App. A (the Gaussian mechanism);
     Geyer, Klein, Nabi. Differentially Private Federated Learning. arXiv:1712.07557.
 
     sent:  clip(delta) + N(0, (z C)^2),   clip(delta) = delta min(1, C / |delta|)
 
-with delta what a site changed of all that it was sent, taken as one vector, or the gradient that it sends.
+where delta is the change of all parameters that the site has received, as one vector, or its gradient.
 
 The noise is a function of a secret of the site and of the clipped update. So a round that is repeated after
-a crash has the same answer and spends nothing more, while any other update, be it of one patient more or of
-another payload, has noise of its own. It is made of 256 bits by SHAKE: torch's generator has 2^32 seeds, and
-who knows one number that the training did not change could try them all.
+a crash has the same answer and spends nothing more, while any other update, of one more patient or of
+another payload, has different noise. SHAKE derives it from 256 bits: torch's generator has 2^32 seeds, which
+anyone who knows one unchanged parameter could try one after the other.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import math
 import secrets
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -31,14 +31,15 @@ from suture.core.errors import ConfigError
 from suture.core.files import atomic_write
 from suture.protocol.messages import Payload, Update, rounded
 from suture.protocol.privacy import PrivacyConfig
+from suture.protocol.records import Round
 
 
 @dataclass(frozen=True)
 class Noise:
-    """What is done to an update.
+    """Clipping and noise of an update.
 
     Attributes:
-        clip: C, the largest L2 norm of what is sent.
+        clip: C, the largest L2 norm of what a site sends.
         multiplier: z, the noise's standard deviation in units of C; 0 adds none.
     """
 
@@ -47,18 +48,18 @@ class Noise:
 
     @classmethod
     def of(cls, config: PrivacyConfig) -> Noise | None:
-        """What a site's configuration asks for, None for nothing."""
+        """Return what a site's configuration requests; None where it requests nothing."""
         return None if config.clip is None else cls(config.clip, config.noise)
 
     def apply(self, update: Update, received: Payload, secret: bytes) -> Update:
-        """The update with its shared tensors and rows clipped together, and noise on each.
+        """Return the update with its shared tensors and rows clipped together, and noise on each.
 
-        Weights, scalars and measurements are not touched. A variance of batch norm that the noise made
-        negative becomes 0.
+        Weights, scalars and metrics are unchanged. A batch norm variance that the noise has made negative
+        becomes 0.
 
         Args:
-            received: what the site was sent, from which the change of weights is taken.
-            secret: of the site and the experiment.
+            received: the payload relative to which the change of the parameters is computed.
+            secret: of the site in this experiment.
 
         Raises:
             ConfigError: the update has tensors that the noise does not cover.
@@ -76,8 +77,8 @@ class Noise:
         for name, delta in clipped.items():
             noise = gaussian(tuple(delta.shape), seed + name.encode()) if self.multiplier else 0.0
             changed = delta + noise * self.multiplier * self.clip
-            told = (changed + base[name].double() if base else changed).to(sent[name].dtype)
-            done[name] = told.clamp_min(0) if name.endswith(_VARIANCE) and not gradient else told
+            value = (changed + base[name].double() if base else changed).to(sent[name].dtype)
+            done[name] = value.clamp_min(0) if name.endswith(_VARIANCE) and not gradient else value
         return replace(update, shared=_group("shared", done), head=_group("head", done))
 
 
@@ -104,7 +105,7 @@ def _group(group: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _seed(secret: bytes, tensors: Mapping[str, Tensor]) -> bytes:
-    """256 bits that nobody knows who lacks the secret, other ones for other tensors."""
+    """Return 256 bits that only the secret and these tensors determine."""
     digest = hashlib.sha3_256(secret)
     for name, tensor in tensors.items():
         digest.update(f"{name}\0{tuple(tensor.shape)}\0".encode())
@@ -113,9 +114,9 @@ def _seed(secret: bytes, tensors: Mapping[str, Tensor]) -> bytes:
 
 
 def gaussian(shape: tuple[int, ...], seed: bytes) -> Tensor:
-    """Standard normal numbers, float64, of a stream of bits that a seed determines.
+    """Return standard normal numbers, float64, that the seed determines.
 
-    SHAKE256 (FIPS 202) makes 52 bits for each, the inverse of the normal distribution function the number.
+    SHAKE256 (FIPS 202) gives 52 bits for each; the inverse normal distribution function maps them.
     """
     count = math.prod(shape)
     bits = np.frombuffer(hashlib.shake_256(seed).digest(8 * count), dtype="<u8") >> np.uint64(12)
@@ -123,7 +124,7 @@ def gaussian(shape: tuple[int, ...], seed: bytes) -> Tensor:
 
 
 def secret_of(folder: Path) -> bytes:
-    """The secret of a site in one experiment: made once, kept in its folder, and never sent."""
+    """Return the secret of a site in one experiment: created once, stored in its folder, never sent."""
     path = folder / "noise.key"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
@@ -140,29 +141,30 @@ def protected(
     samples: int,
     folder: Path,
 ) -> Update:
-    """The update as far as a site's [privacy] lets it leave.
+    """Return the update that may leave a site under its [privacy]: clipped, with noise, figures rounded.
 
     Args:
-        losses: of its scalars, those that are losses.
-        samples: that its losses rest on; with too few they are withheld.
+        received: the payload that the update answers.
+        losses: names of the update's scalars that are losses.
+        samples: number of samples behind the losses; below `min_loss` the losses are withheld.
         folder: of the experiment at the site.
     """
     noise, few = Noise.of(privacy), samples < privacy.min_loss
-    told = {name: value for name, value in update.scalars.items() if not (few and name in losses)}
+    scalars = {name: value for name, value in update.scalars.items() if not (few and name in losses)}
     shown = replace(
         update,
         train_loss=None if few else rounded(update.train_loss),
-        scalars={name: rounded(value) for name, value in told.items()},
+        scalars={name: rounded(value) for name, value in scalars.items()},
     )
     return noise.apply(shown, received, secret_of(folder)) if noise else shown
 
 
 def epsilon(multiplier: float, rounds: int, delta: float) -> float:
-    """What `rounds` updates under noise spend of local differential privacy, by opacus' accountant.
+    """Return the ε of local differential privacy after `rounds` updates under noise, by opacus' accountant.
 
-    Mironov. Rényi Differential Privacy. 2017. Local: whatever two data sets a site may have, its updates are
-    so hard to tell apart. Two clipped updates differ by up to 2 C, so the noise counts half; every round
-    counts (sampling rate 1).
+    Mironov. Rényi Differential Privacy. 2017. The ε bounds how well updates tell any two data sets of a site
+    apart. Two clipped updates differ by up to 2 C, so the noise counts half; every round counts (sampling
+    rate 1).
 
     Raises:
         ImportError: opacus is not installed (``suture[dp]``).
@@ -172,3 +174,34 @@ def epsilon(multiplier: float, rounds: int, delta: float) -> float:
     accountant = RDPAccountant()
     accountant.history = [(multiplier / 2, 1.0, rounds)]
     return float(accountant.get_epsilon(delta))
+
+
+def spent(protection: Mapping[str, Mapping[str, float]], history: Sequence[Round]) -> list[str]:
+    """Say for each site that clips its updates or adds noise what its updates have spent of its privacy.
+
+    Args:
+        protection: clip, noise and delta of each protected site.
+        history: the rounds of the run.
+    """
+    return [_spent(site, own, _updates(site, history)) for site, own in sorted(protection.items())]
+
+
+def _updates(site: str, history: Sequence[Round]) -> int:
+    """Count the updates that may have left a site, accepted or not: in every round without abstention."""
+    return sum(line.sites[site].status != "abstained" for line in history if site in line.sites)
+
+
+def _spent(site: str, own: Mapping[str, float], updates: int) -> str:
+    clips = f"{site} clips its updates to a norm of {own['clip']:g}"
+    if not own["noise"]:
+        return f"{clips} and adds no noise."
+    clips += f" and adds noise of {own['noise']:g} times that"
+    try:
+        value = epsilon(own["noise"], updates, own["delta"])
+    except ImportError:
+        return f"{clips}; install suture[dp] at the server to see what {updates} updates spend."
+    return (
+        f"{clips}: ε = {value:.3g} at δ = {own['delta']:g} over {updates} updates (local differential "
+        "privacy per site update, sampling rate 1; not per patient; of tensors alone, not of counts and "
+        "figures)."
+    )

@@ -1,8 +1,8 @@
-"""A whole federation, start to end, over any transport; and the transport that is no transport.
+"""A whole federation from start to end, over any transport; and the loop, which needs no network.
 
-`federate` is the order of things: hello, rounds, validation of the last model, test of the selected one. The
-loop in one process and the FLARE controller both run it; they differ only in how a packed message gets to a
-site and back.
+`federate` determines the order of the steps: handshake, rounds, validation of the last model, test of the
+selected one. The loop in one process and the FLARE controller both run it; they differ only in how a packed
+message reaches a site and how the answer returns.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Protocol
 
 from suture.core.errors import RejectedUpdate
 from suture.federation.server.collector import Receiver
-from suture.federation.server.finish import finish
+from suture.federation.server.results import finish
 from suture.federation.server.server import Server
 from suture.federation.site.site import Site
 from suture.protocol.messages import Payload, TaskName
@@ -20,14 +20,14 @@ from suture.protocol.packing import Packed, pack, unpack
 
 
 class Transport(Protocol):
-    """Carries tasks to sites and answers back."""
+    """Carries tasks to the sites and their answers back."""
 
     @property
     def sites(self) -> list[str]:
-        """The sites that can be asked."""
+        """The sites that can receive tasks."""
 
     def exchange(self, task: TaskName, payloads: Mapping[str, Packed], receive: Receiver) -> dict[str, str]:
-        """Sends each site its payload and hands every answer to `receive`, until it says that it has enough.
+        """Send each site its payload, and pass every answer to `receive` until all, or enough, are there.
 
         Returns:
             why a site did not answer, for those that did not.
@@ -35,24 +35,24 @@ class Transport(Protocol):
 
 
 def federate(server: Server, transport: Transport) -> None:
-    """Runs a federation from where it stands to its end.
+    """Run a federation from its present state to its end.
 
     Raises:
-        FederationError: it cannot go on; what was committed stays.
+        FederationError: it cannot continue; committed rounds stay.
     """
 
-    def ask(task: TaskName, payloads: Mapping[str, Packed]) -> dict[str, str]:
-        return transport.exchange(task, payloads, server.intake())
+    def exchange(task: TaskName, payloads: Mapping[str, Packed]) -> dict[str, str]:
+        return transport.exchange(task, payloads, server.receiver())
 
-    server.begin(ask("handshake", server.handshake(transport.sites)))
+    server.begin(exchange("handshake", server.handshake(transport.sites)))
     while not server.done:
-        server.close_round(ask("train", server.assign()))
-    server.close_validation(ask("evaluate", server.assign_validation()))
-    finish(server, server.close_test(ask("evaluate", server.assign_test())))
+        server.close_round(exchange("train", server.assign()))
+    server.close_validation(exchange("evaluate", server.assign_validation()))
+    finish(server, server.close_test(exchange("evaluate", server.assign_test())))
 
 
 class Loop:
-    """Sites in this process, asked one after the other: it waits for all, since no site is late."""
+    """The transport to sites in this process. They answer one after the other, so none is late."""
 
     def __init__(self, sites: Mapping[str, Site]) -> None:
         self._sites = dict(sorted(sites.items()))
@@ -65,6 +65,6 @@ class Loop:
         for name, packed in payloads.items():
             payload = unpack(packed)
             if not isinstance(payload, Payload) or payload.task != task:
-                raise RejectedUpdate(f"{name} was sent something else than a {task} task")
+                raise RejectedUpdate(f"{name} received something else than a {task} task")
             receive(name, pack(self._sites[name].answer(payload)))
         return {}

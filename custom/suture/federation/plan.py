@@ -1,4 +1,4 @@
-"""What a federation is about to do: the part that every site may know, and the part that is the server's."""
+"""The plan, which every party of a federation knows, and the schedule, which only the server knows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 from pydantic.dataclasses import dataclass
 
-from suture.core.errors import ConfigError
+from suture.core.errors import CodeMismatch, ConfigError
 from suture.core.names import check_experiment
 from suture.core.validation import STRICT, parse
 from suture.data.augmentation import Augmentation
@@ -29,11 +29,11 @@ def _whole_or_share(value: float) -> float:
 
 
 Quorum = Annotated[int | float, AfterValidator(_whole_or_share)]
-"""How many sites are enough: so many, or a share of them below 1."""
+"""How many sites are enough: a number of sites, or a share below 1."""
 
 
 def needed(quorum: Quorum | None, sites: int) -> int:
-    """Of so many sites, how many are enough: all of them where nothing is said; a share is rounded up."""
+    """Return how many of `sites` sites are enough: all of them without a quorum; a share is rounded up."""
     if quorum is None:
         return sites
     return quorum if isinstance(quorum, int) else max(1, math.ceil(round(quorum * sites, 9)))
@@ -41,11 +41,15 @@ def needed(quorum: Quorum | None, sites: int) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What every party needs to know, and nothing about who knows which label.
+    """What every party needs to know. It says nothing of which site annotates which label.
 
     Attributes:
-        experiment: identifier under which server and sites keep their state; a new job with it continues.
-        code: hash of the package that the job was made with.
+        experiment: identifier under which server and sites store their states; a new job of the same
+            experiment continues it.
+        code: hash of the package that created the job.
+
+    Raises:
+        ConfigError: the experiment's name cannot be used, or the settings contradict one another.
     """
 
     method: Method
@@ -64,8 +68,8 @@ class Plan:
             )
         if self.method.local.warmup_init == "independent" and not self.method.local.warmup_epochs:
             raise ConfigError(
-                "warmup_init='independent' is of the warm-up, and there is none; set warmup_epochs, "
-                "or remove it"
+                "warmup_init='independent' needs a warm-up, and there is none; set warmup_epochs, or "
+                "remove warmup_init"
             )
         if self.model.second_head and self.method.prior is None:
             raise ConfigError(
@@ -80,7 +84,7 @@ class Plan:
         self.method.check_model(self.model)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, as they stand in a job's configuration."""
+        """Return the plan as plain values for the configuration of a job."""
         return {
             "method": self.method.name,
             "hyperparameters": dataclasses.asdict(self.method),  # type: ignore[call-overload]
@@ -93,55 +97,81 @@ class Plan:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Plan:
-        """The plan of a job's configuration.
+        """Read the plan from the configuration of a job.
 
         Raises:
-            ConfigError: a key is unknown or missing, or a value does not fit.
+            ConfigError: a key is unknown or missing, or a value does not fit; where another version of the
+                package created the job, the error says so.
         """
-        if wrong := values.keys() ^ {
-            "method",
-            "hyperparameters",
-            "model",
-            "augmentation",
-            "seed",
-            "experiment",
-            "code",
-        }:
+        if wrong := values.keys() ^ _PLAN_KEYS:
             raise ConfigError(
-                f"the job's plan has a missing or unknown key {min(wrong)!r}; export the job anew"
+                f"the job's plan has a missing or unknown key {min(wrong)!r}; export the job again with the "
+                "version of suture that runs it"
             )
-        method = parse(method_class(values["method"]), values["hyperparameters"], "hyperparameters")
-        return cls(
-            method,
-            parse(ModelSpec, values["model"], "model"),
-            parse(Augmentation, values["augmentation"], "augmentation"),
-            int(values["seed"]),
-            str(values["experiment"]),
-            str(values["code"]),
-        )
+        kind: type[Method] | None = None
+        try:
+            kind = method_class(values["method"])
+            return cls(
+                parse(kind, values["hyperparameters"], "hyperparameters"),
+                parse(ModelSpec, values["model"], "model"),
+                parse(Augmentation, values["augmentation"], "augmentation"),
+                int(values["seed"]),
+                str(values["experiment"]),
+                str(values["code"]),
+            )
+        except ConfigError as error:
+            if values["code"] == (own := code_hash(kind)):
+                raise
+            raise CodeMismatch(f"{_other_code('this party', own, str(values['code']))} ({error})") from error
+
+    def check_code(self, party: str) -> None:
+        """Refuse a job that another version of the package created.
+
+        Args:
+            party: who runs the job, for the message.
+
+        Raises:
+            CodeMismatch: the hashes of the code differ.
+        """
+        if self.code != (own := code_hash(type(self.method))):
+            raise CodeMismatch(_other_code(party, own, self.code))
+
+
+_PLAN_KEYS = {"method", "hyperparameters", "model", "augmentation", "seed", "experiment", "code"}
+
+
+def _other_code(party: str, own: str, code: str) -> str:
+    return (
+        f"{party} runs another version of suture, or of the method's package, ({own}) than the job was made "
+        f"with ({code}); install the same version, or export the job again"
+    )
 
 
 @dataclass(frozen=True, config=STRICT)
 class Schedule:
-    """What the server alone needs to know.
+    """What only the server needs to know.
 
     Attributes:
-        job, title: for people.
-        rounds: communication rounds.
-        min_sites: usable updates that a round needs, or a share (below 1) of the sites that were accepted at
-            the start, rounded up; None means every one of them. A run needs as many sites, or that share of
-            those asked, to start.
+        job, title: name and title of the job, for people.
+        rounds: number of communication rounds.
+        min_sites: number of usable updates that a round needs, or a share (below 1) of the sites that take
+            part, rounded up; None means all of them. At the start, the run needs that number of sites, or
+            that share of the sites that were requested.
         round_timeout: seconds that a site has for a task.
         grace: seconds that a round waits for more updates once it has `min_sites`; None waits for all of
-            them until the deadline. What comes later is dropped.
-        selection: the round whose model is kept: lowest mean validation loss of the sites (`site_loss`),
-            highest mean AUROC on the server's own validation data (`server_metric`), or where images have one
-            label the balanced accuracy (`server_balanced_accuracy`), or the `last`.
-        patience: rounds without a better one after which training stops; None trains all `rounds`. Where the
-            `last` round is kept, each is the best so far, so that there is nothing to wait for.
-        max_failed_rounds: rounds in a row that may leave the model as it was before the job stops.
-        label_map: site spelling to federation name, for names that differ by more than spelling.
-        accept_labels: look-alike names that are meant to be different classes; True accepts all.
+            them until the timeout. Later updates are dropped.
+        selection: how the round is selected whose model is the result: by the lowest mean validation loss of
+            the sites (`site_loss`), by the highest mean AUROC on the server's validation data
+            (`server_metric`) or, for multiclass labels, the highest balanced accuracy on them
+            (`server_balanced_accuracy`); or the `last` round.
+        patience: number of rounds without improvement after which training stops; None trains all `rounds`.
+        max_failed_rounds: number of consecutive rounds without enough updates after which the job stops.
+        label_map: a site's spelling of a class to the federation's name, for names that differ in more than
+            spelling.
+        accept_labels: look-alike names that are different classes on purpose; True accepts all.
+
+    Raises:
+        ConfigError: patience cannot work with the selection.
     """
 
     rounds: Annotated[int, Field(ge=1)]
@@ -164,7 +194,7 @@ class Schedule:
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, as they stand in a job's configuration."""
+        """Return the schedule as plain values for the configuration of a job."""
         values = dataclasses.asdict(self)
         if isinstance(self.accept_labels, tuple):
             values["accept_labels"] = list(self.accept_labels)
@@ -172,12 +202,20 @@ class Schedule:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Schedule:
-        """The schedule of a job's configuration."""
+        """Read the schedule from the configuration of a job.
+
+        Raises:
+            ConfigError: a key is unknown, or a value does not fit.
+        """
         return parse(cls, values, "schedule")
 
 
 def round_context(plan: Plan, rounds: int, round_: int) -> RoundContext:
-    """Where round `round_` (from 1) of `rounds` stands: its phase and the seed."""
+    """Return phase and seed of round `round_` (from 1) of `rounds`.
+
+    Raises:
+        ConfigError: the plan has no such round.
+    """
     last = 0
     for phase in plan.method.phases(rounds):
         if round_ <= last + phase.rounds:

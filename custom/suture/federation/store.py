@@ -1,89 +1,113 @@
-"""State on disk: one file a round, the newest few kept, each written whole or not at all."""
+"""The states of one party on disk: one file per round, of which the newest few and the best are retained."""
 
 from __future__ import annotations
 
 import logging
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from suture.core.errors import SutureError
+from suture.core.errors import ConfigError, SutureError
 from suture.protocol.packing import Packed, load, save
 
 log = logging.getLogger(__name__)
 
-KEPT = 3
-"""Committed rounds that are kept: a file that has rotted costs a round, not the run."""
+RETAINED = 3
+"""Number of committed rounds that are retained, so that a damaged file costs one round and not the run."""
 
-_FILE = re.compile(r"round-(\d{6})\.safetensors")
-_KEPT = re.compile(r"best-(\d{6})\.safetensors")
+FORMAT = 1
+"""Format of the states. Increase it whenever a state of the version before can no longer be read."""
+
+_ROUND = re.compile(r"round-(\d{6})\.safetensors")
+_BEST = re.compile(r"best-(\d{6})\.safetensors")
 
 
 @dataclass(frozen=True)
 class Rounds:
     """The states of one party in one folder.
 
-    The newest `KEPT` that the server has committed are kept, and the one on top of them. So a round that the
-    server never committed can be taken back and leaves no trace, and a corrupt file has one before it.
+    The newest `RETAINED` rounds that the server has committed stay on disk, and so does the round after
+    them. Hence a round that the server never committed can be repeated, and a corrupt file has a
+    predecessor.
     """
 
     folder: Path
 
     def save(self, round_: int, state: Packed, committed: int) -> None:
-        """Writes the state of a round, then drops all others but the newest that are committed.
+        """Write the state of a round, then delete all other rounds but the newest committed ones.
 
-        A round that was kept and is written again, after a step back, is no longer the one that was kept.
+        A best round that is written again, after a step back, is no longer the best one.
 
         Raises:
-            OSError: nothing was written; the states that were there are untouched.
+            OSError: nothing was written; the states on disk are unchanged.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        save(self.path(round_), state)
-        self.kept(round_).unlink(missing_ok=True)
-        base = [r for r in self.rounds() if r <= committed][-KEPT:]
+        save(self.path(round_), replace(state, header={"format": FORMAT, **state.header}))
+        self.best_path(round_).unlink(missing_ok=True)
+        base = [r for r in self.rounds() if r <= committed][-RETAINED:]
         for other in self.rounds():
             if other not in (round_, *base):
                 self.path(other).unlink(missing_ok=True)
 
     def newest(self, not_later_than: int | None = None) -> tuple[int, Packed] | None:
-        """The newest state, or the newest one that is not later than a round; None if there is none.
+        """Read the newest state (not later than a round), best rounds included; None where there is none.
 
-        A round that is kept counts too. A corrupt file is passed over for the one before it, with a warning.
+        A corrupt file is skipped, with a warning, in favour of the round before.
 
         Raises:
             SutureError: every file is corrupt.
+            ConfigError: another version of Suture wrote the state.
         """
         broken: SutureError | None = None
         for number, path in sorted(self._files().items(), reverse=True):
             if not_later_than is not None and number > not_later_than:
                 continue
             try:
-                return number, load(path)
+                return number, read_state(path)
+            except ConfigError:
+                raise
             except SutureError as error:
                 log.warning("%s; falling back to the round before", error)
                 broken = error
         if broken:
             raise SutureError(
-                f"{broken}, and no earlier state is whole; bring {self.folder} back from a backup, or begin "
+                f"{broken}, and no earlier state is whole; restore {self.folder} from a backup, or begin "
                 "a new experiment"
             ) from broken
         return None
 
+    def read_best(self, number: int) -> Packed:
+        """Read the state of the best round.
+
+        Raises:
+            SutureError: its file is corrupt; says how to continue without it.
+            ConfigError: another version of Suture wrote it.
+        """
+        try:
+            return read_state(self.best_path(number))
+        except ConfigError:
+            raise
+        except SutureError as error:
+            raise SutureError(
+                f"{error}, and it is the selected round; delete the files of round {number} in "
+                f"{self.folder} and continue the experiment: the newest round takes its place"
+            ) from error
+
     def latest(self, not_later_than: int) -> int | None:
-        """The newest round on disk that is not later than this one, whole or not; None if there is none."""
+        """Return the newest round on disk that is not later than this one, corrupt or not."""
         return max((number for number in self._files() if number <= not_later_than), default=None)
 
     def rounds(self) -> list[int]:
-        """The rounds on disk, in order."""
-        return self._numbers(_FILE)
+        """Return the rounds on disk in order, without best rounds that only `keep` has retained."""
+        return self._numbers(_ROUND)
 
     def holds(self, round_: int) -> bool:
-        """Whether the state of a round is on disk, whole or not."""
+        """Whether the state of a round is on disk, corrupt or not."""
         return round_ in self._files()
 
     def _files(self) -> dict[int, Path]:
-        return {r: self.kept(r) for r in self._numbers(_KEPT)} | {r: self.path(r) for r in self.rounds()}
+        return {r: self.best_path(r) for r in self._numbers(_BEST)} | {r: self.path(r) for r in self.rounds()}
 
     def _numbers(self, pattern: re.Pattern[str]) -> list[int]:
         if not self.folder.is_dir():
@@ -91,23 +115,40 @@ class Rounds:
         return sorted(int(m[1]) for p in self.folder.iterdir() if (m := pattern.fullmatch(p.name)))
 
     def keep(self, round_: int) -> None:
-        """Keeps the best round beyond the newest ones, as a link to its file.
+        """Retain the best round beyond the newest ones, as a hard link to its file.
 
-        What was the best before stays until no round on disk is as old: whoever falls back to an older round
-        finds the best of its time. A later one is the best of a time that was taken back.
+        The former best round stays until every round on disk is newer, because a party that falls back to
+        an older round needs the best round of that time. A later best round was taken back with its time.
         """
-        if not self.kept(round_).exists():
-            os.link(self.path(round_), self.kept(round_))
-        on_disk, kept = self.rounds(), self._numbers(_KEPT)
-        outlived = [r for r in kept if r <= round_ and on_disk and r < on_disk[0]][:-1]
-        taken_back = [r for r in kept if r > round_ and r in on_disk]
+        if not self.best_path(round_).exists():
+            os.link(self.path(round_), self.best_path(round_))
+        on_disk, best = self.rounds(), self._numbers(_BEST)
+        outlived = [r for r in best if r <= round_ and on_disk and r < on_disk[0]][:-1]
+        taken_back = [r for r in best if r > round_ and r in on_disk]
         for other in (*outlived, *taken_back):
-            self.kept(other).unlink()
+            self.best_path(other).unlink()
 
-    def kept(self, round_: int) -> Path:
-        """The file of the round that is kept."""
+    def best_path(self, round_: int) -> Path:
+        """Return the path of a round that `keep` retains."""
         return self.folder / f"best-{round_:06d}.safetensors"
 
     def path(self, round_: int) -> Path:
-        """The file of a round."""
+        """Return the path of a round."""
         return self.folder / f"round-{round_:06d}.safetensors"
+
+
+def read_state(path: Path) -> Packed:
+    """Read a state that `Rounds.save` has written, without its format number.
+
+    Raises:
+        SutureError: the file is corrupt.
+        ConfigError: another version of Suture wrote it.
+    """
+    state = load(path)
+    header = dict(state.header)
+    if header.pop("format", None) != FORMAT:
+        raise ConfigError(
+            f"{path} was written by another version of suture, whose states this one does not read; continue "
+            "the experiment with that version, or begin a new one (another --out or --experiment)"
+        )
+    return replace(state, header=header)

@@ -1,4 +1,4 @@
-"""A packed message as a FLARE Shareable, and back."""
+"""Conversion of packed messages to FLARE's Shareable and back."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ _HEADER = "suture"
 
 
 def register() -> None:
-    """Teaches FLARE's serialiser its own messages and torch tensors; call it once in each process.
+    """Register FLARE's own messages and torch tensors with its serialiser; call it once in each process.
 
-    A serialiser that meets a Shareable unprepared learns it as a class without fields, for the life of the
-    process, and writes it empty.
+    A serialiser that meets a Shareable before this treats it as a class without fields, until the process
+    ends, and writes it empty.
     """
     flare_decomposers.register()
     fobs.register(TensorDecomposer)
 
 
 def to_shareable(packed: Packed) -> Shareable:
-    """Tensors as the weights of a DXO, the header as its meta."""
+    """Return a Shareable with the tensors as the weights of a DXO and the header as its meta."""
     return DXO(DataKind.WEIGHTS, dict(packed.tensors), {_HEADER: dict(packed.header)}).to_shareable()
 
 
 def from_shareable_(shareable: Shareable) -> Packed:
-    """The packed message of a Shareable.
+    """Return the packed message of a Shareable.
 
     Raises:
-        RejectedUpdate: it is no DXO of weights, is encrypted, or its meta holds anything but the header.
+        RejectedUpdate: it is no DXO of weights, is encrypted, or its meta has more than the header.
     """
     try:
         dxo = from_shareable(shareable)

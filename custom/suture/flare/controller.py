@@ -1,11 +1,11 @@
-"""The server's side of FLARE: one task per site, and the server's files where a download finds them."""
+"""The server's half of a federation as a FLARE controller, with one FLARE task per site."""
 
 from __future__ import annotations
 
 import logging
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,8 +23,7 @@ from suture.core.files import hold
 from suture.federation.loop import federate
 from suture.federation.plan import Plan, Schedule
 from suture.federation.server.collector import Receiver
-from suture.federation.server.open import find_server_config, open_server
-from suture.federation.server.server import Server
+from suture.federation.server.server import Server, find_server_config, open_server
 from suture.flare.codec import from_shareable_, register, to_shareable
 from suture.flare.event_feed import GROUP, EventFeed
 from suture.flare.executor import workspace_root
@@ -35,13 +34,17 @@ from suture.reports.report import try_report
 log = logging.getLogger(__name__)
 
 _POLL = 0.02
+"""Seconds between two looks at the answers."""
+
 _TAKEOVER = 60.0
+"""Seconds that the job waits for the lock of an earlier one."""
+
 RESULTS = ("run.json", "history.jsonl", "events.jsonl", "metrics.json", "report.html", "model")
-"""What of a run folder FLARE's job download brings."""
+"""The part of a run folder that FLARE's job download contains."""
 
 
 class Aborted(FederationError):
-    """FLARE does not want this job to go on."""
+    """FLARE has aborted this job, or is about to end it."""
 
 
 class FederationController(Controller):
@@ -57,7 +60,7 @@ class FederationController(Controller):
         self.plan = plan
         self.schedule = schedule
         self._feed: EventFeed | None = None
-        self._lock: IO[str] | None = None  # held for as long as the process of this job lives
+        self._lock: IO[str] | None = None  # held while the process of this job lives
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         super().handle_event(event_type, fl_ctx)
@@ -89,7 +92,7 @@ class FederationController(Controller):
             self.system_panic(str(error), fl_ctx)
         finally:
             try_report(server.record.folder)
-            self._hand_out(server.record.folder, fl_ctx)
+            self._publish(server.record.folder, fl_ctx)
 
     def process_result_of_unknown_task(
         self,
@@ -105,12 +108,12 @@ class FederationController(Controller):
         root = workspace_root(fl_ctx)
         own, plan = find_server_config(root), Plan.from_dict(self.plan)
         experiments = own.storage.state
-        # The job of a server that was just killed may still be about to notice it.
+        # The job process of a server that was just killed may still be running.
         self._lock = hold(experiments / plan.experiment / ".server.lock", _TAKEOVER)
         return open_server(plan, Schedule.from_dict(self.schedule), own.held_out, experiments)
 
-    def _hand_out(self, folder: Path, fl_ctx: FLContext) -> None:
-        """Copies what a user wants to where FLARE's job download finds it."""
+    def _publish(self, folder: Path, fl_ctx: FLContext) -> None:
+        """Copy the results to where FLARE's job download finds them."""
         target = Path(fl_ctx.get_engine().get_workspace().get_result_root(fl_ctx.get_job_id()))
         target.mkdir(parents=True, exist_ok=True)
         for name in RESULTS:
@@ -122,7 +125,7 @@ class FederationController(Controller):
 
 
 class FlareTransport:
-    """Carries tasks to FLARE's clients and answers back."""
+    """Carries tasks to FLARE's clients and their answers back."""
 
     def __init__(self, controller: Controller, fl_ctx: FLContext, abort: Signal, timeout: int) -> None:
         self._controller = controller
@@ -130,44 +133,28 @@ class FlareTransport:
         self._abort = abort
         self._timeout = timeout
 
-    def _over(self) -> bool:
-        """Whether the job was aborted or its server has died, which FLARE tells in another way."""
-        return self._abort.triggered or getattr(self._fl_ctx.get_engine(), "asked_to_stop", False) is True
-
     @property
     def sites(self) -> list[str]:
         """The clients of the job."""
         return sorted(client.name for client in self._fl_ctx.get_engine().get_clients())
 
     def exchange(self, task: TaskName, payloads: Mapping[str, Packed], receive: Receiver) -> dict[str, str]:
-        """One task per site, because payloads differ; ends when all have answered, enough or in time."""
-        missing = dict.fromkeys(payloads, "")
+        """Send one task per site, because payloads differ; see `Transport`.
+
+        Raises:
+            Aborted: the job was aborted, or its server has died.
+        """
         deadline = time.monotonic() + self._timeout
-
-        def take(client_task: ClientTask, fl_ctx: FLContext) -> None:  # noqa: ARG001 - FLARE passes it by name
-            # FLARE's own name of the client, never one that the message claims.
-            site, result = client_task.client.name, client_task.result
-            client_task.result = None
-            code = result.get_return_code()
-            if code != ReturnCode.OK:
-                missing[site] = f"FLARE answered {code}"
-                return
-            try:
-                receive(site, from_shareable_(result))
-            except RejectedUpdate as error:
-                missing[site] = str(error)
-                return
-            missing.pop(site, None)
-
+        answers = _Answers(payloads, receive)
         tasks = {
-            site: Task(task, to_shareable(packed), timeout=self._timeout, result_received_cb=take)
+            site: Task(task, to_shareable(packed), timeout=self._timeout, result_received_cb=answers.take)
             for site, packed in payloads.items()
         }
         for site, work in tasks.items():
             self._controller.broadcast(work, self._fl_ctx, targets=[site], min_responses=1)
-        # Not until FLARE has retired the tasks: it looks at them five times a second only.
-        while missing and self._controller.get_num_standing_tasks() and not receive.enough():
-            if self._over():
+        # FLARE retires finished tasks only five times a second, so the answers themselves are counted too.
+        while answers.missing and self._controller.get_num_standing_tasks() and not receive.enough():
+            if self._aborted():
                 raise Aborted("the job was aborted, or its server has died")
             time.sleep(_POLL)
         why = "the task ended without an answer"
@@ -175,8 +162,40 @@ class FlareTransport:
             why = f"no answer within {self._timeout} s"
         elif receive.enough():
             why = "not waited for: enough others had answered"
-        left = dict(missing)
-        for site in left:
+        missing = dict(answers.missing)
+        for site in missing:
             # An answer to a cancelled task goes to `process_result_of_unknown_task`.
             self._controller.cancel_task(tasks[site], fl_ctx=self._fl_ctx)
-        return {site: told or why for site, told in left.items()}
+        return {site: reason or why for site, reason in missing.items()}
+
+    def _aborted(self) -> bool:
+        """Whether the job was aborted or its server has died, which FLARE signals in another way."""
+        return self._abort.triggered or getattr(self._fl_ctx.get_engine(), "asked_to_stop", False) is True
+
+
+class _Answers:
+    """Passes the answers of one exchange to a receiver.
+
+    Attributes:
+        missing: the sites without a usable answer, with the reason where it is known.
+    """
+
+    def __init__(self, sites: Iterable[str], receive: Receiver) -> None:
+        self.missing = dict.fromkeys(sites, "")
+        self._receive = receive
+
+    def take(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
+        """Take the result of a task, as FLARE's callback."""
+        # FLARE's own name of the client, never one that the message claims.
+        site, result = client_task.client.name, client_task.result
+        client_task.result = None
+        code = result.get_return_code()
+        if code != ReturnCode.OK:
+            self.missing[site] = f"FLARE answered {code}"
+            return
+        try:
+            self._receive(site, from_shareable_(result))
+        except RejectedUpdate as error:
+            self.missing[site] = str(error)
+            return
+        self.missing.pop(site, None)

@@ -1,4 +1,4 @@
-"""What is happening in a running job, told to whoever asks FLARE for its statistics (`show_stats`)."""
+"""The event feed: the events of a running job, for whoever requests FLARE's statistics (`show_stats`)."""
 
 from __future__ import annotations
 
@@ -9,26 +9,28 @@ from typing import Any
 from suture.core.files import whole_lines
 
 GROUP = "suture"
+"""Group of FLARE's statistics in which the events are."""
 
 EXPERIMENT = "suture_experiment"
-"""Where a job's meta.json says which experiment it is."""
+"""Key of the experiment's name in a job's meta.json."""
 
 _LAST = 100
+"""Largest number of events in one reply."""
 
 
 class EventFeed:
-    """Reads back what the server notes of its run.
+    """Reads the events that the server records of its run.
 
     Args:
-        events: the run's events.jsonl; what is in it already is of an earlier job.
+        events: the run's events.jsonl. Events that are already in it belong to an earlier job.
     """
 
     def __init__(self, events: Path) -> None:
         self._events = events
-        self._old = len(whole_lines(self._events))
+        self._earlier = len(whole_lines(self._events))
 
     def recent(self) -> dict[str, Any]:
-        """The newest events of this job, and the number of the first of them within the file, from 0."""
+        """Return the newest events of this job, and the index of the first of them in the file, from 0."""
         lines = whole_lines(self._events)
-        first = max(self._old, len(lines) - _LAST)
+        first = max(self._earlier, len(lines) - _LAST)
         return {"first": first, "events": [json.loads(line) for line in lines[first:]]}

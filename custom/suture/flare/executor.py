@@ -1,4 +1,4 @@
-"""The site's side of FLARE: hands tasks to `Site` and answers back."""
+"""The site's half of a federation as a FLARE executor: passes tasks to `Site` and returns its answers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nvflare.apis.signal import Signal
 from suture.core.errors import RejectedUpdate
 from suture.data.config import find_site_config, load_site_config
 from suture.federation.plan import Plan
-from suture.federation.site.abstain import abstention, note
+from suture.federation.site.abstention import abstention, record_error
 from suture.federation.site.site import Site
 from suture.flare.codec import from_shareable_, register, to_shareable
 from suture.protocol.check import Expectation
@@ -23,6 +23,7 @@ from suture.protocol.messages import Abstain, Payload, Reply
 from suture.protocol.packing import pack, unpack
 
 EXPECTATION = "suture.expectation"
+"""Property of the FLARE context in which the executor leaves the expectation for the site's filter."""
 
 
 class SiteExecutor(Executor):
@@ -30,7 +31,7 @@ class SiteExecutor(Executor):
 
     Args:
         plan: `Plan.to_dict()`.
-        rounds: how many rounds the plan's phases stretch over.
+        rounds: number of rounds of the run.
     """
 
     def __init__(self, plan: dict[str, Any], rounds: int) -> None:
@@ -55,17 +56,17 @@ class SiteExecutor(Executor):
             raise RejectedUpdate(f"the task {task_name!r} carries something else")
         try:
             reply, expectation = self._answer(task, fl_ctx)
-        except Exception:  # noqa: BLE001 - the site has noted it; FLARE would write its text into a log
+        except Exception:  # noqa: BLE001 - the site has recorded it; FLARE would write its text into a log
             return make_reply(ReturnCode.EXECUTION_EXCEPTION)
         fl_ctx.set_prop(EXPECTATION, expectation, private=True, sticky=False)
         return to_shareable(pack(reply))
 
     def _answer(self, task: Payload, fl_ctx: FLContext) -> tuple[Reply, Expectation | None]:
-        """The site's answer, and what may be in it; an abstention needs nothing."""
+        """Return the site's answer, and what may be in it; an abstention needs no expectation."""
         try:
             self._site = self._site or self._open(fl_ctx)
         except Exception as error:
-            note(workspace_root(fl_ctx) / "suture", fl_ctx.get_identity_name(), task, error)
+            record_error(workspace_root(fl_ctx) / "suture", fl_ctx.get_identity_name(), task, error)
             if abstained := abstention(error):
                 return abstained, None
             raise
@@ -82,5 +83,5 @@ class SiteExecutor(Executor):
 
 
 def workspace_root(fl_ctx: FLContext) -> Path:
-    """The folder of this party that outlives its jobs."""
+    """Return the folder of this party that outlives its jobs."""
     return Path(fl_ctx.get_engine().get_workspace().get_root_dir()).resolve()

@@ -1,6 +1,6 @@
-"""The site's filter: nothing leaves that the method did not declare.
+"""The site's filter: nothing leaves a site that the method did not declare.
 
-It guards against mistakes of a method, and against a job whose code was changed, only where the package is
+It guards against mistakes of a method, and against a job with changed code only where the package is
 installed at the site and jobs may not bring code of their own; see docs/architecture.md.
 """
 
@@ -23,25 +23,30 @@ from suture.protocol.packing import pack, unpack
 log = logging.getLogger(__name__)
 
 _CODES = frozenset(value for name, value in vars(ReturnCode).items() if name.isupper())
-"""FLARE's own words: a return code is text, and could carry any other."""
+"""FLARE's return codes: a return code is text, so any other text could leave in its place."""
 
 
 class EgressFilter(Filter):
-    """Checks a site's answer against what was asked of it, and passes on only what it has checked."""
+    """Checks a site's answer against the expectation, and passes on only what it has checked."""
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
-        """The answer, made anew from its checked parts.
+        """Return the answer, rebuilt from its checked parts.
 
-        What it passes on it would pass again: a site's policy and a job may both install it.
+        The result passes the filter again: a site's policy and a job may both install it.
 
         Raises:
-            RejectedUpdate: a tensor, field or size that was not declared. FLARE then sends an error code in
-                the answer's place, and writes this error into its log: so it names nothing of the answer.
+            RejectedUpdate: a tensor, field or size was not declared. FLARE then sends an error code in place
+                of the answer, and writes this error into its log: so it names nothing of the answer.
         """
         code = shareable.get_return_code()
         if code != ReturnCode.OK:
             return make_reply(code if code in _CODES else ReturnCode.EXECUTION_EXCEPTION)
         try:
+            # The executor has packed this answer already, and it is unpacked and packed a second time on
+            # purpose. What leaves is the Shareable, into which other components of the job may have written,
+            # so it is the Shareable that must be checked. And validation accepts more than one form of a
+            # value (a number as text of any length, say), so the form itself could carry information: only a
+            # message packed from the validated values carries nothing else. Tensors are not copied.
             return to_shareable(pack(_checked(shareable, fl_ctx.get_prop(EXPECTATION))))
         except Exception as error:  # noqa: BLE001 - FLARE would write its text into the log of errors
             log.warning("held back: %s", error)
@@ -54,6 +59,6 @@ def _checked(shareable: Shareable, expected: object) -> Reply:
         raise RejectedUpdate("a payload does not leave a site")
     if not isinstance(reply, Abstain):
         if not isinstance(expected, Expectation):
-            raise RejectedUpdate("nothing was asked of this site")
+            raise RejectedUpdate("nothing was requested of this site")
         check_reply(reply, expected)
     return reply

@@ -1,1 +1,1 @@
-"""What crosses between server and sites, what may leave and its check; and the records of a run."""
+"""The messages between server and sites, what may leave a site and its check, and the records of a run."""

@@ -1,4 +1,4 @@
-"""What may cross, checked whole: by the site's filter before it leaves, by the server before it counts."""
+"""The check of a site's answer as a whole, by the site's filter before it leaves and by the server."""
 
 from __future__ import annotations
 
@@ -30,14 +30,16 @@ _ANSWERS: dict[TaskName, type[Reply]] = {"handshake": SiteInfo, "train": Update,
 
 @dataclass(frozen=True)
 class Expectation:
-    """What a site was asked, and so what it may answer.
+    """What a site may answer to a task; see `suture.federation.expectation`.
 
     Attributes:
-        labels: the rows that it was sent, in its own names.
+        task, round, split: of the payload.
+        committed: the round of the model that the site evaluates while it trains.
+        labels: the classes of the rows that the site has received, in its own names.
         own: the classes that it annotates.
-        committed: the round of the model that it measures.
-        images: training images that it announced.
-        local: whether it also measures the model that it trained itself.
+        egress: what the method declares.
+        images: number of training images that it has announced.
+        local: whether it also evaluates the model that it trained itself.
     """
 
     task: TaskName
@@ -52,10 +54,10 @@ class Expectation:
 
 
 def check_reply(reply: Reply, expected: Expectation) -> None:
-    """Checks a reply against what was asked and what the method declared.
+    """Check a reply against the expectation, and so against what the method declares.
 
     Raises:
-        RejectedUpdate: the first thing that does not fit. The reply is to be dropped whole.
+        RejectedUpdate: names the first deviation. The caller has to drop the whole reply.
     """
     if isinstance(reply, Abstain):
         return
@@ -111,7 +113,7 @@ def _check_update(update: Update, expected: Expectation) -> None:
 
 
 def _check_weights(update: Update, expected: Expectation) -> None:
-    """How much the site counts in the mean, and in that of each row."""
+    """Check the weight of the site in the mean of shared tensors, and in that of each row."""
     egress = expected.egress
     if egress.weight == IMAGES:
         low = high = float(expected.images)
@@ -127,9 +129,9 @@ def _check_weights(update: Update, expected: Expectation) -> None:
         return
     for label, weight in zip(update.labels, rows.tolist(), strict=True):
         counts = egress.class_weight == WEIGHT or label in expected.own
-        due = update.weight if counts else 0.0
-        if weight != due:
-            raise RejectedUpdate(f"the class weight of {label!r} is {weight} instead of {due}")
+        right = update.weight if counts else 0.0
+        if weight != right:
+            raise RejectedUpdate(f"the class weight of {label!r} is {weight} instead of {right}")
 
 
 def _check_labels(labels: Labels) -> None:
@@ -149,7 +151,7 @@ def _check_tensors(
             raise RejectedUpdate(f"{group}/{name} has shape {tuple(tensor.shape)} instead of {tuple(shape)}")
         if str(tensor.dtype) != dtype:
             raise RejectedUpdate(f"{group}/{name} is {tensor.dtype} instead of {dtype}")
-        # The extremes of a tensor are finite exactly if all of it is (NaN is passed on): one pass, no mask.
+        # The extremes of a tensor are finite exactly if all its values are: one pass, and no mask in memory.
         if tensor.is_floating_point() and tensor.numel() and not all(map(torch.isfinite, tensor.aminmax())):
             raise RejectedUpdate(f"{group}/{name} is not finite")
 
@@ -184,7 +186,7 @@ def _check_range(name: str, value: float, declared: Range) -> None:
 
 
 def _check_rounded(name: str, value: float | None, declared: Range = (-math.inf, math.inf)) -> None:
-    """A figure in its range, and no longer than figures are: digits that nobody needs could say anything."""
+    """Check that a figure lies in its range and is rounded: further digits could carry information."""
     if value is None:
         return
     _check_range(name, value, declared)

@@ -1,4 +1,4 @@
-"""What a method declares that may leave a site; the site's filter and the server check against it."""
+"""The declaration of a method of what may leave a site, against which every answer is checked."""
 
 from __future__ import annotations
 
@@ -11,32 +11,33 @@ from suture.core.labels import LabelType
 Range = tuple[float, float]
 
 IMAGES: Literal["images"] = "images"
-"""As the range of a site's weight: exactly the number of training images that it announced."""
+"""In place of a range of the site's weight: exactly the number of training images that it announced."""
 
 WEIGHT: Literal["weight"] = "weight"
-"""As the range of its class weights: each row counts exactly as the site does."""
+"""In place of a range of the class weights: each row has exactly the site's weight."""
 
 OWNERS: Literal["owners"] = "owners"
-"""The same for the classes that the site annotates, and 0 for every other."""
+"""Likewise, but only for the classes that the site annotates; every other row has weight 0."""
 
 
 @dataclass(frozen=True)
 class Egress:
-    """All that may leave a site in an update; the site's filter and the server both check against it.
+    """Everything that may leave a site in an update; the site's filter and the server both check against it.
 
     Attributes:
-        shared: names of the tensors that leave, with their shapes and types.
-        head: names of the head's tensors, with the shape of one row.
-        class_tensors: further tensors with one row per class.
-        weight: closed range; `IMAGES` for the number of training images.
-        weight_name: what it is called where it is refused.
-        class_weight: closed range of each class; `WEIGHT` or `OWNERS` for the site's own weight.
-        over_classes: whether the weight is a sum over the site's classes; its upper end is then that of one.
-        counts: the tasks in which a site says before round 1 how many images have each of its classes.
-        prior: whether it says then which frozen network it holds.
-        scalars: names and closed ranges of the numbers that leave.
-        losses: further ones, mean losses of the round; a site withholds them as it does its training loss.
-        why: a sentence for the report, what each part is for.
+        shared: shape and type of each shared tensor, by name.
+        head: shape of one row and type of each tensor of the head, by name.
+        class_tensors: likewise, of further tensors with one row per class.
+        weight: closed range of the site's weight; `IMAGES` for the number of training images.
+        weight_name: name of the weight in error messages.
+        class_weight: closed range of the class weights; `WEIGHT` or `OWNERS` for the site's own weight.
+        over_classes: whether the weight is a sum over the site's classes; the range is that of one.
+        scalars: names and closed ranges of further numbers.
+        losses: likewise, of further mean losses of the round, which a site withholds like its training loss.
+        kind: whether tensors are weights or gradients.
+        counts: the label types for which a site sends its label counts in the handshake.
+        prior: whether it sends the digest of its frozen network in the handshake.
+        why: for the report, a sentence on the purpose of each part.
     """
 
     shared: Mapping[str, tuple[tuple[int, ...], str]]
@@ -54,14 +55,14 @@ class Egress:
     why: Mapping[str, str] = field(default_factory=dict)
 
 
-_LOCAL = "the model that the site trained in the selected round, before the merge, on its test data"
+_LOCAL = "the model that the site trained in the selected round, before aggregation, on its test data"
 
 
 def declared(egress: Egress, *, local: bool = False) -> list[dict[str, str]]:
-    """What an update holds, and what each part is for.
+    """Return the fields that may leave a site, each with its shape and purpose.
 
     Args:
-        local: whether a site also measures the model that it trained itself.
+        local: whether a site also evaluates the model that it trained itself.
     """
     shapes = {
         "shared": "the model's tensors",
@@ -97,7 +98,7 @@ def _class_weights(egress: Egress) -> str:
 
 
 def numbers(egress: Egress) -> Iterable[tuple[str, str]]:
-    """Each scalar and its range."""
+    """Yield the name and the range of each scalar."""
     for name, (low, high) in egress.scalars.items():
         yield name, f"a number in [{low:g}, {high:g}]"
     for name, (low, high) in egress.losses.items():

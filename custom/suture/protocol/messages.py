@@ -1,8 +1,9 @@
-"""The messages of a federation: all that crosses between server and sites.
+"""The messages of a federation: everything that server and sites send to each other.
 
-Down goes a `Payload`; up comes a `SiteInfo`, an `Update`, an `Evaluation` or, when a site cannot do what was
-asked, an `Abstain`. Each is a frozen value whose plain fields are validated as it is made, so that a message
-read from the wire is either well-formed or an error. `packing.py` turns them into tensors and a header.
+The server sends a `Payload`. A site answers with a `SiteInfo`, an `Update`, an `Evaluation` or, when it
+cannot perform the task, an `Abstain`. Each is a frozen value that validates its fields on construction, so
+that a received message is either well-formed or an error. `suture.protocol.packing` converts messages into
+tensors and a header.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from suture.core.names import LONGEST, check_label
 from suture.core.validation import STRICT
 
 MOST = 2_000
-"""Classes of a federation, and tensors of a model: a longer list in a message is not read to its end."""
+"""Largest number of classes of a federation and of tensors of a model: longer lists are rejected."""
 
 LARGEST = 10**9
-"""The largest count: an integer of Python has no end, and so could carry anything."""
+"""The largest count: an integer of Python is unlimited, and so could carry anything."""
 
 
 def _label(name: str) -> str:
@@ -35,7 +36,7 @@ def _label(name: str) -> str:
 
 
 Word = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]+$", max_length=LONGEST)]
-"""A name of the program's own: a tensor, a number, an exception."""
+"""A name of the program: of a tensor, a figure or an exception."""
 
 Label = Annotated[str, StringConstraints(max_length=LONGEST), AfterValidator(_label)]
 Labels = Annotated[tuple[Label, ...], Field(max_length=MOST)]
@@ -44,7 +45,7 @@ Count = Annotated[int, Field(ge=0, le=LARGEST)]
 
 TaskName = Literal["handshake", "train", "evaluate"]
 Counts = tuple[Count, Count]
-"""Positive and negative images of a class."""
+"""Numbers of positive and negative images of a class."""
 
 Reason = Literal[
     "code_mismatch",
@@ -64,14 +65,14 @@ Reason = Literal[
 
 @dataclasses.dataclass(frozen=True)
 class ClassScore:
-    """What is known of one class on one test set.
+    """The scores of one class on one test set.
 
     Attributes:
         auroc: area under the ROC curve, None where undefined.
         low, high: bounds of its 95 % interval, None where undefined or not computed.
         positives, negatives: labelled images of each kind, None where a site withholds them.
-        recall: of a single-label task, the share of the positives that is predicted as the class; None where
-            there is none.
+        recall: for multiclass labels, the share of the positives that are predicted as the class; None where
+            there is no positive.
     """
 
     auroc: float | None
@@ -85,16 +86,17 @@ class ClassScore:
 KEYS = ("accuracy", "balanced_accuracy", "precision", "recall", "f1")
 
 MOST_ATTRIBUTES = 20
-"""Values of an attribute that figures are given by; a column of more is something else."""
+"""Largest number of values of an attribute; a column with more is no attribute."""
 
 
 @dataclass(frozen=True, config=STRICT)
 class Figures:
-    """How a model did on some images, in a few numbers.
+    """Figures of a model on a set of images.
 
     Attributes:
-        auroc: the mean over the classes where it is defined.
-        overall: accuracy and its like, of a multiclass task.
+        n: number of images.
+        auroc: mean over the classes that define it.
+        overall: for multiclass labels, figures over all classes; see `KEYS`.
     """
 
     n: Count
@@ -104,12 +106,15 @@ class Figures:
 
 @dataclass(frozen=True, config=STRICT)
 class Metrics:
-    """How a model did on one split of a site's data.
+    """The metrics of a model on one split of a site's data.
 
     Attributes:
-        classes: of the site's own classes only.
-        overall: accuracy and its like, of a multiclass task.
-        attributes: of the test images by the values of the attribute that the site has named, if any.
+        round: of the model.
+        n: number of images.
+        loss: the method's objective on them.
+        classes: scores of the site's own classes.
+        overall: for multiclass labels, figures over all classes; see `KEYS`.
+        attributes: figures of the test images by the values of the attribute that the site has named, if any.
     """
 
     round: Count
@@ -125,16 +130,16 @@ class Metrics:
 
 @dataclass(frozen=True, config=STRICT)
 class SiteInfo:
-    """A site introduces itself.
+    """A site's answer to the handshake.
 
     Attributes:
         labels: the site's own class names.
         n: number of images in each split.
-        threads: torch threads; another count gives other sums, so it is part of a run's identity.
+        threads: number of torch threads. Another number gives other sums, so it is part of a run's identity.
         code: hash of the package that the site runs.
         label_type: multilabel or multiclass.
         counts: training images with and without each class, None where the site withholds them; empty unless
-            the method asks for them.
+            the method requests them.
         prior: digest of the frozen network that the site holds, where the method has one.
         protection: clip, noise and delta of a site that clips its updates or adds noise; else empty.
     """
@@ -154,15 +159,17 @@ class Payload:
     """What the server sends to one site.
 
     Attributes:
-        round: the round to be trained, or, for `evaluate`, the round of the model.
+        round: the round to train, or, for `evaluate`, the round of the model.
         committed: the newest round that the server has committed; the site restores its newest state that
             is not later.
+        phase: name of the phase.
+        split: the data to evaluate on.
         labels: the classes of the head's rows, in the site's own names.
         shared: the tensors that every site shares.
         head: the rows of `labels`, each ``[len(labels), ...]``.
         fixed: tensors that stay at the site (frozen or local batch norm, a personal head); sent once.
-        class_tensors: what else the server says of each class, ``[len(labels)]``.
-        best: the best round so far, whose personal tensors the site is to keep; 0 while there is none.
+        class_tensors: further values of each class, ``[len(labels)]``.
+        best: the best round so far, whose state the site has to retain; 0 while there is none.
     """
 
     task: TaskName
@@ -180,17 +187,20 @@ class Payload:
 
 @dataclass(frozen=True, config=STRICT)
 class Update:
-    """All that leaves a site after local training.
+    """Everything that leaves a site after local training.
 
     Attributes:
-        shared: tensors shared by every site, in the model's shapes.
+        round: the trained round.
+        labels: the classes of the head's rows, in the site's own names.
+        shared: tensors that every site shares, in the model's shapes.
         head: rows of the head, ``[len(labels), ...]`` each.
-        labels: the classes of those rows, in the site's own names.
-        weight: how much the site counts in the mean of each shared tensor.
-        class_weights: how much it counts in the mean of each row, ``[len(labels)]``.
+        class_weights: the site's weight in the mean of each row, ``[len(labels)]``.
+        weight: the site's weight in the mean of each shared tensor.
+        kind: whether the tensors are weights or gradients.
+        class_tensors: further tensors with a row for each class, ``[len(labels), ...]``.
         scalars: further numbers that the method declares.
         train_loss: mean loss of the round's local steps.
-        metrics: the received global model on the site's validation data.
+        metrics: of the received global model on the site's validation data.
     """
 
     round: Count
@@ -211,9 +221,9 @@ class Evaluation:
     """A site's answer to `evaluate`.
 
     Attributes:
-        metrics: of the model that was sent.
-        local: on the test data, of the model that the site had trained in that round, before the merge; None
-            unless the method keeps it, and the site took part in the round.
+        metrics: of the received model.
+        local: on the test data, of the model that the site had trained in that round, before aggregation;
+            None unless the method keeps local models and the site took part in the round.
     """
 
     metrics: Metrics
@@ -222,12 +232,12 @@ class Evaluation:
 
 @dataclass(frozen=True, config=STRICT)
 class Abstain:
-    """A site could not do what was asked, and says why without a path, a patient or a message text.
+    """A site could not perform a task. The answer names no path, no patient and no text of an error.
 
     Attributes:
         reason: one of the known reasons.
         error: class name of the exception; the text stays in the site's own log.
-        rows: how many rows of data were at fault, where that is what it is about.
+        rows: number of faulty rows of data, where the error is about rows.
     """
 
     reason: Reason
@@ -240,7 +250,7 @@ Message = Payload | Reply
 
 
 def ones(labels: Labels) -> Tensor:
-    """Every class of a site counts once."""
+    """Return class weights that count every class once, `[len(labels)]`, float64."""
     return torch.ones(len(labels), dtype=torch.float64)
 
 
@@ -249,5 +259,5 @@ def rounded(value: float) -> float: ...
 @overload
 def rounded(value: float | None) -> float | None: ...
 def rounded(value: float | None) -> float | None:
-    """A number that leaves a site, to six digits: the rest would tell more than anybody needs."""
+    """Round a number that leaves a site to six significant digits: further digits could carry information."""
     return None if value is None else float(f"{value:.6g}")

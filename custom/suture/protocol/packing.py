@@ -1,7 +1,6 @@
-"""A message, or a state, as tensors and a header: the one form that is sent, spooled and saved.
+"""Messages and states as named tensors and a JSON header: the form that is sent and saved.
 
-The header is plain JSON. Tensors keep their names behind the field that they belong to
-(``shared/backbone.conv.weight``), so that the form says what each one is.
+The name of each tensor begins with the field that it belongs to (``shared/backbone.conv.weight``).
 """
 
 from __future__ import annotations
@@ -37,13 +36,13 @@ _SINGLE = "class_weights"
 _NO_CHECKSUM = "-" * 8
 
 TEXT = 4 * 2**20
-"""Characters of a header: three times what the longest names of the most classes need."""
+"""Largest number of characters in a header: three times what the longest names of the most classes need."""
 
 VALUES = 100_000
-"""Values in a header."""
+"""Largest number of values in a header."""
 
 DEPTH = 6
-"""Of values within values."""
+"""Largest depth to which the values of a header are nested."""
 
 
 @dataclass(frozen=True)
@@ -55,42 +54,41 @@ class Packed:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that must move: tensors and header."""
+        """The size of the tensors and the header in bytes."""
         return sum(t.nbytes for t in self.tensors.values()) + len(json.dumps(self.header))
 
 
 def pack(message: Message) -> Packed:
-    """The message as tensors and header; tensors are passed on, not copied, unless they are views."""
-    tensors: dict[str, Tensor] = {}
+    """Convert a message into tensors and a header. Contiguous tensors are not copied."""
     header: dict[str, Any] = {"type": type(message).__name__.lower()}
+    for field in dataclasses.fields(message):
+        value = getattr(message, field.name)
+        if field.name not in (*_GROUPS, _SINGLE):
+            header[field.name] = dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value  # type: ignore[arg-type]
+    return Packed(tensors_of(message), json.loads(json.dumps(header, allow_nan=False)))
+
+
+def tensors_of(message: Message) -> dict[str, Tensor]:
+    """Return the tensors of a message, each under its field and name. Contiguous tensors are not copied."""
+    tensors: dict[str, Tensor] = {}
     for field in dataclasses.fields(message):
         value = getattr(message, field.name)
         if field.name in _GROUPS:
             tensors |= {f"{field.name}/{name}": t.contiguous() for name, t in value.items()}
         elif field.name == _SINGLE:
             tensors[_SINGLE] = value.contiguous()
-        else:
-            header[field.name] = dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value  # type: ignore[arg-type]
-    return Packed(tensors, json.loads(json.dumps(header, allow_nan=False)))
+    return tensors
 
 
-def unpack(packed: Packed) -> Message:
-    """The message of a packed form.
+def tensor_fields(kind: type[Message], tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Return the values of a message's tensor fields from tensors that `tensors_of` has named.
 
     Raises:
-        RejectedUpdate: an unknown type, field or tensor, a value of the wrong kind or out of range, or more
-            than any message holds.
+        RejectedUpdate: a tensor belongs to no field of this type of message.
     """
-    check_size(packed)
-    fields = dict(packed.header)
-    kind = _TYPES.get(str(fields.pop("type", None)))
-    if kind is None:
-        raise RejectedUpdate(f"unknown message type {packed.header.get('type')!r}")
-    groups = {f.name for f in dataclasses.fields(kind)} & {*_GROUPS, _SINGLE}
-    if stray := groups & fields.keys():
-        raise RejectedUpdate(f"{kind.__name__}: {min(stray)} must be tensors")
-    fields |= {g: {} for g in groups if g != _SINGLE}
-    for name, tensor in packed.tensors.items():
+    groups = _tensor_groups(kind)
+    fields: dict[str, Any] = {group: {} for group in groups if group != _SINGLE}
+    for name, tensor in tensors.items():
         group, _, rest = name.partition("/")
         if name == _SINGLE and _SINGLE in groups:
             fields[name] = tensor
@@ -98,6 +96,28 @@ def unpack(packed: Packed) -> Message:
             fields[group][rest] = tensor
         else:
             raise RejectedUpdate(f"{kind.__name__}: undeclared tensor {name[:200]!r}")
+    return fields
+
+
+def _tensor_groups(kind: type[Message]) -> set[str]:
+    return {f.name for f in dataclasses.fields(kind)} & {*_GROUPS, _SINGLE}
+
+
+def unpack(packed: Packed) -> Message:
+    """Convert tensors and a header into the message that they represent, and validate it.
+
+    Raises:
+        RejectedUpdate: the type, a field or a tensor is unknown, a value has the wrong type or lies outside
+            its range, or there is more than any message holds.
+    """
+    check_size(packed)
+    fields = dict(packed.header)
+    kind = _TYPES.get(str(fields.pop("type", None)))
+    if kind is None:
+        raise RejectedUpdate(f"unknown message type {packed.header.get('type')!r}")
+    if stray := _tensor_groups(kind) & fields.keys():
+        raise RejectedUpdate(f"{kind.__name__}: {min(stray)} must be tensors")
+    fields |= tensor_fields(kind, packed.tensors)
     try:
         message: Message = _ADAPTERS[kind].validate_python(fields)
     except ValidationError as error:
@@ -106,11 +126,11 @@ def unpack(packed: Packed) -> Message:
 
 
 def check_size(packed: Packed) -> None:
-    """Refuses what no message needs before anything is made of it; takes no memory itself.
+    """Refuse what is larger than any message, before it is converted; needs no memory of its own.
 
     Raises:
-        RejectedUpdate: too much text, too many values or too deep a nest in the header, something in it that
-            JSON does not have, or too many tensors or sparse ones.
+        RejectedUpdate: the header has too much text, too many values, too deep a nesting or a value that JSON
+            does not have; or there are too many tensors, or sparse ones.
     """
     if len(packed.tensors) > MOST:
         raise RejectedUpdate(f"{len(packed.tensors)} tensors, at most {MOST} are taken")
@@ -137,17 +157,17 @@ def check_size(packed: Packed) -> None:
 
 
 def _first(error: ValidationError) -> str:
-    """The first problem of a validation, without the offending value (it may not be fit to be logged)."""
+    """Describe the first problem of a validation, without the value: it may not be fit for a log."""
     problem = error.errors(include_input=False, include_url=False)[0]
     where = ".".join(str(part)[:80] for part in problem["loc"])
     return f"{where}: {problem['msg']}"
 
 
 def save(path: Path, packed: Packed, durable: bool = True) -> None:
-    """Writes a packed form to `path`, whole or not at all, with a checksum.
+    """Write tensors and a header to `path`, completely or not at all, with a checksum.
 
     Args:
-        durable: see `replacing`; what is read back by the same process needs no checksum either.
+        durable: see `replacing`. A file that only this process reads back needs no checksum either.
 
     Raises:
         OSError: the disk is full or the folder cannot be written; the file that was there is untouched.
@@ -156,20 +176,20 @@ def save(path: Path, packed: Packed, durable: bool = True) -> None:
         try:
             header = json.dumps(packed.header, allow_nan=False)
             checksum = _checksum(packed.tensors, header) if durable else _NO_CHECKSUM
-            # In one field: safetensors writes several in any order, and equal states are equal files.
+            # One field: safetensors writes several in any order, and equal states must give equal files.
             save_file(dict(packed.tensors), temporary, {"suture": checksum + header})
         except SafetensorError as error:
-            # It tells the system's error in words only: "... (os error 28)".
+            # safetensors gives the system's error only as text: "... (os error 28)".
             code = re.search(r"os error (\d+)", str(error))
             number = int(code[1]) if code else errno.EIO
             raise OSError(number, os.strerror(number), str(path)) from error
 
 
 def load(path: Path) -> Packed:
-    """Reads what `save` wrote.
+    """Read what `save` has written.
 
     Raises:
-        SutureError: the file is corrupt or not one of ours.
+        SutureError: the file is corrupt, or `save` did not write it.
     """
     try:
         with safe_open(path, framework="pt") as file:
@@ -184,7 +204,7 @@ def load(path: Path) -> Packed:
 
 
 def _checksum(tensors: Mapping[str, Tensor], header: str) -> str:
-    """A CRC-32 of all names, bytes and the header: files rot, and safetensors does not notice."""
+    """Return a CRC-32 of all names, bytes and the header: safetensors does not detect damaged bytes."""
     total = zlib.crc32(header.encode())
     for name in sorted(tensors):
         total = zlib.crc32(name.encode(), total)

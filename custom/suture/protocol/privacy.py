@@ -1,4 +1,4 @@
-"""What a site agrees to tell: [privacy] of its `suture.toml`."""
+"""What a site agrees to send: [privacy] of its `suture.toml`."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from suture.core.validation import Section
 
 NO_ENCRYPTION = (
     "encrypted updates cannot be validated: neither the site's filter nor the server could see what they "
-    "hold, so homomorphic encryption is not supported; TLS encrypts them on the way, and clip and noise "
-    "under [privacy] in suture.toml hide what they say"
+    "hold, so homomorphic encryption is not supported; TLS encrypts them in transit, and clip and noise "
+    "under [privacy] in suture.toml protect their content"
 )
 
 
 class PrivacyConfig(Section):
-    """What this site agrees to.
+    """What this site agrees to send.
 
     Attributes:
-        label_view: the class names that the site agrees to see: its own, or all of the federation.
-        min_count: a count below this is withheld, and so is what rests on so few images.
+        label_view: the class names that the site accepts to see: its own, or all of the federation.
+        min_count: counts below this are withheld, and so are figures of so few images.
         min_loss: a loss over fewer samples is withheld.
         round_counts: counts of labels are rounded to multiples of this.
         max_faults: the share of unreadable images that is tolerated.
         clip: the largest L2 norm of an update that leaves; None does not clip.
         noise: standard deviation of Gaussian noise on it, in units of `clip`.
-        delta: of the privacy that the noise gives, for the report.
+        delta: δ of the differential privacy that the report states.
     """
 
     label_view: Literal["own", "all"] = "own"
@@ -47,7 +47,7 @@ class PrivacyConfig(Section):
 
     @property
     def protection(self) -> dict[Literal["clip", "noise", "delta"], float]:
-        """What the federation is told of clipping and noise."""
+        """Clip, noise and delta for the site info; empty without clipping."""
         return {} if self.clip is None else {"clip": self.clip, "noise": self.noise, "delta": self.delta}
 
     @model_validator(mode="after")

@@ -1,14 +1,16 @@
-"""The files of a run folder, checked as they are read: run.json, history.jsonl, metrics.json and
-diagnostics.jsonl."""
+"""The files of a run folder, validated as they are read.
+
+They are run.json, history.jsonl, metrics.json and diagnostics.jsonl.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import FiniteFloat, NonNegativeInt, TypeAdapter, ValidationError
+from pydantic import AliasChoices, Field, FiniteFloat, NonNegativeInt, TypeAdapter, ValidationError
 
 from suture.core.errors import DataError
 
@@ -17,7 +19,7 @@ Number = FiniteFloat | None
 
 @dataclass(frozen=True)
 class MethodRecord:
-    """The method, its paper and its hyperparameters; and what of the model stays at a site."""
+    """The method, its paper, its hyperparameters, and which part of the model stays at a site."""
 
     name: str
     title: str
@@ -29,7 +31,7 @@ class MethodRecord:
 
 @dataclass(frozen=True)
 class Member:
-    """A site: the classes it knows and its images per split (None where withheld)."""
+    """A site: the classes that it annotates, and its number of images per split (None where withheld)."""
 
     labels: list[str]
     n: dict[str, int | None]
@@ -37,7 +39,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Egress:
-    """One field that may leave a site, and why."""
+    """A field that may leave a site, and its purpose."""
 
     field: str
     shape: str
@@ -46,10 +48,10 @@ class Egress:
 
 @dataclass(frozen=True)
 class Run:
-    """run.json: what was run, by whom, and how it ended.
+    """run.json: what was run, by which sites, and how it ended.
 
     Attributes:
-        notes: sentences for the reader.
+        notes: sentences for the reader of the report.
         prior: name and digest of the frozen network that all sites held; empty where there was none.
     """
 
@@ -73,22 +75,23 @@ class Run:
     selected_round: int | None = None
     egress: list[Egress] = field(default_factory=list)
     augmentation: dict[str, Any] = field(default_factory=dict)
-    label_type: str = "multilabel"
+    # Runs of former versions name it "task".
+    label_type: Annotated[str, Field(validation_alias=AliasChoices("label_type", "task"))] = "multilabel"
     notes: list[str] = field(default_factory=list)
     prior: dict[str, str] = field(default_factory=dict)
 
     def owners(self, label: str) -> tuple[str, ...]:
-        """The sites that know a class."""
+        """Return the sites that annotate a class."""
         return tuple(name for name, site in self.sites.items() if label in site.labels)
 
 
 @dataclass(frozen=True)
 class SiteRound:
-    """What one site did in one round.
+    """The part of one site in one round.
 
     Attributes:
-        scalars: figures of the method's own, by name.
-        rows: weight of the site in the row of each class; empty where every row that it sends counts once.
+        scalars: the method's own figures, by name.
+        rows: the site's weight in the row of each class; empty where each of its rows has weight 1.
     """
 
     status: Literal["accepted", "rejected", "abstained", "missing"]
@@ -106,7 +109,7 @@ class SiteRound:
 
 @dataclass(frozen=True)
 class Validation:
-    """The model of a round, evaluated after aggregation: means over the sites, and at the server."""
+    """The evaluation of a round's model after aggregation: means over the sites, and at the server."""
 
     loss: Number = None
     auroc: Number = None
@@ -130,7 +133,7 @@ class Round:
 
 @dataclass(frozen=True)
 class LongTail:
-    """Common and rare classes: those of each group, their mean recall, and ``all``, the mean of these."""
+    """Groups of common and rare classes: their names, their mean recall, and ``all``, the mean of these."""
 
     classes: dict[str, list[str]] = field(default_factory=dict)
     accuracy: dict[str, Number] = field(default_factory=dict)
@@ -157,7 +160,7 @@ class LocalModels:
 
 @dataclass(frozen=True)
 class Weighting:
-    """Who counted how much in the mean; see `suture.federation.server.weighting.weighting`."""
+    """How much each site counted in the mean; see `suture.federation.server.site_weights.weighting`."""
 
     rounds: list[int] = field(default_factory=list)
     weights: dict[str, list[Number]] = field(default_factory=dict)
@@ -167,7 +170,7 @@ class Weighting:
 
 @dataclass(frozen=True)
 class Metrics:
-    """metrics.json, as `suture.federation.server.summary.summarise` writes it."""
+    """metrics.json, as `suture.federation.server.results.Results` writes it."""
 
     mean_auroc: Number
     auroc: dict[str, Number]
@@ -191,7 +194,7 @@ class Metrics:
 
 @dataclass(frozen=True)
 class PseudoLabels:
-    """Images that a site took for positive in one class, and how many of them are."""
+    """Number of positive pseudo-labels of a site in one class, and of the correct ones among them."""
 
     made: NonNegativeInt
     right: NonNegativeInt
@@ -203,11 +206,11 @@ class PseudoLabels:
 
 @dataclass(frozen=True)
 class Diagnostic:
-    """One line of diagnostics.jsonl: a site's round.
+    """One line of diagnostics.jsonl: one round of one site.
 
     Attributes:
-        classes: its pseudo-labels against the truth.
-        figures: by name, what the method found of each class.
+        classes: pseudo-labels of each class, made and correct.
+        figures: the method's own figures of each class, by name.
     """
 
     site: str
@@ -220,7 +223,7 @@ T = TypeVar("T")
 
 
 def parse(kind: type[T], value: object, where: str) -> T:
-    """A value of parsed JSON as a record.
+    """Convert parsed JSON into a record.
 
     Raises:
         DataError: naming `where` and the field that is missing or of another type.
@@ -232,7 +235,7 @@ def parse(kind: type[T], value: object, where: str) -> T:
 
 
 def read_run(folder: Path) -> Run:
-    """run.json of a run folder.
+    """Read run.json of a run folder.
 
     Raises:
         DataError: there is none, or it cannot be read.
@@ -246,7 +249,7 @@ def read_run(folder: Path) -> Run:
 
 
 def read_history(folder: Path) -> list[Round]:
-    """The rounds of history.jsonl in their order; none if the run ended before its first round did.
+    """Read the rounds of history.jsonl in their order; none if the run ended before the first one.
 
     Raises:
         DataError: naming the line that cannot be read.
@@ -255,7 +258,7 @@ def read_history(folder: Path) -> list[Round]:
 
 
 def read_diagnostics(folder: Path) -> list[Diagnostic]:
-    """The lines of diagnostics.jsonl, none without the file: only a simulation can know the truth.
+    """Read the lines of diagnostics.jsonl; none without the file, which only a simulation can write.
 
     Raises:
         DataError: naming the line that cannot be read.
@@ -264,7 +267,7 @@ def read_diagnostics(folder: Path) -> list[Diagnostic]:
 
 
 def read_metrics(folder: Path) -> Metrics | None:
-    """metrics.json, None if the run ended before it was written.
+    """Read metrics.json; None if the run ended before it was written.
 
     Raises:
         DataError: it cannot be read.

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from suture.federation.server.weighting import is_telling, shares_of, tells_rows, weights_of
+from suture.federation.server.site_weights import are_informative, has_row_weights, shares_of, weights_of
 from suture.protocol.records import Diagnostic, Member, Round, Run, SiteRound
 from suture.reports.charts import Chart, Series, line_charts, scatter_chart
 
@@ -80,7 +80,7 @@ def weight_charts(run: Run, history: Sequence[Round], phases: Sequence[int]) -> 
     with its number of training images.
     """
     weights = [weights_of(r) for r in history]
-    if not is_telling({site: member.n.get("train") for site, member in run.sites.items()}, weights):
+    if not are_informative({site: member.n.get("train") for site, member in run.sites.items()}, weights):
         return []
     shares = [{site: 100 * share for site, share in shares_of(given).items()} for given in weights]
     series = {
@@ -171,7 +171,7 @@ def row_shares(run: Run, history: Sequence[Round]) -> tuple[int, list[Shares]] |
 
     The result is None if no round has weights by class: each site then counts once in each row that it sends.
     """
-    weighted = [r for r in history if tells_rows(r)]
+    weighted = [r for r in history if has_row_weights(r)]
     if not weighted or not run.labels:
         return None
     last = weighted[-1]
@@ -185,7 +185,7 @@ def row_share_charts(run: Run, history: Sequence[Round], phases: Sequence[int]) 
     A line is broken where a site gave the row no weight, or the round has no weights by class. There is no
     chart where fewer than two rounds have them.
     """
-    shares = [_shares(run, r, run.labels) if tells_rows(r) else None for r in history]
+    shares = [_shares(run, r, run.labels) if has_row_weights(r) else None for r in history]
     if sum(found is not None for found in shares) < 2:
         return []
     series = {

@@ -24,12 +24,13 @@ from suture.data.readers import load_table
 from suture.data.text import build_vocabulary
 from suture.federation.loop import Loop, federate
 from suture.federation.plan import Plan
-from suture.federation.server.open import describe, open_server
-from suture.federation.server.record import Record
+from suture.federation.server.global_model import check_unchanged, fixed_settings
+from suture.federation.server.record import Record, describe
 from suture.federation.server.registry import Member
-from suture.federation.server.resume import begun_with, refuse_another
+from suture.federation.server.server import open_server
 from suture.federation.site.diagnostics import collect
 from suture.federation.site.site import Site
+from suture.federation.store import Rounds
 from suture.learning.finetuning import FILE, tune_targets
 from suture.learning.samples import SiteSamples, load_samples, pooled
 from suture.models import CORPUS
@@ -273,10 +274,11 @@ def _refuse_another(out: Path, job: Job) -> None:
     path = out / "job.json"
     if not path.exists():  # the run stopped before its plan was written
         return
-    before, now = json.loads(path.read_text())["plan"], begun_with(job.plan(out.name))
+    before, now = json.loads(path.read_text())["plan"], fixed_settings(job.plan(out.name))
     if job.model.vocabulary == CORPUS:  # the words are read later, from the sites that the simulation writes
         now["model"]["vocabulary"] = before["model"]["vocabulary"]
-    refuse_another(before, now, out.name)
+    check_unchanged(before, now, out.name)
+    Rounds(out / "state").newest()  # refuses a state of another version
 
 
 def _untuned(out: Path, job: Job) -> bool:

@@ -77,7 +77,7 @@ class Trial:
         if not self._payloads:
             loop = Loop(self.sites)
             self.server.begin(
-                loop.exchange("handshake", self.server.handshake(loop.sites), self.server.intake())
+                loop.exchange("handshake", self.server.handshake(loop.sites), self.server.receiver())
             )
             self._payloads = {name: _payload(packed) for name, packed in self.server.assign().items()}
         return self._payloads[site]

@@ -12,7 +12,7 @@ import torch
 from suture.federation.server.collector import UpdateCollector
 from suture.protocol.check import Expectation
 from suture.protocol.egress import Egress
-from suture.protocol.messages import Abstain, Payload, Update, ones
+from suture.protocol.messages import Abstain, Metrics, Payload, Update, ones
 from suture.protocol.packing import Packed, pack
 
 SITES = ("a", "b", "c")
@@ -46,7 +46,7 @@ def test_a_quorum_and_its_grace_are_enough(
 ) -> None:
     clock = Clock(monkeypatch)
     open_round(collector)
-    take = collector.intake(quorum=2, grace=5)
+    take = collector.receiver(quorum=2, grace=5)
     take("a", update())
     clock.now += 60
     assert not take.enough()
@@ -55,13 +55,13 @@ def test_a_quorum_and_its_grace_are_enough(
     assert not take.enough()
     clock.now += 0.2
     assert take.enough()
-    assert not collector.intake(quorum=2, grace=None).enough()
-    assert not collector.intake(quorum=3, grace=0).enough()
+    assert not collector.receiver(quorum=2, grace=None).enough()
+    assert not collector.receiver(quorum=3, grace=0).enough()
 
 
 def test_only_accepted_updates_count(collector: UpdateCollector) -> None:
     open_round(collector)
-    take = collector.intake(quorum=2, grace=0)
+    take = collector.receiver(quorum=2, grace=0)
     take("a", update())
     take("b", update(value=float("nan")))
     take("c", pack(Abstain("out_of_memory", "MemoryError")))
@@ -75,7 +75,7 @@ def test_a_late_update_is_dropped_with_a_line_and_never_counts_in_a_later_round(
     collector: UpdateCollector, caplog: pytest.LogCaptureFixture
 ) -> None:
     open_round(collector)
-    late = collector.intake(2, 0)
+    late = collector.receiver(2, 0)
     late("a", update(value=1.0))
     late("b", update(value=1.0))
     lines = collector.close({})
@@ -87,11 +87,11 @@ def test_a_late_update_is_dropped_with_a_line_and_never_counts_in_a_later_round(
     open_round(collector)
     late("c", update(value=9.0))
     assert "an answer of c came too late and is dropped" in caplog.text
-    collector.intake(2, 0)("c", update(value=2.0))
+    collector.receiver(2, 0)("c", update(value=2.0))
     assert collector.accepted() == ["c"]
     collector.close({})
-    (kept,) = collector.updates()
-    assert torch.equal(kept[1].shared["w"], torch.full((2,), 2.0))
+    (accepted,) = collector.updates()
+    assert torch.equal(accepted[1].shared["w"], torch.full((2,), 2.0))
 
 
 def test_a_failed_disk_makes_no_quorum(collector: UpdateCollector, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,6 +100,45 @@ def test_a_failed_disk_makes_no_quorum(collector: UpdateCollector, monkeypatch: 
 
     open_round(collector)
     monkeypatch.setattr("suture.federation.server.collector.save", full)
-    take = collector.intake(1, 0)
+    take = collector.receiver(1, 0)
     take("a", update())
     assert not take.enough()
+
+
+def test_a_rejected_update_never_reaches_the_spool(collector: UpdateCollector, tmp_path: Path) -> None:
+    open_round(collector)
+    collector.receive("a", update(value=float("nan")))
+    collector.receive("b", Packed({**update().tensors, "shared/more": torch.ones(1)}, update().header))
+    assert not (tmp_path / "spool").exists()
+    collector.receive("c", update())
+    assert [path.name for path in (tmp_path / "spool").iterdir()] == ["c.safetensors"]
+
+
+def test_an_update_comes_back_from_the_spool_as_it_was_received(collector: UpdateCollector) -> None:
+    sent = Update(
+        1,
+        ("Mass", "Hernia"),
+        {"w": torch.tensor([1.0, 2.0])},
+        {"bias": torch.tensor([3.0, 4.0])},
+        torch.tensor([1.0, 0.5], dtype=torch.float64),
+        class_tensors={"proxy": torch.tensor([5.0, 6.0])},
+        scalars={"steps": 7.0},
+        train_loss=0.25,
+        metrics=Metrics(0, "validation", 3, 0.5, {}),
+    )
+    egress = Egress(
+        EGRESS.shared,
+        {"bias": ((), "torch.float32")},
+        {"proxy": ((), "torch.float32")},
+        class_weight=(0.0, 1.0),
+        scalars={"steps": (0.0, 10.0)},
+    )
+    expected = Expectation("train", 1, 0, "validation", sent.labels, sent.labels, egress)
+    collector.open({"a": (Payload("train", 1), expected)})
+    collector.receive("a", pack(sent))
+    assert collector.close({})["a"]["status"] == "accepted"
+    ((site, read),) = collector.updates()
+    assert site == "a"
+    assert pack(read).header == pack(sent).header
+    assert pack(read).tensors.keys() == pack(sent).tensors.keys()
+    assert all(torch.equal(tensor, pack(read).tensors[name]) for name, tensor in pack(sent).tensors.items())

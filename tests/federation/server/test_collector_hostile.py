@@ -1,4 +1,4 @@
-"""An inbox never raises, whatever comes."""
+"""A collector never raises, whatever it receives."""
 
 from __future__ import annotations
 

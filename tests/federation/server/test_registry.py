@@ -1,4 +1,4 @@
-"""Who knows which label, and what a site is told of it."""
+"""Which site annotates which label, and what a site learns of it."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def test_counts_by_hand_whatever_the_order_of_the_truth(order: list[int], tmp_pa
 
 
 def test_columns_are_those_of_the_model(tmp_path: Path) -> None:
-    """The federation's classes have an order of their own; what got no pseudo-label is not told."""
+    """The federation's classes have an order of their own; a class without pseudo-labels is left out."""
     watch = diagnostics(tmp_path, [0, 1, 2, 3]).watching(LabelSet(("Mass", "Edema")))
     assert watch.observe is not None
     watch.observe(torch.tensor([0, 1]), guesses((0, 1), (0, 1)))
@@ -96,21 +96,21 @@ def test_each_round_is_counted_by_itself_and_one_done_again_replaces_its_line(tm
         watch.observe(torch.tensor([row]), guesses((1, 0)))
         watch.write(number)
 
-    def told() -> list[tuple[int, int]]:
+    def recorded() -> list[tuple[int, int]]:
         path = tmp_path / "state" / FILE
         return [(line["round"], line["classes"]["Edema"]["right"]) for line in lines(path)]
 
     for number, row in ((1, 0), (2, 2), (3, 1)):
         round_(number, row)
-    assert told() == [(1, 1), (2, 0), (3, 1)]
+    assert recorded() == [(1, 1), (2, 0), (3, 1)]
     round_(2, 1)
-    assert told() == [(1, 1), (2, 1)]
+    assert recorded() == [(1, 1), (2, 1)]
     round_(3, 3)
-    assert told() == [(1, 1), (2, 1), (3, 0)]
+    assert recorded() == [(1, 1), (2, 1), (3, 0)]
 
 
 def test_figures_of_each_class_are_written_down_as_they_are_told(tmp_path: Path) -> None:
-    """Without pseudo-labels no truth is read, and a round of which nothing is told leaves no line."""
+    """Without pseudo-labels no truth is read, and a round without figures leaves no line."""
     data = HospitalConfig(root=tmp_path, table=tmp_path / "no.csv", truth=tmp_path / "no.csv")
     record = Diagnostics("a", SiteConfig(data=data), None, tmp_path / "state")
     record.watching(LABELS).write(1)
@@ -172,17 +172,17 @@ def test_watching_changes_nothing_and_nothing_of_it_leaves(tiny: Any) -> None:
     class Listening(Loop):
         def exchange(self, task: Any, payloads: Any, receive: Any) -> dict[str, str]:
             def keep(site: str, packed: Packed) -> None:
-                heard.append(packed)
+                answered.append(packed)
                 receive(site, packed)
 
             return super().exchange(task, payloads, keep)
 
     for out in ("plain", "watched"):
         federation = tiny(METHOD) if out == "plain" else with_truth(tiny(METHOD))
-        heard = answers[out] = []
+        answered = answers[out] = []
         federate(federation.server(out), Listening(federation.sites(out)))
         assert bool(list(federation.folder.glob(f"{out}/**/{FILE}"))) == (out == "watched")
-    assert len(answers["plain"]) == 3 * 5  # hello, two rounds, validation, test
+    assert len(answers["plain"]) == 3 * 5  # handshake, two rounds, validation, test
     for one, two in zip(answers["plain"], answers["watched"], strict=True):
         assert one.header == two.header
         assert one.tensors.keys() == two.tensors.keys()

@@ -18,7 +18,7 @@ from suture.methods.meta.pmfl import PMFL
 from suture.methods.surgical import SurgicalAggregation
 from suture.methods.vanilla import VanillaFL
 from suture.protocol.messages import Abstain, Payload, SiteInfo, Update
-from suture.protocol.packing import pack, unpack
+from suture.protocol.packing import Packed, pack, save, unpack
 
 METHOD = SurgicalAggregation(local=LocalTraining(lr=1e-2, batch_size=8))
 
@@ -119,7 +119,7 @@ def test_other_threads_or_other_code_are_refused(site: Site, tiny: Any) -> None:
         assert answer.reason == "code_mismatch"
 
 
-def test_a_server_that_leaves_out_the_hello_gets_no_further(tiny: Any) -> None:
+def test_a_server_that_leaves_out_the_handshake_gets_no_further(tiny: Any) -> None:
     """A site that shows its own class names only trains no method that shows all."""
     federation = tiny(METHOD, view="own")
     task = _train_task(tiny)
@@ -155,7 +155,7 @@ def test_small_counts_are_withheld(tiny: Any) -> None:
     assert {score.positives for score in classes.values()} == {None}
 
 
-def told(tiny: Any, method: Any, min_loss: int) -> Update:
+def sent(tiny: Any, method: Any, min_loss: int) -> Update:
     """What site alpha, with 15 images to train on, says of a round; as the server accepts it."""
     federation = tiny(method)
     config = federation.configs["alpha"]
@@ -179,14 +179,14 @@ STEPS = replace(METHOD, local=LocalTraining(lr=1e-2, batch_size=4, iterations=2)
 @pytest.mark.parametrize(("method", "samples"), [(METHOD, 15), (STEPS, 8), (FL(batches=3), 2)])
 def test_a_training_loss_over_too_few_samples_is_withheld(method: Any, samples: int, tiny: Any) -> None:
     """All that a site trains on, what its few steps can have seen, or half a batch."""
-    assert told(tiny, method, samples).train_loss is not None
-    assert told(tiny, method, samples + 1).train_loss is None
+    assert sent(tiny, method, samples).train_loss is not None
+    assert sent(tiny, method, samples + 1).train_loss is None
 
 
 @pytest.mark.parametrize("method", [MetaFL(batches=2), PMFL(batches=2)])
 def test_losses_on_half_a_batch_are_withheld_where_it_is_small(method: Any, tiny: Any) -> None:
     """Of 15 images in two batches of 7 the support half has 3."""
-    enough, few = told(tiny, method, 3), told(tiny, method, 4)
+    enough, few = sent(tiny, method, 3), sent(tiny, method, 4)
     assert enough.scalars.keys() == {"query_loss"}
     assert enough.train_loss is not None
     assert (few.scalars, few.train_loss) == ({}, None)
@@ -236,3 +236,24 @@ def test_a_memory_that_is_too_small_is_an_abstention_and_another_error_a_bug(
     with pytest.raises(RuntimeError, match="cannot be multiplied"):
         site.answer(task)
     assert len(raised) == 3
+
+
+def test_a_state_of_a_former_version_is_an_abstention_that_says_what_to_do(site: Site, tiny: Any) -> None:
+    """The version before the format number wrote the same tensors; their meaning may have changed since."""
+    task = _train_task(tiny)
+    header = {"threads": 1, "labels": list(task.labels), "phase": "main", "round": 1}
+    site.folder.mkdir(parents=True)
+    save(site.states.path(1), Packed({"kept/step": torch.ones(1)}, header))
+    answer = site.answer(replace(task, round=2, committed=1))
+    assert isinstance(answer, Abstain)
+    assert answer.reason == "configuration"
+    assert "written by another version of suture" in errors(site)[-1]["message"]
+    assert "or begin a new one" in errors(site)[-1]["message"]
+
+
+def test_a_job_of_another_version_is_an_abstention_that_says_what_to_do(site: Site) -> None:
+    former = Site(site.name, site.config, replace(site.plan, code="0123456789abcdef"), 2, site.folder)
+    answer = former.answer(Payload("handshake"))
+    assert isinstance(answer, Abstain)
+    assert answer.reason == "code_mismatch"
+    assert "install the same version, or export the job again" in errors(site)[-1]["message"]

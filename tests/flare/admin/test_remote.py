@@ -12,8 +12,7 @@ import pytest
 from startup_kits import MakeKit
 
 from suture.core.errors import ConfigError, FederationError
-from suture.federation.server.open import describe
-from suture.federation.server.record import Record
+from suture.federation.server.record import Record, describe
 from suture.flare.admin.kit import Kit, read_kit
 from suture.flare.admin.remote import Tail, download, state, submit
 from suture.flare.event_feed import EXPERIMENT

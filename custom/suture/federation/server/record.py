@@ -1,33 +1,26 @@
-"""What a run writes down: run.json, history.jsonl, events.jsonl and metrics.json."""
+"""The record of a run: run.json, history.jsonl, events.jsonl and metrics.json."""
 
 from __future__ import annotations
 
 import json
 import logging
-import platform
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from suture import __version__
+from suture.core.environment import now, versions
 from suture.core.files import append_line, atomic_write, whole_lines, write_json
+from suture.federation.plan import Plan, Schedule
+from suture.models.classifier import Layout
+from suture.protocol.egress import declared
 
 log = logging.getLogger(__name__)
-
-
-def now() -> str:
-    """The time in UTC, to the second."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 class Record:
     """Writes the files of one run folder.
 
     Args:
-        folder: DIR of the run; `run.json` in it may already name the job.
+        folder: of the run; `run.json` in it may already describe the job.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -37,14 +30,14 @@ class Record:
         self.run: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
 
     def update(self, **facts: Any) -> None:
-        """Adds facts to run.json."""
+        """Add facts to run.json."""
         self.run |= facts
         write_json(self.folder / "run.json", self.run)
 
     def event(self, kind: str, **facts: Any) -> None:
-        """Appends a line to events.jsonl: what is happening right now, for the progress display.
+        """Append a line to events.jsonl: what happens now, for the progress display.
 
-        Never raises: a round does not fail for want of a display.
+        Never raises: a round does not fail because of the display.
         """
         try:
             append_line(self.folder / "events.jsonl", {"time": now(), "event": kind, **facts})
@@ -52,17 +45,17 @@ class Record:
             log.warning("%s: %s", self.folder, error)
 
     def history(self, line: dict[str, Any]) -> None:
-        """Appends a round to history.jsonl.
+        """Append a round to history.jsonl.
 
         Raises:
-            OSError: the disk is full; the file has the rounds that it had.
+            OSError: the disk is full; the file is unchanged.
         """
         append_line(self.folder / "history.jsonl", line)
 
     def rewind(self, committed: int) -> None:
-        """Drops the rounds after the last one whose successor was committed: they will be written again.
+        """Delete the committed round and later ones: they will be written again.
 
-        A line that was being written when the process died has no end, and goes too.
+        An incomplete line, of a process that died while it wrote, is deleted too.
         """
         path = self.folder / "history.jsonl"
         if path.exists():
@@ -70,28 +63,52 @@ class Record:
             atomic_write(path, "".join(f"{text}\n" for text in lines).encode())
 
     def metrics(self, content: dict[str, Any]) -> None:
-        """Writes metrics.json."""
+        """Write metrics.json."""
         write_json(self.folder / "metrics.json", content)
 
     def close(self, status: str, error: str | None = None) -> None:
-        """Sets the final status."""
+        """Set the final status."""
         self.update(status=status, error=error, finished=now())
 
     def give_up(self, status: str, error: str) -> None:
-        """As `close`, as far as the disk permits: it may be what has failed."""
+        """Set the final status if the disk permits: it may be what has failed."""
         try:
             self.close(status, error)
         except OSError as full:
             log.error("%s could not be written either: %s", self.folder, full)
 
 
-def versions() -> dict[str, str]:
-    """Versions of what a number may depend on."""
-    packages = ("nvflare", "torch", "torchvision", "monai", "numpy", "pandas", "scikit-learn")
-    found = {name: version(name) for name in packages}
-    return {
-        "suture": __version__,
-        "python": platform.python_version(),
-        **found,
-        "torch build": torch.__version__,
-    }
+def describe(record: Record, plan: Plan, schedule: Schedule) -> None:
+    """Write what is about to run into run.json."""
+    described = plan.to_dict()
+    started = record.run.get("started") if record.run.get("status") == "running" else None
+    record.update(
+        job=schedule.job,
+        title=schedule.title,
+        env=record.run.get("env", "flare"),
+        method={
+            "name": plan.method.name,
+            "title": plan.method.title,
+            "paper": plan.method.paper,
+            "hyperparameters": described["hyperparameters"],
+            "personal": plan.method.personal,
+            "pooled": plan.method.pooled,
+        },
+        model=described["model"],
+        augmentation=described["augmentation"],
+        rounds=schedule.rounds,
+        seed=plan.seed,
+        experiment=plan.experiment,
+        code=plan.code,
+        versions=versions(),
+        egress=declared(plan.method.egress(Layout({}, {})), local=plan.method.keep_local),
+        labels=[],
+        sites={},
+        threads={"server": 1},
+        started=started or now(),
+        status="running",
+        error=None,
+        finished=None,
+        selected_round=None,
+        selection=schedule.selection,
+    )

@@ -1,7 +1,7 @@
-"""Who knows which label: what the sites said of themselves, and the names they agree on.
+"""The site registry: which sites take part, which classes each annotates, and the names they agree on.
 
-The server alone holds this. A site keeps its own spelling of each class; the server translates between that
-and the federation's name, so that a site learns nothing of the others' names.
+Only the server holds it. A site keeps its own spelling of each class; the server translates between that
+spelling and the federation's name, so that no site learns the names that others use.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from typing import Any, TypeVar
 
 from suture.core.errors import FederationError, LabelError
 from suture.core.labels import LabelType, canonical, lookalikes
+from suture.federation.plan import Quorum, needed
+from suture.federation.server.collector import Line, list_reasons
 from suture.methods.base import LabelStatistics, LabelView
 from suture.protocol.messages import ClassScore, Labels, Metrics, SiteInfo, Update
 
@@ -23,9 +25,10 @@ class Member:
     """A site that takes part.
 
     Attributes:
-        own: its class names as it writes them, in its order.
+        own: its class names in its own spelling and order.
         names: the federation's name of each of them, in the same order.
-        n: images in each split.
+        n: number of images in each split.
+        threads: number of its torch threads.
         protection: see `SiteInfo`.
     """
 
@@ -42,9 +45,9 @@ class SiteRegistry:
 
     Attributes:
         members: by site name.
-        labels: every class that a site knows or once knew, sorted.
-        label_type: what every site says it is.
-        prior: digest of the frozen network that all of them hold, where the method has one.
+        labels: every class that a site annotates or once annotated, sorted.
+        label_type: of all sites.
+        prior: digest of the frozen network that all sites hold, where the method has one.
     """
 
     members: Mapping[str, Member]
@@ -53,36 +56,36 @@ class SiteRegistry:
     prior: str | None = None
 
     def owners(self) -> dict[str, tuple[str, ...]]:
-        """For each class, the sites that know it, in order."""
+        """Return for each class the sites that annotate it, sorted."""
         return {
             label: tuple(s for s in sorted(self.members) if label in self.members[s].names)
             for label in self.labels
         }
 
     def rows_for(self, site: str, view: LabelView) -> Labels:
-        """The federation's names of the rows that a site is sent: its own, or all."""
+        """Return the federation's names of the rows that a site receives: its own, or all."""
         return self.members[site].names if view == "own" else self.labels
 
     def to_site(self, site: str, labels: Labels) -> Labels:
-        """The site's own spelling of federation names."""
+        """Translate the federation's names into the site's spelling."""
         own = dict(zip(self.members[site].names, self.members[site].own, strict=True))
         return tuple(own.get(name, name) for name in labels)
 
     def from_site(self, site: str, update: Update) -> Update:
-        """The update with its rows under the federation's names."""
+        """Return the update with the federation's names for its rows."""
         return replace(update, labels=tuple(self.named(site, dict.fromkeys(update.labels))))
 
     def classes_from_site(self, site: str, metrics: Metrics) -> dict[str, ClassScore]:
-        """What a site measured of each class, under the federation's names."""
+        """Return a site's scores by the federation's names of the classes."""
         return self.named(site, metrics.classes)
 
     def named(self, site: str, values: Mapping[str, T]) -> dict[str, T]:
-        """Values by the site's spelling of the classes, by the federation's names."""
+        """Return values by the federation's names, given by the site's spelling of the classes."""
         names = dict(zip(self.members[site].own, self.members[site].names, strict=True))
         return {names.get(label, label): value for label, value in values.items()}
 
     def statistics(self, infos: Mapping[str, SiteInfo]) -> LabelStatistics:
-        """What the sites said of their data, under the federation's names."""
+        """Return the label statistics of the sites, under the federation's names."""
         counts = {
             site: self.named(site, {own: infos[site].counts.get(own) for own in m.own})
             for site, m in self.members.items()
@@ -91,7 +94,7 @@ class SiteRegistry:
         return LabelStatistics(self.labels, images, counts, self.label_type)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for the state and the run record."""
+        """Return plain values for the state."""
         return {
             "labels": list(self.labels),
             "label_type": self.label_type,
@@ -103,6 +106,28 @@ class SiteRegistry:
         }
 
 
+def participants(
+    infos: Mapping[str, SiteInfo], lines: dict[str, Line], min_sites: Quorum | None
+) -> dict[str, SiteInfo]:
+    """Return the sites that can take part: those that have training images.
+
+    Args:
+        infos: site info of the sites that answered the handshake.
+        lines: one for each requested site; that of a site without training images is changed.
+        min_sites: see `Schedule`.
+
+    Raises:
+        FederationError: there are too few sites; says why each one is missing.
+    """
+    for site in [s for s, info in infos.items() if not info.n.get("train")]:
+        lines[site] |= {"status": "rejected", "reason": "it has no training images"}
+    able = {s: info for s, info in infos.items() if info.n.get("train")}
+    if len(able) < needed(min_sites, len(lines)):
+        refused = {s: line["reason"] for s, line in lines.items() if s not in able}
+        raise FederationError(f"the federation cannot start; {list_reasons(refused)}")
+    return able
+
+
 def agree(
     infos: Mapping[str, SiteInfo],
     previous: Labels,
@@ -110,58 +135,66 @@ def agree(
     accept: bool | tuple[str, ...],
     prior: str | None = None,
 ) -> SiteRegistry:
-    """The roster of the sites that introduced themselves.
+    """Return the registry of the sites, with one name for each class.
 
     Args:
-        hellos: by site name.
-        previous: classes of the model so far; a class whose last owner left keeps its row.
-        label_map: site spelling to federation name.
+        infos: by site name.
+        previous: classes of the model so far; a class whose last owner has left keeps its row.
+        label_map: a site's spelling to the federation's name.
         accept: look-alike names that are different classes on purpose; True accepts all.
-        prior: digest that the run was begun with, where that is known.
+        prior: digest of the prior that the experiment began with, where it is known.
 
     Raises:
         LabelError: two names of a site become one.
-        FederationError: names of different sites are nearly the same and nobody said what they are, some
-            sites are multilabel and some multiclass, or they hold different priors, or another than the run
-            was begun with.
+        FederationError: names of different sites are nearly the same and neither mapped nor accepted, some
+            sites are multilabel and others multiclass, or the sites hold different priors, or not the one
+            that the experiment began with.
     """
-    tasks = {info.label_type: site for site, info in sorted(infos.items())}
-    if len(tasks) > 1:
-        told = " and ".join(f"{site} is {task}" for task, site in sorted(tasks.items()))
-        raise FederationError(f"{told}; one federation has one: set [data] label_type alike")
+    label_type = _one_label_type(infos)
     held = _one_prior(infos, prior)
     renamed = {canonical(spelling): canonical(name) for spelling, name in label_map.items()}
-    members = {}
-    for site, info in sorted(infos.items()):
-        names = tuple(renamed.get(canonical(label), canonical(label)) for label in info.labels)
-        for label, name in zip(info.labels, names, strict=True):
-            if names.count(name) > 1:
-                raise LabelError(
-                    f"{site}: {label!r} and another of its labels are both {name!r}; mend the label map"
-                )
-        n = {str(split): count for split, count in info.n.items()}
-        protection = {str(name): value for name, value in info.protection.items()}
-        members[site] = Member(info.labels, names, n, info.threads, protection)
+    members = {site: _member(site, info, renamed) for site, info in sorted(infos.items())}
     labels = {n for m in members.values() for n in m.names} | set(previous)
-    registry = SiteRegistry(members, tuple(sorted(labels)), next(iter(tasks), "multilabel"), held)
+    registry = SiteRegistry(members, tuple(sorted(labels)), label_type, held)
     _refuse_lookalikes(registry, accept)
     return registry
 
 
-def _one_prior(infos: Mapping[str, SiteInfo], begun: str | None) -> str | None:
-    """The digest that all sites hold: numbers that they measure against different networks do not compare."""
+def _one_label_type(infos: Mapping[str, SiteInfo]) -> LabelType:
+    sites = {info.label_type: site for site, info in sorted(infos.items())}
+    if len(sites) > 1:
+        both = " and ".join(f"{site} is {label_type}" for label_type, site in sorted(sites.items()))
+        raise FederationError(f"{both}; one federation has one: set [data] label_type alike")
+    return next(iter(sites), "multilabel")
+
+
+def _member(site: str, info: SiteInfo, renamed: Mapping[str, str]) -> Member:
+    """Return a site with the federation's names of its classes, by canonical name and label map."""
+    names = tuple(renamed.get(canonical(label), canonical(label)) for label in info.labels)
+    for label, name in zip(info.labels, names, strict=True):
+        if names.count(name) > 1:
+            raise LabelError(
+                f"{site}: {label!r} and another of its labels are both {name!r}; correct the label map"
+            )
+    n = {str(split): count for split, count in info.n.items()}
+    protection = {str(name): value for name, value in info.protection.items()}
+    return Member(info.labels, names, n, info.threads, protection)
+
+
+def _one_prior(infos: Mapping[str, SiteInfo], first: str | None) -> str | None:
+    """Return the digest that all sites hold: what they measure against different networks is incomparable."""
     held: dict[str | None, list[str]] = {}
     for site, info in sorted(infos.items()):
         held.setdefault(info.prior, []).append(site)
-    told = {digest: f"{', '.join(sites)}: {(digest or 'none')[:12]}" for digest, sites in held.items()}
-    if others := "; ".join(text for digest, text in told.items() if begun and digest != begun):
+    listed = {digest: f"{', '.join(sites)}: {(digest or 'none')[:12]}" for digest, sites in held.items()}
+    if others := "; ".join(text for digest, text in listed.items() if first and digest != first):
         raise FederationError(
-            f"the experiment was begun with the prior {begun:.12}, and not all sites hold it ({others}); "
+            f"the experiment was begun with the prior {first:.12}, and not all sites hold it ({others}); "
             "give these the same file, or begin a new experiment"
         )
     if len(held) > 1:
         raise FederationError(
-            f"the sites hold different priors ({'; '.join(told.values())}); give all of them the same file"
+            f"the sites hold different priors ({'; '.join(listed.values())}); give all of them the same file"
         )
     return next(iter(held), None)
 

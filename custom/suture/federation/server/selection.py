@@ -1,7 +1,9 @@
-"""Which round's model is kept, and the labelled data that may lie at the server."""
+"""The selection of the round whose model is the result, and labelled data at the server."""
 
 from __future__ import annotations
 
+import logging
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -17,6 +19,7 @@ from suture.data.config import SiteConfig
 from suture.data.table import Split
 from suture.federation.plan import Plan, Schedule, Selection
 from suture.federation.server.global_model import classifier
+from suture.federation.store import Rounds
 from suture.learning.evaluation import by_attribute, class_scores, entropy, mean_interval, overall
 from suture.learning.metrics import mean_defined
 from suture.learning.samples import load_samples
@@ -24,11 +27,13 @@ from suture.learning.training import SiteContext, predict
 from suture.methods.base import GlobalModel, Method
 from suture.protocol.messages import Labels, Metrics
 
+log = logging.getLogger(__name__)
+
 MEASURED_HERE: dict[Selection, str] = {
     "server_metric": "server_auroc",
     "server_balanced_accuracy": "server_balanced_accuracy",
 }
-"""The figure that a selection goes by, of those that `HeldOut.validate` gives."""
+"""The figure of `HeldOut.validate` that decides, for each selection that the server measures itself."""
 
 
 @dataclass(frozen=True)
@@ -40,53 +45,64 @@ class Best:
 
 
 def better(best: Best | None, candidate: Best) -> Best:
-    """The better of two; the earlier one where they are equal."""
+    """Return the better of two rounds, the earlier one where they are equal."""
     return candidate if best is None or candidate.value > best.value else best
 
 
 @dataclass
 class Standings:
-    """The best round so far, of the federation and of each site by itself.
+    """The best round so far, of the federation and of each site.
 
     Attributes:
-        best: by the rule of the job.
-        own: by each site's validation loss, where every site has a model of its own.
+        best: by the selection rule of the job.
+        own: by the site's validation loss, where every site has a model of its own.
     """
 
     best: Best | None = None
     own: dict[str, Best] = field(default_factory=dict)
 
     def note(self, candidate: Best) -> None:
-        """A round that may be the best."""
+        """Consider a round that may be the best."""
         self.best = better(self.best, candidate)
 
     def note_own(self, round_: int, losses: Mapping[str, float]) -> None:
-        """A round that may be the best of some sites."""
+        """Consider a round that may be the best of some sites, by their validation losses."""
         for site, loss in losses.items():
             self.own[site] = better(self.own.get(site), Best(round_, -loss))
 
     def over(self, measured: int, patience: int | None) -> bool:
-        """Whether so many rounds up to the last one measured have been no better than the best."""
+        """Whether the last `patience` measured rounds were no better than the best."""
         return patience is not None and self.best is not None and measured - self.best.round >= patience
 
     def of(self, site: str) -> int:
-        """The round that a site is to keep; 0 while there is none."""
+        """Return the round whose state a site has to keep; 0 while there is none."""
         found = self.own.get(site, self.best)
         return found.round if found else 0
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for the state."""
+        """Return plain values for the state."""
         return asdict(self)
+
+    def fall_back(self, states: Rounds, restored: int) -> None:
+        """Replace a best round whose model is not on disk by the restored one, until another is better."""
+        if self.best is None or states.holds(self.best.round):
+            return
+        log.warning(
+            "%s holds no model of round %d, the best so far; round %d takes its place until another is "
+            "better",
+            *(states.folder, self.best.round, restored),
+        )
+        self.best = Best(restored, -sys.float_info.max)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Standings:
-        """What `to_dict` gave."""
+        """Read what `to_dict` has returned."""
         best = Best(**values["best"]) if values["best"] else None
         return cls(best, {site: Best(**own) for site, own in values["own"].items()})
 
 
 def check_selection(schedule: Schedule, method: Method, held_out: HeldOut | None) -> None:
-    """Sees to it that the rounds can be compared as the schedule says, before any training.
+    """Check before any training that the rounds can be compared as the schedule requests.
 
     Raises:
         FederationError: the server is to measure models that it does not have, or has no data for it.
@@ -111,14 +127,15 @@ def check_selection(schedule: Schedule, method: Method, held_out: HeldOut | None
 
 
 class HeldOut:
-    """Labelled data at the server, evaluated where it lies.
+    """Labelled data at the server, evaluated there.
 
     Args:
         config: the server's own suture.toml.
-        plan: for what its model reads.
+        plan: its model determines how samples are read.
 
     Attributes:
-        groups: the classes of each group, under the federation's names.
+        labels: the classes of the data.
+        groups: the classes of each group, under canonical names.
     """
 
     def __init__(self, config: SiteConfig, plan: Plan) -> None:
@@ -131,7 +148,7 @@ class HeldOut:
         }
 
     def check_groups(self, labels: Labels) -> None:
-        """Sees to it that the groups are of the federation's classes, before any training.
+        """Check before any training that the groups consist of the federation's classes.
 
         Raises:
             ConfigError: a group names another class, or two groups name the same.
@@ -146,16 +163,16 @@ class HeldOut:
                 )
 
     def has(self, split: Split) -> bool:
-        """Whether there is anything in a split."""
+        """Whether a split has any samples."""
         return split in self._samples and len(self._samples[split]) > 0
 
     def tested(
         self, model: GlobalModel, of_round: int, bootstrap: int
     ) -> tuple[Metrics, tuple[float, float] | None]:
-        """The figures of the test images, of every class that both the model and the data know.
+        """Evaluate the model on the test split, on every class that both the model and the data have.
 
         Returns:
-            them, and the 95 % interval of the mean AUROC.
+            the metrics, and the 95 % interval of the mean AUROC.
         """
         part, logits, labels, names = self._predicted(model, "test")
         seed = self._plan.seed
@@ -171,7 +188,9 @@ class HeldOut:
         return metrics, mean_interval(part, logits, labels, names, bootstrap, seed)
 
     def validate(self, model: GlobalModel) -> dict[str, float | None]:
-        """Mean AUROC over the classes where it is defined and, of one label per image, balanced accuracy."""
+        """Return the mean AUROC over the classes that define it and, for multiclass labels, the balanced
+        accuracy.
+        """
         part, logits, labels, names = self._predicted(model, "validation")
         areas = (score.auroc for score in class_scores(part, logits, labels, names).values())
         found = {"server_auroc": mean_defined(areas)}
@@ -181,7 +200,9 @@ class HeldOut:
         return found
 
     def _predicted(self, model: GlobalModel, split: Split) -> tuple[Samples, Tensor, LabelSet, Labels]:
-        """The images of a split with the model's classes, its logits, and the classes that the data know."""
+        """Return the samples of a split under the model's classes, its logits, the model's classes, and those
+        that the data have too.
+        """
         labels = LabelSet(model.labels, model.label_type)
         part = columns(self._samples[split], self.labels, labels)
         network = classifier(model, self._plan).to(self._device)

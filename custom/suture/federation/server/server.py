@@ -1,6 +1,7 @@
-"""The server: it sends each site its part, merges what comes back, commits, and keeps the best round.
+"""The server: sends each site its task, aggregates the updates, commits rounds and selects the best one.
 
-It knows no transport. `federation.federate` drives it, with sites in this process or across NVIDIA FLARE.
+It knows no transport: `suture.federation.loop.federate` drives it, with sites in this process or over NVIDIA
+FLARE.
 """
 
 from __future__ import annotations
@@ -8,26 +9,35 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
 
-from suture.core.errors import FederationError
+import torch
+
+from suture.core.errors import ConfigError, FederationError
 from suture.core.names import check_sites
+from suture.data.config import ServerConfig, SiteConfig, StorageConfig, find_site_config, load_server_config
+from suture.federation.expectation import expected_answer
 from suture.federation.plan import Plan, Schedule, needed, round_context
-from suture.federation.server.admission import admitted, held_prior, introduce, noted
-from suture.federation.server.collector import Line, OpenExchange, UpdateCollector, told
-from suture.federation.server.global_model import initial, pack_model, unpack_model, with_labels
-from suture.federation.server.payloads import assignments
-from suture.federation.server.record import Record
-from suture.federation.server.registry import Member, SiteRegistry, agree
-from suture.federation.server.resume import Begun, begun, begun_with, read_best, still_there
+from suture.federation.server.assignments import Assigner, Task
+from suture.federation.server.collector import Line, OpenExchange, UpdateCollector, list_reasons
+from suture.federation.server.global_model import (
+    Progress,
+    classifier,
+    fixed_settings,
+    initial,
+    pack_model,
+    read_progress,
+    unpack_model,
+    with_labels,
+)
+from suture.federation.server.record import Record, describe
+from suture.federation.server.registry import Member, SiteRegistry, agree, participants
+from suture.federation.server.scores import across_sites
 from suture.federation.server.selection import MEASURED_HERE, Best, HeldOut, Standings, check_selection
-from suture.federation.server.summary import across_sites
 from suture.federation.store import Rounds
 from suture.learning.metrics import mean_defined
 from suture.methods.base import ClassFacts, GlobalModel, RoundContext
-from suture.models.classifier import Layout
-from suture.protocol.check import Expectation
-from suture.protocol.messages import Metrics, Payload, TaskName
+from suture.models.norm import norm_names
+from suture.protocol.messages import Metrics, Payload
 from suture.protocol.packing import Packed
 
 log = logging.getLogger(__name__)
@@ -37,10 +47,13 @@ class Server:
     """The server of a federation.
 
     Args:
-        plan, schedule: what is about to be done.
-        folder: of the experiment; holds the committed rounds, and everything that the run leaves.
-        held_out: labelled data that lies at the server, if it has any.
-        pooled: the sites whose data one party holds, where that is so; the report is about them.
+        plan, schedule: of the job.
+        folder: of the experiment; holds the committed rounds and the results of the run.
+        held_out: labelled data at the server, if there are any.
+        pooled: the sites whose data one party holds in place of them; the report is about these sites.
+
+    Raises:
+        FederationError: the server cannot select rounds as the schedule requests.
     """
 
     def __init__(
@@ -64,30 +77,34 @@ class Server:
         self.model: GlobalModel
         self.standings = Standings()
         self._facts = ClassFacts()
-        self._holders: set[str] = set()  # sites that keep the fixed tensors
-        self._pending: Line | None = None  # the last round's history, until its losses have come
+        self._holders: set[str] = set()  # sites that hold the tensors sent only once
+        self._pending: Line | None = None  # the last round's history, until its losses are known
         self._failures = 0
 
     # The start
 
     def handshake(self, sites: list[str]) -> dict[str, Packed]:
-        """The payload that asks every site to introduce itself."""
-        check_sites(sites)
-        egress = self.plan.method.egress(Layout({}, {}))
-        expected = Expectation("handshake", 0, 0, "", (), (), egress)
-        return self.collector.open({site: (Payload("handshake"), expected) for site in sites})
-
-    def begin(self, missing: Mapping[str, str]) -> None:
-        """Agrees on the labels with the sites that introduced themselves, and starts or continues.
+        """Return the handshake task of every site, which requests its site info.
 
         Raises:
-            FederationError: a site that the job needs did not introduce itself, labels are not settled, or a
-                site holds another prior than the others, or than the experiment was begun with.
-            ConfigError: the experiment was begun with another plan.
+            ConfigError: a site has a name that cannot be used.
+        """
+        check_sites(sites)
+        payload = Payload("handshake")
+        expected = expected_answer(self.plan.method, payload, {}, {})
+        return self.collector.open(dict.fromkeys(sites, (payload, expected)))
+
+    def begin(self, missing: Mapping[str, str]) -> None:
+        """Agree on the labels with the sites that answered the handshake, and start or continue.
+
+        Raises:
+            FederationError: too few sites answered, the labels are not settled, or a site holds another
+                prior than the others, or than the experiment began with.
+            ConfigError: the experiment began with other settings, or with another version of Suture.
         """
         lines = self.collector.close(missing)
-        infos = admitted(self.collector.infos(), lines, self.schedule.min_sites)
-        found = begun(self.states, self.plan)
+        infos = participants(self.collector.infos(), lines, self.schedule.min_sites)
+        found = read_progress(self.states, self.plan)
         previous, prior = (found.model.labels, found.prior) if found else ((), None)
         self.registry = agree(infos, previous, self.schedule.label_map, self.schedule.accept_labels, prior)
         if found:
@@ -99,35 +116,58 @@ class Server:
         if self.held_out:
             self.held_out.check_groups(self.registry.labels)
         self._facts = self.plan.method.class_facts(self.registry.statistics(infos))
-        self.record.update(label_type=self.registry.label_type, prior=held_prior(self.plan, self.registry))
-        self.record.update(notes=noted(self.model, self.plan, self._facts))
         self.record.rewind(self.round)
         added = [name for name in self.registry.labels if found and name not in previous]
-        refused = {s: str(x["reason"]) for s, x in lines.items() if s not in infos}
-        introduce(self.record, self.registry, self.known, self.round, self.schedule.rounds, added, refused)
+        self._record_start(added, {s: str(x["reason"]) for s, x in lines.items() if s not in infos})
 
-    def _restore(self, found: Begun) -> None:
+    def _restore(self, found: Progress) -> None:
         self.round = found.round
         self.standings = Standings.from_dict(found.header["standings"])
-        self.standings.best = still_there(self.standings.best, self.states, found.round)
+        self.standings.fall_back(self.states, found.round)
         self._pending = found.header["pending"]
         self._holders = set(found.header["holders"])
         self._keep_best()
         log.info("continuing after round %d", found.round)
 
+    def _record_start(self, added: list[str], refused: Mapping[str, str]) -> None:
+        """Record who takes part and, when an experiment continues, what is new.
+
+        Args:
+            added: classes that the model did not have before.
+            refused: why other sites do not take part.
+        """
+        labels, members, rounds = list(self.registry.labels), self.registry.members, self.schedule.rounds
+        prior = self.plan.method.prior
+        held = {"name": prior.name, "digest": self.registry.prior} if prior and self.registry.prior else {}
+        self.record.update(label_type=self.registry.label_type, prior=held)
+        self.record.update(notes=start_notes(self.model, self.plan, self._facts))
+        self.record.update(
+            status="running",
+            rounds=rounds,
+            labels=labels,
+            sites={s: {"labels": list(m.names), "n": dict(m.n)} for s, m in self.reported_sites.items()},
+            threads={"server": 1, **{s: m.threads for s, m in members.items()}},
+            protection={s: dict(m.protection) for s, m in members.items() if m.protection},
+            **({"new_labels": added} if added else {}),
+        )
+        start = {"round": self.round, "rounds": rounds, "sites": sorted(members), "labels": labels}
+        self.record.event("begin", **start, refused=dict(refused), new_labels=added)
+        for note in self.record.run["notes"]:
+            self.record.event("note", text=note)
+
     @property
-    def known(self) -> Mapping[str, Member]:
-        """The sites whose labels these are."""
+    def reported_sites(self) -> Mapping[str, Member]:
+        """The sites that the report is about: the pooled ones, or those that take part."""
         return self._pooled or self.registry.members
 
     @property
     def quorum(self) -> int:
-        """Usable updates that a round needs."""
+        """Number of usable updates that a round needs."""
         return needed(self.schedule.min_sites, len(self.registry.members))
 
-    def intake(self) -> OpenExchange:
-        """What the transport hands the answers of the open exchange to."""
-        return self.collector.intake(self.quorum, self.schedule.grace)
+    def receiver(self) -> OpenExchange:
+        """Return where the transport delivers the answers of the open exchange."""
+        return self.collector.receiver(self.quorum, self.schedule.grace)
 
     # Rounds
 
@@ -139,13 +179,13 @@ class Server:
         return over or self.round >= self.schedule.rounds
 
     def assign(self) -> dict[str, Packed]:
-        """The payload of the next round for each site: the shared tensors, and its own rows."""
+        """Return the training task of the next round for each site."""
         ctx = round_context(self.plan, self.schedule.rounds, self.round + 1)
         self.record.event("round", round=ctx.round, phase=ctx.phase.name)
-        return self._send("train", ctx.round, self.model, ctx.phase.name)
+        return self._send(Task("train", ctx.round, ctx.phase.name), self.model)
 
     def close_round(self, missing: Mapping[str, str]) -> None:
-        """Merges what was accepted and commits the round; with too few updates the model stays as it was.
+        """Aggregate the accepted updates and commit the round; with too few, the model stays unchanged.
 
         Raises:
             FederationError: too many rounds in a row failed, or the server's disk did.
@@ -159,12 +199,12 @@ class Server:
             self._failed(self._summary(ctx), usable)
             return
         self._failures = 0
-        self._validated()
+        self._note_validation()
         updates = (self.registry.from_site(site, update) for site, update in self.collector.updates())
         self.model = self.plan.method.aggregate(self.model, updates, ctx)
         self._holders |= set(usable)
         self._pending = self._summary(ctx)
-        self._select_here(ctx.round)
+        self._select_at_server(ctx.round)
         self._commit(ctx.round)
         self.collector.empty()
         self.record.event("committed", round=ctx.round, seconds=self._pending["seconds"])
@@ -175,26 +215,28 @@ class Server:
     def _failed(self, line: Line, usable: list[str]) -> None:
         self._failures += 1
         reasons = {s: x["reason"] for s, x in line["sites"].items() if s not in usable}
-        why = f"round {line['round']}: {len(usable)} usable updates of {self.quorum} needed; {told(reasons)}"
+        why = f"round {line['round']}: {len(usable)} usable updates of {self.quorum} needed; "
+        why += list_reasons(reasons)
         self.record.history(line | {"status": "unchanged"})
         self.record.event("unchanged", round=line["round"], why=why)
         log.warning("%s; the model stays as it was", why)
         if self._failures >= self.schedule.max_failed_rounds:
             raise FederationError(f"{why}. The model of round {self.round} is kept.")
 
-    def _validated(self) -> None:
-        """Notes the sites' losses of the last committed model, and whether it is the best so far."""
+    def _note_validation(self) -> None:
+        """Record the sites' losses of the last committed model, and whether it is the best so far."""
         if self._pending is None:
             return
         metrics = self.collector.metrics()
         losses = {s: m.loss for s, m in metrics.items() if m.loss is not None}
         for site, value in losses.items():
-            newcomer = {"status": "missing", "reason": "joined after this round"}
+            joined = {"status": "missing", "reason": "joined after this round"}
             own = mean_defined(score.auroc for score in metrics[site].classes.values())
-            line = self._pending["sites"].setdefault(site, newcomer)
+            line = self._pending["sites"].setdefault(site, joined)
             line |= {"validation_loss": value, "validation_auroc": own}
-        areas = across_sites({s: self.registry.classes_from_site(s, m) for s, m in metrics.items()})
-        loss, auroc = mean_defined(losses.values()), mean_defined(s.auroc for s in areas.values())
+        scores = {s: self.registry.classes_from_site(s, m) for s, m in metrics.items()}
+        areas = [score.auroc for score in across_sites(scores).values()]
+        loss, auroc = mean_defined(losses.values()), mean_defined(areas)
         self._pending["validation"] |= {"loss": loss, "auroc": auroc}
         self.record.history(self._pending)
         self.record.event("validated", round=self.round, loss=loss, auroc=auroc)
@@ -204,8 +246,8 @@ class Server:
         if self.plan.method.personal == "model":
             self.standings.note_own(self.round, losses)
 
-    def _select_here(self, number: int) -> None:
-        """The selections that need no site: labelled data at the server, or simply the last round."""
+    def _select_at_server(self, number: int) -> None:
+        """Select a round without the sites: by labelled data at the server, or because it is the last."""
         if self.schedule.selection == "last":
             self.standings.best = Best(number, 0.0)
         elif (by := MEASURED_HERE.get(self.schedule.selection)) and self.held_out and self._pending:
@@ -217,17 +259,17 @@ class Server:
     # The end
 
     def assign_validation(self) -> dict[str, Packed]:
-        """The payload that asks for the losses of the last round's model."""
-        return self._send("evaluate", self.round, self.model, "evaluate")
+        """Return the task to compute the validation losses of the last round's model."""
+        return self._send(Task("evaluate", self.round, "evaluate"), self.model)
 
     def close_validation(self, missing: Mapping[str, str]) -> None:
-        """Selects the round whose model is kept.
+        """Select the round whose model is the result.
 
         Raises:
-            FederationError: nothing was measured that could select one.
+            FederationError: no validation loss was ever measured.
         """
         self.collector.close(missing)
-        self._validated()
+        self._note_validation()
         if self.standings.best is None:
             raise FederationError(
                 "no validation loss was ever measured, so no round can be selected; give the sites "
@@ -236,56 +278,39 @@ class Server:
         self._keep_best()
 
     def assign_test(self) -> dict[str, Packed]:
-        """The payload that asks for the selected model's figures on the sites' test data."""
-        return self._send("evaluate", None, self.selected(), "evaluate", "test")
+        """Return the task to evaluate the selected model on the sites' test data."""
+        return self._send(Task("evaluate", None, "evaluate", "test"), self.selected())
 
     def close_test(self, missing: Mapping[str, str]) -> dict[str, Metrics]:
-        """What the sites measured on their own test data."""
+        """Return the sites' metrics on their own test data."""
         self.collector.close(missing)
         return self.collector.metrics()
 
     @property
     def selected_round(self) -> int:
-        """The round whose model is kept."""
+        """The round whose model is the result."""
         return self.standings.best.round if self.standings.best else self.round
 
     def selected(self) -> GlobalModel:
-        """The model of the selected round.
+        """Read the model of the selected round.
 
         Raises:
-            SutureError: its file has rotted; says what to do.
+            SutureError: its file is corrupt; says what to do.
         """
-        return unpack_model(read_best(self.states, self.selected_round))
+        return unpack_model(self.states.read_best(self.selected_round))
 
-    # What they share
+    # Used by several steps
 
-    def _send(
-        self,
-        task: TaskName,
-        number: int | None,
-        model: GlobalModel,
-        phase: str,
-        split: Literal["validation", "test"] = "validation",
-    ) -> dict[str, Packed]:
+    def _send(self, task: Task, model: GlobalModel) -> dict[str, Packed]:
         best = {site: self.standings.of(site) for site in self.registry.members}
-        asked = assignments(
-            self.plan.method,
-            self.registry,
-            model,
-            task,
-            best if number is None else dict.fromkeys(best, number),
-            committed=self.round,
-            best=best,
-            holders=self._holders,
-            phase=phase,
-            class_tensors=self._facts.tensors,
-            split=split,
+        assigner = Assigner(
+            self.plan.method, self.registry, model, self.round, best, self._holders, self._facts.tensors
         )
-        return self.collector.open(asked)
+        return self.collector.open(assigner.assign(task))
 
     def _commit(self, number: int) -> None:
         header = {
-            "plan": begun_with(self.plan),
+            "plan": fixed_settings(self.plan),
             "registry": self.registry.to_dict(),
             "standings": self.standings.to_dict(),
             "pending": self._pending,
@@ -298,3 +323,58 @@ class Server:
     def _keep_best(self) -> None:
         if self.standings.best is not None:
             self.states.keep(self.standings.best.round)
+
+
+def start_notes(model: GlobalModel, plan: Plan, facts: ClassFacts) -> list[str]:
+    """Return the notes of a run at its start: on batch norm that stays untrained, and the method's own.
+
+    FedBN+ freezes the values of pretraining; without pretraining, each batch norm stays at mean 0 and
+    variance 1. MetaFL leaves a small network no other choice: hence a note, and no error.
+    """
+    if plan.method.batch_norm != "frozen" or plan.model.weights or not norm_names(classifier(model, plan)):
+        return list(facts.notes)
+    untrained = (
+        f"Batch norm is frozen (FedBN+), and {plan.model.name} was not pretrained: it stays at mean 0 and "
+        "variance 1, which normalises nothing. Set model.weights, or another batch_norm."
+    )
+    return [untrained, *facts.notes]
+
+
+def open_server(
+    plan: Plan,
+    schedule: Schedule,
+    config: SiteConfig | None,
+    default: Path,
+    pooled: Mapping[str, Member] | None = None,
+) -> Server:
+    """Open the server of an experiment, with its labelled data if its configuration names some.
+
+    Args:
+        config: the server's own suture.toml, where it has data.
+        default: folder for experiments where it has none.
+        pooled: see `Server`.
+
+    Raises:
+        CodeMismatch: another version of the package created the job.
+        DataError: the server's data cannot be read.
+    """
+    torch.set_num_threads(1)
+    plan.check_code("the server")
+    held_out = HeldOut(config, plan) if config else None
+    folder = config.storage.state if config else default
+    server = Server(plan, schedule, folder / plan.experiment, held_out, pooled)
+    describe(server.record, plan, schedule)
+    return server
+
+
+def find_server_config(workspace: Path) -> ServerConfig:
+    """Read the server's own suture.toml; without one, experiments lie in suture/ of the workspace.
+
+    Raises:
+        ConfigError: the file cannot be used.
+    """
+    try:
+        path = find_site_config("server", workspace)
+    except ConfigError:
+        return ServerConfig(storage=StorageConfig(state=workspace / "suture"))
+    return load_server_config(path)

@@ -1,7 +1,7 @@
-"""What only a simulation may know, written down at its sites: how many pseudo-labels are right, counted from
-a truth that training cannot read, and what a method finds of each class.
+"""Diagnostics at the sites of a simulation: correct pseudo-labels, and a method's own figures of each class.
 
-The record stays in the site's folder. No message has a field for it, so a site that sent it would be refused.
+The correct labels are counted from a table that training does not read. The record stays in the site's
+folder: no message has a field for it, so that the server would reject a site that sent it.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ FILE = "diagnostics.jsonl"
 
 
 class Diagnostics:
-    """The record of one site.
+    """The diagnostics of one site.
 
     Args:
         site: its name.
-        config: names the table of the truth.
-        train: the training images, by the names that the truth has too; None where no pseudo-labels are made.
-        folder: where the record is kept.
+        config: names the table of the correct labels.
+        train: the training images, by their names in that table; None where no pseudo-labels are made.
+        folder: of the experiment at the site.
     """
 
     def __init__(self, site: str, config: SiteConfig, train: Samples | None, folder: Path) -> None:
@@ -45,7 +45,7 @@ class Diagnostics:
             self._truth = table.labels, torch.from_numpy(table.y)[[row[name] for name in train.names]]
 
     def watching(self, labels: LabelSet) -> Watch:
-        """What watches one round.
+        """Return what observes one round.
 
         Args:
             labels: the classes of the model's columns.
@@ -57,21 +57,21 @@ class Diagnostics:
         return Watch(labels, truth, self._append)
 
     def _append(self, round_: int, facts: Mapping[str, Any]) -> None:
-        """Adds a round; one that is done again replaces its line and those after it."""
+        """Append a round; a repeated one replaces its line and all later ones."""
         line = {"site": self._site, "round": round_, **facts}
         lines = self._path.read_text().splitlines() if self._path.exists() else []
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        kept = [text for text in lines if json.loads(text)["round"] < round_]
-        atomic_write(self._path, "".join(f"{text}\n" for text in [*kept, json.dumps(line)]).encode())
+        earlier = [text for text in lines if json.loads(text)["round"] < round_]
+        atomic_write(self._path, "".join(f"{text}\n" for text in [*earlier, json.dumps(line)]).encode())
 
 
 class Watch:
-    """Watches one round of a site: it hears what the method says, and answers nothing.
+    """Observes one round of a site: receives figures and pseudo-labels from the method, returns nothing.
 
     Args:
         labels: the classes of the columns.
-        truth: which of them each training image has, ``[n, c]``; None where pseudo-labels are not counted.
-        append: writes down a round.
+        truth: correct labels of the training images, ``[n, c]``; None where pseudo-labels are not counted.
+        append: writes the line of a round.
     """
 
     def __init__(
@@ -79,40 +79,40 @@ class Watch:
     ) -> None:
         self._labels, self._truth, self._append = labels, truth, append
         self._made, self._right = (torch.zeros(len(labels), dtype=torch.long) for _ in range(2))
-        self._told: dict[str, dict[str, float]] = {}
+        self._figures: dict[str, dict[str, float]] = {}
 
     def over(self, context: SiteContext) -> SiteContext:
-        """The workbench with this watching it."""
+        """Return the site context with this observer in it."""
         return replace(context, tell=self.tell, observe=self.observe)
 
     @property
     def observe(self) -> Observer | None:
-        """What counts pseudo-labels, and how many of the positive ones are right."""
+        """The function that counts pseudo-labels, and the correct ones among them; None without labels."""
         return None if self._truth is None else partial(self._count, self._truth)
 
     def tell(self, figures: Mapping[str, Tensor]) -> None:
-        """Takes figures of each class by name, ``[c]``."""
+        """Take figures of each class, ``[c]`` for each name."""
         for name, values in figures.items():
-            self._told[name] = dict(zip(self._labels.names, values.tolist(), strict=True))
+            self._figures[name] = dict(zip(self._labels.names, values.tolist(), strict=True))
 
     def _count(self, truth: Tensor, rows: Tensor, guessed: Tensor) -> None:
         self._made += guessed.sum(dim=0)
         self._right += (guessed & truth[rows]).sum(dim=0)
 
     def write(self, round_: int) -> None:
-        """Writes down what there was to hear, if anything could be."""
+        """Write the diagnostics of the round, if there can be any."""
         classes = {
             name: {"made": int(made), "right": int(right)}
             for name, made, right in zip(self._labels.names, self._made, self._right, strict=True)
             if made
         }
-        figures = {"figures": self._told} if self._told else {}
+        figures = {"figures": self._figures} if self._figures else {}
         if figures or self._truth is not None:
             self._append(round_, {"classes": classes, **figures})
 
 
 def collect(run: Path) -> bool:
-    """Brings the records of a simulation's sites together as one file of the run folder, if there are any."""
+    """Join the diagnostics of a simulation's sites in one file of the run folder; False if there are none."""
     found = sorted(run.glob(f"sites/*/state/*/{FILE}"))
     if found:
         atomic_write(run / FILE, b"".join(path.read_bytes() for path in found))

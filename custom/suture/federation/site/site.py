@@ -1,11 +1,12 @@
-"""One site: its data, its kept state, and its answers to the server's tasks.
+"""One site: its consent, its site info, its data and state, and its answers to the server's tasks.
 
-The same object answers in the loop of one process and inside FLARE's executor. An expected failure comes back
-as a typed `Abstain`; the text of the error stays in the site's own log.
+The same object answers in the loop of one process and inside FLARE's executor. An expected failure becomes a
+typed `Abstain`; the text of the error stays in the site's own log.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,17 +17,26 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from suture.core.devices import unusable
+from suture.core.errors import ConfigError
+from suture.core.files import write_json
 from suture.core.labels import LabelSet
 from suture.data.batch import columns
 from suture.data.config import SiteConfig
 from suture.federation.differential_privacy import protected
-from suture.federation.plan import Plan, round_context
-from suture.federation.site.abstain import abstention, kind, note, out_of_memory
+from suture.federation.expectation import expected_answer
+from suture.federation.plan import Plan, code_hash, round_context
+from suture.federation.site.abstention import LabelViewRefused, abstention, kind, out_of_memory, record_error
 from suture.federation.site.diagnostics import Diagnostics, Watch
-from suture.federation.site.info import introduce, refuse
-from suture.federation.site.state import fixed, local, own_beginning, restored, under
+from suture.federation.site.state import (
+    fixed_tensors,
+    group,
+    local_model,
+    restored,
+    with_own_initialisation,
+)
 from suture.federation.store import Rounds
-from suture.learning.evaluation import Measurement, measure
+from suture.learning.evaluation import Measurement, class_counts, measure
 from suture.learning.samples import SiteSamples, load_samples, single_target
 from suture.learning.training import SiteContext
 from suture.methods.base import RoundContext, local_round
@@ -37,23 +47,26 @@ from suture.models.classifier import Classifier, Layout, load_tensors, split_sta
 from suture.models.priors import Prior, check_width, load_prior
 from suture.models.saved import save_model
 from suture.protocol.check import Expectation
-from suture.protocol.messages import Evaluation, Labels, Metrics, Payload, Reply, SiteInfo, Update
+from suture.protocol.messages import Counts, Evaluation, Labels, Metrics, Payload, Reply, SiteInfo, Update
 from suture.protocol.packing import Packed
 
 log = logging.getLogger(__name__)
 
 _BOOTSTRAP = 1000
 
+FIRST_COUNTS = "counts.json"
+"""File of the label counts that the site has sent in an experiment."""
+
 
 class Site:
     """A site of a federation.
 
     Args:
-        name: as the federation knows it.
+        name: of the site in the federation.
         config: its suture.toml.
-        plan: what the federation is about to do.
-        rounds: how many rounds the plan's phases stretch over.
-        state: folder of its kept states and its error log, outside any job's run directory.
+        plan: of the federation.
+        rounds: number of rounds of the run.
+        state: folder of its states and its error log, outside any job's run directory.
         load: reads its data; by default as its suture.toml says.
     """
 
@@ -77,13 +90,13 @@ class Site:
         self._diagnostics: Diagnostics | None = None
         self._cache: dict[str, Tensor] = {}
         self._models: dict[Labels, Classifier] = {}
-        self._halved: int | None = None  # batch size, once the memory has been full
+        self._halved: int | None = None  # batch size after memory was full
 
     def answer(self, task: Payload) -> Reply:
-        """Does what the server asks; an expected failure becomes an `Abstain`.
+        """Perform a task of the server; an expected failure becomes an `Abstain`.
 
         Raises:
-            Exception: whatever is not expected of a site, after it has been noted in the site's log.
+            Exception: any unexpected failure, after it was recorded in the site's log.
         """
         torch.set_num_threads(self.config.training.threads)
         steps: dict[str, Callable[[Payload], Reply]] = {
@@ -92,33 +105,28 @@ class Site:
             "evaluate": self._evaluate,
         }
         try:
-            refuse(self.name, self.plan, self.config)
+            check_consent(self.name, self.plan, self.config)
             self._keep(task.best)
             return steps[task.task](task)
         except Exception as error:
-            note(self.folder, self.name, task, error)
+            record_error(self.folder, self.name, task, error)
             if abstained := abstention(error):
                 return abstained
             raise
 
     def expectation(self, task: Payload) -> Expectation:
-        """What this site may answer to a task; the site's filter holds the answer against it."""
-        labels = task.labels or self._data()[0].names
-        model, method = self._model(labels), self.plan.method
+        """Return what this site may answer to a task; the site's filter checks the answer against it."""
+        own, samples = self._data()
+        labels, method = task.labels or own.names, self.plan.method
+        model = self._model(labels)
         state, head = split_state(model.state_dict())
-        layout = Layout.of(
-            *parts(method, {name: state[name] for name in shared_parameters(model, method)}, head)
-        )
-        return Expectation(
-            task.task,
-            task.round,
-            task.committed,
-            task.split,
-            labels,
-            self._data()[0].names,
-            method.egress(layout),
-            len(self._data()[1]["train"]),
-            self.plan.method.keep_local,
+        shared = {name: state[name] for name in shared_parameters(model, method)}
+        return expected_answer(
+            method,
+            replace(task, labels=labels),
+            *parts(method, shared, head),
+            own.names,
+            len(samples["train"]),
         )
 
     # The three tasks
@@ -127,7 +135,7 @@ class Site:
         prior = self._prior
         if prior:
             check_width(prior, self._model(self._data()[0].names), self.name)
-        return introduce(self.plan, self.config, self._data(), prior.digest if prior else None, self.folder)
+        return site_info(self.plan, self.config, self._data(), prior.digest if prior else None, self.folder)
 
     def _train(self, task: Payload) -> Reply:
         state = self._state(task)
@@ -144,17 +152,15 @@ class Site:
         own = kept(context.model, self.plan.method) | {f"kept/{k}": t for k, t in keep.items()}
         self.states.save(task.round, Packed(own, header), task.committed)
         method, images = self.plan.method, len(self._data()[1]["train"])
-        losses, samples = (
-            self.expectation(task).egress.losses,
-            method.behind_losses(images, context.own(method.local)),
-        )
-        told = protected(update, task, self.config.privacy, losses, samples, self.folder)
-        return replace(told, metrics=metrics)
+        losses = self.expectation(task).egress.losses
+        samples = method.behind_losses(images, context.own(method.local))
+        allowed = protected(update, task, self.config.privacy, losses, samples, self.folder)
+        return replace(allowed, metrics=metrics)
 
     def _trained(
         self, context: SiteContext, task: Payload, state: Packed, ctx: RoundContext
     ) -> tuple[SiteContext, Update, dict[str, Tensor]]:
-        """The method's round, with half the batch from then on if the memory is full the first time."""
+        """Train one round; the first time that memory is full, repeat it with half the batch size."""
         try:
             return self._attempt(context, task, state, ctx)
         except (RuntimeError, MemoryError) as error:
@@ -163,7 +169,7 @@ class Site:
                 raise
             self._halved = batch // 2
             log.warning("%s: %s; trying again with batches of %d", self.name, kind(error), self._halved)
-        # Not within the handler: its traceback holds what filled the memory.
+        # Outside the handler, because its traceback holds the tensors that filled the memory.
         return self._attempt(self._context(task, state), task, state, ctx)
 
     def _attempt(
@@ -171,7 +177,7 @@ class Site:
     ) -> tuple[SiteContext, Update, dict[str, Tensor]]:
         watch = self._watching(context)
         observed = watch.over(context) if watch else context
-        last = Packed(under("kept/", state), state.header)
+        last = Packed(group(state, "kept/"), state.header)
         method = self.plan.method
         update, keep = method.train(observed, task, local_round(method, observed, last, ctx))
         if watch:
@@ -184,7 +190,7 @@ class Site:
         if task.split == "validation":
             return Evaluation(self._measure(context, "validation", task.round, bootstrap=0))
         measured, own = self._measure(context, "test", task.round, _BOOTSTRAP), None
-        if trained := local(task, state, self.plan.method, self.plan.seed):
+        if trained := local_model(task, state, self.plan.method, self.plan.seed):
             load_tensors(context.model, trained)
             own = self._measure(context, "test", task.round, bootstrap=0)
         if trained or self.plan.method.part_at_site:
@@ -192,10 +198,10 @@ class Site:
             save_model(context.model, self.plan.model, self.folder / "model", facts)
         return Evaluation(measured, own)
 
-    # What they share
+    # Used by several tasks
 
     def _data(self) -> SiteSamples:
-        """The site's own classes and its samples, read once."""
+        """Return the site's own classes and its samples, which are read once."""
         if self._samples is None:
             data, method = self._load(), self.plan.method
             self._samples = (
@@ -204,7 +210,7 @@ class Site:
         return self._samples
 
     def _watching(self, context: SiteContext) -> Watch | None:
-        """In a simulation: what writes down how the round went, beside the state."""
+        """Return what records the diagnostics of a round, where the configuration requests them."""
         guesses = self.config.data.truth is not None and self.plan.method.guesses
         if not guesses and not self.config.storage.diagnostics:
             return None
@@ -214,7 +220,7 @@ class Site:
         return self._diagnostics.watching(context.model.labels)
 
     def _keep(self, best: int) -> None:
-        """Keeps what of the site's own belongs to the best round so far: it may be wanted again."""
+        """Retain the state of the best round so far, where it holds a part of the selected model."""
         if self.plan.method.part_at_site or self.plan.method.keep_local:
             earlier = self.states.latest(best)
             if earlier is not None:
@@ -222,13 +228,13 @@ class Site:
 
     def _state(self, task: Payload) -> Packed:
         labels = LabelSet(task.labels, self._data()[0].label_type)
-        begun = own_beginning(task, self.plan, self.name, labels)
-        return restored(self.states, begun, self.config.training.threads, self.name)
+        own = with_own_initialisation(task, self.plan, self.name, labels)
+        return restored(self.states, own, self.config.training.threads, self.name)
 
     def _context(self, task: Payload, state: Packed) -> SiteContext:
-        """The model with everything that was received, and the data cut to its classes."""
+        """Return the model with all received tensors, and the data with the columns of its classes."""
         model = self._model(task.labels)
-        own_part = fixed(task, state, model, self.plan.method, self.plan.seed)
+        own_part = fixed_tensors(task, state, model, self.plan.method, self.plan.seed)
         load_tensors(model, put(self.plan.method.share, own_part, {**task.shared, **task.head}))
         own, samples = self._data()
         wanted = LabelSet(task.labels, own.label_type)
@@ -252,7 +258,7 @@ class Site:
 
     @cached_property
     def _prior(self) -> Prior | None:
-        """The frozen network that the method compares models with, read once."""
+        """The frozen network that the method compares models with; it is read once."""
         spec, own = self.plan.method.prior, self.config.training.prior
         if spec is None:
             return None
@@ -268,7 +274,78 @@ class Site:
     def _measure(
         self, context: SiteContext, split: Literal["validation", "test"], of_round: int, bootstrap: int
     ) -> Metrics:
-        """The model on one split of this site's data."""
+        """Evaluate the model on one split of the site's data."""
         plan = self.plan
         how = Measurement(plan.method.loss, self._data()[0], self.config.privacy, plan.seed)
         return measure(context, how, split, of_round, bootstrap)
+
+
+def check_consent(site: str, plan: Plan, config: SiteConfig) -> None:
+    """Refuse a job that the site does not take part in.
+
+    Every task needs this check: a server could leave out the handshake.
+
+    Raises:
+        CodeMismatch: another version of the package created the job.
+        LabelViewRefused: its method shows the site more class names than the site permits.
+        ConfigError: the site sets something that the method would ignore, or a device that cannot be used.
+    """
+    plan.check_code(site)
+    if plan.method.label_view == "all" and config.privacy.label_view != "all":
+        raise LabelViewRefused(
+            f"{site}: {plan.method.title} shows every class name of the federation to each "
+            'site; permit it with label_view = "all" under [privacy] in suture.toml'
+        )
+    training = config.training
+    if reason := unusable(training.device):
+        raise ConfigError(
+            f"{site}: device {training.device!r} cannot be used: {reason}; correct device under "
+            "[training] in suture.toml"
+        )
+    for key, own in (("batch_size", training.batch_size is not None), ("amp", training.amp)):
+        if own and plan.method.fixed_steps:
+            raise ConfigError(
+                f"{site}: the job settles the batches of {plan.method.title} and their precision; remove "
+                f"{key} under [training] in suture.toml"
+            )
+
+
+def site_info(plan: Plan, config: SiteConfig, data: SiteSamples, prior: str | None, folder: Path) -> SiteInfo:
+    """Return the site's classes, its numbers of images and, where the method requests it, its label counts.
+
+    Args:
+        prior: digest of the frozen network that the site holds.
+        folder: of the experiment at the site, where it records the counts that it has sent.
+    """
+    labels, samples = data
+    requested = labels.label_type in plan.method.egress(Layout({}, {})).counts
+    counts = {}
+    if requested:
+        counts = first_counts(labels, class_counts(labels, samples["train"], config.privacy), folder)
+    return SiteInfo(
+        labels.names,
+        {split: len(part) for split, part in samples.items()},
+        config.training.threads,
+        code_hash(type(plan.method)),
+        labels.label_type,
+        counts,
+        prior,
+        config.privacy.protection,
+    )
+
+
+def first_counts(
+    labels: LabelSet, counts: dict[str, Counts | None], folder: Path
+) -> dict[str, Counts | None]:
+    """Return the counts as the site has first sent them in this experiment.
+
+    Two counts of data that changed by one patient in between would reveal the labels of that patient. So a
+    class whose count was sent, or withheld, keeps this answer, and only a new class is counted.
+    """
+    path = folder / FIRST_COUNTS
+    before = json.loads(path.read_text())["counts"] if path.exists() else {}
+    answer = {name: before.get(name, counts[name]) for name in labels.names}
+    if before.keys() < {*before, *answer}:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(path, {"counts": before | answer})
+    return {name: None if pair is None else (int(pair[0]), int(pair[1])) for name, pair in answer.items()}

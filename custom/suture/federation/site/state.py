@@ -1,7 +1,8 @@
-"""What a site keeps between rounds: how it is restored, and what of it the model is made of.
+"""The state of a site between rounds: how it is restored, and which of the model's tensors it provides.
 
-A state holds under ``fixed/`` the tensors that stay at the site, under ``local/`` the model that it trained
-(where the method keeps local models) and under ``kept/`` what the method keeps, its optimiser's moments say.
+A state has the site's local parameters under ``fixed/``, the rest of the model that the site trained under
+``local/`` (where the method keeps local models), and what the method keeps under ``kept/``, for example its
+optimiser state.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from torch import Tensor
 from suture.core.labels import LabelSet
 from suture.core.seeds import seed_for
 from suture.federation.plan import Plan
-from suture.federation.site.abstain import MissingState, ThreadsChanged
+from suture.federation.site.abstention import MissingState, ThreadsChanged
 from suture.federation.store import Rounds
 from suture.methods.base import Method
 from suture.methods.parameters import local_parameters
@@ -25,12 +26,13 @@ from suture.protocol.packing import Packed
 
 
 def restored(states: Rounds, task: Payload, threads: int, site: str) -> Packed:
-    """The newest state of a committed round, or that of the model to be measured.
+    """Read the newest state of a committed round, or the state of the round whose model is evaluated.
 
-    What was sent for good in this task fills up what the site does not hold.
+    Local parameters that the site does not hold yet are taken from the task.
 
     Raises:
         ThreadsChanged: the state was made with another number of torch threads.
+        ConfigError: another version of Suture wrote the state.
     """
     found = states.newest(not_later_than=task.round if task.task == "evaluate" else task.committed)
     state = found[1] if found else Packed({}, {})
@@ -43,11 +45,11 @@ def restored(states: Rounds, task: Payload, threads: int, site: str) -> Packed:
     return replace(state, tensors=sent | dict(state.tensors))
 
 
-def own_beginning(task: Payload, plan: Plan, site: str, labels: LabelSet) -> Payload:
-    """The payload; what is sent for good is the site's own initialisation, where the method shares so.
+def with_own_initialisation(task: Payload, plan: Plan, site: str, labels: LabelSet) -> Payload:
+    """Return the task with the site's own random initialisation as local parameters, where `Share` says so.
 
     Args:
-        labels: of the model that the site is to hold.
+        labels: of the site's model.
     """
     share = plan.method.share
     if not task.fixed or share is None or share.init == "server":
@@ -56,34 +58,36 @@ def own_beginning(task: Payload, plan: Plan, site: str, labels: LabelSet) -> Pay
     return replace(task, fixed={name: state[name] for name in task.fixed})
 
 
-def under(prefix: str, state: Packed) -> dict[str, Tensor]:
-    """The tensors of one kind, by their names."""
+def group(state: Packed, prefix: str) -> dict[str, Tensor]:
+    """Return the tensors of a state whose names begin with a prefix, without it."""
     return {k.removeprefix(prefix): t for k, t in state.tensors.items() if k.startswith(prefix)}
 
 
-def fixed(task: Payload, state: Packed, model: Classifier, method: Method, seed: int) -> dict[str, Tensor]:
-    """What stays at the site: batch norm unless it is averaged, and what is personal.
+def fixed_tensors(
+    task: Payload, state: Packed, model: Classifier, method: Method, seed: int
+) -> dict[str, Tensor]:
+    """Return the site's local parameters, with a row of the head for each class of the task.
 
     Raises:
-        MissingState: the site no longer holds some of it.
+        MissingState: the site no longer holds some of them.
     """
-    held, names = under("fixed/", state), local_parameters(model, method)
+    held, names = group(state, "fixed/"), local_parameters(model, method)
     missing = [name for name in names if name not in held]
     if missing:
         raise MissingState(f"the site no longer holds {missing[0]} and {len(missing) - 1} more tensors")
     return _with_rows({name: held[name] for name in names}, task, state, seed)
 
 
-def local(task: Payload, state: Packed, method: Method, seed: int) -> dict[str, Tensor]:
-    """The model as the site had trained it in the measured round; {} if it keeps none, or was absent."""
-    trained = under("local/", state)
+def local_model(task: Payload, state: Packed, method: Method, seed: int) -> dict[str, Tensor]:
+    """Return the model that the site trained in the evaluated round; {} if it keeps none, or was absent."""
+    trained = group(state, "local/")
     if not (method.keep_local and trained) or state.header.get("round") != task.round:
         return {}
     return _with_rows(trained, task, state, seed)
 
 
 def _with_rows(tensors: Mapping[str, Tensor], task: Payload, state: Packed, seed: int) -> dict[str, Tensor]:
-    """The tensors with a row of the head, if it is among them, for each class that is asked for."""
+    """Return the tensors with a row of the head, if it is among them, for each class of the task."""
     head = {name: rows for name, rows in tensors.items() if name.startswith(HEADS)}
     before = tuple(state.header.get("labels", task.labels))
     return {**tensors, **(relabelled(head, before, task.labels, seed) if head else {})}

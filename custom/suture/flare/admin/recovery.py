@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from suture.core.errors import ConfigError, FederationError
-from suture.federation.server.open import find_server_config
 from suture.federation.server.record import Record
+from suture.federation.server.server import find_server_config
 from suture.flare.admin.kit import Kit, read_kit
 from suture.flare.event_feed import EXPERIMENT
 

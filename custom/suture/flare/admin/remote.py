@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from suture.core.errors import ConfigError, FederationError
 from suture.core.files import whole_lines
-from suture.federation.server.open import describe
-from suture.federation.server.record import Record
+from suture.federation.server.record import Record, describe
 from suture.flare.admin.kit import Kit
 from suture.flare.admin.recovery import experiment_of, how_to_continue, state_on_this_machine
 from suture.reports.progress import following

@@ -1,4 +1,4 @@
-"""What a site says of itself, and that it says it once."""
+"""The site info, whose counts a site sends once."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from suture.core.labels import LabelSet
-from suture.federation.site.info import FIRST_COUNTS, first_counts
-from suture.federation.site.site import Site
+from suture.federation.site.site import FIRST_COUNTS, Site, first_counts
 from suture.learning.training import LocalTraining
 from suture.methods.fedavg import FedAvg
 from suture.methods.surgical import SurgicalAggregation
@@ -23,7 +22,7 @@ def asked(site: Site) -> SiteInfo:
     return info
 
 
-def test_a_second_hello_tells_nothing_new_of_data_that_changed(tiny: Any) -> None:
+def test_a_second_handshake_reveals_nothing_new_of_data_that_changed(tiny: Any) -> None:
     """One more patient with a Mass: the numbers of the first answer stand, in this process or another."""
     federation = tiny(FedAvg(local=LOCAL))
     first = asked(federation.sites()["alpha"])

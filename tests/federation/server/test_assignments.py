@@ -1,4 +1,4 @@
-"""What each site is sent of what the server says of each class, and what is written down of it."""
+"""What each site receives of the rows and values of each class, and what the run records of it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from suture.federation.server.payloads import Assignments, assignments
+from suture.federation.server.assignments import Assigner, Task
 from suture.federation.server.registry import agree
 from suture.learning.training import LocalTraining
 from suture.methods.base import GlobalModel, Method
@@ -15,7 +15,8 @@ from suture.methods.fedavg import FedAvg
 from suture.methods.fedlsm.fedlsm import FedLSM
 from suture.methods.fedlsm.mean_teacher import Teaching
 from suture.methods.surgical import SurgicalAggregation
-from suture.protocol.messages import SiteInfo
+from suture.protocol.check import Expectation
+from suture.protocol.messages import Payload, SiteInfo
 
 LABELS = ("Edema", "Mass", "Nodule", "Pleural Effusion")
 SITES = {
@@ -24,43 +25,33 @@ SITES = {
 }
 
 
-def asked(method: Method) -> Assignments:
-    """What the sites are sent, with 0, 10, 20 and 30 said of the four classes."""
-    said = torch.arange(4) * 10.0
-    model = GlobalModel(LABELS, {"w": torch.zeros(2)}, {"head.bias": said + 1})
-    rounds = {"a": 1, "b": 1}
-    return assignments(
-        method,
-        agree(SITES, (), {}, False),
-        model,
-        "train",
-        rounds,
-        committed=0,
-        best={"a": 0, "b": 0},
-        holders=(),
-        phase="main",
-        class_tensors={"said": said},
-    )
+def assigned(method: Method) -> dict[str, tuple[Payload, Expectation]]:
+    """The assignments of the sites, with the values 0, 10, 20 and 30 of the four classes."""
+    values = torch.arange(4) * 10.0
+    model = GlobalModel(LABELS, {"w": torch.zeros(2)}, {"head.bias": values + 1})
+    registry = agree(SITES, (), {}, False)
+    assigner = Assigner(method, registry, model, 0, {"a": 0, "b": 0}, (), {"value": values})
+    return assigner.assign(Task("train", 1, "main"))
 
 
-def test_a_site_is_told_of_its_own_classes_in_its_own_order() -> None:
-    sent = {site: payload for site, (payload, _) in asked(SurgicalAggregation()).items()}
+def test_a_site_receives_its_own_classes_in_its_own_order() -> None:
+    sent = {site: payload for site, (payload, _) in assigned(SurgicalAggregation()).items()}
     assert sent["a"].labels == ("Effusion", "Mass")
-    assert sent["a"].class_tensors["said"].tolist() == [30, 10]
+    assert sent["a"].class_tensors["value"].tolist() == [30, 10]
     assert sent["a"].head["head.bias"].tolist() == [31, 11]
     assert sent["b"].labels == ("Nodule", "Edema")
-    assert sent["b"].class_tensors["said"].tolist() == [20, 0]
+    assert sent["b"].class_tensors["value"].tolist() == [20, 0]
 
 
-def test_a_site_that_sees_all_classes_is_told_of_all() -> None:
-    sent = {site: payload for site, (payload, _) in asked(FedAvg()).items()}
+def test_a_site_that_sees_all_classes_receives_all() -> None:
+    sent = {site: payload for site, (payload, _) in assigned(FedAvg()).items()}
     assert sent["a"].labels == ("Edema", "Mass", "Nodule", "Effusion")  # its own spelling of what it knows
     for payload in sent.values():
-        assert payload.class_tensors["said"].tolist() == [0, 10, 20, 30]
+        assert payload.class_tensors["value"].tolist() == [0, 10, 20, 30]
 
 
 def test_a_site_is_held_to_the_images_that_it_announced() -> None:
-    expected = {site: expectation for site, (_, expectation) in asked(FedAvg()).items()}
+    expected = {site: expectation for site, (_, expectation) in assigned(FedAvg()).items()}
     assert {site: e.images for site, e in expected.items()} == {"a": 7, "b": 0}
     assert expected["a"].own == ("Effusion", "Mass")
     assert expected["a"].labels == ("Edema", "Mass", "Nodule", "Effusion")
@@ -73,7 +64,7 @@ METHOD = FedLSM(
 """Every guess of the teacher is a positive pseudo-label: 3 steps of 8 - 4 images without the mixtures."""
 
 
-def test_a_run_writes_its_task_its_notes_and_the_weight_of_each_row(tiny: Any) -> None:
+def test_a_run_writes_its_label_type_its_notes_and_the_weight_of_each_row(tiny: Any) -> None:
     """The site's own name of a class is not in the record, and no site has a Hernia: alpha guesses some."""
     labels = {"alpha": ("Mass", "Nodule"), "beta": ("Nodule", "Hernia")}
     table = tiny(METHOD, labels).configs["beta"].data.table

@@ -1,10 +1,21 @@
-import math
+"""metrics.json by hand, and the end of a run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
 from suture.core.errors import LabelError
-from suture.federation.server.summary import across_sites, summarise
-from suture.protocol.messages import ClassScore
+from suture.federation.server.results import AT_SERVER, Results
+from suture.learning.training import LocalTraining
+from suture.methods.fedlsm.fedlsm import FedLSM
+from suture.methods.partial import PartialLoss
+from suture.protocol.messages import ClassScore, Metrics
+
+LOCAL = LocalTraining(lr=1e-2, batch_size=8, iterations=2)
 
 LABELS = ("Edema", "Hernia", "Mass", "Nodule")
 OWNERS = {"Edema": ("a", "b"), "Hernia": ("a",), "Mass": ("b",), "Nodule": ("a", "b")}
@@ -16,11 +27,14 @@ SCORES = {
 }
 
 
-def test_the_summary_by_hand() -> None:
+def measured(scores: Mapping[str, ClassScore], n: int = 1, round_: int = 1, **figures: Any) -> Metrics:
+    return Metrics(round_, "test", n, figures.pop("loss", None), dict(scores), **figures)
+
+
+def test_the_content_by_hand() -> None:
     at_a = {"Edema": ClassScore(0.8, None, None, 1, 9), "Hernia": ClassScore(None, None, None, 0, 10)}
-    assert summarise(
-        LABELS, OWNERS, SCORES, {"a": at_a}, 100, "server test set", 5, loss=0.25, mean_interval=(0.6, 0.8)
-    ) == {
+    results = Results(LABELS, OWNERS, measured(SCORES, 100, 5, loss=0.25), AT_SERVER, {"a": at_a}, (0.6, 0.8))
+    assert results.to_dict() == {
         "mean_auroc": pytest.approx((0.9 + 0.6 + 0.7) / 3),
         "mean_interval": [0.6, 0.8],
         "loss": 0.25,
@@ -43,10 +57,8 @@ def test_the_summary_by_hand() -> None:
 
 
 def test_the_overall_figures_are_written() -> None:
-    summary = summarise(
-        LABELS, OWNERS, SCORES, {}, 1, "server test set", 1, overall={"accuracy": 0.5, "f1": None}
-    )
-    assert summary["overall"] == {"accuracy": 0.5, "f1": None}
+    found = measured(SCORES, overall={"accuracy": 0.5, "f1": None})
+    assert Results(LABELS, OWNERS, found, AT_SERVER).to_dict()["overall"] == {"accuracy": 0.5, "f1": None}
 
 
 def test_recalls_are_grouped_as_the_server_says() -> None:
@@ -55,7 +67,7 @@ def test_recalls_are_grouped_as_the_server_says() -> None:
         "Edema": ClassScore(0.9, None, None, 1, 9, 0.8),
     }
     groups = {"head": ("Edema", "Hernia"), "tail": ("Mass",)}
-    summary = summarise(LABELS, OWNERS, scores, {}, 1, "server test set", 1, frequency=groups)
+    summary = Results(LABELS, OWNERS, measured(scores), AT_SERVER, frequency=groups).to_dict()
     assert summary["recall"] == {"Edema": 0.8, "Mass": 0.2}  # in the order of the classes
     assert summary["long_tail"]["accuracy"] == {"head": 0.8, "tail": 0.2, "all": 0.5}
 
@@ -72,7 +84,7 @@ def test_recalls_are_grouped_as_the_server_says() -> None:
 )
 def test_an_undefined_class_has_a_reason(score: ClassScore | None, reason: str) -> None:
     scores = {} if score is None else {"Edema": score}
-    summary = summarise(("Edema",), {"Edema": ("a",)}, scores, {}, 4, "server test set", 1)
+    summary = Results(("Edema",), {"Edema": ("a",)}, measured(scores, 4), AT_SERVER).to_dict()
     assert summary["undefined"]["Edema"].startswith(reason)
     assert summary["mean_auroc"] is None
     assert summary["groups"] == {"shared": None, "unique": None}
@@ -81,44 +93,22 @@ def test_an_undefined_class_has_a_reason(score: ClassScore | None, reason: str) 
 def test_foreign_classes_are_refused() -> None:
     score = {"Edemma": ClassScore(0.5, None, None, 1, 1)}
     with pytest.raises(LabelError, match="the scores: class 'Edemma'"):
-        summarise(("Edema",), {}, score, {}, 1, "server test set", 1)
+        Results(("Edema",), {}, measured(score), AT_SERVER)
     with pytest.raises(LabelError, match="site 'a': class 'Edemma'"):
-        summarise(("Edema",), {}, {}, {"a": score}, 1, "server test set", 1)
+        Results(("Edema",), {}, measured({}), AT_SERVER, {"a": score})
 
 
-def test_across_sites_is_an_unweighted_mean() -> None:
-    merged = across_sites(
-        {
-            "a": {"Edema": ClassScore(0.9, 0.8, 1.0, 1, 1), "Hernia": ClassScore(None, None, None, 0, 4)},
-            "b": {"Edema": ClassScore(0.5, 0.4, 0.6, 99, 901), "Hernia": ClassScore(0.7, 0.6, 0.8, 2, 3)},
-        }
-    )
-    assert merged["Edema"] == ClassScore(pytest.approx(0.7), None, None, 100, 902)
-    assert merged["Edema"].recall is None
-    # One site defines Hernia: its interval stands, and the counts are everybody's.
-    assert merged["Hernia"] == ClassScore(0.7, 0.6, 0.8, 2, 7)
+@pytest.mark.parametrize(("method", "notes"), [(FedLSM(local=LOCAL), ["a note"]), (PartialLoss(), [])])
+def test_rows_that_pseudo_labels_took_over_are_noted_of_methods_that_make_some(
+    method: Any, notes: list[str], tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[Any] = []
 
+    def run_away(history: Any, owners: Any) -> list[str]:
+        calls.append((len(history), owners["Hernia"]))
+        return ["a note"]
 
-def test_recalls_average_over_the_sites_that_have_one() -> None:
-    at = {
-        site: {"Edema": ClassScore(None, None, None, n, 0, recall)}
-        for site, n, recall in (("a", 1, 1.0), ("b", 99, 0.5), ("c", 0, None))
-    }
-    assert across_sites(at)["Edema"] == ClassScore(None, None, None, 100, 0, 0.75)
-
-
-def test_a_withheld_count_withholds_the_sum() -> None:
-    merged = across_sites(
-        {
-            "a": {"Edema": ClassScore(None, None, None, None, 12)},
-            "b": {"Edema": ClassScore(0.5, None, None, 5, 5)},
-        }
-    )
-    assert merged["Edema"] == ClassScore(0.5, None, None, None, 17)
-
-
-def test_nothing_anywhere_is_undefined() -> None:
-    merged = across_sites({"a": {"Edema": ClassScore(None, None, None, 0, 3)}, "b": {}})
-    assert merged == {"Edema": ClassScore(None, None, None, 0, 3)}
-    assert not any(isinstance(v, float) and math.isnan(v) for v in vars(merged["Edema"]).values())
-    assert across_sites({}) == {}
+    monkeypatch.setattr("suture.federation.server.results.run_away", run_away)
+    server = tiny(method, rounds=1).run()
+    assert json.loads((server.record.folder / "run.json").read_text())["notes"] == notes
+    assert calls == [(1, ("beta",))] * len(notes)

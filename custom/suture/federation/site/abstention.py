@@ -6,20 +6,23 @@ import errno
 import json
 import logging
 import traceback
-from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
 
-from suture.core.errors import ConfigError, DataError, LabelError, RescueFactorError, SutureError
+from suture.core.environment import now
+from suture.core.errors import (
+    CodeMismatch,
+    ConfigError,
+    DataError,
+    LabelError,
+    RescueFactorError,
+    SutureError,
+)
 from suture.learning.training import NonFiniteLoss
 from suture.protocol.messages import Abstain, Payload, Reason
 
 log = logging.getLogger(__name__)
-
-
-class CodeMismatch(SutureError):
-    """The job was made with other code than the site runs."""
 
 
 class LabelViewRefused(SutureError):
@@ -27,11 +30,11 @@ class LabelViewRefused(SutureError):
 
 
 class MissingState(SutureError):
-    """What the site kept is gone; the server has to send it again."""
+    """The site's state is lost; the server has to send the tensors again that it sends only once."""
 
 
 class ThreadsChanged(SutureError):
-    """Another number of torch threads than the run began with gives other sums."""
+    """The number of torch threads differs from that of the rounds before, which gives other sums."""
 
 
 _REASONS: tuple[tuple[type[BaseException], Reason], ...] = (
@@ -53,14 +56,14 @@ _DISK: dict[int, Reason] = {
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether the memory was full: of a GPU, of Python, or of the CPU, which torch tells in words only."""
+    """Whether memory was full: of a GPU, of Python, or of the CPU, which torch says only in the text."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
 
 
 def reason_of(error: BaseException) -> Reason | None:
-    """The typed reason of an expected failure, None for any other."""
+    """Return the typed reason of an expected failure, None for any other error."""
     if out_of_memory(error):
         return "out_of_memory"
     if isinstance(error, OSError) and error.errno in _DISK:
@@ -68,14 +71,15 @@ def reason_of(error: BaseException) -> Reason | None:
     return next((reason for kind, reason in _REASONS if isinstance(error, kind)), None)
 
 
-def note(folder: Path, site: str, task: Payload, error: Exception) -> None:
-    """Keeps the whole error at the site, in errors.jsonl of its folder.
+def record_error(folder: Path, site: str, task: Payload, error: Exception) -> None:
+    """Write the whole error to errors.jsonl in the site's folder.
 
-    The log has the kind of error alone: FLARE may send logs to the server, and a text may name a patient.
+    The log names only the class of the error: FLARE may send logs to the server, and a text may name a
+    patient.
     """
     log.error("%s: %s; errors.jsonl in the site's folder of this experiment says more", site, kind(error))
     record = {
-        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "time": now(),
         "site": site,
         "task": task.task,
         "round": task.round,
@@ -88,15 +92,15 @@ def note(folder: Path, site: str, task: Payload, error: Exception) -> None:
         with (folder / "errors.jsonl").open("a") as file:
             file.write(json.dumps(record) + "\n")
     except OSError as full:
-        log.error("%s: the error could not be kept: %s", site, full.strerror)
+        log.error("%s: the error could not be recorded: %s", site, full.strerror)
 
 
 def kind(error: BaseException) -> str:
-    """The class of an error: all of it that may leave a site."""
+    """Return the class name of an error: all of it that may leave a site."""
     return type(error).__name__
 
 
 def abstention(error: Exception) -> Abstain | None:
-    """What is said of an expected failure, None for any other."""
+    """Return the answer to an expected failure, None for any other error."""
     reason = reason_of(error)
     return Abstain(reason, kind(error), getattr(error, "rows", None)) if reason else None

@@ -1,4 +1,4 @@
-"""What is said of a run at its beginning."""
+"""The notes of a run at its start."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from suture.federation.loop import Loop, federate
-from suture.federation.server.admission import noted
 from suture.federation.server.global_model import initial
+from suture.federation.server.server import start_notes
 from suture.learning.training import LocalTraining
 from suture.methods.base import ClassFacts
 from suture.methods.surgical import SurgicalAggregation
@@ -20,7 +20,7 @@ from suture.reports.progress import following
 from suture.reports.report import write_report
 
 FROZEN = SurgicalAggregation(local=LocalTraining(lr=1e-2, batch_size=8), batch_norm="frozen")
-TOLD = "it stays at mean 0 and variance 1"
+NOTE = "it stays at mean 0 and variance 1"
 
 
 def test_batch_norm_frozen_at_no_training_is_noted_on_the_page_and_in_the_terminal(
@@ -32,9 +32,9 @@ def test_batch_norm_frozen_at_no_training_is_noted_on_the_page_and_in_the_termin
         federate(server, Loop(federation.sites()))
         write_report(server.record.folder)
     (note,) = json.loads((server.record.folder / "run.json").read_text())["notes"]
-    assert TOLD in note
-    assert TOLD in " ".join(capsys.readouterr().out.split())
-    assert TOLD in (server.record.folder / "report.html").read_text()
+    assert NOTE in note
+    assert NOTE in " ".join(capsys.readouterr().out.split())
+    assert NOTE in (server.record.folder / "report.html").read_text()
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_only_frozen_norms_without_pretraining_are(
     policy: NormPolicy, model: ModelSpec, count: int, tiny: Any
 ) -> None:
     plan = replace(tiny(replace(FROZEN, batch_norm=policy)).plan, model=model)
-    begun = initial(replace(plan, model=replace(model, weights=None)), ("Mass",))
-    said = noted(begun, plan, ClassFacts(notes=("Mass is rare.",)))
-    assert len(said) == count + 1
-    assert said[-1] == "Mass is rare."
+    first = initial(replace(plan, model=replace(model, weights=None)), ("Mass",))
+    notes = start_notes(first, plan, ClassFacts(notes=("Mass is rare.",)))
+    assert len(notes) == count + 1
+    assert notes[-1] == "Mass is rare."

@@ -1,10 +1,19 @@
-"""Parts of one result by hand, and Fed-MAS's own numbers put together again."""
+"""Scores over sites and groups by hand, and Fed-MAS's own numbers put together again."""
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
-from suture.federation.server.breakdown import by_attribute, by_frequency, local_and_global, mean_of
+from suture.federation.server.scores import (
+    across_sites,
+    by_attribute,
+    by_frequency,
+    local_and_global,
+    mean_of,
+)
+from suture.protocol.messages import ClassScore
 
 
 def test_all_is_the_mean_of_the_groups_and_not_of_the_classes() -> None:
@@ -59,3 +68,41 @@ def test_global_and_local_models_side_by_side() -> None:
 def test_a_mean_is_over_the_parts_that_define_it() -> None:
     assert mean_of([{"f1": 0.5, "auroc": None}, {"f1": None}, {"f1": 1.0}]) == {"f1": 0.75, "auroc": None}
     assert mean_of([]) == {}
+
+
+def test_across_sites_is_an_unweighted_mean() -> None:
+    merged = across_sites(
+        {
+            "a": {"Edema": ClassScore(0.9, 0.8, 1.0, 1, 1), "Hernia": ClassScore(None, None, None, 0, 4)},
+            "b": {"Edema": ClassScore(0.5, 0.4, 0.6, 99, 901), "Hernia": ClassScore(0.7, 0.6, 0.8, 2, 3)},
+        }
+    )
+    assert merged["Edema"] == ClassScore(pytest.approx(0.7), None, None, 100, 902)
+    assert merged["Edema"].recall is None
+    # One site defines Hernia: its interval stands, and the counts are everybody's.
+    assert merged["Hernia"] == ClassScore(0.7, 0.6, 0.8, 2, 7)
+
+
+def test_recalls_average_over_the_sites_that_have_one() -> None:
+    at = {
+        site: {"Edema": ClassScore(None, None, None, n, 0, recall)}
+        for site, n, recall in (("a", 1, 1.0), ("b", 99, 0.5), ("c", 0, None))
+    }
+    assert across_sites(at)["Edema"] == ClassScore(None, None, None, 100, 0, 0.75)
+
+
+def test_a_withheld_count_withholds_the_sum() -> None:
+    merged = across_sites(
+        {
+            "a": {"Edema": ClassScore(None, None, None, None, 12)},
+            "b": {"Edema": ClassScore(0.5, None, None, 5, 5)},
+        }
+    )
+    assert merged["Edema"] == ClassScore(0.5, None, None, None, 17)
+
+
+def test_nothing_anywhere_is_undefined() -> None:
+    merged = across_sites({"a": {"Edema": ClassScore(None, None, None, 0, 3)}, "b": {}})
+    assert merged == {"Edema": ClassScore(None, None, None, 0, 3)}
+    assert not any(isinstance(v, float) and math.isnan(v) for v in vars(merged["Edema"]).values())
+    assert across_sites({}) == {}

@@ -1,0 +1,28 @@
+"""The time, and the versions of the software that a result depends on."""
+
+from __future__ import annotations
+
+import platform
+from datetime import UTC, datetime
+from importlib.metadata import version
+
+import torch
+
+from suture import __version__
+
+_PACKAGES = ("nvflare", "torch", "torchvision", "monai", "numpy", "pandas", "scikit-learn")
+
+
+def now() -> str:
+    """Return the current time in UTC, in ISO 8601 to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Suture, of Python and of the packages that results depend on."""
+    return {
+        "suture": __version__,
+        "python": platform.python_version(),
+        **{name: version(name) for name in _PACKAGES},
+        "torch build": torch.__version__,
+    }

@@ -1,0 +1,94 @@
+"""Assignments: what the server sends to each site for a task, and what the site may answer."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+from torch import Tensor
+
+from suture.federation.expectation import expected_answer
+from suture.federation.server.registry import SiteRegistry
+from suture.methods.base import GlobalModel, Method
+from suture.methods.parameters import parts
+from suture.protocol.check import Expectation
+from suture.protocol.messages import Labels, Payload, TaskName
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task for all sites.
+
+    Attributes:
+        round: the round to train, or that of the model to evaluate; None where each site evaluates the model
+            of its own best round.
+        phase: name of the phase.
+        split: the data to evaluate on.
+    """
+
+    name: TaskName
+    round: int | None
+    phase: str
+    split: Literal["validation", "test"] = "validation"
+
+
+@dataclass(frozen=True)
+class Assigner:
+    """Makes the assignments of the sites from one global model.
+
+    Attributes:
+        model: its shared tensors go to all sites, its rows to the sites that may see them.
+        committed: the newest committed round.
+        best: the best round so far of each site; 0 while there is none.
+        holders: the sites that already hold the tensors that are sent only once.
+        class_tensors: further values of each class, in the order of the model's classes.
+    """
+
+    method: Method
+    registry: SiteRegistry
+    model: GlobalModel
+    committed: int
+    best: Mapping[str, int]
+    holders: Collection[str]
+    class_tensors: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def assign(self, task: Task) -> dict[str, tuple[Payload, Expectation]]:
+        """Return the payload of every site in the order of their names, with what it may answer."""
+        assignments = {}
+        for site, member in sorted(self.registry.members.items()):
+            payload, images = self._payload(task, site), member.n.get("train", 0)
+            expected = expected_answer(self.method, payload, *self._exchanged, member.own, images)
+            assignments[site] = payload, expected
+        return assignments
+
+    @cached_property
+    def _exchanged(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The shared tensors, and the head's rows, as far as they are exchanged in each round."""
+        return parts(self.method, self.model.shared, self.model.head)
+
+    def _payload(self, task: Task, site: str) -> Payload:
+        rows = self.registry.rows_for(site, self.method.label_view)
+        shared, head = self._exchanged
+        return Payload(
+            task.name,
+            self.best[site] if task.round is None else task.round,
+            self.committed,
+            task.phase,
+            task.split,
+            self.registry.to_site(site, rows),
+            shared,
+            self.model.rows(rows) if head else {},
+            {} if site in self.holders else self._sent_once(rows),
+            {name: tensor[self.model.where(rows)] for name, tensor in self.class_tensors.items()},
+            self.best[site],
+        )
+
+    def _sent_once(self, rows: Labels) -> dict[str, Tensor]:
+        """Return what a site receives once and then keeps: its local parameters at the beginning."""
+        model = self.model
+        if self.method.share is not None:  # a site begins with a whole model of its own
+            return {**model.fixed, **model.shared, **model.rows(rows)}
+        _, head = self._exchanged
+        return {**model.fixed, **({} if head else model.rows(rows))}

@@ -1,0 +1,193 @@
+"""The end of a run: the exported model, and metrics.json with what the selected model achieves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from suture.core.errors import LabelError
+from suture.federation.differential_privacy import spent
+from suture.federation.server.global_model import export
+from suture.federation.server.scores import (
+    Plain,
+    by_attribute,
+    by_frequency,
+    condensed,
+    local_and_global,
+    mean_over_sites,
+    plain,
+)
+from suture.federation.server.server import Server
+from suture.federation.server.site_weights import run_away, weighting
+from suture.learning.metrics import mean_defined
+from suture.methods.base import GlobalModel
+from suture.protocol.messages import ClassScore, Metrics
+from suture.protocol.records import Round, read_history
+
+_BOOTSTRAP = 1000
+
+Source = Literal["server test set", "sites' test data"]
+AT_SERVER: Source = "server test set"
+
+
+def finish(server: Server, tested: Mapping[str, Metrics]) -> None:
+    """Write model/ and metrics.json, and close the run.
+
+    Args:
+        tested: the metrics of each site on its own test data. They make the results where the server has no
+            labelled test set.
+    """
+    model, selected = server.selected(), server.selected_round
+    history = read_history(server.record.folder)
+    if server.plan.method.personal == "nothing":
+        facts = {"round": selected, "job": server.record.run.get("job")}
+        export(model, server.plan, server.record.folder / "model", facts)
+    server.record.metrics(_results(server, model, tested, history).to_dict())
+    notes = spent(server.record.run.get("protection", {}), history)
+    if server.plan.method.guesses:
+        notes += run_away(history, _owners(server))
+    server.record.update(
+        selected_round=selected,
+        selection=server.schedule.selection,
+        notes=[*server.record.run.get("notes", []), *notes],
+    )
+    server.record.close("finished")
+    server.record.event("finished", selected=selected)
+
+
+def _results(
+    server: Server, model: GlobalModel, tested: Mapping[str, Metrics], history: Sequence[Round]
+) -> Results:
+    selected, held_out = server.selected_round, server.held_out
+    source: Source = "sites' test data"
+    interval = None
+    if held_out and held_out.has("test") and server.plan.method.personal == "nothing":
+        source = AT_SERVER
+        measured, interval = held_out.tested(model, selected, _BOOTSTRAP)
+    else:
+        measured = mean_over_sites(server.registry, tested, selected)
+    return Results(
+        model.labels,
+        _owners(server),
+        measured,
+        source,
+        {site: server.registry.classes_from_site(site, metrics) for site, metrics in sorted(tested.items())},
+        interval,
+        held_out.groups if held_out else {},
+        {
+            site: (plain(condensed(tested[site])), plain(condensed(own)))
+            for site, own in sorted(server.collector.local_metrics().items())
+            if own.n
+        },
+        weighting({site: m.n.get("train") for site, m in server.reported_sites.items()}, history),
+    )
+
+
+def _owners(server: Server) -> dict[str, tuple[str, ...]]:
+    """Return the sites that annotate each class, those that have left included."""
+    return replace(server.registry, members=server.reported_sites).owners()
+
+
+@dataclass(frozen=True)
+class Results:
+    """What is known of the selected model at the end of a run.
+
+    Attributes:
+        labels: the classes of the model.
+        owners: the sites that annotate each class; a class of one site is "unique", of several "shared".
+        measured: the metrics of the selected round's model by the federation's names of the classes; a class
+            that is missing was not evaluated.
+        source: where the test data of `measured` lie.
+        sites: scores of the classes evaluated at each site.
+        mean_interval: 95 % interval of the mean AUROC; there is none over the data of several sites.
+        frequency: names of the common, medium and rare classes; see `by_frequency`.
+        local: figures of the global model and of the site's own model at each site; see `local_and_global`.
+        weighting: see `suture.federation.server.site_weights.weighting`.
+
+    Raises:
+        LabelError: a score names a class that is not among `labels`.
+    """
+
+    labels: Sequence[str]
+    owners: Mapping[str, Sequence[str]]
+    measured: Metrics
+    source: Source
+    sites: Mapping[str, Mapping[str, ClassScore]] = field(default_factory=dict)
+    mean_interval: tuple[float, float] | None = None
+    frequency: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    local: Mapping[str, tuple[Plain, Plain]] = field(default_factory=dict)
+    weighting: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _check_classes("the scores", self.measured.classes, self.labels)
+        for site, scores in self.sites.items():
+            _check_classes(f"site {site!r}", scores, self.labels)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the content of metrics.json.
+
+        What does not apply is empty. ``undefined`` gives the reason for every class without an AUROC. Means
+        are over the classes whose AUROC is defined.
+        """
+        measured, scores = self.measured, self.measured.classes
+        areas = {name: scores[name].auroc if name in scores else None for name in self.labels}
+        recall = {name: scores[name].recall for name in self.labels if name in scores}
+        return {
+            "mean_auroc": mean_defined(areas.values()),
+            "mean_interval": None if self.mean_interval is None else list(self.mean_interval),
+            "loss": measured.loss,
+            "auroc": areas,
+            "intervals": {name: _interval(scores.get(name)) for name in self.labels},
+            "counts": {name: _counts(scores.get(name)) for name in self.labels},
+            "recall": {name: value for name, value in recall.items() if value is not None},
+            "groups": {"shared": self._mean(areas, shared=True), "unique": self._mean(areas, shared=False)},
+            "sites": {site: {name: s.auroc for name, s in at.items()} for site, at in self.sites.items()},
+            "n": measured.n,
+            "source": self.source,
+            "selected_round": measured.round,
+            "undefined": {name: _reason(scores.get(name)) for name in self.labels if areas[name] is None},
+            "overall": dict(measured.overall),
+            "long_tail": by_frequency(self.frequency, recall),
+            "attributes": by_attribute({value: plain(part) for value, part in measured.attributes.items()}),
+            "local_models": local_and_global(self.local),
+            "weighting": dict(self.weighting),
+        }
+
+    def _mean(self, areas: Mapping[str, float | None], *, shared: bool) -> float | None:
+        """Return the mean AUROC of the classes of several sites, or of one site."""
+        owners = {name: len(self.owners.get(name, ())) for name in self.labels}
+        return mean_defined(areas[name] for name, n in owners.items() if (n > 1 if shared else n == 1))
+
+
+def _check_classes(where: str, named: Iterable[str], labels: Sequence[str]) -> None:
+    foreign = [name for name in named if name not in labels]
+    if foreign:
+        raise LabelError(f"{where}: class {foreign[0]!r} is not among {', '.join(labels)}")
+
+
+def _interval(score: ClassScore | None) -> list[float] | None:
+    return None if score is None or score.low is None or score.high is None else [score.low, score.high]
+
+
+def _counts(score: ClassScore | None) -> list[int | None]:
+    return [None, None] if score is None else [score.positives, score.negatives]
+
+
+def _reason(score: ClassScore | None) -> str:
+    """Say why a class has no AUROC."""
+    if score is None:
+        return "not evaluated"
+    if score.positives is None or score.negatives is None:
+        return "too few positives or negatives; counts withheld"
+    if score.positives and score.negatives:
+        return "positives and negatives lie at different sites"
+    if score.positives:
+        return f"no negative among {_cases(score.positives)}"
+    if score.negatives:
+        return f"no positive among {_cases(score.negatives)}"
+    return "no labelled case"
+
+
+def _cases(n: int) -> str:
+    return f"{n} labelled case{'s' if n > 1 else ''}"

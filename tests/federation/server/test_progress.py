@@ -1,0 +1,138 @@
+"""Experiments that continue: settings that may not change, lost best models, states of other versions."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from suture.core.errors import ConfigError, SutureError
+from suture.federation.loop import Loop, federate
+from suture.federation.plan import Plan
+from suture.federation.server.global_model import check_unchanged, fixed_settings
+from suture.federation.server.selection import Best, Standings, better
+from suture.federation.store import FORMAT
+from suture.learning.training import LocalTraining
+from suture.methods.surgical import SurgicalAggregation
+from suture.methods.vanilla import VanillaFL
+from suture.protocol.packing import Packed, load, save
+
+METHOD = SurgicalAggregation(local=LocalTraining(lr=1e-2, batch_size=8))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"seed": 2}, "begun with seed=1, and this job has seed=2"),
+        (
+            {"method": VanillaFL(local=METHOD.local)},
+            "begun with method=surgical, and this job has method=vanilla",
+        ),
+        (
+            {"method": replace(METHOD, local=replace(METHOD.local, lr=0.5))},
+            "begun with method.local.lr=0.01, and this job has method.local.lr=0.5",
+        ),
+    ],
+)
+def test_another_plan_is_refused_by_the_name_of_what_differs(
+    change: dict[str, Any], says: str, tiny: Any
+) -> None:
+    federation = tiny(METHOD, rounds=1)
+    federation.run()
+    federation.schedule = replace(federation.schedule, rounds=2)
+    plan: Plan = federation.plan
+    federation.plan = replace(plan, **change)
+    server = federation.server()
+    with pytest.raises(ConfigError, match=says):
+        federate(server, Loop(federation.sites()))
+    assert server.states.rounds() == [0, 1]
+    federation.plan = plan
+    assert federation.run().round == 2, "more rounds are no other plan"
+
+
+def test_a_plan_is_the_same_after_it_was_written_down(tiny: Any) -> None:
+    """A tuple comes back as a list."""
+    plan: Plan = tiny(METHOD).plan
+    check_unchanged(json.loads(json.dumps(fixed_settings(plan))), fixed_settings(plan), plan.experiment)
+    check_unchanged({}, fixed_settings(plan), plan.experiment)
+
+
+def test_a_corrupt_best_model_is_named_and_the_newest_takes_its_place(tiny: Any) -> None:
+    federation = tiny(METHOD, rounds=6, selection="last")
+    states = federation.run().states
+    best = states.best_path(6)
+    best.write_bytes(best.read_bytes()[:-2])
+    with pytest.raises(SutureError, match=f"{best.name} is corrupt.*delete the files of round 6 in"):
+        states.read_best(6)
+    for best_round, expected in ((Best(6, -0.5), Best(6, -0.5)), (None, None)):
+        standings = Standings(best_round)
+        standings.fall_back(states, 6)
+        assert standings.best == expected
+    standings = Standings(Best(1, -0.5))
+    standings.fall_back(states, 5)
+    assert standings.best is not None
+    assert standings.best.round == 5
+    assert better(standings.best, Best(6, -9e9)) == Best(6, -9e9), "any measured round is better"
+    best.unlink()
+    states.path(6).unlink()
+    again = federation.run()
+    assert again.selected_round == 6
+    assert again.selected().labels
+
+
+def test_a_torn_line_of_the_history_does_not_stop_a_run(tiny: Any) -> None:
+    """A process that was killed while it wrote; the line is of a round that was committed before."""
+    federation = tiny(METHOD, rounds=2)
+    folder = federation.run().record.folder
+    path = folder / "history.jsonl"
+    whole = path.read_text()
+    path.write_text(whole[:-20])
+    federation.schedule = replace(federation.schedule, rounds=3)
+    federation.run()
+    rounds = [json.loads(line)["round"] for line in path.read_text().splitlines()]
+    assert rounds == [1, 2, 3]
+
+
+def written_by_former_version(path: Path, plan: Plan, labels: list[str]) -> None:
+    """A server's state as the version before the format number wrote it: other words, and no number."""
+    member = {"own": labels, "names": labels, "n": {"train": 15}, "threads": 1}
+    roster = {"labels": labels, "task": "multilabel", "prior": None, "members": {"alpha": member}}
+    header = {
+        "plan": fixed_settings(plan),
+        "roster": roster,
+        "standings": {"best": None, "own": {}},
+        "pending": None,
+        "holders": ["alpha"],
+        "labels": labels,
+        "task": "multilabel",
+    }
+    path.parent.mkdir(parents=True)
+    save(path, Packed({"shared/w": torch.ones(2)}, header))
+
+
+def test_a_state_of_a_former_version_is_refused_and_stays(tiny: Any) -> None:
+    federation = tiny(METHOD, rounds=2)
+    server = federation.server()
+    path = server.states.path(1)
+    written_by_former_version(path, federation.plan, ["Mass", "Nodule"])
+    before = path.read_bytes()
+    with pytest.raises(
+        ConfigError, match=r"round-000001\.safetensors was written by another version .* or begin a new one"
+    ):
+        federate(server, Loop(federation.sites()))
+    assert [p.name for p in server.states.folder.iterdir() if p.is_file()] == [path.name]
+    assert path.read_bytes() == before
+
+
+def test_a_state_of_a_later_version_is_refused(tiny: Any) -> None:
+    federation = tiny(METHOD, rounds=1)
+    states = federation.run().states
+    state = load(states.path(1))
+    assert state.header["format"] == FORMAT
+    save(states.path(1), replace(state, header={**state.header, "format": FORMAT + 1}))
+    with pytest.raises(ConfigError, match="written by another version of suture"):
+        states.newest()
