@@ -42,8 +42,8 @@ def test_refused_code_names_party_right_role_and_file() -> None:
         ),
         (
             "FATAL_SYSTEM_ERROR: the server runs another version of suture (ab) than the job was made with "
-            "(cd); install the same one",
-            ["(ab)", "install the same one"],
+            "(cd); install the same version, or export the job again",
+            ["(ab)", "install the same version, or export the job again"],
         ),
     ],
 )
