@@ -73,11 +73,13 @@ def silos(folder: Path) -> dict[str, SiteConfig]:
 
 def federation(method: Method, configs: dict[str, SiteConfig], folder: Path) -> tuple[float, float, float]:
     """Seconds of a round (median), and the megabytes that go down and up."""
-    plan = Plan(method, SPEC, Augmentation(), 1, method.name, code_hash())
+    plan = Plan(method, SPEC, Augmentation(), 1, method.about.name, code_hash())
     server = open_server(plan, Schedule(ROUNDS, selection="last"), None, folder)
-    sites = {name: Site(name, c, plan, ROUNDS, folder / method.name / name) for name, c in configs.items()}
+    sites = {
+        name: Site(name, c, plan, ROUNDS, folder / method.about.name / name) for name, c in configs.items()
+    }
     federate(server, Loop(sites))
-    lines = (folder / method.name / "history.jsonl").read_text().splitlines()
+    lines = (folder / method.about.name / "history.jsonl").read_text().splitlines()
     rounds = [json.loads(line) for line in lines][1:]  # the first sends each site its own half
     seconds = statistics.median(r["seconds"] for r in rounds)
     return seconds, *(statistics.median(r[f"bytes_{way}"] for r in rounds) / 1e6 for way in ("down", "up"))
@@ -138,7 +140,7 @@ def main() -> None:
         for method in (FL(batches=BATCHES), MetaFL(batches=BATCHES), PMFL(batches=BATCHES)):
             seconds, down, up = federation(method, configs, folder)
             ratio = f"{seconds / plain:.2f}"
-            table.add_row(method.title, f"{seconds:.2f}", ratio, f"{down:.1f}", f"{up:.1f}")
+            table.add_row(method.about.title, f"{seconds:.2f}", ratio, f"{down:.1f}", f"{up:.1f}")
     Console().print(table)
 
 

@@ -13,7 +13,7 @@ FILES = sorted(path for folder in ("custom", "jobs", "benchmarks") for path in (
 
 PICKLES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 
-CHECKPOINTS = {"custom/suture/models/weights.py", "custom/suture/models/priors/reading.py"}
+CHECKPOINTS = {"custom/suture/models/backbones.py", "custom/suture/models/priors/published.py"}
 """Where a file that the user named is read: of torch, and of tensors and plain values alone."""
 
 
@@ -69,5 +69,5 @@ def test_nothing_is_unpickled(path: Path) -> None:
     ],
 )
 def test_the_scan_finds(text: str) -> None:
-    assert faults("custom/suture/site.py", text)
-    assert not faults("custom/suture/models/weights.py", "torch.load(p, weights_only=True)")
+    assert faults("custom/suture/federation/site/site.py", text)
+    assert not faults("custom/suture/models/backbones.py", "torch.load(p, weights_only=True)")

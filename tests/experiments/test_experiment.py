@@ -33,7 +33,7 @@ def test_every_experiment_of_the_repository_can_be_run() -> None:
             for run in runs:
                 options = run.arguments(Path("/data"))
                 job = with_settings(load_job(run.job), options[1::2])
-                assert job.method.name == run.settings.get("method", job.method.name)
+                assert job.method.about.name == run.settings.get("method", job.method.about.name)
                 assert "{data}" not in str(options)
                 # A simulation puts the words of its documents here before it plans.
                 words = with_settings(job, ["model.vocabulary=clinical"])

@@ -18,7 +18,7 @@ from suture.models import ModelSpec, build
 from suture.models.priors import PriorSpec, save_prior
 from suture.models.priors.prior import freeze
 from suture.protocol.messages import SiteInfo
-from suture.protocol.packing import load, save
+from suture.protocol.packing import load
 
 CNN = ModelSpec("cnn", size=16)
 METHOD = FedMAS(local=LocalTraining(lr=1e-2, batch_size=8))
@@ -103,18 +103,6 @@ def test_a_run_is_not_continued_with_another_prior(sites: tuple[str, ...], tiny:
     for site in sites:
         with_prior(federation, site, checkpoint(tmp_path / f"same-{site}", 1))
     assert federation.run().round == 2
-
-
-def test_a_state_of_before_there_were_digests_is_continued(tiny: Any, tmp_path: Path) -> None:
-    federation = with_checkpoint(tiny, tmp_path)
-    states = federation.server().states
-    path = states.path(1)
-    old = load(path)
-    digest = old.header["registry"].pop("prior")
-    save(path, old)
-    server = federation.run()
-    assert server.round == 2
-    assert load(server.states.path(2)).header["registry"]["prior"] == digest
 
 
 def test_the_prior_is_in_the_states_the_record_and_the_report(tiny: Any, tmp_path: Path) -> None:

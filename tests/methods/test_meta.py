@@ -246,7 +246,7 @@ def test_rows_that_do_not_cross_stay_bitwise_as_they_were() -> None:
 def test_a_round_of_pmfl_moves_half_of_what_fl_moves() -> None:
     state, head = split_state(text_model(0).state_dict())
     size = {
-        kind.name: sum(t.numel() for group in parts(kind(), state, head) for t in group.values())
+        kind.about.name: sum(t.numel() for group in parts(kind(), state, head) for t in group.values())
         for kind in (FL, MetaFL, PMFL)
     }
     assert size["fl"] == size["metafl"] == 41_537 + 128 * WORDS

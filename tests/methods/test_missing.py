@@ -32,7 +32,7 @@ def gradient(method: Method, samples: Samples) -> Tensor:
 def test_missing_is_negative_and_unknown_stays_unknown(name: str) -> None:
     """Five entries teach: sigma(0) - y over 5; the one that nobody has read teaches nothing."""
     method = METHODS[name]()
-    part = columns(SITE, OWN, UNION, absent=method.missing_is_negative)
+    part = columns(SITE, OWN, UNION, absent=method.labels.unknown == "negative")
     assert_close(gradient(method, part), torch.tensor([[-0.1, 0.0, 0.1], [0.1, -0.1, 0.1]]))
     assert torch.isnan(part.y[:, 2]).all()  # no figure counts them as negatives
 
@@ -40,7 +40,7 @@ def test_missing_is_negative_and_unknown_stays_unknown(name: str) -> None:
 @pytest.mark.parametrize("name", ["surgical", "partial", "pfl", "individual", "central_full"])
 def test_unknown_teaches_nothing(name: str) -> None:
     method = METHODS[name]()
-    part = columns(SITE, OWN, UNION, absent=method.missing_is_negative)
+    part = columns(SITE, OWN, UNION, absent=method.labels.unknown == "negative")
     assert_close(gradient(method, part), torch.tensor([[-1.0, 0.0, 0.0], [1.0, -1.0, 0.0]]) / 6)
 
 

@@ -12,20 +12,18 @@ import pytest
 from suture.core.errors import ConfigError
 from suture.methods import METHODS, _load, method_class, outside
 from suture.methods.averaging import LocalAveraging
+from suture.methods.base import About
 from suture.methods.source import _hash, code_hash, source_of
 from suture.methods.surgical import SurgicalAggregation
 
 MODULE = """
-from pydantic.dataclasses import dataclass
-from suture.core.validation import STRICT
 from suture.methods.averaging import LocalAveraging
+from suture.methods.base import About, LabelUse, hyperparameters
 
-@dataclass(frozen=True, config=STRICT)
+@hyperparameters
 class Near(LocalAveraging):
-    name = "near"
-    title = "Near"
-    paper = "nobody, 2026"
-    label_view = "own"
+    about = About("near", "Near", "nobody, 2026")
+    labels = LabelUse(view="own")
 """
 
 Install = Callable[..., Path]
@@ -94,7 +92,7 @@ def test_its_source_and_version_are_part_of_the_hash(install: Install) -> None:
             "near 1.0 .* cannot be imported: Runtime",
         ),
         ("near = near_method:Gone", MODULE, "near 1.0 .* cannot be imported: AttributeError"),
-        ("near = near_method:dataclass", MODULE, "is no subclass of suture.Method"),
+        ("near = near_method:hyperparameters", MODULE, "is no subclass of suture.Method"),
         ("far = near_method:Near", MODULE, "calls itself 'near'; give the entry point that name"),
     ],
 )
@@ -119,7 +117,7 @@ def test_two_packages_of_one_method_are_refused(install: Install) -> None:
 
 def test_a_method_that_is_not_installed_has_no_source_and_still_a_hash() -> None:
     class Mine(SurgicalAggregation):
-        name = "mine"
+        about = About("mine", "Mine", "")
 
     with pytest.raises(ConfigError, match=r"in no installed package under the entry point 'suture\.methods'"):
         source_of(Mine)

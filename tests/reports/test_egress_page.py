@@ -35,7 +35,7 @@ def test_every_field_of_a_message_is_on_the_page(kind: Any) -> None:
 def test_every_number_that_a_method_declares_is_on_the_page(name: str) -> None:
     method: Any = METHODS[name]()
     section = page().split(f"### `{name}`:")[1].split("###")[0]
-    if method.pooled:
+    if method.limits.pooled:
         assert "No federation" in section
         return
     egress = method.egress(Layout({}, {}))

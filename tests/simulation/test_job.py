@@ -19,7 +19,7 @@ def test_settings_by_path_by_last_word_and_by_method() -> None:
     assert isinstance(job.method, SurgicalAggregation)
     assert (job.method.local.lr, job.method.local.batch_size, job.seed) == (0.5, 7, 3)
     other = with_settings(job, ["method=vanilla"])
-    assert other.method.name == "vanilla"
+    assert other.method.about.name == "vanilla"
     assert other.method.local.lr == 0.5  # type: ignore[attr-defined]
     assert with_settings(job, ["label_map.Nodul=Nodule"]).label_map == {"Nodul": "Nodule"}
 

@@ -7,15 +7,13 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
-from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from suture.core.labels import LabelType
-from suture.core.validation import STRICT
 from suture.data.batch import Batch
 from suture.learning.training import LocalRound, SiteContext
 from suture.methods.averaging import LocalAveraging
-from suture.methods.base import LabelView
+from suture.methods.base import About, LabelUse, hyperparameters
 from suture.models.classifier import Classifier
 from suture.protocol.messages import Payload, Update
 from suture.simulation import method_checks as checks
@@ -24,14 +22,12 @@ from suture.simulation.method_checks import check_method, subject_of
 Trained = tuple[Update, dict[str, Tensor]]
 
 
-@dataclass(frozen=True, config=STRICT)
+@hyperparameters
 class FedProx(LocalAveraging):
     """FedProx (Li et al., MLSys 2020): L + mu/2 ||w - w_received||^2."""
 
-    name: ClassVar[str] = "fedprox"
-    title: ClassVar[str] = "FedProx"
-    paper: ClassVar[str] = "Li et al., MLSys 2020"
-    label_view: ClassVar[LabelView] = "own"
+    about = About("fedprox", "FedProx", "Li et al., MLSys 2020")
+    labels = LabelUse(view="own")
     sign: ClassVar[int] = 1
     mu: float = 0.01
 
@@ -114,7 +110,7 @@ def test_a_mutant_fails_by_the_check_that_is_for_it(
 
 
 def test_a_hyperparameter_of_which_no_other_value_is_known_is_asked_for() -> None:
-    @dataclass(frozen=True, config=STRICT)
+    @hyperparameters
     class Named(FedProx):
         anchor: str = "a"
 

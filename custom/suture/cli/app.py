@@ -36,7 +36,7 @@ def list_() -> None:
     from suture.models.priors import PRIORS
     from suture.simulation.job import known_jobs, load_job
 
-    rows = [("method", m.name, f"{m.title} ({m.paper})") for m in METHODS.values()]
+    rows = [("method", m.about.name, f"{m.about.title} ({m.about.paper})") for m in METHODS.values()]
     rows += [("model", name, backbone.text) for name, backbone in MODELS.items()]
     rows += [("prior", name, str(prior)) for name, prior in PRIORS.items()]
     rows += [("data set", name, entry.description) for name, entry in DATASETS.items()]

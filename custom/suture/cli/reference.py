@@ -68,20 +68,20 @@ def _jobs_by_method() -> dict[str, list[str]]:
 
     used: dict[str, list[str]] = {}
     for job, path in known_jobs().items():
-        used.setdefault(load_job(str(path)).method.name, []).append(f"`{job}`")
+        used.setdefault(load_job(str(path)).method.about.name, []).append(f"`{job}`")
     return used
 
 
 def _method_row(name: str, kind: Any, jobs: list[str]) -> list[str]:
     method = kind()
     module = f"`{kind.__module__.removeprefix('suture.').replace('.', '/')}.py`"
-    if method.here_only:
+    if method.limits.here_only:
         run = f"`--set method={name}`, `--env local` only"
     else:
         run = f"jobs {', '.join(jobs)}" if jobs else f"`--set method={name}`"
-    title = f"`{name}` [{method.title}](../methods/{_PAGES.get(name, 'surgical')}.md)"
-    seen = "every class name" if method.label_view == "all" else "its own classes"
-    return [title, _linked(method.paper), module, _sent(method), seen, run]
+    title = f"`{name}` [{method.about.title}](../methods/{_PAGES.get(name, 'surgical')}.md)"
+    seen = "every class name" if method.labels.view == "all" else "its own classes"
+    return [title, _linked(method.about.paper), module, _sent(method), seen, run]
 
 
 _PAGES = {"fedlsm": "fedlsm", "fedavg": "fedlsm", "fedmas": "fedmas"} | dict.fromkeys(
@@ -99,13 +99,13 @@ def _sent(method: Any) -> str:
     from suture.models.classifier import Layout
     from suture.protocol.egress import IMAGES
 
-    if method.here_only:
+    if method.limits.here_only:
         return "nothing: it is a reference, not a federation"
     egress = method.egress(Layout({}, {}))
     part = "gradient" if egress.kind == "gradient" else "weights"
     parts = [f"{part} of the backbone" + (" (a share of the rows)" if method.share else "")]
     if method.personal == "nothing" and method.share is None:
-        parts.append("all rows of the head" if method.label_view == "all" else "rows of its own classes")
+        parts.append("all rows of the head" if method.labels.view == "all" else "rows of its own classes")
     if egress.weight == IMAGES:
         parts.append("its number of training images")
     elif egress.weight != (1.0, 1.0):
@@ -139,7 +139,7 @@ def configuration_page() -> str:
     parts += ["## Hyperparameters of the methods\n\nIn `--set`, their keys begin with `method.`.\n"]
     nested: dict[str, Any] = {}
     for name, kind in _methods().items():
-        parts.append(_section(f"`{name}`: {kind.title}", kind, intro=False))
+        parts.append(_section(f"`{name}`: {kind.about.title}", kind, intro=False))
         nested |= _nested(kind)
     parts += ["## Values within hyperparameters\n"]
     parts += [_section(f"`{name}`", kind) for name, kind in sorted(nested.items())]

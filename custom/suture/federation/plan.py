@@ -64,7 +64,7 @@ class Plan:
         if self.method.batch_norm == "local" and self.method.personal == "nothing":
             raise ConfigError(
                 "batch_norm='local' (FedBN) leaves no global model to evaluate, so "
-                f"{self.method.title} cannot use it; choose 'average' (FedAvg) or 'frozen' (FedBN+)"
+                f"{self.method.about.title} cannot use it; choose 'average' (FedAvg) or 'frozen' (FedBN+)"
             )
         if self.method.local.warmup_init == "independent" and not self.method.local.warmup_epochs:
             raise ConfigError(
@@ -73,12 +73,12 @@ class Plan:
             )
         if self.model.second_head and self.method.prior is None:
             raise ConfigError(
-                f"{self.method.title} would never train a second head; set model.second_head=false"
+                f"{self.method.about.title} would never train a second head; set model.second_head=false"
             )
-        if self.method.images_only and (reads := MODELS[self.model.name].reads) != "image":
-            others = ", ".join(name for name, kind in METHODS.items() if not kind.images_only)
+        if self.method.limits.images_only and (reads := MODELS[self.model.name].reads) != "image":
+            others = ", ".join(name for name, kind in METHODS.items() if not kind.limits.images_only)
             raise ConfigError(
-                f"{self.method.title} needs images, and the model {self.model.name!r} reads {reads}; "
+                f"{self.method.about.title} needs images, and the model {self.model.name!r} reads {reads}; "
                 f"choose a model of images, or one of the methods that take both: {others}"
             )
         self.method.check_model(self.model)
@@ -86,7 +86,7 @@ class Plan:
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as plain values for the configuration of a job."""
         return {
-            "method": self.method.name,
+            "method": self.method.about.name,
             "hyperparameters": dataclasses.asdict(self.method),  # type: ignore[call-overload]
             "model": dataclasses.asdict(self.model),
             "augmentation": dataclasses.asdict(self.augmentation),

@@ -25,7 +25,7 @@ GROUP = "suture.methods"
 """The entry points by which another package names its methods."""
 
 METHODS: dict[str, type[Method]] = {
-    method.name: method
+    method.about.name: method
     for method in (
         SurgicalAggregation,
         VanillaFL,
@@ -87,8 +87,8 @@ def _load(point: EntryPoint) -> type[Method]:
         raise ConfigError(f"{where} cannot be imported: {type(error).__name__}: {error}") from error
     if not (isinstance(kind, type) and issubclass(kind, Method)):
         raise ConfigError(f"{where} is no subclass of suture.Method; correct its entry point")
-    if kind.name != point.name:
-        raise ConfigError(f"{where} calls itself {kind.name!r}; give the entry point that name")
+    if kind.about.name != point.name:
+        raise ConfigError(f"{where} calls itself {kind.about.name!r}; give the entry point that name")
     return kind
 
 

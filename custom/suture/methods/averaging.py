@@ -6,14 +6,12 @@ import copy
 from collections.abc import Iterable
 from dataclasses import field, replace
 
-from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from suture.core.validation import STRICT
 from suture.data.batch import Batch
 from suture.learning.training import Fitted, LocalRound, LocalTraining, Objective, SiteContext, fit
 from suture.methods.aggregation import weighted_mean
-from suture.methods.base import GlobalModel, Method, RoundContext
+from suture.methods.base import GlobalModel, Method, RoundContext, hyperparameters
 from suture.models.classifier import Classifier, Layout, split_state
 from suture.models.norm import NormPolicy
 from suture.protocol.egress import Egress
@@ -29,7 +27,7 @@ WHY = {
 }
 
 
-@dataclass(frozen=True, config=STRICT)
+@hyperparameters
 class LocalAveraging(Method):
     """Local training and a weighted mean; by itself FedAvg over the rows that the sites send.
 

@@ -9,12 +9,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar, cast, dataclass_transform
 
 import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass as validated
 from torch import Tensor
 
 from suture.core.labels import LabelType
+from suture.core.validation import STRICT
 from suture.learning.losses import LabelLoss, masked_loss
 from suture.learning.training import LocalRound, LocalTraining, Loss, SiteContext
 from suture.methods.share import Share
@@ -124,45 +127,94 @@ class ClassFacts:
     notes: tuple[str, ...] = ()
 
 
-class Method(ABC):
-    """The contract. A method states its paper, what a site may see, and its two halves.
+T = TypeVar("T")
 
-    Class attributes:
-        name, title, paper: the registry's and the command line's word for it, and people's.
-        label_view: ``own``, a site sees the rows of its own classes only; ``all``, it sees every class of
-            the federation, which its configuration must permit.
-        personal: what stays at the site: ``nothing``, its ``head``, or its whole ``model``. A personal
-            method leaves a model at each site instead of a global one.
+
+@dataclass_transform(frozen_default=True, field_specifiers=(field, Field))
+def hyperparameters(kind: type[T]) -> type[T]:
+    """Make a method's class a frozen dataclass whose fields, its hyperparameters, are validated.
+
+    A value of the wrong type or range raises, and so does a field that does not exist.
+    """
+    made: Any = validated(frozen=True, config=STRICT)(kind)
+    return cast(type[T], made)
+
+
+@dataclass(frozen=True)
+class About:
+    """What a method is called.
+
+    Attributes:
+        name: word of the command line and of a job's configuration.
+        title: for people.
+        paper: for people: authors, year, and the section or algorithm.
+    """
+
+    name: str
+    title: str
+    paper: str
+
+
+@dataclass(frozen=True)
+class LabelUse:
+    """Which labels a site sees, and what training makes of them.
+
+    Attributes:
+        view: ``own``, a site sees the rows of its own classes only; ``all``, it sees the name of every class
+            of the federation, which its configuration must permit.
+        unknown: a class that a site does not annotate is ``masked``, or taught as ``negative`` (absent);
+            metrics never count it.
+        complete: the party gets every label of every image (a reference, not a federation).
+        single_target: every site trains one class of its own, which its suture.toml names as `target`, under
+            one shared row, `suture.learning.samples.TARGET`, which so has another meaning at each site.
+        pseudo: whether it makes pseudo-labels; a simulation counts how many of them are right.
+    """
+
+    view: LabelView = "own"
+    unknown: Literal["masked", "negative"] = "masked"
+    complete: bool = False
+    single_target: bool = False
+    pseudo: bool = False
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a method does not take.
+
+    Attributes:
+        images_only: it needs pixels, for views of them or a prior: no text will do.
+        fixed_batches: the job alone sets the batches of a round: a site has no batch size of its own to
+            choose, or to halve when its memory is full, and no mixed precision.
         pooled: one party trains on the data of all sites together: a reference, not a federation.
-        every_label: of such a one: it gets every label of every image.
-        missing_is_negative: what a site does not annotate is taught as absent; figures do not count it.
-        one_task: every site trains a task of its own, the class that its suture.toml names as `target`, under
-            one row, `suture.learning.one_task.TARGET`, which so means something else at each site.
-        fixed_steps: whether the job alone settles the steps of a round: a site has no batch size of its own
-            to choose, or to halve when its memory is full, and no mixed precision.
-        guesses: whether it makes pseudo-labels, of which a simulation counts how many are right.
-        here_only: why the method cannot run in a federation; empty where it can.
-        images_only: whether it needs pixels, for views of them or a prior: no text will do.
+        here_only: why it cannot run in a federation; empty where it can.
+    """
+
+    images_only: bool = False
+    fixed_batches: bool = False
+    pooled: bool = False
+    here_only: str = ""
+
+
+class Method(ABC):
+    """The contract. A method states its paper, its use of labels, what stays at a site, and its two halves.
+
+    Attributes:
+        about: what the method is called, and its paper.
+        labels: which labels a site sees, and what training makes of unknown ones.
+        limits: what the method does not take.
+        personal: what stays at the site: ``nothing``, its ``head``, or its whole ``model``. A personal method
+            leaves a model at each site instead of a global one.
         prior: the frozen network that sites compare their models with, where the method has one.
-        share: the part of the model that crosses; None for all of it. The rest of a site's model is its own.
-        keep_local: whether a site also keeps the model that it trained in the best round, before the merge,
-            and in the end measures both on its test data; of methods with a global model.
+        share: the part of the model that is shared; None for all of it. The rest is a site's own.
+        keep_local: whether a site also stores the model that it trained in the best round, before
+            aggregation, and in the end evaluates both on its test data; of methods with a global model.
         local, batch_norm: how a site trains, and what happens to batch norm.
     """
 
-    name: ClassVar[str]
-    title: ClassVar[str]
-    paper: ClassVar[str]
-    label_view: ClassVar[LabelView]
+    about: ClassVar[About]
+    labels: ClassVar[LabelUse]
+    limits: ClassVar[Limits] = Limits()
     personal: ClassVar[Personal] = "nothing"
-    pooled: ClassVar[bool] = False
-    every_label: ClassVar[bool] = False
-    missing_is_negative: ClassVar[bool] = False
-    here_only: ClassVar[str] = ""
-    single_target: ClassVar[bool] = False
-    fixed_steps: ClassVar[bool] = False
-    guesses: ClassVar[bool] = False
-    images_only: ClassVar[bool] = False
     prior: PriorSpec | None = None
     share: Share | None = None
     keep_local: bool = False

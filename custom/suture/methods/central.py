@@ -11,38 +11,27 @@ Hospitals that could pool their images would need no federation; these say what 
 
 from __future__ import annotations
 
-from typing import ClassVar
-
-from pydantic.dataclasses import dataclass
-
-from suture.core.validation import STRICT
 from suture.methods.averaging import LocalAveraging
-from suture.methods.base import LabelView
+from suture.methods.base import About, LabelUse, Limits, hyperparameters
 
 _WHY = "pools the images of all sites"
 
 
-@dataclass(frozen=True, config=STRICT)
+@hyperparameters
 class Central(LocalAveraging):
     """Pooled data; what a site does not annotate is absent. See `LocalAveraging` for the fields."""
 
-    name: ClassVar[str] = "central"
-    title: ClassVar[str] = "Centralised training"
-    paper: ClassVar[str] = "Kulkarni et al. 2024, Sec. 3.3.1"
-    label_view: ClassVar[LabelView] = "own"
-    missing_is_negative: ClassVar[bool] = True
-    pooled: ClassVar[bool] = True
-    here_only: ClassVar[str] = _WHY
+    about = About("central", "Centralised training", "Kulkarni et al. 2024, Sec. 3.3.1")
+    labels = LabelUse(view="own", unknown="negative")
+    limits = Limits(pooled=True, here_only=_WHY)
 
 
-@dataclass(frozen=True, config=STRICT)
+@hyperparameters
 class CentralFull(LocalAveraging):
     """Pooled data of which every label is known. See `LocalAveraging` for the fields."""
 
-    name: ClassVar[str] = "central_full"
-    title: ClassVar[str] = "Centralised training on complete labels"
-    paper: ClassVar[str] = "Kulkarni et al. 2024, Sec. 4.2.1"
-    label_view: ClassVar[LabelView] = "own"
-    pooled: ClassVar[bool] = True
-    every_label: ClassVar[bool] = True
-    here_only: ClassVar[str] = _WHY
+    about = About(
+        "central_full", "Centralised training on complete labels", "Kulkarni et al. 2024, Sec. 4.2.1"
+    )
+    labels = LabelUse(view="own", complete=True)
+    limits = Limits(pooled=True, here_only=_WHY)

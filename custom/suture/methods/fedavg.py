@@ -16,18 +16,16 @@ head come from the sites that know them.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
-from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from suture.core.labels import LabelType
-from suture.core.validation import STRICT
 from suture.learning.losses import balanced_ce
 from suture.learning.training import LocalRound, SiteContext, fit, on_known
 from suture.methods.averaging import WHY, LocalAveraging, owned, trained
-from suture.methods.base import ClassFacts, LabelStatistics, LabelView, loss_of
+from suture.methods.base import About, ClassFacts, LabelStatistics, LabelUse, hyperparameters, loss_of
 from suture.methods.class_weights import (
     ClassWeights,
     class_weights,
@@ -41,7 +39,7 @@ from suture.protocol.egress import IMAGES, OWNERS, WEIGHT, Egress
 from suture.protocol.messages import Payload, Update, ones
 
 
-@dataclass(frozen=True, config=STRICT)
+@hyperparameters
 class FedAvg(LocalAveraging):
     """FedAvg.
 
@@ -54,11 +52,8 @@ class FedAvg(LocalAveraging):
         keep_local: see `FedMAS`.
     """
 
-    name: ClassVar[str] = "fedavg"
-    title: ClassVar[str] = "FedAvg"
-    paper: ClassVar[str] = "McMahan et al., AISTATS 2017; Deng et al., MICCAI 2023"
-    label_view: ClassVar[LabelView] = "all"
-    missing_is_negative: ClassVar[bool] = True
+    about = About("fedavg", "FedAvg", "McMahan et al., AISTATS 2017; Deng et al., MICCAI 2023")
+    labels = LabelUse(view="all", unknown="negative")
 
     rows: Literal["all", "owners"] = "all"
     class_weights: ClassWeights = "known"

@@ -11,20 +11,15 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from pydantic.dataclasses import dataclass
-
-from suture.core.validation import STRICT
 from suture.methods.averaging import LocalAveraging
-from suture.methods.base import LabelView, Personal
+from suture.methods.base import About, LabelUse, Limits, Personal, hyperparameters
 
 
-@dataclass(frozen=True, config=STRICT)
+@hyperparameters
 class Individual(LocalAveraging):
     """Individual training; see `LocalAveraging` for the fields."""
 
-    name: ClassVar[str] = "individual"
-    title: ClassVar[str] = "Individual training"
-    paper: ClassVar[str] = "Kulkarni et al. 2024, Sec. 3.2.1"
-    label_view: ClassVar[LabelView] = "own"
     personal: ClassVar[Personal] = "model"
-    here_only: ClassVar[str] = "trains every site by itself and exchanges nothing"
+    about = About("individual", "Individual training", "Kulkarni et al. 2024, Sec. 3.2.1")
+    labels = LabelUse(view="own")
+    limits = Limits(here_only="trains every site by itself and exchanges nothing")

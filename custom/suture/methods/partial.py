@@ -16,25 +16,19 @@ be told of the row at all: the server supplies it. With m owners of class c,
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import ClassVar
 
-from pydantic.dataclasses import dataclass
-
-from suture.core.validation import STRICT
 from suture.methods.aggregation import weighted_mean
 from suture.methods.averaging import LocalAveraging
-from suture.methods.base import GlobalModel, LabelView, RoundContext
+from suture.methods.base import About, GlobalModel, LabelUse, RoundContext, hyperparameters
 from suture.protocol.messages import Update
 
 
-@dataclass(frozen=True, config=STRICT)
+@hyperparameters
 class PartialLoss(LocalAveraging):
     """FL with partial loss; see `LocalAveraging` for the fields."""
 
-    name: ClassVar[str] = "partial"
-    title: ClassVar[str] = "FL with partial loss"
-    paper: ClassVar[str] = "Kulkarni et al. 2024, Sec. 3.3.3"
-    label_view: ClassVar[LabelView] = "own"
+    about = About("partial", "FL with partial loss", "Kulkarni et al. 2024, Sec. 3.3.3")
+    labels = LabelUse(view="own")
 
     def aggregate(self, previous: GlobalModel, updates: Iterable[Update], ctx: RoundContext) -> GlobalModel:
         mean = weighted_mean(previous, updates)

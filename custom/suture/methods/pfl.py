@@ -14,19 +14,14 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from pydantic.dataclasses import dataclass
-
-from suture.core.validation import STRICT
 from suture.methods.averaging import LocalAveraging
-from suture.methods.base import LabelView, Personal
+from suture.methods.base import About, LabelUse, Personal, hyperparameters
 
 
-@dataclass(frozen=True, config=STRICT)
+@hyperparameters
 class PersonalisedFL(LocalAveraging):
     """Personalised FL; see `LocalAveraging` for the fields."""
 
-    name: ClassVar[str] = "pfl"
-    title: ClassVar[str] = "Personalised FL"
-    paper: ClassVar[str] = "Kulkarni et al. 2024, Sec. 3.2.2"
-    label_view: ClassVar[LabelView] = "own"
     personal: ClassVar[Personal] = "head"
+    about = About("pfl", "Personalised FL", "Kulkarni et al. 2024, Sec. 3.2.2")
+    labels = LabelUse(view="own")

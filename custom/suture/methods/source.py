@@ -50,18 +50,18 @@ def source_of(kind: type[Method]) -> Source | None:
     """
     if kind in METHODS.values():
         return None
-    point = outside().get(kind.name)
+    point = outside().get(kind.about.name)
     package = kind.__module__.partition(".")[0]
     file = getattr(sys.modules.get(package), "__file__", None)
     if point is None or point.dist is None or file is None or point.load() is not kind:
         raise ConfigError(
-            f"the method {kind.name!r} ({kind.__module__}.{kind.__qualname__}) is in no installed package "
-            "under the entry point 'suture.methods', so that no other process or site can have it: put it "
-            "into a package, register it there and install it, or run with --env local"
+            f"the method {kind.about.name!r} ({kind.__module__}.{kind.__qualname__}) is in no installed "
+            "package under the entry point 'suture.methods', so that no other process or site can have it: "
+            "put it into a package, register it there and install it, or run with --env local"
         )
     path = Path(file)
     folder = path.parent if path.name == "__init__.py" else path
-    return Source(package, folder, point.dist.name, point.dist.version, point.value, kind.name)
+    return Source(package, folder, point.dist.name, point.dist.version, point.value, kind.about.name)
 
 
 def code_hash(kind: type[Method] | None = None) -> str:

@@ -17,25 +17,19 @@ classes the others know, it never learns.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import ClassVar
 
-from pydantic.dataclasses import dataclass
-
-from suture.core.validation import STRICT
 from suture.methods.aggregation import weighted_mean
 from suture.methods.averaging import LocalAveraging
-from suture.methods.base import GlobalModel, LabelView, RoundContext
+from suture.methods.base import About, GlobalModel, LabelUse, RoundContext, hyperparameters
 from suture.protocol.messages import Update
 
 
-@dataclass(frozen=True, config=STRICT)
+@hyperparameters
 class SurgicalAggregation(LocalAveraging):
     """Surgical Aggregation; see `LocalAveraging` for the fields."""
 
-    name: ClassVar[str] = "surgical"
-    title: ClassVar[str] = "Surgical Aggregation"
-    paper: ClassVar[str] = "Kulkarni et al. 2024, arXiv:2301.06683"
-    label_view: ClassVar[LabelView] = "own"
+    about = About("surgical", "Surgical Aggregation", "Kulkarni et al. 2024, arXiv:2301.06683")
+    labels = LabelUse(view="own")
 
     def aggregate(self, previous: GlobalModel, updates: Iterable[Update], ctx: RoundContext) -> GlobalModel:
         mean = weighted_mean(previous, updates)  # a site sends the rows of C_k alone, each of weight 1

@@ -12,21 +12,13 @@ the others. Every site sees the names of all classes.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
-from pydantic.dataclasses import dataclass
-
-from suture.core.validation import STRICT
 from suture.methods.averaging import LocalAveraging
-from suture.methods.base import LabelView
+from suture.methods.base import About, LabelUse, hyperparameters
 
 
-@dataclass(frozen=True, config=STRICT)
+@hyperparameters
 class VanillaFL(LocalAveraging):
     """Vanilla FL; see `LocalAveraging` for the fields."""
 
-    name: ClassVar[str] = "vanilla"
-    title: ClassVar[str] = "Vanilla FL"
-    paper: ClassVar[str] = "McMahan et al. 2017; Kulkarni et al. 2024, Sec. 3.3.2"
-    label_view: ClassVar[LabelView] = "all"
-    missing_is_negative: ClassVar[bool] = True
+    about = About("vanilla", "Vanilla FL", "McMahan et al. 2017; Kulkarni et al. 2024, Sec. 3.3.2")
+    labels = LabelUse(view="all", unknown="negative")

@@ -112,9 +112,9 @@ def _rows(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 def _method(method: Method) -> str:
     """Return the section of a method: what it declares for a small model."""
-    title = f"### `{method.name}`: {method.title}\n\n"
-    if method.here_only and method.pooled:
-        return f"{title}No federation: it {method.here_only}.\n"
+    title = f"### `{method.about.name}`: {method.about.title}\n\n"
+    if method.limits.here_only and method.limits.pooled:
+        return f"{title}No federation: it {method.limits.here_only}.\n"
     egress = method.egress(_layout(method))
     own = {row["field"]: row for row in declared(egress)}
     facts = [(name, text, own.get(name, {}).get("why", "")) for name, text in _sent(method, egress)]
@@ -141,7 +141,7 @@ def _sent(method: Method, egress: Egress) -> Iterable[tuple[str, str]]:
         yield "shared", f"{types} {what} outside the head{part}, {norm}"
     if egress.head:
         own, every = "each of the site's classes", "every class of the federation"
-        yield "head", f"a row of {what} for {every if method.label_view == 'all' else own}"
+        yield "head", f"a row of {what} for {every if method.labels.view == 'all' else own}"
     yield "weight", shown["weight"]
     yield "class_weights", shown["class_weights"]
     yield from numbers(egress)

@@ -44,9 +44,9 @@ class ChestSites:
 
     def prepare(self, folder: Path, runs: Path, seed: int, method: type[Method] | Method) -> list[str]:  # noqa: ARG002
         """Write the suture.toml of both sites; the data stay where they are. See `PhantomSites.prepare`."""
-        if method.every_label:
+        if method.labels.complete:
             raise ConfigError(
-                f"{method.title} needs every label of every image, which NIH and CheXpert do not have; "
+                f"{method.about.title} needs every label of every image, which NIH and CheXpert do not have; "
                 "use central"
             )
         labels = SHARED if self.classes == "shared" else None

@@ -143,15 +143,17 @@ def check_federated(job: Job) -> None:
         ConfigError: the method exchanges nothing or needs the pooled data, or no other process can load it.
     """
     method = job.method
-    if method.here_only:
+    if method.limits.here_only:
         raise ConfigError(
-            f"{method.title} {method.here_only}, so it cannot run in a federation; use --env local"
+            f"{method.about.title} {method.limits.here_only}, so it cannot run in a federation; "
+            "use --env local"
         )
-    if METHODS.get(method.name) is not type(method):
+    if METHODS.get(method.about.name) is not type(method):
         raise ConfigError(
-            f"{type(method).__qualname__}, the class of the method {method.name!r}, is not registered; other "
-            "processes cannot load a method from a job file or script: a method must live in an installed "
-            "package and be registered under the entry point suture.methods, or run with --env local"
+            f"{type(method).__qualname__}, the class of the method {method.about.name!r}, is not registered; "
+            "other processes cannot load a method from a job file or script: a method must live in an "
+            "installed package and be registered under the entry point suture.methods, or run with "
+            "--env local"
         )
 
 
@@ -164,7 +166,9 @@ def check_finetuning(job: Job) -> None:
     if job.finetuning is None:
         return
     if job.method.personal != "nothing":
-        raise ConfigError(f"{job.method.title} leaves no global model to fine-tune; choose another method")
+        raise ConfigError(
+            f"{job.method.about.title} leaves no global model to fine-tune; choose another method"
+        )
     if not getattr(job.simulation, "targets", ()):
         raise ConfigError(f"{job.name} has no task to fine-tune on; name some in simulation.targets")
 
@@ -198,7 +202,7 @@ def _with_method(job: Job, name: str) -> Job:
     kind = method_class(name)
     fields = {f.name for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
     shared = {f.name: getattr(job.method, f.name) for f in dataclasses.fields(job.method) if f.name in fields}  # type: ignore[arg-type]
-    title = job.title.replace(job.method.title, kind.title)
+    title = job.title.replace(job.method.about.title, kind.about.title)
     return dataclasses.replace(job, method=parse(kind, shared, "method"), title=title)
 
 

@@ -55,7 +55,7 @@ class Subject:
     @cached_property
     def label_types(self) -> tuple[LabelType, ...]:
         """The types of labels that it is tried with."""
-        return ("multilabel",) if self.method.single_target else SEVERAL
+        return ("multilabel",) if self.method.labels.single_target else SEVERAL
 
     def trial(self, label_type: LabelType, **more: Any) -> Trial:
         """A small federation of the method; see `Trial`."""
@@ -86,10 +86,12 @@ def check_method(
         try:
             check(subject)
         except AssertionError as error:
-            raise AssertionError(f"{method.name}: {check.__name__}: {error}") from error
+            raise AssertionError(f"{method.about.name}: {check.__name__}: {error}") from error
         except Exception as error:
             what = f"{type(error).__name__}: {error}"
-            raise AssertionError(f"{method.name}: {check.__name__}: the method raised {what}") from error
+            raise AssertionError(
+                f"{method.about.name}: {check.__name__}: the method raised {what}"
+            ) from error
 
 
 def subject_of(
@@ -100,7 +102,7 @@ def subject_of(
     exempt: Collection[str] = (),
 ) -> Subject:
     """The arguments of `check_method` as what each check takes."""
-    if not method.fixed_steps:
+    if not method.limits.fixed_batches:
         steps = method.local.iterations and min(method.local.iterations, 3)
         method = _changed(method, local=replace(method.local, lr=RATE, batch_size=8, iterations=steps))
     return Subject(method, model or SMALL, variants or {}, exempt)
@@ -113,9 +115,9 @@ def it_describes_itself(subject: Subject) -> None:
     """It has a name, a title and a paper, and its hyperparameters survive a job's file."""
     method = subject.method
     for word in ("name", "title", "paper"):
-        _ensure(bool(getattr(method, word, "")), f"it has no {word}")
+        _ensure(bool(getattr(method.about, word)), f"it has no {word}")
     values = json.loads(json.dumps(dataclasses.asdict(method)))  # type: ignore[call-overload]
-    again = parse(type(method), values, method.name)
+    again = parse(type(method), values, method.about.name)
     _ensure(again == method, f"written to a job file and read again it is {again}")
 
 
@@ -157,7 +159,7 @@ def one_site_alone_decides(subject: Subject) -> None:
 def a_class_that_nobody_sent_keeps_its_row(subject: Subject) -> None:
     """Where sites see their own rows only."""
     method, before = subject.method, _a_model(subject.method)
-    if method.label_view == "all":
+    if method.labels.view == "all":
         return
     sent = [_an_update(method, before, ("A",), 1), _an_update(method, before, ("B",), 2)]
     after = method.aggregate(before, iter(sent), FIRST)
@@ -190,7 +192,7 @@ def federations_run_and_repeat(subject: Subject) -> None:
             _same(one.server.model, two.server.model, f"{label_type}: a second run gives other bytes")
             for site, labels in one.seen.items():
                 registered = one.server.registry.members[site].names
-                allowed = one.server.registry.labels if subject.method.label_view == "all" else registered
+                allowed = one.server.registry.labels if subject.method.labels.view == "all" else registered
                 _ensure(labels <= set(allowed), f"{label_type}: {site} saw {sorted(labels - set(allowed))}")
 
 
@@ -244,7 +246,7 @@ def a_warm_up_trains_the_head_alone(subject: Subject) -> None:
 def optimiser_state_carries_over(subject: Subject) -> None:
     """A round that begins with the state of the round before is another one than a round without."""
     local, method = subject.method.local, subject.method
-    if method.fixed_steps or (local.optimiser == "sgd" and not local.momentum):
+    if method.limits.fixed_batches or (local.optimiser == "sgd" and not local.momentum):
         return
     with subject.trial("multilabel", rounds=2) as trial:
         payload = trial.payload("alpha")
@@ -347,7 +349,7 @@ def _an_update(
     method: Method, previous: GlobalModel, own: tuple[str, ...], seed: int, noise: float = 1.0
 ) -> Update:
     """What a site of `own` classes sends: the model moved by noise, or noise as a gradient."""
-    labels = LABELS if method.label_view == "all" else own
+    labels = LABELS if method.labels.view == "all" else own
     g, kind = torch.Generator().manual_seed(seed), method.egress(Layout({}, {})).kind
     shared, rows = parts(method, previous.shared, previous.rows(labels))
 

@@ -293,11 +293,11 @@ class PhantomSites:
             self.held_out,
             contrast=self.contrast,
             shift=self.shift,
-            every_label=self.every_label or method.every_label,
+            every_label=self.every_label or method.labels.complete,
         )
         tables = write_hospitals(folder, spec, seed if self.seed is None else self.seed)
         # A reference method gets every label; the site still names the ones that it annotates.
-        own = {hospital.name: hospital.labels for hospital in HOSPITALS} if method.every_label else {}
+        own = {hospital.name: hospital.labels for hospital in HOSPITALS} if method.labels.complete else {}
         data: dict[str, DataConfig] = {
             name: HospitalConfig(root=folder / name / "images", table=table, labels=own.get(name))
             for name, table in tables.items()

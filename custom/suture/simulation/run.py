@@ -182,16 +182,16 @@ def _members(
     def site(name: str, config: SiteConfig, load: Callable[[], SiteSamples] | None = None) -> Site:
         return Site(name, config, plan, job.rounds, out / "sites" / name / "state" / plan.experiment, load)
 
-    if not job.method.pooled:
+    if not job.method.limits.pooled:
         return {name: site(name, config) for name, config in configs.items()}, None
     parts, origins = {}, {}
     for name, config in configs.items():
-        every = config.data.model_copy(update={"labels": None}) if job.method.every_label else config.data
+        every = config.data.model_copy(update={"labels": None}) if job.method.labels.complete else config.data
         labels, samples = load_samples(config.model_copy(update={"data": every}), job.model, name)
         own = config.data.labels or labels.names
         origins[name] = Member(own, own, {s: len(part) for s, part in samples.items()}, threads=1)
         parts[name] = labels, samples
-    together = pooled(parts, absent=job.method.missing_is_negative)
+    together = pooled(parts, absent=job.method.labels.unknown == "negative")
     return {POOLED: site(POOLED, _without_own_rate(configs[sites[0]]), lambda: together)}, origins
 
 

@@ -106,7 +106,7 @@ def _site_config(to: Destination, name: str, data: DataConfig) -> SiteConfig:
     return SiteConfig(
         data=data,
         training=this_machine().model_copy(update={"learning_rate": to.learning_rates.get(name)}),
-        privacy=PrivacyConfig(label_view=to.method.label_view, min_count=0, min_loss=0),
+        privacy=PrivacyConfig(label_view=to.method.labels.view, min_count=0, min_loss=0),
         storage=StorageConfig(
             state=to.runs if name == SERVER else folder / "state",
             cache=cache_folder(folder, data.root),
@@ -145,12 +145,12 @@ def write_partitioned(
         the names of the sites, without the server's.
     """
     every, held_out = (pooled.labels,) * len(lists), to.server_splits
-    known = every if to.method.every_label else lists
+    known = every if to.method.labels.complete else lists
     sites = partition_table(pooled, known, seed, test=to.tests_at_sites, held_out=held_out)
     names = [name for name in sites if name != SERVER]
     # A reference method gets every label; the site still names the ones that it annotates.
-    own = dict(zip(names, lists, strict=True)) if to.method.every_label else {}
-    truth = partition_table(pooled, every, seed, held_out=held_out) if to.method.guesses else {}
+    own = dict(zip(names, lists, strict=True)) if to.method.labels.complete else {}
+    truth = partition_table(pooled, every, seed, held_out=held_out) if to.method.labels.pseudo else {}
     data: dict[str, DataConfig] = {}
     for name, table in sites.items():
         folder = to.folder / name
@@ -194,7 +194,7 @@ def write_parts(to: Destination, pooled: Table, sites: Sequence[str]) -> list[st
             color=True,
             groups=groups if name == SERVER else {},
             # Every label is known here: pseudo-labels are compared with the site's own table.
-            truth=table if to.method.guesses and name != SERVER else None,
+            truth=table if to.method.labels.pseudo and name != SERVER else None,
         )
     return write_sites(to, data)
 

@@ -122,9 +122,9 @@ class Trial:
         data = {"dataset": "hospital", "root": folder, "table": folder / "labels.csv"}
         config = SiteConfig.model_validate(
             {
-                "data": data | ({"target": own[0]} if method.single_target else {}),
+                "data": data | ({"target": own[0]} if method.labels.single_target else {}),
                 "training": training,
-                "privacy": {"label_view": method.label_view, "min_count": 0, "min_loss": 0},
+                "privacy": {"label_view": method.labels.view, "min_count": 0, "min_loss": 0},
                 "storage": {"state": folder / "state", "cache": folder / "cache"},
             }
         )

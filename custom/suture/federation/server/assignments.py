@@ -69,7 +69,7 @@ class Assigner:
         return parts(self.method, self.model.shared, self.model.head)
 
     def _payload(self, task: Task, site: str) -> Payload:
-        rows = self.registry.rows_for(site, self.method.label_view)
+        rows = self.registry.rows_for(site, self.method.labels.view)
         shared, head = self._exchanged
         return Payload(
             task.name,

@@ -45,7 +45,7 @@ def finish(server: Server, tested: Mapping[str, Metrics]) -> None:
         export(model, server.plan, server.record.folder / "model", facts)
     server.record.metrics(_results(server, model, tested, history).to_dict())
     notes = spent(server.record.run.get("protection", {}), history)
-    if server.plan.method.guesses:
+    if server.plan.method.labels.pseudo:
         notes += run_away(history, _owners(server))
     server.record.update(
         selected_round=selected,

@@ -111,7 +111,7 @@ def check_selection(schedule: Schedule, method: Method, held_out: HeldOut | None
         return
     if method.personal != "nothing":
         raise FederationError(
-            f"{method.title} leaves its models at the sites, where the server cannot measure them; "
+            f"{method.about.title} leaves its models at the sites, where the server cannot measure them; "
             "select by 'site_loss'"
         )
     if not (held_out and held_out.has("validation")):

@@ -165,7 +165,7 @@ class Site:
             return self._attempt(context, task, state, ctx)
         except (RuntimeError, MemoryError) as error:
             batch = self.config.training.batch_size or self.plan.method.local.batch_size
-            if not out_of_memory(error) or self._halved or batch < 4 or self.plan.method.fixed_steps:
+            if not out_of_memory(error) or self._halved or batch < 4 or self.plan.method.limits.fixed_batches:
                 raise
             self._halved = batch // 2
             log.warning("%s: %s; trying again with batches of %d", self.name, kind(error), self._halved)
@@ -205,13 +205,15 @@ class Site:
         if self._samples is None:
             data, method = self._load(), self.plan.method
             self._samples = (
-                single_target(data, self.config.data.target, self.name) if method.single_target else data
+                single_target(data, self.config.data.target, self.name)
+                if method.labels.single_target
+                else data
             )
         return self._samples
 
     def _watching(self, context: SiteContext) -> Watch | None:
         """Return what records the diagnostics of a round, where the configuration requests them."""
-        guesses = self.config.data.truth is not None and self.plan.method.guesses
+        guesses = self.config.data.truth is not None and self.plan.method.labels.pseudo
         if not guesses and not self.config.storage.diagnostics:
             return None
         if self._diagnostics is None:
@@ -238,7 +240,7 @@ class Site:
         load_tensors(model, put(self.plan.method.share, own_part, {**task.shared, **task.head}))
         own, samples = self._data()
         wanted = LabelSet(task.labels, own.label_type)
-        absent = self.plan.method.missing_is_negative
+        absent = self.plan.method.labels.unknown == "negative"
         training = self.config.training
         return SiteContext(
             self.name,
@@ -291,9 +293,9 @@ def check_consent(site: str, plan: Plan, config: SiteConfig) -> None:
         ConfigError: the site sets something that the method would ignore, or a device that cannot be used.
     """
     plan.check_code(site)
-    if plan.method.label_view == "all" and config.privacy.label_view != "all":
+    if plan.method.labels.view == "all" and config.privacy.label_view != "all":
         raise LabelViewRefused(
-            f"{site}: {plan.method.title} shows every class name of the federation to each "
+            f"{site}: {plan.method.about.title} shows every class name of the federation to each "
             'site; permit it with label_view = "all" under [privacy] in suture.toml'
         )
     training = config.training
@@ -303,10 +305,10 @@ def check_consent(site: str, plan: Plan, config: SiteConfig) -> None:
             "[training] in suture.toml"
         )
     for key, own in (("batch_size", training.batch_size is not None), ("amp", training.amp)):
-        if own and plan.method.fixed_steps:
+        if own and plan.method.limits.fixed_batches:
             raise ConfigError(
-                f"{site}: the job settles the batches of {plan.method.title} and their precision; remove "
-                f"{key} under [training] in suture.toml"
+                f"{site}: the job settles the batches of {plan.method.about.title} and their precision; "
+                f"remove {key} under [training] in suture.toml"
             )
 
 

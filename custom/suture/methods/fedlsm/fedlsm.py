@@ -23,17 +23,15 @@ A class that nobody counted keeps its row. Every site sees the names of all clas
 from __future__ import annotations
 
 from dataclasses import field, replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
-from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from suture.core.labels import LabelType
-from suture.core.validation import STRICT
 from suture.learning.training import LocalRound, LocalTraining, SiteContext, fit
 from suture.methods.averaging import WHY, LocalAveraging, owned, trained
-from suture.methods.base import ClassFacts, LabelStatistics, LabelView
+from suture.methods.base import About, ClassFacts, LabelStatistics, LabelUse, Limits, hyperparameters
 from suture.methods.class_weights import ClassWeights, class_weights, counted, told_weights, why_counted
 from suture.methods.fedlsm.mean_teacher import MeanTeacher, Teaching
 from suture.models.classifier import Layout
@@ -43,7 +41,7 @@ from suture.protocol.messages import Payload, Update
 _COUNTED = (0.0, 1e9)
 
 
-@dataclass(frozen=True, config=STRICT)
+@hyperparameters
 class FedLSM(LocalAveraging):
     """FedLSM.
 
@@ -57,12 +55,9 @@ class FedLSM(LocalAveraging):
             their numbers of images (the ablation without AWPA).
     """
 
-    name: ClassVar[str] = "fedlsm"
-    title: ClassVar[str] = "FedLSM"
-    paper: ClassVar[str] = "Deng et al., MICCAI 2023"
-    label_view: ClassVar[LabelView] = "all"
-    guesses: ClassVar[bool] = True
-    images_only: ClassVar[bool] = True
+    about = About("fedlsm", "FedLSM", "Deng et al., MICCAI 2023")
+    labels = LabelUse(view="all", pseudo=True)
+    limits = Limits(images_only=True)
 
     local: LocalTraining = field(
         default_factory=lambda: LocalTraining(lr=1e-4, iterations=200, weight_decay=5e-4, betas=(0.9, 0.99))

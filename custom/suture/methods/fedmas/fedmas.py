@@ -25,15 +25,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import field, replace
 from functools import partial
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
-from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from suture.core.errors import ConfigError
-from suture.core.validation import STRICT
 from suture.data.batch import Batch, Samples
 from suture.learning.losses import balanced_ce, masked_loss
 from suture.learning.training import (
@@ -45,7 +43,7 @@ from suture.learning.training import (
     training_batches,
 )
 from suture.methods.averaging import WHY, LocalAveraging, trained
-from suture.methods.base import LabelView
+from suture.methods.base import About, LabelUse, Limits, hyperparameters
 from suture.methods.fedmas.rescue import (
     FARTHEST,
     LEAST,
@@ -69,7 +67,7 @@ PRIOR = "prior"
 """Name of the prior's features among a batch's inputs, ``[n, d]``."""
 
 
-@dataclass(frozen=True, config=STRICT)
+@hyperparameters
 class FedMAS(LocalAveraging):
     """Fed-MAS.
 
@@ -89,11 +87,9 @@ class FedMAS(LocalAveraging):
             global one (pFL and gFL, Table 8).
     """
 
-    name: ClassVar[str] = "fedmas"
-    title: ClassVar[str] = "Fed-MAS"
-    paper: ClassVar[str] = "Elbatel et al., MICCAI 2023"
-    label_view: ClassVar[LabelView] = "all"
-    images_only: ClassVar[bool] = True
+    about = About("fedmas", "Fed-MAS", "Elbatel et al., MICCAI 2023")
+    labels = LabelUse(view="all")
+    limits = Limits(images_only=True)
     prior: PriorSpec = field(default_factory=PriorSpec)
     local: LocalTraining = field(default_factory=lambda: LocalTraining(lr=3e-4, epochs=10))
     distillation: Annotated[float, Field(ge=0)] = 3.0

@@ -11,31 +11,26 @@ paper shows what that does to a new task.
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from pydantic import Field
-from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from suture.core.validation import STRICT
 from suture.learning.training import Fitted, LocalRound, LocalTraining, SiteContext
 from suture.methods.averaging import LocalAveraging, trained
-from suture.methods.base import LabelView
+from suture.methods.base import About, LabelUse, Limits, hyperparameters
 from suture.methods.meta.inner_loop import INNER, adapted, check_inner
 from suture.models.norm import NormPolicy
 from suture.protocol.messages import Payload, Update
 
 
-@dataclass(frozen=True, config=STRICT)
+@hyperparameters
 class FL(LocalAveraging):
     """FedAvg of the inner loop; see `MetaLearning` for the fields."""
 
-    name: ClassVar[str] = "fl"
-    title: ClassVar[str] = "FL (of the inner loop)"
-    paper: ClassVar[str] = "Zhang et al. 2021, Eqs. 1 and 2"
-    label_view: ClassVar[LabelView] = "own"
-    single_target: ClassVar[bool] = True
-    fixed_steps: ClassVar[bool] = True
+    about = About("fl", "FL (of the inner loop)", "Zhang et al. 2021, Eqs. 1 and 2")
+    labels = LabelUse(view="own", single_target=True)
+    limits = Limits(fixed_batches=True)
 
     local: LocalTraining = INNER
     batches: Annotated[int, Field(ge=1)] = 100

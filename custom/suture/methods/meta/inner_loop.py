@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
@@ -36,7 +36,7 @@ from suture.learning.training import (
     set_training,
 )
 from suture.methods.aggregation import WeightedMean
-from suture.methods.base import GlobalModel, LabelView, Method, RoundContext
+from suture.methods.base import GlobalModel, LabelUse, Limits, Method, RoundContext, hyperparameters
 from suture.methods.parameters import parts
 from suture.methods.share import put
 from suture.models.classifier import Layout, load_tensors, split_state
@@ -180,7 +180,7 @@ def _differentiable(second_order: bool) -> AbstractContextManager[None]:
     return torch.backends.cudnn.flags(enabled=False) if second_order else nullcontext()
 
 
-@validated(frozen=True, config=STRICT)
+@hyperparameters
 class MetaLearning(Method):
     """What MetaFL and PMFL share: sites send gradients of the query loss, the server steps along the mean.
 
@@ -192,9 +192,8 @@ class MetaLearning(Method):
         batch_norm: ``frozen`` alone; statistics have no gradient.
     """
 
-    label_view: ClassVar[LabelView] = "own"
-    single_target: ClassVar[bool] = True
-    fixed_steps: ClassVar[bool] = True
+    labels = LabelUse(view="own", single_target=True)
+    limits = Limits(fixed_batches=True)
 
     local: LocalTraining = INNER
     server: ServerStep = field(default_factory=ServerStep)

@@ -16,18 +16,12 @@ out the derivative of the inner steps, is what the published program computes.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
-from pydantic.dataclasses import dataclass
-
-from suture.core.validation import STRICT
+from suture.methods.base import About, hyperparameters
 from suture.methods.meta.inner_loop import MetaLearning
 
 
-@dataclass(frozen=True, config=STRICT)
+@hyperparameters
 class MetaFL(MetaLearning):
     """MetaFL; see `MetaLearning` for the fields."""
 
-    name: ClassVar[str] = "metafl"
-    title: ClassVar[str] = "MetaFL"
-    paper: ClassVar[str] = "Zhang et al. 2021, Algorithm 1"
+    about = About("metafl", "MetaFL", "Zhang et al. 2021, Algorithm 1")

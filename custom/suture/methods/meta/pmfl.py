@@ -18,16 +18,13 @@ travel rather than the paper's losses, and only of the rows that are shared.
 from __future__ import annotations
 
 from dataclasses import field
-from typing import ClassVar
 
-from pydantic.dataclasses import dataclass
-
-from suture.core.validation import STRICT
+from suture.methods.base import About, hyperparameters
 from suture.methods.meta.inner_loop import MetaLearning
 from suture.methods.share import Share
 
 
-@dataclass(frozen=True, config=STRICT)
+@hyperparameters
 class PMFL(MetaLearning):
     """PMFL: the site's model holds its own half and the received one, and afterwards what the site keeps.
 
@@ -36,8 +33,6 @@ class PMFL(MetaLearning):
         The rest as in `MetaLearning`.
     """
 
-    name: ClassVar[str] = "pmfl"
-    title: ClassVar[str] = "PMFL"
-    paper: ClassVar[str] = "Zhang et al. 2021, Algorithm 2"
+    about = About("pmfl", "PMFL", "Zhang et al. 2021, Algorithm 2")
 
     share: Share = field(default_factory=Share)
