@@ -37,8 +37,9 @@ def modules(package: Path) -> dict[str, Path]:
 
 def imports(tree: ast.AST, known: Mapping[str, Path]) -> set[str]:
     """The modules of the package that a module imports, wherever in its text."""
-    found = set()
-    for node in ast.walk(tree):
+    found: set[str] = set()
+    guarded = [n for n in ast.walk(tree) if isinstance(n, ast.If) and "TYPE_CHECKING" in ast.dump(n.test)]
+    for node in set(ast.walk(tree)) - {inner for guard in guarded for inner in ast.walk(guard)}:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:

@@ -1,3 +1,100 @@
-"""Suture: one model that knows every label any site knows, trained where the data lies."""
+"""Suture: one model that knows every label any site knows, trained where the data lies.
+
+    import suture
+    results = suture.run("demo", rounds=3)         # or a suture.Job(...); env="sim" is FLARE's simulator
+    results.classes                                # figures of every class, as a pandas frame
+    results.model().predict("images/")             # probabilities of images
+
+Names are imported as they are first used, so that `import suture` costs nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from suture.core.errors import SutureError as SutureError
+    from suture.data.augmentation import Augmentation as Augmentation
+    from suture.learning.prediction import Model as Model
+    from suture.learning.prediction import open_model as load_model
+    from suture.learning.training import LocalTraining as LocalTraining
+    from suture.methods.averaging import LocalAveraging as LocalAveraging
+    from suture.methods.base import About as About
+    from suture.methods.base import LabelUse as LabelUse
+    from suture.methods.base import Limits as Limits
+    from suture.methods.base import Method as Method
+    from suture.methods.base import hyperparameters as hyperparameters
+    from suture.models import ModelSpec as ModelSpec
+    from suture.reports.frames import Results as Results
+    from suture.reports.frames import open_results as open_results
+    from suture.simulation import method_checks as testing
+    from suture.simulation.job import Job as Job
+    from suture.simulation.job import load_job as load_job
+    from suture.simulation.notebook import known_methods as known_methods
+    from suture.simulation.notebook import register as register
+    from suture.simulation.notebook import run as run
+    from suture.simulation.phantom_hospitals import PhantomSites as PhantomSites
 
 __version__ = "0.1.0"
+
+_HOMES = {
+    "About": "suture.methods.base:About",
+    "Augmentation": "suture.data.augmentation:Augmentation",
+    "Job": "suture.simulation.job:Job",
+    "LabelUse": "suture.methods.base:LabelUse",
+    "Limits": "suture.methods.base:Limits",
+    "LocalAveraging": "suture.methods.averaging:LocalAveraging",
+    "LocalTraining": "suture.learning.training:LocalTraining",
+    "Method": "suture.methods.base:Method",
+    "Model": "suture.learning.prediction:Model",
+    "ModelSpec": "suture.models:ModelSpec",
+    "PhantomSites": "suture.simulation.phantom_hospitals:PhantomSites",
+    "Results": "suture.reports.frames:Results",
+    "SutureError": "suture.core.errors:SutureError",
+    "hyperparameters": "suture.methods.base:hyperparameters",
+    "load_job": "suture.simulation.job:load_job",
+    "load_model": "suture.learning.prediction:open_model",
+    "known_methods": "suture.simulation.notebook:known_methods",
+    "open_results": "suture.reports.frames:open_results",
+    "register": "suture.simulation.notebook:register",
+    "run": "suture.simulation.notebook:run",
+    "testing": "suture.simulation.method_checks",
+}
+
+__all__ = [
+    "About",
+    "Augmentation",
+    "Job",
+    "LabelUse",
+    "Limits",
+    "LocalAveraging",
+    "LocalTraining",
+    "Method",
+    "Model",
+    "ModelSpec",
+    "PhantomSites",
+    "Results",
+    "SutureError",
+    "hyperparameters",
+    "known_methods",
+    "load_job",
+    "load_model",
+    "open_results",
+    "register",
+    "run",
+    "testing",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'suture' has no attribute {name!r}; it has {', '.join(__all__)}")
+    module, _, attribute = _HOMES[name].partition(":")
+    home = import_module(module)
+    value = globals()[name] = getattr(home, attribute) if attribute else home
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+import pandas as pd
 import torch
 from torch import Tensor
 
@@ -16,7 +16,7 @@ from suture.data.decoding import images_to_predict, read_image, resize_pad
 from suture.data.reading import read_sheet
 from suture.learning.losses import probabilities
 from suture.models import MODELS, ModelSpec, vocabulary_of
-from suture.models.classifier import Preprocessing
+from suture.models.classifier import Classifier, Preprocessing
 from suture.models.saved import load_model, load_spec
 
 _BATCH = 64
@@ -24,42 +24,112 @@ _BATCH = 64
 Inputs = dict[str, Tensor]
 
 
-@torch.no_grad()
+@dataclass(frozen=True)
+class Model:
+    """A saved model: called on a tensor of images, or put to files.
+
+    Attributes:
+        network: in eval mode, on its device.
+        spec: what the network is made of and reads.
+        prepare: uint8 images to its input.
+    """
+
+    network: Classifier
+    spec: ModelSpec
+    prepare: Preprocessing
+    device: str = "cpu"
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The classes, in the order of the columns."""
+        return self.network.labels.names
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether it reads documents rather than images."""
+        return MODELS[self.spec.name].reads == "text"
+
+    @torch.no_grad()
+    def __call__(self, images: Tensor) -> Tensor:
+        """Return probabilities ``[n, c]`` of images, uint8 ``[n, 1 or 3, size, size]``.
+
+        Raises:
+            DataError: the model reads text, or images of another type, size or number of channels.
+        """
+        size, channels = self.prepare.size, 3 if self.prepare.color else 1
+        wanted = (channels, size, size)
+        if self.reads_text or images.dtype != torch.uint8 or tuple(images.shape[1:]) != wanted:
+            reads = (
+                "text; use predict" if self.reads_text else f"uint8 images [n, {channels}, {size}, {size}]"
+            )
+            raise DataError(f"got {images.dtype} {list(images.shape)}, and the model reads {reads}")
+        return self._probabilities({"image": self.prepare(images)})
+
+    @torch.no_grad()
+    def predict(self, source: str | Path | Sequence[str | Path]) -> pd.DataFrame:
+        """Return one row of probabilities for each image or document.
+
+        Args:
+            source: an image, a folder of images, a CSV with an ``image`` column, or several of these; for a
+                model that reads text a .txt file, a folder of them, or a CSV with a ``text`` column (and
+                names under ``document``).
+
+        Returns:
+            a column for each class, and the names as the index; ``frame.attrs["skipped"]`` lists unreadable
+            images.
+
+        Raises:
+            DataError: there is no image or document, or none can be read.
+        """
+        sources = [source] if isinstance(source, (str, Path)) else source
+        names: list[str] = []
+        skipped: list[str] = []
+        rows = []
+        for path in map(Path, sources):
+            for part, inputs in (
+                _documents(path, self.spec) if self.reads_text else _images(path, self.prepare, skipped)
+            ):
+                names += part
+                rows.append(self._probabilities(inputs))
+        if not names:
+            raise DataError(f"none of the {len(skipped)} images of {source} can be read; first {skipped[0]}")
+        index = pd.Index(names, name="document" if self.reads_text else "image")
+        frame = pd.DataFrame(torch.cat(rows).numpy(), index, list(self.labels))
+        frame.attrs["skipped"] = skipped
+        return frame
+
+    def _probabilities(self, inputs: Inputs) -> Tensor:
+        on_device = {key: tensor.to(self.device) for key, tensor in inputs.items()}
+        return probabilities(self.network(on_device), self.network.labels.label_type).cpu()
+
+
+def open_model(folder: str | Path, device: str = "cpu") -> Model:
+    """Open a saved model.
+
+    Args:
+        folder: model/ of a run.
+
+    Raises:
+        ConfigError: there is no model.
+    """
+    folder = Path(folder).expanduser()
+    network, prepare = load_model(folder)
+    return Model(network.to(device), load_spec(folder), prepare, device)
+
+
 def predict_to_csv(model_folder: Path, source: Path, out: Path, device: str = "cpu") -> tuple[int, list[str]]:
     """Write a CSV with the column ``image`` or ``document``, and a column of probabilities for each class.
 
     Args:
-        model_folder: model/ of a run.
-        source: an image, a folder of images, or a CSV with an ``image`` column; for a model that reads text a
-            .txt file, a folder of them, or a CSV with a ``text`` column (and names under ``document``).
+        model_folder, source: as in `open_model` and `Model.predict`.
 
     Returns:
         the number of predictions, and the names of images that cannot be read.
-
-    Raises:
-        ConfigError: there is no model.
-        DataError: there is no image or document, or none can be read.
     """
-    model, prepare = load_model(model_folder)
-    model.to(device)
-    spec, label_type = load_spec(model_folder), model.labels.label_type
-    text = MODELS[spec.name].reads == "text"
-    done: list[str] = []
-    skipped: list[str] = []
-    rows: list[list[float]] = []
-    for names, inputs in _documents(source, spec) if text else _images(source, prepare, skipped):
-        done += names
-        on_device = {key: tensor.to(device) for key, tensor in inputs.items()}
-        rows += probabilities(model(on_device), label_type).tolist()
-    if not done:
-        raise DataError(f"none of the {len(skipped)} images of {source} can be read; first {skipped[0]}")
-    written = io.StringIO()
-    writer = csv.writer(written, lineterminator="\n")
-    writer.writerow(["document" if text else "image", *model.labels.names])
-    writer.writerows([name, *(f"{p:.6f}" for p in row)] for name, row in zip(done, rows, strict=True))
+    frame = open_model(model_folder, device).predict(source)
     out.parent.mkdir(parents=True, exist_ok=True)
-    atomic_write(out, written.getvalue().encode())
-    return len(done), skipped
+    atomic_write(out, frame.to_csv(float_format="%.6f", lineterminator="\n").encode())
+    return len(frame), frame.attrs["skipped"]
 
 
 def _images(

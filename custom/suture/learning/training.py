@@ -173,9 +173,8 @@ def fit(
     """Train the site's model in place for one round.
 
     Args:
-        batches: the batches of one epoch; by default `training_batches`.
-        after_step: called after each step.
-        after_epoch: called after each epoch; it may measure the model, and change its tensors.
+        batches: of one epoch; by default `training_batches`.
+        after_step, after_epoch: called then; the latter may change the model's tensors.
 
     Raises:
         NonFiniteLoss: naming site, round and step.
@@ -195,11 +194,10 @@ def fit(
                 total += step(site, objective, optimiser, batch, f"round {round_.round}, step {steps}")
                 if after_step:
                     after_step()
-            for done in (best, after_epoch):
-                if done:
-                    done()
-    if (local.epochs or local.iterations) and not steps:
-        raise SutureError(f"{site.name} has no training images; give it a split with some")
+            if best:
+                best()
+            if after_epoch:
+                after_epoch()
     if best:
         best.restore()
     return Fitted(total / steps if steps else None, optimiser_state_of(optimiser, site.model))
@@ -207,7 +205,9 @@ def fit(
 
 def _prepared(site: SiteContext, round_: LocalRound) -> torch.optim.Optimizer:
     """Set what of the model is trained; return its optimiser as the round before left it."""
-    model = site.model
+    model, local = site.model, round_.local
+    if (local.epochs or local.iterations) and not len(site.samples["train"]):
+        raise SutureError(f"{site.name} has no training images; give it a split with some")
     if round_.head_only and round_.local.warmup_init == "independent":
         redraw_head(model, seed_for(round_.seed, site.name, "init"))
     rest(model, round_.head_only)

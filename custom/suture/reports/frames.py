@@ -9,6 +9,7 @@ from pathlib import Path
 import pandas as pd
 
 from suture.core.errors import DataError
+from suture.learning.prediction import Model, open_model
 from suture.protocol.records import Metrics, Round, Run, read_history, read_metrics, read_run
 
 
@@ -101,17 +102,21 @@ class Results:
         """The page of the run."""
         return self.folder / "report.html"
 
-    @property
-    def model_folder(self) -> Path:
-        """The folder of the saved model, for `load_model`.
+    def model(self, device: str = "cpu") -> Model:
+        """Open the selected model.
 
         Raises:
             DataError: the run left no global model.
         """
         folder = self.folder / "model"
         if not folder.is_dir():
-            raise DataError(f"{self.folder} has no model; {self.info.method.title} is {self.info.status}")
-        return folder
+            why = (
+                "leaves its models at the sites"
+                if self.info.method.personal != "nothing"
+                else self.info.status
+            )
+            raise DataError(f"{self.folder} has no model: {self.info.method.title} {why}")
+        return open_model(folder, device)
 
     @cached_property
     def _history(self) -> list[Round]:

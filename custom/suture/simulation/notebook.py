@@ -1,0 +1,80 @@
+"""What `import suture` gives to a notebook or a script: run a job, and methods of this process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from suture.core.errors import ConfigError
+from suture.methods import METHODS, method_class, outside
+from suture.methods.base import Method
+from suture.reports.frames import Results, open_results
+from suture.simulation.job import Job, load_job, with_settings
+from suture.simulation.run import Environment, run_job
+
+M = TypeVar("M", bound=type[Method])
+
+
+def run(
+    job: Job | str | Path,
+    env: Environment = "local",
+    out: str | Path | None = None,
+    *,
+    rounds: int | None = None,
+    seed: int | None = None,
+    settings: Mapping[str, Any] | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    progress: bool = False,
+) -> Results:
+    """Run a job with simulated sites on this machine.
+
+    Args:
+        job: a job, its name in jobs/, or the path of its file.
+        env: ``local`` for a loop in this process, ``sim`` for FLARE's simulator in another one.
+        out: run folder, by default ``runs/JOB-TIME``; relative paths start at the working directory.
+        rounds, seed: in place of the job's.
+        settings: further settings by dotted name, as ``--set`` takes them: ``{"method.local.lr": 1e-3}``.
+        resume: continue the unfinished run in the folder.
+        overwrite: delete the content of the folder first.
+        progress: show the progress on the standard output.
+
+    Raises:
+        ConfigError: a setting is unknown or does not fit, or the folder is in use; nothing is written.
+        FederationError: the run failed; its folder says why.
+    """
+    chosen = job if isinstance(job, Job) else load_job(job)
+    given = {"rounds": rounds, "seed": seed, **(settings or {})}
+    words = [f"{key}={_text(value)}" for key, value in given.items() if value is not None]
+    folder = run_job(
+        with_settings(chosen, words), env, out, resume=resume, overwrite=overwrite, progress=progress
+    )
+    return open_results(folder)
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def register(kind: M) -> M:
+    """Register a method of this process, so that ``method=NAME`` finds it; usable as a decorator.
+
+    It runs with ``env="local"`` alone. For other processes and sites a method must be in an installed
+    package, under the entry point ``suture.methods``. Registering it again replaces it, as notebooks do.
+
+    Raises:
+        ConfigError: the name is that of a method of suture or of an installed package.
+    """
+    name = kind.about.name
+    known = METHODS.get(name)
+    if name in outside() or (known is not None and known.__module__.startswith("suture.")):
+        raise ConfigError(f"there is a method {name!r} already; give {kind.__qualname__} another name")
+    METHODS[name] = kind
+    return kind
+
+
+def known_methods() -> dict[str, type[Method]]:
+    """The methods by name: those of suture, of installed packages and of this process."""
+    return {name: method_class(name) for name in sorted({*METHODS, *outside()})}

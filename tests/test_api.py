@@ -1,0 +1,147 @@
+"""`import suture` as a user calls it, in a notebook or a script."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+
+import suture
+
+SMALL = {"simulation.images": 60, "simulation.held_out": 60, "method.local.epochs": 1}
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> suture.Results:
+    """A short run of the demo, started with a relative path."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("notebook"))
+        return suture.run("demo", rounds=2, out="runs/first", settings=SMALL)
+
+
+def test_importing_it_imports_nothing_heavy() -> None:
+    script = "import sys, suture; print([m for m in ('torch', 'pandas', 'nvflare') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_every_name_is_there_and_no_other() -> None:
+    assert 15 <= len(suture.__all__) <= 25
+    for name in suture.__all__:
+        assert getattr(suture, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'lod_job'; it has About"):
+        suture.lod_job  # noqa: B018
+    assert set(suture.__all__) <= set(dir(suture))
+
+
+def test_results_are_frames(results: suture.Results) -> None:
+    assert results.info.status == "finished"
+    assert results.report.is_file()
+    assert results.folder.is_absolute()
+    classes, rounds, sites = results.classes, results.rounds, results.sites
+    assert list(classes.index) == sorted(results.info.labels)
+    assert {"auroc", "low", "high", "positives", "negatives", "recall", "sites"} == set(classes.columns)
+    assert classes["auroc"].mean() == pytest.approx(results.mean_auroc)
+    assert classes.loc["Edema", "sites"] == "harbor"
+    assert list(rounds.index) == [1, 2]
+    assert (rounds["status"] == "committed").all()
+    assert set(sites.index.get_level_values("site")) == {"harbor", "lakeside", "northfield"}
+    assert sites.loc[(1, "harbor"), "train_loss"] > 0
+    assert "finished" in repr(results)
+    again = suture.open_results(results.folder)
+    pd.testing.assert_frame_equal(again.classes, classes)
+
+
+def test_a_model_is_called_on_tensors_and_on_files(results: suture.Results) -> None:
+    model = suture.load_model(results.folder / "model")
+    assert isinstance(model, suture.Model)
+    assert model.labels == tuple(results.info.labels)
+    images = torch.randint(0, 256, (3, 1, 64, 64), dtype=torch.uint8)
+    scores = model(images)
+    assert scores.shape == (3, len(model.labels))
+    assert torch.equal(scores, results.model()(images))
+    assert bool(((scores > 0) & (scores < 1)).all())
+    folder = results.folder / "sites" / "harbor" / "images"
+    files = sorted(folder.iterdir())[:3]
+    frame = model.predict(files)
+    assert list(frame.columns) == list(model.labels)
+    assert list(frame.index) == [str(path) for path in files]
+    pd.testing.assert_frame_equal(model.predict(folder).iloc[:3], frame)
+
+
+@pytest.mark.parametrize(
+    "images",
+    [
+        torch.zeros(1, 1, 32, 32, dtype=torch.uint8),
+        torch.zeros(1, 3, 64, 64, dtype=torch.uint8),
+        torch.zeros(1, 1, 64, 64),
+    ],
+)
+def test_other_images_are_refused(results: suture.Results, images: torch.Tensor) -> None:
+    with pytest.raises(suture.SutureError, match=r"the model reads uint8 images \[n, 1, 64, 64\]"):
+        results.model()(images)
+
+
+@pytest.fixture
+def near() -> Iterator[type[suture.Method]]:
+    """A method of this process, registered for a test."""
+
+    @suture.register
+    @suture.hyperparameters
+    class Near(suture.LocalAveraging):
+        """FedProx in a notebook."""
+
+        about = suture.About("near", "Near", "a notebook")
+        labels = suture.LabelUse(view="own")
+        mu: float = 1.0
+
+        def objective(self, model, batch, reference):  # type: ignore[no-untyped-def]
+            pairs = zip(model.parameters(), reference.parameters(), strict=True)
+            distance = sum((w - received).square().sum() for w, received in pairs)
+            return super().objective(model, batch, reference) + self.mu / 2 * distance
+
+    yield Near
+    from suture.methods import METHODS
+
+    del METHODS["near"]
+
+
+def test_a_method_of_the_notebook_runs_here(near: type[suture.Method], tmp_path: Path) -> None:
+    assert suture.known_methods()["near"] is near
+    job = suture.Job(
+        name="own",
+        title="a method of one's own",
+        method=near(local=suture.LocalTraining(lr=1e-3, batch_size=16)),  # type: ignore[call-arg]
+        model=suture.ModelSpec("cnn", size=64),
+        rounds=1,
+        augmentation=suture.Augmentation(),
+        simulation=suture.PhantomSites(images=40, held_out=30),
+    )
+    assert suture.run(job, out=tmp_path / "own").info.method.name == "near"
+    assert suture.run("demo", rounds=1, out=tmp_path / "set", settings={**SMALL, "method": "near"}).mean_auroc
+    with pytest.raises(suture.SutureError, match="entry point"):
+        suture.run(job, "sim", tmp_path / "sim")
+    assert not (tmp_path / "sim").exists()
+
+
+def test_a_method_of_suture_is_not_replaced() -> None:
+    from suture.methods.surgical import SurgicalAggregation
+
+    with pytest.raises(suture.SutureError, match="there is a method 'surgical' already"):
+        suture.register(SurgicalAggregation)
+
+
+def test_mistakes_are_one_sentence(results: suture.Results, tmp_path: Path) -> None:
+    with pytest.raises(suture.SutureError, match="did you mean 'demo'"):
+        suture.run("demoo")
+    with pytest.raises(suture.SutureError, match="unknown setting 'imges'"):
+        suture.run("demo", settings={"imges": 3})
+    with pytest.raises(suture.SutureError, match="holds a run of demo"):
+        suture.run("demo", rounds=2, out=results.folder, settings=SMALL)
+    with pytest.raises(suture.SutureError, match="is no run folder"):
+        suture.open_results(tmp_path)
