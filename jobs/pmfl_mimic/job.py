@@ -24,7 +24,7 @@ JOB = Job(
     method=PMFL(batches=100),
     model=ModelSpec("lstm"),
     rounds=2000,  # 20 passes
-    selection="last",  # silos train whole: a new task is the judge
+    selection="last",  # a site trains on all its data: a new task is the judge
     simulation=SingleTargetSites(
         corpus="mimic_reports",
         order=DISEASES,

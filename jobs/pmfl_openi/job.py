@@ -1,7 +1,7 @@
 """PMFL on Open-i's chest X-ray reports: five sites with a finding each, and three findings that no site has.
 
 Point it at the data with SUTURE_DATA (its folder openi_reports) or with `--set simulation.root=DIR`. The
-model of the last round is put to each target: trained on 90 % of its silo, or on 100 examples of it, and
+model of the last round is put to each target: trained on 90 % of its documents, or on 100 of them, and
 tested on the rest, five times.
 `--set method=metafl`, `--set method=fl` and `--set finetuning.start=fresh` are the rows that the paper
 compares with.
@@ -17,10 +17,10 @@ from suture.simulation.job import Job
 JOB = Job(
     name="pmfl_openi",
     title="Open-i reports at five sites with a finding each, PMFL",
-    method=PMFL(batches=23),  # the smallest silo has 184 documents: batches of 8
+    method=PMFL(batches=23),  # the smallest site has 184 documents: batches of 8
     model=ModelSpec("lstm"),
     rounds=400,
-    selection="last",  # silos train whole: a new task is the judge
+    selection="last",  # a site trains on all its data: a new task is the judge
     simulation=SingleTargetSites(),
     finetuning=FineTuning(few=100),
 )

@@ -16,7 +16,7 @@ from suture.federation.site.site import Site
 from suture.learning.training import LocalTraining
 from suture.methods import METHODS
 from suture.methods.base import ClassFacts, LabelStatistics
-from suture.methods.class_weights import NAME, class_weights, told_weights, weighted_bce
+from suture.methods.class_weights import NAME, class_weights, received_weights, weighted_bce
 from suture.models.classifier import Layout
 from suture.protocol.messages import Payload
 
@@ -69,13 +69,13 @@ def test_counts_are_asked_for_where_there_are_weights(name: str) -> None:
 def test_weights_that_were_asked_for_and_not_told_stop_the_site() -> None:
     weight = torch.tensor([2.0, 1.0])
     told, silent = Payload("train", 3, class_tensors={NAME: weight}), Payload("train", 3)
-    assert told_weights(told, "known", "multilabel") is weight
+    assert received_weights(told, "known", "multilabel") is weight
     with pytest.raises(
         ConfigError, match="sent no positive_weight with round 3, which class_weights='known'"
     ):
-        told_weights(silent, "known", "multilabel")
-    assert told_weights(silent, "none", "multilabel") is None
-    assert told_weights(silent, "known", "multiclass") is None
+        received_weights(silent, "known", "multilabel")
+    assert received_weights(silent, "none", "multilabel") is None
+    assert received_weights(silent, "known", "multiclass") is None
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedlsm"])

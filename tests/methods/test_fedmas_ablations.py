@@ -71,7 +71,7 @@ def test_without_a_projector_the_backbones_own_features_are_compared(tiny: Any) 
             context.model.features({"image": context.prepare(image)}), context.prior.features(image)
         )
     heard: dict[str, torch.Tensor] = {}
-    update, _ = train_round(PHANTOMS, replace(context, tell=heard.update), task, replace(CTX, seed=1))
+    update, _ = train_round(PHANTOMS, replace(context, record=heard.update), task, replace(CTX, seed=1))
     means = [float(each[context.samples["train"].y[:, k] == 1].mean()) for k in (2, 3)]  # Mass and Nodule
     assert heard["divergence"].tolist() == pytest.approx([0, 0, *means], abs=1e-5)
     assert line["sites"]["alpha"]["weight"] == pytest.approx(update.weight, rel=1e-4)

@@ -30,7 +30,7 @@ def test_the_divergence_of_each_class_is_told_before_training(tiny: Any) -> None
     def hear(figures: Mapping[str, Tensor]) -> None:
         told.update(figures)
 
-    train_round(METHOD, replace(context, tell=hear), task, CTX)
+    train_round(METHOD, replace(context, record=hear), task, CTX)
     assert set(told) == {"images", "divergence"}
     for column in range(len(EVERY)):
         own = train.y[:, column] == 1
@@ -43,7 +43,7 @@ def test_the_update_is_the_same_whether_anybody_listens(tiny: Any) -> None:
     packed = []
     for tell in (None, lambda _: None):
         context, task = bench_of(tiny)
-        update, _ = train_round(METHOD, replace(context, tell=tell), task, CTX)
+        update, _ = train_round(METHOD, replace(context, record=tell), task, CTX)
         packed.append(pack(update))
     assert packed[0].header == packed[1].header
     assert packed[0].tensors.keys() == packed[1].tensors.keys()

@@ -96,7 +96,7 @@ def test_moments_of_the_warm_up_end_with_it(tiny: Any) -> None:
     from suture.protocol.packing import load
 
     newest = sorted((federation.folder / "run" / "sites" / "alpha").glob("round-*"))[-1]
-    assert float(load(newest).tensors["kept/head.weight/step"]) == 2  # 15 images, batches of 8
+    assert float(load(newest).tensors["optimiser/head.weight/step"]) == 2  # 15 images, batches of 8
 
 
 def test_the_best_epoch_is_kept(tiny: Any) -> None:

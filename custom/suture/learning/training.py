@@ -1,4 +1,4 @@
-"""The one training loop, and prediction, at a site."""
+"""The training loop that every method uses, and prediction, at a site."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Logits, y and known ``[n, c]`` to a scalar."""
 
 Observer = Callable[[Tensor, Tensor], None]
-"""Told of rows ``[m]`` and of the positive pseudo-labels ``[m, c]`` that they were given."""
+"""Called with rows ``[m]`` and their positive pseudo-labels ``[m, c]``."""
 
 Objective = Callable[[Classifier, Batch], Tensor]
 """What a step minimises: the model on a batch, to a scalar."""
@@ -45,13 +45,13 @@ class NonFiniteLoss(SutureError):
 
 @validated(frozen=True, config=STRICT)
 class LocalTraining:
-    """How a site trains between two exchanges.
+    """How a site trains in one round.
 
     Attributes:
         lr: learning rate; a site may set its own.
-        epochs: passes over the local data a round (E of the paper); 0 trains nothing, to measure the rest.
+        epochs: passes over the local data a round (E of the paper); 0 trains nothing, to time the rest.
         batch_size: images a step; a site may set its own.
-        iterations: steps a round, of batches without end, in place of whole passes; None for passes.
+        iterations: steps a round in place of epochs, over batches without end; None for epochs.
         optimiser: ``adam``, or ``sgd`` with Nesterov momentum.
         weight_decay: L2 penalty.
         betas: decay of Adam's two moments.
@@ -80,7 +80,7 @@ class LocalTraining:
     clip: Annotated[float, Field(gt=0)] | None = None
 
     def lr_of(self, round_: int, rounds: int) -> float:
-        """The learning rate of a round (from 1) of a stretch of rounds."""
+        """The learning rate of round `round_` (from 1) of `rounds`."""
         if self.final_lr is None:
             return self.lr
         fall = (1 + math.cos(math.pi * round_ / rounds)) / 2
@@ -89,19 +89,19 @@ class LocalTraining:
 
 @dataclass(frozen=True)
 class SiteContext:
-    """What a method's site half works with.
+    """What a method works with at a site.
 
     Attributes:
         name: the site, for seeds and errors.
         model: holds what was received; its head has one row for each of its `labels`.
         samples: the site's data, cut to the model's labels.
         prepare: uint8 images to normalised floats; idle where the inputs are text.
-        lr, batch_size: the site's own, where its configuration names them.
+        lr, batch_size: the site's own, where its configuration has them.
         prior: a frozen network that the method compares the model with.
-        cache: what a method has computed and may compute again; it lives as long as the process.
+        cache: results that a method may compute again; it lives as long as the process.
         identified: ``[c]``, which of the model's classes the site annotates; None for all.
-        observe: watches pseudo-labels and answers nothing; a simulation counts how many are right.
-        tell: hears figures of each class by name, ``[c]``; a simulation writes them down.
+        observe: receives pseudo-labels; a simulation counts how many are right.
+        record: receives figures of each class by name, ``[c]``; a simulation writes them to its diagnostics.
         cache_dir: folder of the site's `[storage] cache`; None keeps nothing on disk.
     """
 
@@ -118,7 +118,7 @@ class SiteContext:
     cache: dict[str, Tensor] = field(default_factory=dict)
     identified: Tensor | None = None
     observe: Observer | None = None
-    tell: Callable[[Mapping[str, Tensor]], None] | None = None
+    record: Callable[[Mapping[str, Tensor]], None] | None = None
     cache_dir: Path | None = None
 
     def own(self, local: LocalTraining) -> LocalTraining:
@@ -128,7 +128,7 @@ class SiteContext:
 
 @dataclass(frozen=True)
 class LocalRound:
-    """One round of local training, with everything settled that is not the method's own.
+    """One round of local training, with everything resolved that does not depend on the method.
 
     Attributes:
         local: learning rate, epochs and batch size of this site in this round.
@@ -246,7 +246,7 @@ def validation_loss(site: SiteContext, loss: Loss) -> float | None:
 
 
 def optimiser_of(model: nn.Module, local: LocalTraining) -> torch.optim.Optimizer:
-    """The optimiser of what is trained; it clips the gradient of each step where it is told to."""
+    """The optimiser of the trainable parameters; it clips the gradient of each step where `clip` is set."""
     trained, decay = [p for p in model.parameters() if p.requires_grad], local.weight_decay
     optimiser: torch.optim.Optimizer
     if local.optimiser == "sgd":

@@ -75,7 +75,7 @@ class GlobalModel:
         shared: tensors that every site trains or holds in common.
         head: rows ``[len(labels), ...]``.
         fixed: tensors that no round changes, sent to a site once.
-        memory: what a method keeps at the server besides (an optimiser's moments, say).
+        memory: further state of the method at the server, such as that of an optimiser.
         label_type: of the federation.
     """
 
@@ -99,13 +99,13 @@ class GlobalModel:
 
 @dataclass(frozen=True)
 class LabelStatistics:
-    """What the sites said of themselves before round 1, under the federation's names.
+    """What the sites reported before round 1, under the federation's class names.
 
     Attributes:
         labels: every class of the federation.
         images: training images of each site.
-        counts: for each site its own classes with their positive and negative images; None where withheld, or
-            not asked for.
+        counts: for each site its own classes with their positive and negative images; None where withheld
+            or not requested.
         label_type: of the federation.
     """
 
@@ -117,7 +117,7 @@ class LabelStatistics:
 
 @dataclass(frozen=True)
 class ClassFacts:
-    """What the server says to all sites of each class.
+    """What the server sends to all sites about each class.
 
     Attributes:
         tensors, notes: by name, ``[len(labels)]`` each; and sentences for the report.
@@ -223,14 +223,14 @@ class Method(ABC):
 
     @property
     def part_at_site(self) -> bool:
-        """Whether a part of the model lives at each site, which keeps that of the best round."""
+        """Whether a part of the model stays at each site, which stores that of the best round."""
         return self.personal != "nothing" or self.share is not None
 
     def phases(self, rounds: int) -> tuple[Phase, ...]:
-        """The stretches of a run of `rounds` rounds: the warm-up of the head, if there is one, and the rest.
+        """The phases of a run of `rounds` rounds: a warm-up of the head, if there is one, and the main phase.
 
-        The warm-up is one exchange: each site trains the head on the resting backbone by itself, and the
-        heads are merged as in any other round.
+        The warm-up is one round: each site trains the head while the backbone is frozen, and the heads are
+        aggregated as in any other round.
         """
         local = self.local
         if not local.warmup_epochs:
@@ -239,7 +239,7 @@ class Method(ABC):
         return (warm_up, Phase("main", rounds - 1)) if rounds > 1 else (warm_up,)
 
     def check_model(self, spec: ModelSpec) -> None:  # noqa: B027 - most methods train any model
-        """Refuses a model that the method cannot train, before a job begins; by default none.
+        """Refuse a model that the method cannot train, before a job begins; by default none is refused.
 
         Raises:
             ConfigError: naming the setting and the remedy.
@@ -247,7 +247,7 @@ class Method(ABC):
 
     @abstractmethod
     def egress(self, layout: Layout) -> Egress:
-        """All that may leave a site, for a model of this layout (its shared tensors are those that cross)."""
+        """Declare everything that may leave a site; `layout` has the shapes of what is shared each round."""
 
     # The site's half
 
@@ -281,7 +281,7 @@ class Method(ABC):
         return masked_loss(logits, y, known, label_type)
 
     def behind_losses(self, images: int, local: LocalTraining) -> int:
-        """How many samples the losses of a round rest on; below its `min_loss` a site withholds them.
+        """The number of samples behind the losses of a round; a site withholds them below its `min_loss`.
 
         Args:
             images: that the site trains on.
@@ -292,7 +292,7 @@ class Method(ABC):
     # The server's half
 
     def class_facts(self, statistics: LabelStatistics) -> ClassFacts:
-        """What the sites are told of each class after all introduced themselves; by default nothing."""
+        """What the server sends to the sites about each class, after the handshake; by default nothing."""
         return ClassFacts()
 
     @abstractmethod
@@ -301,13 +301,13 @@ class Method(ABC):
 
         Args:
             previous: the model that this round started from.
-            updates: accepted ones in the order of the sites' names, under the server's names of the classes;
-                they can be walked through once.
+            updates: the accepted ones in the order of the sites' names, under the federation's class names;
+                an iterator that can be consumed once.
         """
 
 
 def local_round(method: Method, site: SiteContext, state: Packed, ctx: RoundContext) -> LocalRound:
-    """Settle what a round of local training needs, so that no method has to.
+    """Resolve phase, learning rate, the site's own settings and optimiser state, so that no method has to.
 
     Args:
         state: what the site stored after its last round; its optimiser state ends with its phase.

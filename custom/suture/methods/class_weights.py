@@ -52,9 +52,9 @@ def class_weights(statistics: LabelStatistics, rule: ClassWeights) -> ClassFacts
     for name in statistics.labels:
         positives = negatives = 0
         for site, counts in statistics.counts.items():
-            told = counts.get(name)
-            if told is not None:
-                positives, negatives = positives + told[0], negatives + told[1]
+            reported = counts.get(name)
+            if reported is not None:
+                positives, negatives = positives + reported[0], negatives + reported[1]
             elif rule == "program" and name not in counts:
                 negatives += statistics.images[site]
         weights.append(negatives / positives if positives and negatives else 1.0)
@@ -69,8 +69,8 @@ def class_weights(statistics: LabelStatistics, rule: ClassWeights) -> ClassFacts
     return ClassFacts({NAME: torch.tensor(weights, dtype=torch.float32)}, tuple(notes))
 
 
-def told_weights(received: Payload, rule: ClassWeights, task: LabelType) -> Tensor | None:
-    """The weights that the server told, ``[c]``; None where the rule and the task have none.
+def received_weights(received: Payload, rule: ClassWeights, task: LabelType) -> Tensor | None:
+    """The weights that the server sent, ``[c]``; None where the rule and the label type have none.
 
     Raises:
         ConfigError: the payload has none although the rule asks for them; to train on would weight every

@@ -30,7 +30,7 @@ from suture.methods.class_weights import (
     ClassWeights,
     class_weights,
     counted,
-    told_weights,
+    received_weights,
     weighted_bce,
     why_counted,
 )
@@ -74,7 +74,7 @@ class FedAvg(LocalAveraging):
         self, site: SiteContext, received: Payload, round_: LocalRound
     ) -> tuple[Update, dict[str, Tensor]]:
         label_type, images = site.model.labels.label_type, float(len(site.samples["train"]))
-        weight = told_weights(received, self.class_weights, label_type)
+        weight = received_weights(received, self.class_weights, label_type)
         counts = torch.nan_to_num(site.samples["train"].y).sum(dim=0)
 
         def loss(logits: Tensor, y: Tensor, known: Tensor, label_type: LabelType) -> Tensor:

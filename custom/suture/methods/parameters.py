@@ -1,4 +1,4 @@
-"""Which tensors of a model cross in each round, and which are sent once and then stay at the site."""
+"""Shared and local parameters: what is exchanged each round, and what is sent once and stays at the site."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from suture.models.norm import counters
 
 
 def shared_parameters(model: Classifier, method: Method) -> tuple[str, ...]:
-    """Names of the tensors outside the head that cross each round, sorted."""
+    """Names of the tensors outside the head that are exchanged each round, sorted."""
     return () if method.personal == "model" else shared_names(model, method.batch_norm)
 
 
 def parts(
     method: Method, shared: Mapping[str, Tensor], head: Mapping[str, Tensor]
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """What crosses each round of the shared tensors, and of the head's rows.
+    """The parts of the shared tensors and of the head's rows that are exchanged each round.
 
     Raises:
         ConfigError: the method shares a part of the model so small that no row is in it.
     """
     with_head = method.personal == "nothing" and (method.share is None or method.share.head)
-    crosses, rows = cut(method.share, shared), dict(head) if with_head else {}
-    if method.share is not None and shared and not crosses:
+    exchanged, rows = cut(method.share, shared), dict(head) if with_head else {}
+    if method.share is not None and shared and not exchanged:
         raise ConfigError(
             f"method.share.fraction={method.share.fraction:g} is less than one row of any tensor of the "
             "model, so that nothing is shared; set it higher (0.5 is half)"
         )
-    return crosses, rows
+    return exchanged, rows
 
 
 def local_parameters(model: Classifier, method: Method) -> tuple[str, ...]:
-    """Names of the tensors that a site receives once and then keeps, sorted.
+    """Names of the tensors that a site receives once and that then stay there, sorted.
 
-    They are batch norm where it is not averaged, and what is personal; the whole model, if a part is shared.
+    These are batch norm where it is not averaged, and what is personal. Under partial sharing: the model.
     """
-    if method.share is not None:  # what crosses is put into a whole model of the site's own
+    if method.share is not None:  # the shared rows replace those of a whole model of the site's own
         return tuple(sorted(set(model.state_dict()) - counters(model)))
     head = {name for name in model.state_dict() if name.startswith(HEADS)}
     away = (
@@ -52,9 +52,10 @@ def local_parameters(model: Classifier, method: Method) -> tuple[str, ...]:
     return tuple(sorted(set(model.state_dict()) - away))
 
 
-def kept(model: Classifier, method: Method) -> dict[str, Tensor]:
-    """What a site keeps of the model that it has trained: under ``fixed/`` what stays; where the method keeps
-    local models the rest under ``local/``, so that both are the model as it was before the merge.
+def stored_parameters(model: Classifier, method: Method) -> dict[str, Tensor]:
+    """What a site stores of its trained model, which is the model before aggregation.
+
+    Local parameters are under ``fixed/``; the rest is under ``local/``, where the method keeps local models.
     """
     state = {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
     fixed = {f"fixed/{name}": state.pop(name) for name in local_parameters(model, method)}

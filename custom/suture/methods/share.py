@@ -1,4 +1,4 @@
-"""Which rows of a model cross, where only a part of it does; the rest is each party's own."""
+"""Partial sharing: which rows of each tensor are shared; the rest belongs to each party."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _GATES = re.compile(r"(weight|bias)_(ih|hh)_l\d+(_reverse)?$")
 
 @dataclass(frozen=True, config=STRICT)
 class Share:
-    """The part of each tensor that crosses.
+    """The part of each tensor that is shared.
 
-    The head crosses only where everything does: its rows are classes, and no half of a class is known.
+    The head is shared only as a whole: its rows are classes, and half of a class has no meaning.
 
     Attributes:
         fraction: of the rows of each tensor, rounded down.
@@ -37,11 +37,11 @@ class Share:
 
     @property
     def head(self) -> bool:
-        """Whether the head crosses."""
+        """Whether the head is shared."""
         return self.fraction == 1
 
     def rows(self, name: str, length: int) -> Tensor:
-        """The numbers of the rows that cross, of a tensor with `length` of them."""
+        """The indices of the shared rows of a tensor with `length` rows."""
         if self.of == "units" and _GATES.search(name):
             units = length // 4
             first = torch.arange(int(self.fraction * units))
@@ -50,7 +50,7 @@ class Share:
 
 
 def cut(share: Share | None, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What crosses of each tensor; one of which no row does is left out."""
+    """The shared rows of each tensor; a tensor without any is left out."""
     if share is None:
         return dict(tensors)
     parts = {name: tensor[share.rows(name, len(tensor))] for name, tensor in tensors.items()}
@@ -58,7 +58,7 @@ def cut(share: Share | None, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]
 
 
 def put(share: Share | None, whole: Mapping[str, Tensor], parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The whole tensors with the rows that crossed in their places; all others as they were."""
+    """The whole tensors with the shared rows replaced."""
     if share is None:
         return {**whole, **parts}
     done = dict(whole)

@@ -117,7 +117,7 @@ def test_figures_of_each_class_are_written_down_as_they_are_told(tmp_path: Path)
     assert not (tmp_path / "state").exists()
     watch = record.watching(LABELS)
     assert watch.observe is None
-    watch.tell({"images": torch.tensor([3, 0]), "divergence": torch.tensor([0.5, 0.0])})
+    watch.record({"images": torch.tensor([3, 0]), "divergence": torch.tensor([0.5, 0.0])})
     watch.write(2)
     figures = {"images": {"Edema": 3, "Mass": 0}, "divergence": {"Edema": 0.5, "Mass": 0.0}}
     assert lines(tmp_path / "state" / FILE) == [{"site": "a", "round": 2, "classes": {}, "figures": figures}]

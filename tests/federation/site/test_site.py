@@ -243,7 +243,7 @@ def test_a_state_of_a_former_version_is_an_abstention_that_says_what_to_do(site:
     task = _train_task(tiny)
     header = {"threads": 1, "labels": list(task.labels), "phase": "main", "round": 1}
     site.folder.mkdir(parents=True)
-    save(site.states.path(1), Packed({"kept/step": torch.ones(1)}, header))
+    save(site.states.path(1), Packed({"optimiser/step": torch.ones(1)}, header))
     answer = site.answer(replace(task, round=2, committed=1))
     assert isinstance(answer, Abstain)
     assert answer.reason == "configuration"

@@ -83,14 +83,14 @@ class Watch:
 
     def over(self, context: SiteContext) -> SiteContext:
         """Return the site context with this observer in it."""
-        return replace(context, tell=self.tell, observe=self.observe)
+        return replace(context, record=self.record, observe=self.observe)
 
     @property
     def observe(self) -> Observer | None:
         """The function that counts pseudo-labels, and the correct ones among them; None without labels."""
         return None if self._truth is None else partial(self._count, self._truth)
 
-    def tell(self, figures: Mapping[str, Tensor]) -> None:
+    def record(self, figures: Mapping[str, Tensor]) -> None:
         """Take figures of each class, ``[c]`` for each name."""
         for name, values in figures.items():
             self._figures[name] = dict(zip(self._labels.names, values.tolist(), strict=True))

@@ -40,7 +40,7 @@ from suture.learning.evaluation import Measurement, class_counts, measure
 from suture.learning.samples import SiteSamples, load_samples, single_target
 from suture.learning.training import SiteContext
 from suture.methods.base import RoundContext, local_round
-from suture.methods.parameters import kept, parts, shared_parameters
+from suture.methods.parameters import parts, shared_parameters, stored_parameters
 from suture.methods.share import put
 from suture.models import build
 from suture.models.classifier import Classifier, Layout, load_tensors, split_state
@@ -149,7 +149,9 @@ class Site:
             "phase": ctx.phase.name,
             "round": task.round,
         }
-        own = kept(context.model, self.plan.method) | {f"kept/{k}": t for k, t in keep.items()}
+        own = stored_parameters(context.model, self.plan.method) | {
+            f"optimiser/{k}": t for k, t in keep.items()
+        }
         self.states.save(task.round, Packed(own, header), task.committed)
         method, images = self.plan.method, len(self._data()[1]["train"])
         losses = self.expectation(task).egress.losses
@@ -177,7 +179,7 @@ class Site:
     ) -> tuple[SiteContext, Update, dict[str, Tensor]]:
         watch = self._watching(context)
         observed = watch.over(context) if watch else context
-        last = Packed(group(state, "kept/"), state.header)
+        last = Packed(group(state, "optimiser/"), state.header)
         method = self.plan.method
         update, keep = method.train(observed, task, local_round(method, observed, last, ctx))
         if watch:

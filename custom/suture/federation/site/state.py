@@ -1,8 +1,7 @@
 """The state of a site between rounds: how it is restored, and which of the model's tensors it provides.
 
 A state has the site's local parameters under ``fixed/``, the rest of the model that the site trained under
-``local/`` (where the method keeps local models), and what the method keeps under ``kept/``, for example its
-optimiser state.
+``local/`` (where the method keeps local models), and the optimiser state under ``optimiser/``.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from suture.core.labels import LabelType
 from suture.learning.training import LocalRound, LocalTraining, SiteContext, fit
 from suture.methods.averaging import WHY, LocalAveraging, owned, trained
 from suture.methods.base import About, ClassFacts, LabelStatistics, LabelUse, Limits, hyperparameters
-from suture.methods.class_weights import ClassWeights, class_weights, counted, told_weights, why_counted
+from suture.methods.class_weights import ClassWeights, class_weights, counted, received_weights, why_counted
 from suture.methods.fedlsm.mean_teacher import MeanTeacher, Teaching
 from suture.models.classifier import Layout
 from suture.protocol.egress import IMAGES, OWNERS, Egress
@@ -93,7 +93,7 @@ class FedLSM(LocalAveraging):
     ) -> tuple[Update, dict[str, Tensor]]:
         batch_size = min(round_.local.batch_size, self.local.batch_size)
         round_ = replace(round_, local=replace(round_.local, batch_size=batch_size))
-        weight = told_weights(received, self.class_weights, site.model.labels.label_type)
+        weight = received_weights(received, self.class_weights, site.model.labels.label_type)
         teacher = MeanTeacher(self.teaching, site, round_, weight)
         fitted = fit(
             site, teacher.objective, round_, batches=teacher.batches, after_step=teacher.follow_student

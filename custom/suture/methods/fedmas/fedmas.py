@@ -147,8 +147,8 @@ class FedMAS(LocalAveraging):
             round_ = replace(round_, local=replace(round_.local, clip=round_.local.clip or CLIP))
         watch = Divergence(site, self)
         before = watch.under(site.model)
-        if site.tell:
-            site.tell({"images": watch.images, "divergence": before})
+        if site.record:
+            site.record({"images": watch.images, "divergence": before})
         fitted = fit(site, watch.objective, round_, batches=partial(watch.batches, round_.local))
         weight = float(len(site.samples["train"]))
         if self.aggregation == "rescue":
