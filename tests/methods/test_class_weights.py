@@ -13,10 +13,11 @@ import torch
 
 from suture.core.errors import ConfigError
 from suture.federation.site.site import Site
+from suture.learning.losses import weighted_bce
 from suture.learning.training import LocalTraining
 from suture.methods import METHODS
 from suture.methods.base import ClassFacts, LabelStatistics
-from suture.methods.class_weights import NAME, class_weights, received_weights, weighted_bce
+from suture.methods.class_weights import NAME, class_weights, received_weights
 from suture.models.classifier import Layout
 from suture.protocol.messages import Payload
 

@@ -22,8 +22,7 @@ from suture.federation.server.global_model import initial
 from suture.learning.losses import balanced_ce
 from suture.learning.training import LocalTraining, SiteContext
 from suture.methods.base import GlobalModel, Phase, RoundContext
-from suture.methods.fedmas.fedmas import FedMAS
-from suture.methods.fedmas.rescue import by_class, distance, rescue_factor
+from suture.methods.fedmas.fedmas import FedMAS, by_class, distance, rescue_factor
 from suture.models import ModelSpec
 from suture.models.classifier import Preprocessing
 from suture.models.priors import PriorSpec

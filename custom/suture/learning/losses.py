@@ -69,6 +69,16 @@ def balanced_ce(logits: Tensor, y: Tensor, known: Tensor, counts: Tensor) -> Ten
     return masked_ce(logits + torch.log(prior + 1e-12), y, known)
 
 
+def weighted_bce(logits: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
+    """Entry by entry -w_c y ln sigma(s) - (1 - y) ln(1 - sigma(s)).
+
+    Args:
+        logits, y: ``[n, c]``.
+        weight: ``[c]``; None for 1.
+    """
+    return F.binary_cross_entropy_with_logits(logits, y, pos_weight=weight, reduction="none")
+
+
 def probabilities(logits: Tensor, label_type: LabelType) -> Tensor:
     """Return the probabilities ``[n, c]``: sigmoids for multilabel data, a softmax for multiclass data."""
     return torch.sigmoid(logits) if label_type == "multilabel" else torch.softmax(logits, dim=1)

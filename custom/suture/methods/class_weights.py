@@ -13,7 +13,6 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from suture.core.errors import ConfigError
@@ -84,13 +83,3 @@ def received_weights(received: Payload, rule: ClassWeights, task: LabelType) -> 
             "run the same version of suture on both sides, or set class_weights=none"
         )
     return received.class_tensors[NAME]
-
-
-def weighted_bce(logits: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
-    """Entry by entry -w_c y ln sigma(s) - (1 - y) ln(1 - sigma(s)).
-
-    Args:
-        logits, y: ``[n, c]``.
-        weight: ``[c]``; None for 1.
-    """
-    return F.binary_cross_entropy_with_logits(logits, y, pos_weight=weight, reduction="none")

@@ -22,18 +22,11 @@ import torch
 from torch import Tensor
 
 from suture.core.labels import LabelType
-from suture.learning.losses import balanced_ce
+from suture.learning.losses import balanced_ce, weighted_bce
 from suture.learning.training import LocalRound, SiteContext, fit, on_known
 from suture.methods.averaging import WHY, LocalAveraging, owned, trained
 from suture.methods.base import About, ClassFacts, LabelStatistics, LabelUse, hyperparameters, loss_of
-from suture.methods.class_weights import (
-    ClassWeights,
-    class_weights,
-    counted,
-    received_weights,
-    weighted_bce,
-    why_counted,
-)
+from suture.methods.class_weights import ClassWeights, class_weights, counted, received_weights, why_counted
 from suture.models.classifier import Layout
 from suture.protocol.egress import IMAGES, OWNERS, WEIGHT, Egress
 from suture.protocol.messages import Payload, Update, ones

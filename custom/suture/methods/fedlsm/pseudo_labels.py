@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from suture.core.labels import LabelType
-from suture.methods.class_weights import weighted_bce
+from suture.learning.losses import weighted_bce
 
 Reading = Literal["paper", "program"]
 """Where the paper and its published program differ, which of the two is followed."""

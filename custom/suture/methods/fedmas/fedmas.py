@@ -22,16 +22,18 @@ is known.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import field, replace
 from functools import partial
 from typing import Annotated, Literal
 
 import torch
+import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from suture.core.errors import ConfigError
+from suture.core.errors import ConfigError, RescueFactorError
 from suture.data.batch import Batch, Samples
 from suture.learning.losses import balanced_ce, masked_loss
 from suture.learning.training import (
@@ -44,21 +46,20 @@ from suture.learning.training import (
 )
 from suture.methods.averaging import WHY, LocalAveraging, trained
 from suture.methods.base import About, LabelUse, Limits, hyperparameters
-from suture.methods.fedmas.rescue import (
-    FARTHEST,
-    LEAST,
-    Rescue,
-    by_class,
-    check_rescue,
-    distance,
-    rescue_factor,
-)
 from suture.models import ModelSpec
 from suture.models.classifier import Classifier, Layout
 from suture.models.priors import PRIORS, Prior, PriorSpec, check_width
 from suture.models.priors.feature_cache import cached_features
 from suture.protocol.egress import IMAGES, WEIGHT, Egress
 from suture.protocol.messages import Payload, Update, ones
+
+Rescue = Literal["paper", "normalised"]
+
+FARTHEST = 4.0
+"""The largest distance, of opposite directions."""
+
+LEAST = 1e-12
+"""The smallest rescue factor that can weight a mean."""
 
 CLIP = 5.0
 """Largest norm of a step's gradient in the published program."""
@@ -253,3 +254,34 @@ def prior_of(site: SiteContext) -> Prior:
         raise ConfigError(f"{site.name} has no prior; name one with method.prior.name")
     check_width(site.prior, site.model, site.name)
     return site.prior
+
+
+def distance(y: Tensor, target: Tensor) -> Tensor:
+    """Eq. 1, image by image: ``[n, d]`` twice to ``[n]`` in [0, `FARTHEST`]."""
+    return 2 - 2 * (F.normalize(y, dim=1) * F.normalize(target, dim=1)).sum(dim=1)
+
+
+def by_class(each: Tensor, y: Tensor) -> Tensor:
+    """The sum of a number of each image ``[n]`` over the images of each class, ``[c]``."""
+    return (each.unsqueeze(1) * (y == 1)).sum(dim=0).double().cpu()
+
+
+def rescue_factor(before: Tensor, during: Tensor, reading: Rescue) -> float:
+    """Eq. 3, of w and v ``[c]``; classes without images are 0 in both."""
+    if reading == "normalised":
+        before, during = (v / v.sum().clamp(min=1e-12) for v in (before, during))
+    return float((before * during).sum())
+
+
+def check_rescue(factor: float, site: str, round_: int) -> None:
+    """Refuses a factor that cannot weight a mean.
+
+    Raises:
+        RescueFactorError: it is not finite, or not positive; names the site.
+    """
+    if not LEAST <= factor < math.inf:
+        raise RescueFactorError(
+            f"{site}: the rescue factor of round {round_} is {factor}, which is no weight of a mean. It is 0 "
+            "where no training image has a class, and no number where a distance is none; look over the "
+            "site's labels and prior"
+        )
