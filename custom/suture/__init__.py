@@ -13,6 +13,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from suture.core import VERSION
+
 if TYPE_CHECKING:
     from suture.core.errors import SutureError as SutureError
     from suture.data.augmentation import Augmentation as Augmentation
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
     from suture.simulation.notebook import run as run
     from suture.simulation.phantom_hospitals import PhantomSites as PhantomSites
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 _HOMES = {
     "About": "suture.methods.base:About",

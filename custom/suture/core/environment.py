@@ -8,7 +8,7 @@ from importlib.metadata import version
 
 import torch
 
-from suture import __version__
+from suture.core import VERSION
 
 _PACKAGES = ("nvflare", "torch", "torchvision", "monai", "numpy", "pandas", "scikit-learn")
 
@@ -21,7 +21,7 @@ def now() -> str:
 def versions() -> dict[str, str]:
     """Return the versions of Suture, of Python and of the packages that results depend on."""
     return {
-        "suture": __version__,
+        "suture": VERSION,
         "python": platform.python_version(),
         **{name: version(name) for name in _PACKAGES},
         "torch build": torch.__version__,

@@ -11,7 +11,7 @@ from typing import Any
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
-from suture import __version__
+from suture.core import VERSION
 from suture.core.errors import ConfigError
 from suture.core.files import replacing, write_json
 from suture.core.labels import LabelSet
@@ -32,7 +32,7 @@ def save_model(model: Classifier, spec: ModelSpec, folder: Path, facts: Mapping[
         temporary.write_bytes(save({name: t.contiguous() for name, t in model.state_dict().items()}))
     description = {
         "format": 1,
-        "suture": __version__,
+        "suture": VERSION,
         "labels": list(model.labels.names),
         "label_type": model.labels.label_type,
         "model": dataclasses.asdict(spec) | {"weights": None},

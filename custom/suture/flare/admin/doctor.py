@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from suture import __version__
+from suture.core import VERSION
 from suture.core.devices import unusable
 from suture.core.errors import ConfigError, SutureError
 from suture.data.config import SiteConfig, find_site_config, load_server_config, load_site_config
@@ -77,7 +77,7 @@ def check_versions() -> Iterator[Finding]:
         yield error(
             "nvflare", f"{flare}, and this version of suture needs 2.9", 'pip install "nvflare>=2.9,<2.10"'
         )
-    yield ok("suture", f"{__version__}, code {code_hash()} (the same at every party, or jobs are refused)")
+    yield ok("suture", f"{VERSION}, code {code_hash()} (the same at every party, or jobs are refused)")
 
 
 def check_clock() -> Iterator[Finding]:

@@ -16,7 +16,7 @@ from pydantic.dataclasses import dataclass
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
-from suture import __version__
+from suture.core import VERSION
 from suture.core.errors import ConfigError, unknown
 from suture.core.files import atomic_write, write_json
 from suture.core.seeds import seeded
@@ -67,7 +67,7 @@ def save_prior(folder: Path, kind: str, prior: Prior, licence: str | None, facts
         description,
         {
             "format": FORMAT,
-            "suture": __version__,
+            "suture": VERSION,
             "backbone": kind,
             "size": prior.preprocessing.size,
             "color": prior.preprocessing.color,
