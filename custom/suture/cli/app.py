@@ -31,12 +31,12 @@ def list_() -> None:
     """List methods, models, priors, data sets, jobs and experiments."""
     from suture.data.readers import DATASETS
     from suture.experiments.loading import known_experiments, load_experiment
-    from suture.methods import METHODS
     from suture.models import MODELS
     from suture.models.priors import PRIORS
     from suture.simulation.job import known_jobs, load_job
+    from suture.simulation.notebook import known_methods
 
-    rows = [("method", m.about.name, f"{m.about.title} ({m.about.paper})") for m in METHODS.values()]
+    rows = [("method", m.about.name, f"{m.about.title} ({m.about.paper})") for m in known_methods().values()]
     rows += [("model", name, backbone.text) for name, backbone in MODELS.items()]
     rows += [("prior", name, str(prior)) for name, prior in PRIORS.items()]
     rows += [("data set", name, entry.description) for name, entry in DATASETS.items()]
