@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from suture.simulation.method_checks import CHECKS
+
 ROOT = Path(__file__).resolve().parents[2]
 
 OUTSIDE = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "poc_workspace/README.md", "benchmarks/README.md")
@@ -75,6 +77,19 @@ def test_pages_that_messages_of_the_package_name_exist() -> None:
     for module in sorted((ROOT / "custom").rglob("*.py")):
         for name in re.findall(r"docs/[\w/]+\.md", module.read_text()):
             assert (ROOT / name).is_file(), f"{module}: {name} does not exist"
+
+
+@pytest.mark.parametrize(("name", "language"), [("suture_fedprox.py", "python"), ("pyproject.toml", "toml")])
+def test_the_page_on_adding_a_method_quotes_the_example(name: str, language: str) -> None:
+    page, file = ROOT / "docs" / "adding_a_method.md", ROOT / "examples" / "suture-fedprox" / name
+    assert f"```{language}\n{file.read_text()}```\n" in page.read_text(), f"quote {file} verbatim"
+
+
+def test_the_page_on_adding_a_method_lists_every_conformance_check() -> None:
+    page = (ROOT / "docs" / "adding_a_method.md").read_text()
+    section = page.split("## Check it")[1].split("\n## ")[0]
+    listed = re.findall(r"^\| `(\w+)` \| ", section, flags=re.MULTILINE)
+    assert listed == [check.__name__ for check in CHECKS]
 
 
 def test_the_page_on_reliability_is_written_from_its_template() -> None:

@@ -22,56 +22,55 @@ _FIELDS: Mapping[type[Any], Mapping[str, str]] = {
         "threads": "number of torch threads",
         "code": "hash of the installed package",
         "label_type": "`multilabel` or `multiclass`",
-        "counts": "where the method asks: images with and without each class, said once in an experiment; "
-        "rounded to `round_counts`, withheld below `min_count`",
+        "counts": "where the method requests them: images with and without each class, sent once in an "
+        "experiment; rounded to `round_counts`, withheld below `min_count`",
         "prior": "where the method has one: digest of the frozen network at the site",
         "protection": "`clip`, `noise` and `delta` of the site, if it has set them",
     },
     Update: {
         "round": "number of the round",
-        "labels": "the class names of the rows, as they were sent to the site",
+        "labels": "the class names of the rows, as the site received them",
         "shared": "tensors: see the method",
         "head": "rows of classes: see the method",
         "class_weights": "a number for each row: see the method",
         "weight": "a number: see the method",
         "kind": "`weights` or `gradient`",
-        "class_tensors": "nothing, of the methods below",
+        "class_tensors": "empty for the methods below",
         "scalars": "numbers: see the method; six digits",
         "train_loss": "mean loss of the local steps, six digits; withheld where they saw fewer samples "
         "than `min_loss`",
-        "metrics": "how the received model did on the validation data: see below",
+        "metrics": "figures of the received model on the validation data: see below",
     },
     Metrics: {
         "round": "number of the round whose model it is",
-        "split": "`validation`, or `test` where the server asks for it at the end",
+        "split": "`validation`, or `test` at the end",
         "n": "number of images or documents",
         "loss": "six digits; withheld below `min_loss` samples",
-        "classes": "of each class of the site: see below",
-        "overall": f"of a multiclass task: {', '.join(KEYS)}; six digits",
-        "attributes": "of test data, where the site names an attribute: number, mean AUROC and the same "
-        "figures of the images of each of its values, at most 20; one with fewer than `min_count` images is "
-        "not named",
+        "classes": "figures of each class of the site: see below",
+        "overall": f"with multiclass labels: {', '.join(KEYS)}; six digits",
+        "attributes": "of test data, where the site names an attribute: number of images, mean AUROC and "
+        "`overall` for each of its values, at most 20; a value with fewer than `min_count` images is omitted",
     },
     ClassScore: {
         "auroc": "six digits",
-        "low": "bound of its 95 % interval, six digits; of test data alone",
-        "high": "the same",
-        "recall": "of a multiclass task, six digits",
+        "low": "lower bound of its 95 % interval, six digits; of test data only",
+        "high": "upper bound, the same",
+        "recall": "with multiclass labels, six digits",
         "positives": "rounded to `round_counts`; the whole score is withheld below `min_count`",
         "negatives": "the same",
     },
     Abstain: {
         "reason": f"one of {', '.join(f'`{word}`' for word in get_args(Reason))}",
         "error": "class name of the exception, never its text",
-        "rows": "how many rows of data were at fault, where that is the reason",
+        "rows": "number of faulty rows of data, where that is the reason",
     },
 }
 
 _MEANT = {
     SiteInfo: "Before round 1",
     Update: "After each round",
-    Metrics: "Of a model, on the site's own data",
-    ClassScore: "Of a class",
+    Metrics: "Figures of a model on the site's own data",
+    ClassScore: "Figures of a class",
     Abstain: "Instead of an answer, when something fails",
 }
 
@@ -80,17 +79,16 @@ _WEIGHTS = dict.fromkeys(("weight", "class_weights"), "")
 
 _HEAD = """# What leaves a site
 
-Written by `suture egress`; a test holds it against the code. It is the allow-list of the site's filter: what
-is not here, under the name, type and size that it has here, does not leave.
-[threat_model.md](threat_model.md) says what it reveals. `min_count`, `min_loss` and `round_counts` are set
-under `[privacy]` in a site's `suture.toml`; with `clip` and `noise` there, tensors are clipped and have noise
-added, and nothing else is.
+`suture egress` prints this page; a test compares it with the code. It is the allow-list of the site's filter:
+only what is listed here leaves a site, with the name, type and size given here.
+[Threat model](threat_model.md) explains what it reveals. `min_count`, `min_loss` and `round_counts` are set
+under `[privacy]` in a site's `suture.toml`; `clip` and `noise` there apply to tensors only.
 """
 
 _BY_METHOD = """## By method
 
-With the settings that a method has by itself; the report of a run has those of the run. Tensors have the
-names and shapes of the model, and every number in them is finite. What is personal never leaves.
+These tables are for the default settings of each method; the report of a run shows those of the run. Tensors
+have the names and shapes of the model, and all their values are finite. Personal tensors never leave.
 """
 
 
@@ -146,6 +144,6 @@ def _sent(method: Method, egress: Egress) -> Iterable[tuple[str, str]]:
     yield "class_weights", shown["class_weights"]
     yield from numbers(egress)
     if egress.counts:
-        yield "counts", f"two numbers for each of the site's classes, in a {' or '.join(egress.counts)} task"
+        yield "counts", f"two numbers per class of the site, with {' or '.join(egress.counts)} labels"
     if egress.prior:
         yield "prior", "a digest"
