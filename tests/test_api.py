@@ -145,3 +145,8 @@ def test_mistakes_are_one_sentence(results: suture.Results, tmp_path: Path) -> N
         suture.run("demo", rounds=2, out=results.folder, settings=SMALL)
     with pytest.raises(suture.SutureError, match="is no run folder"):
         suture.open_results(tmp_path)
+
+
+def test_the_reference_names_everything() -> None:
+    page = (Path(__file__).resolve().parents[1] / "docs" / "reference" / "python.md").read_text()
+    assert [name for name in suture.__all__ if name not in page] == []
