@@ -17,6 +17,8 @@ from nvflare.recipe import SimEnv
 from suture.core.files import write_json
 from suture.federation.plan import Plan, Schedule
 from suture.flare.recipe import FederationRecipe
+from suture.methods import outside
+from suture.methods.source import list_entry
 
 
 def main(folder: Path, threads: int | None) -> None:
@@ -26,8 +28,10 @@ def main(folder: Path, threads: int | None) -> None:
     plan, schedule = Plan.from_dict(job["plan"]), Schedule.from_dict(job["schedule"])
     recipe = FederationRecipe(job["name"], plan, schedule, sites, bundle=False)
     workspace = folder / "flare"
-    # The package is installed here, so its classes are allowed, as at a site where it is installed.
-    policy = {"format_version": 2, CLASS_ALLOW_LIST: ["suture.flare.", *DEFAULT_CLASS_ALLOW_LIST]}
+    # The packages are installed here, so their classes are allowed, as at a site where they are installed.
+    point = outside().get(plan.method.name)
+    own = ["suture.flare.", *([list_entry(point)] if point else [])]
+    policy = {"format_version": 2, CLASS_ALLOW_LIST: [*own, *DEFAULT_CLASS_ALLOW_LIST]}
     local = workspace / job["name"] / "local"
     local.mkdir(parents=True, exist_ok=True)
     write_json(local / "resources.json.default", policy)
