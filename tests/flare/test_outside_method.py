@@ -21,7 +21,7 @@ from one_site import OneSite
 
 import outside_method
 from outside_method import CLASS, DISTRIBUTION, METADATA, MODULE, NAME, install, on_path
-from suture.core.errors import CodeMismatch, ConfigError
+from suture.core.errors import CodeMismatch, ConfigError, FederationError
 from suture.federation.plan import Plan
 from suture.flare.admin.kit import kits_in, project_admin
 from suture.flare.admin.poc import free_port, parties, project_of, project_template, provision
@@ -38,6 +38,7 @@ from suture.methods.source import code_hash
 from suture.protocol.messages import Abstain, Payload
 from suture.protocol.packing import unpack
 from suture.simulation.job import Job, check_federated, load_job, with_settings
+from suture.simulation.run import run_job
 
 SMALL = ["rounds=1", "simulation.images=60", "simulation.held_out=60", "model.size=16", "epochs=1"]
 
@@ -184,6 +185,17 @@ def test_a_party_without_the_package_says_so(tmp_path: Path, monkeypatch: pytest
     check_method_allowed(NAME, context(tmp_path / "alpha", []))
     with pytest.raises(CodeMismatch, match=r"or of the method's package, .*\(unknown method 'prox'"):
         Plan.from_dict(plan)
+
+
+def test_a_simulator_process_without_the_package_says_so_in_run_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path / "installed")
+    out = tmp_path / "run"
+    with on_path(monkeypatch, tmp_path / "installed"), pytest.raises(FederationError) as caught:
+        run_job(job(), "sim", out, resume=False, overwrite=False, threads=None)
+    assert "(unknown method 'prox'" in str(caught.value)
+    assert json.loads((out / "run.json").read_text())["status"] == "failed"
 
 
 # Whole runs
