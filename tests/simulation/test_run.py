@@ -94,7 +94,7 @@ def test_a_method_of_a_job_file_runs_in_the_loop_only(
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     (tmp_path / "job.py").write_text(OWN_METHOD.format(name=name))
     job = load_job(tmp_path)
-    with pytest.raises(ConfigError, match=r"Mine.*installed package.*entry point suture\.methods"):
+    with pytest.raises(ConfigError, match=r"Mine.* in no installed package .*'suture\.methods'"):
         run_job(job, "sim", tmp_path / "r")
     with pytest.raises(ConfigError, match=r"suture\.methods"):
         export_job(job, tmp_path / "exported")

@@ -15,6 +15,30 @@ from suture.cli.common import console, print_line
 Workspace = Annotated[
     Path, typer.Argument(help="The party's FLARE workspace: the folder with startup/ and local/.")
 ]
+RefuseCode = Annotated[
+    bool, typer.Option("--refuse-code", help="Refuse jobs that bring code of their own (byoc).")
+]
+Survive = Annotated[
+    bool, typer.Option("--survive", help="Restart a killed job process (site); end stale jobs (server).")
+]
+KeepLogs = Annotated[
+    bool, typer.Option("--keep-logs", help="Do not send the site's error log to the server.")
+]
+Strict = Annotated[
+    bool,
+    typer.Option(
+        "--strict",
+        help="For a site of suture only: its own filter for every job, no other class, no code, no logs.",
+    ),
+]
+Allow = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow",
+        metavar="PACKAGE.",
+        help="Allow the methods of an installed package, or one class by its dotted path; repeatable.",
+    ),
+]
 _MARKS = {"ok": "[green]ok     [/]", "warning": "[yellow]warning[/]", "error": "[red]error  [/]"}
 
 
@@ -40,34 +64,23 @@ def doctor(
 
 def policy(
     workspace: Workspace,
-    no_code: Annotated[
-        bool, typer.Option("--refuse-code", help="Refuse jobs that bring code of their own (byoc).")
-    ] = False,
-    restart: Annotated[
-        bool,
-        typer.Option("--survive", help="Restart a killed job process (site); end stale jobs (server)."),
-    ] = False,
-    no_logs: Annotated[
-        bool, typer.Option("--keep-logs", help="Do not send the site's error log to the server.")
-    ] = False,
-    strict: Annotated[
-        bool,
-        typer.Option(
-            "--strict",
-            help="For a site of suture only: its own filter for every job, no other class, no code, no logs.",
-        ),
-    ] = False,
+    no_code: RefuseCode = False,
+    restart: Survive = False,
+    no_logs: KeepLogs = False,
+    strict: Strict = False,
+    allow: Allow = None,
 ) -> None:
-    """Allow suture's classes at this site or server, and no others; refuse more where an option says so."""
+    """Allow suture's classes at this site or server, and no others but with --allow; options refuse more."""
+    from suture.flare.admin import policy as own
     from suture.flare.admin.kit import read_kit
-    from suture.flare.admin.policy import allow_classes, keep_logs, make_strict, refuse_code, survive
 
     kit = read_kit(workspace)
-    changed = make_strict(kit) if strict else []  # first, as it may refuse
-    changed += [allow_classes(kit)]
-    changed += [refuse_code(kit)] if no_code else []
-    changed += [survive(kit)] if restart else []
-    changed += [keep_logs(kit)] if no_logs else []
+    own.check_entries(allow or ())  # first, as is the strict policy: both may refuse, and then change nothing
+    changed = own.make_strict(kit) if strict else []
+    changed += [own.allow_classes(kit), own.allow_packages(kit, allow or ())]
+    changed += [own.refuse_code(kit)] if no_code else []
+    changed += [own.survive(kit)] if restart else []
+    changed += [own.keep_logs(kit)] if no_logs else []
     for path in dict.fromkeys(changed):
         print_line(f"{path}")
     console.print(f"restart {kit.name} for the change to take effect")

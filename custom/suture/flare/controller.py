@@ -26,7 +26,7 @@ from suture.federation.server.collector import Receiver
 from suture.federation.server.server import Server, find_server_config, open_server
 from suture.flare.codec import from_shareable_, register, to_shareable
 from suture.flare.event_feed import GROUP, EventFeed
-from suture.flare.executor import workspace_root
+from suture.flare.workspace import check_method_allowed, workspace_root
 from suture.protocol.messages import TaskName
 from suture.protocol.packing import Packed
 from suture.reports.report import try_report
@@ -105,6 +105,7 @@ class FederationController(Controller):
         log.warning("an answer of %s to %r came too late and is dropped", client.name, task_name)
 
     def _open(self, fl_ctx: FLContext) -> Server:
+        check_method_allowed(str(self.plan.get("method")), fl_ctx)
         root = workspace_root(fl_ctx)
         own, plan = find_server_config(root), Plan.from_dict(self.plan)
         experiments = own.storage.state

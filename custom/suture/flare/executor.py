@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from nvflare.apis.event_type import EventType
@@ -18,6 +17,7 @@ from suture.federation.plan import Plan
 from suture.federation.site.abstention import abstention, record_error
 from suture.federation.site.site import Site
 from suture.flare.codec import from_shareable_, register, to_shareable
+from suture.flare.workspace import check_method_allowed, workspace_root
 from suture.protocol.check import Expectation
 from suture.protocol.messages import Abstain, Payload, Reply
 from suture.protocol.packing import pack, unpack
@@ -76,12 +76,8 @@ class SiteExecutor(Executor):
     def _open(self, fl_ctx: FLContext) -> Site:
         name = fl_ctx.get_identity_name()
         root = workspace_root(fl_ctx)
+        check_method_allowed(str(self.plan.get("method")), fl_ctx)
         plan = Plan.from_dict(self.plan)
         config = load_site_config(find_site_config(name, root))
         state = (config.storage.state or root / "suture") / plan.experiment
         return Site(name, config, plan, self.rounds, state)
-
-
-def workspace_root(fl_ctx: FLContext) -> Path:
-    """Return the folder of this party that outlives its jobs."""
-    return Path(fl_ctx.get_engine().get_workspace().get_root_dir()).resolve()

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import shutil
+import tempfile
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,6 +22,8 @@ from suture.flare.controller import FederationController
 from suture.flare.event_feed import EXPERIMENT
 from suture.flare.executor import SiteExecutor
 from suture.flare.filters import EgressFilter
+from suture.methods import GROUP
+from suture.methods.source import Source, source_of
 from suture.protocol.privacy import NO_ENCRYPTION
 
 _TASKS = ["handshake", "train", "evaluate"]
@@ -34,10 +40,12 @@ class FederationRecipe(Recipe):
         sites: names of the sites. Each gets its own app, without the schedule. Where no sites are named,
             FLARE sends one app, which includes the server's part, to all parties.
         min_clients: number of clients that the job must be deployed to.
-        bundle: whether the package travels with the job; otherwise it is installed at every party.
+        bundle: whether this package, and that of a method from outside, travel with the job; otherwise they
+            are installed at every party.
 
     Raises:
-        ConfigError: the schedule contains labels and no sites are named, or a name is not valid for a site.
+        ConfigError: the schedule contains labels and no sites are named, a name is not valid for a site, or
+            the method is in no installed package.
     """
 
     def __init__(
@@ -63,12 +71,24 @@ class FederationRecipe(Recipe):
         for target in sites or [ALL_SITES]:
             job.to(SiteExecutor(plan.to_dict(), schedule.rounds), target, tasks=_TASKS)
             job.to(EgressFilter(), target, tasks=_TASKS, filter_type=FilterType.TASK_RESULT)
+        source = source_of(type(plan.method))
         if bundle:
-            for target in [SERVER_SITE_NAME, *(sites or [ALL_SITES])]:
-                job.add_file_to(str(_PACKAGE), target, dest_dir="suture", app_folder_type="custom")
+            self._bundle(job, source, [SERVER_SITE_NAME, *(sites or [ALL_SITES])])
         else:
-            job.set_app_packages(["suture"])
+            job.set_app_packages(["suture", *([source.package] if source else [])])
         super().__init__(job)
+
+    def _bundle(self, job: FedJob, source: Source | None, targets: Sequence[str]) -> None:
+        """Add this package, and that of a method from outside, to the apps of a job."""
+        for target in targets:
+            job.add_file_to(str(_PACKAGE), target, dest_dir="suture", app_folder_type="custom")
+        if source:
+            # FLARE copies the files only when the recipe is exported or run.
+            folder = Path(tempfile.mkdtemp(prefix="suture-method-"))
+            weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+            write_distribution(source, folder)
+            for target in targets:
+                job.add_file_to(str(folder), target, app_folder_type="custom")
 
     # FLARE's recipes switch homomorphic encryption on by these filters.
 
@@ -91,6 +111,26 @@ class FederationRecipe(Recipe):
     def add_server_input_filter(self, filter: Filter, tasks: list[str] | None = None) -> None:
         """As in FLARE; filters for homomorphic encryption are refused."""
         super().add_server_input_filter(_plain(filter), tasks)
+
+
+def write_distribution(source: Source, folder: Path) -> None:
+    """Write the package of a method as it lies in a folder of installed packages.
+
+    The metadata contains name, version and entry point, by which `suture.methods.outside` finds the method
+    where FLARE puts the folder on the path.
+    """
+    if source.path.is_dir():
+        compiled = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(source.path, folder / source.package, ignore=compiled)
+    else:
+        shutil.copy(source.path, folder)
+    name = re.sub(r"[-_.]+", "_", source.distribution)
+    info = folder / f"{name}-{source.version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {source.distribution}\nVersion: {source.version}\n"
+    )
+    (info / "entry_points.txt").write_text(f"[{GROUP}]\n{source.method} = {source.entry}\n")
 
 
 def _plain(filter_: Filter) -> Filter:

@@ -14,20 +14,35 @@ from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
 from nvflare.app_common.widgets.component_path_authorizer import CLASS_ALLOW_LIST
 from nvflare.recipe import SimEnv
 
+from suture.core.errors import ConfigError
 from suture.core.files import write_json
 from suture.federation.plan import Plan, Schedule
+from suture.federation.server.record import Record
 from suture.flare.recipe import FederationRecipe
+from suture.methods import outside
+from suture.methods.source import list_entry
 
 
 def main(folder: Path, threads: int | None) -> None:
-    """Run the job that FOLDER/job.json describes, in a number of processes (by default one for each site)."""
+    """Run the job that FOLDER/job.json describes, in a number of processes (by default one for each site).
+
+    Raises:
+        ConfigError: this process cannot read the job, for instance because the method's package is not on its
+            path; run.json has the message.
+    """
     job = json.loads((folder / "job.json").read_text())
     sites: list[str] = job["sites"]
-    plan, schedule = Plan.from_dict(job["plan"]), Schedule.from_dict(job["schedule"])
+    try:
+        plan, schedule = Plan.from_dict(job["plan"]), Schedule.from_dict(job["schedule"])
+    except ConfigError as error:
+        Record(folder).update(error=str(error))
+        raise
     recipe = FederationRecipe(job["name"], plan, schedule, sites, bundle=False)
     workspace = folder / "flare"
-    # The package is installed here, so its classes are allowed, as at a site where it is installed.
-    policy = {"format_version": 2, CLASS_ALLOW_LIST: ["suture.flare.", *DEFAULT_CLASS_ALLOW_LIST]}
+    # The packages are installed here, so their classes are allowed, as at a site where they are installed.
+    point = outside().get(plan.method.about.name)
+    own = ["suture.flare.", *([list_entry(point)] if point else [])]
+    policy = {"format_version": 2, CLASS_ALLOW_LIST: [*own, *DEFAULT_CLASS_ALLOW_LIST]}
     local = workspace / job["name"] / "local"
     local.mkdir(parents=True, exist_ok=True)
     write_json(local / "resources.json.default", policy)

@@ -7,6 +7,7 @@ import inspect
 import sys
 from dataclasses import dataclass
 from functools import cache
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 from suture.core.errors import ConfigError
@@ -40,6 +41,16 @@ class Source:
     def class_path(self) -> str:
         """The dotted path of the class."""
         return self.entry.replace(":", ".")
+
+
+def class_path(point: EntryPoint) -> str:
+    """The dotted path of the class of an entry point, which need not be imported."""
+    return f"{point.module}.{point.attr}"
+
+
+def list_entry(point: EntryPoint) -> str:
+    """The entry of a party's class_allow_list that allows the package of an entry point: ``PACKAGE.``."""
+    return f"{point.module.partition('.')[0]}."
 
 
 def source_of(kind: type[Method]) -> Source | None:

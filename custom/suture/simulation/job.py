@@ -18,8 +18,9 @@ from suture.core.validation import parse
 from suture.data.augmentation import Augmentation
 from suture.federation.plan import Plan, Quorum, Schedule, Selection, code_hash
 from suture.learning.finetuning import FineTuning
-from suture.methods import METHODS, method_class
+from suture.methods import method_class
 from suture.methods.base import Method
+from suture.methods.source import source_of
 from suture.models import MODELS, ModelSpec, vocabulary_of
 from suture.simulation import Simulation
 
@@ -140,7 +141,8 @@ def check_federated(job: Job) -> None:
     """Check that the method of a job can run in a federation of several processes.
 
     Raises:
-        ConfigError: the method exchanges nothing or needs the pooled data, or no other process can load it.
+        ConfigError: the method exchanges nothing or needs the pooled data, or is in no installed
+            package, so that no other process can load it.
     """
     method = job.method
     if method.limits.here_only:
@@ -148,13 +150,7 @@ def check_federated(job: Job) -> None:
             f"{method.about.title} {method.limits.here_only}, so it cannot run in a federation; "
             "use --env local"
         )
-    if METHODS.get(method.about.name) is not type(method):
-        raise ConfigError(
-            f"{type(method).__qualname__}, the class of the method {method.about.name!r}, is not registered; "
-            "other processes cannot load a method from a job file or script: a method must live in an "
-            "installed package and be registered under the entry point suture.methods, or run with "
-            "--env local"
-        )
+    source_of(type(method))
 
 
 def check_finetuning(job: Job) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import socket
 import ssl
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from startup_kits import MakeKit
 from typer.testing import CliRunner
 
+from outside_method import DISTRIBUTION, MODULE, NAME, install, on_path
 from suture.cli import app
 from suture.flare.admin.doctor import examine
 from suture.flare.admin.kit import read_kit
@@ -186,6 +188,34 @@ def test_travelling_code_is_a_warning_at_a_site(make_kit: MakeKit) -> None:
     assert found["installed code"].status == found["code of jobs"].status == "warning"
     assert "project_admin, lead" in found["code of jobs"].text
     assert "--refuse-code" in found["code of jobs"].remedy
+
+
+def test_a_method_from_outside_is_shown_and_its_remedy_allows_it(
+    site: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = site()
+    install(tmp_path / "installed")
+    with on_path(monkeypatch, tmp_path / "installed"):
+        found = problems(examine(folder))["methods"]
+        assert found.status == "warning"
+        assert f"{NAME} ({MODULE}.Prox of {DISTRIBUTION} 1.0) is installed and not allowed" in found.text
+        assert found.remedy == f"suture policy {folder} --allow {MODULE}."
+        assert CliRunner().invoke(app, found.remedy.split()[1:]).exit_code == 0
+        (allowed,) = (f for f in examine(folder) if f.about == "methods")
+        assert (allowed.status, allowed.text.endswith("is installed and allowed")) == ("ok", True)
+        assert MODULE not in sys.modules
+
+
+def test_two_methods_of_one_name_are_an_error(
+    site: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path / "installed")
+    points = next((tmp_path / "installed").glob("*.dist-info")) / "entry_points.txt"
+    points.write_text(points.read_text().replace(NAME, "surgical", 1))
+    with on_path(monkeypatch, tmp_path / "installed"):
+        found = problems(examine(site()))["methods"]
+    assert found.status == "error"
+    assert f"{DISTRIBUTION} 1.0 registers a method 'surgical', and so does suture" in found.text
 
 
 OLD = {"id": "abandoned_jobs", "path": "suture.flare.abandoned.AbandonedJobs", "args": {}}

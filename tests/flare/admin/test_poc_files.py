@@ -9,10 +9,20 @@ import pytest
 import yaml
 from startup_kits import MakeKit
 
+from outside_method import MODULE, NAME, install, on_path
 from suture.core.errors import ConfigError
 from suture.data.config import load_site_config
 from suture.flare.admin.kit import kits_in
-from suture.flare.admin.poc import clear, free_port, place_configs, project_of, project_template, simulate
+from suture.flare.admin.poc import (
+    _set_policies,
+    clear,
+    free_port,
+    place_configs,
+    project_of,
+    project_template,
+    simulate,
+)
+from suture.flare.admin.policy import bypasses, missing_classes, permits, survives
 from suture.simulation.job import Job, load_job, with_settings
 
 SITES = ("harbor", "lakeside", "northfield")
@@ -73,6 +83,25 @@ def test_each_party_finds_its_own_data(make_kit: MakeKit, tmp_path: Path) -> Non
         assert config.data.root == data / name / "images"
         assert config.data.table.is_file()
     assert load_site_config(kits["server"].folder / "local" / "suture.toml").storage.state == data / "runs"
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("method", [NAME, "fedavg"])
+def test_every_party_lists_the_package_of_a_method_from_outside(
+    method: str, strict: bool, make_kit: MakeKit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_kit("site", "harbor")
+    make_kit("server", "server")
+    kits = kits_in(tmp_path)
+    install(tmp_path / "installed")
+    with on_path(monkeypatch, tmp_path / "installed"):
+        _set_policies(with_settings(small(), [f"method={method}"]), kits, strict=strict)
+    for kit in kits.values():
+        assert permits(kit, f"{MODULE}.") == (method == NAME)
+        assert missing_classes(kit) == ()
+        assert survives(kit)
+    others = "jobs may name 1 more class"
+    assert list(bypasses(kits["harbor"])) == ([others] if method == NAME else []) or not strict
 
 
 def test_a_federation_of_other_sites_is_refused_and_untouched(make_kit: MakeKit, tmp_path: Path) -> None:

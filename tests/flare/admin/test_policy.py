@@ -9,13 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from startup_kits import CLASSES as FLARES
 from startup_kits import MakeKit
+from typer.testing import CliRunner
 
+from suture.cli import app
 from suture.core.errors import ConfigError
 from suture.flare.admin.kit import read_kit
 from suture.flare.admin.policy import (
     CLASSES,
     COMPONENTS,
     allow_classes,
+    allow_packages,
     allowed,
     code_rights,
     keep_logs,
@@ -65,6 +68,56 @@ def test_the_list_names_what_a_job_names(make_kit: MakeKit) -> None:
 )
 def test_entries_are_paths_or_prefixes_at_a_dot(entries: list[str], yes: bool) -> None:
     assert allowed("suture.flare.executor.SiteExecutor", entries) is yes
+
+
+@pytest.mark.parametrize("role", ["server", "site"])
+def test_packages_are_added_once_and_to_what_is_listed(role: str, make_kit: MakeKit) -> None:
+    kit = read_kit(make_kit(role))
+    allow_classes(kit)
+    own = [*CLASSES[kit.role], *FLARES]
+    path = allow_packages(kit, ["near.", "other.method.Far", "near."])
+    content = json.loads(path.read_text())
+    assert content["class_allow_list"] == ["near.", "other.method.Far", *own]
+    assert content["allow_log_streaming"] is True
+    before = path.read_bytes()
+    assert allow_packages(kit, ["near.", "near.method.Near"]) == path
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("entry", ["near", "*", "", ".", "near..", " near.", "near.\n", "a-b.", "1.c"])
+def test_what_flare_would_not_take_is_refused_before_anything_is_written(
+    entry: str, make_kit: MakeKit
+) -> None:
+    folder = make_kit()
+    done = CliRunner().invoke(app, ["policy", str(folder), "--strict", "--allow", "good.", "--allow", entry])
+    assert isinstance(done.exception, ConfigError)
+    assert f"{entry!r} cannot be allowed; write PACKAGE. with a dot at its end" in str(done.exception)
+    assert not list((folder / "local").glob("*.json"))
+
+
+@pytest.mark.parametrize("options", [[], ["--strict"]])
+def test_the_command_allows_packages_beside_the_classes_of_suture(
+    options: list[str], make_kit: MakeKit
+) -> None:
+    kit = read_kit(make_kit())
+    words = ["policy", str(kit.folder), *options, "--allow", "near.", "--allow", "far.method.Far"]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    listed = json.loads((kit.folder / "local" / "resources.json").read_text())["class_allow_list"]
+    assert listed == ["near.", "far.method.Far", *CLASSES["site"], *([] if options else FLARES)]
+
+
+@given(st.text(alphabet="aZ_1.- *", max_size=8))
+def test_an_entry_that_can_be_added_is_one_that_flare_takes(entry: str) -> None:
+    from nvflare.app_common.widgets.component_path_authorizer import ComponentPathAuthorizer as Flare
+
+    from suture.flare.admin.policy import check_entries
+
+    try:
+        check_entries([entry])
+    except ConfigError:
+        return
+    assert Flare._normalize_allow_list([entry]) == [entry]
 
 
 @given(st.lists(st.sampled_from(["suture.", "suture.flare.", "nvflare.", "a.b", "*", "suture.flare.codec"])))

@@ -45,6 +45,18 @@ def test_refused_code_names_party_right_role_and_file() -> None:
             "(cd); install the same version, or export the job again",
             ["(ab)", "install the same version, or export the job again"],
         ),
+        (
+            "FATAL_SYSTEM_ERROR: this party runs another version of suture, or of the method's package, (ab) "
+            "than the job was made with (cd); install the same version, or export the job again (unknown "
+            "method 'prox'; it is one of: a, b)",
+            ["harbor: this party runs", "(unknown method 'prox'; it is one of: a, b)"],
+        ),
+        (
+            "FATAL_SYSTEM_ERROR: harbor does not allow the method 'prox' (near.Prox of near 1.0); its "
+            "administrator can allow it with `suture policy /kit --allow near.`, which adds the package to "
+            "class_allow_list in local/resources.json",
+            ["harbor does not allow the method 'prox'", "`suture policy /kit --allow near.`"],
+        ),
     ],
 )
 def test_logs_are_translated(log: str, words: list[str]) -> None:

@@ -25,9 +25,12 @@ from suture.flare.admin.policy import (
     code_rights,
     missing_classes,
     moved_components,
+    permits,
     policy_file,
     survives,
 )
+from suture.methods import outside
+from suture.methods.source import class_path, list_entry
 
 _SOON = timedelta(days=30)
 _WAIT = 5.0
@@ -161,7 +164,7 @@ def _context(kit: Kit) -> ssl.SSLContext:
 
 def check_policy(kit: Kit) -> list[Finding]:
     """Check resources.json, authorization.json and privacy.json of one party."""
-    return [*_code(kit), *_killed_processes(kit), *_logs(kit), *_filter(kit)]
+    return [*_code(kit), *_methods(kit), *_killed_processes(kit), *_logs(kit), *_filter(kit)]
 
 
 def _code(kit: Kit) -> Iterator[Finding]:
@@ -197,6 +200,27 @@ def _code(kit: Kit) -> Iterator[Finding]:
         )
     else:
         yield ok("code of jobs", f"{rights} lets jobs of {', '.join(granted)} bring code (byoc)")
+
+
+def _methods(kit: Kit) -> Iterator[Finding]:
+    """Check which methods of other packages are installed, and whether the party allows them."""
+    try:
+        found = {point: permits(kit, class_path(point)) for point in outside().values()}
+    except ConfigError as problem:
+        if "resources.json" not in str(problem):  # `_code` reports it
+            yield error("methods", str(problem), "uninstall one of the packages")
+        return
+    for point, permitted in found.items():
+        package = f" of {point.dist.name} {point.dist.version}" if point.dist else ""
+        text = f"{point.name} ({class_path(point)}{package}) is installed"
+        if permitted:
+            yield ok("methods", f"{text} and allowed")
+        else:
+            yield warning(
+                "methods",
+                f"{text} and not allowed: jobs with it are refused, unless they bring their code",
+                f"suture policy {kit.folder} --allow {list_entry(point)}",
+            )
 
 
 def _killed_processes(kit: Kit) -> Iterator[Finding]:

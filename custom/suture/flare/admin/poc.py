@@ -15,7 +15,9 @@ import yaml
 from suture.core.errors import ConfigError, FederationError
 from suture.core.files import atomic_write
 from suture.flare.admin.kit import Kit, kits_in, poc_folder
-from suture.flare.admin.policy import allow_classes, make_strict, survive
+from suture.flare.admin.policy import allow_classes, allow_packages, make_strict, survive
+from suture.methods import outside
+from suture.methods.source import list_entry
 from suture.simulation.job import Job, jobs_folder
 from suture.simulation.partition import SERVER
 
@@ -121,14 +123,20 @@ def prepare(
         provision(path, folder)
     kits = kits_in(folder)
     place_configs(job, names, data, kits)
-    server, sites = parties(kits)
-    for kit in (server, *sites.values()):
-        allow_classes(kit)
-        survive(kit)
-    if strict:
-        for kit in sites.values():
-            make_strict(kit)
+    _set_policies(job, kits, strict=strict)
     return kits
+
+
+def _set_policies(job: Job, kits: dict[str, Kit], *, strict: bool) -> None:
+    """Let every party run a job with the installed packages: this one, and that of a method from outside."""
+    server, sites = parties(kits)
+    point = outside().get(job.method.about.name)
+    for kit in (server, *sites.values()):
+        if strict and kit.role == "site":
+            make_strict(kit)
+        allow_classes(kit)
+        allow_packages(kit, [list_entry(point)] if point else [])
+        survive(kit)
 
 
 def clear(folder: Path) -> None:

@@ -6,6 +6,7 @@ FLARE reads ``local/NAME.json``, and where that is absent ``local/NAME.json.defa
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,9 @@ _RIGHTS = (
     *("get_job_log", "list_job", "download_job_components"),
 )
 
+_ENTRY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*\.|[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", re.ASCII)
+"""An entry of class_allow_list that is neither `*` nor a name without a dot, as FLARE wants it."""
+
 _SITE_ONLY = ("operate", "shell_commands")
 """Rights that read or stop what belongs to the site; the strict policy leaves them to its organisation."""
 
@@ -66,11 +70,7 @@ def missing_classes(kit: Kit) -> tuple[str, ...]:
     Raises:
         ConfigError: its resources.json is absent or broken, or class_allow_list is no list.
     """
-    path = policy_file(kit, "resources")
-    entries = read_json(path).get("class_allow_list", [])
-    if not isinstance(entries, list):
-        raise ConfigError(f"{path}: class_allow_list is no list")
-    return tuple(name for name in CLASSES.get(kit.role, ()) if not allowed(name, entries))
+    return tuple(name for name in CLASSES.get(kit.role, ()) if not permits(kit, name))
 
 
 def allowed(name: str, entries: Sequence[str]) -> bool:
@@ -84,13 +84,60 @@ def allow_classes(kit: Kit) -> Path:
     Raises:
         ConfigError: the party has no policy yet, or a broken one.
     """
+    return _add_to_list(kit, missing_classes(kit))
+
+
+def allow_packages(kit: Kit, entries: Sequence[str]) -> Path:
+    """Add packages to the party's list, so that jobs may use the methods in them; return the file.
+
+    Args:
+        entries: ``PACKAGE.`` for all classes of a package, or the dotted path of one class.
+
+    Raises:
+        ConfigError: an entry is neither, or the party has no policy yet, or a broken one.
+    """
+    check_entries(entries)
+    return _add_to_list(kit, [entry for entry in dict.fromkeys(entries) if not permits(kit, entry)])
+
+
+def check_entries(entries: Sequence[str]) -> None:
+    """Check what an administrator adds to the list.
+
+    Raises:
+        ConfigError: an entry is neither ``PACKAGE.`` nor the dotted path of a class.
+    """
+    for entry in entries:
+        if not _ENTRY.fullmatch(entry):
+            raise ConfigError(
+                f"{entry!r} cannot be allowed; write PACKAGE. with a dot at its end for all classes of a "
+                "package, or PACKAGE.MODULE.CLASS for one class"
+            )
+
+
+def permits(kit: Kit, name: str) -> bool:
+    """Return whether the party's list holds a class or package.
+
+    Raises:
+        ConfigError: its resources.json is absent or broken, or class_allow_list is no list.
+    """
+    return allowed(name, _allow_list(kit))
+
+
+def _allow_list(kit: Kit) -> list[str]:
     path = policy_file(kit, "resources")
-    missing, resources = missing_classes(kit), read_json(path)
+    entries = read_json(path).get("class_allow_list", [])
+    if not isinstance(entries, list):
+        raise ConfigError(f"{path}: class_allow_list is no list")
+    return entries
+
+
+def _add_to_list(kit: Kit, new: Sequence[str]) -> Path:
+    path, listed = policy_file(kit, "resources"), _allow_list(kit)
+    if not new:
+        return path
     target = path.with_name("resources.json")
-    if missing:
-        resources["class_allow_list"] = [*missing, *resources.get("class_allow_list", [])]
-        write_json(target, resources)
-    return target if missing else path
+    write_json(target, {**read_json(path), "class_allow_list": [*new, *listed]})
+    return target
 
 
 # Code that travels with a job

@@ -32,7 +32,10 @@ _PATIENCE = 600.0
 _NOT_LISTED = re.compile(r"Component '([\w.]+)' at config path '[^']*' is not in allow_list")
 _NO_MODULE = re.compile(r"No module named '(suture[\w.]*)'")
 _OWN_ERROR = re.compile(r"suture\.core\.errors\.(?:CodeMismatch|ConfigError|DataError|FederationError): (.+)")
-_PANIC = re.compile(r"(the server runs another version of suture.+?; install the same .+? the job again)")
+_PANIC = re.compile(
+    r"((?:the server|this party) runs another version of suture.+?; install the same version, or export the "
+    r"job again(?: \(unknown method [^)\n]+\))?|\S+ does not allow the method '.+? in local/resources\.json)"
+)
 
 
 @dataclass(frozen=True)

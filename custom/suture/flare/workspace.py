@@ -1,0 +1,46 @@
+"""The FLARE workspace of the party that runs a job: its folder, and the methods that it allows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.fl_exception import UnsafeComponentError
+from nvflare.app_common.widgets.component_path_authorizer import ComponentPathAuthorizer
+
+from suture.core.errors import ConfigError
+from suture.methods import METHODS, outside
+from suture.methods.source import class_path, list_entry
+
+
+def workspace_root(fl_ctx: FLContext) -> Path:
+    """Return the folder of this party that outlives its jobs."""
+    return Path(fl_ctx.get_engine().get_workspace().get_root_dir()).resolve()
+
+
+def check_method_allowed(method: str, fl_ctx: FLContext) -> None:
+    """Check a method of another package against FLARE's class_allow_list, before the package is imported.
+
+    FLARE checks the components of a job in the same way: jobs that bring their own code are not checked,
+    since the right to submit them (``byoc``) permits any code. An unknown method passes; `Plan.from_dict`
+    refuses it.
+
+    Args:
+        method: its name in the plan.
+
+    Raises:
+        ConfigError: the party does not allow the class; names the command that allows its package.
+    """
+    point = None if method in METHODS else outside().get(method)
+    if point is None:
+        return
+    path = class_path(point)
+    try:
+        ComponentPathAuthorizer().authorize_component_config({"path": path, "args": {}}, fl_ctx=fl_ctx)
+    except UnsafeComponentError as refusal:
+        package = f" of {point.dist.name} {point.dist.version}" if point.dist else ""
+        raise ConfigError(
+            f"{fl_ctx.get_identity_name()} does not allow the method {method!r} ({path}{package}); its "
+            f"administrator can allow it with `suture policy {workspace_root(fl_ctx)} --allow "
+            f"{list_entry(point)}`, which adds the package to class_allow_list in local/resources.json"
+        ) from refusal

@@ -1,0 +1,272 @@
+"""A method of another package under FLARE: what travels with a job, and what a party allows."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+from nvflare.apis.app_validation import AppValidationKey
+from nvflare.apis.fl_constant import FLContextKey, ReservedKey
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.workspace import Workspace
+from one_site import OneSite
+
+import outside_method
+from outside_method import CLASS, DISTRIBUTION, METADATA, MODULE, NAME, install, on_path
+from suture.core.errors import CodeMismatch, ConfigError, FederationError
+from suture.federation.plan import Plan
+from suture.flare.admin.kit import kits_in, project_admin
+from suture.flare.admin.poc import free_port, parties, project_of, project_template, provision
+from suture.flare.admin.policy import CLASSES, allow_classes, allow_packages, make_strict
+from suture.flare.admin.processes import check_alive, start, stop
+from suture.flare.admin.session import wait_for_sites
+from suture.flare.codec import from_shareable_, register
+from suture.flare.controller import FederationController
+from suture.flare.recipe import FederationRecipe
+from suture.flare.submit import export_job, recipe_of
+from suture.flare.workspace import check_method_allowed
+from suture.methods import method_class, outside
+from suture.methods.source import code_hash
+from suture.protocol.messages import Abstain, Payload
+from suture.protocol.packing import unpack
+from suture.simulation.job import Job, check_federated, load_job, with_settings
+from suture.simulation.run import run_job
+
+SMALL = ["rounds=1", "simulation.images=60", "simulation.held_out=60", "model.size=16", "epochs=1"]
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The method, installed in a folder of the path; returns the file of its module."""
+    folder = tmp_path / "installed"
+    module = install(folder)
+    with on_path(monkeypatch, folder):
+        yield module
+
+
+def job() -> Job:
+    return with_settings(load_job("demo"), [f"method={NAME}", *SMALL])
+
+
+# What travels with a job
+
+
+@pytest.mark.parametrize("kind", ["module", "package", "editable"])
+def test_its_package_travels_and_is_found_where_it_arrives(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site, code = tmp_path / "site-packages", tmp_path / ("src" if kind == "editable" else "site-packages")
+    install(site, code, package=kind != "module")
+    with on_path(monkeypatch, site, code):
+        made = code_hash(method_class(NAME))
+        folder = export_job(job(), tmp_path / "exported", "trial", ("a", "b"))
+    names = [f"{MODULE}.py"] if kind == "module" else [f"{MODULE}/__init__.py", f"{MODULE}/method.py"]
+    for app in ("app_server", "app_a", "app_b"):
+        custom = folder / app / "custom"
+        assert (custom / "suture" / "methods" / "surgical.py").is_file()
+        theirs = [p for p in custom.rglob("*") if p.is_file() and p.relative_to(custom).parts[0] != "suture"]
+        expected = [*names, f"{METADATA}/METADATA", f"{METADATA}/entry_points.txt"]
+        assert sorted(p.relative_to(custom).as_posix() for p in theirs) == sorted(expected)
+    assert NAME not in outside()  # discovery has looked at the path before the job arrives
+    with on_path(monkeypatch, folder / "app_a" / "custom"):
+        assert outside()[NAME].dist.name == DISTRIBUTION  # type: ignore[union-attr]
+        assert Path(sys.modules[method_class(NAME).__module__].__file__ or "").is_relative_to(folder)
+        assert code_hash(method_class(NAME)) == made
+        config = json.loads((folder / "app_a" / "config" / "config_fed_client.json").read_text())
+        plan = Plan.from_dict(config["executors"][0]["executor"]["args"]["plan"])
+        plan.check_code("a")
+        assert plan.method.about.name == NAME
+
+
+def test_staged_files_are_removed_with_the_recipe(installed: Path, tmp_path: Path) -> None:
+    recipe = recipe_of(job(), "trial", ("a",))
+    app = recipe._job._deploy_map["a"].get_app_config()
+    (staged,) = (Path(source) for source, dest, _ in app.file_sources if not dest)
+    assert (staged / f"{MODULE}.py").is_file()
+    del app, recipe
+    assert not staged.exists()
+
+
+def test_an_installed_package_does_not_travel(installed: Path, tmp_path: Path) -> None:
+    recipe: FederationRecipe = recipe_of(job(), "trial", ("a",), bundle=False)
+    assert recipe._job.job.app_packages == ["suture", MODULE]
+    assert not list(export_job(job(), tmp_path, "trial", ("a",), bundle=False).rglob("custom"))
+
+
+def test_a_method_of_an_installed_package_may_run_in_a_federation(installed: Path) -> None:
+    check_federated(job())
+
+
+# What a party allows
+
+
+def context(folder: Path, entries: list[str], *, byoc: bool = False) -> FLContext:
+    """FLARE's context at a site with a list of classes, for a job that brings its code or does not."""
+    (folder / "local").mkdir(parents=True)
+    (folder / "startup").mkdir()
+    (folder / "local" / "resources.json").write_text(json.dumps({"class_allow_list": entries}))
+    workspace, fl_ctx = Workspace(str(folder), "alpha"), FLContext()
+    fl_ctx.set_prop(FLContextKey.WORKSPACE_OBJECT, workspace, private=True)
+    fl_ctx.set_prop(FLContextKey.JOB_META, {AppValidationKey.BYOC: byoc}, private=True)
+    fl_ctx.set_prop(ReservedKey.IDENTITY_NAME, "alpha", private=False)
+    engine = SimpleNamespace(get_workspace=lambda: workspace)
+    fl_ctx.set_prop(ReservedKey.ENGINE, engine, private=True)
+    return fl_ctx
+
+
+@pytest.mark.parametrize(
+    ("method", "entries", "byoc"),
+    [
+        (NAME, [f"{MODULE}."], False),
+        (NAME, [CLASS], False),
+        (NAME, ["*"], False),
+        (NAME, [], True),
+        ("surgical", [], False),
+        ("unknown", [], False),
+    ],
+)
+def test_what_a_party_allows(
+    method: str, entries: list[str], byoc: bool, tmp_path: Path, installed: Path
+) -> None:
+    check_method_allowed(method, context(tmp_path / "alpha", entries, byoc=byoc))
+
+
+@pytest.mark.parametrize("entries", [[], [f"{MODULE}.Other"], [*CLASSES["site"], "nvflare."]])
+def test_a_refusal_says_who_refuses_what_and_the_command_that_allows_it(
+    entries: list[str], tmp_path: Path, installed: Path
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_method_allowed(NAME, context(tmp_path / "alpha", entries))
+    text = str(caught.value)
+    assert text.startswith(f"alpha does not allow the method 'prox' ({CLASS} of {DISTRIBUTION} 1.0)")
+    assert f"`suture policy {tmp_path / 'alpha'} --allow {MODULE}.`" in text
+    assert MODULE not in sys.modules
+
+
+def test_a_site_that_has_not_listed_it_abstains_and_does_not_import_it(
+    installed: Path, tmp_path: Path
+) -> None:
+    plan = job().plan("trial")
+    outside_method.forget()
+    register()
+    site = OneSite(tmp_path / "alpha", plan, tmp_path / "none.toml")
+    (tmp_path / "alpha" / "local" / "resources.json").write_text('{"class_allow_list": ["suture."]}')
+    reply = unpack(from_shareable_(site.answer(Payload("handshake", 0))))
+    assert isinstance(reply, Abstain)
+    assert reply.reason == "configuration"
+    line = json.loads((tmp_path / "alpha" / "suture" / "errors.jsonl").read_text())
+    assert f"--allow {MODULE}." in line["message"]
+    assert MODULE not in sys.modules
+
+
+def test_a_server_that_has_not_listed_it_ends_the_job(
+    installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = job()
+    controller = FederationController(made.plan("trial").to_dict(), made.schedule().to_dict())
+    panics: list[str] = []
+    monkeypatch.setattr(controller, "system_panic", lambda reason, _: panics.append(reason))
+    controller.control_flow(None, context(tmp_path / "server", ["suture."]))  # type: ignore[arg-type]
+    assert [f"--allow {MODULE}." in reason for reason in panics] == [True]
+
+
+def test_a_party_without_the_package_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path / "installed")
+    with on_path(monkeypatch, tmp_path / "installed"):
+        plan = job().plan("trial").to_dict()
+    check_method_allowed(NAME, context(tmp_path / "alpha", []))
+    with pytest.raises(CodeMismatch, match=r"or of the method's package, .*\(unknown method 'prox'"):
+        Plan.from_dict(plan)
+
+
+def test_a_simulator_process_without_the_package_says_so_in_run_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path / "installed")
+    out = tmp_path / "run"
+    with on_path(monkeypatch, tmp_path / "installed"), pytest.raises(FederationError) as caught:
+        run_job(job(), "sim", out, resume=False, overwrite=False, threads=None)
+    assert "(unknown method 'prox'" in str(caught.value)
+    assert json.loads((out / "run.json").read_text())["status"] == "failed"
+
+
+# Whole runs
+
+
+def suture(env: dict[str, str], *words: str) -> None:
+    options = [part for setting in SMALL for part in ("--set", setting)]
+    command = [sys.executable, "-m", "suture", "run", "demo", "--set", f"method={NAME}", *options, *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
+    assert done.returncode == 0, done.stderr
+
+
+def with_package(folder: Path) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])}
+
+
+@pytest.mark.flare
+def test_the_simulator_gives_the_bytes_of_the_loop(tmp_path: Path) -> None:
+    folder, out = tmp_path / "installed", tmp_path / "same"
+    install(folder)
+    suture(with_package(folder), "--env", "local", "--rounds", "2", "--out", str(out))
+    out.rename(tmp_path / "loop")
+    suture(with_package(folder), "--env", "sim", "--rounds", "2", "--out", str(out))
+    model = Path("model", "model.safetensors")
+    assert (out / model).read_bytes() == (tmp_path / "loop" / model).read_bytes()
+    method = json.loads((out / "run.json").read_text())["method"]
+    assert (method["name"], method["hyperparameters"]["mu"]) == (NAME, 0.1)
+
+
+SITES = {"alpha": ("Mass", "Nodule"), "beta": ("Nodule", "Hernia"), "gamma": ("Mass", "Hernia")}
+"""alpha: strict, and lists the package; beta: strict, and does not; gamma: as provisioned, without it."""
+
+
+@pytest.mark.flare
+def test_a_listed_package_takes_part_an_unlisted_one_does_not_and_one_travels(
+    tmp_path: Path, hospital: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, folder = tmp_path / "poc", tmp_path / "installed"
+    root.mkdir()
+    install(folder)
+    monkeypatch.setenv("NVFLARE_POC_WORKSPACE", str(root))
+    project = root / "project.yml"
+    project.write_text(yaml.safe_dump(project_of(project_template(), list(SITES), free_port(8002))))
+    provision(project, root)
+    kits = kits_in(root)
+    server, sites = parties(kits)
+    for i, (name, kit) in enumerate(sites.items()):
+        hospital(kit.folder, SITES[name], 25, i)
+    for kit in (sites["alpha"], sites["beta"]):
+        make_strict(kit)
+    allow_packages(sites["alpha"], [f"{MODULE}."])
+    strict = ("--no-bundle", "--sites", "alpha,beta", "--set", "min_sites=1")
+    try:
+        begun = start(root, (sites["gamma"],))  # does not have the package
+        with monkeypatch.context() as patch:
+            patch.setenv("PYTHONPATH", with_package(folder)["PYTHONPATH"])
+            begun = [*begun, *start(root, (server, sites["alpha"], sites["beta"]))]
+        assert not wait_for_sites(project_admin(root), set(sites), 120, lambda: check_alive(begun, kits))
+        suture(with_package(folder), "--env", "poc", "--sites", "gamma", "--out", str(tmp_path / "travelled"))
+        allow_classes(server)  # each job reads the list anew
+        allow_packages(server, [f"{MODULE}."])
+        suture(with_package(folder), "--env", "poc", *strict, "--out", str(tmp_path / "listed"))
+    finally:
+        stop(root)
+    for out in ("listed", "travelled"):
+        assert json.loads((tmp_path / out / "metrics.json").read_text())["auroc"]
+    events = (tmp_path / "listed" / "events.jsonl").read_text()
+    assert "configuration" in events
+    history = [json.loads(text) for text in (tmp_path / "listed" / "history.jsonl").read_text().splitlines()]
+    assert [line["status"] for line in history] == ["committed"]
+    errors = sites["beta"].folder / "suture" / "errors.jsonl"
+    message: Any = json.loads(errors.read_text().splitlines()[0])["message"]
+    assert f"beta does not allow the method 'prox' ({CLASS} of {DISTRIBUTION} 1.0)" in message
+    assert f"--allow {MODULE}." in message
