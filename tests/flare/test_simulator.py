@@ -139,7 +139,7 @@ def test_ctrl_c_stops_everything_and_resume_ends_with_the_same_bytes(tmp_path: P
     command = [
         sys.executable,
         "-m",
-        "suture.cli",
+        "suture",
         "run",
         "demo",
         "--env",
