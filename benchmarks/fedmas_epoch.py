@@ -28,7 +28,7 @@ from suture.data.table import Split
 from suture.learning.training import LocalTraining, SiteContext, predict
 from suture.methods.base import Method, Phase, RoundContext, local_round
 from suture.methods.fedavg import FedAvg
-from suture.methods.fedmas.fedmas import FedMAS
+from suture.methods.fedmas import FedMAS
 from suture.models import ModelSpec, build
 from suture.models.classifier import split_state
 from suture.models.priors import PriorSpec, load_prior

@@ -22,7 +22,7 @@ from rich.table import Table
 from torch import Tensor
 
 from suture.federation.server.collector import UpdateCollector
-from suture.methods.aggregation import WeightedMean
+from suture.methods.averaging import WeightedMean
 from suture.protocol.check import Expectation
 from suture.protocol.egress import Egress
 from suture.protocol.messages import Payload, Update, ones

@@ -38,7 +38,7 @@ from suture.federation.site.site import Site
 from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec
-from suture.models.norm import NormPolicy
+from suture.models.classifier import NormPolicy
 from suture.simulation.job import Job
 from suture.simulation.run import _simulate
 

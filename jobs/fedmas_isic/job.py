@@ -20,7 +20,7 @@ paper's own, whose Gaussian blur is not offered (docs/methods/fedmas.md), are
 from suture.cli import run_job_file
 from suture.data.augmentation import Augmentation
 from suture.learning.training import LocalTraining
-from suture.methods.fedmas.fedmas import FedMAS
+from suture.methods.fedmas import FedMAS
 from suture.models import ModelSpec
 from suture.models.priors import PriorSpec
 from suture.simulation import FlambySites

@@ -17,7 +17,7 @@ these images is not offered whole (docs/methods/fedmas.md), are further
 from suture.cli import run_job_file
 from suture.data.augmentation import Augmentation
 from suture.learning.training import LocalTraining
-from suture.methods.fedmas.fedmas import FedMAS
+from suture.methods.fedmas import FedMAS
 from suture.models import ModelSpec
 from suture.models.priors import PriorSpec
 from suture.simulation import AttributeSites

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from suture.core.devices import unusable
+from suture.core.environment import unusable
 from suture.core.errors import ConfigError
 from suture.federation.site.site import check_consent
 from suture.methods.surgical import SurgicalAggregation

@@ -15,7 +15,7 @@ from suture.core.names import check_experiment, check_label, check_sites
 from suture.data.augmentation import Augmentation
 from suture.data.config import load_site_config
 from suture.federation.plan import Plan
-from suture.flare.submit import export_job
+from suture.flare.recipe import export_job
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec
 from suture.protocol.messages import SiteInfo

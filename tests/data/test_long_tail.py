@@ -1,4 +1,4 @@
-"""suture.data.long_tail: the groups of classes by how often they occur."""
+"""suture.data.split: the groups of classes by how often they occur."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from suture.data.long_tail import long_tail_groups, training_counts
 from suture.data.readers import load_table
 from suture.data.readers.hyperkvasir import FOLDS, HyperKvasirConfig
+from suture.data.split import long_tail_groups, training_counts
 
 
 def test_head_medium_and_tail() -> None:

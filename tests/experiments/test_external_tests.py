@@ -19,7 +19,7 @@ from suture.experiments.external_tests import GLOBAL, absent_tests, check_tests,
 from suture.experiments.results import Result
 from suture.experiments.runs import Run, final_runs
 from suture.experiments.spec import Column, Experiment, ExternalTest
-from suture.simulation.nih import nih_config
+from suture.simulation.chest import nih_config
 
 TESTS = {
     "home": {

@@ -19,7 +19,7 @@ from suture.federation.store import Rounds
 from suture.learning.saved_models import evaluate
 from suture.learning.training import LocalTraining
 from suture.methods.fedavg import FedAvg
-from suture.methods.fedmas.fedmas import FedMAS
+from suture.methods.fedmas import FedMAS
 from suture.models import ModelSpec
 from suture.models.saved import load_model
 from suture.protocol.messages import TaskName

@@ -30,8 +30,7 @@ from suture.flare.admin.processes import check_alive, start, stop
 from suture.flare.admin.session import wait_for_sites
 from suture.flare.codec import from_shareable_, register
 from suture.flare.controller import FederationController
-from suture.flare.recipe import FederationRecipe
-from suture.flare.submit import export_job, recipe_of
+from suture.flare.recipe import FederationRecipe, export_job, recipe_of
 from suture.flare.workspace import check_method_allowed
 from suture.methods import method_class, outside
 from suture.methods.source import code_hash

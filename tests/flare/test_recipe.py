@@ -13,7 +13,7 @@ import pytest
 from suture.core.errors import ConfigError
 from suture.federation.plan import Plan, Schedule
 from suture.flare.filters import EgressFilter
-from suture.flare.submit import export_job, recipe_of
+from suture.flare.recipe import export_job, recipe_of
 from suture.simulation.job import Job, load_job, with_settings
 
 TASKS = ["handshake", "train", "evaluate"]

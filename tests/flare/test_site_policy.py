@@ -26,7 +26,7 @@ from one_site import POLICY, OneSite
 from suture.flare.codec import from_shareable_, register, to_shareable
 from suture.flare.executor import SiteExecutor
 from suture.flare.filters import EgressFilter
-from suture.flare.submit import export_job
+from suture.flare.recipe import export_job
 from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
 from suture.protocol.messages import Payload, SiteInfo, Update

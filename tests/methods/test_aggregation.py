@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 import torch
 from hypothesis import given, settings
 
-from suture.methods.aggregation import WeightedMean
+from suture.methods.averaging import WeightedMean
 from suture.protocol.messages import Update, ones
 
 C = ("A", "B", "C")

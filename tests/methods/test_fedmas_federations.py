@@ -13,7 +13,7 @@ from suture.core.errors import FederationError
 from suture.core.labels import LabelSet
 from suture.federation.server.registry import agree
 from suture.learning.training import LocalTraining
-from suture.methods.fedmas.fedmas import FedMAS
+from suture.methods.fedmas import FedMAS
 from suture.models import ModelSpec, build
 from suture.models.priors import PriorSpec, save_prior
 from suture.models.priors.prior import freeze

@@ -19,7 +19,7 @@ from suture.core.errors import FederationError, RescueFactorError
 from suture.federation.loop import Loop, federate
 from suture.federation.server.server import Server
 from suture.learning.training import LocalTraining
-from suture.methods.fedmas.fedmas import LEAST, Divergence, FedMAS, check_rescue
+from suture.methods.fedmas import LEAST, Divergence, FedMAS, check_rescue
 from suture.models import ModelSpec
 from suture.protocol.messages import Payload, Update
 from suture.protocol.packing import Packed, load, pack, unpack

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rounds import train_round
 from suture.federation.site.diagnostics import FILE
-from suture.methods.fedmas.fedmas import distance
+from suture.methods.fedmas import distance
 from suture.protocol.packing import pack
 
 

@@ -10,8 +10,7 @@ import torch
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
 from suture.models import ModelSpec, build
-from suture.models.classifier import shared_names
-from suture.models.norm import norm_names
+from suture.models.classifier import norm_names, shared_names
 
 LABELS = LabelSet(("Edema",))
 SPEC = ModelSpec("efficientnet_lite0", size=64, weights="package")

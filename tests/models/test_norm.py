@@ -9,8 +9,7 @@ from torch import nn
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
 from suture.models import ModelSpec, build
-from suture.models.classifier import shared_names
-from suture.models.norm import counters, norm_names, train_mode
+from suture.models.classifier import counters, norm_names, shared_names, train_mode
 
 LABELS = LabelSet(("Edema", "Mass"))
 

@@ -13,7 +13,7 @@ from suture.learning.training import LocalTraining
 from suture.methods.base import Method
 from suture.methods.fedavg import FedAvg
 from suture.methods.fedlsm.fedlsm import FedLSM
-from suture.methods.fedmas.fedmas import FedMAS
+from suture.methods.fedmas import FedMAS
 from suture.models.classifier import Layout
 from suture.protocol.check import Expectation, check_reply
 from suture.protocol.egress import IMAGES, Egress

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from suture.cli import app
 from suture.core.errors import ConfigError
 from suture.data.config import TrainingConfig, load_server_config, load_site_config
-from suture.simulation.machine import compute_on, this_machine
+from suture.simulation.sites import compute_on, this_machine
 
 SMALL = ["--set", "simulation.images=20", "--set", "simulation.held_out=30"]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from suture.core.errors import ConfigError, FederationError
-from suture.flare.submit import export_job
+from suture.flare.recipe import export_job
 from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec

@@ -99,7 +99,7 @@ def test_pooled_patients_and_labels_stay_apart(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("method", ["central", "central_full", "individual"])
 def test_references_do_not_run_in_a_federation(method: str, tmp_path: Path) -> None:
-    from suture.flare.submit import export_job
+    from suture.flare.recipe import export_job
 
     made = job(PhantomSites(images=30, held_out=30), method)
     with pytest.raises(ConfigError, match="cannot run in a federation; use --env local"):

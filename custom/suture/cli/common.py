@@ -70,7 +70,7 @@ def device_of(option: str | None) -> str:
     Raises:
         ConfigError: torch does not know it, or cannot use it here.
     """
-    from suture.simulation.machine import compute_on, this_machine
+    from suture.simulation.sites import compute_on, this_machine
 
     compute_on(option)
     return this_machine().device

@@ -29,7 +29,7 @@ def simulate(
     device: Device = None,
 ) -> None:
     """Write the sites of a job's simulation as ordinary hospital folders, for a POC on this machine."""
-    from suture.simulation.machine import compute_on
+    from suture.simulation.sites import compute_on
 
     compute_on(device)
     chosen = job_with(job, settings)

@@ -166,7 +166,7 @@ def experiment(
     from suture.experiments.loading import load_experiment
     from suture.experiments.render import stem_of
     from suture.experiments.results import ResultStore
-    from suture.simulation.machine import compute_on
+    from suture.simulation.sites import compute_on
 
     if name is None and not (render and preset is None):
         raise ConfigError("which experiment? give its name; without a name, --render alone renders all")

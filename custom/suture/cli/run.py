@@ -120,7 +120,7 @@ def _compute_on(env: Env, device: str | None, threads: int | None, amp: bool) ->
         ConfigError: torch cannot use the device, or the sites are not simulated.
     """
     from suture.core.errors import ConfigError
-    from suture.simulation.machine import compute_on
+    from suture.simulation.sites import compute_on
 
     if env in (Env.local, Env.sim):
         compute_on(device, threads, amp)
@@ -189,7 +189,7 @@ def export(
 def _export(
     job: Job, out: Path, experiment: str | None = None, sites: Sequence[str] = (), bundle: bool = True
 ) -> None:
-    from suture.flare.submit import export_job
+    from suture.flare.recipe import export_job
 
     console.print(f"job: {export_job(job, out, experiment, sites, bundle)}", soft_wrap=True)
 

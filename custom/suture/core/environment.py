@@ -1,4 +1,4 @@
-"""The time, and the versions of the software that a result depends on."""
+"""What a result depends on besides the code: the time, the versions of the software, the device."""
 
 from __future__ import annotations
 
@@ -26,3 +26,15 @@ def versions() -> dict[str, str]:
         **{name: version(name) for name in _PACKAGES},
         "torch build": torch.__version__,
     }
+
+
+def unusable(device: str) -> str:
+    """Say in one line why torch cannot compute on a device; empty if it can, even if its memory is full."""
+    try:
+        torch.zeros(1, device=device).item()
+    except torch.OutOfMemoryError:
+        return ""
+    # torch has an error of its own for an unknown name, a build without such devices, and the meta device.
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        return str(error).splitlines()[0].partition(". ")[0]
+    return ""

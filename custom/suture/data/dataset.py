@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 
 from suture.core.validation import LabelName, Section
-from suture.data.long_tail import Frequency
+from suture.data.split import Frequency
 
 
 def _resolve(path: Path, info: ValidationInfo) -> Path:

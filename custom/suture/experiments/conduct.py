@@ -27,7 +27,7 @@ from suture.experiments.runs import Run, cells, final_runs, tuning_runs
 from suture.experiments.spec import DATA, Experiment, Preset
 from suture.learning.comparison import Compared, compare
 from suture.protocol.messages import ClassScore
-from suture.simulation.machine import this_machine
+from suture.simulation.sites import this_machine
 
 SERVER = Path("sites") / "server"
 """In the folder of a finished run: the description of the labelled data that a simulation holds out."""

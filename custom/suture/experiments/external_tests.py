@@ -14,8 +14,8 @@ from suture.data.readers import load_table
 from suture.experiments.spec import DATA, ExternalTest
 from suture.learning.saved_models import Evaluated, evaluate
 from suture.protocol.messages import ClassScore
-from suture.simulation.machine import this_machine
-from suture.simulation.nih import nih_release
+from suture.simulation.chest import nih_release
+from suture.simulation.sites import this_machine
 
 GLOBAL = "global"
 """The key of the global model among the models that a run left."""

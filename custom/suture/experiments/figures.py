@@ -26,7 +26,7 @@ from suture.experiments.spec import Experiment, Pairs, Plot, Preset
 from suture.experiments.tuned_columns import curves, tasks_of
 from suture.reports.cooccurrence import cooccurrence, frequencies, relate, unit_of
 from suture.reports.plots import latent, plot_contingencies, plot_cooccurrence, plot_frequencies
-from suture.simulation.machine import this_machine
+from suture.simulation.sites import this_machine
 
 TONES = ("#0b6e8a", "#c2571a", "#5a7d2b", "#7a4d9c", "#9c2f4d", "#56616d", "#b58900", "#2c5aa0", "#333333")
 # The same input gives the same bytes: no date, and element names from a fixed salt.

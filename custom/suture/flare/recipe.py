@@ -7,6 +7,7 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
 from nvflare.apis.filter import Filter
@@ -17,7 +18,7 @@ from nvflare.recipe.spec import Recipe
 
 from suture.core.errors import ConfigError
 from suture.core.names import check_sites
-from suture.federation.plan import Plan, Schedule
+from suture.federation.plan import Plan, Schedule, needed
 from suture.flare.controller import FederationController
 from suture.flare.event_feed import EXPERIMENT
 from suture.flare.executor import SiteExecutor
@@ -25,6 +26,7 @@ from suture.flare.filters import EgressFilter
 from suture.methods import GROUP
 from suture.methods.source import Source, source_of
 from suture.protocol.privacy import NO_ENCRYPTION
+from suture.simulation.job import Job, check_federated
 
 _TASKS = ["handshake", "train", "evaluate"]
 _POLL = 0.1
@@ -142,3 +144,41 @@ def _plain(filter_: Filter) -> Filter:
     if any(".he." in f"{kind.__module__}." for kind in type(filter_).__mro__):
         raise ConfigError(f"{type(filter_).__name__}: {NO_ENCRYPTION}")
     return filter_
+
+
+def recipe_of(
+    job: Job, experiment: str | None = None, sites: Sequence[str] = (), bundle: bool = True
+) -> FederationRecipe:
+    """Return the FLARE recipe of a job.
+
+    Args:
+        experiment: identifier under which the parties store their state; a new one by default.
+        sites, bundle: as in `FederationRecipe`.
+
+    Raises:
+        ConfigError: its method cannot run in a federation.
+    """
+    check_federated(job)
+    name = experiment or f"{job.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    # Sites that are named are all needed, unless the job says how many are enough.
+    least = max(needed(job.min_sites, len(sites)), 1)
+    return FederationRecipe(job.name, job.plan(name), job.schedule(), sites, least, bundle)
+
+
+def export_job(
+    job: Job, folder: Path, experiment: str | None = None, sites: Sequence[str] = (), bundle: bool = True
+) -> Path:
+    """Write the job as a folder that FLARE's admin console accepts; return the folder.
+
+    Args:
+        folder: in which the job's folder is created.
+        experiment, sites, bundle: as in `recipe_of`.
+
+    Raises:
+        ConfigError: the folder already holds a job of that name, or the method cannot run in a federation.
+    """
+    target = folder / job.name
+    if target.exists():
+        raise ConfigError(f"{target} already exists; choose another folder")
+    recipe_of(job, experiment, sites, bundle).export(str(folder))
+    return target

@@ -1,7 +1,8 @@
-"""The training loop that every method uses, and prediction, at a site."""
+"""The training loop that every method uses and prediction, at a site, and the state of the optimiser."""
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -21,9 +22,14 @@ from suture.core.validation import STRICT
 from suture.data.augmentation import Augmentation, augment
 from suture.data.batch import Batch, Samples, endless
 from suture.data.table import Split
-from suture.learning.optimiser import load_optimiser_state, optimiser_state_of
-from suture.models.classifier import Classifier, Preprocessing, load_tensors, redraw_head
-from suture.models.norm import NormPolicy, train_mode
+from suture.models.classifier import (
+    Classifier,
+    NormPolicy,
+    Preprocessing,
+    load_tensors,
+    redraw_head,
+    train_mode,
+)
 from suture.models.priors.prior import Prior
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -339,3 +345,38 @@ def predict(site: SiteContext, samples: Samples) -> Tensor:
         with torch.autocast(site.device.type, torch.bfloat16, enabled=site.amp):
             parts.append(site.model(ready.inputs).float().cpu())
     return torch.cat(parts) if parts else torch.empty(0, len(site.model.labels))
+
+
+log = logging.getLogger(__name__)
+
+
+def optimiser_state_of(optimiser: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
+    """The optimiser's state as ``parameter/field`` tensors."""
+    return {
+        f"{name}/{field}": value.detach().cpu()
+        for name, parameter in model.named_parameters()
+        for field, value in optimiser.state.get(parameter, {}).items()
+        if value is not None
+    }
+
+
+def load_optimiser_state(
+    optimiser: torch.optim.Optimizer, model: nn.Module, optimiser_state: Mapping[str, Tensor]
+) -> None:
+    """Hands saved moments over to the optimiser, which goes on to change them in place.
+
+    Those of a parameter whose shape changed (new classes) start afresh.
+    """
+    trained = {id(p) for group in optimiser.param_groups for p in group["params"]}
+    for name, parameter in model.named_parameters():
+        saved = {
+            k.removeprefix(f"{name}/"): v for k, v in optimiser_state.items() if k.startswith(f"{name}/")
+        }
+        if not saved or id(parameter) not in trained:
+            continue
+        if any(v.dim() and v.shape != parameter.shape for v in saved.values()):
+            log.warning("the moments of %s start afresh: its shape is now %s", name, tuple(parameter.shape))
+            continue
+        optimiser.state[parameter] = {
+            k: v if k == "step" else v.to(parameter.device) for k, v in saved.items()
+        }

@@ -11,7 +11,7 @@ from suture.methods.base import Method
 from suture.methods.central import Central, CentralFull
 from suture.methods.fedavg import FedAvg
 from suture.methods.fedlsm.fedlsm import FedLSM
-from suture.methods.fedmas.fedmas import FedMAS
+from suture.methods.fedmas import FedMAS
 from suture.methods.individual import Individual
 from suture.methods.meta.fl import FL
 from suture.methods.meta.metafl import MetaFL

@@ -22,8 +22,7 @@ from suture.learning.losses import LabelLoss, masked_loss
 from suture.learning.training import LocalRound, LocalTraining, Loss, SiteContext
 from suture.methods.share import Share
 from suture.models import ModelSpec
-from suture.models.classifier import Layout
-from suture.models.norm import NormPolicy
+from suture.models.classifier import Layout, NormPolicy
 from suture.models.priors import PriorSpec
 from suture.protocol.egress import Egress
 from suture.protocol.messages import Counts, Labels, Payload, Update

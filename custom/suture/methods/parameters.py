@@ -9,8 +9,7 @@ from torch import Tensor
 from suture.core.errors import ConfigError
 from suture.methods.base import Method
 from suture.methods.share import cut
-from suture.models.classifier import HEADS, Classifier, shared_names
-from suture.models.norm import counters
+from suture.models.classifier import HEADS, Classifier, counters, shared_names
 
 
 def shared_parameters(model: Classifier, method: Method) -> tuple[str, ...]:

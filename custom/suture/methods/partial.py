@@ -17,8 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from suture.methods.aggregation import weighted_mean
-from suture.methods.averaging import LocalAveraging
+from suture.methods.averaging import LocalAveraging, weighted_mean
 from suture.methods.base import About, GlobalModel, LabelUse, RoundContext, hyperparameters
 from suture.protocol.messages import Update
 

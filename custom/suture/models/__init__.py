@@ -27,8 +27,7 @@ from suture.models.backbones import (
     small_resnet,
     text_lstm,
 )
-from suture.models.classifier import Classifier, Preprocessing, head_rows, load_tensors
-from suture.models.norm import set_momentum
+from suture.models.classifier import Classifier, Preprocessing, head_rows, load_tensors, set_momentum
 
 __all__ = [
     "CORPUS",

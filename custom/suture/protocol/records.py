@@ -160,7 +160,7 @@ class LocalModels:
 
 @dataclass(frozen=True)
 class Weighting:
-    """How much each site counted in the mean; see `suture.federation.server.site_weights.weighting`."""
+    """How much each site counted in the mean; see `suture.federation.server.scores.weighting`."""
 
     rounds: list[int] = field(default_factory=list)
     weights: dict[str, list[Number]] = field(default_factory=dict)

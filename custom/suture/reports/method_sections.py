@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from suture.federation.server.site_weights import are_informative, has_row_weights, shares_of, weights_of
+from suture.federation.server.scores import are_informative, has_row_weights, shares_of, weights_of
 from suture.protocol.records import Diagnostic, Member, Round, Run, SiteRound
 from suture.reports.charts import Chart, Series, line_charts, scatter_chart
 

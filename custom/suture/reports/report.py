@@ -13,7 +13,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from suture.core.errors import SutureError
 from suture.core.files import atomic_write
-from suture.data.long_tail import HEAD, TAIL
+from suture.data.split import HEAD, TAIL
 from suture.learning.metrics import mean_defined
 from suture.protocol.records import (
     Metrics,

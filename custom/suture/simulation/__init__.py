@@ -6,11 +6,10 @@ suture.toml. Which site knows which classes is recorded in the run folder of the
 
 from __future__ import annotations
 
-from suture.simulation.chest import ChestSites
+from suture.simulation.chest import ChestSites, NihSites
 from suture.simulation.flamby import AttributeSites, FlambySites
 from suture.simulation.hyperkvasir import HyperKvasirSites
 from suture.simulation.isic import IsicSites
-from suture.simulation.nih import NihSites
 from suture.simulation.openi import OpeniSites
 from suture.simulation.phantom_hospitals import PhantomSites
 from suture.simulation.single_target import SingleTargetSites

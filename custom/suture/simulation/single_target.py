@@ -20,14 +20,13 @@ from suture.data.config import SiteConfig, write_site_config
 from suture.data.readers import DataConfig, load_table
 from suture.data.readers.eicu import TEXTS, EicuConfig, EicuText
 from suture.data.readers.hospital import HospitalConfig
-from suture.data.readers.mimic_reports import MimicReportsConfig
+from suture.data.readers.mimic import MimicReportsConfig
 from suture.data.readers.openi import FINDINGS, OpeniConfig
 from suture.data.table import Table
 from suture.learning.finetuning import TARGETS
 from suture.methods.base import Method
-from suture.simulation.machine import this_machine
 from suture.simulation.public_data import data_folder
-from suture.simulation.sites import TEXT, Destination, write_site, write_sites
+from suture.simulation.sites import TEXT, Destination, this_machine, write_site, write_sites
 
 Corpus = Literal["openi", "eicu", "mimic_reports"]
 

@@ -1,4 +1,7 @@
-"""Writing simulated sites: each gets a folder with a labels.csv and a suture.toml, as a hospital has."""
+"""Simulated sites: each gets a folder with a labels.csv and a suture.toml, as a hospital has.
+
+All of them use the device and the threads of this machine.
+"""
 
 from __future__ import annotations
 
@@ -13,22 +16,24 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from suture.core.errors import unknown
+from suture.core.environment import unusable
+from suture.core.errors import ConfigError, unknown
 from suture.core.files import atomic_write
 from suture.core.labels import LabelSet
+from suture.core.validation import parse
 from suture.data.config import (
     ServerConfig,
     SiteConfig,
     StorageConfig,
+    TrainingConfig,
     write_site_config,
 )
-from suture.data.long_tail import long_tail_groups, training_counts
 from suture.data.readers import DataConfig
 from suture.data.readers.hospital import HospitalConfig
+from suture.data.split import long_tail_groups, training_counts
 from suture.data.table import Split, Table
 from suture.methods.base import Method
 from suture.protocol.privacy import PrivacyConfig
-from suture.simulation.machine import this_machine
 from suture.simulation.partition import SERVER, partition_table
 
 Validation = Literal["sites", "server"]
@@ -243,3 +248,42 @@ def write_site(folder: Path, table: Table, labels: LabelSet, name: str = "labels
     path = folder / name
     atomic_write(path, text.getvalue().encode())
     return path
+
+
+VARIABLES = {"device": "SUTURE_DEVICE", "threads": "SUTURE_THREADS", "amp": "SUTURE_AMP"}
+"""The variable of each setting of a suture.toml's [training] that simulated parties share."""
+
+
+def this_machine() -> TrainingConfig:
+    """The [training] of every simulated party: the values of `VARIABLES`, else the defaults.
+
+    Raises:
+        ConfigError: torch does not know the device or cannot use it here, or a value does not fit.
+    """
+    return _training(_environment())
+
+
+def compute_on(device: str | None, threads: int | None = None, amp: bool = False) -> None:
+    """Set the variables for this process and those that it starts; what is not given stays as it is.
+
+    Raises:
+        ConfigError: as `this_machine`; the environment is then as it was.
+    """
+    given = {"device": device, "threads": threads, "amp": amp or None}
+    settings = _environment() | {key: str(value) for key, value in given.items() if value is not None}
+    _training(settings)
+    os.environ.update({VARIABLES[key]: value for key, value in settings.items()})
+
+
+def _environment() -> dict[str, str]:
+    return {key: os.environ[name] for key, name in VARIABLES.items() if os.environ.get(name)}
+
+
+def _training(settings: Mapping[str, str]) -> TrainingConfig:
+    training = parse(TrainingConfig, settings, ", ".join(VARIABLES[key] for key in settings))
+    if reason := unusable(training.device):
+        raise ConfigError(
+            f"device {training.device!r} cannot be used here: {reason}; choose cpu, cuda or cuda:1 with "
+            f"--device, or correct {VARIABLES['device']}"
+        )
+    return training

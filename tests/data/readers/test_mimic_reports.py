@@ -1,4 +1,4 @@
-"""suture.data.readers.mimic_reports: MIMIC-CXR's reports and CheXpert's labels."""
+"""suture.data.readers.mimic: MIMIC-CXR's reports and CheXpert's labels."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from suture.core.errors import ConfigError, DataError
 from suture.data.readers import load_table, read_table
 from suture.data.readers.chexpert import SPELLINGS
-from suture.data.readers.mimic_reports import MimicReportsConfig
+from suture.data.readers.mimic import MimicReportsConfig
 
 FILES = {
     "10000032/s50414267": "FINAL REPORT\n Effusion.\n",

@@ -15,7 +15,7 @@ from suture.learning.training import LocalTraining
 from suture.methods.base import ClassFacts
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec
-from suture.models.norm import NormPolicy
+from suture.models.classifier import NormPolicy
 from suture.reports.progress import following
 from suture.reports.report import write_report
 

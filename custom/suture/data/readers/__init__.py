@@ -18,8 +18,7 @@ from suture.data.readers.flamby import FlambyConfig, read_flamby
 from suture.data.readers.hospital import HospitalConfig, read_hospital
 from suture.data.readers.hyperkvasir import HyperKvasirConfig, read_hyperkvasir
 from suture.data.readers.isic import IsicConfig, read_isic
-from suture.data.readers.mimic import MimicConfig, read_mimic
-from suture.data.readers.mimic_reports import MimicReportsConfig, read_mimic_reports
+from suture.data.readers.mimic import MimicConfig, MimicReportsConfig, read_mimic, read_mimic_reports
 from suture.data.readers.mtsamples import MtsamplesConfig, read_mtsamples
 from suture.data.readers.nih import NihConfig, read_nih
 from suture.data.readers.openi import OpeniConfig, read_openi

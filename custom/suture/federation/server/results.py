@@ -17,9 +17,10 @@ from suture.federation.server.scores import (
     local_and_global,
     mean_over_sites,
     plain,
+    run_away,
+    weighting,
 )
 from suture.federation.server.server import Server
-from suture.federation.server.site_weights import run_away, weighting
 from suture.learning.metrics import mean_defined
 from suture.methods.base import GlobalModel
 from suture.protocol.messages import ClassScore, Metrics
@@ -103,7 +104,7 @@ class Results:
         mean_interval: 95 % interval of the mean AUROC; there is none over the data of several sites.
         frequency: names of the common, medium and rare classes; see `by_frequency`.
         local: figures of the global model and of the site's own model at each site; see `local_and_global`.
-        weighting: see `suture.federation.server.site_weights.weighting`.
+        weighting: see `suture.federation.server.scores.weighting`.
 
     Raises:
         LabelError: a score names a class that is not among `labels`.

@@ -36,7 +36,7 @@ from suture.federation.server.selection import MEASURED_HERE, Best, HeldOut, Sta
 from suture.federation.store import Rounds
 from suture.learning.metrics import mean_defined
 from suture.methods.base import ClassFacts, GlobalModel, RoundContext
-from suture.models.norm import norm_names
+from suture.models.classifier import norm_names
 from suture.protocol.messages import Metrics, Payload
 from suture.protocol.packing import Packed
 

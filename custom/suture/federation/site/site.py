@@ -17,7 +17,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from suture.core.devices import unusable
+from suture.core.environment import unusable
 from suture.core.errors import ConfigError
 from suture.core.files import write_json
 from suture.core.labels import LabelSet

@@ -71,7 +71,7 @@ def submit(job: Job, env: str, kit: Kit, out: Path, experiment: str, how: Submis
         ConfigError: OUT is in use, or the method cannot run in a federation.
     """
     from suture.flare.admin.session import connected
-    from suture.flare.submit import export_job
+    from suture.flare.recipe import export_job
 
     how = how or Submission()
     check_federated(job)

@@ -20,7 +20,7 @@ from suture.learning.training import Fitted, LocalRound, LocalTraining, SiteCont
 from suture.methods.averaging import LocalAveraging, trained
 from suture.methods.base import About, LabelUse, Limits, hyperparameters
 from suture.methods.meta.inner_loop import INNER, adapted, check_inner
-from suture.models.norm import NormPolicy
+from suture.models.classifier import NormPolicy
 from suture.protocol.messages import Payload, Update
 
 

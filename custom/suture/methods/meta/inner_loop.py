@@ -35,12 +35,11 @@ from suture.learning.training import (
     rest,
     set_training,
 )
-from suture.methods.aggregation import WeightedMean
+from suture.methods.averaging import WeightedMean
 from suture.methods.base import GlobalModel, LabelUse, Limits, Method, RoundContext, hyperparameters
 from suture.methods.parameters import parts
 from suture.methods.share import put
-from suture.models.classifier import Layout, load_tensors, split_state
-from suture.models.norm import NormPolicy
+from suture.models.classifier import Layout, NormPolicy, load_tensors, split_state
 from suture.protocol.egress import Egress
 from suture.protocol.messages import Payload, Update, ones
 
