@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +13,11 @@ import pytest
 
 from suture.core.errors import DataError, SutureError
 from suture.experiments import results
-from suture.experiments.results import ResultStore
+from suture.experiments.results import ResultStore, read_result
+from suture.experiments.runs import Run
+
+RUN = Run("r", None, "demo", {"seed": 1})
+RECORD = {"run": {}, "metrics": {}, "validation_auroc": 0.5, "validation_loss": None, "seconds": 1.0}
 
 WRITER = """
 import sys
@@ -101,3 +106,88 @@ def test_a_number_that_is_not_finite_is_refused_and_nothing_is_lost(tmp_path: Pa
     with pytest.raises(DataError, match=r"result b: .*write an undefined number as null"):
         store.put("b", {"number": float("nan")})
     assert names(tmp_path / "mine.jsonl") == ["a"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"name":"\xe9"}',
+        b'{"name":"b","n":NaN}',
+        b'{"name":"b","n":-Infinity}',
+        b'{"name":null}',
+        b"[1]",
+        b'{"n',
+    ],
+    ids=["not UTF-8", "not a number", "infinite", "no name", "a list", "torn"],
+)
+def test_a_damaged_line_is_named_and_the_file_is_not_rewritten(line: bytes, tmp_path: Path) -> None:
+    store, path = ResultStore(tmp_path, "mine"), tmp_path / "mine.jsonl"
+    content = b'{"name":"a","number":1}\n' + line + b"\n"
+    path.write_bytes(content)
+    for use in (lambda: store.find("a"), lambda: store.put("c", {}), lambda: store.put("a", {})):
+        with pytest.raises(
+            DataError, match=rf"^{path}, line 2 cannot be read.* delete the line, and its run"
+        ):
+            use()
+    assert path.read_bytes() == content
+
+
+def test_a_folder_in_the_place_of_the_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "mine.jsonl"
+    path.mkdir()
+    with pytest.raises(DataError, match=rf"^{path} cannot be read: .*directory.* move it elsewhere"):
+        ResultStore(tmp_path, "mine").find("a")
+
+
+def test_a_damaged_file_of_another_experiment_is_passed_over_and_never_rewritten(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store, other = ResultStore(tmp_path, "mine"), tmp_path / "other.jsonl"
+    content = '{"name":"a","number":1}\n{"name":\n'
+    other.write_text(content)
+    with caplog.at_level(logging.WARNING):
+        store.put("b", {"number": 2})
+        assert store.find("a") == {"number": 1}
+        assert store.find("b") == {"number": 2}
+    assert len(caplog.messages) == 1
+    assert f"{other}, line 2 cannot be read" in caplog.text
+    with pytest.raises(DataError, match=r"other\.jsonl, line 2 cannot be read"):
+        store.put("a", {"number": 3})
+    assert other.read_text() == content
+
+
+def test_two_different_records_of_a_name_are_refused_and_equal_ones_are_one(tmp_path: Path) -> None:
+    store, path = ResultStore(tmp_path, "mine"), tmp_path / "mine.jsonl"
+    path.write_text('{"name":"a","n":1}\n{"name":"a", "n":1}\n')
+    assert store.find("a") == {"n": 1}
+    path.write_text('{"name":"a","n":1}\n\n{"name":"a","n":2}\n')
+    message = rf"^{path}, lines 1 and 3 are both of a and differ; delete the wrong one"
+    for use in (lambda: store.find("a"), lambda: store.put("b", {})):
+        with pytest.raises(DataError, match=message):
+            use()
+
+
+def test_blank_lines_and_what_editors_add_are_no_damage(tmp_path: Path) -> None:
+    path = tmp_path / "mine.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"name":"b","n":1}\r\n  \n\t\r\n')
+    store = ResultStore(tmp_path, "mine")
+    store.put("a", {})
+    assert path.read_bytes() == b'{"name":"a"}\n{"name":"b","n":1}\n'
+
+
+def test_the_name_that_is_given_is_the_one_that_is_stored(tmp_path: Path) -> None:
+    store = ResultStore(tmp_path, "mine")
+    store.put("a", {"number": 1, "name": "z"})
+    assert (tmp_path / "mine.jsonl").read_text() == '{"name":"a","number":1}\n'
+    assert store.find("z") is None
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("metrics", None), ("made_with", [1]), ("seconds", "long"), ("tests", 3), ("stray", 1)]
+)
+def test_a_record_of_another_form_is_refused_by_its_key(key: str, value: object, tmp_path: Path) -> None:
+    store = ResultStore(tmp_path, "mine")
+    store.put(RUN.name, {**RECORD, key: value})
+    place = rf"^{tmp_path}/mine.jsonl, {RUN.name} cannot be read: .*{key}"
+    with pytest.raises(DataError, match=rf"{place}.* delete its line, and the run is done again$"):
+        read_result(store, RUN)

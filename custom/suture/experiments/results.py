@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from suture.core.errors import ConfigError, DataError
 from suture.core.files import atomic_write, hold
-from suture.core.validation import flat
+from suture.core.validation import STRICT, flat, parse
 from suture.experiments.runs import Run
 from suture.experiments.spec import DATA
 from suture.learning.metrics import mean_defined
 from suture.simulation.job import load_job, with_settings
+
+log = logging.getLogger(__name__)
 
 _LOCK_SECONDS = 60.0
 _COMPACT = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
@@ -27,7 +30,8 @@ class ResultStore:
     """Records in JSON Lines files, one file for each experiment, one record a line, sorted by name.
 
     Experiments share runs, so a record is looked for in every file of the folder. A new record goes into the
-    file of the experiment. Processes may read and write at the same time.
+    file of the experiment. Processes may read and write at the same time. What is damaged in the file of
+    another experiment is logged and passed over: it need not stop this one.
 
     Attributes:
         folder: that holds the files, ``EXPERIMENT.jsonl``.
@@ -41,9 +45,9 @@ class ResultStore:
         """Return the record of that name, without the name; None if there is none.
 
         Raises:
-            DataError: a file is damaged, or the folder has the form of an earlier version.
+            DataError: the experiment's own file is damaged, or the folder has the form of an earlier version.
         """
-        line = _lines(self.file_of(name)).get(name)
+        line = _stored(self.file_of(name)).lines.get(name)
         if line is None:
             return None
         record: dict[str, Any] = json.loads(line)
@@ -63,53 +67,121 @@ class ResultStore:
                 "reads one .jsonl file an experiment, so move the .json files elsewhere, and the runs are "
                 "done again"
             )
-        files = (own, *sorted(self.folder.glob("*.jsonl")))
-        return next((path for path in files if name in _lines(path)), own)
+        if name in _whole(_stored(own)):
+            return own
+        others = (path for path in sorted(self.folder.glob("*.jsonl")) if path != own)
+        return next((path for path in others if name in _passable(_stored(path))), own)
 
     def put(self, name: str, record: Mapping[str, Any]) -> None:
         """Add a record, or replace the one of that name, in whichever file holds it.
 
         Raises:
-            DataError: as `find`, or a number of the record is not finite.
+            DataError: as `find`, or the file that holds the record is damaged, or a number of the record is
+                not finite.
             SutureError: another process holds the folder's lock for longer than a minute.
         """
         try:
-            line = _COMPACT.encode({"name": name, **record})
+            line = _COMPACT.encode({"name": name} | {**record, "name": name})
         except ValueError as error:
             raise DataError(f"result {name}: {error}; write an undefined number as null") from error
         with hold(self.folder / ".lock", _LOCK_SECONDS):
             path = self.file_of(name)
-            lines = {**_parse(path), name: line}
+            lines = {**_whole(_parse(path)), name: line}
             atomic_write(path, "".join(f"{lines[key]}\n" for key in sorted(lines)).encode())
 
 
-def _lines(path: Path) -> Mapping[str, str]:
-    """Return the lines of a file by the names of their records; parses again only a file that has changed."""
+@dataclass(frozen=True)
+class _Stored:
+    """What could be read of a file.
+
+    Attributes:
+        lines: by the names of their records.
+        fault: the first thing that could not be read, and the remedy; None if everything could.
+    """
+
+    lines: Mapping[str, str]
+    fault: str | None = None
+
+
+def _whole(stored: _Stored) -> Mapping[str, str]:
+    """Return the lines of a file that has to be undamaged: rewritten without a line, it would lose it."""
+    if stored.fault:
+        raise DataError(stored.fault)
+    return stored.lines
+
+
+def _passable(stored: _Stored) -> Mapping[str, str]:
+    """Return the lines of a file that can be read, and warn of the others."""
+    if stored.fault:
+        _warn(stored.fault)
+    return stored.lines
+
+
+@lru_cache(maxsize=256)
+def _warn(fault: str) -> None:
+    """Log a fault once, though every run is looked for in every file."""
+    log.warning("passed over: %s", fault)
+
+
+def _stored(path: Path) -> _Stored:
+    """Return what a file holds; parses again only a file that has changed."""
     try:
         now = path.stat()
-    except FileNotFoundError:
-        return {}
+    except OSError:
+        return _parse(path)
     return _parse_version(path, now.st_mtime_ns, now.st_size, now.st_ino)
 
 
 @lru_cache(maxsize=256)
-def _parse_version(path: Path, *_version: int) -> Mapping[str, str]:
+def _parse_version(path: Path, *_version: int) -> _Stored:
     return _parse(path)
 
 
-def _parse(path: Path) -> Mapping[str, str]:
-    lines = {}
+def _parse(path: Path) -> _Stored:
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return _Stored({})
+    except OSError as error:
+        return _Stored({}, f"{path} cannot be read: {error}; move it elsewhere, and its runs are done again")
+    return _read_lines(path, content)
+
+
+def _read_lines(path: Path, content: bytes) -> _Stored:
+    lines: dict[str, tuple[int, str]] = {}
+    faults, twice = [], set()
     # Not splitlines(): JSON may hold U+2028, which that takes for the end of a line.
-    for number, line in enumerate(path.read_text().split("\n") if path.exists() else (), 1):
-        if not line:
-            continue
+    for number, raw in enumerate(content.split(b"\n"), 1):
         try:
-            lines[str(json.loads(line)["name"])] = line
-        except (ValueError, TypeError, KeyError) as error:
-            raise DataError(
-                f"{path}, line {number} cannot be read: {error!r}; delete the line, and its run is done again"
-            ) from error
-    return lines
+            if not (line := raw.decode("utf-8-sig").strip()):
+                continue
+            name = _name(line)
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            why = f"{error!r:.300}"  # that of bytes that are not UTF-8 repeats the whole line
+            faults.append(
+                f"{path}, line {number} cannot be read: {why}; delete the line, and its run is done again"
+            )
+            continue
+        first, before = lines.setdefault(name, (number, line))
+        if json.loads(before) != json.loads(line):
+            twice.add(name)
+            faults.append(
+                f"{path}, lines {first} and {number} are both of {name} and differ; delete the wrong one"
+            )
+    # Which of two is right cannot be told, so neither is taken.
+    right = {name: line for name, (_, line) in lines.items() if name not in twice}
+    return _Stored(right, faults[0] if faults else None)
+
+
+def _name(line: str) -> str:
+    name = json.loads(line, parse_constant=_refuse_constant)["name"]
+    if not isinstance(name, str):
+        raise TypeError(f"the name is {name!r}")
+    return name
+
+
+def _refuse_constant(constant: str) -> float:
+    raise ValueError(f"{constant} is no number of JSON")
 
 
 _BY_CLASSES = "server_balanced_accuracy"
@@ -130,6 +202,8 @@ class Result:
         untested: by test set whose data were absent, the path that was looked for, with ``{data}``.
         made_with: every setting of the run by dotted name, the job's own among them; empty in old results.
     """
+
+    __pydantic_config__: ClassVar = STRICT
 
     run: dict[str, Any]
     metrics: dict[str, Any]
@@ -160,12 +234,9 @@ def read_result(store: ResultStore, run: Run) -> Result | None:
     if record is None:
         return None
     try:
-        result = Result(**record)
-    except TypeError as error:
-        raise DataError(
-            f"{store.file_of(run.name)}, {run.name} cannot be read: {error}; delete its line, and the run is "
-            "done again"
-        ) from error
+        result = parse(Result, record, f"{store.file_of(run.name)}, {run.name} cannot be read")
+    except ConfigError as error:
+        raise DataError(f"{error!s:.500}; delete its line, and the run is done again") from None
     _refuse_edited(run, result, store)
     return result
 

@@ -130,12 +130,17 @@ def check_size(packed: Packed) -> None:
 
     Raises:
         RejectedUpdate: the header has too much text, too many values, too deep a nesting or a value that JSON
-            does not have; or there are too many tensors, or sparse ones.
+            does not have; or there are too many tensors, or ones that are sparse, without values or without
+            a text as a name.
     """
     if len(packed.tensors) > MOST:
         raise RejectedUpdate(f"{len(packed.tensors)} tensors, at most {MOST} are taken")
+    if any(not isinstance(name, str) for name in packed.tensors):
+        raise RejectedUpdate("a tensor whose name is no text")
     if any(not isinstance(t, Tensor) or t.layout != torch.strided for t in packed.tensors.values()):
         raise RejectedUpdate("a tensor that is none, or a sparse one")
+    if any(t.is_meta for t in packed.tensors.values()):
+        raise RejectedUpdate("a tensor without values (of the device meta)")
     text, values = 0, 0
     left: list[tuple[Any, int]] = [(packed.header, 0)]
     while left:

@@ -11,6 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from torch import Tensor
+
 from suture.core.errors import FederationError, RejectedUpdate
 from suture.protocol.check import Expectation, check_reply
 from suture.protocol.messages import Abstain, Evaluation, Metrics, Payload, Reply, SiteInfo, Update
@@ -130,7 +132,7 @@ class UpdateCollector:
         if isinstance(reply, Update):
             self._spool.mkdir(parents=True, exist_ok=True)
             # A spool does not outlive the process that reads it, so it need not reach the disk itself.
-            save(self._path(site), Packed(tensors_of(reply), {}), durable=False)
+            save(self._path(site), Packed(_apart(tensors_of(reply)), {}), durable=False)
             line |= {"weight": reply.weight, "train_loss": reply.train_loss, "scalars": dict(reply.scalars)}
             if not bool((reply.class_weights == 1).all()):
                 line["rows"] = dict(zip(reply.labels, reply.class_weights.tolist(), strict=True))
@@ -241,6 +243,17 @@ class OpenExchange:
         """Whether the quorum is complete and the grace period over; only updates count."""
         seconds = self._collector.seconds_since(self._quorum)
         return self._grace is not None and seconds is not None and seconds >= self._grace
+
+
+def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copy what shares memory, as tied tensors of a site in the same process do: safetensors refuses it."""
+    seen: set[int] = set()
+    apart = {}
+    for name, tensor in tensors.items():
+        memory = tensor.untyped_storage().data_ptr()
+        apart[name] = tensor.clone() if memory in seen else tensor
+        seen.add(memory)
+    return apart
 
 
 def list_reasons(reasons: Mapping[str, str]) -> str:
