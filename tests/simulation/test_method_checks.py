@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
+import torch
 from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits
 
+from suture.core.errors import ConfigError
 from suture.core.labels import LabelType
 from suture.data.batch import Batch
-from suture.learning.training import LocalRound, SiteContext
+from suture.federation.server.assignments import Assigner, Task
+from suture.learning.training import LocalRound, LocalTraining, SiteContext
+from suture.methods import METHODS
 from suture.methods.averaging import LocalAveraging
-from suture.methods.base import About, LabelUse, hyperparameters
+from suture.methods.base import (
+    About,
+    GlobalModel,
+    LabelUse,
+    RoundContext,
+    hyperparameters,
+)
 from suture.models.classifier import Classifier
 from suture.protocol.messages import Payload, Update
 from suture.simulation import method_checks as checks
@@ -82,6 +93,41 @@ class TeachesTheUnknown(FedProx):
         return super().loss(logits, y, known | True, label_type)
 
 
+class IgnoresTheMask(FedProx):
+    """Its loss masks, and its step does not: what is unknown is taught as absent."""
+
+    labels = LabelUse(view="all")
+
+    def objective(self, model: Classifier, batch: Batch, reference: Classifier) -> Tensor:
+        return binary_cross_entropy_with_logits(model(batch.inputs), torch.nan_to_num(batch.y))
+
+
+class IgnoresTheMaskOfItsOwn(IgnoresTheMask):
+    """The same where a site sees no class but its own, some labels of which are unknown."""
+
+    labels = LabelUse(view="own")
+
+
+class KeepsTheModel(FedProx):
+    """Its sites learn, and nothing becomes of it."""
+
+    def aggregate(self, previous: GlobalModel, updates: Iterable[Update], ctx: RoundContext) -> GlobalModel:
+        super().aggregate(previous, updates, ctx)
+        return previous
+
+
+class Undecorated(FedProx):
+    """`anchor` is no hyperparameter."""
+
+    anchor: float = 0.1
+
+
+class UndecoratedValue(FedProx):
+    """`mu` stays 0.01."""
+
+    mu = 0.1
+
+
 MUTANTS: list[tuple[type[FedProx], Callable[..., None], str]] = [
     (FlippedSign, checks.losses_are_never_negative, "the mean loss of a round is -"),
     (RaisesForOneLabel, checks.unknown_labels_have_no_gradient, "the method raised NotImplementedError"),
@@ -90,6 +136,11 @@ MUTANTS: list[tuple[type[FedProx], Callable[..., None], str]] = [
     (IgnoresOptimiserState, checks.optimiser_state_carries_over, "the round before changes nothing"),
     (IgnoresHyperparameter, checks.every_hyperparameter_matters, "mu changes nothing"),
     (DrawsGlobally, checks.federations_run_and_repeat, "a second run gives other bytes"),
+    (IgnoresTheMask, checks.unknown_labels_are_not_trained, "an unknown label changes the update"),
+    (IgnoresTheMaskOfItsOwn, checks.unknown_labels_are_not_trained, "an unknown label changes the update"),
+    (KeepsTheModel, checks.training_lowers_the_loss, "three rounds have the losses"),
+    (Undecorated, checks.it_describes_itself, "anchor of Undecorated .* decorate it with @hyperparameters"),
+    (UndecoratedValue, checks.it_describes_itself, "mu of UndecoratedValue .* decorate it"),
     (TeachesTheUnknown, checks.unknown_labels_have_no_gradient, "an unknown label changes the gradient"),
 ]
 
@@ -119,3 +170,89 @@ def test_a_hyperparameter_of_which_no_other_value_is_known_is_asked_for() -> Non
     with pytest.raises(AssertionError, match="anchor changes nothing"):
         checks.every_hyperparameter_matters(subject_of(Named(), variants={"anchor": "b"}))
     checks.every_hyperparameter_matters(subject_of(Named(), exempt={"anchor"}))
+
+
+LINE = {
+    "round": 2,
+    "validation": {"loss": 0.5},
+    "sites": {"a": {"train_loss": 0.25, "scalars": {"query_loss": 2.0}}, "b": {"train_loss": 0.5}},
+}
+
+
+@pytest.mark.parametrize(("name", "loss"), [("surgical", 0.5), ("fl", 0.75), ("pmfl", 2.5)])
+def test_which_loss_must_fall_depends_on_what_is_sent(name: str, loss: float) -> None:
+    assert checks._loss_of(METHODS[name](), LINE, "multilabel") == loss
+
+
+@pytest.mark.parametrize(
+    ("loss", "found"),
+    [(None, "the loss of round 2 is missing"), (float("nan"), "the loss of round 2 is not finite")],
+)
+def test_a_loss_that_is_none_is_named(loss: float | None, found: str) -> None:
+    with pytest.raises(AssertionError, match=f"multilabel: {found}"):
+        checks._loss_of(FedProx(), LINE | {"validation": {"loss": loss}}, "multilabel")
+
+
+def test_rows_of_classes_that_a_site_may_not_see_are_found_without_their_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plain = Assigner._payload
+
+    def leaking(self: Assigner, task: Task, site: str) -> Payload:
+        payload = plain(self, task, site)
+        return replace(payload, fixed={**payload.fixed, "head.others": torch.zeros(4, 2)})
+
+    monkeypatch.setattr(Assigner, "_payload", leaking)
+    with pytest.raises(AssertionError, match=r"alpha was sent \[2, 4\] rows and may see 2 classes"):
+        checks.federations_run_and_repeat(subject_of(FedProx()))
+
+
+@pytest.mark.parametrize(
+    ("method", "found"),
+    [
+        (FedProx, r"FedProx is a class; check an instance of it: FedProx\(\)"),
+        ("fedprox", "'fedprox' is no method"),
+        (LocalAveraging(), "LocalAveraging has no name; give it about"),
+    ],
+)
+def test_what_is_no_instance_of_a_method_is_refused(method: Any, found: str) -> None:
+    with pytest.raises(ConfigError, match=found):
+        check_method(method)
+
+
+@pytest.mark.parametrize(
+    ("settings", "found"),
+    [
+        ({"variants": {"muu": 1.0}}, "unknown hyperparameter in variants 'muu'; did you mean 'mu'"),
+        ({"exempt": {"loca"}}, "unknown hyperparameter in exempt 'loca'; did you mean 'local'"),
+        ({"exempt": "muu"}, "unknown hyperparameter in exempt 'muu'; did you mean 'mu'"),
+        ({"skip": {"one_site_decides"}}, "unknown check .*did you mean 'one_site_alone_decides'"),
+    ],
+)
+def test_unknown_names_are_refused(settings: dict[str, Any], found: str) -> None:
+    with pytest.raises(ConfigError, match=found):
+        check_method(FedProx(), **settings)
+
+
+def test_a_check_can_be_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    @hyperparameters
+    class HalfStep(FedProx):
+        def aggregate(
+            self, previous: GlobalModel, updates: Iterable[Update], ctx: RoundContext
+        ) -> GlobalModel:
+            after = super().aggregate(previous, updates, ctx)
+            return replace(after, shared={k: (t + previous.shared[k]) / 2 for k, t in after.shared.items()})
+
+    monkeypatch.setattr(checks, "CHECKS", (checks.one_site_alone_decides,))
+    with pytest.raises(AssertionError, match="of the only site is not taken over"):
+        check_method(HalfStep())
+    check_method(HalfStep(), skip={"one_site_alone_decides"})
+
+
+def test_an_exempt_hyperparameter_is_not_made_strong() -> None:
+    checks.losses_are_never_negative(subject_of(FlippedSign(mu=0.0), exempt="mu"))
+
+
+@pytest.mark.parametrize("settings", [{"final_lr": 1e-4}, {"warmup_epochs": 1}])
+def test_a_schedule_or_a_warm_up_is_no_other_learning_rate(settings: dict[str, Any]) -> None:
+    checks.a_sites_own_learning_rate_is_used(subject_of(FedProx(local=LocalTraining(**settings))))

@@ -8,20 +8,22 @@ claims is tried on those, not read from the method's declarations.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from suture.core.errors import SutureError
+from suture.core.errors import ConfigError, SutureError, unknown
 from suture.core.labels import LabelType
 from suture.core.validation import parse
-from suture.methods.base import GlobalModel, Method, Phase, RoundContext, local_round
+from suture.methods.base import About, GlobalModel, LabelUse, Method, Phase, RoundContext, local_round
 from suture.methods.parameters import parts
 from suture.models import ModelSpec
 from suture.models.classifier import Layout
@@ -68,6 +70,7 @@ def check_method(
     model: ModelSpec | None = None,
     variants: Mapping[str, Any] | None = None,
     exempt: Collection[str] = (),
+    skip: Collection[str] = (),
 ) -> None:
     """Check that a method keeps the contract; see the functions of `CHECKS`.
 
@@ -77,12 +80,17 @@ def check_method(
         model: that it trains, by default a small network of images.
         variants: another valid value for a hyperparameter, by dotted name, where it cannot be guessed.
         exempt: hyperparameters, or groups of them, that need not change anything here, by dotted name.
+        skip: names of checks that do not apply, such as `one_site_alone_decides` where the server's optimiser
+            takes a step of its own length.
 
     Raises:
         AssertionError: naming the check that fails, and what it found.
+        ConfigError: `method` is no instance of a method, or there is no such hyperparameter or check.
     """
     subject = subject_of(method, model=model, variants=variants, exempt=exempt)
-    for check in CHECKS:
+    names = [check.__name__ for check in CHECKS]
+    skipped = _known("check", skip, names)
+    for check in (check for check in CHECKS if check.__name__ not in skipped):
         try:
             check(subject)
         except AssertionError as error:
@@ -101,11 +109,48 @@ def subject_of(
     variants: Mapping[str, Any] | None = None,
     exempt: Collection[str] = (),
 ) -> Subject:
-    """The arguments of `check_method` as what each check takes."""
+    """The arguments of `check_method` as what each check takes.
+
+    Raises:
+        ConfigError: see `check_method`.
+    """
+    _check_instance(method)
+    names = list(_names(method))
+    groups = {name[:i] for name in names for i, letter in enumerate(name) if letter == "."}
+    _known("hyperparameter in variants", variants or {}, names)
+    exempt = _known("hyperparameter in exempt", exempt, {*names, *groups})
+    # With a warm-up or a schedule, the learning rate of round 1 would not be `lr`.
+    local = replace(method.local, final_lr=None, warmup_epochs=0)
     if not method.limits.fixed_batches:
-        steps = method.local.iterations and min(method.local.iterations, 3)
-        method = _changed(method, local=replace(method.local, lr=RATE, batch_size=8, iterations=steps))
-    return Subject(method, model or SMALL, variants or {}, exempt)
+        steps = local.iterations and min(local.iterations, 3)
+        local = replace(local, lr=RATE, batch_size=8, iterations=steps)
+    return Subject(_changed(method, local=local), model or SMALL, variants or {}, exempt)
+
+
+def _check_instance(method: Any) -> None:
+    """Refuse what is no instance of a method, or lacks what every check needs."""
+    if isinstance(method, type):
+        raise ConfigError(f"{method.__name__} is a class; check an instance of it: {method.__name__}()")
+    kind = type(method).__name__
+    if not isinstance(method, Method):
+        raise ConfigError(f"{method!r} is no method; check an instance of a subclass of suture.Method")
+    if not isinstance(getattr(method, "about", None), About):
+        raise ConfigError(f"{kind} has no name; give it about = About(name, title, paper)")
+    if not isinstance(getattr(method, "labels", None), LabelUse):
+        raise ConfigError(f"{kind} does not say how it uses labels; give it labels = LabelUse(...)")
+    if not dataclasses.is_dataclass(method):
+        raise ConfigError(f"{kind} is no dataclass; decorate it with @hyperparameters")
+    if not hasattr(method, "local"):
+        raise ConfigError(f"{kind} has no local training; give it local: LocalTraining")
+
+
+def _known(kind: str, names: Collection[str], options: Collection[str]) -> tuple[str, ...]:
+    """The names, each of them among `options`; a single one need not be in a list."""
+    listed = (names,) if isinstance(names, str) else tuple(names)
+    for name in listed:
+        if name not in options:
+            raise unknown(kind, name, options)
+    return listed
 
 
 # The checks
@@ -116,9 +161,24 @@ def it_describes_itself(subject: Subject) -> None:
     method = subject.method
     for word in ("name", "title", "paper"):
         _ensure(bool(getattr(method.about, word)), f"it has no {word}")
+    for kind, name in _undeclared(type(method)):
+        _ensure(False, f"{name} of {kind.__name__} is no hyperparameter; decorate it with @hyperparameters")
     values = json.loads(json.dumps(dataclasses.asdict(method)))  # type: ignore[call-overload]
     again = parse(type(method), values, method.about.name)
     _ensure(again == method, f"written to a job file and read again it is {again}")
+
+
+def _undeclared(method: type[Method]) -> Iterator[tuple[type, str]]:
+    """What a class that is not decorated annotates, or sets of its parents' fields; neither has an effect."""
+    fields = {part.name for part in dataclasses.fields(method)}  # type: ignore[arg-type]
+    for kind in method.__mro__:
+        if kind is Method or not issubclass(kind, Method) or "__dataclass_fields__" in vars(kind):
+            continue
+        for name, hint in inspect.get_annotations(kind).items():
+            of_class = "ClassVar" in hint if isinstance(hint, str) else ClassVar in (hint, get_origin(hint))
+            if not of_class:
+                yield kind, name
+        yield from ((kind, name) for name in vars(kind) if name in fields)
 
 
 def aggregation_is_a_function_of_the_updates(subject: Subject) -> None:
@@ -183,8 +243,27 @@ def unknown_labels_have_no_gradient(subject: Subject) -> None:
         _ensure(torch.equal(*gradients), f"{label_type}: an unknown label changes the gradient")
 
 
+def unknown_labels_are_not_trained(subject: Subject) -> None:
+    """Where unknown labels are masked, what a batch holds in their place does not change the update."""
+    if subject.method.labels.unknown != "masked":
+        return
+    for label_type in subject.label_types:
+        # A batch has 0 there, so a method may count positives by `y == 1` without the mask: hence not 1.
+        with (
+            subject.trial(label_type, hidden=0.0) as one,
+            subject.trial(label_type, hidden=0.5) as two,
+        ):
+            for site in SITES:
+                a, b = one.update(site), two.update(site)
+                # Where nothing leaves the site, its loss still tells.
+                same = _equal(a, b) and (a.train_loss, a.scalars) == (b.train_loss, b.scalars)
+                _ensure(
+                    same, f"{label_type}: an unknown label changes the update; leave out what is not known"
+                )
+
+
 def federations_run_and_repeat(subject: Subject) -> None:
-    """Whole federations end, twice with the same bytes, and a site sees no class name but those declared."""
+    """Whole federations end, twice with the same bytes; a site is sent only the classes and rows declared."""
     for label_type in subject.label_types:
         with subject.trial(label_type, rounds=2) as one, subject.trial(label_type, rounds=2) as two:
             for trial in (one, two):
@@ -194,19 +273,42 @@ def federations_run_and_repeat(subject: Subject) -> None:
                 registered = one.server.registry.members[site].names
                 allowed = one.server.registry.labels if subject.method.labels.view == "all" else registered
                 _ensure(labels <= set(allowed), f"{label_type}: {site} saw {sorted(labels - set(allowed))}")
+                rows = one.seen_rows[site]
+                _ensure(
+                    rows <= {len(allowed)},
+                    f"{label_type}: {site} was sent {sorted(rows)} rows and may see {len(allowed)} classes",
+                )
 
 
 def training_lowers_the_loss(subject: Subject) -> None:
-    """Over three rounds the validation loss falls, or that of training, with several labels and with one."""
+    """Over three rounds the validation loss falls, or that of the query halves where sites send gradients."""
     for label_type in subject.label_types:
         with subject.trial(label_type, rounds=3) as trial:
             trial.run()
             lines = trial.history()
-            validation = [line["validation"]["loss"] for line in lines]
-            sites = [list(line["sites"].values()) for line in lines]
-            training = [sum(site["train_loss"] or 0 for site in each) for each in sites]
-            falls = any(losses[-1] < losses[0] for losses in (validation, training))
-            _ensure(falls, f"{label_type}: three rounds have the losses {validation} and {training}")
+            rounds = [line["round"] for line in lines]
+            _ensure(rounds == [1, 2, 3], f"{label_type}: the history has the rounds {rounds} of 1 to 3")
+            losses = [_loss_of(subject.method, line, label_type) for line in lines]
+            _ensure(losses[-1] < losses[0], f"{label_type}: three rounds have the losses {losses}")
+            measured, every = sorted(trial.metrics()["auroc"]), sorted(trial.server.registry.labels)
+            _ensure(measured == every, f"{label_type}: the metrics have the classes {measured} of {every}")
+
+
+def _loss_of(method: Method, line: Mapping[str, Any], label_type: LabelType) -> float:
+    """The loss of a round that training must lower."""
+    gradients = method.egress(Layout({}, {})).kind == "gradient"
+    if gradients or method.labels.single_target:
+        # A model that sends gradients is one to adapt, and a single row that means another class at each site
+        # fits none of them: neither need predict as it is, and the sites' own losses tell whether it learns.
+        word = "query_loss" if gradients else "train_loss"
+        sites = line["sites"].values()
+        losses = [(site.get("scalars") or {}).get(word, site.get("train_loss")) for site in sites]
+    else:
+        losses = [line["validation"].get("loss")]
+    where = f"{label_type}: the loss of round {line['round']} is"
+    _ensure(bool(losses) and None not in losses, f"{where} missing")
+    _ensure(all(math.isfinite(loss) for loss in losses), f"{where} not finite: {losses}")
+    return float(sum(losses))
 
 
 def a_sites_own_learning_rate_is_used(subject: Subject) -> None:
@@ -277,8 +379,7 @@ def every_hyperparameter_matters(subject: Subject) -> None:
     """Another value of it changes what is sent, declared or aggregated."""
     plain = dict.fromkeys(subject.label_types, "")
     for name in _names(subject.method):
-        settled = {"local", "batch_norm", "prior", "keep_local", *subject.exempt}
-        if any(f"{name}.".startswith(f"{other}.") for other in settled):
+        if _within(name, {"local", "batch_norm", "prior", "keep_local", *subject.exempt}):
             continue
         tried = []
         for method in _alternatives(subject, name):
@@ -299,7 +400,7 @@ def losses_are_never_negative(subject: Subject) -> None:
     strong = [
         _with(method, name, max(abs(value), 1.0) * 1e4)
         for name, value in _numbers(method)
-        if name.split(".")[0] != "local"
+        if not _within(name, {"local", *subject.exempt})
     ]
     for other in (method, *(m for m in strong if m is not None)):
         for label_type in subject.label_types:
@@ -321,6 +422,7 @@ CHECKS: tuple[Callable[[Subject], None], ...] = (
     one_site_alone_decides,
     a_class_that_nobody_sent_keeps_its_row,
     unknown_labels_have_no_gradient,
+    unknown_labels_are_not_trained,
     federations_run_and_repeat,
     training_lowers_the_loss,
     a_sites_own_learning_rate_is_used,
@@ -423,6 +525,11 @@ def _names(value: Any, prefix: str = "") -> Iterator[str]:
             yield from _names(inner, f"{prefix}{part.name}.")
         else:
             yield f"{prefix}{part.name}"
+
+
+def _within(name: str, groups: Collection[str]) -> bool:
+    """Whether a hyperparameter is one of `groups`, or in one of them."""
+    return any(f"{name}.".startswith(f"{group}.") for group in groups)
 
 
 def _numbers(method: Method) -> Iterator[tuple[str, float]]:

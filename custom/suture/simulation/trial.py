@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from suture.core.labels import LabelSet, LabelType
 from suture.core.seeds import seed_for
@@ -25,7 +27,7 @@ from suture.learning.training import SiteContext
 from suture.methods.base import Method
 from suture.methods.source import code_hash
 from suture.models import ModelSpec, build
-from suture.models.classifier import load_tensors
+from suture.models.classifier import load_tensors, split_state
 from suture.protocol.messages import Payload, Reply, Update
 from suture.protocol.packing import Packed, unpack
 
@@ -39,9 +41,12 @@ class Trial:
 
     Args:
         rates: learning rates of sites that have one of their own.
+        hidden: the number that stands in a batch where a label is unknown. Each site then leaves every third
+            label of its first class unknown; None leaves its classes known, and 0 stands for the others.
 
     Attributes:
         seen: the class names that each site has been sent by `run`.
+        seen_rows: the numbers of rows of what it has been sent for each class: the head, and class tensors.
     """
 
     def __init__(
@@ -52,14 +57,16 @@ class Trial:
         *,
         rounds: int = 1,
         rates: Mapping[str, float] | None = None,
+        hidden: float | None = None,
     ) -> None:
-        self.label_type, self._rates = label_type, rates or {}
+        self.label_type, self._rates, self._hidden = label_type, rates or {}, hidden
         self._folder = tempfile.TemporaryDirectory()
         self.folder = Path(self._folder.name)
         self.plan = Plan(method, model, Augmentation(), 1, "run", code_hash(type(method)))
         self.server = Server(self.plan, Schedule(rounds=rounds), self.folder / "run", None)
         self.sites = {name: self._site(name, rounds) for name in SITES}
         self.seen: dict[str, set[str]] = {name: set() for name in SITES}
+        self.seen_rows: dict[str, set[int]] = {name: set() for name in SITES}
         self._payloads: dict[str, Payload] = {}
 
     def __enter__(self) -> Trial:
@@ -97,9 +104,14 @@ class Trial:
         """The rounds so far, as in history.jsonl."""
         return [json.loads(line) for line in (self.folder / "run" / "history.jsonl").read_text().splitlines()]
 
+    def metrics(self) -> dict[str, Any]:
+        """The figures of the selected model, as in metrics.json."""
+        found: dict[str, Any] = json.loads((self.folder / "run" / "metrics.json").read_text())
+        return found
+
     def context(self, site: str, payload: Payload) -> SiteContext:
         """What a method's half at the site is given, outside of a federation."""
-        own, samples = _samples(site, self.label_type)
+        own, samples = self._samples(site)
         labels = LabelSet(payload.labels, self.label_type)
         model = build(self.plan.model, labels, 1, pretrained=False)
         load_tensors(model, {**payload.fixed, **payload.shared, **payload.head})
@@ -128,13 +140,17 @@ class Trial:
                 "storage": {"state": folder / "state", "cache": folder / "cache"},
             }
         )
-        return Site(
-            name, config, self.plan, rounds, folder / "state", lambda: _samples(name, self.label_type)
-        )
+        return Site(name, config, self.plan, rounds, folder / "state", lambda: self._samples(name))
+
+    def _samples(self, site: str) -> SiteSamples:
+        own, samples = _samples(site, self.label_type)
+        if self._hidden is None:
+            return own, samples
+        return own, {split: _hiding(part, self._hidden) for split, part in samples.items()}
 
 
 class _Watched(Loop):
-    """The loop, noting which class names each site is sent."""
+    """The loop, noting which class names and how many rows each site is sent."""
 
     def __init__(self, trial: Trial) -> None:
         super().__init__(trial.sites)
@@ -142,7 +158,12 @@ class _Watched(Loop):
 
     def exchange(self, task: Any, payloads: Mapping[str, Packed], receive: Any) -> dict[str, str]:
         for site, packed in payloads.items():
-            self._trial.seen[site] |= set(_payload(packed).labels)
+            payload = _payload(packed)
+            # A head that stays at the site is sent once, among the tensors that no round changes.
+            _, once = split_state(payload.fixed)
+            rows = [*payload.head.values(), *once.values(), *payload.class_tensors.values()]
+            self._trial.seen[site] |= set(payload.labels)
+            self._trial.seen_rows[site] |= {tensor.shape[0] for tensor in rows}
         return super().exchange(task, payloads, receive)
 
 
@@ -169,3 +190,24 @@ def _samples(site: str, label_type: LabelType) -> SiteSamples:
         names = tuple(f"{site}-{split}-{i}" for i in range(n))
         samples[split] = Samples({"image": image}, y[:, rows], names, names)
     return own, samples
+
+
+@dataclass(frozen=True)
+class _Hiding(Samples):
+    """Samples with `value` in the place of unknown labels, which the mask of known ones leaves out."""
+
+    value: float = 0.0
+
+    def rows(self, where: Tensor) -> Samples:
+        return _Hiding(**vars(super().rows(where)), value=self.value)
+
+    def targets(self, rows: Tensor | slice = slice(None)) -> tuple[Tensor, Tensor]:
+        y, known = super().targets(rows)
+        return torch.where(known, y, self.value), known
+
+
+def _hiding(samples: Samples, value: float) -> Samples:
+    """The samples with every third label of the first class unknown, and `value` where one is."""
+    y = samples.y.clone()
+    y[::3, 0] = float("nan")
+    return _Hiding(**vars(replace(samples, y=y)), value=value)
