@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -145,6 +149,30 @@ def test_mistakes_are_one_sentence(results: suture.Results, tmp_path: Path) -> N
         suture.run("demo", rounds=2, out=results.folder, settings=SMALL)
     with pytest.raises(suture.SutureError, match="is no run folder"):
         suture.open_results(tmp_path)
+    with pytest.raises(suture.SutureError, match="setting 'seed' is a PosixPath"):
+        suture.run("demo", seed=tmp_path)  # type: ignore[arg-type]
+    with pytest.raises(suture.SutureError, match="an empty list holds nothing to predict"):
+        results.model().predict([])
+    with pytest.raises(suture.SutureError, match="device 'gpu' cannot be used"):
+        suture.load_model(results.folder / "model", device="gpu")
+
+
+@pytest.mark.parametrize("what", [int, "near", suture.LocalTraining, suture.Method], ids=str)
+def test_only_a_complete_method_is_registered(what: Any) -> None:
+    with pytest.raises(
+        suture.SutureError, match=r"is no subclass of suture\.Method|has no about and no labels"
+    ):
+        suture.register(what)
+
+
+def test_settings_are_those_of_the_command_line(results: suture.Results, tmp_path: Path) -> None:
+    """None is a value, the order does not matter, and a named argument wins, as an option does."""
+    job = replace(suture.load_job("demo"), patience=3)
+    settings = {**SMALL, "rounds": 5, "method.keep_local": True, "method": "fedavg", "patience": None}
+    done = suture.run(job, out=tmp_path / "r", rounds=1, seed=np.int64(7), settings=settings)  # type: ignore[arg-type]
+    schedule, plan = (json.loads((done.folder / "job.json").read_text())[key] for key in ("schedule", "plan"))
+    assert (schedule["rounds"], schedule["patience"]) == (1, None)
+    assert (plan["method"], plan["seed"], plan["hyperparameters"]["keep_local"]) == ("fedavg", 7, True)
 
 
 def test_the_reference_names_everything() -> None:

@@ -48,8 +48,10 @@ def test_every_method_and_every_command_is_there() -> None:
     commands = found["reference/commands.md"]
     root = typer.main.get_command(app)
     for name, command in root.commands.items():  # type: ignore[attr-defined]
-        for full in [f"{name} {inner}" for inner in getattr(command, "commands", ())] or [name]:
-            assert f"## `suture {full}`\n" in commands
+        inner = getattr(command, "commands", {"": command})
+        for word, one in inner.items():
+            full = f"{name} {word}".strip()
+            assert (f"## `suture {full}`\n" in commands) is not one.hidden, full
     assert "One of `local`, `sim`, `poc`, `prod`." in commands
     assert "| `--bundle`, `--no-bundle` | `true` |" in commands
 

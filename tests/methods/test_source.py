@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from suture.cli.app import list_
 from suture.core.errors import ConfigError
 from suture.methods import METHODS, _load, method_class, outside
 from suture.methods.averaging import LocalAveraging
@@ -83,6 +84,27 @@ def test_its_source_and_version_are_part_of_the_hash(install: Install) -> None:
     assert code_hash(kind) not in (before, changed)
 
 
+def test_a_second_package_beside_it_is_refused(install: Install) -> None:
+    """It would not travel with the job, and its changes would not change the hash."""
+    info = install()
+    (info / "top_level.txt").write_text("near_helpers\nnear_method\n")
+    with pytest.raises(
+        ConfigError, match="near installs near_method and near_helpers; only near_method travels"
+    ):
+        source_of(method_class("near"))
+
+
+def test_one_broken_package_does_not_hide_the_others(
+    install: Install, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(text="raise RuntimeError('no')")
+    monkeypatch.setenv("COLUMNS", "300")
+    list_()
+    printed = capsys.readouterr().out
+    assert "surgical" in printed
+    assert "not usable: the method 'near' of near 1.0" in " ".join(printed.split())
+
+
 @pytest.mark.parametrize(
     ("entry", "text", "says"),
     [
@@ -93,6 +115,8 @@ def test_its_source_and_version_are_part_of_the_hash(install: Install) -> None:
         ),
         ("near = near_method:Gone", MODULE, "near 1.0 .* cannot be imported: AttributeError"),
         ("near = near_method:hyperparameters", MODULE, "is no subclass of suture.Method"),
+        ("near = near_method:Near", MODULE.replace("@hyperparameters", ""), "write @hyperparameters above"),
+        ("near = near_method:Near", MODULE.replace("    labels", "    other"), "has no labels"),
         ("far = near_method:Near", MODULE, "calls itself 'near'; give the entry point that name"),
     ],
 )

@@ -192,6 +192,43 @@ def test_sites_or_a_schedule_that_cannot_be_made_leave_no_folder(
     assert (out / "run.json").read_bytes() == before
 
 
+def test_an_error_of_a_methods_own_code_ends_the_run_and_keeps_its_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("a bug in aggregate")
+
+    monkeypatch.setattr(SurgicalAggregation, "aggregate", broken)
+    with pytest.raises(RuntimeError, match="a bug in aggregate"):
+        run(JOB, tmp_path / "r")
+    facts = json.loads((tmp_path / "r" / "run.json").read_text())
+    assert (facts["status"], facts["error"]) == ("failed", "RuntimeError: a bug in aggregate")
+    assert (tmp_path / "r" / "report.html").exists()
+
+
+def test_a_damaged_run_is_replaced_and_a_file_is_not(tmp_path: Path) -> None:
+    folder = tmp_path / "r"
+    folder.mkdir()
+    (folder / "run.json").write_text('{"job": ')
+    with pytest.raises(ConfigError, match=r"run\.json is damaged .* --overwrite"):
+        run(JOB, folder)
+    assert run(JOB, folder, overwrite=True) == folder
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="file is a file; choose another --out"):
+        run(JOB, tmp_path / "file", overwrite=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [("import nothing_of_this_name", "ModuleNotFoundError: .*line 1"), ("JOB = (", "SyntaxError")],
+)
+def test_a_job_file_that_fails_names_its_line(text: str, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "job.py"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=rf"job\.py cannot be run: {says}"):
+        load_job(path)
+
+
 def test_a_locked_folder_is_refused(tmp_path: Path) -> None:
     import fcntl
 

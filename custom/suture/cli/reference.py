@@ -321,7 +321,8 @@ def commands_page() -> str:
 
 def _commands(name: str, command: Any) -> Iterator[str]:
     if hasattr(command, "commands"):
-        for word, inner in sorted(command.commands.items()):
+        shown = {word: inner for word, inner in command.commands.items() if not inner.hidden}
+        for word, inner in sorted(shown.items()):
             yield from _commands(f"{name} {word}", inner)
         return
     rows = [_parameter(one) for one in command.params if one.name != "help" and not one.hidden]

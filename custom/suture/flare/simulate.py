@@ -19,7 +19,7 @@ from suture.core.files import write_json
 from suture.federation.plan import Plan, Schedule
 from suture.federation.server.record import Record
 from suture.flare.recipe import FederationRecipe
-from suture.methods import outside
+from suture.methods import entry_of
 from suture.methods.source import list_entry
 
 
@@ -40,7 +40,7 @@ def main(folder: Path, threads: int | None) -> None:
     recipe = FederationRecipe(job["name"], plan, schedule, sites, bundle=False)
     workspace = folder / "flare"
     # The packages are installed here, so their classes are allowed, as at a site where they are installed.
-    point = outside().get(plan.method.about.name)
+    point = entry_of(plan.method.about.name)
     own = ["suture.flare.", *([list_entry(point)] if point else [])]
     policy = {"format_version": 2, CLASS_ALLOW_LIST: [*own, *DEFAULT_CLASS_ALLOW_LIST]}
     local = workspace / job["name"] / "local"

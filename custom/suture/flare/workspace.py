@@ -9,7 +9,7 @@ from nvflare.apis.fl_exception import UnsafeComponentError
 from nvflare.app_common.widgets.component_path_authorizer import ComponentPathAuthorizer
 
 from suture.core.errors import ConfigError
-from suture.methods import METHODS, outside
+from suture.methods import entry_of
 from suture.methods.source import class_path, list_entry
 
 
@@ -31,7 +31,7 @@ def check_method_allowed(method: str, fl_ctx: FLContext) -> None:
     Raises:
         ConfigError: the party does not allow the class; names the command that allows its package.
     """
-    point = None if method in METHODS else outside().get(method)
+    point = entry_of(method)
     if point is None:
         return
     path = class_path(point)

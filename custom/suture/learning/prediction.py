@@ -10,7 +10,8 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from suture.core.errors import DataError
+from suture.core.environment import unusable
+from suture.core.errors import ConfigError, DataError
 from suture.core.files import atomic_write
 from suture.data.decoding import images_to_predict, read_image, resize_pad
 from suture.data.reading import read_sheet
@@ -91,6 +92,8 @@ class Model:
             ):
                 names += part
                 rows.append(self._probabilities(inputs))
+        if not names and not skipped:
+            raise DataError(f"{source or 'an empty list'} holds nothing to predict")
         if not names:
             raise DataError(f"none of the {len(skipped)} images of {source} can be read; first {skipped[0]}")
         index = pd.Index(names, name="document" if self.reads_text else "image")
@@ -110,8 +113,10 @@ def open_model(folder: str | Path, device: str = "cpu") -> Model:
         folder: model/ of a run.
 
     Raises:
-        ConfigError: there is no model.
+        ConfigError: there is no model, or no such device.
     """
+    if reason := unusable(device):
+        raise ConfigError(f"device {device!r} cannot be used: {reason}")
     folder = Path(folder).expanduser()
     network, prepare = load_model(folder)
     return Model(network.to(device), load_spec(folder), prepare, device)
@@ -173,9 +178,15 @@ def documents_to_predict(source: Path) -> list[tuple[str, str]]:
         named = "document" in sheet.header
         names = sheet.cells(sheet.position("document", "")) if named else map(str, sheet.numbers)
         return list(zip(names, texts, strict=True))
-    paths = sorted(source.rglob("*.txt")) if source.is_dir() else [source]
-    if not paths or not source.exists():
-        raise DataError(f"{source} holds no document; give a .txt file, a folder of them or a CSV")
+    try:
+        there = source.exists()
+    except OSError:  # the text itself, too long for a name
+        there = False
+    paths = sorted(source.rglob("*.txt")) if there and source.is_dir() else [source]
+    if not paths or not there:
+        raise DataError(
+            f"{str(source)[:80]!r} holds no document; give a .txt file, a folder of them or a CSV"
+        )
     try:
         return [(str(path), path.read_text(encoding="utf-8-sig")) for path in paths]
     except (OSError, UnicodeDecodeError) as error:

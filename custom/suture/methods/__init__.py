@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import Any, cast
 
 from suture.core.errors import ConfigError, unknown
 from suture.methods.base import Method
@@ -60,6 +60,11 @@ def method_class(name: str) -> type[Method]:
     return _load(found[name])
 
 
+def entry_of(name: str) -> EntryPoint | None:
+    """The entry point of a method; None for one of this package. Raises as `outside`."""
+    return None if name in METHODS else outside().get(name)
+
+
 def outside() -> dict[str, EntryPoint]:
     """The methods that installed packages register, by name; none of them is imported.
 
@@ -85,11 +90,25 @@ def _load(point: EntryPoint) -> type[Method]:
         kind: Any = point.load()
     except Exception as error:  # whatever another package does when it is imported
         raise ConfigError(f"{where} cannot be imported: {type(error).__name__}: {error}") from error
-    if not (isinstance(kind, type) and issubclass(kind, Method)):
-        raise ConfigError(f"{where} is no subclass of suture.Method; correct its entry point")
+    check_kind(kind, where)
     if kind.about.name != point.name:
         raise ConfigError(f"{where} calls itself {kind.about.name!r}; give the entry point that name")
-    return kind
+    return cast(type[Method], kind)
+
+
+def check_kind(kind: Any, where: str) -> None:
+    """Check that something is the class of a method, complete and decorated.
+
+    Raises:
+        ConfigError: it is not; the message begins with `where`.
+    """
+    if not (isinstance(kind, type) and issubclass(kind, Method)):
+        raise ConfigError(f"{where} is no subclass of suture.Method; name the class")
+    missing = [name for name in ("about", "labels") if not hasattr(kind, name)]
+    if missing:
+        raise ConfigError(f"{where} has no {' and no '.join(missing)}; see suture.Method")
+    if "__pydantic_fields__" not in vars(kind):
+        raise ConfigError(f"{where} is not decorated; write @hyperparameters above the class")
 
 
 def _package(point: EntryPoint) -> str:

@@ -150,7 +150,7 @@ class LocalAveraging(Method):
     ) -> tuple[Update, dict[str, Tensor]]:
         fitted = fit(site, self._objective(site), round_)
         update = trained(site, received, round_, fitted)
-        weight, rows = self.weight(site), self.row_weights(site, received)
+        weight, rows = self.weight(site), self.row_weights(site, received).to(torch.float64)
         return replace(update, weight=weight, class_weights=rows), fitted.optimiser_state
 
     def _objective(self, site: SiteContext) -> Objective:

@@ -5,7 +5,7 @@
 
 The paper weights known labels; the published program also counts every image of a site that does not know a
 class as a negative of it. A positive weighs more in binary cross-entropies alone: where an image has a single
-label there are no class weights, and sites say no counts.
+label there are no class weights, and sites send no counts.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NAME = "positive_weight"
 
 
 def counted(rule: ClassWeights) -> tuple[LabelType, ...]:
-    """The tasks in which the sites are asked for counts: see `Egress`."""
+    """The label types for which the sites are asked for counts: see `Egress`."""
     return () if rule == "none" else ("multilabel",)
 
 
@@ -68,14 +68,14 @@ def class_weights(statistics: LabelStatistics, rule: ClassWeights) -> ClassFacts
     return ClassFacts({NAME: torch.tensor(weights, dtype=torch.float32)}, tuple(notes))
 
 
-def received_weights(received: Payload, rule: ClassWeights, task: LabelType) -> Tensor | None:
+def received_weights(received: Payload, rule: ClassWeights, label_type: LabelType) -> Tensor | None:
     """The weights that the server sent, ``[c]``; None where the rule and the label type have none.
 
     Raises:
         ConfigError: the payload has none although the rule asks for them; to train on would weight every
             class 1 unseen.
     """
-    if task not in counted(rule):
+    if label_type not in counted(rule):
         return None
     if NAME not in received.class_tensors:
         raise ConfigError(

@@ -36,6 +36,9 @@ from suture.protocol.messages import Payload, Update, ones
 class FedAvg(LocalAveraging):
     """FedAvg.
 
+    It has a `train` of its own, which uses no hook of `LocalAveraging`: a variant with another objective
+    derives from that class.
+
     Attributes:
         local, batch_norm: see `LocalAveraging`.
         rows: of the head, the mean of ``all`` sites, or of the ``owners`` of each class (FedAvg*).

@@ -7,7 +7,7 @@ import inspect
 import sys
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import EntryPoint
+from importlib.metadata import Distribution, EntryPoint
 from pathlib import Path
 
 from suture.core.errors import ConfigError
@@ -57,36 +57,59 @@ def source_of(kind: type[Method]) -> Source | None:
     """The installed package of a method from outside; None for a method of this package.
 
     Raises:
-        ConfigError: the class is in no installed package under an entry point.
+        ConfigError: the class is in no installed package under an entry point, or in one of several of its
+            distribution: only one travels with a job.
     """
     if kind.__module__.partition(".")[0] == "suture":
         return None
     point = outside().get(kind.about.name)
     package = kind.__module__.partition(".")[0]
     file = getattr(sys.modules.get(package), "__file__", None)
-    if point is None or point.dist is None or file is None or point.load() is not kind:
+    if point is None or point.dist is None or point.load() is not kind:
         raise ConfigError(
             f"the method {kind.about.name!r} ({kind.__module__}.{kind.__qualname__}) is in no installed "
             "package under the entry point 'suture.methods', so that no other process or site can have it: "
             "put it into a package, register it there and install it, or run with --env local"
+        )
+    if file is None:
+        raise ConfigError(f"{package}/ of {point.dist.name} has no __init__.py; without one it cannot travel")
+    if others := _top_level(point.dist) - {package}:
+        raise ConfigError(
+            f"{point.dist.name} installs {package} and {', '.join(sorted(others))}; only {package} travels "
+            "with a job and is part of the hash, so put all of it into that package"
         )
     path = Path(file)
     folder = path.parent if path.name == "__init__.py" else path
     return Source(package, folder, point.dist.name, point.dist.version, point.value, kind.about.name)
 
 
+def _top_level(distribution: Distribution) -> set[str]:
+    """The packages and modules that a distribution installs, by its metadata or else by its files."""
+    if listed := distribution.read_text("top_level.txt"):
+        return set(listed.split())
+    files = [path for path in distribution.files or () if path.suffix == ".py" and path.parts[0] != ".."]
+    return {path.parts[0].removesuffix(".py") for path in files if not path.parts[0].startswith("_")}
+
+
 def code_hash(kind: type[Method] | None = None) -> str:
     """A hash of the code that computes: parties that run other code do not take part.
 
     It covers the source and vocabulary of this package; and of a method from outside its distribution,
-    version and source, or the source of its class alone where it is not installed (it then runs in one
-    process only).
+    version and files, or the source of its class alone where it is not installed (it then runs in one
+    process only; the source of a class in a notebook is not known, and counts by its name).
     """
     try:
         return _hash(source_of(kind) if kind else None)
     except ConfigError:
-        own = inspect.getsource(kind) if kind and kind.__module__ != "__main__" else repr(kind)
+        own = _own_source(kind)
         return _short(hashlib.sha256(f"{_hash(None)}\0{own}".encode()))
+
+
+def _own_source(kind: type[Method] | None) -> str:
+    try:
+        return inspect.getsource(kind) if kind and kind.__module__ != "__main__" else repr(kind)
+    except (OSError, TypeError):  # a class that exec made has no file
+        return repr(kind)
 
 
 @cache
@@ -95,7 +118,7 @@ def _hash(source: Source | None) -> str:
     _add(digest, _ROOT)
     if source:
         digest.update(f"{source.distribution}\0{source.version}\0{source.entry}\0".encode())
-        _add(digest, source.path)
+        _add(digest, source.path, every=True)
     return _short(digest)
 
 
@@ -103,8 +126,9 @@ def _short(digest: hashlib._Hash) -> str:
     return digest.hexdigest()[:16]
 
 
-def _add(digest: hashlib._Hash, root: Path) -> None:
-    files = [root] if root.is_file() else [p for p in root.rglob("*") if p.suffix in _HASHED]
+def _add(digest: hashlib._Hash, root: Path, every: bool = False) -> None:
+    inside = (p for p in root.rglob("*") if p.is_file() and "__pycache__" not in p.parts)
+    files = [root] if root.is_file() else [p for p in inside if every or p.suffix in _HASHED]
     for path in sorted(files):
         name = path.name if root.is_file() else path.relative_to(root).as_posix()
         digest.update(name.encode() + b"\0" + path.read_bytes() + b"\0")

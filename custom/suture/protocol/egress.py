@@ -76,7 +76,7 @@ def declared(egress: Egress, *, local: bool = False) -> list[dict[str, str]]:
         "local_metrics": "the same",
     } | dict(numbers(egress))
     if egress.counts:
-        shapes["counts"] += f", in a {' or '.join(egress.counts)} task"
+        shapes["counts"] += f", with {' or '.join(egress.counts)} labels"
     whys = {**egress.why, **({"local_metrics": _LOCAL} if local else {})}
     return [{"field": f, "shape": shapes.get(f, ""), "why": why} for f, why in whys.items()]
 

@@ -11,7 +11,6 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from suture.core.errors import SutureError
 from suture.core.files import atomic_write
 from suture.data.split import HEAD, TAIL
 from suture.learning.metrics import mean_defined
@@ -60,11 +59,11 @@ def write_report(run_dir: Path) -> Path:
 
 
 def try_report(run_dir: Path) -> None:
-    """Call `write_report`, but log an error of disk or files: it may be what made the run fail."""
+    """Call `write_report`, but log any error: a run's model is not lost to its report."""
     try:
         write_report(run_dir)
-    except (SutureError, OSError) as error:
-        log.error("%s: the report could not be written: %s", run_dir, error)
+    except Exception:
+        log.exception("%s: the report could not be written", run_dir)
 
 
 def _environment() -> Environment:

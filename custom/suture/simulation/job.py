@@ -6,6 +6,7 @@ import dataclasses
 import importlib.util
 import json
 import sys
+import traceback
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,7 +14,7 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
-from suture.core.errors import ConfigError, unknown
+from suture.core.errors import ConfigError, SutureError, unknown
 from suture.core.validation import parse
 from suture.data.augmentation import Augmentation
 from suture.federation.plan import Plan, Quorum, Schedule, Selection, code_hash
@@ -108,7 +109,7 @@ def load_job(job: str | Path) -> Job:
         job: a name, or the path of a job file or of the folder of a job.py; it may be relative.
 
     Raises:
-        ConfigError: there is none, or the file defines no JOB.
+        ConfigError: there is none, or the file fails or defines no JOB.
     """
     path = _job_file(job)
     spec = importlib.util.spec_from_file_location(f"suture_job_{path.parent.name}", path)
@@ -116,7 +117,14 @@ def load_job(job: str | Path) -> Job:
         raise ConfigError(f"{path} is no Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except SutureError:
+        raise
+    except Exception as error:  # whatever a file of a user does
+        line = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{line.filename}, line {line.lineno}"
+        raise ConfigError(f"{path} cannot be run: {type(error).__name__}: {error} ({where})") from error
     defined = getattr(module, "JOB", None)
     if not isinstance(defined, Job):
         raise ConfigError(f"{path} defines no JOB; it needs a line JOB = Job(...)")
@@ -132,6 +140,8 @@ def _job_file(job: str | Path) -> Path:
     path, jobs = Path(job).expanduser(), known_jobs()
     if path.suffix != ".py":
         path = path / "job.py" if (path / "job.py").is_file() else jobs.get(str(job), path)
+    if not path.is_file() and not jobs:
+        raise ConfigError(f"no job {str(job)!r}: {jobs_folder()} holds none; give the path of a job file")
     if not path.is_file():
         raise unknown("job", str(job), jobs)
     return path.resolve()

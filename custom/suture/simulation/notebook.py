@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+
 from suture.core.errors import ConfigError
-from suture.methods import METHODS, method_class, outside
+from suture.methods import METHODS, check_kind, method_class, outside
 from suture.methods.base import Method
 from suture.reports.frames import Results, open_results
 from suture.simulation.job import Job, load_job, with_settings
@@ -36,7 +38,8 @@ def run(
         env: ``local`` for a loop in this process, ``sim`` for FLARE's simulator in another one.
         out: run folder, by default ``runs/JOB-TIME``; relative paths start at the working directory.
         rounds, seed: in place of the job's.
-        settings: further settings by dotted name, as ``--set`` takes them: ``{"method.local.lr": 1e-3}``.
+        settings: further settings by dotted name, as ``--set`` takes them: ``{"method.local.lr": 1e-3}``;
+            None is a value.
         resume: continue the unfinished run in the folder.
         overwrite: delete the content of the folder first.
         progress: show the progress on the standard output.
@@ -46,16 +49,25 @@ def run(
         FederationError: the run failed; its folder says why.
     """
     chosen = job if isinstance(job, Job) else load_job(job)
-    given = {"rounds": rounds, "seed": seed, **(settings or {})}
-    words = [f"{key}={_text(value)}" for key, value in given.items() if value is not None]
+    named = {key: value for key, value in (("rounds", rounds), ("seed", seed)) if value is not None}
+    given = {**(settings or {}), **named}
+    first = sorted(given, key=lambda key: key != "method")  # further settings are those of the method
+    words = [f"{key}={_text(key, given[key])}" for key in first]
     folder = run_job(
         with_settings(chosen, words), env, out, resume=resume, overwrite=overwrite, progress=progress
     )
     return open_results(folder)
 
 
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+def _text(key: str, value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    try:
+        return json.dumps(value.item() if isinstance(value, np.generic) else value)
+    except TypeError as error:
+        raise ConfigError(
+            f"setting {key!r} is a {type(value).__name__}; give a number, text or list"
+        ) from error
 
 
 def register(kind: M) -> M:
@@ -65,8 +77,10 @@ def register(kind: M) -> M:
     package, under the entry point ``suture.methods``. Registering it again replaces it, as notebooks do.
 
     Raises:
-        ConfigError: the name is that of a method of suture or of an installed package.
+        ConfigError: it is no class of a method; or the name is that of a method of suture or of an
+            installed package.
     """
+    check_kind(kind, f"register({kind!r})")
     name = kind.about.name
     known = METHODS.get(name)
     if name in outside() or (known is not None and known.__module__.startswith("suture.")):

@@ -149,6 +149,10 @@ def _recorded_end(folder: Path) -> Iterator[None]:
         Record(folder).give_up("failed", whole)
         try_report(folder)
         raise FederationError(whole) from error
+    except Exception as error:  # of a method's own code: its author needs the traceback
+        Record(folder).give_up("failed", f"{type(error).__name__}: {error}")
+        try_report(folder)
+        raise
 
 
 def _with_vocabulary(job: Job, folder: Path) -> Job:
@@ -244,6 +248,8 @@ def prepare_folder(out: Path, job: Job, *, resume: bool, overwrite: bool) -> Non
         ConfigError: the folder holds a run that neither applies to, or something else.
     """
     path = out / "run.json"
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"{out} is a file; choose another --out")
     if not out.exists() or not any(out.iterdir()):
         if resume:
             raise ConfigError(f"{out} holds no run to resume")
@@ -251,7 +257,7 @@ def prepare_folder(out: Path, job: Job, *, resume: bool, overwrite: bool) -> Non
         return
     if not path.exists():
         raise ConfigError(f"{out} is not empty and holds no run of suture; choose another --out")
-    run = json.loads(path.read_text())
+    run = _read_run(path, overwrite)
     what = f"{out} holds a run of {run.get('job')} ({run.get('status')})"
     if overwrite:
         with locked(out):
@@ -267,6 +273,16 @@ def prepare_folder(out: Path, job: Job, *, resume: bool, overwrite: bool) -> Non
         raise ConfigError(f"{what} with all its {run['rounds']} rounds; request more with --rounds")
     else:
         _refuse_another(out, job)
+
+
+def _read_run(path: Path, overwrite: bool) -> dict[str, Any]:
+    try:
+        run: dict[str, Any] = json.loads(path.read_text())
+    except ValueError as error:
+        if overwrite:
+            return {}
+        raise ConfigError(f"{path} is damaged ({error}); replace the run with --overwrite") from error
+    return run
 
 
 def _refuse_another(out: Path, job: Job) -> None:

@@ -97,6 +97,22 @@ def test_a_torn_line_of_the_history_does_not_stop_a_run(tiny: Any) -> None:
     assert rounds == [1, 2, 3]
 
 
+def test_code_that_changes_during_an_experiment_is_noted_for_good(
+    tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    federation = tiny(METHOD, rounds=2)
+    plan: Plan = federation.plan
+    assert federation.run().record.run["notes"] == []
+    for rounds, code in ((3, "a" * 16), (4, "a" * 16), (5, "b" * 16)):
+        monkeypatch.setattr("suture.federation.plan.code_hash", lambda _, own=code: own)  # at every party
+        federation.plan = replace(plan, code=code)
+        federation.schedule = replace(federation.schedule, rounds=rounds)
+        notes = federation.run().record.run["notes"]
+        assert notes[0].startswith(f"The code changed after round 2, from {plan.code} to {'a' * 16}:")
+        assert len(notes) == (2 if code[0] == "b" else 1)
+    assert notes[1].startswith(f"The code changed after round 4, from {'a' * 16} to {'b' * 16}:")
+
+
 def written_by_former_version(path: Path, plan: Plan, labels: list[str]) -> None:
     """A server's state as the version before the format number wrote it: other words, and no number."""
     member = {"own": labels, "names": labels, "n": {"train": 15}, "threads": 1}

@@ -10,17 +10,23 @@ from typing import Any
 import pytest
 import torch
 
+from suture.federation.loop import Loop, federate
+from suture.federation.server.collector import UpdateCollector
 from suture.federation.site.site import Site
 from suture.learning.training import LocalTraining
+from suture.methods.base import Method
+from suture.methods.fedavg import FedAvg
 from suture.methods.meta.fl import FL
 from suture.methods.meta.metafl import MetaFL
 from suture.methods.meta.pmfl import PMFL
+from suture.methods.pfl import PersonalisedFL
 from suture.methods.surgical import SurgicalAggregation
 from suture.methods.vanilla import VanillaFL
 from suture.protocol.messages import Abstain, Payload, SiteInfo, Update
 from suture.protocol.packing import Packed, pack, save, unpack
 
-METHOD = SurgicalAggregation(local=LocalTraining(lr=1e-2, batch_size=8))
+LOCAL = LocalTraining(lr=1e-2, batch_size=8)
+METHOD = SurgicalAggregation(local=LOCAL)
 
 
 @pytest.fixture
@@ -257,3 +263,33 @@ def test_a_job_of_another_version_is_an_abstention_that_says_what_to_do(site: Si
     assert isinstance(answer, Abstain)
     assert answer.reason == "code_mismatch"
     assert "install the same version, or export the job again" in errors(site)[-1]["message"]
+
+
+@pytest.mark.parametrize(
+    "method",
+    [SurgicalAggregation(local=LOCAL), FedAvg(local=LOCAL), PersonalisedFL(local=LOCAL)],
+    ids=["own classes", "all class names", "a head that stays"],
+)
+def test_a_site_expects_of_its_answers_what_the_server_expects(
+    method: Method, tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The site's filter and the server's check are of one mind about every task of a run."""
+    federation = tiny(method, rounds=2)
+    sites, tasks = federation.sites(), []
+    original = UpdateCollector.open
+
+    def opened(self: UpdateCollector, assigned: Any) -> Any:
+        tasks.append(dict(assigned))
+        return original(self, assigned)
+
+    monkeypatch.setattr(UpdateCollector, "open", opened)
+    federate(federation.server(), Loop(sites))
+    compared = [
+        (sites[name].expectation(payload), expected)
+        for assigned in tasks
+        for name, (payload, expected) in assigned.items()
+        if payload.task != "handshake"
+    ]
+    assert len(compared) >= 2 * len(sites)
+    for own, servers in compared:
+        assert own == servers

@@ -1,4 +1,4 @@
-"""Scores over the sites, groups of classes and of images, and of each site's own model; the sites' weights."""
+"""Scores over the sites, groups of classes and of images, of each site's own model; the sites' weights."""
 
 from __future__ import annotations
 

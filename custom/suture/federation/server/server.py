@@ -7,7 +7,8 @@ FLARE.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -80,6 +81,7 @@ class Server:
         self._holders: set[str] = set()  # sites that hold the tensors sent only once
         self._pending: Line | None = None  # the last round's history, until its losses are known
         self._failures = 0
+        self._codes = [(0, plan.code)]  # the code of the rounds after a number, as often as it changed
 
     # The start
 
@@ -126,6 +128,9 @@ class Server:
         self.standings.fall_back(self.states, found.round)
         self._pending = found.header["pending"]
         self._holders = set(found.header["holders"])
+        self._codes = [(number, code) for number, code in found.header["codes"]]
+        if self._codes[-1][1] != self.plan.code:
+            self._codes.append((found.round, self.plan.code))
         self._keep_best()
         log.info("continuing after round %d", found.round)
 
@@ -140,7 +145,7 @@ class Server:
         prior = self.plan.method.prior
         held = {"name": prior.name, "digest": self.registry.prior} if prior and self.registry.prior else {}
         self.record.update(label_type=self.registry.label_type, prior=held)
-        self.record.update(notes=start_notes(self.model, self.plan, self._facts))
+        self.record.update(notes=[*code_notes(self._codes), *start_notes(self.model, self.plan, self._facts)])
         self.record.update(
             status="running",
             rounds=rounds,
@@ -315,6 +320,7 @@ class Server:
             "standings": self.standings.to_dict(),
             "pending": self._pending,
             "holders": sorted(self._holders),
+            "codes": self._codes,
         }
         self.states.save(number, pack_model(self.model, header), committed=self.round)
         self.round = number
@@ -338,6 +344,21 @@ def start_notes(model: GlobalModel, plan: Plan, facts: ClassFacts) -> list[str]:
         "variance 1, which normalises nothing. Set model.weights, or another batch_norm."
     )
     return [untrained, *facts.notes]
+
+
+def code_notes(codes: Sequence[tuple[int, str]]) -> list[str]:
+    """Return a note on every change of the code during an experiment.
+
+    An update of the software must not end an experiment of weeks. But its rounds are then of two codes.
+
+    Args:
+        codes: the number of rounds before, and the hash of the code from there on.
+    """
+    return [
+        f"The code changed after round {number}, from {before} to {code}: the rounds up to there and the "
+        "later ones were computed by different code."
+        for (_, before), (number, code) in pairwise(codes)
+    ]
 
 
 def open_server(

@@ -57,6 +57,9 @@ _BOOTSTRAP = 1000
 FIRST_COUNTS = "counts.json"
 """File of the label counts that the site has sent in an experiment."""
 
+_FORMER_COUNTS = "said.json"
+"""Its name in earlier versions: what a site has sent stays sent when its software changes."""
+
 
 class Site:
     """A site of a federation.
@@ -347,7 +350,8 @@ def first_counts(
     class whose count was sent, or withheld, keeps this answer, and only a new class is counted.
     """
     path = folder / FIRST_COUNTS
-    before = json.loads(path.read_text())["counts"] if path.exists() else {}
+    sent = next((p for p in (path, folder / _FORMER_COUNTS) if p.exists()), None)
+    before = json.loads(sent.read_text())["counts"] if sent else {}
     answer = {name: before.get(name, counts[name]) for name in labels.names}
     if before.keys() < {*before, *answer}:
         folder.mkdir(parents=True, exist_ok=True)

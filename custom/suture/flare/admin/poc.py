@@ -16,7 +16,7 @@ from suture.core.errors import ConfigError, FederationError
 from suture.core.files import atomic_write
 from suture.flare.admin.kit import Kit, kits_in, poc_folder
 from suture.flare.admin.policy import allow_classes, allow_packages, make_strict, survive
-from suture.methods import outside
+from suture.methods import entry_of
 from suture.methods.source import list_entry
 from suture.simulation.job import Job, jobs_folder
 from suture.simulation.partition import SERVER
@@ -130,7 +130,7 @@ def prepare(
 def _set_policies(job: Job, kits: dict[str, Kit], *, strict: bool) -> None:
     """Let every party run a job with the installed packages: this one, and that of a method from outside."""
     server, sites = parties(kits)
-    point = outside().get(job.method.about.name)
+    point = entry_of(job.method.about.name)
     for kit in (server, *sites.values()):
         if strict and kit.role == "site":
             make_strict(kit)
