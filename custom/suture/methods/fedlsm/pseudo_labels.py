@@ -59,7 +59,7 @@ class Targets:
 
 
 class Kind(ABC):
-    """One of the two kinds of task."""
+    """What differs between the two label types."""
 
     @abstractmethod
     def entropy(self, p: Tensor, known: Tensor, reading: Reading) -> Tensor:
