@@ -7,8 +7,9 @@ positive or no negative, is NaN here and None in a `ClassScore`; it is never 0.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -17,6 +18,7 @@ from suture.core.errors import DataError
 from suture.protocol.messages import KEYS, ClassScore
 
 Floats = NDArray[np.float64]
+T = TypeVar("T")
 
 _CELLS = 2_000_000
 """Draws times images in memory at once: 16 MB of float64."""
@@ -152,13 +154,24 @@ def score_classes(
     Raises:
         DataError: naming the class, a label or score that cannot be used; or shapes that do not fit.
     """
+    return by_class(labels, y, scores, lambda t, s: _score_class(t, s, patients, bootstrap, seed))
+
+
+def by_class(
+    labels: Sequence[str], y: ArrayLike, scores: ArrayLike, figure: Callable[[Floats, Floats], T]
+) -> dict[str, T]:
+    """Compute a figure of each class from its labels ``[n]`` and scores ``[n]``.
+
+    Raises:
+        DataError: of `figure`, with the class named; or shapes other than ``[n, c]``.
+    """
     truth, score = np.asarray(y, dtype=np.float64), np.asarray(scores, dtype=np.float64)
     if truth.shape != score.shape or truth.ndim != 2 or truth.shape[1] != len(labels):
         raise DataError(f"labels {truth.shape} and scores {score.shape} must both be [n, {len(labels)}]")
     result = {}
     for i, name in enumerate(labels):
         try:
-            result[name] = _score_class(truth[:, i], score[:, i], patients, bootstrap, seed)
+            result[name] = figure(truth[:, i], score[:, i])
         except DataError as error:
             raise DataError(f"class {name!r}: {error}") from error
     return result

@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from suture.core.errors import DataError, LabelError
 from suture.data.config import SiteConfig
 from suture.data.table import Split, Table
-from suture.learning.metrics import Floats, youden
+from suture.learning.metrics import Floats, by_class, youden
 from suture.learning.saved_models import evaluate
 
 # MIDL 2023, Appendix E: NIH's class, then the class of CheXpert that includes or resembles it.
@@ -167,16 +167,7 @@ def youden_thresholds(labels: tuple[str, ...], y: ArrayLike, scores: ArrayLike) 
     Raises:
         DataError: naming the class, a label or score that cannot be used; or shapes that do not fit.
     """
-    truth, score = np.asarray(y, dtype=np.float64), np.asarray(scores, dtype=np.float64)
-    if truth.shape != score.shape or truth.ndim != 2 or truth.shape[1] != len(labels):
-        raise DataError(f"labels {truth.shape} and scores {score.shape} must both be [n, {len(labels)}]")
-    result = {}
-    for i, name in enumerate(labels):
-        try:
-            result[name] = youden(truth[:, i], score[:, i]).threshold
-        except DataError as error:
-            raise DataError(f"class {name!r}: {error}") from error
-    return result
+    return by_class(labels, y, scores, lambda t, s: youden(t, s).threshold)
 
 
 def _column(labels: tuple[str, ...], score: Floats, name: str) -> Floats:
