@@ -17,7 +17,7 @@ from typing import IO, cast
 import numpy as np
 
 from suture.core.errors import DataError
-from suture.data.decoding import Pixels, decode_image
+from suture.data.decoding import SUFFIXES, Pixels, decode_image
 from suture.data.table import Table
 
 ARCHIVES = (".tar", ".tar.gz", ".tgz")
@@ -70,6 +70,15 @@ class ImageSource:
 
     def __contains__(self, name: str) -> bool:
         return self.missing(name) is None
+
+    def stems(self) -> dict[str, str]:
+        """The path of each image by its file name without the suffix, where that is unique."""
+        found: dict[str, list[str]] = {}
+        for path in self._index[0]:
+            name = path.rpartition("/")[2]
+            if os.path.splitext(name)[1].lower() in SUFFIXES:
+                found.setdefault(os.path.splitext(name)[0], []).append(path)
+        return {stem: paths[0] for stem, paths in found.items() if len(paths) == 1}
 
     def position(self, name: str) -> tuple[str, int]:
         """The archive (or file) and the offset of an image: reading in this order reads forwards.

@@ -8,7 +8,7 @@ import io
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import compress
+from itertools import chain, compress
 from operator import not_
 from pathlib import Path
 from typing import IO, Literal
@@ -21,6 +21,12 @@ from suture.core.labels import LabelSet
 from suture.data.dataset import DatasetConfig
 from suture.data.table import Table
 
+UTF8 = "utf-8-sig"
+"""UTF-8, with or without a byte order mark."""
+
+FRAMES = frozenset({".xlsx", ".parquet"})
+"""Suffixes of tables that pandas reads."""
+
 
 @dataclass(frozen=True)
 class Reading:
@@ -31,11 +37,13 @@ class Reading:
         faults: one sentence each, without patient identifiers. A table with faults is not used for training.
         absent: rows left out because their image is missing (only with `partial`), or because they have no
             text.
+        notes: what was taken for granted, for a person to look at.
     """
 
     table: Table
     faults: tuple[str, ...] = ()
     absent: int = 0
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -86,35 +94,43 @@ class Sheet:
         )
 
 
-def read_text(path: Path) -> str:
+def read_text(path: Path, encoding: str = UTF8) -> str:
     """The text of a file, gzipped or not.
 
     Raises:
-        DataError: the file is missing, cut short or not UTF-8 text.
+        DataError: the file is missing, cut short or not text in that encoding.
     """
     try:
         raw = path.read_bytes()
-        return (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not UTF-8 text ({error}); save it as UTF-8") from error
+        return (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode(encoding)
+    except UnicodeError as error:
+        name = "UTF-8" if encoding == UTF8 else encoding
+        raise DataError(f"{path} is not {name} text ({error}); correct [data] encoding") from error
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path} cannot be read: {error}") from error
 
 
-def read_sheet(path: Path) -> Sheet:
-    """Reads a comma-separated file with a header; blank lines are left out but counted.
+def read_sheet(path: Path, delimiter: str = ",", encoding: str = UTF8) -> Sheet:
+    """Reads a table with a header; blank lines are left out but counted.
+
+    Args:
+        path: a text file with a delimiter, gzipped or not; or .xlsx (its first sheet) or .parquet.
 
     Raises:
         DataError: the file cannot be read, has no row, or a row has more or fewer cells than the header.
     """
-    text = read_text(path)
-    if not text.strip():
-        raise DataError(f"{path} is empty; it needs a header and one row per image")
-    try:
-        # Tuples, because the collector of cycles looks through lists again and again: half of the time.
-        header, *records = map(tuple, csv.reader(io.StringIO(text, newline=""), strict=True))
-    except csv.Error as error:
-        raise DataError(f"{path} is not a comma-separated table: {error}") from error
+    if path.suffix.lower() in FRAMES:
+        header, *records = _frame(path)
+    else:
+        text = read_text(path, encoding)
+        if not text.strip():
+            raise DataError(f"{path} is empty; it needs a header and one row per image")
+        lines = csv.reader(io.StringIO(text, newline=""), strict=True, delimiter=delimiter)
+        try:
+            # Tuples, because the collector of cycles looks through lists again and again: half of the time.
+            header, *records = map(tuple, lines)
+        except csv.Error as error:
+            raise DataError(f"{path} is not a table with the delimiter {delimiter!r}: {error}") from error
     rows = tuple(filter(any, records))
     numbers = tuple(number for number, row in enumerate(records, 2) if any(row))
     if not rows:
@@ -123,6 +139,34 @@ def read_sheet(path: Path) -> Sheet:
         if len(row) != len(header):
             raise DataError(f"{path} row {number} has {len(row)} cells where the header has {len(header)}")
     return Sheet(path, tuple(name.strip() for name in header), rows, numbers)
+
+
+def _frame(path: Path) -> list[tuple[str, ...]]:
+    """The rows of a spreadsheet or a columnar file as text, the header first; whole numbers without a point.
+
+    Raises:
+        DataError: it cannot be read, or the library that reads it is not installed.
+    """
+    import pandas as pd  # a second, which only such a table is worth
+
+    try:
+        if path.suffix.lower() == ".xlsx":
+            frame = pd.read_excel(path, header=None, dtype=object)
+            rows = frame.itertuples(index=False, name=None)
+        else:
+            frame = pd.read_parquet(path)
+            rows = chain([tuple(frame.columns)], frame.itertuples(index=False, name=None))
+        return [tuple(map(_as_text, row)) for row in rows] or [()]
+    except ImportError as error:
+        raise DataError(f"{path} needs another library: pip install 'suture[tables]' ({error})") from error
+    except Exception as error:  # readers of damaged files raise nearly anything
+        raise DataError(f"{path} cannot be read: {error}") from error
+
+
+def _as_text(value: object) -> str:
+    if value is None or value != value or str(value) in ("NaT", "<NA>"):
+        return ""
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
 def read_columns(path: Path, names: Sequence[str], key: str) -> Iterator[tuple[str, ...]]:

@@ -13,6 +13,7 @@ from suture.simulation.isic import IsicSites
 from suture.simulation.openi import OpeniSites
 from suture.simulation.phantom_hospitals import PhantomSites
 from suture.simulation.single_target import SingleTargetSites
+from suture.simulation.study import StudySites
 
 Simulation = (
     PhantomSites
@@ -24,6 +25,7 @@ Simulation = (
     | AttributeSites
     | OpeniSites
     | SingleTargetSites
+    | StudySites
 )
 
 __all__ = [
@@ -37,4 +39,5 @@ __all__ = [
     "PhantomSites",
     "Simulation",
     "SingleTargetSites",
+    "StudySites",
 ]

@@ -1,4 +1,7 @@
-"""Jobs: what is trained, how, and (for a simulation) on which sites. Each `jobs/NAME/job.py` defines one."""
+"""Jobs: what is trained, how, and (for a simulation) on which sites.
+
+Each `jobs/NAME/job.py` defines one; a study folder has a `job.toml`.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import dataclasses
 import importlib.util
 import json
 import sys
+import tomllib
 import traceback
 from collections.abc import Iterable
 from pathlib import Path
@@ -23,7 +27,7 @@ from suture.methods import method_class
 from suture.methods.base import Method
 from suture.methods.source import source_of
 from suture.models import MODELS, ModelSpec, vocabulary_of
-from suture.simulation import Simulation
+from suture.simulation import Simulation, StudySites
 
 _STRICT = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
 
@@ -106,12 +110,14 @@ def load_job(job: str | Path) -> Job:
     """Return the job of that name in jobs/, or the job that a file or folder defines.
 
     Args:
-        job: a name, or the path of a job file or of the folder of a job.py; it may be relative.
+        job: a name, or the path of a job file, or of the folder of a job.py or job.toml; it may be relative.
 
     Raises:
         ConfigError: there is none, or the file fails or defines no JOB.
     """
     path = _job_file(job)
+    if path.suffix == ".toml":
+        return _read_toml(path)
     spec = importlib.util.spec_from_file_location(f"suture_job_{path.parent.name}", path)
     if spec is None or spec.loader is None:
         raise ConfigError(f"{path} is no Python file")
@@ -131,6 +137,29 @@ def load_job(job: str | Path) -> Job:
     return defined
 
 
+def _read_toml(path: Path) -> Job:
+    """Return the job that a TOML file describes; the sites are those of its folder.
+
+    The keys are those of a `Job`; ``[method]`` has the method's name and its hyperparameters.
+
+    Raises:
+        ConfigError: the file is not TOML, or a key is unknown, missing or out of range.
+    """
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+    chosen = values.get("method")
+    if not isinstance(chosen, dict) or not isinstance(chosen.get("name"), str):
+        raise ConfigError(f'{path}: name the method under [method]: name = "surgical"')
+    parameters = {key: value for key, value in chosen.items() if key != "name"}
+    method = parse(method_class(chosen["name"]), parameters, f"{path}: [method]")
+    folder = path.parent
+    given = {"name": folder.name, "title": folder.name, **values, "method": method}
+    sites = {"folder": str(folder), **given.pop("simulation", {})}
+    return parse(Job, given | {"simulation": parse(StudySites, sites, f"{path}: [simulation]")}, str(path))
+
+
 def _job_file(job: str | Path) -> Path:
     """Return the absolute path of a job's file.
 
@@ -138,8 +167,9 @@ def _job_file(job: str | Path) -> Path:
         ConfigError: there is none; names the nearest job.
     """
     path, jobs = Path(job).expanduser(), known_jobs()
-    if path.suffix != ".py":
-        path = path / "job.py" if (path / "job.py").is_file() else jobs.get(str(job), path)
+    if path.suffix not in (".py", ".toml"):
+        inside = (path / name for name in ("job.py", "job.toml"))
+        path = next(filter(Path.is_file, inside), jobs.get(str(job), path))
     if not path.is_file() and not jobs:
         raise ConfigError(f"no job {str(job)!r}: {jobs_folder()} holds none; give the path of a job file")
     if not path.is_file():

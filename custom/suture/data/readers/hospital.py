@@ -4,29 +4,33 @@
     a/0001.png,P17,train,1,0
     a/0002.png,P23,test,0,
 
-Where the site names a `text_column`, its cells are the documents, and the image column names them.
+Where the site names a `text_column`, its cells are the documents, and the image column names them. Where it
+names a `finding_column`, each cell of it lists the classes that are present.
 
-A label cell is 1 (present), 0 (absent) or blank (unknown; never taken for absent). A multiclass table has at
-most one 1 in a row; a row of zeros is an image of none of its classes.
+A label cell is 1 (present), 0 (absent) or blank (unknown; never taken for absent); `suture.data.cells` has
+other words, and `values` those of the site. A multiclass table has at most one 1 in a row; a row of zeros is
+an image of none of its classes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
-from suture.core.errors import DataError, LabelError, nearest, unknown
-from suture.core.labels import LabelSet, LabelType, canonical
-from suture.data.dataset import DatasetConfig
-from suture.data.reading import Reading, Sheet, fault, read_sheet, row_faults, rows_text
+from suture.core.errors import ConfigError, DataError, nearest
+from suture.data.dataset import SitePath
+from suture.data.images import ImageSource
+from suture.data.readers.hospital_labels import LabelConfig, find_labels
+from suture.data.reading import UTF8, Reading, Sheet, fault, read_sheet, row_faults
 from suture.data.split import by_patient
 from suture.data.table import Table
 from suture.protocol.messages import MOST_ATTRIBUTES
-
-# pandas writes 1.0 and 0.0 as soon as one cell of a column is blank.
-VALUES = {"1": 1.0, "1.0": 1.0, "0": 0.0, "0.0": 0.0, "": float("nan")}
 
 SPLIT_WORDS = {
     "train": "train",
@@ -38,7 +42,7 @@ SPLIT_WORDS = {
 }
 
 
-class HospitalConfig(DatasetConfig):
+class HospitalConfig(LabelConfig):
     """A hospital's own table; `table` is a CSV with one row for each image or document.
 
     Attributes:
@@ -47,10 +51,16 @@ class HospitalConfig(DatasetConfig):
         patient_column: the column of patient identifiers.
         attribute_column: the column by which figures are broken down, such as skin tone. It is no label, and
             training does not see it.
-        label_type: ``multilabel``, any subset of the classes is true of an image; ``multiclass``, exactly one
-            class is, of this site or of others.
-        split: ``column`` reads `split_column`; ``patients`` cuts the patients 70/10/20.
+        delimiter: what separates the cells of a row.
+        encoding: of the table, as Python calls it.
+        image_match: ``path`` finds an image by its path or file name, ``stem`` by its file name without the
+            suffix.
+        repeated: several rows of one image: ``refuse`` calls it a fault, ``merge`` unites their labels, where
+            present counts before absent, and absent before unknown.
+        split: ``column`` reads `split_column`; ``file`` reads `split_file`; ``patients`` cuts the patients
+            70/10/20.
         split_column: the column of train, validation, test or blank (unused).
+        split_file: a CSV with the columns ``patient`` and ``split``.
     """
 
     dataset: Literal["hospital"] = "hospital"
@@ -58,9 +68,13 @@ class HospitalConfig(DatasetConfig):
     text_column: str | None = None
     patient_column: str = "patient"
     attribute_column: str | None = None
-    label_type: LabelType = "multilabel"
-    split: Literal["column", "patients"] = "column"
+    delimiter: str = Field(default=",", min_length=1, max_length=1)
+    encoding: str = UTF8
+    image_match: Literal["path", "stem"] = "path"
+    repeated: Literal["refuse", "merge"] = "refuse"
+    split: Literal["column", "file", "patients"] = "column"
     split_column: str = "split"
+    split_file: SitePath | None = None
 
     @classmethod
     def text_in_table(cls, values: dict[str, Any]) -> bool:
@@ -76,70 +90,45 @@ def read_hospital(config: HospitalConfig) -> Reading:
         LabelError: no label column, or two that are one label.
         ConfigError: `labels` names a class that the table lacks.
     """
-    sheet = read_sheet(config.table)
+    sheet = _sheet(config)
     images = sheet.column(config.image_column, "[data] image_column")
     patients = sheet.column(config.patient_column, "[data] patient_column")
-    labels, positions = _label_columns(sheet, config)
-    y, faults = _values(sheet, positions)
+    found = find_labels(sheet, config, _other_columns(sheet, config))
+    labels, y, faults = found.labels, found.y, list(found.faults)
     if labels.label_type == "multiclass":
         faults += _one_class(sheet, y)
-    if config.split == "patients":
-        split = by_patient(patients, y, seed=config.seed)
-    else:
-        split, more = _split_column(sheet, config)
-        faults += more
-    texts, more = _texts(sheet, config)
-    faults += more + row_faults(sheet, images, patients, split, "image" if texts is None else "document")
+    split, more = _split(sheet, config, patients, y)
+    texts, blank = _texts(sheet, config)
     attributes = _attributes(sheet, config)
     table = Table(labels, tuple(images), tuple(patients), y, split, config.root, texts, attributes)
-    return Reading(table, tuple(faults))
+    if config.repeated == "merge":
+        sheet, table = _merged(sheet, table)
+    what: Literal["image", "document"] = "image" if texts is None else "document"
+    faults += more + blank + row_faults(sheet, table.images, table.patients, table.split, what)
+    if texts is None:
+        table = replace(table, images=_within_root(table.images, config))
+    return Reading(table, tuple(faults), notes=found.notes)
 
 
-def _label_columns(sheet: Sheet, config: HospitalConfig) -> tuple[LabelSet, list[int]]:
-    """The label set and the position of each label's column."""
-    other = {config.image_column, config.patient_column, config.split_column}
+def _sheet(config: HospitalConfig) -> Sheet:
+    try:
+        "".encode(config.encoding)
+    except LookupError:
+        raise ConfigError(
+            f"unknown [data] encoding {config.encoding!r}; write utf-8, latin-1 or cp1252"
+        ) from None
+    return read_sheet(config.table, config.delimiter, config.encoding)
+
+
+def _other_columns(sheet: Sheet, config: HospitalConfig) -> set[str]:
+    """The columns that are no label."""
+    others = {config.image_column, config.patient_column, config.split_column}
     for key in ("attribute_column", "text_column"):
         name = getattr(config, key)
         if name is not None:
             sheet.position(name, f"[data] {key}")
-            other.add(name)
-    columns = [(name, i) for i, name in enumerate(sheet.header) if name and name not in other]
-    try:
-        if config.labels is not None:
-            columns = _chosen(sheet, columns, config)
-        labels = LabelSet.of([name for name, _ in columns], config.synonyms, config.label_type)
-    except LabelError as error:
-        raise LabelError(f"{sheet.path}: {error}") from error
-    return labels, [i for _, i in columns]
-
-
-def _chosen(sheet: Sheet, columns: list[tuple[str, int]], config: HospitalConfig) -> list[tuple[str, int]]:
-    """The columns of the labels that the site names, in the order in which it names them."""
-    wanted = LabelSet.of(config.labels or (), config.synonyms)
-    found = [(canonical(name, config.synonyms), name, i) for name, i in columns]
-    for name in wanted:
-        if name not in {label for label, _, _ in found}:
-            raise unknown(
-                f"[data] labels entry (no such column in {sheet.path})", name, (n for n, _ in columns)
-            )
-    return [(name, i) for want in wanted for label, name, i in found if label == want]
-
-
-def _values(sheet: Sheet, positions: list[int]) -> tuple[NDArray[np.float32], list[str]]:
-    """Labels [n, c], and one fault per column with cells that are neither 1, 0 nor blank."""
-    y = np.full((len(sheet.rows), len(positions)), np.nan, dtype=np.float32)
-    faults = []
-    for column, position in enumerate(positions):
-        cells = sheet.cells(position)
-        bad = [number for cell, number in zip(cells, sheet.numbers, strict=True) if cell not in VALUES]
-        if bad:
-            first = next(cell for cell in cells if cell not in VALUES)
-            faults.append(
-                f"{sheet.path} {rows_text(bad)}, column {sheet.header[position]!r}: {first!r} is not 1, 0 or "
-                "blank (unknown); correct it, or list the label columns as [data] labels"
-            )
-        y[:, column] = [VALUES.get(cell, np.nan) for cell in cells]
-    return y, faults
+            others.add(name)
+    return others
 
 
 def _one_class(sheet: Sheet, y: NDArray[np.float32]) -> list[str]:
@@ -154,9 +143,29 @@ def _one_class(sheet: Sheet, y: NDArray[np.float32]) -> list[str]:
     return fault(sheet, numbers, what)
 
 
-def _split_column(sheet: Sheet, config: HospitalConfig) -> tuple[tuple[str, ...], list[str]]:
-    """The split of each row, and the faults of that column."""
-    cells = sheet.column(config.split_column, '[data] split_column, or split = "patients",')
+def _split(
+    sheet: Sheet, config: HospitalConfig, patients: Sequence[str], y: NDArray[np.float32]
+) -> tuple[tuple[str, ...], list[str]]:
+    """The split of each row, and the faults of what it is read from."""
+    if config.split == "patients":
+        return by_patient(patients, y, seed=config.seed), []
+    if config.split == "column":
+        return _splits(sheet, config.split_column, '[data] split_column, or split = "patients",')
+    if config.split_file is None:
+        raise ConfigError(
+            '[data] split = "file" needs a split_file, a CSV with the columns patient and split'
+        )
+    kept = read_sheet(config.split_file)
+    splits, faults = _splits(kept, "split", "[data] split_file")
+    part = dict(zip(kept.column("patient", "[data] split_file"), splits, strict=True))
+    new = [number for patient, number in zip(patients, sheet.numbers, strict=True) if patient not in part]
+    what = f"a patient that {config.split_file} does not have; add a line with its split"
+    return tuple(part.get(patient, "") for patient in patients), faults + fault(sheet, new, what)
+
+
+def _splits(sheet: Sheet, column: str, key: str) -> tuple[tuple[str, ...], list[str]]:
+    """The splits that a column names, and its faults; arguments as in `Sheet.position`."""
+    cells = sheet.column(column, key)
     words = [cell.casefold() for cell in cells]
     bad = [number for word, number in zip(words, sheet.numbers, strict=True) if word not in SPLIT_WORDS]
     faults: list[str] = []
@@ -188,3 +197,24 @@ def _attributes(sheet: Sheet, config: HospitalConfig) -> tuple[str, ...] | None:
             f"{MOST_ATTRIBUTES}; name another [data] attribute_column, or group its values"
         )
     return tuple(values)
+
+
+def _merged(sheet: Sheet, table: Table) -> tuple[Sheet, Table]:
+    """One row for each image, with the labels of all of its rows; the first row has the rest."""
+    first = {image: row for row, image in reversed(list(enumerate(table.images)))}
+    keep = [first[image] == row for row, image in enumerate(table.images)]
+    y = table.y.copy()
+    for row, image in enumerate(table.images):
+        y[first[image]] = np.fmax(y[first[image]], table.y[row])
+    return sheet.only(keep), replace(table, y=y).rows(np.array(keep))
+
+
+def _within_root(images: Sequence[str], config: HospitalConfig) -> tuple[str, ...]:
+    """The images as `ImageSource` finds them: an absolute path within `root`, or a bare stem, is looked up."""
+    prefix = f"{config.root}/"
+    relative = tuple(name.removeprefix(prefix) for name in images)
+    if config.image_match == "path":
+        return relative
+    with ImageSource(config.root) as source:
+        by_stem = source.stems()
+    return tuple(by_stem.get(Path(name).stem, name) for name in relative)

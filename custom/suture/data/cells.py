@@ -1,0 +1,51 @@
+"""What the cells of a label column mean: present, absent or unknown."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Literal
+
+Meaning = Literal[0, 1, "unknown"]
+
+DIGITS: dict[str, Meaning] = {"1": 1, "1.0": 1, "0": 0, "0.0": 0, "": "unknown"}
+"""Cells that need no word about them. pandas writes 1.0 and 0.0 as soon as one cell of a column is blank."""
+
+WORDS: dict[str, Meaning] = {
+    **dict.fromkeys(("yes", "y", "true", "t", "pos", "positive", "present"), 1),
+    **dict.fromkeys(("no", "n", "false", "f", "neg", "negative", "absent"), 0),
+    **dict.fromkeys(("-1", "-1.0", "uncertain", "unknown", "nan", "na", "n/a", "?"), "unknown"),
+}
+"""Other cells with one plain meaning, in any case; -1 is CheXpert's uncertain."""
+
+_NUMBER = {0: 0.0, 1: 1.0, "unknown": float("nan")}
+
+
+class Cells:
+    """The meanings of the cells of one table.
+
+    Args:
+        own: meanings that the site gives, before `DIGITS` and `WORDS`; upper and lower case are the same.
+    """
+
+    def __init__(self, own: Mapping[str, Meaning]) -> None:
+        self._meanings = {**WORDS, **DIGITS, **{word.strip().casefold(): to for word, to in own.items()}}
+        self._own = {word.strip().casefold() for word in own}
+
+    def number(self, cell: str) -> float | None:
+        """Return 1.0, 0.0 or NaN (unknown); None for a cell without a meaning."""
+        meaning = self._meanings.get(cell.casefold())
+        return None if meaning is None else _NUMBER[meaning]
+
+    def said(self, cells: Iterable[str]) -> list[str]:
+        """Say which words had a meaning that the site did not give itself, and how often."""
+        found = Counter(cells)
+        return [
+            f"{cell!r} is read as {_in_words(self._meanings[word])} ({n} cells)"
+            for cell, n in sorted(found.items())
+            if (word := cell.casefold()) in WORDS and word not in self._own
+        ]
+
+
+def _in_words(meaning: Meaning) -> str:
+    return {1: "present", 0: "absent", "unknown": "unknown"}[meaning]

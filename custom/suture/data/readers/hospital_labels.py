@@ -1,0 +1,139 @@
+"""The labels of a hospital's table: a column for each class, or one column that lists the classes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from suture.core.errors import LabelError, unknown
+from suture.core.labels import LabelSet, LabelType, canonical
+from suture.data.cells import Cells, Meaning
+from suture.data.dataset import DatasetConfig
+from suture.data.reading import Sheet, indicators, rows_text
+
+NO_FINDING = "No Finding"
+"""In a list of findings: none of the classes is present. It is no class of its own there."""
+
+
+class LabelConfig(DatasetConfig):
+    """The keys of ``[data]`` that say how a hospital's table gives its labels.
+
+    Attributes:
+        finding_column: a column that lists the classes that are present, in place of one column per label.
+            A class that is not listed is absent; a blank cell is unknown.
+        finding_separator: what separates the classes in a cell of `finding_column`.
+        values: what a cell of a label column means: 1, 0 or "unknown". Plain words need no entry.
+        label_type: ``multilabel``, any subset of the classes is true of an image; ``multiclass``, exactly one
+            class is, of this site or of others.
+    """
+
+    finding_column: str | None = None
+    finding_separator: str = Field(default="|", min_length=1)
+    values: dict[str, Meaning] = Field(default_factory=dict)
+    label_type: LabelType = "multilabel"
+
+
+@dataclass(frozen=True)
+class FoundLabels:
+    """The labels of a table.
+
+    Attributes:
+        labels: the classes of the columns of y.
+        y: ``[n, c]``; 1, 0 or NaN.
+        faults, notes: as in `Reading`.
+    """
+
+    labels: LabelSet
+    y: NDArray[np.float32]
+    faults: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def find_labels(sheet: Sheet, config: LabelConfig, others: Collection[str]) -> FoundLabels:
+    """Return the labels of a table.
+
+    Args:
+        others: the columns that have another meaning.
+
+    Raises:
+        DataError: there is no such column of findings.
+        LabelError: no label column, or two that are one label.
+        ConfigError: `labels` names a class that the table lacks.
+    """
+    return _listed(sheet, config) if config.finding_column else _in_columns(sheet, config, others)
+
+
+def _in_columns(sheet: Sheet, config: LabelConfig, others: Collection[str]) -> FoundLabels:
+    """The labels of a table with one column per label."""
+    labels, positions = _label_columns(sheet, config, others)
+    meaning = Cells(config.values)
+    y, faults = _values(sheet, positions, meaning)
+    cells = (cell for position in positions for cell in sheet.cells(position))
+    notes = tuple(f"{sheet.path}: {text}" for text in meaning.said(cells))
+    return FoundLabels(labels, y, tuple(faults), notes)
+
+
+def _listed(sheet: Sheet, config: LabelConfig) -> FoundLabels:
+    """The labels of a table with one column of findings."""
+    separator = config.finding_separator
+    cells = sheet.column(config.finding_column or "", "[data] finding_column")
+    found: list[set[str] | None] = []
+    for cell in cells:
+        names = {canonical(name, config.synonyms) for name in cell.split(separator) if name.strip()}
+        found.append(names - {NO_FINDING} if names else None)
+    labels, y = indicators(found, sheet.path)
+    if config.labels is not None:
+        wanted = LabelSet.of(config.labels, config.synonyms, config.label_type)
+        for name in wanted:
+            if name not in labels:
+                raise unknown(f"[data] labels entry (in no row of {sheet.path})", name, labels)
+        y = y[:, [labels.index(name) for name in wanted]]
+        return FoundLabels(wanted, y)
+    return FoundLabels(LabelSet(labels.names, config.label_type), y)
+
+
+def _label_columns(sheet: Sheet, config: LabelConfig, others: Collection[str]) -> tuple[LabelSet, list[int]]:
+    """The label set and the position of each label's column."""
+    columns = [(name, i) for i, name in enumerate(sheet.header) if name and name not in others]
+    try:
+        if config.labels is not None:
+            columns = _chosen(sheet, columns, config)
+        labels = LabelSet.of([name for name, _ in columns], config.synonyms, config.label_type)
+    except LabelError as error:
+        raise LabelError(f"{sheet.path}: {error}") from error
+    return labels, [i for _, i in columns]
+
+
+def _chosen(sheet: Sheet, columns: list[tuple[str, int]], config: LabelConfig) -> list[tuple[str, int]]:
+    """The columns of the labels that the site names, in the order in which it names them."""
+    wanted = LabelSet.of(config.labels or (), config.synonyms)
+    found = [(canonical(name, config.synonyms), name, i) for name, i in columns]
+    for name in wanted:
+        if name not in {label for label, _, _ in found}:
+            raise unknown(
+                f"[data] labels entry (no such column in {sheet.path})", name, (n for n, _ in columns)
+            )
+    return [(name, i) for want in wanted for label, name, i in found if label == want]
+
+
+def _values(sheet: Sheet, positions: list[int], meaning: Cells) -> tuple[NDArray[np.float32], list[str]]:
+    """Labels [n, c], and one fault per column with cells that have no meaning."""
+    y = np.full((len(sheet.rows), len(positions)), np.nan, dtype=np.float32)
+    faults = []
+    for column, position in enumerate(positions):
+        cells = sheet.cells(position)
+        numbers = [meaning.number(cell) for cell in cells]
+        bad = [row for row, number in zip(sheet.numbers, numbers, strict=True) if number is None]
+        if bad:
+            first = next(cell for cell, number in zip(cells, numbers, strict=True) if number is None)
+            faults.append(
+                f"{sheet.path} {rows_text(bad)}, column {sheet.header[position]!r}: {first!r} is not 1, 0 or "
+                f'blank (unknown); say what it means, [data] values = {{ "{first}" = 1 }}, or list the label '
+                "columns as [data] labels"
+            )
+        y[:, column] = [np.nan if number is None else number for number in numbers]
+    return y, faults

@@ -1,0 +1,85 @@
+"""Sites that a user has: a folder for each, with a suture.toml beside, or pointing at, its own data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic.dataclasses import dataclass
+
+from suture.core.errors import ConfigError, unknown
+from suture.core.names import check_sites
+from suture.core.validation import STRICT
+from suture.data.config import (
+    ServerConfig,
+    SiteConfig,
+    StorageConfig,
+    load_server_config,
+    load_site_config,
+    write_site_config,
+)
+from suture.methods.base import Method
+from suture.simulation.partition import SERVER
+
+CONFIG = "suture.toml"
+
+
+@dataclass(frozen=True, config=STRICT)
+class StudySites:
+    """The sites of a study folder, on this machine.
+
+    A site trains on its data where they lie, as its own suture.toml says; its state between rounds is part of
+    the run. The folder ``server``, if there is one, describes the server's labelled data.
+
+    Attributes:
+        folder: of the study; each of its folders with a suture.toml is a site.
+        sites: the sites that take part; all of them by default.
+    """
+
+    folder: str
+    sites: tuple[str, ...] = ()
+
+    def prepare(self, folder: Path, runs: Path, seed: int, method: type[Method] | Method) -> list[str]:  # noqa: ARG002
+        """Write the suture.toml of each site of a run, with absolute paths and the state within the run.
+
+        Raises:
+            ConfigError: there is no site, a name cannot be used, or a suture.toml is wrong; nothing is written
+                then.
+        """
+        found = self.configs()
+        configs: dict[str, SiteConfig | ServerConfig] = {
+            name: config.model_copy(update={"storage": _storage(config, folder / name / "state")})
+            for name, config in found.items()
+        }
+        configs[SERVER] = self._server(folder, runs)
+        for name, config in configs.items():
+            (folder / name).mkdir(parents=True, exist_ok=True)
+            write_site_config(folder / name / CONFIG, config)
+        return list(found)
+
+    def configs(self) -> dict[str, SiteConfig]:
+        """Return the configuration of each site by name.
+
+        Raises:
+            ConfigError: as `prepare`.
+        """
+        root = Path(self.folder).expanduser().resolve()
+        here = sorted(path.parent.name for path in root.glob(f"*/{CONFIG}") if path.parent.name != SERVER)
+        if not here:
+            raise ConfigError(f"{root} holds no site; a site is a folder with a {CONFIG}: suture init {root}")
+        for name in self.sites:
+            if name not in here:
+                raise unknown("site of simulation.sites", name, here)
+        names = list(self.sites) or here
+        check_sites(names)
+        return {name: load_site_config(root / name / CONFIG) for name in names}
+
+    def _server(self, folder: Path, runs: Path) -> SiteConfig | ServerConfig:
+        path = Path(self.folder).expanduser().resolve() / SERVER / CONFIG
+        own = load_server_config(path).held_out if path.is_file() else None
+        if own is None:
+            return ServerConfig(storage=StorageConfig(state=runs, cache=folder / SERVER / "cache"))
+        return own.model_copy(update={"storage": _storage(own, runs)})
+
+
+def _storage(config: SiteConfig, state: Path) -> StorageConfig:
+    return config.storage.model_copy(update={"state": state, "diagnostics": True})
