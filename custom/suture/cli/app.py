@@ -18,6 +18,7 @@ from suture.cli.pretrain import pretrain
 from suture.cli.reference import reference
 from suture.cli.research import compare, evaluate, experiment, latent, predict, relate
 from suture.cli.run import demo, export, run
+from suture.cli.study import check, init
 from suture.core.errors import ConfigError
 
 app = typer.Typer(
@@ -65,7 +66,7 @@ def _described(method: str) -> str:
 
 
 COMMANDS: tuple[Callable[..., None], ...] = (
-    *(demo, run, export, status, results, resume, report),
+    *(demo, init, check, run, export, status, results, resume, report),
     *(predict, evaluate, compare, relate, latent, experiment, pretrain, finetune, vocab),
     *(doctor, policy, egress, reference),
 )

@@ -49,8 +49,8 @@ Amp = Annotated[bool, typer.Option("--amp", help="Simulated sites train in mixed
 
 
 def print_line(text: str) -> None:
-    """Print a line as it is: paths are neither wrapped nor coloured."""
-    console.print(text, soft_wrap=True, highlight=False)
+    """Print a line as it is: paths are neither wrapped nor coloured, and brackets are no markup."""
+    console.print(text, soft_wrap=True, highlight=False, markup=False)
 
 
 def job_with(name: str, settings: list[str] | None) -> Job:

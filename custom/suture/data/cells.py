@@ -12,8 +12,8 @@ DIGITS: dict[str, Meaning] = {"1": 1, "1.0": 1, "0": 0, "0.0": 0, "": "unknown"}
 """Cells that need no word about them. pandas writes 1.0 and 0.0 as soon as one cell of a column is blank."""
 
 WORDS: dict[str, Meaning] = {
-    **dict.fromkeys(("yes", "y", "true", "t", "pos", "positive", "present"), 1),
-    **dict.fromkeys(("no", "n", "false", "f", "neg", "negative", "absent"), 0),
+    **dict.fromkeys(("yes", "y", "true", "pos", "positive", "present"), 1),
+    **dict.fromkeys(("no", "n", "false", "neg", "negative", "absent"), 0),
     **dict.fromkeys(("-1", "-1.0", "uncertain", "unknown", "nan", "na", "n/a", "?"), "unknown"),
 }
 """Other cells with one plain meaning, in any case; -1 is CheXpert's uncertain."""

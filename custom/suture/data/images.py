@@ -71,13 +71,15 @@ class ImageSource:
     def __contains__(self, name: str) -> bool:
         return self.missing(name) is None
 
+    def paths(self) -> list[str]:
+        """The paths of all images."""
+        return sorted(path for path in self._index[0] if os.path.splitext(path)[1].lower() in SUFFIXES)
+
     def stems(self) -> dict[str, str]:
         """The path of each image by its file name without the suffix, where that is unique."""
         found: dict[str, list[str]] = {}
-        for path in self._index[0]:
-            name = path.rpartition("/")[2]
-            if os.path.splitext(name)[1].lower() in SUFFIXES:
-                found.setdefault(os.path.splitext(name)[0], []).append(path)
+        for path in self.paths():
+            found.setdefault(Path(path).stem, []).append(path)
         return {stem: paths[0] for stem, paths in found.items() if len(paths) == 1}
 
     def position(self, name: str) -> tuple[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -81,7 +82,7 @@ def check(config: SiteConfig) -> Findings:
         return Findings(problems=(str(error),))
     table = reading.table
     used = table.rows(np.array([split != "" for split in table.split], dtype=np.bool_))
-    unreadable, broken = _unreadable(used, config.data.color) if used.texts is None else ((), ())
+    seen = _look(used, config.data.color) if used.texts is None else _Seen()
     parts = {split: used.of(split) for split in SPLITS}
     counts = {
         name: {split: _count(part.y[:, column]) for split, part in parts.items()}
@@ -89,17 +90,21 @@ def check(config: SiteConfig) -> Findings:
     }
     trains = len(parts["train"]) > 0
     empty = tuple(name for name, of in counts.items() if trains and not of["train"].positives)
-    lost, most = len(unreadable), config.privacy.max_faults
+    lost, most = len(seen.unreadable), config.privacy.max_faults
     too_many = lost > most * len(used)
     lost_text = f"{lost} of {len(used)} images cannot be read ([privacy] max_faults tolerates {most:.0%})"
     return Findings(
         images={split: len(part) for split, part in parts.items()},
         patients={split: len(set(part.patients)) for split, part in parts.items()},
         counts=counts,
-        unreadable=unreadable,
+        unreadable=seen.unreadable,
         empty=empty,
-        problems=(*reading.faults, *broken, *([lost_text] if too_many else [])),
-        warnings=(*([lost_text] if lost and not too_many else []), *_warnings(reading, used, empty)),
+        problems=(*reading.faults, *seen.problems, *([lost_text] if too_many else [])),
+        warnings=(
+            *([lost_text] if lost and not too_many else []),
+            *seen.warnings,
+            *_warnings(reading, used, empty),
+        ),
         words=_words(used.texts) if used.texts else None,
     )
 
@@ -145,15 +150,61 @@ def _count(y: NDArray[np.float32]) -> Count:
     return Count(int((y == 1).sum()), int((y == 0).sum()), int(np.isnan(y).sum()))
 
 
-def _unreadable(table: Table, color: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Messages of unreadable images in the order of the rows, and of a root that cannot be read at all."""
+@dataclass(frozen=True)
+class _Seen:
+    """What the images of a table show.
+
+    Attributes:
+        unreadable: one message per image that cannot be read, in the order of the rows.
+        problems, warnings: as in `Findings`.
+    """
+
+    unreadable: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+def _look(table: Table, color: bool) -> _Seen:
+    """Decode every image of a table."""
+    faults: dict[int, str] = {}
+    same: dict[bytes, list[int]] = {}
+    brightest = 0
     try:
         with ImageSource(table.root) as source:
-            results = read_all(source, table.images, color)
-            faults = {row: str(result) for row, result in results if isinstance(result, DataError)}
+            for row, result in read_all(source, table.images, color):
+                if isinstance(result, DataError):
+                    faults[row] = str(result)
+                    continue
+                content = f"{result.shape}".encode() + result.tobytes()
+                same.setdefault(hashlib.blake2b(content, digest_size=16).digest(), []).append(row)
+                brightest = max(brightest, int(result.max(initial=0)))
     except DataError as error:
-        return (), (str(error),)
-    return tuple(faults[row] for row in sorted(faults)), ()
+        return _Seen(problems=(str(error),))
+    problems, warnings = _twins(table, [rows for rows in same.values() if len(rows) > 1])
+    if same and brightest < _DARK:
+        warnings.append(
+            f"no pixel of any image is brighter than {brightest} of 255; do the files hold fewer bits than "
+            "they could?"
+        )
+    return _Seen(tuple(faults[row] for row in sorted(faults)), tuple(problems), tuple(warnings))
+
+
+_DARK = 32
+"""Images whose brightest pixel lies below this are nearly black to a model."""
+
+
+def _twins(table: Table, groups: list[list[int]]) -> tuple[list[str], list[str]]:
+    """Problems and warnings of images with the same pixels under several names."""
+    torn = [rows for rows in groups if len({table.split[row] for row in rows}) > 1]
+    problems, warnings = [], []
+    if torn:
+        a, b = (table.images[row] for row in sorted(torn[0])[:2])
+        problems.append(
+            f"{len(torn)} images lie in two splits under two names, such as {a!r} and {b!r}; remove one"
+        )
+    if others := len(groups) - len(torn):
+        warnings.append(f"{others} images are there under two names")
+    return problems, warnings
 
 
 def _warnings(reading: Reading, used: Table, empty: tuple[str, ...]) -> list[str]:
@@ -162,6 +213,7 @@ def _warnings(reading: Reading, used: Table, empty: tuple[str, ...]) -> list[str
         warnings.append(f"rows without an image, left out as [data] partial says: {reading.absent}")
     elif reading.absent:
         warnings.append(f"rows without text, left out: {reading.absent}")
+    warnings += reading.notes
     if len(used) < len(reading.table):
         warnings.append(f"rows of no split, not used: {len(reading.table) - len(used)}")
     if not used.split.count("train"):

@@ -42,8 +42,8 @@ class StudySites:
         """Write the suture.toml of each site of a run, with absolute paths and the state within the run.
 
         Raises:
-            ConfigError: there is no site, a name cannot be used, or a suture.toml is wrong; nothing is written
-                then.
+            ConfigError: there is no site, a name cannot be used, or a suture.toml is wrong; then nothing is
+                written.
         """
         found = self.configs()
         configs: dict[str, SiteConfig | ServerConfig] = {

@@ -210,7 +210,7 @@ def _merged(sheet: Sheet, table: Table) -> tuple[Sheet, Table]:
 
 
 def _within_root(images: Sequence[str], config: HospitalConfig) -> tuple[str, ...]:
-    """The images as `ImageSource` finds them: an absolute path within `root`, or a bare stem, is looked up."""
+    """The images as `ImageSource` finds them, from absolute paths within `root` or from stems."""
     prefix = f"{config.root}/"
     relative = tuple(name.removeprefix(prefix) for name in images)
     if config.image_match == "path":

@@ -1,0 +1,118 @@
+"""Writing a study folder: a suture.toml for each site, its splits, and a job."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping
+from pathlib import Path
+
+import tomli_w
+
+from suture.core.errors import ConfigError, DataError
+from suture.core.files import atomic_write
+from suture.core.names import check_sites
+from suture.data.config import parse_data
+from suture.data.discovery import Discovery, discover
+from suture.data.readers import read_table
+from suture.simulation.partition import SERVER
+from suture.simulation.study import CONFIG
+
+SPLITS = "splits.csv"
+"""Name of the file of a site's splits, where its table has none."""
+
+_JOB = """\
+# What is trained. Every key of a job may be set here; docs/reference/configuration.md lists them.
+title = "{title}"
+rounds = 15
+
+[method]
+name = "surgical"                      # `suture list` shows the others
+local = {{ lr = 1e-3, epochs = 1, batch_size = 16 }}
+
+[model]
+name = "cnn"                           # or densenet121, resnet50, ...
+size = 64                              # of the images that it sees, in pixels
+"""
+
+_REST = """
+[privacy]
+label_view = "own"   # "all": this site agrees to see every class name of the federation
+min_count = 5        # figures of rarer classes are withheld
+
+[training]
+device = "cpu"       # "cuda" where there is a GPU
+"""
+
+
+def look(sites: Mapping[str, Path]) -> dict[str, Discovery]:
+    """Look at the data of each site, by its name.
+
+    Raises:
+        ConfigError: a site has a name that cannot be used.
+        DataError: the data of one cannot be made out; names the site.
+    """
+    check_sites(sites)
+    if SERVER in sites:
+        raise ConfigError(
+            f"{SERVER!r} is the name of the folder of the server's data; name the site otherwise"
+        )
+    found = {}
+    for name, path in sites.items():
+        try:
+            found[name] = discover(path)
+        except DataError as error:
+            raise DataError(f"{name}: {error}") from error
+    return found
+
+
+def write_study(study: Path, found: Mapping[str, Discovery]) -> list[Path]:
+    """Write the folder of each site, and a job.toml where there is none; return the files.
+
+    Raises:
+        ConfigError: a site has a suture.toml already; then nothing is written.
+    """
+    there = [path for name in found if (path := study / name / CONFIG).exists()]
+    if there:
+        raise ConfigError(f"{there[0]} exists; edit it, or remove it to have it written anew")
+    written = []
+    for name, guess in found.items():
+        folder = study / name
+        folder.mkdir(parents=True, exist_ok=True)
+        if not guess.has_splits:
+            atomic_write(folder / SPLITS, splits(guess).encode())
+            written.append(folder / SPLITS)
+        atomic_write(folder / CONFIG, as_toml(guess).encode())
+        written.append(folder / CONFIG)
+    if not any((study / name).exists() for name in ("job.toml", "job.py")):
+        atomic_write(study / "job.toml", _JOB.format(title=study.resolve().name).encode())
+        written.append(study / "job.toml")
+    return written
+
+
+def splits(guess: Discovery) -> str:
+    """Return a CSV of the split of each patient: 70 % train, 10 % validation, 20 % test, by seed."""
+    values = guess.data | {"split": "patients"}
+    table = read_table(parse_data(values, str(values["table"]))).table
+    by_patient = dict(zip(table.patients, table.split, strict=True))
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(("patient", "split"))
+    writer.writerows(sorted(by_patient.items()))
+    return text.getvalue()
+
+
+def as_toml(guess: Discovery) -> str:
+    """Return a suture.toml that says of each key why it is so."""
+    data, reasons = dict(guess.data), dict(guess.reasons)
+    if not guess.has_splits:
+        data |= {"split": "file", "split_file": SPLITS}
+        reasons["split"] = "the table has no splits; they were made once, by patient"
+    lines = ["# Written by `suture init` after a look at the data. Check each line.", ""]
+    lines += [f"# {warning}" for warning in guess.warnings]
+    lines.append("[data]")
+    for key, value in data.items():
+        text = tomli_w.dumps({key: value}).rstrip()
+        why = f"# {reasons[key]}" if key in reasons else ""
+        lines += [f"{text}  {why}".rstrip()] if "\n" not in text else [*filter(None, [why]), text]
+    return "\n".join(lines) + "\n" + _REST

@@ -1,0 +1,87 @@
+"""The data of all sites of a study, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.table import Table as Grid
+
+from suture.core.labels import lookalikes
+from suture.data.config import SiteConfig
+from suture.data.quality import Findings
+from suture.data.table import SPLITS, Split
+
+SAY: dict[Split, str] = {"validation": "the selection of the round", "test": "the final figures"}
+"""What a split of a site has a say in."""
+
+
+@dataclass(frozen=True)
+class Together:
+    """What only shows when sites are compared.
+
+    Attributes:
+        problems: what stops a run.
+        warnings: what a person should know.
+    """
+
+    problems: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+def compare(configs: Mapping[str, SiteConfig], findings: Mapping[str, Findings]) -> Together:
+    """Compare the sites of a study.
+
+    Args:
+        configs, findings: of each site.
+    """
+    owners: dict[str, list[str]] = {}
+    for site, found in findings.items():
+        for label in found.counts:
+            owners.setdefault(label, []).append(site)
+    problems = [
+        f"{a!r} ({', '.join(owners[a])}) and {b!r} ({', '.join(owners[b])}) look alike. If they are one "
+        f'class, write under [data.synonyms] of {owners[b][0]}: "{b}" = "{a}"; if not, in job.toml: '
+        f'accept_labels = ["{b}"]'
+        for a, b in lookalikes(owners)
+    ]
+    kinds = {config.data.color for config in configs.values()}
+    if len(kinds) > 1:
+        problems.append("some sites read images in colour and some in gray; set [data] color alike at all")
+    warnings = [
+        f"{label!r}: no site has a positive {split} image, so it is not measured"
+        for label, sites in owners.items()
+        for split in SAY
+        if not any(findings[site].counts[label][split].positives for site in sites)
+    ]
+    warnings += [
+        f"{site} has no {split} images: it has no say in {what}"
+        for site, found in findings.items()
+        for split, what in SAY.items()
+        if found.images and not found.images.get(split)
+    ]
+    return Together(tuple(problems), tuple(warnings))
+
+
+def render_matrix(findings: Mapping[str, Findings], together: Together) -> RenderableType:
+    """Render classes by sites: present / absent / unknown images over all splits."""
+    grid = Grid(title="Images of each class at each site: present / absent / unknown")
+    grid.add_column("class")
+    for site, found in findings.items():
+        grid.add_column(f"{escape(site)}\n{sum(found.images.values()):,} images", justify="right")
+    labels = sorted({label for found in findings.values() for label in found.counts})
+    for label in labels:
+        grid.add_row(escape(label), *(_cell(found, label) for found in findings.values()))
+    lines = [f"[bold red]problem[/] {escape(text)}" for text in together.problems]
+    lines += [f"[bold yellow]warning[/] {escape(text)}" for text in together.warnings]
+    return Group(grid, *lines)
+
+
+def _cell(found: Findings, label: str) -> str:
+    if label not in found.counts:
+        return "–"
+    of = [found.counts[label][split] for split in SPLITS]
+    present, absent = sum(c.positives for c in of), sum(c.negatives for c in of)
+    return f"{present:,} / {absent:,} / {sum(c.unknown for c in of):,}"

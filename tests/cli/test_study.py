@@ -1,0 +1,106 @@
+"""`suture init`, `suture check` and `suture run` on folders as hospitals have them, without an edit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from hospitals import german, image, listed, plain, table
+from suture.cli.app import app
+from suture.core.errors import ConfigError, DataError, SutureError
+
+RUNNER = CliRunner()
+
+
+def suture(*words: str) -> str:
+    """Run a command; an error of the user is raised."""
+    result = RUNNER.invoke(app, list(words))
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Path:
+    """A study of three hospitals whose tables differ in everything."""
+    german(tmp_path / "a", 80)
+    listed(tmp_path / "b", 80)
+    plain(tmp_path / "c", 80)
+    sites = [
+        f"--site={name}={tmp_path / folder}"
+        for name, folder in zip(("alpha", "beta", "gamma"), "abc", strict=True)
+    ]
+    suture("init", str(tmp_path / "study"), *sites, "--yes")
+    job = tmp_path / "study" / "job.toml"
+    job.write_text(job.read_text().replace("rounds = 15", "rounds = 1").replace("size = 64", "size = 32"))
+    return tmp_path / "study"
+
+
+def test_three_commands_give_a_model(study: Path, tmp_path: Path) -> None:
+    said = " ".join(suture("check", str(study)).split())
+    assert "1 of 80" in said or "left out" in said
+    assert "Yes' is read as present" in said
+    out = tmp_path / "runs" / "r"
+    suture("run", str(study), "--env", "local", "--out", str(out))
+    run = json.loads((out / "run.json").read_text())
+    assert run["status"] == "finished"
+    assert run["labels"] == ["Edema", "Mass", "Nodule"]
+    assert (out / "model" / "model.safetensors").is_file()
+    assert not list(study.rglob("state")), "the states of a run belong to the run"
+
+
+def test_splits_are_made_once_and_kept(study: Path) -> None:
+    before = (study / "alpha" / "splits.csv").read_bytes()
+    assert before.decode().splitlines()[0] == "patient,split"
+    with pytest.raises(ConfigError, match=r"alpha/suture\.toml exists"):
+        suture("init", str(study), f"--site=alpha={study.parent / 'a'}", "--yes")
+    assert (study / "alpha" / "splits.csv").read_bytes() == before
+    tsv = study.parent / "a" / "Befunde.csv"
+    tsv.write_bytes(tsv.read_bytes() + "000b.png;Neu;1,7;50;1;Yes;No;0\r\n".encode("cp1252"))
+    image(study.parent / "a" / "Bilder" / "000b.png", 999)
+    with pytest.raises(SutureError, match="problems"):
+        suture("check", str(study))
+
+
+def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
+    said = suture("init", str(tmp_path / "s"), f"--site=alpha={german(tmp_path / 'a')}", "--dry-run")
+    assert 'delimiter = ";"' in said
+    assert "[data]" in said
+    assert "[privacy]" in said
+    assert not (tmp_path / "s").exists()
+
+
+def test_an_image_in_two_splits_and_names_that_look_alike_are_found(tmp_path: Path) -> None:
+    rows = [["image", "patient", "split", "Pneumothorax"]]
+    for i in range(8):
+        image(tmp_path / "a" / f"{i}.png", i % 6)
+        rows.append([f"{i}.png", f"p{i}", "train" if i < 6 else "test", str(i % 2)])
+    table(tmp_path / "a" / "t.csv", rows)
+    for i in range(8):
+        image(tmp_path / "b" / f"{i}.png", 50 + i)
+    rows[0][3] = "Pneumotorax"
+    table(tmp_path / "b" / "t.csv", rows)
+    suture("init", str(tmp_path / "s"), f"--site=a={tmp_path / 'a'}", f"--site=b={tmp_path / 'b'}", "--yes")
+    result = RUNNER.invoke(app, ["check", str(tmp_path / "s")])
+    said = " ".join(result.output.split())
+    assert "2 images lie in two splits under two names, such as '0.png' and '6.png'" in said
+    assert "'Pneumothorax' (a) and 'Pneumotorax' (b) look alike" in said
+    assert 'accept_labels = ["Pneumotorax"]' in said
+    assert isinstance(result.exception, SutureError)
+
+
+def test_bad_input_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="write name=PATH"):
+        suture("init", str(tmp_path / "s"), "--site", "alpha", "--yes")
+    with pytest.raises(DataError, match="alpha: .* does not exist"):
+        suture("init", str(tmp_path / "s"), f"--site=alpha={tmp_path / 'no'}", "--yes")
+    with pytest.raises(ConfigError, match="holds no site"):
+        suture("check", str(tmp_path))
+    (tmp_path / "job.toml").write_text('rounds = 2\n[method]\nname = "surgcal"\n')
+    with pytest.raises(ConfigError, match="did you mean 'surgical'"):
+        suture("run", str(tmp_path / "job.toml"), "--env", "local")
+    assert not (tmp_path / "s").exists()

@@ -1,0 +1,56 @@
+"""Folders as hospitals have them: other delimiters, encodings, words and names of columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+SIZE = 24
+
+
+def image(path: Path, seed: int, top: int = 255) -> None:
+    """Write a small gray image that no other seed gives."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.random.default_rng(seed).integers(0, top + 1, (SIZE, SIZE))
+    Image.fromarray(pixels.astype(np.uint8 if top < 256 else np.uint16)).save(path)
+
+
+def table(path: Path, rows: Sequence[Sequence[str]], delimiter: str = ",", encoding: str = "utf-8") -> Path:
+    """Write a table; the first row is the header."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes("".join(delimiter.join(row) + "\r\n" for row in rows).encode(encoding))
+    return path
+
+
+def german(folder: Path, n: int = 30) -> Path:
+    """A table of Windows: semicolons, cp1252, decimal commas, yes and no, no splits."""
+    rows = [["Datei", "PatientenID", "Größe", "Age", "Sex", "Mass", "Edema", "No Finding"]]
+    for i in range(n):
+        image(folder / "Bilder" / f"{i:03}.png", i)
+        mass, edema = ("Yes", "No")[i % 2], ("Yes", "No", "")[i % 3]
+        rows.append([f"{i:03}.png", f"Ä{i // 2}", "1,80", str(40 + i), "01"[i % 2], mass, edema, "0"])
+    return table(folder / "Befunde.csv", rows, ";", "cp1252").parent
+
+
+def listed(folder: Path, n: int = 30) -> Path:
+    """A column that lists findings, images named without a suffix, several rows of one image."""
+    rows = [["study", "mrn", "Findings"]]
+    for i in range(n):
+        image(folder / "files" / f"s{i}.png", 100 + i)
+        rows.append([f"s{i}", f"p{i}", ("Mass|Nodule", "No Finding", "Nodule", "")[i % 4]])
+    rows.append(["s1", "p1", "Mass"])
+    return table(folder / "findings.tsv", rows, "\t").parent
+
+
+def plain(folder: Path, n: int = 30) -> Path:
+    """The table of the documentation, with one strange word and one missing image."""
+    rows = [["image", "patient", "split", "Mass", "Hernia"]]
+    for i in range(n):
+        split = ("train", "train", "validation", "test")[i % 4]
+        if i:
+            image(folder / "images" / f"{i}.png", 200 + i)
+        rows.append([f"{i}.png", f"q{i}", split, str(i % 2), "ja" if i % 5 else "nein"])
+    return table(folder / "labels.csv", rows).parent
