@@ -35,7 +35,7 @@ def test_a_gzipped_table_is_read(tmp_path: Path) -> None:
         (b"image,patient\na,1\nb\n", "row 3 has 1 cells where the header has 2"),
         (b"image,patient\na,1,2\n", "row 2 has 3 cells"),
         (b"image,patient\n\xe9,1\n", "not UTF-8"),
-        (b'image,patient\n"a,1\n', "not a comma-separated table"),
+        (b'image,patient\n"a,1\n', "not a table with the delimiter ','"),
     ],
 )
 def test_a_damaged_table_is_named(tmp_path: Path, content: bytes, words: str) -> None:

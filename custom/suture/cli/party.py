@@ -54,7 +54,8 @@ def doctor(
         typer.echo(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=2))
     else:
         for finding in findings:
-            print_line(f"{_MARKS[finding.status]} {finding.about}: {escape(finding.text)}")
+            line = f"{_MARKS[finding.status]} {finding.about}: {escape(finding.text)}"
+            console.print(line, soft_wrap=True, highlight=False)
             if finding.remedy:
                 remedy = f"        {escape(finding.remedy)}"
                 console.print(remedy, soft_wrap=True, highlight=False, style="dim")

@@ -89,9 +89,9 @@ def test_patients_can_be_divided_here(path: Path) -> None:
         ("Mass", "Effusion", LabelError, "labels 'Effusion' and 'Effusion' are both"),
         (
             "b.png,P1,train,,1.0",
-            "b.png,P1,train,,-1",
+            "b.png,P1,train,,2",
             DataError,
-            "row 3, column 'Mass': '-1' is not 1, 0 or blank",
+            "row 3, column 'Mass': '2' is not 1, 0 or blank",
         ),
         ("c.png", "a.png", DataError, "row 4: an image that an earlier row has"),
         ("c.png", "", DataError, "row 4: no image name"),
@@ -132,7 +132,7 @@ def test_an_unused_row_tears_no_patient(path: Path) -> None:
 
 
 def test_all_faults_are_read_and_no_patient_is_named(path: Path) -> None:
-    path.write_text(TABLE.replace("P2,val", "P1,val").replace("d.png", "a.png").replace("1.0", "yes"))
+    path.write_text(TABLE.replace("P2,val", "P1,val").replace("d.png", "a.png").replace("1.0", "perhaps"))
     faults = read_table(config(path)).faults
     assert len(faults) == 3
     assert "P1" not in " ".join(faults)
