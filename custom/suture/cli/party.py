@@ -1,16 +1,21 @@
-"""`suture doctor`, `suture policy` and `suture egress`: for the administrator of one site or server."""
+"""`suture doctor`, `policy`, `ledger` and `egress`: for the administrator of one site or server."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
+from rich.table import Table
 
 from suture.cli.common import console, print_line
+
+if TYPE_CHECKING:
+    from suture.federation.site.statement import Statement
 
 Workspace = Annotated[
     Path, typer.Argument(help="The party's FLARE workspace: the folder with startup/ and local/.")
@@ -84,6 +89,63 @@ def policy(
     for path in dict.fromkeys(changed):
         print_line(f"{path}")
     console.print(f"restart {kit.name} for the change to take effect")
+
+
+def ledger(
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            metavar="[WORKSPACE]", help="The site's FLARE workspace, or the folder of its [storage] state."
+        ),
+    ] = Path("."),
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show what this site has released: answers, ε and figures by experiment, and what its budgets leave."""
+    from suture.federation.site.statement import read_statement
+
+    found = read_statement(folder)
+    if as_json:
+        typer.echo(json.dumps(dataclasses.asdict(found), indent=2, ensure_ascii=False, allow_nan=False))
+        return
+    for table in _ledger_tables(found):
+        console.print(table)
+    spent = found.spent
+    print_line(
+        f"all experiments: {spent.updates} updates, {spent.unprotected} of them without noise; "
+        f"ε = {_number(spent.epsilon, '∞')} at δ = {found.delta:g}"
+    )
+
+
+def _ledger_tables(found: Statement) -> Iterator[Table]:
+    """Yield the table of the experiments, and that of the classes."""
+    heads = ("experiment", "clip", "noise", "answers", "left", "anew left")
+    table = _table(*heads, "updates", "ε", "figures", "other numbers", "last")
+    for line in found.lines:
+        name = line.experiment
+        table.add_row(
+            escape(name),
+            _number(line.clip, "none"),
+            _number(line.noise or None, "none"),
+            *map(str, (line.answers, found.answers_left[name], found.anew_left[name], line.updates)),
+            _number(line.epsilon, "∞"),
+            *map(str, (sum(line.figures.values()), line.numbers, line.last)),
+        )
+    yield table
+    table = _table("class", "figures", "left")
+    for name, times in found.figures.items():
+        table.add_row(escape(name), str(times), str(found.figures_left[name]))
+    yield table
+
+
+def _table(*heads: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for head in heads:
+        table.add_column(head, justify="left" if head in ("experiment", "class") else "right")
+    return table
+
+
+def _number(value: float | None, otherwise: str) -> str:
+    return otherwise if value is None else f"{value:g}"
 
 
 def egress(

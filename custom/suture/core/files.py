@@ -58,10 +58,13 @@ def atomic_write(path: Path, data: bytes) -> None:
         temporary.write_bytes(data)
 
 
-def append_line(path: Path, value: object) -> None:
+def append_line(path: Path, value: object, durable: bool = False) -> None:
     """Append a value as a line of JSON, completely or not at all.
 
     An incomplete line, of a process that was killed, is deleted first.
+
+    Args:
+        durable: whether the line is synchronised to the disk before this returns.
 
     Raises:
         OSError: the disk is full or the file cannot be written; its lines are unchanged.
@@ -75,6 +78,8 @@ def append_line(path: Path, value: object) -> None:
         try:
             while left:
                 left = left[file.write(left) :]
+            if durable:
+                os.fsync(file.fileno())
         except OSError:
             file.truncate(size)
             raise

@@ -19,8 +19,8 @@ RETAINED = 3
 FORMAT = 1
 """Format of the states. Increase it whenever a state of the version before can no longer be read."""
 
-_ROUND = re.compile(r"round-(\d{6})\.safetensors")
-_BEST = re.compile(r"best-(\d{6})\.safetensors")
+_ROUND = re.compile(r"round-(\d{6,})\.safetensors")
+_BEST = re.compile(r"best-(\d{6,})\.safetensors")
 
 
 @dataclass(frozen=True)
@@ -105,6 +105,13 @@ class Rounds:
     def holds(self, round_: int) -> bool:
         """Whether the state of a round is on disk, corrupt or not."""
         return round_ in self._files()
+
+    def is_whole(self, round_: int) -> bool:
+        """Whether the state of a round is on disk and can be read."""
+        try:
+            return self.path(round_).exists() and bool(read_state(self.path(round_)))
+        except SutureError:
+            return False
 
     def _files(self) -> dict[int, Path]:
         return {r: self.best_path(r) for r in self._numbers(_BEST)} | {r: self.path(r) for r in self.rounds()}

@@ -20,6 +20,7 @@ from suture.protocol.messages import (
     Metrics,
     Reply,
     SiteInfo,
+    Spent,
     TaskName,
     Update,
     rounded,
@@ -74,6 +75,7 @@ def check_reply(reply: Reply, expected: Expectation) -> None:
         if (reply.prior is not None) != expected.egress.prior:
             raise RejectedUpdate("a prior that was not asked for, or none where one was")
     elif isinstance(reply, Evaluation):
+        _check_spent(reply.spent)
         _check_metrics(reply.metrics, expected, expected.round)
         if reply.local is not None:
             if not expected.local or expected.split != "test":
@@ -108,6 +110,7 @@ def _check_update(update: Update, expected: Expectation) -> None:
     for name, value in update.scalars.items():
         _check_rounded(name, value, {**egress.scalars, **egress.losses}[name])
     _check_rounded("train_loss", update.train_loss)
+    _check_spent(update.spent)
     if update.metrics is not None:
         _check_metrics(update.metrics, expected, expected.committed)
 
@@ -177,6 +180,11 @@ def _check_metrics(metrics: Metrics, expected: Expectation, of_round: int) -> No
             _check_rounded("AUROC", value, (0.0, 1.0))
         for count in (score.positives, score.negatives):
             _check_range("a count", count or 0, (0, LARGEST))
+
+
+def _check_spent(spent: Spent | None) -> None:
+    if spent and spent.epsilon is not None and spent.epsilon != float(f"{spent.epsilon:.3g}"):
+        raise RejectedUpdate("ε has more than three digits")
 
 
 def _check_range(name: str, value: float, declared: Range) -> None:

@@ -48,6 +48,7 @@ Counts = tuple[Count, Count]
 """Numbers of positive and negative images of a class."""
 
 Reason = Literal[
+    "budget",
     "code_mismatch",
     "configuration",
     "data_fault",
@@ -155,6 +156,27 @@ class SiteInfo:
 
 
 @dataclass(frozen=True, config=STRICT)
+class Spent:
+    """What a site has released in all its experiments, by its own ledger: the server cannot know it.
+
+    Attributes:
+        epsilon: ε of all its updates together at the site's δ, in three digits, rounded up; None is infinity.
+        updates: number of updates with tensors.
+        unprotected: number of these that had no noise; one makes ε infinite.
+        experiments: number of experiments with such updates.
+        figures: number of figures of classes, which noise does not protect.
+        numbers: number of other numbers that it does not protect: losses, counts, weights.
+    """
+
+    epsilon: Annotated[FiniteFloat, Field(ge=0)] | None
+    updates: Count
+    unprotected: Count
+    experiments: Count
+    figures: Count
+    numbers: Count
+
+
+@dataclass(frozen=True, config=STRICT)
 class Payload:
     """What the server sends to one site.
 
@@ -201,6 +223,7 @@ class Update:
         scalars: further numbers that the method declares.
         train_loss: mean loss of the round's local steps.
         metrics: of the received global model on the site's validation data.
+        spent: what the site has released so far, if it clips its updates.
     """
 
     round: Count
@@ -214,6 +237,7 @@ class Update:
     scalars: dict[Word, FiniteFloat] = Field(default_factory=dict, max_length=MOST)
     train_loss: FiniteFloat | None = None
     metrics: Metrics | None = None
+    spent: Spent | None = None
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -224,10 +248,12 @@ class Evaluation:
         metrics: of the received model.
         local: on the test data, of the model that the site had trained in that round, before aggregation;
             None unless the method keeps local models and the site took part in the round.
+        spent: what the site has released so far, if it clips its updates.
     """
 
     metrics: Metrics
     local: Metrics | None = None
+    spent: Spent | None = None
 
 
 @dataclass(frozen=True, config=STRICT)

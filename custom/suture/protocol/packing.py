@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import hashlib
 import json
 import os
 import re
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -182,7 +183,7 @@ def save(path: Path, packed: Packed, durable: bool = True) -> None:
             header = json.dumps(packed.header, allow_nan=False)
             checksum = _checksum(packed.tensors, header) if durable else _NO_CHECKSUM
             # One field: safetensors writes several in any order, and equal states must give equal files.
-            save_file(dict(packed.tensors), temporary, {"suture": checksum + header})
+            save_file(_apart(packed.tensors), temporary, {"suture": checksum + header})
         except SafetensorError as error:
             # safetensors gives the system's error only as text: "... (os error 28)".
             code = re.search(r"os error (\d+)", str(error))
@@ -208,11 +209,37 @@ def load(path: Path) -> Packed:
         raise SutureError(f"{path} is corrupt ({error})") from error
 
 
+def digest(packed: Packed) -> str:
+    """Return the SHA-256 of all names, types, shapes, bytes and the header, in hexadecimal digits."""
+    total = hashlib.sha256(json.dumps(packed.header, sort_keys=True).encode())
+    for name, content in _contents(packed.tensors):
+        tensor = packed.tensors[name]
+        total.update(f"\0{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
+        total.update(content)
+    return total.hexdigest()
+
+
 def _checksum(tensors: Mapping[str, Tensor], header: str) -> str:
     """Return a CRC-32 of all names, bytes and the header: safetensors does not detect damaged bytes."""
     total = zlib.crc32(header.encode())
-    for name in sorted(tensors):
+    for name, content in _contents(tensors):
         total = zlib.crc32(name.encode(), total)
-        content = tensors[name].detach().contiguous().view(-1).view(torch.uint8)
-        total = zlib.crc32(content.numpy().data, total)
+        total = zlib.crc32(content, total)
     return f"{total:08x}"
+
+
+def _contents(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, memoryview]]:
+    """Yield the bytes of each tensor, in the order of the names."""
+    for name in sorted(tensors):
+        yield name, tensors[name].detach().contiguous().view(-1).view(torch.uint8).numpy().data
+
+
+def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copy what shares memory, as tied tensors do: safetensors refuses it."""
+    seen: set[int] = set()
+    apart = {}
+    for name, tensor in tensors.items():
+        memory = tensor.untyped_storage().data_ptr()
+        apart[name] = tensor.clone() if memory in seen else tensor
+        seen.add(memory)
+    return apart

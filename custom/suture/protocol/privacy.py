@@ -27,6 +27,10 @@ class PrivacyConfig(Section):
         clip: the largest L2 norm of an update that leaves; None does not clip.
         noise: standard deviation of Gaussian noise on it, in units of `clip`.
         delta: δ of the differential privacy that the report states.
+        max_answers: the largest number of answers in one experiment.
+        reanswers: the number of tasks of an experiment that the site answers anew, because they came again
+            with another model, other classes or other settings; the same task has the same answer.
+        max_figures: the largest number of times that figures of one class leave, over all experiments.
     """
 
     label_view: Literal["own", "all"] = "own"
@@ -37,6 +41,9 @@ class PrivacyConfig(Section):
     clip: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     noise: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     delta: float = Field(default=1e-5, gt=0, lt=1)
+    max_answers: int = Field(default=2_000, ge=1)
+    reanswers: int = Field(default=3, ge=0)
+    max_figures: int = Field(default=10_000, ge=0)
 
     @model_validator(mode="before")
     @classmethod

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AliasChoices, Field, FiniteFloat, NonNegativeInt, TypeAdapter, ValidationError
 
 from suture.core.errors import DataError
+from suture.protocol.messages import Spent
 
 Number = FiniteFloat | None
 
@@ -92,6 +93,7 @@ class SiteRound:
     Attributes:
         scalars: the method's own figures, by name.
         rows: the site's weight in the row of each class; empty where each of its rows has weight 1.
+        spent: what the site said of its releases with this answer, if it clips its updates.
     """
 
     status: Literal["accepted", "rejected", "abstained", "missing"]
@@ -105,6 +107,7 @@ class SiteRound:
     seconds: Number = None
     scalars: dict[str, Number] = field(default_factory=dict)
     rows: dict[str, Number] = field(default_factory=dict)
+    spent: Spent | None = None
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from suture.methods.parameters import parts, shared_parameters
 from suture.models import ModelSpec, build
 from suture.models.classifier import Layout, split_state
 from suture.protocol.egress import Egress, declared, numbers
-from suture.protocol.messages import KEYS, Abstain, ClassScore, Metrics, Reason, SiteInfo, Update
+from suture.protocol.messages import KEYS, Abstain, ClassScore, Metrics, Reason, SiteInfo, Spent, Update
 
 _FIELDS: Mapping[type[Any], Mapping[str, str]] = {
     SiteInfo: {
@@ -40,6 +40,15 @@ _FIELDS: Mapping[type[Any], Mapping[str, str]] = {
         "train_loss": "mean loss of the local steps, six digits; withheld where they saw fewer samples "
         "than `min_loss`",
         "metrics": "figures of the received model on the validation data: see below",
+        "spent": "of its ledger: see below",
+    },
+    Spent: {
+        "epsilon": "ε of all updates of the site, in all its experiments; three digits, rounded up",
+        "updates": "number of its updates",
+        "unprotected": "number of these without noise",
+        "experiments": "number of its experiments",
+        "figures": "number of figures of classes that it has sent",
+        "numbers": "number of losses, counts, weights and other numbers that it has sent",
     },
     Metrics: {
         "round": "number of the round whose model it is",
@@ -69,6 +78,7 @@ _FIELDS: Mapping[type[Any], Mapping[str, str]] = {
 _MEANT = {
     SiteInfo: "Before round 1",
     Update: "After each round",
+    Spent: "Of its ledger, with each update and evaluation of a site that clips its updates (`spent`)",
     Metrics: "Figures of a model on the site's own data",
     ClassScore: "Figures of a class",
     Abstain: "Instead of an answer, when something fails",

@@ -7,11 +7,9 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Protocol
-
-from torch import Tensor
 
 from suture.core.errors import FederationError, RejectedUpdate
 from suture.protocol.check import Expectation, check_reply
@@ -129,10 +127,12 @@ class UpdateCollector:
             rows = f", {reply.rows} rows" if reply.rows is not None else ""
             return {"status": "abstained", "reason": f"{reply.reason} ({reply.error}{rows})"}
         line: Line = {"status": "accepted"}
+        if isinstance(reply, (Update, Evaluation)) and reply.spent:
+            line["spent"] = asdict(reply.spent)
         if isinstance(reply, Update):
             self._spool.mkdir(parents=True, exist_ok=True)
             # A spool does not outlive the process that reads it, so it need not reach the disk itself.
-            save(self._path(site), Packed(_apart(tensors_of(reply)), {}), durable=False)
+            save(self._path(site), Packed(tensors_of(reply), {}), durable=False)
             line |= {"weight": reply.weight, "train_loss": reply.train_loss, "scalars": dict(reply.scalars)}
             if not bool((reply.class_weights == 1).all()):
                 line["rows"] = dict(zip(reply.labels, reply.class_weights.tolist(), strict=True))
@@ -243,17 +243,6 @@ class OpenExchange:
         """Whether the quorum is complete and the grace period over; only updates count."""
         seconds = self._collector.seconds_since(self._quorum)
         return self._grace is not None and seconds is not None and seconds >= self._grace
-
-
-def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copy what shares memory, as tied tensors of a site in the same process do: safetensors refuses it."""
-    seen: set[int] = set()
-    apart = {}
-    for name, tensor in tensors.items():
-        memory = tensor.untyped_storage().data_ptr()
-        apart[name] = tensor.clone() if memory in seen else tensor
-        seen.add(memory)
-    return apart
 
 
 def list_reasons(reasons: Mapping[str, str]) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from suture.core.errors import LabelError
-from suture.federation.differential_privacy import spent
+from suture.federation.differential_privacy import describe_spent
 from suture.federation.server.global_model import export
 from suture.federation.server.scores import (
     Plain,
@@ -23,7 +23,7 @@ from suture.federation.server.scores import (
 from suture.federation.server.server import Server
 from suture.learning.metrics import mean_defined
 from suture.methods.base import GlobalModel
-from suture.protocol.messages import ClassScore, Metrics
+from suture.protocol.messages import ClassScore, Metrics, Spent
 from suture.protocol.records import Round, read_history
 
 _BOOTSTRAP = 1000
@@ -45,7 +45,7 @@ def finish(server: Server, tested: Mapping[str, Metrics]) -> None:
         facts = {"round": selected, "job": server.record.run.get("job")}
         export(model, server.plan, server.record.folder / "model", facts)
     server.record.metrics(_results(server, model, tested, history).to_dict())
-    notes = spent(server.record.run.get("protection", {}), history)
+    notes = describe_spent(server.record.run.get("protection", {}), _stated(server, history))
     if server.plan.method.labels.pseudo:
         notes += run_away(history, _owners(server))
     server.record.update(
@@ -55,6 +55,13 @@ def finish(server: Server, tested: Mapping[str, Metrics]) -> None:
     )
     server.record.close("finished")
     server.record.event("finished", selected=selected)
+
+
+def _stated(server: Server, history: Sequence[Round]) -> dict[str, Spent]:
+    """Return the newest statement of each site on what it has released: of its last answer that had one."""
+    stated = {site: one.spent for line in history for site, one in line.sites.items() if one.spent}
+    last = {site: line["spent"] for site, line in server.collector.lines.items() if "spent" in line}
+    return stated | {site: Spent(**facts) for site, facts in last.items()}
 
 
 def _results(

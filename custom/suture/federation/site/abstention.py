@@ -25,6 +25,10 @@ from suture.protocol.messages import Abstain, Payload, Reason
 log = logging.getLogger(__name__)
 
 
+class BudgetSpent(SutureError):
+    """The site has given as many answers or figures as its configuration permits."""
+
+
 class LabelViewRefused(SutureError):
     """The method would show this site every class name, which its configuration does not permit."""
 
@@ -39,6 +43,7 @@ class ThreadsChanged(SutureError):
 
 _REASONS: tuple[tuple[type[BaseException], Reason], ...] = (
     (CodeMismatch, "code_mismatch"),
+    (BudgetSpent, "budget"),
     (LabelViewRefused, "label_view"),
     (MissingState, "missing_state"),
     (ThreadsChanged, "threads"),

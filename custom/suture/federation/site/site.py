@@ -27,7 +27,10 @@ from suture.federation.differential_privacy import protected
 from suture.federation.expectation import expected_answer
 from suture.federation.plan import Plan, code_hash, round_context
 from suture.federation.site.abstention import LabelViewRefused, abstention, kind, out_of_memory, record_error
+from suture.federation.site.answers import Answers
 from suture.federation.site.diagnostics import Diagnostics, Watch
+from suture.federation.site.ledger import FILE as LEDGER
+from suture.federation.site.ledger import Ledger, release_of
 from suture.federation.site.state import (
     fixed_tensors,
     group,
@@ -48,7 +51,7 @@ from suture.models.priors import Prior, check_width, load_prior
 from suture.models.saved import save_model
 from suture.protocol.check import Expectation
 from suture.protocol.messages import Counts, Evaluation, Labels, Metrics, Payload, Reply, SiteInfo, Update
-from suture.protocol.packing import Packed
+from suture.protocol.packing import Packed, digest, pack
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +72,8 @@ class Site:
         config: its suture.toml.
         plan: of the federation.
         rounds: number of rounds of the run.
-        state: folder of its states and its error log, outside any job's run directory.
+        state: folder of its states and its error log in this experiment, outside any job's run directory;
+            the site's ledger lies beside it.
         load: reads its data; by default as its suture.toml says.
     """
 
@@ -102,15 +106,10 @@ class Site:
             Exception: any unexpected failure, after it was recorded in the site's log.
         """
         torch.set_num_threads(self.config.training.threads)
-        steps: dict[str, Callable[[Payload], Reply]] = {
-            "handshake": self._handshake,
-            "train": self._train,
-            "evaluate": self._evaluate,
-        }
         try:
             check_consent(self.name, self.plan, self.config)
             self._keep(task.best)
-            return steps[task.task](task)
+            return self._introduced(task) if task.task == "handshake" else self._answered(task)
         except Exception as error:
             record_error(self.folder, self.name, task, error)
             if abstained := abstention(error):
@@ -132,15 +131,67 @@ class Site:
             len(samples["train"]),
         )
 
+    # What is released
+
+    @cached_property
+    def ledger(self) -> Ledger:
+        """The ledger of the site, which outlives its experiments."""
+        ledger = Ledger(self.folder.parent / LEDGER, self.config.privacy)
+        ledger.begin()
+        return ledger
+
+    def _introduced(self, task: Payload) -> SiteInfo:
+        """Return the site info; one that differs from those before is another release."""
+        self.ledger.check(task, self._experiment, ())
+        info = self._handshake()
+        self.ledger.record(release_of(info, task, self._experiment, self.config.privacy))
+        return info
+
+    def _answered(self, task: Payload) -> Reply:
+        """Return the answer to a task: the kept one where the same task comes again, otherwise a new one.
+
+        A new answer is kept, and stands in the ledger, before it leaves. An update counts as kept only with
+        the state from which the site trains on. What the site says of its ledger is no part of what is
+        kept: other experiments may have released more meanwhile.
+        """
+        ledger, privacy, request = self.ledger, self.config.privacy, self._request(task)
+        answers = Answers(self.folder / "answers")
+        kept = answers.find(task, request)
+        if kept is None or not (task.task == "evaluate" or self.states.is_whole(task.round)):
+            ledger.check(task, self._experiment, self._data()[0].names)
+            reply = self._train(task) if task.task == "train" else self._evaluate(task)
+            kept = reply, release_of(reply, task, self._experiment, privacy)
+            answers.keep(task, request, *kept)
+        reply, release = kept
+        ledger.record(release)
+        return reply if privacy.clip is None else replace(reply, spent=ledger.spent())
+
+    def _request(self, task: Payload) -> str:
+        """Return the digest of all that an answer depends on but the site's own state and data."""
+        committed = task.committed if task.task == "train" else 0
+        own, samples = self._data()
+        context = {
+            "own": own.names,
+            "images": len(samples["train"]),
+            "rounds": self.rounds,
+            "threads": self.config.training.threads,
+        }
+        asked = pack(replace(task, committed=committed, best=0))
+        return digest(Packed(asked.tensors, {"task": asked.header, **context}))
+
+    @property
+    def _experiment(self) -> str:
+        return self.folder.name
+
     # The three tasks
 
-    def _handshake(self, _: Payload) -> SiteInfo:
+    def _handshake(self) -> SiteInfo:
         prior = self._prior
         if prior:
             check_width(prior, self._model(self._data()[0].names), self.name)
         return site_info(self.plan, self.config, self._data(), prior.digest if prior else None, self.folder)
 
-    def _train(self, task: Payload) -> Reply:
+    def _train(self, task: Payload) -> Update:
         state = self._state(task)
         context = self._context(task, state)
         metrics = self._measure(context, "validation", task.committed, bootstrap=0)
@@ -159,7 +210,7 @@ class Site:
         method, images = self.plan.method, len(self._data()[1]["train"])
         losses = self.expectation(task).egress.losses
         samples = method.behind_losses(images, context.own(method.local))
-        allowed = protected(update, task, self.config.privacy, losses, samples, self.folder)
+        allowed = protected(update, task, self.config.privacy, losses, samples)
         return replace(allowed, metrics=metrics)
 
     def _trained(
