@@ -134,8 +134,10 @@ def protected(
     return noise.apply(shown, received) if noise else shown
 
 
-def epsilon(multipliers: Iterable[float], delta: float) -> float:
+def epsilon(multipliers: Iterable[float], delta: float) -> float | None:
     """Return the ε of local differential privacy of some updates together, in three digits, rounded up.
+
+    It is None, for infinity, where an update had no noise.
 
     Two clipped updates differ by up to 2 C, so one update with noise of z C is a 2/z-Gaussian mechanism, and
     several are a μ-Gaussian mechanism with μ² = Σ (2/z)², whatever was made of the earlier answers. With
@@ -143,11 +145,11 @@ def epsilon(multipliers: Iterable[float], delta: float) -> float:
     in which nothing overflows and nothing large is subtracted.
 
     Args:
-        multipliers: z of each update; infinite where one is 0.
+        multipliers: z of each update.
     """
     mu = math.hypot(*(2 / z if z else math.inf for z in multipliers))
-    if not mu:
-        return 0.0
+    if not 0 < mu < 1e150:  # no update; or an ε beyond the numbers of a computer
+        return None if mu else 0.0
     mu = max(mu, 1e-6)  # ε grows with μ, and below this the difference would be one of rounding errors
 
     def excess(u: float) -> float:
@@ -155,14 +157,14 @@ def epsilon(multipliers: Iterable[float], delta: float) -> float:
         return float(np.log(tails) - u * u / 2 - math.log(2) - math.log(delta))
 
     low = max(-mu / 2, -37.0)  # ε = 0; erfcx overflows before
-    if not math.isfinite(mu) or excess(low) <= 0:
-        return 0.0 if math.isfinite(mu) else math.inf
+    if excess(low) <= 0:
+        return 0.0
     u = brentq(excess, low, 40.0, xtol=1e-12) + 1e-9
     return rounded_up(mu * (u + mu / 2))
 
 
 def rounded_up(value: float) -> float:
-    """Return the number in three digits, never a smaller one; infinity stays."""
+    """Return the number in three digits, never a smaller one."""
     return float(Context(prec=3, rounding=ROUND_CEILING).create_decimal(value))
 
 

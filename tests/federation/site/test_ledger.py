@@ -114,6 +114,17 @@ def test_what_was_released_before_there_was_a_ledger_is_unprotected(trace: str, 
     assert [line.experiment for line in state_of(own, LIMITS).lines] == ["old", "one"]
 
 
+def test_a_ledger_that_is_deleted_while_a_job_runs_makes_epsilon_infinite(tmp_path: Path) -> None:
+    own = ledger(tmp_path)
+    own.record(release(1))
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "round-000001.safetensors").touch()
+    (tmp_path / "ledger.jsonl").unlink()
+    own.record(release(2))
+    assert [r.task for r in own.releases()] == ["unknown", "train"]
+    assert own.spent().epsilon is None
+
+
 def test_the_state_of_the_first_task_is_not_taken_for_an_older_experiment(tmp_path: Path) -> None:
     ledger(tmp_path)
     (tmp_path / "one").mkdir()

@@ -173,17 +173,17 @@ class Ledger:
             with self._path.open("rb") as file:
                 file.seek(self._read)
                 whole = file.read().rpartition(b"\n")[:2]
-            for line in whole[0].splitlines():
-                self._releases.append(self._parsed(line))
+            lines = whole[0].splitlines()
+            self._releases += [self._parsed(n, line) for n, line in enumerate(lines, len(self._releases) + 1)]
             self._read += sum(map(len, whole))
         return self._releases
 
-    def _parsed(self, line: bytes) -> Release:
+    def _parsed(self, number: int, line: bytes) -> Release:
         try:
             return _RELEASE.validate_json(line)
         except ValidationError:
             raise ConfigError(
-                f"{self._path}, line {len(self._releases) + 1} is damaged; restore the file from a backup. "
+                f"{self._path}, line {number} is damaged; restore the file from a backup. "
                 "Without one, move it away: the site then counts all that its experiments have released as "
                 "unprotected"
             ) from None
@@ -199,7 +199,7 @@ class Ledger:
             ConfigError: a line is damaged.
         """
         split = task.split if task.task == "evaluate" else ""
-        figures = {} if task.task == "handshake" else dict.fromkeys(classes, 1)
+        figures = dict.fromkeys(classes, 1)
         self._check(Release("", experiment, task.task, task.round, split, figures=figures))
 
     def _check(self, new: Release) -> None:
@@ -223,6 +223,7 @@ class Ledger:
             ConfigError: a line is damaged.
             OSError: the disk is full or the file cannot be written.
         """
+        self.begin()
         with hold(self._lock, _WAIT):
             if not any((r.key, r.answer) == (new.key, new.answer) for r in self.releases()):
                 self._check(new)
@@ -232,9 +233,8 @@ class Ledger:
         """Return what the site tells a server about its releases."""
         releases = self.releases()
         updates = [r for r in releases if r.update]
-        found = epsilon((r.noise for r in updates), self._limits.delta)
         return Spent(
-            None if found == float("inf") else found,
+            epsilon((r.noise for r in updates), self._limits.delta),
             len(updates),
             sum(not r.noise for r in updates),
             len({r.experiment for r in updates}),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -115,7 +114,6 @@ def budget_lines(releases: Iterable[Release]) -> list[BudgetLine]:
 
 def _line(group: Sequence[Release]) -> BudgetLine:
     last, updates = group[-1], [r for r in group if r.update]
-    found = epsilon((r.noise for r in updates), last.delta)
     return BudgetLine(
         last.experiment,
         last.clip,
@@ -123,7 +121,7 @@ def _line(group: Sequence[Release]) -> BudgetLine:
         last.delta,
         len(group),
         len(updates),
-        None if found == math.inf else found,
+        epsilon((r.noise for r in updates), last.delta),
         dict(figures_of(group)),
         sum(r.numbers for r in group),
         last.time,
