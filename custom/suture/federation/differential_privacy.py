@@ -30,6 +30,7 @@ from torch import Tensor
 
 from suture.core.errors import ConfigError
 from suture.learning.training import NonFiniteLoss
+from suture.protocol.disclosure import training_loss
 from suture.protocol.messages import Payload, Spent, Update, rounded
 from suture.protocol.privacy import PrivacyConfig
 
@@ -124,12 +125,15 @@ def protected(
         losses: names of the update's scalars that are losses.
         samples: number of samples behind the losses; below `min_loss` the losses are withheld.
     """
-    noise, few = Noise.of(privacy), samples < privacy.min_loss
-    scalars = {name: value for name, value in update.scalars.items() if not (few and name in losses)}
+    noise = Noise.of(privacy)
+    scalars = {
+        name: training_loss(value, samples, privacy) if name in losses else rounded(value)
+        for name, value in update.scalars.items()
+    }
     shown = replace(
         update,
-        train_loss=None if few else rounded(update.train_loss),
-        scalars={name: rounded(value) for name, value in scalars.items()},
+        train_loss=training_loss(update.train_loss, samples, privacy),
+        scalars={name: value for name, value in scalars.items() if value is not None},
     )
     return noise.apply(shown, received) if noise else shown
 

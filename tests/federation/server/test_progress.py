@@ -14,7 +14,7 @@ from suture.core.errors import ConfigError, SutureError
 from suture.federation.loop import Loop, federate
 from suture.federation.plan import Plan
 from suture.federation.server.global_model import check_unchanged, fixed_settings
-from suture.federation.server.selection import Best, Standings, better
+from suture.federation.server.selection import Best, Standings, better, lower_loss
 from suture.federation.store import FORMAT
 from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
@@ -152,3 +152,22 @@ def test_a_state_of_a_later_version_is_refused(tiny: Any) -> None:
     save(states.path(1), replace(state, header={**state.header, "format": FORMAT + 1}))
     with pytest.raises(ConfigError, match="written by another version of suture"):
         states.newest()
+
+
+def test_rounds_of_equal_loss_are_told_apart_by_auroc_and_else_the_later_is_kept() -> None:
+    """Losses on a grid: a model that still improves stands at 0.45 for three rounds."""
+    best = None
+    chosen = []
+    for round_, (loss, auroc) in enumerate(
+        [(0.5, 0.7), (0.45, 0.8), (0.15 * 3, 0.85), (0.45, 0.85), (0.45, 0.82), (0.5, 0.9)], 1
+    ):
+        best = lower_loss(best, Best(round_, -loss, auroc))
+        chosen.append(best.round)
+    assert chosen == [1, 2, 3, 4, 4, 4]
+    standings = Standings()
+    standings.note_loss(Best(1, -0.5, 0.7))
+    standings.note_own({"a": Best(1, -0.5), "b": Best(1, -0.5, 0.9)})
+    standings.note_own({"a": Best(2, -0.5), "b": Best(2, -0.5, 0.8)})
+    assert (standings.of("a"), standings.of("b")) == (2, 1)
+    assert Standings.from_dict(standings.to_dict()) == standings
+    assert Standings.from_dict({"best": {"round": 3, "value": -0.5}, "own": {}}).best == Best(3, -0.5)

@@ -38,15 +38,37 @@ MEASURED_HERE: dict[Selection, str] = {
 
 @dataclass(frozen=True)
 class Best:
-    """The best round so far and its value; more is better."""
+    """The best round so far.
+
+    Attributes:
+        value: more is better.
+        auroc: of the sites' validation data, where rounds are compared by their losses; 0 if undefined.
+    """
 
     round: int
     value: float
+    auroc: float = 0.0
+
+
+_SAME = 1e-9
+"""Means of the same figures differ by less, depending on the order of the sum."""
 
 
 def better(best: Best | None, candidate: Best) -> Best:
     """Return the better of two rounds, the earlier one where they are equal."""
     return candidate if best is None or candidate.value > best.value else best
+
+
+def lower_loss(best: Best | None, candidate: Best) -> Best:
+    """Return the round of the lower loss; where they are equal, of the higher AUROC, or else the later one.
+
+    Sites round their losses to a grid (`suture.protocol.disclosure`), on which a model that still improves
+    stands for several rounds: the first of these would be the worst. AUROC is a mean over classes, which
+    falls between the steps of their grids.
+    """
+    if best is None or abs(candidate.value - best.value) > _SAME:
+        return better(best, candidate)
+    return candidate if candidate.auroc >= best.auroc - _SAME else best
 
 
 @dataclass
@@ -65,10 +87,14 @@ class Standings:
         """Consider a round that may be the best."""
         self.best = better(self.best, candidate)
 
-    def note_own(self, round_: int, losses: Mapping[str, float]) -> None:
+    def note_loss(self, candidate: Best) -> None:
+        """Consider a round that may be the best by the sites' mean validation loss."""
+        self.best = lower_loss(self.best, candidate)
+
+    def note_own(self, candidates: Mapping[str, Best]) -> None:
         """Consider a round that may be the best of some sites, by their validation losses."""
-        for site, loss in losses.items():
-            self.own[site] = better(self.own.get(site), Best(round_, -loss))
+        for site, candidate in candidates.items():
+            self.own[site] = lower_loss(self.own.get(site), candidate)
 
     def over(self, measured: int, patience: int | None) -> bool:
         """Whether the last `patience` measured rounds were no better than the best."""

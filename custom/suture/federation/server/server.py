@@ -32,7 +32,7 @@ from suture.federation.server.global_model import (
 )
 from suture.federation.server.record import Record, describe
 from suture.federation.server.registry import Member, SiteRegistry, agree, participants
-from suture.federation.server.scores import across_sites
+from suture.federation.server.scores import across_sites, condensed
 from suture.federation.server.selection import MEASURED_HERE, Best, HeldOut, Standings, check_selection
 from suture.federation.store import Rounds
 from suture.learning.metrics import mean_defined
@@ -236,9 +236,8 @@ class Server:
         losses = {s: m.loss for s, m in metrics.items() if m.loss is not None}
         for site, value in losses.items():
             joined = {"status": "missing", "reason": "joined after this round"}
-            own = mean_defined(score.auroc for score in metrics[site].classes.values())
             line = self._pending["sites"].setdefault(site, joined)
-            line |= {"validation_loss": value, "validation_auroc": own}
+            line |= {"validation_loss": value, "validation_auroc": condensed(metrics[site]).auroc}
         scores = {s: self.registry.classes_from_site(s, m) for s, m in metrics.items()}
         areas = [score.auroc for score in across_sites(scores).values()]
         loss, auroc = mean_defined(losses.values()), mean_defined(areas)
@@ -247,9 +246,10 @@ class Server:
         self.record.event("validated", round=self.round, loss=loss, auroc=auroc)
         self._pending = None
         if self.schedule.selection == "site_loss" and loss is not None:
-            self.standings.note(Best(self.round, -loss))
+            self.standings.note_loss(Best(self.round, -loss, auroc or 0.0))
         if self.plan.method.personal == "model":
-            self.standings.note_own(self.round, losses)
+            own = {site: condensed(metrics[site]).auroc or 0.0 for site in losses}
+            self.standings.note_own({s: Best(self.round, -loss, own[s]) for s, loss in losses.items()})
 
     def _select_at_server(self, number: int) -> None:
         """Select a round without the sites: by labelled data at the server, or because it is the last."""

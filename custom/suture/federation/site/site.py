@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +23,7 @@ from suture.core.files import write_json
 from suture.core.labels import LabelSet
 from suture.data.batch import columns
 from suture.data.config import SiteConfig
+from suture.data.table import Split
 from suture.federation.differential_privacy import protected
 from suture.federation.expectation import expected_answer
 from suture.federation.plan import Plan, code_hash, round_context
@@ -39,7 +40,7 @@ from suture.federation.site.state import (
     with_own_initialisation,
 )
 from suture.federation.store import Rounds
-from suture.learning.evaluation import Measurement, class_counts, measure
+from suture.learning.evaluation import NOTHING, Measurement, class_counts, counts_of, measure
 from suture.learning.samples import SiteSamples, load_samples, single_target
 from suture.learning.training import SiteContext
 from suture.methods.base import RoundContext, local_round
@@ -129,6 +130,7 @@ class Site:
             *parts(method, shared, head),
             own.names,
             len(samples["train"]),
+            self.config.privacy,
         )
 
     # What is released
@@ -334,7 +336,7 @@ class Site:
         """Evaluate the model on one split of the site's data."""
         plan = self.plan
         how = Measurement(plan.method.loss, self._data()[0], self.config.privacy, plan.seed)
-        return measure(context, how, split, of_round, bootstrap)
+        return with_first_counts(measure(context, how, split, of_round, bootstrap), self.folder)
 
 
 def check_consent(site: str, plan: Plan, config: SiteConfig) -> None:
@@ -392,18 +394,39 @@ def site_info(plan: Plan, config: SiteConfig, data: SiteSamples, prior: str | No
 
 
 def first_counts(
-    labels: LabelSet, counts: dict[str, Counts | None], folder: Path
+    labels: LabelSet | Iterable[str],
+    counts: Mapping[str, Counts | None],
+    folder: Path,
+    split: Split = "train",
 ) -> dict[str, Counts | None]:
-    """Return the counts as the site has first sent them in this experiment.
+    """Return the counts of a split as the site has first sent them in this experiment.
 
     Two counts of data that changed by one patient in between would reveal the labels of that patient. So a
     class whose count was sent, or withheld, keeps this answer, and only a new class is counted.
     """
+    key = "counts" if split == "train" else split
     path = folder / FIRST_COUNTS
     sent = next((p for p in (path, folder / _FORMER_COUNTS) if p.exists()), None)
-    before = json.loads(sent.read_text())["counts"] if sent else {}
-    answer = {name: before.get(name, counts[name]) for name in labels.names}
+    every = json.loads(sent.read_text()) if sent else {}
+    before = every.get(key, {})
+    answer = {name: before.get(name, counts[name]) for name in labels}
     if before.keys() < {*before, *answer}:
         folder.mkdir(parents=True, exist_ok=True)
-        write_json(path, {"counts": before | answer})
+        write_json(path, every | {key: before | answer})
     return {name: None if pair is None else (int(pair[0]), int(pair[1])) for name, pair in answer.items()}
+
+
+def with_first_counts(metrics: Metrics, folder: Path) -> Metrics:
+    """Return the metrics with the counts that the site has first sent of this split; see `first_counts`.
+
+    A class that was withheld then stays withheld.
+    """
+    counts = {name: counts_of(score) for name, score in metrics.classes.items()}
+    first = first_counts(counts, counts, folder, metrics.split)
+    classes = {
+        name: replace(score, positives=pair[0], negatives=pair[1])
+        if score != NOTHING and (pair := first[name])
+        else NOTHING
+        for name, score in metrics.classes.items()
+    }
+    return replace(metrics, classes=classes)
