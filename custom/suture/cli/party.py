@@ -11,6 +11,7 @@ import typer
 from rich.markup import escape
 
 from suture.cli.common import console, print_line
+from suture.core.printable import printable_lines
 
 Workspace = Annotated[
     Path, typer.Argument(help="The party's FLARE workspace: the folder with startup/ and local/.")
@@ -54,7 +55,8 @@ def doctor(
         typer.echo(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=2))
     else:
         for finding in findings:
-            print_line(f"{_MARKS[finding.status]} {finding.about}: {escape(finding.text)}")
+            line = escape(printable_lines(f"{finding.about}: {finding.text}"))
+            console.print(f"{_MARKS[finding.status]} {line}", soft_wrap=True, highlight=False)
             if finding.remedy:
                 remedy = f"        {escape(finding.remedy)}"
                 console.print(remedy, soft_wrap=True, highlight=False, style="dim")

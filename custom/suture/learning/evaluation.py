@@ -21,7 +21,7 @@ from suture.learning.metrics import (
     score_classes,
 )
 from suture.learning.training import NonFiniteLoss, SiteContext, predict
-from suture.protocol.messages import ClassScore, Counts, Figures, Metrics, rounded
+from suture.protocol.messages import LARGEST, ClassScore, Counts, Figures, Metrics, rounded
 from suture.protocol.privacy import PrivacyConfig
 
 NOTHING = ClassScore(None, None, None, None, None)
@@ -66,19 +66,19 @@ def measure(
         bootstrap: draws for the intervals; 0 computes none.
 
     Raises:
-        NonFiniteLoss: a logit is not finite.
+        NonFiniteLoss: a logit or the loss is not finite, or the loss is larger than any that is sent.
     """
     part = context.samples.get(split)
     if part is None or not len(part):
         return Metrics(of_round, split, 0, None, {})
     logits, labels = predict(context, part), context.model.labels
-    if not bool(torch.isfinite(logits).all()):
-        raise NonFiniteLoss(
-            f"{context.name}: the model of round {of_round} diverged; lower the learning rate"
-        )
     names, label_type, limits = how.own.names, how.own.label_type, how.limits
     test = split == "test"
     value = entropy(part, logits, label_type) if test else how.loss_on(part, logits, label_type)
+    if not bool(torch.isfinite(logits).all()) or not abs(value or 0.0) <= LARGEST:
+        raise NonFiniteLoss(
+            f"{context.name}: the model of round {of_round} diverged; lower the learning rate"
+        )
     return Metrics(
         of_round,
         split,

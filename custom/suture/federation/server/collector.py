@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from suture.core.errors import FederationError, RejectedUpdate
+from suture.core.printable import printable
 from suture.protocol.check import Expectation, check_reply
 from suture.protocol.messages import Abstain, Evaluation, Metrics, Payload, Reply, SiteInfo, Update
 from suture.protocol.packing import Packed, check_size, load, pack, save, tensor_fields, tensors_of, unpack
@@ -164,7 +165,7 @@ class UpdateCollector:
                 raise FederationError(f"the server could not keep an update: {self._fault}") from self._fault
             for site, line in self.lines.items():
                 if line["status"] == "missing":
-                    line["reason"] = missing.get(site, "no answer")
+                    line["reason"] = printable(missing.get(site, "no answer"))
                     self._notify("answer", site=site, status="missing", reason=line["reason"])
             return self.lines
 

@@ -297,11 +297,13 @@ class Server:
         return self.standings.best.round if self.standings.best else self.round
 
     def selected(self) -> GlobalModel:
-        """Read the model of the selected round.
+        """Read the model of the selected round; where none could be selected, it is the last one.
 
         Raises:
             SutureError: its file is corrupt; says what to do.
         """
+        if self.standings.best is None:
+            return self.model
         return unpack_model(self.states.read_best(self.selected_round))
 
     # Used by several steps
