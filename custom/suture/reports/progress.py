@@ -70,7 +70,7 @@ class Progress:
             line = (
                 f"round {self.round}/{self.rounds}  {event['seconds']:.1f} s{self._figures()}{self._left()}"
             )
-        elif kind == "unchanged":
+        elif kind in ("unchanged", "rolled_back"):
             line = event["why"]
         elif kind == "note":
             line = printable_lines(str(own))
