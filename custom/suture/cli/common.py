@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 from suture.core.errors import ConfigError, SutureError
+from suture.core.printable import printable_lines
 
 if TYPE_CHECKING:
     from suture.data.config import SiteConfig
@@ -49,8 +50,8 @@ Amp = Annotated[bool, typer.Option("--amp", help="Simulated sites train in mixed
 
 
 def print_line(text: str) -> None:
-    """Print a line as it is: paths are neither wrapped nor coloured."""
-    console.print(text, soft_wrap=True, highlight=False)
+    """Print a line as it is: paths are neither wrapped nor coloured, and control characters are escaped."""
+    console.print(printable_lines(text), soft_wrap=True, highlight=False, markup=False)
 
 
 def job_with(name: str, settings: list[str] | None) -> Job:
@@ -117,9 +118,8 @@ def guarded(command: Callable[[], Any]) -> None:
     try:
         command()
     except SutureError as error:
-        Console(stderr=True).print(
-            f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True
-        )
+        text = f"error: {printable_lines(str(error))}"
+        Console(stderr=True).print(text, style="red", markup=False, highlight=False, soft_wrap=True)
         sys.exit(2 if isinstance(error, ConfigError) else 1)
     except KeyboardInterrupt:
         Console(stderr=True).print(

@@ -47,12 +47,12 @@ def _show(meta: dict[str, Any], recent: dict[str, Any]) -> None:
     from suture.flare.admin.remote import state
     from suture.reports.progress import Progress
 
-    console.print(f"{meta.get('name')}: {meta.get('status')}")
+    print_line(f"{meta.get('name')}: {meta.get('status')}")
     progress = Progress(str(meta.get("name")), "")
     lines = [progress.take(event) for event in recent.get("events", [])]
     for line in [state(meta), *lines[-10:]]:
         if line:
-            console.print(line, highlight=False, markup=False)
+            print_line(line)
 
 
 def results(

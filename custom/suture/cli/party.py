@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from suture.cli.common import console, print_line
+from suture.core.printable import printable_lines
 
 if TYPE_CHECKING:
     from suture.federation.site.statement import Statement
@@ -59,7 +60,8 @@ def doctor(
         typer.echo(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=2))
     else:
         for finding in findings:
-            print_line(f"{_MARKS[finding.status]} {finding.about}: {escape(finding.text)}")
+            line = escape(printable_lines(f"{finding.about}: {finding.text}"))
+            console.print(f"{_MARKS[finding.status]} {line}", soft_wrap=True, highlight=False)
             if finding.remedy:
                 remedy = f"        {escape(finding.remedy)}"
                 console.print(remedy, soft_wrap=True, highlight=False, style="dim")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+from suture.core.printable import printable
+
 
 class SutureError(Exception):
     """Base of every expected failure. The command line prints it without a traceback and exits non-zero."""
@@ -27,7 +29,13 @@ class LabelError(SutureError):
 
 
 class RejectedUpdate(SutureError):
-    """A message that does not match what its method declares; it never reaches the global model."""
+    """A message that does not match what its method declares; it never reaches the global model.
+
+    Its text may quote the message, hence it is `printable`.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__(printable(text))
 
 
 class RescueFactorError(SutureError):
@@ -36,6 +44,10 @@ class RescueFactorError(SutureError):
 
 class FederationError(SutureError):
     """A federation that cannot continue."""
+
+
+class Aborted(FederationError):
+    """A federation that its transport has ended, or is about to end: nothing more is computed."""
 
 
 def nearest(name: str, options: Iterable[str], listed: Iterable[str] | None = None) -> str:

@@ -166,6 +166,8 @@ class Schedule:
             (`server_balanced_accuracy`); or the `last` round.
         patience: number of rounds without improvement after which training stops; None trains all `rounds`.
         max_failed_rounds: number of consecutive rounds without enough updates after which the job stops.
+        max_update: an update is rejected whose norm is more than this many times the round's median (of three
+            or more updates), or the norm of the received model; None accepts any.
         label_map: a site's spelling of a class to the federation's name, for names that differ in more than
             spelling.
         accept_labels: look-alike names that are different classes on purpose; True accepts all.
@@ -183,6 +185,7 @@ class Schedule:
     selection: Selection = "site_loss"
     patience: Annotated[int, Field(ge=1)] | None = None
     max_failed_rounds: Annotated[int, Field(ge=1)] = 2
+    max_update: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = 100.0
     label_map: dict[str, str] = Field(default_factory=dict)
     accept_labels: bool | tuple[str, ...] = False
 

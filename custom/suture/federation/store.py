@@ -50,6 +50,16 @@ class Rounds:
             if other not in (round_, *base):
                 self.path(other).unlink(missing_ok=True)
 
+    def step_back(self, round_: int, state: Packed) -> None:
+        """Write the state of an earlier round again, and delete all later ones.
+
+        Raises:
+            OSError: the disk is full or cannot be written.
+        """
+        self.save(round_, state, committed=round_)
+        for later in (r for r in self._numbers(_BEST) if r > round_):
+            self.best_path(later).unlink()
+
     def newest(self, not_later_than: int | None = None) -> tuple[int, Packed] | None:
         """Read the newest state (not later than a round), best rounds included; None where there is none.
 

@@ -18,7 +18,7 @@ from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 from nvflare.widgets.info_collector import GroupInfoCollector, InfoCollector
 
-from suture.core.errors import FederationError, RejectedUpdate, SutureError
+from suture.core.errors import Aborted, RejectedUpdate, SutureError
 from suture.core.files import hold
 from suture.federation.loop import federate
 from suture.federation.plan import Plan, Schedule
@@ -41,10 +41,6 @@ _TAKEOVER = 60.0
 
 RESULTS = ("run.json", "history.jsonl", "events.jsonl", "metrics.json", "report.html", "model")
 """The part of a run folder that FLARE's job download contains."""
-
-
-class Aborted(FederationError):
-    """FLARE has aborted this job, or is about to end it."""
 
 
 class FederationController(Controller):
@@ -84,12 +80,14 @@ class FederationController(Controller):
         self._feed = EventFeed(server.record.folder / "events.jsonl")
         try:
             federate(server, FlareTransport(self, fl_ctx, abort_signal, server.schedule.round_timeout))
-        except (SutureError, OSError) as error:
+        except Exception as error:  # an end without a record would look like a run that goes on
             aborted = abort_signal.triggered or isinstance(error, Aborted)
             status = "interrupted" if aborted else "failed"
-            log.error("%s: %s", status, error)
-            server.record.give_up(status, str(error))
-            self.system_panic(str(error), fl_ctx)
+            expected = isinstance(error, (SutureError, OSError))
+            why = str(error) if expected else f"{type(error).__name__}: {error}"
+            log.error("%s: %s", status, why, exc_info=not expected)
+            server.record.give_up(status, why)
+            self.system_panic(why, fl_ctx)
         finally:
             try_report(server.record.folder)
             self._publish(server.record.folder, fl_ctx)

@@ -35,7 +35,7 @@ from suture.protocol.disclosure import (
     share,
     without_one,
 )
-from suture.protocol.messages import ClassScore, Counts, Figures, Metrics, rounded
+from suture.protocol.messages import LARGEST, ClassScore, Counts, Figures, Metrics, rounded
 from suture.protocol.privacy import PrivacyConfig
 
 NOTHING = ClassScore(None, None, None, None, None)
@@ -80,23 +80,25 @@ def measure(
         bootstrap: draws for the intervals; 0 computes none.
 
     Raises:
-        NonFiniteLoss: a logit is not finite.
+        NonFiniteLoss: a logit or the loss is not finite, or the loss is larger than any that is sent.
     """
     part = context.samples.get(split)
     if part is None or not len(part):
         return Metrics(of_round, split, 0, None, {})
     logits, labels = predict(context, part), context.model.labels
-    if not bool(torch.isfinite(logits).all()):
+    names, limits, test = how.own.names, how.limits, split == "test"
+    finite = bool(torch.isfinite(logits).all())
+    loss = split_loss(part, logits, how, test=test) if finite else math.inf
+    if not abs(loss or 0.0) <= LARGEST:
         raise NonFiniteLoss(
             f"{context.name}: the model of round {of_round} diverged; lower the learning rate"
         )
-    names, limits, test = how.own.names, how.limits, split == "test"
     scores = class_scores(part, logits, labels, names, limits, bootstrap=bootstrap, seed=how.seed)
     return Metrics(
         of_round,
         split,
         len(part),
-        split_loss(part, logits, how, test=test),
+        loss,
         scores,
         overall(part, logits, how.own.label_type, limits, scores),
         by_attribute(part, logits, labels, names, limits) if test else {},

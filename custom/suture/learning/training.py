@@ -31,6 +31,7 @@ from suture.models.classifier import (
     train_mode,
 )
 from suture.models.priors.prior import Prior
+from suture.protocol.messages import LARGEST
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Logits, y and known ``[n, c]`` to a scalar."""
@@ -275,12 +276,12 @@ def step(
     """One step of the optimiser; returns the loss before it.
 
     Raises:
-        NonFiniteLoss: the loss is no number, and nothing was changed.
+        NonFiniteLoss: the loss is no number, or larger than any that is sent; nothing was changed.
     """
     with torch.autocast(site.device.type, torch.bfloat16, enabled=site.amp):
         value = objective(site.model, batch)
     number = value.item()
-    if not math.isfinite(number):
+    if not abs(number) <= LARGEST:
         raise NonFiniteLoss(
             f"{site.name}: the loss of {when} is {number}; lower the learning rate or look for broken images"
         )

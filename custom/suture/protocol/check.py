@@ -182,13 +182,16 @@ def _check_metrics(metrics: Metrics, expected: Expectation, of_round: int) -> No
             raise RejectedUpdate(f"the metric {min(stray)!r} was not asked for")
         for name, value in found.items():
             _check_rounded(name, value, (0.0, 1.0))
+    counts: list[int | None] = [metrics.n]
     for part in metrics.attributes.values():
         _check_rounded("AUROC", part.auroc, (0.0, 1.0))
+        counts.append(part.n)
     for score in metrics.classes.values():
         for value in (score.auroc, score.low, score.high, score.recall):
             _check_rounded("AUROC", value, (0.0, 1.0))
-        for count in (score.positives, score.negatives):
-            _check_range("a count", count or 0, (0, LARGEST))
+        counts += [score.positives, score.negatives]
+    for count in counts:
+        _check_range("a count", count or 0, (0, LARGEST))
     if expected.limits:
         _check_grids(metrics, expected.limits)
 

@@ -20,6 +20,7 @@ from suture.core.errors import LabelError
 from suture.core.labels import LabelType
 from suture.core.names import LONGEST, check_label
 from suture.core.validation import STRICT
+from suture.protocol.privacy import check_protection
 
 MOST = 2_000
 """Largest number of classes of a federation and of tensors of a model: longer lists are rejected."""
@@ -42,6 +43,13 @@ Label = Annotated[str, StringConstraints(max_length=LONGEST), AfterValidator(_la
 Labels = Annotated[tuple[Label, ...], Field(max_length=MOST)]
 Tensors = Annotated[dict[Word, Tensor], Field(max_length=MOST)]
 Count = Annotated[int, Field(ge=0, le=LARGEST)]
+Total = Annotated[int, Field(ge=0, le=LARGEST * MOST)]
+"""A sum of counts over sites; that of one site is a `Count`, which its check ensures."""
+
+Number = Annotated[FiniteFloat, Field(ge=-LARGEST, le=LARGEST)]
+"""A loss or a scalar of a method: its sums cannot overflow. A model whose loss is larger has diverged."""
+
+Protection = Annotated[dict[Literal["clip", "noise", "delta"], FiniteFloat], AfterValidator(check_protection)]
 
 TaskName = Literal["handshake", "train", "evaluate"]
 Counts = tuple[Count, Count]
@@ -100,7 +108,7 @@ class Figures:
         overall: for multiclass labels, figures over all classes; see `KEYS`.
     """
 
-    n: Count
+    n: Total
     auroc: FiniteFloat | None
     overall: dict[Word, FiniteFloat | None] = Field(default_factory=dict, max_length=MOST)
 
@@ -120,8 +128,8 @@ class Metrics:
 
     round: Count
     split: Literal["validation", "test"]
-    n: Count
-    loss: FiniteFloat | None
+    n: Total
+    loss: Number | None
     classes: Annotated[dict[Label, ClassScore], Field(max_length=MOST)]
     overall: dict[Word, FiniteFloat | None] = Field(default_factory=dict, max_length=MOST)
     attributes: Annotated[dict[Label, Figures], Field(max_length=MOST_ATTRIBUTES)] = Field(
@@ -152,7 +160,7 @@ class SiteInfo:
     label_type: LabelType = "multilabel"
     counts: dict[Label, Counts | None] = Field(default_factory=dict, max_length=MOST)
     prior: Word | None = None
-    protection: dict[Literal["clip", "noise", "delta"], FiniteFloat] = Field(default_factory=dict)
+    protection: Protection = Field(default_factory=dict)
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -217,7 +225,7 @@ class Update:
         shared: tensors that every site shares, in the model's shapes.
         head: rows of the head, ``[len(labels), ...]`` each.
         class_weights: the site's weight in the mean of each row, ``[len(labels)]``.
-        weight: the site's weight in the mean of each shared tensor.
+        weight: the site's weight in the mean of each shared tensor; `Egress` declares its range.
         kind: whether the tensors are weights or gradients.
         class_tensors: further tensors with a row for each class, ``[len(labels), ...]``.
         scalars: further numbers that the method declares.
@@ -234,8 +242,8 @@ class Update:
     weight: FiniteFloat = 1.0
     kind: Literal["weights", "gradient"] = "weights"
     class_tensors: Tensors = Field(default_factory=dict)
-    scalars: dict[Word, FiniteFloat] = Field(default_factory=dict, max_length=MOST)
-    train_loss: FiniteFloat | None = None
+    scalars: dict[Word, Number] = Field(default_factory=dict, max_length=MOST)
+    train_loss: Number | None = None
     metrics: Metrics | None = None
     spent: Spent | None = None
 

@@ -14,6 +14,34 @@ NO_ENCRYPTION = (
     "under [privacy] in suture.toml protect their content"
 )
 
+RANGES: dict[Literal["clip", "noise", "delta"], tuple[float, float]] = {
+    "clip": (1e-9, 1e9),
+    "noise": (0.0, 1e6),
+    "delta": (1e-100, 1.0),
+}
+"""Closed range of each value of a site's protection: from within them ε can be computed."""
+
+LEAST_NOISE = 1e-6
+"""Less noise than this, but for none, would have an ε that no float holds."""
+
+
+def check_protection(
+    values: dict[Literal["clip", "noise", "delta"], float],
+) -> dict[Literal["clip", "noise", "delta"], float]:
+    """Check and return clip, noise and delta of a site: all three in their ranges, or none of them.
+
+    Raises:
+        ValueError: names the value.
+    """
+    if values and values.keys() != RANGES.keys():
+        raise ValueError("clip, noise and delta belong together")
+    for name, value in values.items():
+        low, high = RANGES[name]
+        if not low <= value <= high or (name == "noise" and 0 < value < LEAST_NOISE):
+            least = f"0, or between {LEAST_NOISE:g}" if name == "noise" else f"between {low:g}"
+            raise ValueError(f"{name} = {value:g} is not {least} and {high:g}")
+    return values
+
 
 class PrivacyConfig(Section):
     """What this site agrees to send.
@@ -61,4 +89,5 @@ class PrivacyConfig(Section):
     def _noise_is_clipped(self) -> PrivacyConfig:
         if self.noise and self.clip is None:
             raise ValueError("noise is in units of clip; set clip, the largest norm of an update")
+        check_protection(self.protection)
         return self

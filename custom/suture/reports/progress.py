@@ -17,6 +17,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from suture.core.printable import printable_lines, printable_values
+
 _MARKS = {
     "accepted": "[green]✓[/]",
     "rejected": "[red]✗[/]",
@@ -40,6 +42,7 @@ class Progress:
 
     def take(self, event: dict[str, Any]) -> str | None:
         """Update the state by an event; return the line that describes the event, or None."""
+        own, event = event.get("text"), printable_values(event)  # which may quote what a site has sent
         kind = event["event"]
         line: str | None = None
         if kind == "begin":
@@ -67,10 +70,10 @@ class Progress:
             line = (
                 f"round {self.round}/{self.rounds}  {event['seconds']:.1f} s{self._figures()}{self._left()}"
             )
-        elif kind == "unchanged":
+        elif kind in ("unchanged", "rolled_back"):
             line = event["why"]
         elif kind == "note":
-            line = event["text"]
+            line = printable_lines(str(own))
         elif kind == "finished":
             self.doing = "finished"
         return line

@@ -9,6 +9,7 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
+from suture.core.printable import printable_values
 from suture.protocol.records import Metrics, Run, parse
 from suture.reports.formatting import DASH, area, count, interval
 
@@ -122,7 +123,8 @@ def per_class_table(run: Mapping[str, Any], metrics: Mapping[str, Any]) -> Table
     Raises:
         DataError: one of them lacks a field or holds a wrong type.
     """
-    checked, scores = parse(Run, run, "run.json"), parse(Metrics, metrics, "metrics.json")
+    checked = parse(Run, printable_values(run), "run.json")
+    scores = parse(Metrics, printable_values(metrics), "metrics.json")
     table = Table(
         title=escape(checked.title), caption=_caption(scores), title_justify="left", show_edge=False
     )

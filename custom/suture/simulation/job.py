@@ -53,6 +53,7 @@ class Job:
     round_timeout: Annotated[int, Field(ge=1)] = 3600
     grace: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     max_failed_rounds: Annotated[int, Field(ge=1)] = 2
+    max_update: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = 100.0
     label_map: dict[str, str] = dataclasses.field(default_factory=dict)
     accept_labels: bool | tuple[str, ...] = False
     simulation: Simulation | None = None
@@ -86,6 +87,7 @@ class Job:
             selection=self.selection,
             patience=self.patience,
             max_failed_rounds=self.max_failed_rounds,
+            max_update=self.max_update,
             label_map=self.label_map,
             accept_labels=self.accept_labels,
         )

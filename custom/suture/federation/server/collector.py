@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from suture.core.errors import FederationError, RejectedUpdate
+from suture.core.printable import printable
+from suture.federation.server.norm_bound import Norms, norms_of, too_large
 from suture.protocol.check import Expectation, check_reply
 from suture.protocol.messages import Abstain, Evaluation, Metrics, Payload, Reply, SiteInfo, Update
 from suture.protocol.packing import Packed, check_size, load, pack, save, tensor_fields, tensors_of, unpack
@@ -44,15 +46,19 @@ class UpdateCollector:
     Args:
         spool: folder for the updates of the open exchange.
         notify: is called with each answer, for the progress display.
+        max_update: see `Schedule`.
     """
 
-    def __init__(self, spool: Path, notify: Callable[..., None]) -> None:
+    def __init__(self, spool: Path, notify: Callable[..., None], max_update: float | None = None) -> None:
         self._spool = spool
         self._notify = notify
+        self._max_update = max_update
         self._lock = threading.Lock()
+        self._payloads: dict[str, Payload] = {}
         self._expected: dict[str, Expectation] = {}
         self._answers: dict[str, Reply] = {}
-        self._accepted_at: list[float] = []
+        self._accepted_at: dict[str, float] = {}
+        self.norms: dict[str, Norms] = {}
         self._exchange = 0
         self._fault: OSError | None = None
         self.lines: dict[str, Line] = {}
@@ -63,8 +69,9 @@ class UpdateCollector:
         shutil.rmtree(self._spool, ignore_errors=True)
         packed = {site: pack(payload) for site, (payload, _) in assignments.items()}
         self._expected = {site: expected for site, (_, expected) in assignments.items()}
+        self._payloads = {site: payload for site, (payload, _) in assignments.items()}
         self._answers, self._fault, self.since = {}, None, time.monotonic()
-        self._accepted_at, self._exchange = [], self._exchange + 1
+        self._accepted_at, self.norms, self._exchange = {}, {}, self._exchange + 1
         self.lines = {
             site: {"status": "missing", "reason": None, "bytes_down": p.nbytes, "bytes_up": 0}
             for site, p in packed.items()
@@ -76,9 +83,10 @@ class UpdateCollector:
         return OpenExchange(self, self._exchange, quorum, grace)
 
     def seconds_since(self, quorum: int) -> float | None:
-        """Return the seconds since the quorum-th update was accepted; None where there are fewer."""
+        """Return the seconds since the quorum-th usable update arrived; None where there are fewer."""
         with self._lock:
-            times = self._accepted_at
+            unusable = too_large(self.norms, self._max_update)
+            times = [time for site, time in self._accepted_at.items() if site not in unusable]
             return time.monotonic() - times[quorum - 1] if 0 < quorum <= len(times) else None
 
     def receive(self, site: str, packed: Packed, exchange: int | None = None) -> None:
@@ -136,7 +144,8 @@ class UpdateCollector:
             line |= {"weight": reply.weight, "train_loss": reply.train_loss, "scalars": dict(reply.scalars)}
             if not bool((reply.class_weights == 1).all()):
                 line["rows"] = dict(zip(reply.labels, reply.class_weights.tolist(), strict=True))
-            self._accepted_at.append(time.monotonic())
+            self.norms[site] = norms_of(reply, self._payloads[site])
+            self._accepted_at[site] = time.monotonic()
             # What stays in memory does not grow with the model: `updates` puts the tensors back.
             no_tensors: dict[str, Any] = {"shared": {}, "head": {}, "class_tensors": {}}
             reply = replace(reply, class_weights=reply.class_weights[:0].clone(), **no_tensors)
@@ -164,9 +173,19 @@ class UpdateCollector:
                 raise FederationError(f"the server could not keep an update: {self._fault}") from self._fault
             for site, line in self.lines.items():
                 if line["status"] == "missing":
-                    line["reason"] = missing.get(site, "no answer")
+                    line["reason"] = printable(missing.get(site, "no answer"))
                     self._notify("answer", site=site, status="missing", reason=line["reason"])
+            for site, reason in too_large(self.norms, self._max_update).items():
+                self._reject(site, reason)
             return self.lines
+
+    def _reject(self, site: str, reason: str) -> None:
+        """Drop an update that was accepted when it arrived."""
+        del self._answers[site], self.norms[site]
+        line = {key: self.lines[site][key] for key in ("bytes_down", "bytes_up", "seconds")}
+        self.lines[site] = line | {"status": "rejected", "reason": reason}
+        log.warning("rejected: %s: %s", site, reason)
+        self._notify("answer", site=site, status="rejected", reason=reason)
 
     def summary(self, number: int, phase: str, named: Callable[[str, Line], Line]) -> Line:
         """Return the closed exchange as a round of history.jsonl.

@@ -62,6 +62,14 @@ class Record:
             lines = [text for text in whole_lines(path) if json.loads(text)["round"] < committed]
             atomic_write(path, "".join(f"{text}\n" for text in lines).encode())
 
+    def reopen(self, committed: int) -> None:
+        """Delete the line of a committed round: it will be validated, and written, again."""
+        path = self.folder / "history.jsonl"
+        lines = whole_lines(path) if path.exists() else []
+        wanted = (committed, "committed")
+        others = [t for t in lines if (json.loads(t)["round"], json.loads(t)["status"]) != wanted]
+        atomic_write(path, "".join(f"{text}\n" for text in others).encode())
+
     def metrics(self, content: dict[str, Any]) -> None:
         """Write metrics.json."""
         write_json(self.folder / "metrics.json", content)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
 from suture.core.errors import LabelError
@@ -26,33 +28,41 @@ from suture.methods.base import GlobalModel
 from suture.protocol.messages import ClassScore, Metrics, Spent
 from suture.protocol.records import Round, read_history
 
+log = logging.getLogger(__name__)
+
 _BOOTSTRAP = 1000
 
 Source = Literal["server test set", "sites' test data"]
 AT_SERVER: Source = "server test set"
 
 
-def finish(server: Server, tested: Mapping[str, Metrics]) -> None:
-    """Write model/ and metrics.json, and close the run.
+def finish(server: Server, tested: Mapping[str, Metrics], fault: Exception | None = None) -> None:
+    """Write model/, metrics.json and the notes, each even where another fails, and close the run.
 
     Args:
         tested: the metrics of each site on its own test data. They make the results where the server has no
             labelled test set.
+        fault: what failed after the last round, if anything has.
+
+    Raises:
+        Exception: the first failure, `fault` included, after the rest was written.
     """
     model, selected = server.selected(), server.selected_round
-    history = read_history(server.record.folder)
-    if server.plan.method.personal == "nothing":
-        facts = {"round": selected, "job": server.record.run.get("job")}
-        export(model, server.plan, server.record.folder / "model", facts)
-    server.record.metrics(_results(server, model, tested, history).to_dict())
-    notes = describe_spent(server.record.run.get("protection", {}), _stated(server, history))
-    if server.plan.method.labels.pseudo:
-        notes += run_away(history, _owners(server))
-    server.record.update(
-        selected_round=selected,
-        selection=server.schedule.selection,
-        notes=[*server.record.run.get("notes", []), *notes],
-    )
+    faults = [fault] if fault else []
+
+    def notes() -> None:
+        added = [*server.record.run.get("notes", []), *_notes(server)]
+        server.record.update(selected_round=selected, selection=server.schedule.selection, notes=added)
+
+    export_model, metrics = partial(_export, server, model), partial(_write_metrics, server, model, tested)
+    for step in (export_model, metrics, notes):
+        try:
+            step()
+        except Exception as error:
+            log.exception("the end of the run")
+            faults.append(error)
+    if faults:
+        raise faults[0]
     server.record.close("finished")
     server.record.event("finished", selected=selected)
 
@@ -64,9 +74,33 @@ def _stated(server: Server, history: Sequence[Round]) -> dict[str, Spent]:
     return stated | {site: Spent(**facts) for site, facts in last.items()}
 
 
-def _results(
-    server: Server, model: GlobalModel, tested: Mapping[str, Metrics], history: Sequence[Round]
-) -> Results:
+def _export(server: Server, model: GlobalModel) -> None:
+    if server.plan.method.personal == "nothing":
+        facts = {"round": server.selected_round, "job": server.record.run.get("job")}
+        export(model, server.plan, server.record.folder / "model", facts)
+
+
+def _notes(server: Server) -> list[str]:
+    """Return what the rounds have shown, for the reader of the report."""
+    history = read_history(server.record.folder)
+    notes = describe_spent(server.record.run.get("protection", {}), _stated(server, history))
+    if server.plan.method.labels.pseudo:
+        notes += run_away(history, _owners(server))
+    return notes
+
+
+def _write_metrics(server: Server, model: GlobalModel, tested: Mapping[str, Metrics]) -> None:
+    """Write metrics.json; where the evaluation fails, it says that no class has figures."""
+    nothing = Metrics(server.selected_round, "test", 0, None, {})
+    results = Results(model.labels, _owners(server), nothing, "sites' test data")
+    try:
+        results = _results(server, model, tested)
+    finally:
+        server.record.metrics(results.to_dict())
+
+
+def _results(server: Server, model: GlobalModel, tested: Mapping[str, Metrics]) -> Results:
+    history = read_history(server.record.folder)
     selected, held_out = server.selected_round, server.held_out
     source: Source = "sites' test data"
     interval = None

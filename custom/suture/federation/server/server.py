@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -30,6 +31,7 @@ from suture.federation.server.global_model import (
     unpack_model,
     with_labels,
 )
+from suture.federation.server.norm_bound import destroyer
 from suture.federation.server.record import Record, describe
 from suture.federation.server.registry import Member, SiteRegistry, agree, participants
 from suture.federation.server.scores import across_sites, condensed
@@ -72,7 +74,8 @@ class Server:
         self._pooled = pooled
         self.record = Record(folder)
         self.states = Rounds(folder / "state")
-        self.collector = UpdateCollector(self.states.folder / "spool", self.record.event)
+        spool = self.states.folder / "spool"
+        self.collector = UpdateCollector(spool, self.record.event, schedule.max_update)
         self.round = 0
         self.registry = SiteRegistry({}, ())
         self.model: GlobalModel
@@ -80,6 +83,8 @@ class Server:
         self._facts = ClassFacts()
         self._holders: set[str] = set()  # sites that hold the tensors sent only once
         self._pending: Line | None = None  # the last round's history, until its losses are known
+        self._norms: dict[str, float] = {}  # of the updates that the model was made of
+        self._excluded: dict[str, str] = {}  # sites that take no further part, with the reason
         self._failures = 0
         self._codes = [(0, plan.code)]  # the code of the rounds after a number, as often as it changed
 
@@ -128,6 +133,8 @@ class Server:
         self.standings.fall_back(self.states, found.round)
         self._pending = found.header["pending"]
         self._holders = set(found.header["holders"])
+        self._norms = found.header.get("norms", {})  # states of former versions have none
+        self._excluded = found.header.get("excluded", {})
         self._codes = [(number, code) for number, code in found.header["codes"]]
         if self._codes[-1][1] != self.plan.code:
             self._codes.append((found.round, self.plan.code))
@@ -145,7 +152,8 @@ class Server:
         prior = self.plan.method.prior
         held = {"name": prior.name, "digest": self.registry.prior} if prior and self.registry.prior else {}
         self.record.update(label_type=self.registry.label_type, prior=held)
-        self.record.update(notes=[*code_notes(self._codes), *start_notes(self.model, self.plan, self._facts)])
+        notes = [*code_notes(self._codes), *exclusion_notes(self._excluded)]
+        self.record.update(notes=[*notes, *start_notes(self.model, self.plan, self._facts)])
         self.record.update(
             status="running",
             rounds=rounds,
@@ -200,14 +208,16 @@ class Server:
         self.collector.close(missing)
         self._holders -= self.collector.abstained("missing_state")
         usable = self.collector.accepted()
-        if len(usable) < self.quorum:
-            self._failed(self._summary(ctx), usable)
+        destroyed_by = destroyer(self._norms, self.collector.abstained("non_finite_loss"))
+        if destroyed_by or len(usable) < self.quorum:
+            self._failed(self._summary(ctx), usable, destroyed_by)
             return
         self._failures = 0
         self._note_validation()
         updates = (self.registry.from_site(site, update) for site, update in self.collector.updates())
         self.model = self.plan.method.aggregate(self.model, updates, ctx)
         self._holders |= set(usable)
+        self._norms = {site: self.collector.norms[site].update for site in usable}
         self._pending = self._summary(ctx)
         self._select_at_server(ctx.round)
         self._commit(ctx.round)
@@ -217,16 +227,44 @@ class Server:
     def _summary(self, ctx: RoundContext) -> Line:
         return self.collector.summary(ctx.round, ctx.phase.name, self.registry.named)
 
-    def _failed(self, line: Line, usable: list[str]) -> None:
+    def _failed(self, line: Line, usable: list[str], destroyed_by: str | None) -> None:
         self._failures += 1
-        reasons = {s: x["reason"] for s, x in line["sites"].items() if s not in usable}
+        reasons = {s: x["reason"] for s, x in line["sites"].items() if s not in usable} | self._excluded
         why = f"round {line['round']}: {len(usable)} usable updates of {self.quorum} needed; "
         why += list_reasons(reasons)
         self.record.history(line | {"status": "unchanged"})
         self.record.event("unchanged", round=line["round"], why=why)
         log.warning("%s; the model stays as it was", why)
+        if destroyed_by:
+            self._roll_back(destroyed_by)
         if self._failures >= self.schedule.max_failed_rounds:
             raise FederationError(f"{why}. The model of round {self.round} is kept.")
+
+    def _roll_back(self, site: str) -> None:
+        """Return to the state before the last committed round, and exclude the site that has destroyed it.
+
+        What follows is as if the server had been started again from that state. Each step back excludes a
+        site, so there are no more of them than sites.
+        """
+        found = self.states.newest(self.round - 1)
+        if found is None:
+            return
+        (number, packed), bad, undone = found, self.round, self._pending
+        why = (
+            f"excluded: its update of round {bad} was the largest, and no other site could train on the model"
+        )
+        packed = replace(packed, header={**packed.header, "excluded": {**self._excluded, site: why}})
+        self.states.step_back(number, packed)
+        self._restore(Progress(number, unpack_model(packed), packed.header))
+        self.model = with_labels(unpack_model(packed), self.registry.labels, self.plan)
+        self.record.reopen(number)
+        if undone:
+            undone["sites"][site] |= {"status": "rejected", "reason": why}
+            self.record.history(undone | {"status": "unchanged"})
+        self.record.update(notes=[*self.record.run["notes"], *exclusion_notes({site: why})])
+        line = f"back to the model of round {number}; {site}: {why}"
+        self.record.event("rolled_back", round=number, site=site, why=line)
+        log.warning(line)
 
     def _note_validation(self) -> None:
         """Record the sites' losses of the last committed model, and whether it is the best so far."""
@@ -297,11 +335,13 @@ class Server:
         return self.standings.best.round if self.standings.best else self.round
 
     def selected(self) -> GlobalModel:
-        """Read the model of the selected round.
+        """Read the model of the selected round; where none could be selected, it is the last one.
 
         Raises:
             SutureError: its file is corrupt; says what to do.
         """
+        if self.standings.best is None:
+            return self.model
         return unpack_model(self.states.read_best(self.selected_round))
 
     # Used by several steps
@@ -311,7 +351,8 @@ class Server:
         assigner = Assigner(
             self.plan.method, self.registry, model, self.round, best, self._holders, self._facts.tensors
         )
-        return self.collector.open(assigner.assign(task))
+        assigned = assigner.assign(task).items()
+        return self.collector.open({site: one for site, one in assigned if site not in self._excluded})
 
     def _commit(self, number: int) -> None:
         header = {
@@ -321,6 +362,8 @@ class Server:
             "pending": self._pending,
             "holders": sorted(self._holders),
             "codes": self._codes,
+            "norms": self._norms,
+            "excluded": self._excluded,
         }
         self.states.save(number, pack_model(self.model, header), committed=self.round)
         self.round = number
@@ -359,6 +402,11 @@ def code_notes(codes: Sequence[tuple[int, str]]) -> list[str]:
         "later ones were computed by different code."
         for (_, before), (number, code) in pairwise(codes)
     ]
+
+
+def exclusion_notes(excluded: Mapping[str, str]) -> list[str]:
+    """Return a note on every site that takes no further part."""
+    return [f"{site} takes no further part in this experiment; {why}." for site, why in excluded.items()]
 
 
 def open_server(
