@@ -26,8 +26,8 @@ from suture.federation.server.global_model import (
     fixed_settings,
     initial,
     pack_model,
+    read_model,
     read_progress,
-    unpack_model,
     with_labels,
 )
 from suture.federation.server.record import Record, describe
@@ -107,7 +107,7 @@ class Server:
         lines = self.collector.close(missing)
         infos = participants(self.collector.infos(), lines, self.schedule.min_sites)
         found = read_progress(self.states, self.plan)
-        previous, prior = (found.model.labels, found.prior) if found else ((), None)
+        previous, prior = (found.model.labels, found.header.registry.prior) if found else ((), None)
         self.registry = agree(infos, previous, self.schedule.label_map, self.schedule.accept_labels, prior)
         if found:
             self._restore(found)
@@ -124,11 +124,11 @@ class Server:
 
     def _restore(self, found: Progress) -> None:
         self.round = found.round
-        self.standings = Standings.from_dict(found.header["standings"])
+        self.standings = Standings.from_dict(found.header.standings)
         self.standings.fall_back(self.states, found.round)
-        self._pending = found.header["pending"]
-        self._holders = set(found.header["holders"])
-        self._codes = [(number, code) for number, code in found.header["codes"]]
+        self._pending = found.header.pending
+        self._holders = set(found.header.holders)
+        self._codes = list(found.header.codes)
         if self._codes[-1][1] != self.plan.code:
             self._codes.append((found.round, self.plan.code))
         self._keep_best()
@@ -301,8 +301,11 @@ class Server:
 
         Raises:
             SutureError: its file is corrupt; says what to do.
+            ConfigError: it holds no model of this experiment.
         """
-        return unpack_model(self.states.read_best(self.selected_round))
+        number = self.selected_round
+        where = f"the state of round {number} in {self.states.folder}"
+        return read_model(self.states.read_best(number), self.plan, where)
 
     # Used by several steps
 

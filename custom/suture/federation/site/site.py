@@ -6,7 +6,6 @@ typed `Abstain`; the text of the error stays in the site's own log.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,12 +14,15 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from suture.core.environment import unusable
 from suture.core.errors import ConfigError
 from suture.core.files import write_json
 from suture.core.labels import LabelSet
+from suture.core.plain import read_json
+from suture.core.validation import OPEN, parse
 from suture.data.batch import columns
 from suture.data.config import SiteConfig
 from suture.federation.differential_privacy import protected
@@ -47,7 +49,17 @@ from suture.models.classifier import Classifier, Layout, load_tensors, split_sta
 from suture.models.priors import Prior, check_width, load_prior
 from suture.models.saved import save_model
 from suture.protocol.check import Expectation
-from suture.protocol.messages import Counts, Evaluation, Labels, Metrics, Payload, Reply, SiteInfo, Update
+from suture.protocol.messages import (
+    Counts,
+    Evaluation,
+    Label,
+    Labels,
+    Metrics,
+    Payload,
+    Reply,
+    SiteInfo,
+    Update,
+)
 from suture.protocol.packing import Packed
 
 log = logging.getLogger(__name__)
@@ -195,7 +207,7 @@ class Site:
         if task.split == "validation":
             return Evaluation(self._measure(context, "validation", task.round, bootstrap=0))
         measured, own = self._measure(context, "test", task.round, _BOOTSTRAP), None
-        if trained := local_model(task, state, self.plan.method, self.plan.seed):
+        if trained := local_model(task, state, context.model, self.plan.method, self.plan.seed):
             load_tensors(context.model, trained)
             own = self._measure(context, "test", task.round, bootstrap=0)
         if trained or self.plan.method.part_at_site:
@@ -341,6 +353,13 @@ def site_info(plan: Plan, config: SiteConfig, data: SiteSamples, prior: str | No
     )
 
 
+@dataclass(frozen=True, config=OPEN)
+class _Sent:
+    """The content of `FIRST_COUNTS`."""
+
+    counts: dict[Label, Counts | None]
+
+
 def first_counts(
     labels: LabelSet, counts: dict[str, Counts | None], folder: Path
 ) -> dict[str, Counts | None]:
@@ -348,12 +367,15 @@ def first_counts(
 
     Two counts of data that changed by one patient in between would reveal the labels of that patient. So a
     class whose count was sent, or withheld, keeps this answer, and only a new class is counted.
+
+    Raises:
+        ConfigError: the file of the counts that were sent is damaged.
     """
     path = folder / FIRST_COUNTS
     sent = next((p for p in (path, folder / _FORMER_COUNTS) if p.exists()), None)
-    before = json.loads(sent.read_text())["counts"] if sent else {}
+    before = parse(_Sent, read_json(sent), str(sent)).counts if sent else {}
     answer = {name: before.get(name, counts[name]) for name in labels.names}
     if before.keys() < {*before, *answer}:
         folder.mkdir(parents=True, exist_ok=True)
         write_json(path, {"counts": before | answer})
-    return {name: None if pair is None else (int(pair[0]), int(pair[1])) for name, pair in answer.items()}
+    return answer
