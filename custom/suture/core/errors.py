@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import reprlib
 from collections.abc import Iterable
 
 from suture.core.printable import printable
@@ -50,10 +51,27 @@ class Aborted(FederationError):
     """A federation that its transport has ended, or is about to end: nothing more is computed."""
 
 
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 3, 200, 200
+
+
+def shown(value: object) -> str:
+    """Return a value for a message: printable, and short whatever it is."""
+    try:
+        return _SHORT.repr(value)
+    except ValueError:  # Python refuses to print the longest integers
+        return f"a {type(value).__name__} too long to print"
+
+
+def as_word(name: object) -> str:
+    """Return a name for a message, without quotes: printable and short."""
+    return shown(str(name))[1:-1]
+
+
 def nearest(name: str, options: Iterable[str], listed: Iterable[str] | None = None) -> str:
     """Return the hint of an "unknown name" message: the nearest valid word, or all (of `listed`)."""
     known = sorted(options)
-    close = difflib.get_close_matches(name.casefold(), [o.casefold() for o in known], n=1, cutoff=0.6)
+    close = difflib.get_close_matches(name[:200].casefold(), [o.casefold() for o in known], n=1, cutoff=0.6)
     if close:
         word = next(o for o in known if o.casefold() == close[0])
         return f"did you mean {word!r}?"
@@ -66,4 +84,4 @@ def unknown(kind: str, name: str, options: Iterable[str], listed: Iterable[str] 
     >>> str(unknown("method", "surgcal", ["surgical", "vanilla"]))
     "unknown method 'surgcal'; did you mean 'surgical'?"
     """
-    return ConfigError(f"unknown {kind} {name!r}; {nearest(name, options, listed)}")
+    return ConfigError(f"unknown {kind} {shown(name)}; {nearest(name, options, listed)}")

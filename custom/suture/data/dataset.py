@@ -12,7 +12,12 @@ from suture.data.split import Frequency
 
 
 def _resolve(path: Path, info: ValidationInfo) -> Path:
-    path = path.expanduser()
+    try:
+        path = path.expanduser()
+    except RuntimeError as error:  # of the home folder of a user that does not exist
+        raise ValueError(str(error)) from None
+    if "\0" in str(path):
+        raise ValueError("a path has no NUL character")
     return info.context["folder"] / path if info.context else path
 
 

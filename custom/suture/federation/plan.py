@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 from pydantic.dataclasses import dataclass
 
-from suture.core.errors import CodeMismatch, ConfigError
+from suture.core.errors import CodeMismatch, ConfigError, shown
 from suture.core.names import check_experiment
 from suture.core.validation import STRICT, parse
 from suture.data.augmentation import Augmentation
@@ -18,6 +18,7 @@ from suture.methods import METHODS, method_class
 from suture.methods.base import Method, RoundContext
 from suture.methods.source import code_hash as code_hash
 from suture.models import MODELS, ModelSpec
+from suture.protocol.messages import Word
 
 Selection = Literal["site_loss", "server_metric", "server_balanced_accuracy", "last"]
 
@@ -103,26 +104,27 @@ class Plan:
             ConfigError: a key is unknown or missing, or a value does not fit; where another version of the
                 package created the job, the error says so.
         """
-        if wrong := values.keys() ^ _PLAN_KEYS:
+        if isinstance(values, Mapping) and (wrong := values.keys() ^ _PLAN_KEYS):
             raise ConfigError(
-                f"the job's plan has a missing or unknown key {min(wrong)!r}; export the job again with the "
-                "version of suture that runs it"
+                f"the job's plan has a missing or unknown key {shown(min(map(str, wrong)))}; export the job "
+                "again with the version of suture that runs it"
             )
+        given = parse(_Values, values, "the job's plan")
         kind: type[Method] | None = None
         try:
-            kind = method_class(values["method"])
+            kind = method_class(given.method)
             return cls(
-                parse(kind, values["hyperparameters"], "hyperparameters"),
-                parse(ModelSpec, values["model"], "model"),
-                parse(Augmentation, values["augmentation"], "augmentation"),
-                int(values["seed"]),
-                str(values["experiment"]),
-                str(values["code"]),
+                parse(kind, given.hyperparameters, "hyperparameters"),
+                parse(ModelSpec, given.model, "model"),
+                parse(Augmentation, given.augmentation, "augmentation"),
+                given.seed,
+                given.experiment,
+                given.code,
             )
         except ConfigError as error:
-            if values["code"] == (own := code_hash(kind)):
+            if given.code == (own := code_hash(kind)):
                 raise
-            raise CodeMismatch(f"{_other_code('this party', own, str(values['code']))} ({error})") from error
+            raise CodeMismatch(f"{_other_code('this party', own, given.code)} ({error})") from error
 
     def check_code(self, party: str) -> None:
         """Refuse a job that another version of the package created.
@@ -137,7 +139,20 @@ class Plan:
             raise CodeMismatch(_other_code(party, own, self.code))
 
 
-_PLAN_KEYS = {"method", "hyperparameters", "model", "augmentation", "seed", "experiment", "code"}
+@dataclass(frozen=True, config=STRICT)
+class _Values:
+    """`Plan.to_dict`, before the method is known whose hyperparameters it has."""
+
+    method: str
+    hyperparameters: dict[str, Any]
+    model: dict[str, Any]
+    augmentation: dict[str, Any]
+    seed: int
+    experiment: str
+    code: Word
+
+
+_PLAN_KEYS = {field.name for field in dataclasses.fields(_Values)}
 
 
 def _other_code(party: str, own: str, code: str) -> str:

@@ -8,7 +8,7 @@ from nvflare.apis.utils.decomposers import flare_decomposers
 from nvflare.app_opt.pt.decomposers import TensorDecomposer
 from nvflare.fuel.utils import fobs
 
-from suture.core.errors import RejectedUpdate
+from suture.core.errors import RejectedUpdate, shown
 from suture.protocol.packing import Packed
 from suture.protocol.privacy import NO_ENCRYPTION
 
@@ -38,14 +38,16 @@ def from_shareable_(shareable: Shareable) -> Packed:
     """
     try:
         dxo = from_shareable(shareable)
-    except ValueError as error:
-        raise RejectedUpdate(f"not a message of suture: {error}") from None
-    if dxo.data_kind != DataKind.WEIGHTS or not isinstance(dxo.data, dict):
-        raise RejectedUpdate(f"unexpected kind of data {dxo.data_kind!r}")
+    except Exception:  # noqa: BLE001 - FLARE's code has no one error for what is no DXO
+        raise RejectedUpdate("not a message of suture: it is no DXO") from None
+    if not isinstance(dxo.data_kind, str) or dxo.data_kind != DataKind.WEIGHTS:
+        raise RejectedUpdate(f"unexpected kind of data {shown(dxo.data_kind)}")
+    if not isinstance(dxo.data, dict):
+        raise RejectedUpdate("the message has no tensors")
     if {MetaKey.PROCESSED_ALGORITHM, MetaKey.PROCESSED_KEYS} & dxo.meta.keys():
         raise RejectedUpdate(NO_ENCRYPTION)
     if stray := dxo.meta.keys() - {_HEADER}:
-        raise RejectedUpdate(f"undeclared field {min(map(str, stray))[:200]!r}")
+        raise RejectedUpdate(f"undeclared field {shown(min(map(str, stray)))}")
     header = dxo.meta.get(_HEADER)
     if not isinstance(header, dict):
         raise RejectedUpdate("the message has no header")

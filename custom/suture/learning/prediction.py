@@ -103,7 +103,13 @@ class Model:
 
     def _probabilities(self, inputs: Inputs) -> Tensor:
         on_device = {key: tensor.to(self.device) for key, tensor in inputs.items()}
-        return probabilities(self.network(on_device), self.network.labels.label_type).cpu()
+        found = probabilities(self.network(on_device), self.network.labels.label_type).cpu()
+        if not bool(torch.isfinite(found).all()):
+            raise ConfigError(
+                "the model gives no finite probabilities, so its weights (model.safetensors) or its "
+                "preprocessing (model.json) are damaged; restore both files, or train it again"
+            )
+        return found
 
 
 def open_model(folder: str | Path, device: str = "cpu") -> Model:

@@ -27,7 +27,16 @@ from suture.models.backbones import (
     small_resnet,
     text_lstm,
 )
-from suture.models.classifier import Classifier, Preprocessing, head_rows, load_tensors, set_momentum
+from suture.models.classifier import (
+    Classifier,
+    Mean,
+    Preprocessing,
+    Side,
+    Std,
+    head_rows,
+    load_tensors,
+    set_momentum,
+)
 
 __all__ = [
     "CORPUS",
@@ -109,6 +118,10 @@ MODELS: dict[str, Backbone] = {
 }
 
 
+Width = Annotated[int, Field(ge=0, le=4096)]
+"""Number of features; a Dense block between two of the widest has 64 MiB."""
+
+
 @dataclass(frozen=True, config=STRICT)
 class ModelSpec:
     """Which model, and its input.
@@ -138,18 +151,18 @@ class ModelSpec:
     """
 
     name: str = "cnn"
-    size: Annotated[int, Field(ge=16, le=4096)] = 64
+    size: Side = 64
     color: bool = False
-    hidden: Annotated[int, Field(ge=0)] = 0
+    hidden: Width = 0
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     norm_momentum: Annotated[float, Field(gt=0, le=1)] | None = None
-    projection: Annotated[int, Field(ge=0)] = 0
+    projection: Width = 0
     second_head: bool = False
     weights: str | None = None
-    mean: tuple[Annotated[float, Field(allow_inf_nan=False)], ...] | None = None
-    std: tuple[Annotated[float, Field(gt=0, allow_inf_nan=False)], ...] | None = None
-    vocabulary: str | tuple[str, ...] = "clinical"
-    longest: Annotated[int, Field(ge=1)] | None = None
+    mean: tuple[Mean, ...] | None = None
+    std: tuple[Std, ...] | None = None
+    vocabulary: str | Annotated[tuple[str, ...], Field(max_length=500_000)] = "clinical"
+    longest: Annotated[int, Field(ge=1, le=100_000)] | None = None
     padding: bool = False
 
     def __post_init__(self) -> None:

@@ -24,8 +24,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from suture.core.errors import RejectedUpdate, SutureError
+from suture.core.errors import RejectedUpdate, SutureError, as_word, shown
 from suture.core.files import replacing
+from suture.core.plain import parse_json
 from suture.protocol.messages import MOST, Abstain, Evaluation, Message, Payload, SiteInfo, Update
 
 _TYPES: dict[str, type[Message]] = {
@@ -93,7 +94,7 @@ def tensor_fields(kind: type[Message], tensors: Mapping[str, Tensor]) -> dict[st
         group, _, rest = name.partition("/")
         if name == _SINGLE and _SINGLE in groups:
             fields[name] = tensor
-        elif group in groups and rest:
+        elif group in groups - {_SINGLE} and rest:
             fields[group][rest] = tensor
         else:
             raise RejectedUpdate(f"{kind.__name__}: undeclared tensor {name[:200]!r}")
@@ -115,7 +116,7 @@ def unpack(packed: Packed) -> Message:
     fields = dict(packed.header)
     kind = _TYPES.get(str(fields.pop("type", None)))
     if kind is None:
-        raise RejectedUpdate(f"unknown message type {packed.header.get('type')!r}")
+        raise RejectedUpdate(f"unknown message type {shown(packed.header.get('type'))}")
     if stray := _tensor_groups(kind) & fields.keys():
         raise RejectedUpdate(f"{kind.__name__}: {min(stray)} must be tensors")
     fields |= tensor_fields(kind, packed.tensors)
@@ -136,10 +137,14 @@ def check_size(packed: Packed) -> None:
     """
     if len(packed.tensors) > MOST:
         raise RejectedUpdate(f"{len(packed.tensors)} tensors, at most {MOST} are taken")
+    if not isinstance(packed.header, Mapping):
+        raise RejectedUpdate("the message has no header")
     if any(not isinstance(name, str) for name in packed.tensors):
         raise RejectedUpdate("a tensor whose name is no text")
     if any(not isinstance(t, Tensor) or t.layout != torch.strided for t in packed.tensors.values()):
         raise RejectedUpdate("a tensor that is none, or a sparse one")
+    if any(t.is_nested or t.requires_grad for t in packed.tensors.values()):
+        raise RejectedUpdate("a tensor that is nested, or one with a gradient")
     if any(t.is_meta for t in packed.tensors.values()):
         raise RejectedUpdate("a tensor without values (of the device meta)")
     text, values = 0, 0
@@ -148,6 +153,8 @@ def check_size(packed: Packed) -> None:
         value, depth = left.pop()
         inner: Iterable[Any] = ()
         if isinstance(value, Mapping):
+            if not all(isinstance(key, str) for key in value):
+                raise RejectedUpdate("the header has a key that is no text")
             values, inner = values + len(value), chain.from_iterable(value.items())
         elif isinstance(value, (list, tuple)):
             values, inner = values + len(value), value
@@ -165,7 +172,7 @@ def check_size(packed: Packed) -> None:
 def _first(error: ValidationError) -> str:
     """Describe the first problem of a validation, without the value: it may not be fit for a log."""
     problem = error.errors(include_input=False, include_url=False)[0]
-    where = ".".join(str(part)[:80] for part in problem["loc"])
+    where = ".".join(map(as_word, problem["loc"]))
     return f"{where}: {problem['msg']}"
 
 
@@ -204,9 +211,12 @@ def load(path: Path) -> Packed:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             if checksum not in (_NO_CHECKSUM, _checksum(tensors, header)):
                 raise ValueError("its bytes are not those that were written")
-            return Packed(tensors, json.loads(header))
+            content = parse_json(header)
+            if not isinstance(content, dict):
+                raise ValueError("its header is no object of JSON")
+            return Packed(tensors, content)
     except (SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise SutureError(f"{path} is corrupt ({error})") from error
+        raise SutureError(f"{path} is corrupt ({as_word(error)})") from error
 
 
 def digest(packed: Packed) -> str:

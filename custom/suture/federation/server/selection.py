@@ -5,14 +5,17 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from typing import Any
 
 import torch
+from pydantic import FiniteFloat
+from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from suture.core.errors import ConfigError, FederationError, unknown
 from suture.core.labels import LabelSet, canonical
+from suture.core.validation import OPEN, parse
 from suture.data.augmentation import Augmentation
 from suture.data.batch import Samples, columns
 from suture.data.config import SiteConfig
@@ -25,7 +28,7 @@ from suture.learning.metrics import mean_defined
 from suture.learning.samples import load_samples
 from suture.learning.training import SiteContext, predict
 from suture.methods.base import GlobalModel, Method
-from suture.protocol.messages import Labels, Metrics
+from suture.protocol.messages import Count, Labels, Metrics
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +39,7 @@ MEASURED_HERE: dict[Selection, str] = {
 """The figure of `HeldOut.validate` that decides, for each selection that the server measures itself."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=OPEN)
 class Best:
     """The best round so far.
 
@@ -45,9 +48,9 @@ class Best:
         auroc: of the sites' validation data, where rounds are compared by their losses; 0 if undefined.
     """
 
-    round: int
-    value: float
-    auroc: float = 0.0
+    round: Count
+    value: FiniteFloat
+    auroc: FiniteFloat = 0.0
 
 
 _SAME = 1e-9
@@ -71,7 +74,7 @@ def lower_loss(best: Best | None, candidate: Best) -> Best:
     return candidate if candidate.auroc >= best.auroc - _SAME else best
 
 
-@dataclass
+@dataclass(config=OPEN)
 class Standings:
     """The best round so far, of the federation and of each site.
 
@@ -122,9 +125,12 @@ class Standings:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Standings:
-        """Read what `to_dict` has returned."""
-        best = Best(**values["best"]) if values["best"] else None
-        return cls(best, {site: Best(**own) for site, own in values["own"].items()})
+        """Read what `to_dict` has returned.
+
+        Raises:
+            ConfigError: it is something else.
+        """
+        return parse(cls, values, "the standings of the state")
 
 
 def check_selection(schedule: Schedule, method: Method, held_out: HeldOut | None) -> None:

@@ -27,8 +27,8 @@ from suture.federation.server.global_model import (
     fixed_settings,
     initial,
     pack_model,
+    read_model,
     read_progress,
-    unpack_model,
     with_labels,
 )
 from suture.federation.server.norm_bound import destroyer
@@ -112,7 +112,7 @@ class Server:
         lines = self.collector.close(missing)
         infos = participants(self.collector.infos(), lines, self.schedule.min_sites)
         found = read_progress(self.states, self.plan)
-        previous, prior = (found.model.labels, found.prior) if found else ((), None)
+        previous, prior = (found.model.labels, found.header.registry.prior) if found else ((), None)
         self.registry = agree(infos, previous, self.schedule.label_map, self.schedule.accept_labels, prior)
         if found:
             self._restore(found)
@@ -129,13 +129,13 @@ class Server:
 
     def _restore(self, found: Progress) -> None:
         self.round = found.round
-        self.standings = Standings.from_dict(found.header["standings"])
+        self.standings = Standings.from_dict(found.header.standings)
         self.standings.fall_back(self.states, found.round)
-        self._pending = found.header["pending"]
-        self._holders = set(found.header["holders"])
-        self._norms = found.header.get("norms", {})  # states of former versions have none
-        self._excluded = found.header.get("excluded", {})
-        self._codes = [(number, code) for number, code in found.header["codes"]]
+        self._pending = found.header.pending
+        self._holders = set(found.header.holders)
+        self._norms = dict(found.header.norms)
+        self._excluded = dict(found.header.excluded)
+        self._codes = list(found.header.codes)
         if self._codes[-1][1] != self.plan.code:
             self._codes.append((found.round, self.plan.code))
         self._keep_best()
@@ -255,8 +255,10 @@ class Server:
         )
         packed = replace(packed, header={**packed.header, "excluded": {**self._excluded, site: why}})
         self.states.step_back(number, packed)
-        self._restore(Progress(number, unpack_model(packed), packed.header))
-        self.model = with_labels(unpack_model(packed), self.registry.labels, self.plan)
+        progress = read_progress(self.states, self.plan)
+        assert progress is not None  # it was written just now
+        self._restore(progress)
+        self.model = with_labels(progress.model, self.registry.labels, self.plan)
         self.record.reopen(number)
         if undone:
             undone["sites"][site] |= {"status": "rejected", "reason": why}
@@ -339,10 +341,13 @@ class Server:
 
         Raises:
             SutureError: its file is corrupt; says what to do.
+            ConfigError: it holds no model of this experiment.
         """
         if self.standings.best is None:
             return self.model
-        return unpack_model(self.states.read_best(self.selected_round))
+        number = self.selected_round
+        where = f"the state of round {number} in {self.states.folder}"
+        return read_model(self.states.read_best(number), self.plan, where)
 
     # Used by several steps
 

@@ -6,21 +6,23 @@ typed `Abstain`; the text of the error stays in the site's own log.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
 import torch
+from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from suture.core.environment import unusable
 from suture.core.errors import ConfigError
 from suture.core.files import write_json
 from suture.core.labels import LabelSet
+from suture.core.plain import read_json
+from suture.core.validation import OPEN, parse
 from suture.data.batch import columns
 from suture.data.config import SiteConfig
 from suture.data.table import Split
@@ -51,7 +53,17 @@ from suture.models.classifier import Classifier, Layout, load_tensors, split_sta
 from suture.models.priors import Prior, check_width, load_prior
 from suture.models.saved import save_model
 from suture.protocol.check import Expectation
-from suture.protocol.messages import Counts, Evaluation, Labels, Metrics, Payload, Reply, SiteInfo, Update
+from suture.protocol.messages import (
+    Counts,
+    Evaluation,
+    Label,
+    Labels,
+    Metrics,
+    Payload,
+    Reply,
+    SiteInfo,
+    Update,
+)
 from suture.protocol.packing import Packed, digest, pack
 
 log = logging.getLogger(__name__)
@@ -247,7 +259,7 @@ class Site:
         if task.split == "validation":
             return Evaluation(self._measure(context, "validation", task.round, bootstrap=0))
         measured, own = self._measure(context, "test", task.round, _BOOTSTRAP), None
-        if trained := local_model(task, state, self.plan.method, self.plan.seed):
+        if trained := local_model(task, state, context.model, self.plan.method, self.plan.seed):
             load_tensors(context.model, trained)
             own = self._measure(context, "test", task.round, bootstrap=0)
         if trained or self.plan.method.part_at_site:
@@ -393,6 +405,27 @@ def site_info(plan: Plan, config: SiteConfig, data: SiteSamples, prior: str | No
     )
 
 
+SentCounts = dict[Label, Counts | None]
+
+
+@dataclass(frozen=True, config=OPEN)
+class _Sent:
+    """The content of `FIRST_COUNTS`."""
+
+    counts: SentCounts = field(default_factory=dict)
+    validation: SentCounts = field(default_factory=dict)
+    test: SentCounts = field(default_factory=dict)
+
+    def of(self, split: Split) -> SentCounts:
+        """Return the counts of a split."""
+        found: SentCounts = getattr(self, "counts" if split == "train" else split)
+        return found
+
+    def with_split(self, split: Split, counts: SentCounts) -> dict[str, SentCounts]:
+        """Return the content with other counts of a split."""
+        return asdict(self) | {"counts" if split == "train" else split: counts}
+
+
 def first_counts(
     labels: LabelSet | Iterable[str],
     counts: Mapping[str, Counts | None],
@@ -403,17 +436,19 @@ def first_counts(
 
     Two counts of data that changed by one patient in between would reveal the labels of that patient. So a
     class whose count was sent, or withheld, keeps this answer, and only a new class is counted.
+
+    Raises:
+        ConfigError: the file of the counts that were sent is damaged.
     """
-    key = "counts" if split == "train" else split
     path = folder / FIRST_COUNTS
-    sent = next((p for p in (path, folder / _FORMER_COUNTS) if p.exists()), None)
-    every = json.loads(sent.read_text()) if sent else {}
-    before = every.get(key, {})
+    found = next((p for p in (path, folder / _FORMER_COUNTS) if p.exists()), None)
+    every = parse(_Sent, read_json(found), str(found)) if found else _Sent()
+    before = every.of(split)
     answer = {name: before.get(name, counts[name]) for name in labels}
     if before.keys() < {*before, *answer}:
         folder.mkdir(parents=True, exist_ok=True)
-        write_json(path, every | {key: before | answer})
-    return {name: None if pair is None else (int(pair[0]), int(pair[1])) for name, pair in answer.items()}
+        write_json(path, every.with_split(split, before | answer))
+    return answer
 
 
 def with_first_counts(metrics: Metrics, folder: Path) -> Metrics:
