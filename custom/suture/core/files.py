@@ -7,8 +7,9 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import IO
 
@@ -46,6 +47,24 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def contained(folder: Path) -> Callable[[Path], bool]:
+    """Return a test of whether a path lies within a folder after every link on its way was followed.
+
+    The folder itself may be a link. Each parent is resolved once, not once per file.
+    """
+    root = folder.resolve()
+
+    @cache
+    def within(parent: Path) -> bool:
+        return parent.resolve().is_relative_to(root)
+
+    def test(path: Path) -> bool:
+        whole = path.is_symlink() or path.name in ("", "..")
+        return path.resolve().is_relative_to(root) if whole else within(path.parent)
+
+    return test
 
 
 def atomic_write(path: Path, data: bytes) -> None:
