@@ -16,7 +16,7 @@ from suture.core.errors import ConfigError
 from suture.core.files import replacing, write_json
 from suture.core.labels import LabelSet
 from suture.core.validation import parse
-from suture.models import ModelSpec, build
+from suture.models import ModelSpec, build, check_portable
 from suture.models.classifier import Classifier, Preprocessing
 
 
@@ -55,6 +55,7 @@ def load_model(folder: Path) -> tuple[Classifier, Preprocessing]:
         description = json.loads(path.read_text())
         labels = LabelSet(tuple(description["labels"]), description.get("label_type") or description["task"])
         spec = parse(ModelSpec, description["model"], str(path))
+        check_portable(spec, str(path))
         preprocessing = parse(Preprocessing, description["preprocessing"], str(path))
         model = build(spec, labels, seed=0, pretrained=False)
         model.load_state_dict(load_file(folder / "model.safetensors"))
@@ -71,6 +72,8 @@ def load_spec(folder: Path) -> ModelSpec:
     """
     path = folder / "model.json"
     try:
-        return parse(ModelSpec, json.loads(path.read_text())["model"], str(path))
+        spec = parse(ModelSpec, json.loads(path.read_text())["model"], str(path))
     except (OSError, KeyError, ValueError) as error:
         raise ConfigError(f"{folder} cannot be read as a model: {error}") from error
+    check_portable(spec, str(path))
+    return spec
