@@ -28,7 +28,7 @@ from suture.flare.admin.poc import free_port, parties, project_of, project_templ
 from suture.flare.admin.policy import CLASSES, allow_classes, allow_packages, make_strict
 from suture.flare.admin.processes import check_alive, start, stop
 from suture.flare.admin.session import wait_for_sites
-from suture.flare.codec import from_shareable_, register
+from suture.flare.codec import as_text, from_shareable_, from_text, register
 from suture.flare.controller import FederationController
 from suture.flare.recipe import FederationRecipe, export_job, recipe_of
 from suture.flare.workspace import check_method_allowed
@@ -80,7 +80,7 @@ def test_its_package_travels_and_is_found_where_it_arrives(
         assert Path(sys.modules[method_class(NAME).__module__].__file__ or "").is_relative_to(folder)
         assert code_hash(method_class(NAME)) == made
         config = json.loads((folder / "app_a" / "config" / "config_fed_client.json").read_text())
-        plan = Plan.from_dict(config["executors"][0]["executor"]["args"]["plan"])
+        plan = Plan.from_dict(from_text(config["executors"][0]["executor"]["args"]["plan"]))
         plan.check_code("a")
         assert plan.method.about.name == NAME
 
@@ -170,7 +170,9 @@ def test_a_server_that_has_not_listed_it_ends_the_job(
     installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = job()
-    controller = FederationController(made.plan("trial").to_dict(), made.schedule().to_dict())
+    controller = FederationController(
+        as_text(made.plan("trial").to_dict()), as_text(made.schedule().to_dict())
+    )
     panics: list[str] = []
     monkeypatch.setattr(controller, "system_panic", lambda reason, _: panics.append(reason))
     controller.control_flow(None, context(tmp_path / "server", ["suture."]))  # type: ignore[arg-type]

@@ -23,7 +23,7 @@ from nvflare.private.privacy_manager import PrivacyService
 from nvflare.security.security import FLAuthorizer
 from one_site import POLICY, OneSite
 
-from suture.flare.codec import from_shareable_, register, to_shareable
+from suture.flare.codec import as_text, from_shareable_, register, to_shareable
 from suture.flare.executor import SiteExecutor
 from suture.flare.filters import EgressFilter
 from suture.flare.recipe import export_job
@@ -72,7 +72,7 @@ def site(tiny: Any, tmp_path: Path) -> Callable[..., OneSite]:
             f'[data]\ndataset = "hospital"\nroot = "{own.data.root}"\ntable = "{own.data.table}"\n'
             "[privacy]\nmin_count = 0\nmin_loss = 0\n"
         )
-        made = executor(federation.plan.to_dict(), 2)
+        made = executor(as_text(federation.plan.to_dict()), 2)
         return OneSite(tmp_path / name, federation.plan, config, executor=made, **more)
 
     return make

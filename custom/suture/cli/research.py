@@ -228,9 +228,10 @@ def predict(
     device: ModelDevice = None,
 ) -> None:
     """Write one probability per class for each image or document."""
+    from suture.core.spreadsheets import as_cell
     from suture.learning.prediction import predict_to_csv
 
     count, skipped = predict_to_csv(model, source, out, device_of(device))
     for name in skipped:
-        console.print(f"skipped, unreadable: {name}", style="yellow", highlight=False)
+        console.print(f"skipped, unreadable: {as_cell(name)}", style="yellow", highlight=False, markup=False)
     console.print(f"{count} predicted: {out}")

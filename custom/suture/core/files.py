@@ -7,12 +7,13 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import IO
 
-from suture.core.errors import SutureError
+from suture.core.errors import ConfigError, SutureError
 
 
 @contextmanager
@@ -46,6 +47,43 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def contained(folder: Path) -> Callable[[Path], bool]:
+    """Return a test of whether a path lies within a folder after every link on its way was followed.
+
+    The folder itself may be a link. Each parent is resolved once, not once per file.
+    """
+    root = folder.resolve()
+
+    @cache
+    def within(parent: Path) -> bool:
+        return parent.resolve().is_relative_to(root)
+
+    def test(path: Path) -> bool:
+        whole = path.is_symlink() or path.name in ("", "..")
+        return path.resolve().is_relative_to(root) if whole else within(path.parent)
+
+    return test
+
+
+def named_file(name: str, folder: Path, key: str) -> Path:
+    """Return the file or folder that another party names, which lies directly in a folder of one's own.
+
+    Args:
+        name: a bare name, never a path.
+        key: what gives the name, for the message.
+
+    Raises:
+        ConfigError: it is no bare name, is not in the folder, or is a link out of it.
+    """
+    rule = f"{key}={name[:80]!r}: a job names a file of {folder} ([storage] files) by its bare name"
+    if name in ("", ".", "..") or not name.isprintable() or "/" in name or "\\" in name:
+        raise ConfigError(rule)
+    path = folder / name
+    if not path.exists() or not contained(folder)(path):
+        raise ConfigError(f"{rule}; copy it there: the folder has none of this name, or a link out of it")
+    return path
 
 
 def atomic_write(path: Path, data: bytes) -> None:

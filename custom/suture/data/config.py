@@ -38,7 +38,7 @@ class TrainingConfig(Section):
         device: a torch device.
         amp: train in mixed precision.
         threads: torch threads; another number changes the order of floating-point sums.
-        prior: file or folder of the frozen prior at this site; replaces the job's path.
+        prior: file or folder of the frozen prior at this site; replaces the job's name of one.
     """
 
     batch_size: int | None = Field(default=None, ge=2)
@@ -55,12 +55,15 @@ class StorageConfig(Section):
     Attributes:
         state: the site's state between rounds and jobs.
         cache: decoded images.
+        files: holds the files that a job may name: a prior, pretrained weights at the server. A job gives a
+            bare name, and no other file can be named.
         diagnostics: write a method's findings about each class beside the state, as a simulation does for its
             report. They are in no message.
     """
 
     state: SitePath = Path("state")
     cache: SitePath = Path("cache")
+    files: SitePath = Path("files")
     diagnostics: bool = False
 
 

@@ -77,7 +77,7 @@ def decode(
     """
     if not len(table):
         raise DataError(f"site {site!r}: the table of {table.root} has no row to decode")
-    with ImageSource(table.root) as source:
+    with ImageSource(table.root, table.follow_links) as source:
         key = [FORMAT, str(table.root), table.images, source.stamp(table.images), size, color]
         name = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:32]
         entry = _Entry(cache_dir / f"{name}.npy", cache_dir / f"{name}.json", 3 if color else 1, size)

@@ -148,7 +148,7 @@ def _count(y: NDArray[np.float32]) -> Count:
 def _unreadable(table: Table, color: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Messages of unreadable images in the order of the rows, and of a root that cannot be read at all."""
     try:
-        with ImageSource(table.root) as source:
+        with ImageSource(table.root, table.follow_links) as source:
             results = read_all(source, table.images, color)
             faults = {row: str(result) for row, result in results if isinstance(result, DataError)}
     except DataError as error:

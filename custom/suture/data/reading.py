@@ -5,13 +5,15 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import math
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import compress
+from itertools import compress, islice
 from operator import not_
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +21,11 @@ from numpy.typing import NDArray
 from suture.core.errors import DataError, LabelError, nearest, unknown
 from suture.core.labels import LabelSet
 from suture.data.dataset import DatasetConfig
+from suture.data.limits import LONGEST_LINE, MOST_CELLS, MOST_TEXT, ROW
 from suture.data.table import Table
+
+_TOGETHER = 64
+"""Rows that are read before their width is checked: each may have as many cells as characters."""
 
 
 @dataclass(frozen=True)
@@ -90,39 +96,41 @@ def read_text(path: Path) -> str:
     """The text of a file, gzipped or not.
 
     Raises:
-        DataError: the file is missing, cut short or not UTF-8 text.
+        DataError: the file is missing, cut short, not UTF-8 text, or longer than `MOST_TEXT`.
     """
-    try:
-        raw = path.read_bytes()
-        return (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not UTF-8 text ({error}); save it as UTF-8") from error
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path} cannot be read: {error}") from error
+    with _readable(path), _opened(path, MOST_TEXT) as file:
+        return file.read()
 
 
 def read_sheet(path: Path) -> Sheet:
     """Reads a comma-separated file with a header; blank lines are left out but counted.
 
     Raises:
-        DataError: the file cannot be read, has no row, or a row has more or fewer cells than the header.
+        DataError: the file cannot be read, has no row, a row has more or fewer cells than the header, or it
+            exceeds `MOST_TEXT` or `MOST_CELLS`.
     """
-    text = read_text(path)
-    if not text.strip():
-        raise DataError(f"{path} is empty; it needs a header and one row per image")
-    try:
+    rows: list[tuple[str, ...]] = []
+    numbers: list[int] = []
+    with _readable(path), _opened(path, MOST_TEXT) as file:
         # Tuples, because the collector of cycles looks through lists again and again: half of the time.
-        header, *records = map(tuple, csv.reader(io.StringIO(text, newline=""), strict=True))
-    except csv.Error as error:
-        raise DataError(f"{path} is not a comma-separated table: {error}") from error
-    rows = tuple(filter(any, records))
-    numbers = tuple(number for number, row in enumerate(records, 2) if any(row))
+        records = map(tuple, csv.reader(file, strict=True))
+        header = next(records, ())
+        number = 2
+        while part := list(islice(records, _TOGETHER)):
+            used = list(map(any, part))
+            for row, width in enumerate(map(len, part)):
+                if width != len(header) and used[row]:
+                    raise _other_width(path, number + row, width, len(header))
+            rows += compress(part, used)
+            numbers += compress(range(number, number + len(part)), used)
+            number += len(part)
+            if number * (len(header) + ROW) > MOST_CELLS:
+                raise DataError(f"{path} has more than {number - 2:,} rows; leave out columns or rows")
+    if not rows and not any(map(str.strip, header)):
+        raise DataError(f"{path} is empty; it needs a header and one row per image")
     if not rows:
         raise DataError(f"{path} has a header and no rows; it needs one row per image")
-    for number, row in zip(numbers, rows, strict=True):
-        if len(row) != len(header):
-            raise DataError(f"{path} row {number} has {len(row)} cells where the header has {len(header)}")
-    return Sheet(path, tuple(name.strip() for name in header), rows, numbers)
+    return Sheet(path, tuple(map(str.strip, header)), tuple(rows), tuple(numbers))
 
 
 def read_columns(path: Path, names: Sequence[str], key: str) -> Iterator[tuple[str, ...]]:
@@ -132,24 +140,74 @@ def read_columns(path: Path, names: Sequence[str], key: str) -> Iterator[tuple[s
         key: the configuration key that needs them, for the message.
 
     Raises:
-        DataError: the file cannot be read, lacks a column, or a row has more or fewer cells than the header.
+        DataError: the file cannot be read, lacks a column, or a row has more or fewer cells than the header;
+            or the columns hold more than `MOST_TEXT` characters or `MOST_CELLS` cells.
     """
+    cells = characters = 0
+    with _readable(path), _opened(path) as file:
+        rows = csv.reader(file, strict=True)
+        header = Sheet(path, tuple(name.strip() for name in next(rows, ())), (), ())
+        positions = [header.position(name, key) for name in names]
+        for number, row in enumerate(rows, 2):
+            if not row:
+                continue
+            if len(row) != len(header.header):
+                raise _other_width(path, number, len(row), len(header.header))
+            found = tuple(row[position].strip() for position in positions)
+            cells, characters = cells + len(found), characters + sum(map(len, found))
+            if cells > MOST_CELLS or characters > MOST_TEXT:
+                raise DataError(f"{path}: its {', '.join(names)} are more than is read; leave out rows")
+            yield found
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Turn the errors of reading a table into a `DataError` that names the file."""
     try:
-        with _opened(path) as file:
-            rows = csv.reader(file, strict=True)
-            header = Sheet(path, tuple(name.strip() for name in next(rows, ())), (), ())
-            positions = [header.position(name, key) for name in names]
-            for number, row in enumerate(rows, 2):
-                if row and len(row) != len(header.header):
-                    raise DataError(
-                        f"{path} row {number} has {len(row)} cells where the header has {len(header.header)}"
-                    )
-                if row:
-                    yield tuple(row[position].strip() for position in positions)
+        yield
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8 text ({error}); save it as UTF-8") from error
-    except (OSError, EOFError, zlib.error, csv.Error) as error:
+    except csv.Error as error:
+        raise DataError(f"{path} is not a comma-separated table: {error}") from error
+    except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path} cannot be read: {error}") from error
+
+
+def _other_width(path: Path, number: int, width: int, header: int) -> DataError:
+    return DataError(f"{path} row {number} has {width} cells where the header has {header}")
+
+
+class _Bounded(io.BufferedIOBase):
+    """The bytes of a file, gzipped or not, that raises a `DataError` once there are too many.
+
+    A gzipped file can unpack to a thousand times its size, all of it in one line.
+    """
+
+    def __init__(self, path: Path, most: float) -> None:
+        self._file = cast(io.BufferedReader, (gzip.open if path.suffix == ".gz" else open)(path, "rb"))
+        self._path, self._most = path, most
+        self._total = self._line = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def read1(self, size: int = -1) -> bytes:
+        data = self._file.read1(max(size, 2**16))
+        self._total += len(data)
+        rest = len(data) - 1 - max(data.rfind(b"\n"), data.rfind(b"\r"))
+        self._line = rest if rest < len(data) else self._line + rest
+        if self._total > self._most:
+            raise DataError(f"{self._path} has more than {self._most:,} bytes; leave out columns or rows")
+        if self._line > LONGEST_LINE:
+            raise DataError(f"{self._path} has a line of more than {LONGEST_LINE:,} bytes; is it a table?")
+        return data
+
+    def read(self, size: int | None = -1) -> bytes:  # noqa: ARG002 - called by `TextIOWrapper.read` alone
+        return b"".join(iter(lambda: self.read1(2**16), b""))
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
 
 
 def beside(folder: Path, name: str, remedy: str) -> Path:
@@ -167,9 +225,8 @@ def beside(folder: Path, name: str, remedy: str) -> Path:
     raise DataError(f"{folder / name} is missing; {remedy}")
 
 
-def _opened(path: Path) -> IO[str]:
-    opened = gzip.open if path.suffix == ".gz" else open
-    return opened(path, "rt", encoding="utf-8-sig", newline="")
+def _opened(path: Path, most: float = math.inf) -> IO[str]:
+    return io.TextIOWrapper(cast(IO[bytes], _Bounded(path, most)), encoding="utf-8-sig", newline="")
 
 
 def indicators(found: Sequence[Collection[str] | None], source: Path) -> tuple[LabelSet, NDArray[np.float32]]:

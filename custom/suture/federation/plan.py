@@ -17,7 +17,7 @@ from suture.data.augmentation import Augmentation
 from suture.methods import METHODS, method_class
 from suture.methods.base import Method, RoundContext
 from suture.methods.source import code_hash as code_hash
-from suture.models import MODELS, ModelSpec
+from suture.models import MODELS, ModelSpec, check_portable
 from suture.protocol.messages import Word
 
 Selection = Literal["site_loss", "server_metric", "server_balanced_accuracy", "last"]
@@ -50,7 +50,8 @@ class Plan:
         code: hash of the package that created the job.
 
     Raises:
-        ConfigError: the experiment's name cannot be used, or the settings contradict one another.
+        ConfigError: the experiment's name cannot be used, the settings contradict one another, or the model
+            names a file of words rather than the words.
     """
 
     method: Method
@@ -62,6 +63,7 @@ class Plan:
 
     def __post_init__(self) -> None:
         check_experiment(self.experiment)
+        check_portable(self.model, "a job")
         if self.method.batch_norm == "local" and self.method.personal == "nothing":
             raise ConfigError(
                 "batch_norm='local' (FedBN) leaves no global model to evaluate, so "

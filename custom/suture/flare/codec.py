@@ -1,6 +1,10 @@
-"""Conversion of packed messages to FLARE's Shareable and back."""
+"""Conversion of packed messages to FLARE's Shareable and back, and of settings to text."""
 
 from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
 
 from nvflare.apis.dxo import DXO, DataKind, MetaKey, from_shareable
 from nvflare.apis.shareable import Shareable
@@ -8,7 +12,7 @@ from nvflare.apis.utils.decomposers import flare_decomposers
 from nvflare.app_opt.pt.decomposers import TensorDecomposer
 from nvflare.fuel.utils import fobs
 
-from suture.core.errors import RejectedUpdate, shown
+from suture.core.errors import ConfigError, RejectedUpdate, shown
 from suture.protocol.packing import Packed
 from suture.protocol.privacy import NO_ENCRYPTION
 
@@ -52,3 +56,26 @@ def from_shareable_(shareable: Shareable) -> Packed:
     if not isinstance(header, dict):
         raise RejectedUpdate("the message has no header")
     return Packed(dxo.data, header)
+
+
+def as_text(settings: Mapping[str, Any]) -> str:
+    """Return settings as an argument of a component of a job.
+
+    As text, because FLARE takes a dict with a `path` for the configuration of a component and builds it.
+    """
+    return json.dumps(settings)
+
+
+def from_text(text: str) -> dict[str, Any]:
+    """Return the settings of `as_text`.
+
+    Raises:
+        ConfigError: the text holds something else.
+    """
+    try:
+        settings = json.loads(text)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError(f"the job's settings are no JSON text ({error}); export the job again") from error
+    if not isinstance(settings, dict):
+        raise ConfigError("the job's settings are no table; export the job again")
+    return settings

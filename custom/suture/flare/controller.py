@@ -7,7 +7,7 @@ import shutil
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from nvflare.apis.client import Client
 from nvflare.apis.controller_spec import ClientTask, Task
@@ -24,9 +24,9 @@ from suture.federation.loop import federate
 from suture.federation.plan import Plan, Schedule
 from suture.federation.server.collector import Receiver
 from suture.federation.server.server import Server, find_server_config, open_server
-from suture.flare.codec import from_shareable_, register, to_shareable
+from suture.flare.codec import from_shareable_, from_text, register, to_shareable
 from suture.flare.event_feed import GROUP, EventFeed
-from suture.flare.workspace import check_method_allowed, workspace_root
+from suture.flare.workspace import check_method_allowed, with_own_weights, workspace_root
 from suture.protocol.messages import TaskName
 from suture.protocol.packing import Packed
 from suture.reports.report import try_report
@@ -47,11 +47,10 @@ class FederationController(Controller):
     """Runs the server's half of a federation.
 
     Args:
-        plan: `Plan.to_dict()`.
-        schedule: `Schedule.to_dict()`.
+        plan, schedule: `Plan.to_dict()` and `Schedule.to_dict()` as text; see `as_text`.
     """
 
-    def __init__(self, plan: dict[str, Any], schedule: dict[str, Any]) -> None:
+    def __init__(self, plan: str, schedule: str) -> None:
         super().__init__()
         self.plan = plan
         self.schedule = schedule
@@ -103,13 +102,14 @@ class FederationController(Controller):
         log.warning("an answer of %s to %r came too late and is dropped", client.name, task_name)
 
     def _open(self, fl_ctx: FLContext) -> Server:
-        check_method_allowed(str(self.plan.get("method")), fl_ctx)
-        root = workspace_root(fl_ctx)
-        own, plan = find_server_config(root), Plan.from_dict(self.plan)
+        settings = from_text(self.plan)
+        check_method_allowed(str(settings.get("method")), fl_ctx)
+        own = find_server_config(workspace_root(fl_ctx))
+        plan = with_own_weights(Plan.from_dict(settings), own.storage.files)
         experiments = own.storage.state
         # The job process of a server that was just killed may still be running.
         self._lock = hold(experiments / plan.experiment / ".server.lock", _TAKEOVER)
-        return open_server(plan, Schedule.from_dict(self.schedule), own.held_out, experiments)
+        return open_server(plan, Schedule.from_dict(from_text(self.schedule)), own.held_out, experiments)
 
     def _publish(self, folder: Path, fl_ctx: FLContext) -> None:
         """Copy the results to where FLARE's job download finds them."""

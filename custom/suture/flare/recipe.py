@@ -19,6 +19,7 @@ from nvflare.recipe.spec import Recipe
 from suture.core.errors import ConfigError
 from suture.core.names import check_sites
 from suture.federation.plan import Plan, Schedule, needed
+from suture.flare.codec import as_text
 from suture.flare.controller import FederationController
 from suture.flare.event_feed import EXPERIMENT
 from suture.flare.executor import SiteExecutor
@@ -67,11 +68,12 @@ class FederationRecipe(Recipe):
             )
         # So that `suture resume` finds the job of an experiment.
         job = FedJob(name=name, min_clients=min_clients, meta_props={EXPERIMENT: plan.experiment})
-        job.to_server(FederationController(plan.to_dict(), schedule.to_dict()), id="controller")
+        settings = as_text(plan.to_dict())
+        job.to_server(FederationController(settings, as_text(schedule.to_dict())), id="controller")
         # Sites poll for tasks this often; with FLARE's default every round takes at least 2 s.
         job.to_server({"server": {"task_request_interval": _POLL}})
         for target in sites or [ALL_SITES]:
-            job.to(SiteExecutor(plan.to_dict(), schedule.rounds), target, tasks=_TASKS)
+            job.to(SiteExecutor(settings, schedule.rounds), target, tasks=_TASKS)
             job.to(EgressFilter(), target, tasks=_TASKS, filter_type=FilterType.TASK_RESULT)
         source = source_of(type(plan.method))
         if bundle:

@@ -1,7 +1,9 @@
-"""The FLARE workspace of the party that runs a job: its folder, and the methods that it allows."""
+"""The FLARE workspace of the party that runs a job: its folder, and the methods and files that it allows."""
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
 from pathlib import Path
 
 from nvflare.apis.fl_context import FLContext
@@ -9,8 +11,11 @@ from nvflare.apis.fl_exception import UnsafeComponentError
 from nvflare.app_common.widgets.component_path_authorizer import ComponentPathAuthorizer
 
 from suture.core.errors import ConfigError
+from suture.core.files import named_file
+from suture.federation.plan import Plan
 from suture.methods import entry_of
 from suture.methods.source import class_path, list_entry
+from suture.models import MODELS
 
 
 def workspace_root(fl_ctx: FLContext) -> Path:
@@ -44,3 +49,36 @@ def check_method_allowed(method: str, fl_ctx: FLContext) -> None:
             f"administrator can allow it with `suture policy {workspace_root(fl_ctx)} --allow "
             f"{list_entry(point)}`, which adds the package to class_allow_list in local/resources.json"
         ) from refusal
+
+
+def with_own_prior(plan: Plan, folder: Path) -> Plan:
+    """Return the plan with the prior that it names as a file of a site's own folder.
+
+    In a simulation (`SUTURE_SITES`) all parties are the person's who names the file: it may be any.
+
+    Raises:
+        ConfigError: see `named_file`.
+    """
+    prior = plan.method.prior
+    if prior is None or prior.path is None or _simulated():
+        return plan
+    path = named_file(prior.path, folder, "method.prior.path")
+    method = replace(plan.method, prior=replace(prior, path=str(path)))  # type: ignore[type-var]
+    return replace(plan, method=method)
+
+
+def with_own_weights(plan: Plan, folder: Path) -> Plan:
+    """Return the plan with the pretrained weights that it names as a file of the server's own folder.
+
+    Raises:
+        ConfigError: see `named_file`.
+    """
+    weights = plan.model.weights
+    if weights is None or weights in MODELS[plan.model.name].weights or _simulated():
+        return plan
+    path = named_file(weights, folder, "model.weights")
+    return replace(plan, model=replace(plan.model, weights=str(path)))
+
+
+def _simulated() -> bool:
+    return "SUTURE_SITES" in os.environ

@@ -47,6 +47,7 @@ __all__ = [
     "Backbone",
     "ModelSpec",
     "build",
+    "check_portable",
     "vocabulary_of",
 ]
 
@@ -194,6 +195,24 @@ def vocabulary_of(spec: ModelSpec) -> Vocabulary:
     if isinstance(spec.vocabulary, str):
         return read_vocabulary(Path(spec.vocabulary))
     return Vocabulary(spec.vocabulary)
+
+
+def check_portable(spec: ModelSpec, holder: str) -> None:
+    """Refuse a specification from elsewhere that names a file to read the vocabulary from.
+
+    The number of its lines would be that of the embedding's rows, so whoever chose the name would learn it.
+
+    Args:
+        holder: what holds the specification, for the message.
+
+    Raises:
+        ConfigError: the vocabulary is a path; says what to write.
+    """
+    if isinstance(spec.vocabulary, str) and spec.vocabulary != "clinical":
+        raise ConfigError(
+            f"model.vocabulary={spec.vocabulary[:80]!r}: {holder} holds the words themselves, or 'clinical', "
+            "and no name of a file; export it again with `suture export`"
+        )
 
 
 def build(spec: ModelSpec, labels: LabelSet, seed: int, *, pretrained: bool) -> Classifier:

@@ -19,7 +19,7 @@ from suture.core.files import replacing, write_json
 from suture.core.labels import LabelSet, LabelType
 from suture.core.plain import read_json
 from suture.core.validation import OPEN, parse
-from suture.models import ModelSpec, build
+from suture.models import ModelSpec, build, check_portable
 from suture.models.classifier import Classifier, Preprocessing, check_tensors
 from suture.protocol.messages import Labels
 
@@ -112,9 +112,11 @@ def _described(folder: Path) -> Description:
     try:
         content = read_json(path)
         # Versions before 0.1 wrote the type under another name.
-        return parse(Description, {"label_type": content.get("task"), **content}, "model.json")
+        found = parse(Description, {"label_type": content.get("task"), **content}, "model.json")
+        check_portable(found.model, str(path))
     except SutureError as error:
         raise ConfigError(f"{folder} cannot be read as a model: {error}") from error
+    return found
 
 
 def _why(error: Exception) -> str:

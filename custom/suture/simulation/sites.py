@@ -108,9 +108,14 @@ def write_sites(to: Destination, sites: Mapping[str, DataConfig]) -> list[str]:
 
 def _site_config(to: Destination, name: str, data: DataConfig) -> SiteConfig:
     folder = to.folder / name
+    prior = to.method.prior if isinstance(to.method, Method) else None
+    own = {
+        "learning_rate": to.learning_rates.get(name),
+        "prior": Path(prior.path).expanduser().absolute() if prior and prior.path else None,
+    }
     return SiteConfig(
         data=data,
-        training=this_machine().model_copy(update={"learning_rate": to.learning_rates.get(name)}),
+        training=this_machine().model_copy(update=own),
         privacy=PrivacyConfig(label_view=to.method.labels.view, min_count=0, min_loss=0),
         storage=StorageConfig(
             state=to.runs if name == SERVER else folder / "state",

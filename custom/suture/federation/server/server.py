@@ -450,5 +450,6 @@ def find_server_config(workspace: Path) -> ServerConfig:
     try:
         path = find_site_config("server", workspace)
     except ConfigError:
-        return ServerConfig(storage=StorageConfig(state=workspace / "suture"))
+        files = workspace / "local" / "files"
+        return ServerConfig(storage=StorageConfig(state=workspace / "suture", files=files))
     return load_server_config(path)
