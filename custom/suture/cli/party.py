@@ -47,6 +47,7 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Examine this site or server: versions, certificates, connection, policy, data, disk, GPU."""
+    from suture.core.names import printable
     from suture.flare.admin.doctor import examine
 
     findings = examine(workspace)
@@ -54,9 +55,10 @@ def doctor(
         typer.echo(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=2))
     else:
         for finding in findings:
-            print_line(f"{_MARKS[finding.status]} {finding.about}: {escape(finding.text)}")
+            text = escape(printable(f"{finding.about}: {finding.text}"))
+            console.print(f"{_MARKS[finding.status]} {text}", soft_wrap=True, highlight=False)
             if finding.remedy:
-                remedy = f"        {escape(finding.remedy)}"
+                remedy = f"        {escape(printable(finding.remedy))}"
                 console.print(remedy, soft_wrap=True, highlight=False, style="dim")
     if any(finding.status == "error" for finding in findings):
         raise typer.Exit(1)

@@ -46,6 +46,44 @@ def check_experiment(name: str) -> str:
     return name
 
 
+def printable(text: object, longest: int = 1000) -> str:
+    """Return text of another party on one line, without the characters that a terminal or a log obeys.
+
+    What is not printable (line ends, escape sequences, marks that turn the direction of writing) is shown by
+    its number. It may still hold rich's markup: print it with ``markup=False``, or escape it.
+
+    Args:
+        longest: number of characters after which the text is cut.
+
+    >>> printable("harbor\\x1b[2J\\nserver")
+    'harbor\\\\x1b[2J\\\\x0aserver'
+    """
+    whole = str(text)
+    shown = "".join(c if c.isprintable() else _by_number(ord(c)) for c in whole[:longest])
+    return shown + "…" * (len(whole) > longest)
+
+
+def _by_number(code: int) -> str:
+    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" if code < 65536 else f"\\U{code:08x}"
+
+
+def check_job(name: str) -> str:
+    """Check and return the name of a job, which becomes a part of the names of files and folders.
+
+    Raises:
+        ConfigError: it cannot be used.
+    """
+    if not _EXPERIMENT.fullmatch(name):
+        raise ConfigError(f"{name[:80]!r} is no name of a job; use at most 128 {_RULE}")
+    return name
+
+
+def shown_name(name: object) -> str:
+    """Return the name of a job or site that another party chose, quoted if Suture would refuse it."""
+    text = str(name)
+    return text if _EXPERIMENT.fullmatch(text) else f"{printable(text, 80)!r} (no valid name)"
+
+
 def check_label(name: str) -> str:
     """Check and return the name of a class: printable, on one line, no path.
 

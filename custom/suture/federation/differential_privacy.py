@@ -28,7 +28,7 @@ from scipy.special import ndtri
 from torch import Tensor
 
 from suture.core.errors import ConfigError
-from suture.core.files import atomic_write
+from suture.core.files import atomic_write, make_folder
 from suture.protocol.messages import Payload, Update, rounded
 from suture.protocol.privacy import PrivacyConfig
 from suture.protocol.records import Round
@@ -127,7 +127,7 @@ def secret_of(folder: Path) -> bytes:
     """Return the secret of a site in one experiment: created once, stored in its folder, never sent."""
     path = folder / "noise.key"
     if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         atomic_write(path, secrets.token_bytes(32))
         path.chmod(0o600)
     return path.read_bytes()

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from suture.core.environment import unusable
 from suture.core.errors import ConfigError, DataError
-from suture.core.files import atomic_write
+from suture.core.files import atomic_write, make_folder
 from suture.data.decoding import images_to_predict, read_image, resize_pad
 from suture.data.reading import read_sheet
 from suture.learning.losses import probabilities
@@ -132,7 +132,7 @@ def predict_to_csv(model_folder: Path, source: Path, out: Path, device: str = "c
         the number of predictions, and the names of images that cannot be read.
     """
     frame = open_model(model_folder, device).predict(source)
-    out.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(out.parent)
     atomic_write(out, frame.to_csv(float_format="%.6f", lineterminator="\n").encode())
     return len(frame), frame.attrs["skipped"]
 

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from suture.core.errors import FederationError, RejectedUpdate
+from suture.core.files import make_folder
 from suture.protocol.check import Expectation, check_reply
 from suture.protocol.messages import Abstain, Evaluation, Metrics, Payload, Reply, SiteInfo, Update
 from suture.protocol.packing import Packed, check_size, load, pack, save, tensor_fields, tensors_of, unpack
@@ -130,7 +131,7 @@ class UpdateCollector:
             return {"status": "abstained", "reason": f"{reply.reason} ({reply.error}{rows})"}
         line: Line = {"status": "accepted"}
         if isinstance(reply, Update):
-            self._spool.mkdir(parents=True, exist_ok=True)
+            make_folder(self._spool)
             # A spool does not outlive the process that reads it, so it need not reach the disk itself.
             save(self._path(site), Packed(_apart(tensors_of(reply)), {}), durable=False)
             line |= {"weight": reply.weight, "train_loss": reply.train_loss, "scalars": dict(reply.scalars)}

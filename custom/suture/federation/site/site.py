@@ -6,7 +6,6 @@ typed `Abstain`; the text of the error stays in the site's own log.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,7 +18,7 @@ from torch import Tensor
 
 from suture.core.environment import unusable
 from suture.core.errors import ConfigError
-from suture.core.files import write_json
+from suture.core.files import FolderLock, make_folder, read_json, write_json
 from suture.core.labels import LabelSet
 from suture.data.batch import columns
 from suture.data.config import SiteConfig
@@ -61,8 +60,15 @@ _FORMER_COUNTS = "said.json"
 """Its name in earlier versions: what a site has sent stays sent when its software changes."""
 
 
+LOCK = ".site.lock"
+"""The lock of the site's folder of an experiment: one process at a time answers from its states."""
+
+TAKEOVER = 60.0
+"""Seconds to wait for the lock: the process of an earlier job may still be ending."""
+
+
 class Site:
-    """A site of a federation.
+    """A site of a federation. From the first task on, no other process can answer from its folder.
 
     Args:
         name: of the site in the federation.
@@ -94,6 +100,7 @@ class Site:
         self._cache: dict[str, Tensor] = {}
         self._models: dict[Labels, Classifier] = {}
         self._halved: int | None = None  # batch size after memory was full
+        self._lock: FolderLock | None = None  # from the first task on
 
     def answer(self, task: Payload) -> Reply:
         """Perform a task of the server; an expected failure becomes an `Abstain`.
@@ -108,6 +115,7 @@ class Site:
             "evaluate": self._evaluate,
         }
         try:
+            self._lock = self._lock or FolderLock.take(self.folder / LOCK, TAKEOVER)
             check_consent(self.name, self.plan, self.config)
             self._keep(task.best)
             return steps[task.task](task)
@@ -116,6 +124,10 @@ class Site:
             if abstained := abstention(error):
                 return abstained
             raise
+
+    def close(self) -> None:
+        """Leave the folder to other processes."""
+        self._lock = None
 
     def expectation(self, task: Payload) -> Expectation:
         """Return what this site may answer to a task; the site's filter checks the answer against it."""
@@ -351,9 +363,9 @@ def first_counts(
     """
     path = folder / FIRST_COUNTS
     sent = next((p for p in (path, folder / _FORMER_COUNTS) if p.exists()), None)
-    before = json.loads(sent.read_text())["counts"] if sent else {}
+    before = read_json(sent, "counts")["counts"] if sent else {}
     answer = {name: before.get(name, counts[name]) for name in labels.names}
     if before.keys() < {*before, *answer}:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         write_json(path, {"counts": before | answer})
     return {name: None if pair is None else (int(pair[0]), int(pair[1])) for name, pair in answer.items()}

@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from suture.core.errors import ConfigError, FederationError
-from suture.core.files import atomic_write
+from suture.core.files import atomic_write, make_folder
 from suture.flare.admin.kit import Kit, kits_in, poc_folder
 from suture.flare.admin.policy import allow_classes, allow_packages, make_strict, survive
 from suture.methods import entry_of
@@ -166,7 +166,7 @@ def simulate(job: Job, folder: Path) -> tuple[list[str], Path]:
     if job.simulation is None:
         raise ConfigError(f"{job.name} simulates no sites; write each site's local/suture.toml yourself")
     data = data_of(job, folder)
-    data.mkdir(parents=True, exist_ok=True)
+    make_folder(data)
     return job.simulation.prepare(data, data / "runs", job.seed, job.method), data
 
 
