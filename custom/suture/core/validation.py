@@ -18,6 +18,13 @@ STRICT = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
 """Configuration of validated dataclasses: unknown fields are errors."""
 
 
+LIMIT = 10**6
+"""Largest whole number in a job, of rounds, epochs, images and the like: a larger one is a slip."""
+
+LARGEST_SEED = 2**63 - 1
+"""Largest seed: numbers in a message have 64 bits."""
+
+
 class Section(BaseModel):
     """A section of a configuration: unknown keys are errors, and values are immutable."""
 

@@ -19,7 +19,7 @@ from suture.core.errors import DataError
 from suture.core.files import make_folder, read_json, remove_leftovers, temporary_beside, write_json, writing
 from suture.core.labels import LabelSet
 from suture.core.seeds import seed_for
-from suture.core.validation import STRICT
+from suture.core.validation import LARGEST_SEED, LIMIT, STRICT
 from suture.data.readers import DataConfig
 from suture.data.readers.hospital import HospitalConfig
 from suture.data.split import by_patient
@@ -273,12 +273,12 @@ class PhantomSites:
         learning_rates: by name of the site, for sites with one of their own.
     """
 
-    images: Annotated[int, Field(ge=20)] = 1500
-    held_out: Annotated[int, Field(ge=30)] = 1500
+    images: Annotated[int, Field(ge=20, le=LIMIT)] = 1500
+    held_out: Annotated[int, Field(ge=30, le=LIMIT)] = 1500
     contrast: Annotated[float, Field(gt=0)] = 1.0
     shift: Annotated[float, Field(ge=0)] = 1.0
     every_label: bool = False
-    seed: Annotated[int, Field(ge=0)] | None = None
+    seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] | None = None
     learning_rates: dict[str, float] = Field(default_factory=dict)
 
     def prepare(self, folder: Path, runs: Path, seed: int, method: type[Method] | Method) -> list[str]:
