@@ -53,6 +53,7 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Examine this site or server: versions, certificates, connection, policy, data, disk, GPU."""
+    from suture.core.printable import printable
     from suture.flare.admin.doctor import examine
 
     findings = examine(workspace)
@@ -63,7 +64,7 @@ def doctor(
             line = escape(printable_lines(f"{finding.about}: {finding.text}"))
             console.print(f"{_MARKS[finding.status]} {line}", soft_wrap=True, highlight=False)
             if finding.remedy:
-                remedy = f"        {escape(finding.remedy)}"
+                remedy = f"        {escape(printable(finding.remedy))}"
                 console.print(remedy, soft_wrap=True, highlight=False, style="dim")
     if any(finding.status == "error" for finding in findings):
         raise typer.Exit(1)

@@ -19,9 +19,9 @@ from suture.cli.common import (
     Sets,
     SiteThreads,
     StartupKit,
-    console,
     guarded,
     job_with,
+    print_line,
 )
 from suture.cli.jobs import run_remotely, show_run
 
@@ -191,7 +191,7 @@ def _export(
 ) -> None:
     from suture.flare.recipe import export_job
 
-    console.print(f"job: {export_job(job, out, experiment, sites, bundle)}", soft_wrap=True)
+    print_line(f"job: {export_job(job, out, experiment, sites, bundle)}")
 
 
 def run_job_file(job: Job) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import reprlib
 from collections.abc import Iterable
 
@@ -19,6 +20,45 @@ class ConfigError(SutureError):
 
 class CodeMismatch(ConfigError):
     """A job that another version of the package created than the one that runs it."""
+
+
+class InUse(ConfigError):
+    """A folder that another process is using.
+
+    Args:
+        folder: the folder.
+        process: number of the process, as text; empty where it is not known.
+    """
+
+    def __init__(self, folder: object, process: str = "") -> None:
+        self.who = f" (process {process})" if process else ""
+        super().__init__(
+            f"another process is using {folder}{self.who}; wait for it or end it, then try again"
+        )
+
+
+class DiskError(SutureError, OSError):
+    """A file or folder that cannot be written: ``DiskError(errno, strerror, path)``.
+
+    It is an `OSError` too, so that code which looks at `errno` needs to know nothing of it.
+    """
+
+    def __str__(self) -> str:
+        remedy = _REMEDIES.get(self.errno or 0, "see to that disk, then try again")
+        return f"{self.filename}: {self.strerror}; {remedy}"
+
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""The system's numbers of a full disk, a full quota and a file that is too large."""
+
+LOCKED = (errno.EROFS, errno.EACCES, errno.EPERM)
+"""The system's numbers of a read-only disk and of missing rights."""
+
+_REMEDIES = {
+    **dict.fromkeys(FULL, "make room there, then try again"),
+    **dict.fromkeys(LOCKED, "make it writable, or choose another place"),
+    **dict.fromkeys((errno.ENOENT, errno.ENOTDIR), "create its folder, or choose another place"),
+}
 
 
 class DataError(SutureError):

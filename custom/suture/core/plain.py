@@ -68,21 +68,6 @@ def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no number of JSON")
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Read an object of strict JSON.
-
-    Raises:
-        ConfigError: the file is missing, too large, no UTF-8, no JSON or no object.
-    """
-    try:
-        value = parse_json(_read(path))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read as JSON: {_why(error)}") from error
-    if not isinstance(value, dict):
-        raise ConfigError(f"{path} has no object of JSON; restore the file, or write it anew")
-    return value
-
-
 def read_toml(path: Path) -> dict[str, Any]:
     """Read a file of TOML.
 
@@ -91,7 +76,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         ConfigError: it is too large, no UTF-8 or no TOML.
     """
     try:
-        raw = tomllib.loads(_read(path).decode("utf-8-sig"))
+        raw = tomllib.loads(read_bounded(path).decode("utf-8-sig"))
         check_plain(raw)
     except RecursionError:
         raise ConfigError(f"{path} is nested more than {DEEPEST} levels deep; write it flat") from None
@@ -100,8 +85,13 @@ def read_toml(path: Path) -> dict[str, Any]:
     return raw
 
 
-def _read(path: Path) -> bytes:
-    """Return the bytes of a file, but never of one that has no end."""
+def read_bounded(path: Path) -> bytes:
+    """Return the bytes of a file, but never of one that has no end.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it is too large.
+    """
     with path.open("rb") as file:
         data = file.read(LARGEST_FILE + 1)
     if len(data) > LARGEST_FILE:

@@ -8,7 +8,7 @@ LONGEST_LINE = 500
 """Largest number of characters of a text of another party."""
 
 
-def printable(text: str, most: int = LONGEST_LINE) -> str:
+def printable(text: object, most: int = LONGEST_LINE) -> str:
     """Return a text on one line of at most `most` characters, with control characters as their escapes.
 
     An escape sequence could overwrite what a terminal shows, and a new line could forge another message.
@@ -16,7 +16,7 @@ def printable(text: str, most: int = LONGEST_LINE) -> str:
     >>> printable("lost\\nround 99/99")
     'lost\\\\nround 99/99'
     """
-    line = _escaped(text[: most + 1])
+    line = _escaped(str(text)[: most + 1])
     return line if len(line) <= most else line[: most - 1] + "…"
 
 

@@ -22,6 +22,13 @@ OPEN = ConfigDict(extra="ignore", arbitrary_types_allowed=True)
 """Configuration of those that read a part of what another version may extend: unknown fields are ignored."""
 
 
+LIMIT = 10**6
+"""Largest whole number in a job, of rounds, epochs, images and the like: a larger one is a slip."""
+
+LARGEST_SEED = 2**63 - 1
+"""Largest seed: numbers in a message have 64 bits."""
+
+
 class Section(BaseModel):
     """A section of a configuration: unknown keys are errors, and values are immutable."""
 

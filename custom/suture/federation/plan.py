@@ -12,21 +12,21 @@ from pydantic.dataclasses import dataclass
 
 from suture.core.errors import CodeMismatch, ConfigError, shown
 from suture.core.names import check_experiment
-from suture.core.validation import STRICT, parse
+from suture.core.validation import LIMIT, STRICT, parse
 from suture.data.augmentation import Augmentation
 from suture.methods import METHODS, method_class
 from suture.methods.base import Method, RoundContext
 from suture.methods.source import code_hash as code_hash
-from suture.models import MODELS, ModelSpec, check_portable
+from suture.models import MODELS, ModelSpec, check_portable, check_size
 from suture.protocol.messages import Word
 
 Selection = Literal["site_loss", "server_metric", "server_balanced_accuracy", "last"]
 
 
 def _whole_or_share(value: float) -> float:
-    if (value >= 1 and isinstance(value, int)) or 0 < value < 1:
+    if (isinstance(value, int) and 1 <= value <= LIMIT) or 0 < value < 1:
         return value
-    raise ValueError("is a number of sites from 1, or a share of them between 0 and 1")
+    raise ValueError(f"is a number of sites from 1 to {LIMIT}, or a share of them between 0 and 1")
 
 
 Quorum = Annotated[int | float, AfterValidator(_whole_or_share)]
@@ -50,8 +50,8 @@ class Plan:
         code: hash of the package that created the job.
 
     Raises:
-        ConfigError: the experiment's name cannot be used, the settings contradict one another, or the model
-            names a file of words rather than the words.
+        ConfigError: the experiment's name cannot be used, the model is far too large or names a file of words
+            rather than the words, or the settings contradict one another.
     """
 
     method: Method
@@ -85,6 +85,7 @@ class Plan:
                 f"choose a model of images, or one of the methods that take both: {others}"
             )
         self.method.check_model(self.model)
+        check_size(self.model)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as plain values for the configuration of a job."""
@@ -193,15 +194,15 @@ class Schedule:
         ConfigError: patience cannot work with the selection.
     """
 
-    rounds: Annotated[int, Field(ge=1)]
+    rounds: Annotated[int, Field(ge=1, le=LIMIT)]
     job: str = "job"
     title: str = "federated training"
     min_sites: Quorum | None = None
-    round_timeout: Annotated[int, Field(ge=1)] = 3600
-    grace: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    round_timeout: Annotated[int, Field(ge=1, le=LIMIT)] = 3600
+    grace: Annotated[float, Field(ge=0, le=LIMIT)] | None = None
     selection: Selection = "site_loss"
-    patience: Annotated[int, Field(ge=1)] | None = None
-    max_failed_rounds: Annotated[int, Field(ge=1)] = 2
+    patience: Annotated[int, Field(ge=1, le=LIMIT)] | None = None
+    max_failed_rounds: Annotated[int, Field(ge=1, le=LIMIT)] = 2
     max_update: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = 100.0
     label_map: dict[str, str] = Field(default_factory=dict)
     accept_labels: bool | tuple[str, ...] = False

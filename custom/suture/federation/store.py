@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from suture.core.errors import ConfigError, SutureError
+from suture.core.files import make_folder, writing
 from suture.protocol.packing import Packed, load, save
 
 log = logging.getLogger(__name__)
@@ -40,9 +41,9 @@ class Rounds:
         A best round that is written again, after a step back, is no longer the best one.
 
         Raises:
-            OSError: nothing was written; the states on disk are unchanged.
+            DiskError: nothing was written; the states on disk are unchanged.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
         save(self.path(round_), replace(state, header={"format": FORMAT, **state.header}))
         self.best_path(round_).unlink(missing_ok=True)
         base = [r for r in self.rounds() if r <= committed][-RETAINED:]
@@ -138,7 +139,8 @@ class Rounds:
         an older round needs the best round of that time. A later best round was taken back with its time.
         """
         if not self.best_path(round_).exists():
-            os.link(self.path(round_), self.best_path(round_))
+            with writing(self.best_path(round_)):
+                os.link(self.path(round_), self.best_path(round_))
         on_disk, best = self.rounds(), self._numbers(_BEST)
         outlived = [r for r in best if r <= round_ and on_disk and r < on_disk[0]][:-1]
         taken_back = [r for r in best if r > round_ and r in on_disk]

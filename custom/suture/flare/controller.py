@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import IO
 
@@ -18,8 +18,8 @@ from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 from nvflare.widgets.info_collector import GroupInfoCollector, InfoCollector
 
-from suture.core.errors import Aborted, RejectedUpdate, SutureError
-from suture.core.files import hold
+from suture.core.errors import Aborted, DiskError, RejectedUpdate, SutureError
+from suture.core.files import hold, make_folder, replacing
 from suture.federation.loop import federate
 from suture.federation.plan import Plan, Schedule
 from suture.federation.server.collector import Receiver
@@ -114,13 +114,29 @@ class FederationController(Controller):
     def _publish(self, folder: Path, fl_ctx: FLContext) -> None:
         """Copy the results to where FLARE's job download finds them."""
         target = Path(fl_ctx.get_engine().get_workspace().get_result_root(fl_ctx.get_job_id()))
-        target.mkdir(parents=True, exist_ok=True)
-        for name in RESULTS:
-            source = folder / name
-            if source.is_dir():
-                shutil.copytree(source, target / name, dirs_exist_ok=True)
-            elif source.exists():
-                shutil.copy2(source, target / name)
+        try:
+            make_folder(target)
+            copy_results(folder, target)
+        except DiskError as error:
+            log.error("the results stay in %s: %s", folder, error)
+            self.system_panic(f"the results could not be offered for download: {error}", fl_ctx)
+
+
+def copy_results(folder: Path, target: Path, without: Collection[str] = ()) -> None:
+    """Copy the files of `RESULTS` from a run folder into another one; each is whole, or as it was.
+
+    Raises:
+        DiskError: one of them could not be written; names it.
+    """
+    for name in RESULTS:
+        source, to = folder / name, target / name
+        if name in without or not source.exists():
+            continue
+        if source.is_dir():
+            make_folder(to)
+        for path in sorted(source.iterdir()) if source.is_dir() else [source]:
+            with replacing(to / path.name if source.is_dir() else to) as temporary:
+                shutil.copy2(path, temporary)
 
 
 class FlareTransport:

@@ -17,6 +17,7 @@ from nvflare.job_config.defs import FilterType
 from nvflare.recipe.spec import Recipe
 
 from suture.core.errors import ConfigError
+from suture.core.files import writing
 from suture.core.names import check_sites
 from suture.federation.plan import Plan, Schedule, needed
 from suture.flare.codec import as_text
@@ -178,9 +179,16 @@ def export_job(
 
     Raises:
         ConfigError: the folder already holds a job of that name, or the method cannot run in a federation.
+        DiskError: the folder cannot be written; nothing is left of the job.
     """
     target = folder / job.name
     if target.exists():
         raise ConfigError(f"{target} already exists; choose another folder")
-    recipe_of(job, experiment, sites, bundle).export(str(folder))
+    recipe = recipe_of(job, experiment, sites, bundle)
+    try:
+        with writing(target):
+            recipe.export(str(folder))
+    except BaseException:
+        shutil.rmtree(target, ignore_errors=True)
+        raise
     return target

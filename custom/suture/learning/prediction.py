@@ -12,7 +12,7 @@ from torch import Tensor
 
 from suture.core.environment import unusable
 from suture.core.errors import ConfigError, DataError
-from suture.core.files import atomic_write
+from suture.core.files import atomic_write, make_folder
 from suture.core.spreadsheets import as_cell
 from suture.data.decoding import images_to_predict, read_image, resize_pad, within
 from suture.data.limits import MOST_TEXT, file_bytes
@@ -142,7 +142,7 @@ def predict_to_csv(model_folder: Path, source: Path, out: Path, device: str = "c
         the number of predictions, and the names of images that cannot be read.
     """
     frame = open_model(model_folder, device).predict(source).rename(index=as_cell, columns=as_cell)
-    out.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(out.parent)
     atomic_write(out, frame.to_csv(float_format="%.6f", lineterminator="\n").encode())
     return len(frame), frame.attrs["skipped"]
 
@@ -180,8 +180,8 @@ def documents_to_predict(source: Path) -> list[tuple[str, str]]:
     """Return name and text of each document of a path: a .txt file, a folder of them, or a CSV.
 
     Raises:
-        DataError: the path does not exist or has no document, the CSV no column ``text``, a file is no UTF-8, or
-            a link leads out of the folder.
+        DataError: the path does not exist or has no document, the CSV no column ``text``, a file is no UTF-8,
+            or a link leads out of the folder.
     """
     if source.suffix.lower() == ".csv" and source.is_file():
         sheet = read_sheet(source)

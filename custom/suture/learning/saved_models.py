@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from suture.core.errors import DataError
-from suture.core.files import atomic_write
+from suture.core.files import atomic_write, make_folder
 from suture.core.labels import LabelSet
 from suture.core.spreadsheets import as_cell
 from suture.data.augmentation import Augmentation
@@ -190,5 +190,5 @@ def write_scores(done: Evaluated, path: Path) -> None:
     for patient, y, scores in zip(done.patients, done.y, done.scores, strict=True):
         known = ("" if np.isnan(v) else f"{v:g}" for v in y)
         writer.writerow([as_cell(patient), *known, *(f"{s:.6f}" for s in scores)])
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     atomic_write(path, text.getvalue().encode())

@@ -15,9 +15,8 @@ from safetensors.torch import load_file, save
 
 from suture.core import VERSION
 from suture.core.errors import ConfigError, SutureError, as_word
-from suture.core.files import replacing, write_json
+from suture.core.files import make_folder, read_json, replacing, write_json
 from suture.core.labels import LabelSet, LabelType
-from suture.core.plain import read_json
 from suture.core.validation import OPEN, parse
 from suture.models import ModelSpec, build, check_portable
 from suture.models.classifier import Classifier, Preprocessing, check_tensors
@@ -30,7 +29,7 @@ def save_model(model: Classifier, spec: ModelSpec, folder: Path, facts: Mapping[
     Args:
         facts: further entries of model.json (job, round).
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     with replacing(folder / "model.safetensors") as temporary:
         # Not `save_file`: only the owner may read its file.
         temporary.write_bytes(save({name: t.contiguous() for name, t in model.state_dict().items()}))

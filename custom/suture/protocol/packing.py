@@ -183,7 +183,7 @@ def save(path: Path, packed: Packed, durable: bool = True) -> None:
         durable: see `replacing`. A file that only this process reads back needs no checksum either.
 
     Raises:
-        OSError: the disk is full or the folder cannot be written; the file that was there is untouched.
+        DiskError: the disk is full or the folder cannot be written; the file that was there is untouched.
     """
     with replacing(path, durable) as temporary:
         try:

@@ -5,6 +5,7 @@ They are run.json, history.jsonl, metrics.json and diagnostics.jsonl.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -14,6 +15,8 @@ from pydantic import AliasChoices, Field, FiniteFloat, NonNegativeInt, TypeAdapt
 
 from suture.core.errors import DataError
 from suture.protocol.messages import Spent
+
+log = logging.getLogger(__name__)
 
 Number = FiniteFloat | None
 
@@ -255,7 +258,7 @@ def read_history(folder: Path) -> list[Round]:
     """Read the rounds of history.jsonl in their order; none if the run ended before the first one.
 
     Raises:
-        DataError: naming the line that cannot be read.
+        DataError: naming the line that cannot be read; a last line that was never ended is left out.
     """
     return _read_lines(Round, folder / "history.jsonl")
 
@@ -280,12 +283,19 @@ def read_metrics(folder: Path) -> Metrics | None:
 
 
 def _read_lines(kind: type[T], path: Path) -> list[T]:
-    lines = path.read_bytes().splitlines() if path.is_file() else []
-    return [
+    """Read a record from each line; a last line that was never ended is left out, with a warning."""
+    *lines, last = path.read_bytes().split(b"\n") if path.is_file() else [b""]
+    found = [
         _parse_text(kind, line, f"{path}, line {number}")
         for number, line in enumerate(lines, 1)
         if line.strip()
     ]
+    if last.strip():
+        try:
+            found.append(_parse_text(kind, last, ""))
+        except DataError:
+            log.warning("%s, line %d, was never ended and is left out", path, len(lines) + 1)
+    return found
 
 
 def _parse_text(kind: type[T], text: bytes, where: str) -> T:

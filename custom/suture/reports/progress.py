@@ -13,11 +13,12 @@ from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.markup import escape
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from suture.core.printable import printable_lines, printable_values
+from suture.core.printable import printable, printable_lines, printable_values
 
 _MARKS = {
     "accepted": "[green]✓[/]",
@@ -41,13 +42,22 @@ class Progress:
         self._since = time.monotonic()
 
     def take(self, event: dict[str, Any]) -> str | None:
-        """Update the state by an event; return the line that describes the event, or None."""
+        """Update the state by an event; return the line that describes the event, or None.
+
+        Events of a server are text of another party: the line holds printable characters alone.
+        """
+        try:
+            return self._take(event)
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
+            return f"an event that cannot be read: {printable(event, 80)}"
+
+    def _take(self, event: dict[str, Any]) -> str | None:
         own, event = event.get("text"), printable_values(event)  # which may quote what a site has sent
         kind = event["event"]
         line: str | None = None
         if kind == "begin":
-            self.rounds, self.round = event["rounds"], event["round"]
-            self.sites = dict.fromkeys(event["sites"], "")
+            self.rounds, self.round = int(event["rounds"]), int(event["round"])
+            self.sites = dict.fromkeys(map(str, event["sites"]), "")
             self._since, self._done_rounds = time.monotonic(), 0
             line = f"{len(self.sites)} sites, {len(event['labels'])} labels, {self.rounds} rounds"
             if self.round:
@@ -55,7 +65,7 @@ class Progress:
             for site, reason in event["refused"].items():
                 line += f"\n{site} does not take part: {reason}"
         elif kind == "round":
-            self.round, self.sites = event["round"], dict.fromkeys(self.sites, "")
+            self.round, self.sites = int(event["round"]), dict.fromkeys(self.sites, "")
             self.doing = "training"
         elif kind == "answer":
             if event["site"] in self.sites:
@@ -63,7 +73,9 @@ class Progress:
             if event["status"] != "accepted":
                 line = f"{event['site']}: {event['status']}, {event['reason']}"
         elif kind == "validated":
-            self.loss, self.auroc = event["loss"], event["auroc"]
+            self.loss, self.auroc = (
+                None if event[key] is None else float(event[key]) for key in ("loss", "auroc")
+            )
         elif kind == "committed":
             self._done_rounds += 1
             self.doing = "evaluating" if self.round == self.rounds else "training"
@@ -96,7 +108,10 @@ class Progress:
             ProgressBar(total=max(self.rounds, 1), completed=self._done_rounds, width=30),
             Text(self.doing + self._figures() + self._left()),
         )
-        marks = "   ".join(f"{_MARKS.get(status, '[dim]…[/]')} {site}" for site, status in self.sites.items())
+        marks = "   ".join(
+            f"{_MARKS.get(status, '[dim]…[/]')} {escape(printable(site, 80))}"
+            for site, status in self.sites.items()
+        )
         return Group(Text(self.title, style="bold"), grid, Text.from_markup(marks))
 
 
@@ -127,14 +142,20 @@ class _Follower(threading.Thread):
         self._ending.set()
         self.join()
 
+    def _line(self, text: str) -> str | None:
+        try:
+            return self._progress.take(json.loads(text))
+        except (ValueError, RecursionError):
+            return f"an event that cannot be read: {printable(text, 80)}"
+
     def _read(self) -> None:
-        with self._events.open() as file:
+        with self._events.open("rb") as file:
             file.seek(self._position)
-            for text in iter(file.readline, ""):
-                if not text.endswith("\n"):
+            for raw in file:
+                if not raw.endswith(b"\n"):
                     return
-                self._position += len(text.encode())
-                line = self._progress.take(json.loads(text))
+                self._position += len(raw)
+                line = self._line(raw.decode(errors="replace"))
                 if line and (self._live is None or not line.startswith("round")):
                     self._console.print(line, highlight=False, markup=False)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from suture.core.errors import FederationError, RejectedUpdate
+from suture.core.files import make_folder
 from suture.core.printable import printable
 from suture.federation.server.norm_bound import Norms, norms_of, too_large
 from suture.protocol.check import Expectation, check_reply
@@ -138,7 +139,7 @@ class UpdateCollector:
         if isinstance(reply, (Update, Evaluation)) and reply.spent:
             line["spent"] = asdict(reply.spent)
         if isinstance(reply, Update):
-            self._spool.mkdir(parents=True, exist_ok=True)
+            make_folder(self._spool)
             # A spool does not outlive the process that reads it, so it need not reach the disk itself.
             save(self._path(site), Packed(tensors_of(reply), {}), durable=False)
             line |= {"weight": reply.weight, "train_loss": reply.train_loss, "scalars": dict(reply.scalars)}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import logging
 import traceback
 from pathlib import Path
@@ -19,6 +18,7 @@ from suture.core.errors import (
     RescueFactorError,
     SutureError,
 )
+from suture.core.files import append_line, make_folder
 from suture.learning.training import NonFiniteLoss
 from suture.protocol.messages import Abstain, Payload, Reason
 
@@ -93,9 +93,8 @@ def record_error(folder: Path, site: str, task: Payload, error: Exception) -> No
         "traceback": "".join(traceback.format_exception(error)),
     }
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with (folder / "errors.jsonl").open("a") as file:
-            file.write(json.dumps(record) + "\n")
+        make_folder(folder)
+        append_line(folder / "errors.jsonl", record)
     except OSError as full:
         log.error("%s: the error could not be recorded: %s", site, full.strerror)
 

@@ -19,9 +19,8 @@ from torch import Tensor
 
 from suture.core.environment import unusable
 from suture.core.errors import ConfigError
-from suture.core.files import write_json
+from suture.core.files import FolderLock, make_folder, read_json, write_json
 from suture.core.labels import LabelSet
-from suture.core.plain import read_json
 from suture.core.validation import OPEN, parse
 from suture.data.batch import columns
 from suture.data.config import SiteConfig
@@ -77,8 +76,15 @@ _FORMER_COUNTS = "said.json"
 """Its name in earlier versions: what a site has sent stays sent when its software changes."""
 
 
+LOCK = ".site.lock"
+"""The lock of the site's folder of an experiment: one process at a time answers from its states."""
+
+TAKEOVER = 60.0
+"""Seconds to wait for the lock: the process of an earlier job may still be ending."""
+
+
 class Site:
-    """A site of a federation.
+    """A site of a federation. From the first task on, no other process can answer from its folder.
 
     Args:
         name: of the site in the federation.
@@ -111,6 +117,7 @@ class Site:
         self._cache: dict[str, Tensor] = {}
         self._models: dict[Labels, Classifier] = {}
         self._halved: int | None = None  # batch size after memory was full
+        self._lock: FolderLock | None = None  # from the first task on
 
     def answer(self, task: Payload) -> Reply:
         """Perform a task of the server; an expected failure becomes an `Abstain`.
@@ -120,6 +127,7 @@ class Site:
         """
         torch.set_num_threads(self.config.training.threads)
         try:
+            self._lock = self._lock or FolderLock.take(self.folder / LOCK, TAKEOVER)
             check_consent(self.name, self.plan, self.config)
             self._keep(task.best)
             return self._introduced(task) if task.task == "handshake" else self._answered(task)
@@ -128,6 +136,10 @@ class Site:
             if abstained := abstention(error):
                 return abstained
             raise
+
+    def close(self) -> None:
+        """Leave the folder to other processes."""
+        self._lock = None
 
     def expectation(self, task: Payload) -> Expectation:
         """Return what this site may answer to a task; the site's filter checks the answer against it."""
@@ -446,7 +458,7 @@ def first_counts(
     before = every.of(split)
     answer = {name: before.get(name, counts[name]) for name in labels}
     if before.keys() < {*before, *answer}:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         write_json(path, every.with_split(split, before | answer))
     return answer
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -99,6 +100,26 @@ def certificate(path: Path) -> x509.Certificate:
         raise ConfigError(f"{path}: {error.strerror}; provision the kit again") from error
     except ValueError as error:
         raise ConfigError(f"{path} is no certificate: {error}; provision the kit again") from error
+
+
+def check_valid_now(kit: Kit) -> None:
+    """Check the dates of a kit's certificates; FLARE would end a connection without saying why.
+
+    Raises:
+        ConfigError: one of them has expired or is not valid yet; names it and the remedy.
+    """
+    now = datetime.now(UTC)
+    for name in (CERTIFICATES[kit.role], "rootCA.pem"):
+        path = kit.folder / "startup" / name
+        begins, ends = certificate(path).not_valid_before_utc, certificate(path).not_valid_after_utc
+        if now > ends:
+            raise ConfigError(
+                f"{path} expired on {ends:%Y-%m-%d}; ask the project's administrator for a new startup kit"
+            )
+        if now < begins:
+            raise ConfigError(
+                f"{path} is valid from {begins:%Y-%m-%d %H:%M} UTC only; set the clock of this machine right"
+            )
 
 
 def _common_name(path: Path) -> str:

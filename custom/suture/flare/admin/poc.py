@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from suture.core.errors import ConfigError, FederationError
-from suture.core.files import atomic_write
+from suture.core.files import atomic_write, make_folder, replacing, writing
 from suture.flare.admin.kit import Kit, kits_in, poc_folder
 from suture.flare.admin.policy import allow_classes, allow_packages, make_strict, survive
 from suture.methods import entry_of
@@ -89,7 +89,7 @@ def provision(project: Path, folder: Path) -> None:
     """
     from nvflare.tool.poc.poc_commands import prepare_poc_provision, save_startup_kit_dir_config
 
-    with redirect_stdout(io.StringIO()):
+    with redirect_stdout(io.StringIO()), writing(folder):
         try:
             made = prepare_poc_provision([], 0, str(folder), "", False, str(project))
         except (ValueError, RuntimeError, KeyError) as error:
@@ -166,7 +166,7 @@ def simulate(job: Job, folder: Path) -> tuple[list[str], Path]:
     if job.simulation is None:
         raise ConfigError(f"{job.name} simulates no sites; write each site's local/suture.toml yourself")
     data = data_of(job, folder)
-    data.mkdir(parents=True, exist_ok=True)
+    make_folder(data)
     return job.simulation.prepare(data, data / "runs", job.seed, job.method), data
 
 
@@ -193,7 +193,8 @@ def place_configs(job: Job, names: Sequence[str], data: Path, kits: dict[str, Ki
     for name, kit in {SERVER: server, **sites}.items():
         source, target = data / name / "suture.toml", kit.folder / "local" / "suture.toml"
         if source.exists():
-            shutil.copy2(source, target)
+            with replacing(target) as temporary:
+                shutil.copy2(source, temporary)
         else:
             target.unlink(missing_ok=True)
 
