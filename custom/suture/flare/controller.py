@@ -26,6 +26,7 @@ from suture.federation.server.collector import Receiver
 from suture.federation.server.server import Server, find_server_config, open_server
 from suture.flare.codec import from_shareable_, register, to_shareable
 from suture.flare.event_feed import GROUP, EventFeed
+from suture.flare.job_guard import JobGuard
 from suture.flare.workspace import check_method_allowed, workspace_root
 from suture.protocol.messages import TaskName
 from suture.protocol.packing import Packed
@@ -82,8 +83,10 @@ class FederationController(Controller):
             self.system_panic(str(error), fl_ctx)
             return
         self._feed = EventFeed(server.record.folder / "events.jsonl")
+        transport = FlareTransport(self, fl_ctx, abort_signal, server.schedule.round_timeout)
         try:
-            federate(server, FlareTransport(self, fl_ctx, abort_signal, server.schedule.round_timeout))
+            JobGuard(fl_ctx.get_engine(), transport.refuse)
+            federate(server, transport)
         except (SutureError, OSError) as error:
             aborted = abort_signal.triggered or isinstance(error, Aborted)
             status = "interrupted" if aborted else "failed"
@@ -133,6 +136,8 @@ class FlareTransport:
         self._fl_ctx = fl_ctx
         self._abort = abort
         self._timeout = timeout
+        self._tasks: dict[str, Task] = {}
+        self._answers: _Answers | None = None
 
     @property
     def sites(self) -> list[str]:
@@ -146,28 +151,45 @@ class FlareTransport:
             Aborted: the job was aborted, or its server has died.
         """
         deadline = time.monotonic() + self._timeout
-        answers = _Answers(payloads, receive)
-        tasks = {
-            site: Task(task, to_shareable(packed), timeout=self._timeout, result_received_cb=answers.take)
+        answers = self._answers = _Answers(payloads, receive)
+        tasks = self._tasks = {
+            site: Task(
+                task,
+                to_shareable(packed),
+                timeout=self._timeout,
+                before_task_sent_cb=answers.note_fetch,
+                result_received_cb=answers.take,
+            )
             for site, packed in payloads.items()
         }
         for site, work in tasks.items():
             self._controller.broadcast(work, self._fl_ctx, targets=[site], min_responses=1)
         # FLARE retires finished tasks only five times a second, so the answers themselves are counted too.
-        while answers.missing and self._controller.get_num_standing_tasks() and not receive.enough():
+        while (left := answers.waiting()) and self._controller.get_num_standing_tasks():
+            if receive.enough(left):
+                break
             if self._aborted():
                 raise Aborted("the job was aborted, or its server has died")
             time.sleep(_POLL)
         why = "the task ended without an answer"
         if time.monotonic() >= deadline:
             why = f"no answer within {self._timeout} s"
-        elif receive.enough():
+        elif receive.enough(answers.waiting()):
             why = "not waited for: enough others had answered"
+        self._tasks = {}  # their payloads are as large as the model
         missing = dict(answers.missing)
         for site in missing:
             # An answer to a cancelled task goes to `process_result_of_unknown_task`.
             self._controller.cancel_task(tasks[site], fl_ctx=self._fl_ctx)
         return {site: reason or why for site, reason in missing.items()}
+
+    def refuse(self, site: str, why: str) -> None:
+        """End the open task of a site whose answer cannot be used; see `JobGuard`."""
+        log.warning("refused: %s: %s", site, why)
+        answers, task = self._answers, self._tasks.get(site)
+        if answers and task and site in answers.missing:
+            answers.missing[site] = why
+            self._controller.cancel_task(task, fl_ctx=self._fl_ctx)
 
     def _aborted(self) -> bool:
         """Whether the job was aborted or its server has died, which FLARE signals in another way."""
@@ -184,6 +206,14 @@ class _Answers:
     def __init__(self, sites: Iterable[str], receive: Receiver) -> None:
         self.missing = dict.fromkeys(sites, "")
         self._receive = receive
+
+    def waiting(self) -> list[str]:
+        """The sites that may still answer."""
+        return [site for site, reason in list(self.missing.items()) if not reason]
+
+    def note_fetch(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
+        """Note that a site fetches its task, as FLARE's callback."""
+        self._receive.fetched(client_task.client.name)
 
     def take(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
         """Take the result of a task, as FLARE's callback."""
