@@ -102,6 +102,16 @@ def test_an_error_code_is_no_update_and_keeps_its_name(ask: Ask) -> None:
     assert collector.accepted() == ["a"]
 
 
+def test_an_answer_that_cannot_be_read_costs_its_site_and_nothing_else(ask: Ask) -> None:
+    strange = good()
+    strange["DXO"] = {"kind": 5}
+    broken = SimpleNamespace(get_return_code=lambda: ReturnCode.OK)
+    _, collector, missing = ask({"a": good(), "b": strange, "c": broken}, quorum=1, timeout=60)
+    assert missing["b"] == "unexpected kind of data 5"
+    assert missing["c"] == "the answer could not be read (AttributeError)"
+    assert collector.accepted() == ["a"]
+
+
 def test_all_are_waited_for_without_a_grace(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(1000))
     monkeypatch.setattr("suture.flare.controller.time.sleep", lambda _: None)

@@ -152,21 +152,12 @@ class FlareTransport:
         """
         deadline = time.monotonic() + self._timeout
         answers = self._answers = _Answers(payloads, receive)
-        tasks = self._tasks = {
-            site: Task(
-                task,
-                to_shareable(packed),
-                timeout=self._timeout,
-                before_task_sent_cb=answers.note_fetch,
-                result_received_cb=answers.take,
-            )
-            for site, packed in payloads.items()
-        }
+        tasks = self._tasks = {site: self._task(task, packed, answers) for site, packed in payloads.items()}
         for site, work in tasks.items():
             self._controller.broadcast(work, self._fl_ctx, targets=[site], min_responses=1)
         # FLARE retires finished tasks only five times a second, so the answers themselves are counted too.
-        while (left := answers.waiting()) and self._controller.get_num_standing_tasks():
-            if receive.enough(left):
+        while answers.waiting() and self._controller.get_num_standing_tasks():
+            if receive.enough(answers.waiting()):
                 break
             if self._aborted():
                 raise Aborted("the job was aborted, or its server has died")
@@ -190,6 +181,15 @@ class FlareTransport:
         if answers and task and site in answers.missing:
             answers.missing[site] = why
             self._controller.cancel_task(task, fl_ctx=self._fl_ctx)
+
+    def _task(self, name: TaskName, packed: Packed, answers: _Answers) -> Task:
+        return Task(
+            name,
+            to_shareable(packed),
+            timeout=self._timeout,
+            before_task_sent_cb=answers.note_fetch,
+            result_received_cb=answers.take,
+        )
 
     def _aborted(self) -> bool:
         """Whether the job was aborted or its server has died, which FLARE signals in another way."""
@@ -228,5 +228,8 @@ class _Answers:
             self._receive(site, from_shareable_(result))
         except RejectedUpdate as error:
             self.missing[site] = str(error)
+            return
+        except Exception as error:  # noqa: BLE001 - FLARE would end the task without a reason
+            self.missing[site] = f"the answer could not be read ({type(error).__name__})"
             return
         self.missing.pop(site, None)
