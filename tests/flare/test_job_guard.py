@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -70,14 +71,14 @@ class Federation:
     ended: list[int] = field(default_factory=list)
     reply: object = "taken"
 
-    def guard(self) -> None:
+    def guard(self) -> JobGuard:
         agent = SimpleNamespace(execute_command=self.take)
         engine = SimpleNamespace(
             server=SimpleNamespace(command_agent=agent),
             get_cell=lambda: self.job,
             get_client_name_from_token=lambda token: TOKENS.get(token, ""),
         )
-        JobGuard(engine, lambda site, why: self.refused.append((site, why)))
+        return JobGuard(engine, lambda site, why: self.refused.append((site, why)))
 
     def take(self, request: Message) -> Message:
         self.taken.append(request.payload)
@@ -184,9 +185,18 @@ UNUSABLE: dict[str, tuple[Callable[[], Any], str]] = {
 }
 
 
-def test_flare_itself_would_end_the_job(federation: Federation) -> None:
+def offered_by_a_dead_process(federation: Federation) -> bytes:
+    """An answer whose tensors the site can no longer give: its next process has the same name."""
+    written = fobs.dumps(answer(x=torch.ones(3)), fobs_ctx=federation.site.get_fobs_context())
+    DownloadService.shutdown()
+    return bytes(written)
+
+
+@pytest.mark.parametrize("kind", ["undecodable", "dead"])
+def test_flare_itself_would_end_the_job(kind: str, federation: Federation) -> None:
     """Where this fails, FLARE has changed, and the guard may not be needed any more."""
-    federation.send(unknown(Parcel()), encoded=True, timeout=2)
+    sent = unknown(Parcel()) if kind == "undecodable" else offered_by_a_dead_process(federation)
+    federation.send(sent, encoded=True, timeout=2)
     assert federation.ended == [1]
 
 
@@ -250,15 +260,38 @@ def test_tensors_that_cannot_be_fetched_are_tried_again_and_then_refused(
 
 
 def test_a_site_that_dies_while_it_sends_may_answer_again(federation: Federation) -> None:
-    """Its next process has the same name, and does not know what the first one offered."""
     federation.guard()
-    written = fobs.dumps(answer(x=torch.ones(3)), fobs_ctx=federation.site.get_fobs_context())
-    DownloadService.shutdown()
-    federation.send(written, encoded=True)
+    federation.send(offered_by_a_dead_process(federation), encoded=True)
     assert not federation.refused
     assert not federation.ended
     federation.send(answer(x=torch.ones(3)))
     assert torch.equal(federation.taken[0]["x"], torch.ones(3))
+
+
+def test_a_fetch_from_a_site_that_says_nothing_ends_with_the_job(federation: Federation) -> None:
+    """FLARE would wait for ten minutes, four times."""
+    guard = federation.guard()
+    asked = threading.Event()
+
+    def silent(request: Message) -> Message:
+        asked.set()
+        time.sleep(5)
+        return Message({}, {})
+
+    sent = fobs.dumps(answer(x=torch.ones(3)), fobs_ctx=federation.site.get_fobs_context())
+    federation.site.register_request_cb(
+        channel="download_service__", topic="download_service__download", cb=silent
+    )
+    sending = threading.Thread(target=federation.send, args=(sent,), kwargs={"encoded": True})
+    sending.start()
+    assert asked.wait(5)
+    guard.close()
+    begun = time.monotonic()
+    sending.join(20)
+    DownloadService.shutdown()  # it registers its own answers anew
+    assert time.monotonic() - begun < 3
+    assert not federation.taken
+    assert not federation.ended
 
 
 @pytest.mark.parametrize("guarded", [False, True])

@@ -84,8 +84,9 @@ class FederationController(Controller):
             return
         self._feed = EventFeed(server.record.folder / "events.jsonl")
         transport = FlareTransport(self, fl_ctx, abort_signal, server.schedule.round_timeout)
+        guard: JobGuard | None = None
         try:
-            JobGuard(fl_ctx.get_engine(), transport.refuse)
+            guard = JobGuard(fl_ctx.get_engine(), transport.refuse)
             federate(server, transport)
         except (SutureError, OSError) as error:
             aborted = abort_signal.triggered or isinstance(error, Aborted)
@@ -94,6 +95,8 @@ class FederationController(Controller):
             server.record.give_up(status, str(error))
             self.system_panic(str(error), fl_ctx)
         finally:
+            if guard:
+                guard.close()
             try_report(server.record.folder)
             self._publish(server.record.folder, fl_ctx)
 

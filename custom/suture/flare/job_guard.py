@@ -19,6 +19,7 @@ from typing import Any
 from nvflare.apis.fl_constant import ServerCommandNames
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
+from nvflare.apis.signal import Signal
 from nvflare.fuel.f3.cellnet.cell import Adapter
 from nvflare.fuel.f3.cellnet.defs import CellChannel, ReturnCode
 from nvflare.fuel.f3.cellnet.utils import decode_payload, make_reply
@@ -84,6 +85,7 @@ class JobGuard:
             )
         self._engine, self._refuse = engine, refuse
         self._losses: dict[str, int] = {}
+        self._closed = Signal()
         self._execute = engine.server.command_agent.execute_command
         self._cell = cell = engine.get_cell()
         self._pass_on = Adapter(self._take, cell.core_cell.my_info, cell).call
@@ -94,6 +96,10 @@ class JobGuard:
         for topic in (STREAM_ERROR_TOPIC, STREAM_ACK_TOPIC):
             theirs = cell.core_cell.req_reg.find(STREAM_CHANNEL, topic).cb
             cell.core_cell.register_request_cb(STREAM_CHANNEL, topic, _as_any_error(theirs))
+
+    def close(self) -> None:
+        """Fetch no more: a request to a site that has died would hold the end of the job up for minutes."""
+        self._closed.trigger(True)
 
     def _receive(self, future: StreamFuture) -> None:
         """Decode an answer, as FLARE's callback; its tensors stay references for now."""
@@ -121,7 +127,7 @@ class JobGuard:
             self._refuse(site, why)
             return make_reply(ReturnCode.INVALID_REQUEST, why)
         try:
-            request.payload = materialize_lazy_download_refs(request.payload, self._cell)
+            request.payload = materialize_lazy_download_refs(request.payload, self._cell, self._closed)
         except Exception as error:  # noqa: BLE001 - as above
             return self._lost(site, error)
         self._losses.pop(site, None)
