@@ -26,6 +26,7 @@ from suture.federation.server.collector import Receiver
 from suture.federation.server.server import Server, find_server_config, open_server
 from suture.flare.codec import from_shareable_, from_text, register, to_shareable
 from suture.flare.event_feed import GROUP, EventFeed
+from suture.flare.job_guard import JobGuard
 from suture.flare.workspace import check_method_allowed, with_own_weights, workspace_root
 from suture.protocol.messages import TaskName
 from suture.protocol.packing import Packed
@@ -77,8 +78,11 @@ class FederationController(Controller):
             self.system_panic(str(error), fl_ctx)
             return
         self._feed = EventFeed(server.record.folder / "events.jsonl")
+        transport = FlareTransport(self, fl_ctx, abort_signal, server.schedule.round_timeout)
+        guard: JobGuard | None = None
         try:
-            federate(server, FlareTransport(self, fl_ctx, abort_signal, server.schedule.round_timeout))
+            guard = JobGuard(fl_ctx.get_engine(), transport.refuse)
+            federate(server, transport)
         except Exception as error:  # an end without a record would look like a run that goes on
             aborted = abort_signal.triggered or isinstance(error, Aborted)
             status = "interrupted" if aborted else "failed"
@@ -88,6 +92,8 @@ class FederationController(Controller):
             server.record.give_up(status, why)
             self.system_panic(why, fl_ctx)
         finally:
+            if guard:
+                guard.close()
             try_report(server.record.folder)
             self._publish(server.record.folder, fl_ctx)
 
@@ -147,6 +153,8 @@ class FlareTransport:
         self._fl_ctx = fl_ctx
         self._abort = abort
         self._timeout = timeout
+        self._tasks: dict[str, Task] = {}
+        self._answers: _Answers | None = None
 
     @property
     def sites(self) -> list[str]:
@@ -160,28 +168,45 @@ class FlareTransport:
             Aborted: the job was aborted, or its server has died.
         """
         deadline = time.monotonic() + self._timeout
-        answers = _Answers(payloads, receive)
-        tasks = {
-            site: Task(task, to_shareable(packed), timeout=self._timeout, result_received_cb=answers.take)
-            for site, packed in payloads.items()
-        }
+        answers = self._answers = _Answers(payloads, receive)
+        tasks = self._tasks = {site: self._task(task, packed, answers) for site, packed in payloads.items()}
         for site, work in tasks.items():
             self._controller.broadcast(work, self._fl_ctx, targets=[site], min_responses=1)
         # FLARE retires finished tasks only five times a second, so the answers themselves are counted too.
-        while answers.missing and self._controller.get_num_standing_tasks() and not receive.enough():
+        while answers.waiting() and self._controller.get_num_standing_tasks():
+            if receive.enough(answers.waiting()):
+                break
             if self._aborted():
                 raise Aborted("the job was aborted, or its server has died")
             time.sleep(_POLL)
         why = "the task ended without an answer"
         if time.monotonic() >= deadline:
             why = f"no answer within {self._timeout} s"
-        elif receive.enough():
+        elif receive.enough(answers.waiting()):
             why = "not waited for: enough others had answered"
+        self._tasks = {}  # their payloads are as large as the model
         missing = dict(answers.missing)
         for site in missing:
             # An answer to a cancelled task goes to `process_result_of_unknown_task`.
             self._controller.cancel_task(tasks[site], fl_ctx=self._fl_ctx)
         return {site: reason or why for site, reason in missing.items()}
+
+    def refuse(self, site: str, why: str) -> None:
+        """End the open task of a site whose answer cannot be used; see `JobGuard`."""
+        log.warning("refused: %s: %s", site, why)
+        answers, task = self._answers, self._tasks.get(site)
+        if answers and task and site in answers.missing:
+            answers.missing[site] = why
+            self._controller.cancel_task(task, fl_ctx=self._fl_ctx)
+
+    def _task(self, name: TaskName, packed: Packed, answers: _Answers) -> Task:
+        return Task(
+            name,
+            to_shareable(packed),
+            timeout=self._timeout,
+            before_task_sent_cb=answers.note_fetch,
+            result_received_cb=answers.take,
+        )
 
     def _aborted(self) -> bool:
         """Whether the job was aborted or its server has died, which FLARE signals in another way."""
@@ -199,6 +224,14 @@ class _Answers:
         self.missing = dict.fromkeys(sites, "")
         self._receive = receive
 
+    def waiting(self) -> list[str]:
+        """The sites that may still answer."""
+        return [site for site, reason in list(self.missing.items()) if not reason]
+
+    def note_fetch(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
+        """Note that a site fetches its task, as FLARE's callback."""
+        self._receive.fetched(client_task.client.name)
+
     def take(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
         """Take the result of a task, as FLARE's callback."""
         # FLARE's own name of the client, never one that the message claims.
@@ -212,5 +245,8 @@ class _Answers:
             self._receive(site, from_shareable_(result))
         except RejectedUpdate as error:
             self.missing[site] = str(error)
+            return
+        except Exception as error:  # noqa: BLE001 - FLARE would end the task without a reason
+            self.missing[site] = f"the answer could not be read ({type(error).__name__})"
             return
         self.missing.pop(site, None)

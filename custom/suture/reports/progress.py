@@ -72,6 +72,10 @@ class Progress:
                 self.sites[event["site"]] = event["status"]
             if event["status"] != "accepted":
                 line = f"{event['site']}: {event['status']}, {event['reason']}"
+        elif kind == "gone":
+            line = f"{event['site']} fetches no task"
+        elif kind == "back":
+            line = f"{event['site']} is back"
         elif kind == "validated":
             self.loss, self.auroc = (
                 None if event[key] is None else float(event[key]) for key in ("loss", "auroc")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from pathlib import Path
 
@@ -100,6 +101,8 @@ def test_every_party_lists_the_package_of_a_method_from_outside(
         assert permits(kit, f"{MODULE}.") == (method == NAME)
         assert missing_classes(kit) == ()
         assert survives(kit)
+    site = json.loads((kits["harbor"].folder / "local" / "resources.json").read_text())
+    assert site["allow_log_streaming"] is False, "a log may name files and patients"
     others = "jobs may name 1 more class"
     assert list(bypasses(kits["harbor"])) == ([others] if method == NAME else []) or not strict
 

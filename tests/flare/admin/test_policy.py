@@ -7,6 +7,9 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from nvflare.apis.fl_constant import FLContextKey, ReservedKey
+from nvflare.apis.fl_context import FLContext
+from nvflare.app_common.logging.constants import is_log_streaming_allowed
 from startup_kits import CLASSES as FLARES
 from startup_kits import MakeKit
 from typer.testing import CliRunner
@@ -153,10 +156,16 @@ def test_flare_refuses_code_under_the_written_policy(make_kit: MakeKit) -> None:
 
 
 def test_logs_are_kept(make_kit: MakeKit) -> None:
+    """FLARE asks this of a site before it streams a log, and before a job's own streamer does."""
     kit = read_kit(make_kit())
     allow_classes(kit)
+    fl_ctx = FLContext()
+    fl_ctx.set_prop(FLContextKey.WORKSPACE_ROOT, str(kit.folder))
+    fl_ctx.put(ReservedKey.IDENTITY_NAME, kit.name, private=False, sticky=False)
+    assert is_log_streaming_allowed(fl_ctx)
     content = json.loads(keep_logs(kit).read_text())
     assert content["allow_log_streaming"] is False
+    assert not is_log_streaming_allowed(fl_ctx)
     assert missing_classes(kit) == ()
 
 

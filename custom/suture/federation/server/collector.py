@@ -6,7 +6,7 @@ import logging
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from suture.core.errors import FederationError, RejectedUpdate
 from suture.core.files import make_folder
 from suture.core.printable import printable
+from suture.federation.server.attendance import Attendance
 from suture.federation.server.norm_bound import Norms, norms_of, too_large
 from suture.protocol.check import Expectation, check_reply
 from suture.protocol.messages import Abstain, Evaluation, Metrics, Payload, Reply, SiteInfo, Update
@@ -34,8 +35,11 @@ class Receiver(Protocol):
     def __call__(self, site: str, packed: Packed) -> None:
         """Take the answer of a site. Never raises."""
 
-    def enough(self) -> bool:
-        """Whether the exchange may end before all sites have answered."""
+    def fetched(self, site: str) -> None:
+        """Note that a site has fetched its task; only a transport whose sites can be gone needs it."""
+
+    def enough(self, waiting: Collection[str]) -> bool:
+        """Whether the exchange may end although these sites have not answered."""
 
 
 class UpdateCollector:
@@ -62,6 +66,7 @@ class UpdateCollector:
         self.norms: dict[str, Norms] = {}
         self._exchange = 0
         self._fault: OSError | None = None
+        self.attendance = Attendance(notify)
         self.lines: dict[str, Line] = {}
         self.since = time.monotonic()
 
@@ -73,6 +78,7 @@ class UpdateCollector:
         self._payloads = {site: payload for site, (payload, _) in assignments.items()}
         self._answers, self._fault, self.since = {}, None, time.monotonic()
         self._accepted_at, self.norms, self._exchange = {}, {}, self._exchange + 1
+        self.attendance.offer(packed)
         self.lines = {
             site: {"status": "missing", "reason": None, "bytes_down": p.nbytes, "bytes_up": 0}
             for site, p in packed.items()
@@ -89,6 +95,19 @@ class UpdateCollector:
             unusable = too_large(self.norms, self._max_update)
             times = [time for site, time in self._accepted_at.items() if site not in unusable]
             return time.monotonic() - times[quorum - 1] if 0 < quorum <= len(times) else None
+
+    def complete_without(self, sites: Collection[str], quorum: int) -> bool:
+        """Whether these sites are gone, and the others' usable answers are enough."""
+        with self._lock:
+            unusable = too_large(self.norms, self._max_update)
+            answers = self._answers.items()
+            usable = sum(not isinstance(reply, Abstain) and site not in unusable for site, reply in answers)
+            return usable >= quorum and self.attendance.gone.issuperset(sites)
+
+    def fetched(self, site: str, exchange: int) -> None:
+        """Note that a site has fetched its task of an exchange."""
+        if exchange == self._exchange:
+            self.attendance.fetched(site)
 
     def receive(self, site: str, packed: Packed, exchange: int | None = None) -> None:
         """Take the answer of a site.
@@ -170,6 +189,7 @@ class UpdateCollector:
         """
         with self._lock:
             self._expected = {}
+            self.attendance.close([s for s, line in self.lines.items() if line["status"] == "missing"])
             if self._fault:
                 raise FederationError(f"the server could not keep an update: {self._fault}") from self._fault
             for site, line in self.lines.items():
@@ -249,7 +269,7 @@ class OpenExchange:
     Args:
         exchange: its number; later answers to it are dropped, even when another exchange is open.
         quorum: number of accepted updates that are enough.
-        grace: seconds that the other sites still have from then on; None waits for all of them.
+        grace: seconds that the other sites still have from then on; None waits for all that are not gone.
     """
 
     def __init__(self, collector: UpdateCollector, exchange: int, quorum: int, grace: float | None) -> None:
@@ -259,8 +279,17 @@ class OpenExchange:
         """Take the answer of a site; see `UpdateCollector.receive`."""
         self._collector.receive(site, packed, self._exchange)
 
-    def enough(self) -> bool:
-        """Whether the quorum is complete and the grace period over; only updates count."""
+    def fetched(self, site: str) -> None:
+        """Note that a site has fetched its task."""
+        self._collector.fetched(site, self._exchange)
+
+    def enough(self, waiting: Collection[str]) -> bool:
+        """Whether the quorum is complete, and the others are gone or their grace period is over.
+
+        Only updates begin the grace period. Where all sites are needed, a site that is gone is waited for.
+        """
+        if self._collector.complete_without(waiting, self._quorum):
+            return True
         seconds = self._collector.seconds_since(self._quorum)
         return self._grace is not None and seconds is not None and seconds >= self._grace
 

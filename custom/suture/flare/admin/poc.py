@@ -15,7 +15,7 @@ import yaml
 from suture.core.errors import ConfigError, FederationError
 from suture.core.files import atomic_write, make_folder, replacing, writing
 from suture.flare.admin.kit import Kit, kits_in, poc_folder
-from suture.flare.admin.policy import allow_classes, allow_packages, make_strict, survive
+from suture.flare.admin.policy import allow_classes, allow_packages, keep_logs, make_strict, survive
 from suture.methods import entry_of
 from suture.methods.source import list_entry
 from suture.simulation.job import Job, jobs_folder
@@ -128,12 +128,17 @@ def prepare(
 
 
 def _set_policies(job: Job, kits: dict[str, Kit], *, strict: bool) -> None:
-    """Let every party run a job with the installed packages: this one, and that of a method from outside."""
+    """Let every party run a job with the installed packages: this one, and that of a method from outside.
+
+    The sites keep their logs: FLARE's default sends them to the server, and an error may name a file.
+    """
     server, sites = parties(kits)
     point = entry_of(job.method.about.name)
     for kit in (server, *sites.values()):
-        if strict and kit.role == "site":
-            make_strict(kit)
+        if kit.role == "site":
+            if strict:
+                make_strict(kit)
+            keep_logs(kit)
         allow_classes(kit)
         allow_packages(kit, [list_entry(point)] if point else [])
         survive(kit)
