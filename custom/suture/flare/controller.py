@@ -26,7 +26,7 @@ from suture.federation.server.collector import Receiver
 from suture.federation.server.server import Server, find_server_config, open_server
 from suture.flare.codec import from_shareable_, register, to_shareable
 from suture.flare.event_feed import GROUP, EventFeed
-from suture.flare.workspace import check_method_allowed, workspace_root
+from suture.flare.workspace import check_method_allowed, claim_experiment, workspace_root
 from suture.protocol.messages import TaskName
 from suture.protocol.packing import Packed
 from suture.reports.report import try_report
@@ -109,6 +109,7 @@ class FederationController(Controller):
         root = workspace_root(fl_ctx)
         own, plan = find_server_config(root), Plan.from_dict(self.plan)
         experiments = own.storage.state
+        claim_experiment(experiments / plan.experiment, fl_ctx)
         # The job process of a server that was just killed may still be running.
         self._lock = hold(experiments / plan.experiment / ".server.lock", _TAKEOVER)
         return open_server(plan, Schedule.from_dict(self.schedule), own.held_out, experiments)

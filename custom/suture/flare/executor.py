@@ -17,7 +17,7 @@ from suture.federation.plan import Plan
 from suture.federation.site.abstention import abstention, record_error
 from suture.federation.site.site import Site
 from suture.flare.codec import from_shareable_, register, to_shareable
-from suture.flare.workspace import check_method_allowed, workspace_root
+from suture.flare.workspace import check_method_allowed, claim_experiment, workspace_root
 from suture.protocol.check import Expectation
 from suture.protocol.messages import Abstain, Payload, Reply
 from suture.protocol.packing import pack, unpack
@@ -80,4 +80,5 @@ class SiteExecutor(Executor):
         plan = Plan.from_dict(self.plan)
         config = load_site_config(find_site_config(name, root))
         state = (config.storage.state or root / "suture") / plan.experiment
+        claim_experiment(state, fl_ctx)
         return Site(name, config, plan, self.rounds, state)

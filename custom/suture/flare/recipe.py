@@ -23,6 +23,7 @@ from suture.flare.controller import FederationController
 from suture.flare.event_feed import EXPERIMENT
 from suture.flare.executor import SiteExecutor
 from suture.flare.filters import EgressFilter
+from suture.flare.workspace import SHARED_WITH
 from suture.methods import GROUP
 from suture.methods.source import Source, source_of
 from suture.protocol.privacy import NO_ENCRYPTION
@@ -44,6 +45,7 @@ class FederationRecipe(Recipe):
         min_clients: number of clients that the job must be deployed to.
         bundle: whether this package, and that of a method from outside, travel with the job; otherwise they
             are installed at every party.
+        shared_with: names of the users who may continue the experiment beside the submitter.
 
     Raises:
         ConfigError: the schedule contains labels and no sites are named, a name is not valid for a site, or
@@ -58,6 +60,7 @@ class FederationRecipe(Recipe):
         sites: Sequence[str] = (),
         min_clients: int = 1,
         bundle: bool = True,
+        shared_with: Sequence[str] = (),
     ) -> None:
         check_sites(sites)
         if not sites and (schedule.label_map or schedule.accept_labels):
@@ -66,7 +69,8 @@ class FederationRecipe(Recipe):
                 "sites (--sites a,b,c) so that each gets its own app"
             )
         # So that `suture resume` finds the job of an experiment.
-        job = FedJob(name=name, min_clients=min_clients, meta_props={EXPERIMENT: plan.experiment})
+        meta = {EXPERIMENT: plan.experiment, SHARED_WITH: list(shared_with)}
+        job = FedJob(name=name, min_clients=min_clients, meta_props=meta)
         job.to_server(FederationController(plan.to_dict(), schedule.to_dict()), id="controller")
         # Sites poll for tasks this often; with FLARE's default every round takes at least 2 s.
         job.to_server({"server": {"task_request_interval": _POLL}})
@@ -162,7 +166,9 @@ def recipe_of(
     name = experiment or f"{job.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     # Sites that are named are all needed, unless the job says how many are enough.
     least = max(needed(job.min_sites, len(sites)), 1)
-    return FederationRecipe(job.name, job.plan(name), job.schedule(), sites, least, bundle)
+    return FederationRecipe(
+        job.name, job.plan(name), job.schedule(), sites, least, bundle, shared_with=job.shared_with
+    )
 
 
 def export_job(
