@@ -60,7 +60,7 @@ class FederationRecipe(Recipe):
         schedule: Schedule,
         sites: Sequence[str] = (),
         min_clients: int = 1,
-        bundle: bool = True,
+        bundle: bool = False,
         shared_with: Sequence[str] = (),
     ) -> None:
         check_sites(sites)
@@ -156,7 +156,7 @@ def _plain(filter_: Filter) -> Filter:
 
 
 def recipe_of(
-    job: Job, experiment: str | None = None, sites: Sequence[str] = (), bundle: bool = True
+    job: Job, experiment: str | None = None, sites: Sequence[str] = (), bundle: bool = False
 ) -> FederationRecipe:
     """Return the FLARE recipe of a job.
 
@@ -177,7 +177,7 @@ def recipe_of(
 
 
 def export_job(
-    job: Job, folder: Path, experiment: str | None = None, sites: Sequence[str] = (), bundle: bool = True
+    job: Job, folder: Path, experiment: str | None = None, sites: Sequence[str] = (), bundle: bool = False
 ) -> Path:
     """Write the job as a folder that FLARE's admin console accepts; return the folder.
 
