@@ -83,7 +83,7 @@ class Poc:
         path = self.root / "project.yml"
         path.write_text(yaml.safe_dump(project, sort_keys=False))
         provision(path, self.root)
-        self.kits = prepare(small_job(), self.root, path, self.proxy.target, strict=False)
+        self.kits = prepare(small_job(), self.root, path, self.proxy.target)
         for name in ("server", *sites):
             self.start(name)
         self.wait()

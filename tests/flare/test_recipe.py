@@ -78,7 +78,7 @@ def test_constructors_are_closed_and_keep_what_they_are_given() -> None:
 def test_no_sites_app_names_a_label(tmp_path: Path) -> None:
     """Neither the classes of a simulation nor the server's label map stand in what a site receives."""
     job: Job = with_settings(load_job("demo"), ["label_map.Nodul=Nodule", 'accept_labels=["Lung Scar"]'])
-    folder = export_job(job, tmp_path, "trial", ("harbor", "lakeside"))
+    folder = export_job(job, tmp_path, "trial", ("harbor", "lakeside"), bundle=True)
     text = "\n".join(p.read_text() for p in folder.glob("app_harbor/config/*"))
     for label in ("Nodul", "Lung Scar", "Mass", "Emphysema", "Atelectasis", "label_map", "accept_labels"):
         assert label not in text
@@ -99,8 +99,8 @@ def test_one_app_for_all_where_sites_are_not_named(tmp_path: Path) -> None:
         export_job(load_job("demo"), tmp_path, "trial")
 
 
-def test_preinstalled_code_does_not_travel(tmp_path: Path) -> None:
-    folder = export_job(load_job("demo"), tmp_path, "trial", ("a",), bundle=False)
+def test_code_travels_only_where_it_is_asked_for(tmp_path: Path) -> None:
+    folder = export_job(load_job("demo"), tmp_path, "trial", ("a",))
     assert not list(folder.rglob("custom"))
 
 

@@ -21,20 +21,11 @@ if TYPE_CHECKING:
 Workspace = Annotated[
     Path, typer.Argument(help="The party's FLARE workspace: the folder with startup/ and local/.")
 ]
-RefuseCode = Annotated[
-    bool, typer.Option("--refuse-code", help="Refuse jobs that bring code of their own (byoc).")
-]
-Survive = Annotated[
-    bool, typer.Option("--survive", help="Restart a killed job process (site); end stale jobs (server).")
-]
-KeepLogs = Annotated[
-    bool, typer.Option("--keep-logs", help="Do not send the site's error log to the server.")
-]
-Strict = Annotated[
+Loose = Annotated[
     bool,
     typer.Option(
-        "--strict",
-        help="For a site of suture only: its own filter for every job, no other class, no code, no logs.",
+        "--loose",
+        help="Only add suture's classes to FLARE's list: jobs may bring code and name FLARE's other classes.",
     ),
 ]
 Allow = Annotated[
@@ -72,23 +63,26 @@ def doctor(
 
 def policy(
     workspace: Workspace,
-    no_code: RefuseCode = False,
-    restart: Survive = False,
-    no_logs: KeepLogs = False,
-    strict: Strict = False,
+    loose: Loose = False,
     allow: Allow = None,
+    former: Annotated[
+        bool,
+        typer.Option("--strict", "--refuse-code", "--keep-logs", "--survive", hidden=True),
+    ] = False,
 ) -> None:
-    """Allow suture's classes at this site or server, and no others but with --allow; options refuse more."""
+    """Let this site or server run suture's jobs alone: no code of jobs, no other class, logs kept.
+
+    A site also filters every answer itself. Both restart after the death of a process.
+    """
     from suture.flare.admin import policy as own
     from suture.flare.admin.kit import read_kit
 
+    if loose and former:
+        raise typer.BadParameter("--loose leaves open what the other options close")
     kit = read_kit(workspace)
     own.check_entries(allow or ())  # first, as is the strict policy: both may refuse, and then change nothing
-    changed = own.make_strict(kit) if strict else []
-    changed += [own.allow_classes(kit), own.allow_packages(kit, allow or ())]
-    changed += [own.refuse_code(kit)] if no_code else []
-    changed += [own.survive(kit)] if restart else []
-    changed += [own.keep_logs(kit)] if no_logs else []
+    changed = [own.allow_classes(kit), own.plain_json(kit)] if loose else own.make_strict(kit)
+    changed += [own.allow_packages(kit, allow or ()), own.survive(kit)]
     for path in dict.fromkeys(changed):
         print_line(f"{path}")
     console.print(f"restart {kit.name} for the change to take effect")

@@ -29,8 +29,8 @@ def up(
     settings: Sets = None,
     folder: Dir = None,
     port: Annotated[int, typer.Option(help="Port of the server; another where it is in use.")] = 8002,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Sites filter every job, refuse code that travels, keep logs.")
+    loose: Annotated[
+        bool, typer.Option("--loose", help="Jobs may bring code; sites have no filter and send logs.")
     ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the federation in --dir.")] = False,
     project: Annotated[Path | None, typer.Option(help="Another project.yml than poc_workspace's.")] = None,
@@ -41,9 +41,9 @@ def up(
     from suture.flare.admin.processes import running
 
     chosen, root = job_with(job, settings), chosen_folder(folder)
-    if running(root) and (overwrite or strict):
+    if running(root) and (overwrite or loose):
         raise ConfigError(f"the federation in {root} is running; stop it first: suture poc down")
-    kits = prepare(chosen, root, project or project_template(), port, strict=strict, overwrite=overwrite)
+    kits = prepare(chosen, root, project or project_template(), port, loose=loose, overwrite=overwrite)
     sites = _start(root, kits)
     kit = project_admin(root)
     print_line(f"{kit.server}, sites: {', '.join(sites)}, folder: {root}")

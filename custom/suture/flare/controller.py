@@ -27,7 +27,12 @@ from suture.federation.server.server import Server, find_server_config, open_ser
 from suture.flare.codec import from_shareable_, from_text, register, to_shareable
 from suture.flare.event_feed import GROUP, EventFeed
 from suture.flare.job_guard import JobGuard
-from suture.flare.workspace import check_method_allowed, with_own_weights, workspace_root
+from suture.flare.workspace import (
+    check_method_allowed,
+    claim_experiment,
+    with_own_weights,
+    workspace_root,
+)
 from suture.protocol.messages import TaskName
 from suture.protocol.packing import Packed
 from suture.reports.report import try_report
@@ -113,6 +118,7 @@ class FederationController(Controller):
         own = find_server_config(workspace_root(fl_ctx))
         plan = with_own_weights(Plan.from_dict(settings), own.storage.files)
         experiments = own.storage.state
+        claim_experiment(experiments / plan.experiment, fl_ctx)
         # The job process of a server that was just killed may still be running.
         self._lock = hold(experiments / plan.experiment / ".server.lock", _TAKEOVER)
         return open_server(plan, Schedule.from_dict(from_text(self.schedule)), own.held_out, experiments)

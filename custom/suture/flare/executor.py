@@ -15,7 +15,7 @@ from suture.federation.plan import Plan
 from suture.federation.site.abstention import abstention, record_error
 from suture.federation.site.site import Site
 from suture.flare.codec import from_shareable_, from_text, register, to_shareable
-from suture.flare.workspace import check_method_allowed, with_own_prior, workspace_root
+from suture.flare.workspace import check_method_allowed, claim_experiment, with_own_prior, workspace_root
 from suture.protocol.check import Expectation
 from suture.protocol.messages import Abstain, Payload, Reply
 from suture.protocol.packing import pack, unpack
@@ -81,4 +81,5 @@ class SiteExecutor(Executor):
         if config.training.prior is None:
             plan = with_own_prior(plan, config.storage.files)
         state = (config.storage.state or root / "suture") / plan.experiment
+        claim_experiment(state, fl_ctx)
         return Site(name, config, plan, self.rounds, state)

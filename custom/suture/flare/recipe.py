@@ -25,6 +25,8 @@ from suture.flare.controller import FederationController
 from suture.flare.event_feed import EXPERIMENT
 from suture.flare.executor import SiteExecutor
 from suture.flare.filters import EgressFilter
+from suture.flare.plain_json import references
+from suture.flare.workspace import SHARED_WITH
 from suture.methods import GROUP
 from suture.methods.source import Source, source_of
 from suture.protocol.privacy import NO_ENCRYPTION
@@ -46,10 +48,11 @@ class FederationRecipe(Recipe):
         min_clients: number of clients that the job must be deployed to.
         bundle: whether this package, and that of a method from outside, travel with the job; otherwise they
             are installed at every party.
+        shared_with: names of the users who may continue the experiment beside the submitter.
 
     Raises:
-        ConfigError: the schedule contains labels and no sites are named, a name is not valid for a site, or
-            the method is in no installed package.
+        ConfigError: the schedule contains labels and no sites are named, a name is not valid for a site, a
+            text has a brace, or the method is in no installed package.
     """
 
     def __init__(
@@ -59,16 +62,22 @@ class FederationRecipe(Recipe):
         schedule: Schedule,
         sites: Sequence[str] = (),
         min_clients: int = 1,
-        bundle: bool = True,
+        bundle: bool = False,
+        shared_with: Sequence[str] = (),
     ) -> None:
         check_sites(sites)
+        for text in references([name, plan.to_dict(), schedule.to_dict()]):
+            raise ConfigError(
+                f"{text[:80]!r} cannot be in a job: FLARE replaces what is in braces; remove them"
+            )
         if not sites and (schedule.label_map or schedule.accept_labels):
             raise ConfigError(
                 "the job's label_map or accept_labels names labels, which only the server may see; name the "
                 "sites (--sites a,b,c) so that each gets its own app"
             )
         # So that `suture resume` finds the job of an experiment.
-        job = FedJob(name=name, min_clients=min_clients, meta_props={EXPERIMENT: plan.experiment})
+        meta = {EXPERIMENT: plan.experiment, SHARED_WITH: list(shared_with)}
+        job = FedJob(name=name, min_clients=min_clients, meta_props=meta)
         settings = as_text(plan.to_dict())
         job.to_server(FederationController(settings, as_text(schedule.to_dict())), id="controller")
         # Sites poll for tasks this often; with FLARE's default every round takes at least 2 s.
@@ -150,7 +159,7 @@ def _plain(filter_: Filter) -> Filter:
 
 
 def recipe_of(
-    job: Job, experiment: str | None = None, sites: Sequence[str] = (), bundle: bool = True
+    job: Job, experiment: str | None = None, sites: Sequence[str] = (), bundle: bool = False
 ) -> FederationRecipe:
     """Return the FLARE recipe of a job.
 
@@ -165,11 +174,13 @@ def recipe_of(
     name = experiment or f"{job.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     # Sites that are named are all needed, unless the job says how many are enough.
     least = max(needed(job.min_sites, len(sites)), 1)
-    return FederationRecipe(job.name, job.plan(name), job.schedule(), sites, least, bundle)
+    return FederationRecipe(
+        job.name, job.plan(name), job.schedule(), sites, least, bundle, shared_with=job.shared_with
+    )
 
 
 def export_job(
-    job: Job, folder: Path, experiment: str | None = None, sites: Sequence[str] = (), bundle: bool = True
+    job: Job, folder: Path, experiment: str | None = None, sites: Sequence[str] = (), bundle: bool = False
 ) -> Path:
     """Write the job as a folder that FLARE's admin console accepts; return the folder.
 

@@ -38,7 +38,7 @@ def main(folder: Path, threads: int | None) -> None:
     except ConfigError as error:
         Record(folder).update(error=str(error))
         raise
-    recipe = FederationRecipe(job["name"], plan, schedule, sites, bundle=False)
+    recipe = FederationRecipe(job["name"], plan, schedule, sites)
     workspace = folder / "flare"
     # The packages are installed here, so their classes are allowed, as at a site where they are installed.
     point = entry_of(plan.method.about.name)

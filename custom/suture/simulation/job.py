@@ -37,6 +37,8 @@ class Job:
         name: of the job, for the command line and the names of its runs.
         title: one line for reports.
         simulation: the simulated sites; None for a job that only real sites run.
+        shared_with: names of the FLARE users who may continue the experiment beside its submitter. A job
+            of another submitter is refused.
         finetuning: how the global model is fine-tuned on tasks that no site has; None where it is not.
         The other attributes are those of `Plan` and `Schedule`.
 
@@ -60,6 +62,7 @@ class Job:
     max_update: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = 100.0
     label_map: dict[str, str] = dataclasses.field(default_factory=dict)
     accept_labels: bool | tuple[str, ...] = False
+    shared_with: tuple[str, ...] = ()
     simulation: Simulation | None = None
     finetuning: FineTuning | None = None
 

@@ -51,7 +51,7 @@ class Submission:
     """
 
     sites: Sequence[str] = ()
-    bundle: bool = True
+    bundle: bool = False
     resume: bool = False
     overwrite: bool = False
 
@@ -311,7 +311,7 @@ def _deployment(line: str, meta: Mapping[str, Any]) -> str | None:
     if "BYOC not permitted" in text:
         role = meta.get("submitter_role", "ROLE")
         return (
-            f"{party} refuses jobs that bring their code. Submit with --no-bundle, with suture installed at "
+            f"{party} refuses jobs that bring their code. Submit without --bundle, with suture installed at "
             f'every party; or, at {party}, set "byoc" to "any" under permissions.{role} in '
             "local/authorization.json and restart it"
         )
