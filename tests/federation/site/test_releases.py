@@ -20,6 +20,7 @@ from suture.federation.site.ledger import Ledger
 from suture.federation.site.site import Site
 from suture.federation.store import RETAINED
 from suture.learning.training import LocalTraining
+from suture.methods.fedlsm.fedlsm import FedLSM
 from suture.methods.surgical import SurgicalAggregation
 from suture.protocol.messages import Abstain, Evaluation, Payload, SiteInfo, Update
 from suture.protocol.packing import Packed, pack, unpack
@@ -189,6 +190,16 @@ def test_a_site_introduces_itself_again_without_another_release(tiny: Any) -> No
     table.write_text("".join(table.read_text().splitlines(keepends=True)[:-1]))
     asked.site().answer(Payload("handshake"))
     assert [line["task"] for line in lines(asked.site())] == ["handshake"] * 2
+
+
+def test_counts_are_in_the_ledger_and_no_sign_of_an_older_experiment(tiny: Any) -> None:
+    """The site writes the counts that it sends into the folder by which it knows older experiments."""
+    site = tiny(FedLSM(local=METHOD.local), ALPHA).sites()["alpha"]
+    info = site.answer(Payload("handshake"))
+    assert isinstance(info, SiteInfo)
+    assert set(info.counts) == {"Mass", "Nodule"}
+    (line,) = lines(site)
+    assert (line["task"], line["numbers"]) == ("handshake", 3 + 2 * 2)
 
 
 def test_a_kept_evaluation_is_not_computed_again(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
