@@ -275,5 +275,5 @@ def test_a_run_of_sites_with_noise_says_their_epsilon(tiny: Any) -> None:
     assert "ε = ∞, because 1 of its 3 updates had no noise" in notes[-1]
 
 
-def test_kept_answers_have_no_other_reader(tmp_path: Path) -> None:
+def test_nothing_is_kept_before_the_first_answer(tmp_path: Path) -> None:
     assert Answers(tmp_path).find(Payload("train", 1), "request") is None
