@@ -25,7 +25,7 @@ from suture.protocol.messages import (
     Update,
     ones,
 )
-from suture.protocol.packing import Packed, load, pack, save, unpack
+from suture.protocol.packing import Packed, digest, load, pack, save, unpack
 
 METRICS = Metrics(3, "validation", 7, 0.5, {"Mass": ClassScore(0.75, None, None, 2, 5)})
 MESSAGES: list[Message] = [
@@ -180,3 +180,24 @@ def test_a_full_disk_is_told_by_its_number(tmp_path: Path) -> None:
     )
     assert done.stdout.split() == [str(errno.EFBIG), "disk_full"]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_digest_is_of_names_types_shapes_values_and_header() -> None:
+    one = Packed({"a": torch.zeros(4), "b": torch.zeros(2)}, {"x": 1, "y": [2]})
+    assert digest(one) == digest(Packed(dict(reversed(one.tensors.items())), {"y": [2], "x": 1}))
+    others = [
+        Packed({**one.tensors, "a": torch.zeros(2, 2)}, one.header),
+        Packed({**one.tensors, "a": torch.zeros(4, dtype=torch.int32)}, one.header),
+        Packed({**one.tensors, "a": torch.tensor([0.0, 0.0, 0.0, 1e-45])}, one.header),
+        Packed({"a": one.tensors["a"], "c": one.tensors["b"]}, one.header),
+        Packed({"a": one.tensors["a"]}, one.header),
+        Packed(one.tensors, {"x": 1, "y": [3]}),
+    ]
+    assert len({digest(packed) for packed in (one, *others)}) == 1 + len(others)
+
+
+def test_tensors_that_share_memory_are_saved(tmp_path: Path) -> None:
+    whole = torch.arange(6.0)
+    save(tmp_path / "x", Packed({"a": whole, "b": whole, "c": whole[2:4]}, {}))
+    found = load(tmp_path / "x").tensors
+    assert [found[name].tolist() for name in "abc"] == [whole.tolist(), whole.tolist(), [2.0, 3.0]]

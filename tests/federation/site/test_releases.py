@@ -20,6 +20,7 @@ from suture.federation.site.ledger import Ledger
 from suture.federation.site.site import Site
 from suture.federation.store import RETAINED
 from suture.learning.training import LocalTraining
+from suture.methods.fedlsm.fedlsm import FedLSM
 from suture.methods.surgical import SurgicalAggregation
 from suture.protocol.messages import Abstain, Evaluation, Payload, SiteInfo, Update
 from suture.protocol.packing import Packed, pack, unpack
@@ -191,6 +192,16 @@ def test_a_site_introduces_itself_again_without_another_release(tiny: Any) -> No
     assert [line["task"] for line in lines(asked.site())] == ["handshake"] * 2
 
 
+def test_counts_are_in_the_ledger_and_no_sign_of_an_older_experiment(tiny: Any) -> None:
+    """The site writes the counts that it sends into the folder by which it knows older experiments."""
+    site = tiny(FedLSM(local=METHOD.local), ALPHA).sites()["alpha"]
+    info = site.answer(Payload("handshake"))
+    assert isinstance(info, SiteInfo)
+    assert set(info.counts) == {"Mass", "Nodule"}
+    (line,) = lines(site)
+    assert (line["task"], line["numbers"]) == ("handshake", 3 + 2 * 2)
+
+
 def test_a_kept_evaluation_is_not_computed_again(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = Asked(tiny)
     question = replace(asked.task, task="evaluate", split="test", round=0)
@@ -264,5 +275,5 @@ def test_a_run_of_sites_with_noise_says_their_epsilon(tiny: Any) -> None:
     assert "ε = ∞, because 1 of its 3 updates had no noise" in notes[-1]
 
 
-def test_kept_answers_have_no_other_reader(tmp_path: Path) -> None:
+def test_nothing_is_kept_before_the_first_answer(tmp_path: Path) -> None:
     assert Answers(tmp_path).find(Payload("train", 1), "request") is None

@@ -168,8 +168,8 @@ class Site:
 
     def _introduced(self, task: Payload) -> SiteInfo:
         """Return the site info; one that differs from those before is another release."""
-        info = self._handshake()
-        self.ledger.record(release_of(info, task, self._experiment, self.config.privacy))
+        ledger, info = self.ledger, self._handshake()  # the ledger first: it looks for older experiments
+        ledger.record(release_of(info, task, self._experiment, self.config.privacy))
         return info
 
     def _answered(self, task: Payload) -> Reply:
