@@ -81,7 +81,7 @@ def test_a_multilabel_site_by_hand() -> None:
     few = measured(site, own, min_count=2)
     # Edema has 2 and 2, but each of the two patients moves a mean over two by more than a half.
     assert few.classes == {"Mass": NOTHING, "Edema": NOTHING}
-    assert few.loss == found.loss
+    assert few.loss is None  # no label is left
     with_bounds = measured(site, own, bootstrap=50).classes["Edema"]
     assert with_bounds.low is not None
     assert with_bounds.low <= 0.75
@@ -126,9 +126,8 @@ def test_a_multiclass_site_by_hand() -> None:
         "recall": pytest.approx(0.75),
         "f1": pytest.approx(2 / 3),
     }
-    # Of three labelled images one moves the accuracy by 1/3; a class is withheld, and so are the means.
-    assert measured(site, own, min_count=3).overall == {"accuracy": 0.5}
-    assert measured(site, own, min_count=4).overall == {}
+    # Both classes are withheld.
+    assert measured(site, own, min_count=1).overall == {}
 
 
 def with_attributes(part: Samples, *values: str) -> Samples:

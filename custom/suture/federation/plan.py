@@ -179,9 +179,9 @@ class Schedule:
         grace: seconds that a round waits for more updates once it has `min_sites`; None waits for all of
             them until the timeout. Later updates are dropped.
         selection: how the round is selected whose model is the result: by the lowest mean validation loss of
-            the sites (`site_loss`), by the highest mean AUROC on the server's validation data
-            (`server_metric`) or, for multiclass labels, the highest balanced accuracy on them
-            (`server_balanced_accuracy`); or the `last` round.
+            the sites (`site_loss`; of equal ones, by the highest AUROC there), by the highest mean AUROC on
+            the server's validation data (`server_metric`) or, for multiclass labels, the highest balanced
+            accuracy on them (`server_balanced_accuracy`); or the `last` round.
         patience: number of rounds without improvement after which training stops; None trains all `rounds`.
         max_failed_rounds: number of consecutive rounds without enough updates after which the job stops.
         max_update: an update is rejected whose norm is more than this many times the round's median (of three

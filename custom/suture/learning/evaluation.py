@@ -87,35 +87,52 @@ def measure(
         return Metrics(of_round, split, 0, None, {})
     logits, labels = predict(context, part), context.model.labels
     names, limits, test = how.own.names, how.limits, split == "test"
-    finite = bool(torch.isfinite(logits).all())
-    loss = split_loss(part, logits, how, test=test) if finite else math.inf
-    if not abs(loss or 0.0) <= LARGEST:
-        raise NonFiniteLoss(
-            f"{context.name}: the model of round {of_round} diverged; lower the learning rate"
-        )
+    diverged = NonFiniteLoss(
+        f"{context.name}: the model of round {of_round} diverged; lower the learning rate"
+    )
+    if not bool(torch.isfinite(logits).all()):
+        raise diverged
     scores = class_scores(part, logits, labels, names, limits, bootstrap=bootstrap, seed=how.seed)
+    visible = without_withheld(part, scores, labels)
+    loss = split_loss(visible, logits, how, test=test)
+    if not abs(loss or 0.0) <= LARGEST:
+        raise diverged
     return Metrics(
         of_round,
         split,
         len(part),
         loss,
         scores,
-        overall(part, logits, how.own.label_type, limits, scores),
+        overall(visible, logits, labels.label_type, limits),
         by_attribute(part, logits, labels, names, limits) if test else {},
     )
+
+
+def without_withheld(part: Samples, scores: Mapping[str, ClassScore], labels: LabelSet) -> Samples:
+    """Return the samples without the labels of the withheld classes, on which then no figure depends.
+
+    An image of a withheld class of a multiclass task has no label at all.
+    """
+    hidden = [labels.index(name) for name, score in scores.items() if score == NOTHING]
+    y = part.y.clone()
+    if labels.label_type == "multilabel":
+        y[:, hidden] = torch.nan
+    else:
+        y[(y[:, hidden] == 1).any(dim=1)] = torch.nan
+    return replace(part, y=y)
 
 
 def split_loss(part: Samples, logits: Tensor, how: Measurement, *, test: bool) -> float | None:
     """Return the loss of a split as it may leave the site: of bounded logits, and on its grid."""
     limits, label_type = how.limits, how.own.label_type
-    if len(part) < limits.min_loss:
+    known = ~torch.isnan(part.y) if test else part.targets()[1]
+    counted = (part.y == 1).any(dim=1) if label_type == "multiclass" else known.sum(dim=1)
+    if int((counted > 0).sum()) < limits.min_loss:
         return None
     scores = bounded(logits, label_type) if limits.min_loss else logits
     value = entropy(part, scores, label_type) if test else how.loss_on(part, scores, label_type)
     if not limits.min_loss:
         return rounded(value)
-    known = ~torch.isnan(part.y) if test else part.targets()[1]
-    counted = (part.y == 1).any(dim=1) if label_type == "multiclass" else known.sum(dim=1)
     largest = largest_loss(label_type, part.y.shape[1])
     return on_grid(value, largest * share(patient_numbers(part), counted.numpy()), largest)
 
@@ -235,7 +252,7 @@ def by_attribute(
         found[value] = Figures(
             len(own),
             area if limits is None else rounded(area),
-            overall(own, of_own, labels.label_type, limits, scores),
+            overall(without_withheld(own, scores, labels), of_own, labels.label_type, limits),
         )
     return found
 
@@ -253,22 +270,15 @@ def overall(
     logits: Tensor,
     label_type: LabelType,
     limits: PrivacyConfig | None = None,
-    scores: Mapping[str, ClassScore] | None = None,
 ) -> dict[str, float | None]:
-    """Return `multiclass_metrics` over the labelled images; {} for multilabel data or too few images.
-
-    Args:
-        scores: of a site's classes, as they may leave it. Where one is withheld, so are the means over all.
-    """
+    """Return `multiclass_metrics` over the labelled images; {} for multilabel data or too few images."""
     labelled = (part.y == 1).any(dim=1)
     if label_type == "multilabel" or int(labelled.sum()) < max(limits.min_count if limits else 0, 1):
         return {}
     figures = multiclass_metrics(part.y.numpy(), logits.numpy())
     if limits is None or not limits.min_count:
         return figures if limits is None else {name: rounded(value) for name, value in figures.items()}
-    moved = {"accuracy": share(patient_numbers(part), labelled.numpy())}
-    if scores and NOTHING not in scores.values():
-        moved |= influence_on_means(part)
+    moved = {"accuracy": share(patient_numbers(part), labelled.numpy())} | influence_on_means(part)
     sent = {name: on_grid(figures[name], most) for name, most in moved.items()}
     return {name: value for name, value in sent.items() if value is not None}
 

@@ -8,9 +8,10 @@
                 and withheld where the influence is more than half of its range
     loss        a probability below e^-5 counts as e^-5, so that no label has a loss above 5
     withheld    what has fewer than `min_count` images; where the total is known, with it the next smallest,
-                until at least two parts with `min_count` images together are left out
+                until at least two parts with `min_count` images together are left out; labels of a
+                withheld class enter no figure of the others
 
-The last is complementary suppression (Cox, JASA 75:377, 1980) in a table of one margin. At a site with
+Withholding the next smallest is complementary suppression (Cox, JASA 75:377, 1980). At a site with
 `min_count` 0 (for losses: `min_loss` 0), as simulated ones are, figures have six digits and none is withheld.
 """
 
@@ -116,11 +117,6 @@ def complementary(counts: Mapping[str, int], large: Iterable[str], min_count: in
         return list(large)
     shown = sorted(large, key=lambda name: counts[name])
     hidden = [name for name in counts if name not in shown]
-    while (
-        min_count
-        and hidden
-        and shown
-        and (len(hidden) < 2 or sum(counts[name] for name in hidden) < min_count)
-    ):
+    while hidden and shown and (len(hidden) < 2 or sum(counts[n] for n in hidden) < min_count):
         hidden.append(shown.pop(0))
     return shown

@@ -48,8 +48,9 @@ class PrivacyConfig(Section):
 
     Attributes:
         label_view: the class names that the site accepts to see: its own, or all of the federation.
-        min_count: counts below this are withheld, and so are figures of so few images.
-        min_loss: a loss over fewer samples is withheld.
+        min_count: counts below this are withheld, and so are figures of so few images; others are rounded to
+            what one patient can move. 0 withholds nothing and sends six digits.
+        min_loss: a loss over fewer samples is withheld; others are bounded and rounded likewise, but for 0.
         round_counts: counts of labels are rounded to multiples of this.
         max_faults: the share of unreadable images that is tolerated.
         clip: the largest L2 norm of an update that leaves; None does not clip.

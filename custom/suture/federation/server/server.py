@@ -318,7 +318,7 @@ class Server:
         if self.standings.best is None:
             raise FederationError(
                 "no validation loss was ever measured, so no round can be selected; give the sites "
-                "validation data, or set selection = 'last'"
+                "validation data (enough for their min_loss and min_count), or set selection = 'last'"
             )
         self._keep_best()
 
