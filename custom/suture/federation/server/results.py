@@ -196,7 +196,8 @@ class Results:
 
 
 def _check_classes(where: str, named: Iterable[str], labels: Sequence[str]) -> None:
-    foreign = [name for name in named if name not in labels]
+    known = set(labels)
+    foreign = [name for name in named if name not in known]
     if foreign:
         raise LabelError(f"{where}: class {foreign[0]!r} is not among {', '.join(labels)}")
 
