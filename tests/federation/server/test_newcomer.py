@@ -12,11 +12,15 @@ from between import Between
 from suture.core.errors import FederationError
 from suture.federation.loop import Loop, federate
 from suture.federation.server.registry import Agreement, agree, misfits
+from suture.federation.server.results import Results
+from suture.federation.server.scores import mean_over_sites
 from suture.federation.server.server import Server
 from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
-from suture.protocol.messages import MOST_CLASSES, Payload, SiteInfo
+from suture.protocol import records
+from suture.protocol.messages import MOST_CLASSES, ClassScore, Metrics, Payload, SiteInfo
 from suture.protocol.packing import Packed, pack, unpack
+from suture.protocol.records import parse
 
 METHOD = SurgicalAggregation(local=LocalTraining(lr=1e-2, batch_size=8))
 NOTHING = Agreement((), {}, False)
@@ -130,3 +134,17 @@ def test_ten_thousand_classes_are_agreed_on_and_no_more() -> None:
         agree(more, (), {}, True)  # type: ignore[arg-type]
     flood = info(*(f"Junk {n}" for n in range(MOST_CLASSES)))
     assert "make more than 10000" in misfits({**OTHERS, "liar": flood}, Agreement((), {}, True))["liar"]
+
+
+def test_a_union_of_ten_thousand_classes_has_results() -> None:
+    """No site has them all, so no single message has shown that they are too many."""
+    halves = [tuple(f"Finding {n:05d}" for n in range(at, at + 5_000)) for at in (0, 5_000)]
+    sites = {site: info(*own) for site, own in zip("ab", halves, strict=True)}
+    registry = agree(sites, (), {}, True)
+    scored = ClassScore(0.5, None, None, 1, 1)
+    tested = {s: Metrics(1, "test", 2, 0.5, dict.fromkeys(i.labels, scored)) for s, i in sites.items()}
+    measured = mean_over_sites(registry, tested, 1)
+    content = Results(registry.labels, registry.owners(), measured, "sites' test data").to_dict()
+    assert len(content["auroc"]) == MOST_CLASSES
+    assert content["mean_auroc"] == 0.5
+    assert parse(records.Metrics, content, "metrics.json").groups == {"shared": None, "unique": 0.5}

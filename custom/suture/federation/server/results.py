@@ -16,6 +16,7 @@ from suture.federation.server.scores import (
     by_attribute,
     by_frequency,
     condensed,
+    dominant,
     local_and_global,
     mean_over_sites,
     plain,
@@ -76,7 +77,7 @@ def _export(server: Server, model: GlobalModel) -> None:
 def _notes(server: Server) -> list[str]:
     """Return what the rounds have shown, for the reader of the report."""
     history = read_history(server.record.folder)
-    notes = spent(server.record.run.get("protection", {}), history)
+    notes = spent(server.record.run.get("protection", {}), history) + dominant(history)
     if server.plan.method.labels.pseudo:
         notes += run_away(history, _owners(server))
     return notes
