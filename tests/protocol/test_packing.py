@@ -90,7 +90,7 @@ def nested(depth: int) -> object:
     ("change", "says"),
     [
         ({"labels": ["Mass"] * 1_000_000}, "larger"),
-        ({"labels": [f"x{i}" for i in range(3_000)]}, "labels"),
+        ({"labels": [f"x{i}" for i in range(11_000)]}, "labels"),
         ({"labels": ["x" * 100_000_000]}, "larger"),
         ({"scalars": {f"x{i}": 1.0 for i in range(3_000)}}, "scalars"),
         ({"scalars": {"x" * 5_000_000: 1.0}}, "larger"),

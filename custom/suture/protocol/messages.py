@@ -23,7 +23,10 @@ from suture.core.validation import STRICT
 from suture.protocol.privacy import check_protection
 
 MOST = 2_000
-"""Largest number of classes of a federation and of tensors of a model: longer lists are rejected."""
+"""Largest number of tensors of a model, and of a method's scalars: longer lists are rejected."""
+
+MOST_CLASSES = 10_000
+"""Largest number of classes of a federation."""
 
 LARGEST = 10**9
 """The largest count: an integer of Python is unlimited, and so could carry anything."""
@@ -40,7 +43,7 @@ Word = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]+$", max_length
 """A name of the program: of a tensor, a figure or an exception."""
 
 Label = Annotated[str, StringConstraints(max_length=LONGEST), AfterValidator(_label)]
-Labels = Annotated[tuple[Label, ...], Field(max_length=MOST)]
+Labels = Annotated[tuple[Label, ...], Field(max_length=MOST_CLASSES)]
 Tensors = Annotated[dict[Word, Tensor], Field(max_length=MOST)]
 Count = Annotated[int, Field(ge=0, le=LARGEST)]
 Total = Annotated[int, Field(ge=0, le=LARGEST * MOST)]
@@ -130,7 +133,7 @@ class Metrics:
     split: Literal["validation", "test"]
     n: Total
     loss: Number | None
-    classes: Annotated[dict[Label, ClassScore], Field(max_length=MOST)]
+    classes: Annotated[dict[Label, ClassScore], Field(max_length=MOST_CLASSES)]
     overall: dict[Word, FiniteFloat | None] = Field(default_factory=dict, max_length=MOST)
     attributes: Annotated[dict[Label, Figures], Field(max_length=MOST_ATTRIBUTES)] = Field(
         default_factory=dict
@@ -158,7 +161,7 @@ class SiteInfo:
     threads: Annotated[int, Field(ge=1, le=4096)]
     code: Word
     label_type: LabelType = "multilabel"
-    counts: dict[Label, Counts | None] = Field(default_factory=dict, max_length=MOST)
+    counts: dict[Label, Counts | None] = Field(default_factory=dict, max_length=MOST_CLASSES)
     prior: Word | None = None
     protection: Protection = Field(default_factory=dict)
 

@@ -38,9 +38,9 @@ _SINGLE = "class_weights"
 _NO_CHECKSUM = "-" * 8
 
 TEXT = 4 * 2**20
-"""Largest number of characters in a header: three times what the longest names of the most classes need."""
+"""Largest number of characters in a header: the most classes, twice, with names of 150 characters."""
 
-VALUES = 100_000
+VALUES = 200_000
 """Largest number of values in a header."""
 
 DEPTH = 6

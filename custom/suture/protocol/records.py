@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -86,7 +87,14 @@ class Run:
 
     def owners(self, label: str) -> tuple[str, ...]:
         """Return the sites that annotate a class."""
-        return tuple(name for name, site in self.sites.items() if label in site.labels)
+        return self._owners.get(label, ())
+
+    @cached_property
+    def _owners(self) -> dict[str, tuple[str, ...]]:
+        owners: dict[str, tuple[str, ...]] = {}
+        for name, site in self.sites.items():
+            owners |= {label: (*owners.get(label, ()), name) for label in dict.fromkeys(site.labels)}
+        return owners
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from suture.federation.server.scores import (
     by_attribute,
     by_frequency,
     condensed,
+    dominant,
     local_and_global,
     mean_over_sites,
     plain,
@@ -84,6 +85,7 @@ def _notes(server: Server) -> list[str]:
     """Return what the rounds have shown, for the reader of the report."""
     history = read_history(server.record.folder)
     notes = describe_spent(server.record.run.get("protection", {}), _stated(server, history))
+    notes += dominant(history)
     if server.plan.method.labels.pseudo:
         notes += run_away(history, _owners(server))
     return notes
@@ -203,7 +205,8 @@ class Results:
 
 
 def _check_classes(where: str, named: Iterable[str], labels: Sequence[str]) -> None:
-    foreign = [name for name in named if name not in labels]
+    known = set(labels)
+    foreign = [name for name in named if name not in known]
     if foreign:
         raise LabelError(f"{where}: class {foreign[0]!r} is not among {', '.join(labels)}")
 

@@ -33,7 +33,15 @@ from suture.federation.server.global_model import (
 )
 from suture.federation.server.norm_bound import destroyer
 from suture.federation.server.record import Record, describe
-from suture.federation.server.registry import Member, SiteRegistry, agree, participants
+from suture.federation.server.registry import (
+    Agreement,
+    Member,
+    SiteRegistry,
+    agree,
+    misfits,
+    participants,
+    without,
+)
 from suture.federation.server.scores import across_sites, condensed
 from suture.federation.server.selection import MEASURED_HERE, Best, HeldOut, Standings, check_selection
 from suture.federation.store import Rounds
@@ -113,7 +121,11 @@ class Server:
         infos = participants(self.collector.infos(), lines, self.schedule.min_sites)
         found = read_progress(self.states, self.plan)
         previous, prior = (found.model.labels, found.header.registry.prior) if found else ((), None)
-        self.registry = agree(infos, previous, self.schedule.label_map, self.schedule.accept_labels, prior)
+        named, accepted = self.schedule.label_map, self.schedule.accept_labels
+        label_type = found.model.label_type if found else None
+        unfit = misfits(infos, Agreement(previous, named, accepted, label_type, prior))
+        infos = without(infos, unfit, lines, self.schedule.min_sites)
+        self.registry = agree(infos, previous, named, accepted, prior)
         if found:
             self._restore(found)
             self.model = with_labels(found.model, self.registry.labels, self.plan)
