@@ -31,7 +31,6 @@ from suture.models.classifier import (
     Classifier,
     Mean,
     Preprocessing,
-    Side,
     Std,
     head_rows,
     load_tensors,
@@ -151,7 +150,7 @@ class ModelSpec:
     """
 
     name: str = "cnn"
-    size: Side = 64
+    size: Annotated[int, Field(ge=16, le=4096)] = 64
     color: bool = False
     hidden: Width = 0
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0

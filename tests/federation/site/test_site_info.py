@@ -6,6 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
 from suture.federation.site.site import FIRST_COUNTS, Site, first_counts
 from suture.learning.training import LocalTraining
@@ -66,3 +69,18 @@ def test_a_method_that_asks_for_no_counts_leaves_no_trace_of_them(tiny: Any) -> 
     site = tiny(SurgicalAggregation(local=LOCAL)).sites()["alpha"]
     assert asked(site).counts == {}
     assert not (site.folder / FIRST_COUNTS).exists()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(b"[]", b"{}", b"\xff", b"[" * 100_000, b'{"counts": [1]}', b'{"counts": {"Mass": "17"}}'),
+        *(b'{"counts": {"Mass": [1, 1e999]}}', b'{"counts": {"Mass": [1, -2]}}'),
+    ],
+)
+def test_damaged_counts_are_named_and_not_replaced(content: bytes, tmp_path: Path) -> None:
+    """New ones would reveal what changed since."""
+    (tmp_path / FIRST_COUNTS).write_bytes(content)
+    with pytest.raises(ConfigError, match=FIRST_COUNTS):
+        first_counts(LabelSet(("Mass",)), {"Mass": (7, 8)}, tmp_path)
+    assert (tmp_path / FIRST_COUNTS).read_bytes() == content
