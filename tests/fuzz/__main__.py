@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import time
 from collections import Counter
 
@@ -20,7 +19,6 @@ def main() -> int:
     parser.add_argument("--cases", type=int, default=1_000_000, help="of each target")
     parser.add_argument("--start", type=int, default=0, help="the first seed")
     args = parser.parse_args()
-    logging.disable()
     torch.set_num_threads(1)
     total = 0
     for name in args.targets or TARGETS:

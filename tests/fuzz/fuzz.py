@@ -6,6 +6,7 @@ printable message, within `SECONDS` and `MEMORY`; a warning counts as an error, 
 
 from __future__ import annotations
 
+import logging
 import resource
 import signal
 import traceback
@@ -18,7 +19,7 @@ from typing import Any
 
 from suture.core.errors import SutureError
 
-SECONDS = 5.0
+SECONDS = 10.0
 """Longest time of a case."""
 
 MEMORY = 256 * 2**20
@@ -82,7 +83,7 @@ def case(target: Target, seed: int) -> Any:
 
 def _fault(target: Target, seed: int) -> BaseException | None:
     with warnings.catch_warnings(action="ignore"):
-        made, before = case(target, seed), _peak()
+        made, before = case(target, seed), peak()
     signal.setitimer(signal.ITIMER_REAL, SECONDS)
     unfit = None
     try:
@@ -93,7 +94,7 @@ def _fault(target: Target, seed: int) -> BaseException | None:
         return error
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-    if (grown := _peak() - before) > MEMORY:
+    if (grown := peak() - before) > MEMORY:
         return MemoryError(f"{grown >> 20} MiB")
     return unfit
 
@@ -106,7 +107,8 @@ def _unfit(text: str, error: SutureError) -> BaseException | None:
     return None
 
 
-def _peak() -> int:
+def peak() -> int:
+    """The most memory that the process has had, in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
@@ -121,9 +123,11 @@ def _bounded() -> Iterator[None]:
         raise Slow(f"more than {SECONDS} s")
 
     before = signal.signal(signal.SIGALRM, late)
+    logging.disable()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             yield
     finally:
+        logging.disable(logging.NOTSET)
         signal.signal(signal.SIGALRM, before)

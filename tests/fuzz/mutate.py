@@ -153,7 +153,7 @@ DAMAGE: tuple[Callable[[Tensor], Any], ...] = (
 """Other tensors than the right one, which a file can hold."""
 
 STRANGE: tuple[Callable[[Tensor], Any], ...] = (
-    lambda t: None,
+    lambda _: None,
     lambda t: t.tolist(),
     lambda t: t.detach().numpy(),
     lambda t: t.to_sparse(),
@@ -161,7 +161,7 @@ STRANGE: tuple[Callable[[Tensor], Any], ...] = (
     lambda t: t.to("meta"),
     lambda t: t.new_zeros(1).expand(10**12),
     lambda t: t.new_zeros(1).expand(t.shape) if t.dim() else t,
-    lambda t: torch.empty_strided((2, 2), (1, 1)),
+    lambda _: torch.empty_strided((2, 2), (1, 1)),
     lambda t: t.new_zeros(2, *t.shape).transpose(0, -1)[0],
     lambda t: t.new_zeros(100_000)[5 : 5 + t.numel()].view(t.shape),
     lambda t: t.new_zeros(t.numel(), 2)[:, 0].view(t.shape),

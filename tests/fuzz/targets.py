@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from random import Random
 from tempfile import mkdtemp
-from typing import Any
+from typing import Any, ClassVar
 
 import safetensors.torch
 import tomli_w
@@ -113,9 +114,14 @@ MESSAGES = (
 )
 
 
+@cache
+def _packed() -> tuple[Packed, ...]:
+    return tuple(pack(message) for _, _, message in MESSAGES)
+
+
 def _message(rng: Random) -> tuple[str, Any, Packed]:
-    task, method, message = rng.choice(MESSAGES)
-    packed = pack(message)
+    number = rng.randrange(len(MESSAGES))
+    (task, method, _), packed = MESSAGES[number], _packed()[number]
     tensors, header = dict(packed.tensors), dict(packed.header)
     dice = rng.random()
     if tensors and dice < 0.5:
@@ -149,7 +155,7 @@ def _stream(rng: Random) -> Any:
     from nvflare.fuel.utils import fobs
 
     register()
-    message = pack(rng.choice(MESSAGES)[2])
+    message = rng.choice(_packed())
     dice = rng.random()
     if dice < 0.4:
         return _as_shareable(mutated(dict(to_shareable(message)), rng, foreign=True))
@@ -174,21 +180,54 @@ def _as_shareable(value: Any) -> Any:
 def _file_bytes(packed: Packed, rng: Random) -> bytes:
     """A file as `packing.save` writes it, with damage of its header, of its tensors or of its bytes."""
     dice = rng.random()
-    tensors = dict(packed.tensors)
-    if tensors and dice < 0.3:
-        tensors = damaged(tensors, rng)
-    tensors = {k: t.contiguous().clone() for k, t in tensors.items() if k.isprintable()}
-    header = mutated(packed.header, rng) if dice > 0.2 else packed.header
-    text = text_of(header, rng)
-    checksum = packing._checksum(tensors, text) if rng.random() < 0.95 else rng.choice(("", "x" * 8, "-" * 8))
-    data = safetensors.torch.save(tensors, {"suture": checksum + text})
-    if rng.random() < 0.8:
-        return data
-    if rng.random() < 0.5:
-        return flipped(data, rng)
-    length = struct.unpack("<Q", data[:8])[0]
-    own = text_of(mutated(json.loads(data[8 : 8 + length]), rng), rng).encode("utf-8", "surrogatepass")
-    return struct.pack("<Q", len(own)) + own + data[8 + length :]
+    whole = _Stored.of(packed.tensors)
+    if packed.tensors and dice < 0.3:
+        whole = _Stored(damaged(dict(packed.tensors), rng))
+    text = text_of(mutated(packed.header, rng) if dice > 0.2 else packed.header, rng)
+    checksum = whole.checksum(text) if rng.random() < 0.95 else rng.choice(("", "x" * 8, "-" * 8))
+    header = {"__metadata__": {"suture": checksum + text}, **whole.entries}
+    dice = rng.random()
+    own = text_of(mutated(header, rng) if dice < 0.1 else header, rng) if dice < 0.2 else json.dumps(header)
+    data = file_of(own.encode("utf-8", "surrogatepass"), whole.data)
+    return flipped(data, rng) if 0.2 < dice < 0.3 else data
+
+
+def file_of(header: bytes, data: bytes) -> bytes:
+    """A file of safetensors."""
+    return struct.pack("<Q", len(header)) + header + data
+
+
+class _Stored:
+    """Tensors as safetensors stores them: made once for those that no mutation changes.
+
+    Attributes:
+        entries: the header's.
+        data: what follows the header.
+    """
+
+    _known: ClassVar[dict[int, _Stored]] = {}
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        plain = {k: t.contiguous().clone() for k, t in tensors.items() if k.isprintable()}
+        content = safetensors.torch.save(plain)
+        start = 8 + struct.unpack("<Q", content[:8])[0]
+        self.entries: dict[str, Any] = json.loads(content[8:start])
+        self.data = content[start:]
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor]) -> _Stored:
+        """The same for the same object: the examples live as long as the process."""
+        if id(tensors) not in cls._known:
+            cls._known[id(tensors)] = cls(tensors)
+        return cls._known[id(tensors)]
+
+    def checksum(self, header: str) -> str:
+        """As `packing.save` writes it."""
+        total = zlib.crc32(header.encode("utf-8", "surrogatepass"))
+        for name in sorted(self.entries):
+            first, last = self.entries[name]["data_offsets"]
+            total = zlib.crc32(self.data[first:last], zlib.crc32(name.encode(), total))
+        return f"{total:08x}"
 
 
 def _receive(case: Any) -> None:
@@ -234,13 +273,11 @@ def _states() -> tuple[Packed, Packed, Packed]:
     whole = packing.load(server.states.path(1))
     network = build(TINY, LabelSet(LABELS), 1, pretrained=False)
     state, head = split_state(network.state_dict())
-    optimiser = optimiser_of(network, LocalTraining())
     moments = {
         f"optimiser/{name}/{field}": torch.zeros(()) if field == "step" else torch.zeros_like(p)
-        for name, p in network.named_parameters()
+        for name, p in list(network.named_parameters())[:1]
         for field in ("step", "exp_avg", "exp_avg_sq")
     }
-    assert optimiser
     own = {f"fixed/{k}": t for k, t in head.items()} | {f"local/{k}": t for k, t in (state | head).items()}
     header = {"format": 1, "threads": 1, "labels": list(LABELS), "phase": "main", "round": 1}
     return whole, Packed(own | moments, header), Packed({}, {"counts": {"Mass": [1, 4], "Nodule": None}})
@@ -327,17 +364,15 @@ def _model_files() -> tuple[tuple[str, dict[str, Tensor]], ...]:
 
 
 def _model(rng: Random) -> Path:
-    text, tensors = rng.choice(_model_files() + _model_files()[:1] * 4)
+    text, tensors = rng.choice(_model_files()[:1] * 4 + _model_files())
     home, dice = folder() / "model", rng.random()
     home.mkdir(exist_ok=True)
     if dice < 0.7:
         text = text_of(mutated(json.loads(text), rng), rng)
     data = text.encode("utf-8", "surrogatepass")
     (home / "model.json").write_bytes(flipped(data, rng) if rng.random() < 0.1 else data)
-    if dice > 0.6:
-        tensors = damaged(tensors, rng)
-    tensors = {k: t.contiguous().clone() for k, t in tensors.items() if k.isprintable()}
-    weights = safetensors.torch.save(tensors)
+    stored = _Stored(damaged(tensors, rng)) if dice > 0.6 else _Stored.of(tensors)
+    weights = file_of(json.dumps(stored.entries).encode(), stored.data)
     (home / "model.safetensors").write_bytes(flipped(weights, rng) if dice > 0.85 else weights)
     return home
 
@@ -418,7 +453,9 @@ def _configuration(rng: Random) -> tuple[str, Any]:
 def _toml(valid: Any, rng: Random) -> bytes:
     while True:
         try:
-            text = text_of(mutated(valid, rng), rng, lambda value: tomli_w.dumps(_without_none(value)))
+            text = text_of(
+                mutated(valid, rng), rng, lambda value: tomli_w.dumps(_without_none(value), indent=0)
+            )
         except (TypeError, ValueError, AttributeError, RecursionError):  # no TOML: another mutation
             continue
         data = text.encode("utf-8", "surrogatepass")

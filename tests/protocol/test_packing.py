@@ -8,9 +8,11 @@ import sys
 import tracemalloc
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from suture.core.errors import RejectedUpdate, SutureError
 from suture.protocol.messages import (
@@ -25,7 +27,7 @@ from suture.protocol.messages import (
     Update,
     ones,
 )
-from suture.protocol.packing import Packed, digest, load, pack, save, unpack
+from suture.protocol.packing import Packed, _checksum, digest, load, pack, save, unpack
 
 METRICS = Metrics(3, "validation", 7, 0.5, {"Mass": ClassScore(0.75, None, None, 2, 5)})
 MESSAGES: list[Message] = [
@@ -201,3 +203,49 @@ def test_tensors_that_share_memory_are_saved(tmp_path: Path) -> None:
     save(tmp_path / "x", Packed({"a": whole, "b": whole, "c": whole[2:4]}, {}))
     found = load(tmp_path / "x").tensors
     assert [found[name].tolist() for name in "abc"] == [whole.tolist(), whole.tolist(), [2.0, 3.0]]
+
+
+@pytest.mark.parametrize(
+    ("header", "says"),
+    [
+        ([1], "has no header"),
+        (None, "has no header"),
+        ({("a", "b"): 1}, "a key that is no text"),
+        ({"scalars": {7: 1.0}}, "a key that is no text"),
+        ({"type": ["update"]}, "unknown message type"),
+        ({"type": "y" * 70_000}, "unknown message type"),
+        ({"pat\x00ient": 1}, r"pat\\x00ient: Unexpected keyword argument"),
+        ({"\ud800": 1}, ""),
+    ],
+)
+def test_a_header_that_is_none_is_refused_in_short(header: Any, says: str) -> None:
+    packed = pack(MESSAGES[2])
+    strange = {**packed.header, **header} if isinstance(header, dict) else header
+    with pytest.raises(RejectedUpdate, match=says) as caught:
+        unpack(replace(packed, header=strange))
+    assert len(str(caught.value)) < 500
+    assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "says"),
+    [
+        ("class_weights/x", torch.ones(1), "undeclared tensor 'class_weights/x'"),
+        ("shared/w", torch.nested.nested_tensor([torch.ones(2), torch.ones(1)]), "nested"),
+        ("shared/w", torch.ones(2, requires_grad=True), "gradient"),
+    ],
+)
+def test_a_strange_tensor_is_refused(name: str, tensor: torch.Tensor, says: str) -> None:
+    packed = pack(MESSAGES[2])
+    with pytest.raises(RejectedUpdate, match=says):
+        unpack(replace(packed, tensors={**packed.tensors, name: tensor}))
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000 + "]" * 100_000, "[]", "3", '{"x": NaN}', '{"x": 1' + "0" * 40 + "}"]
+)
+def test_a_file_whose_header_is_none_is_corrupt(text: str, tmp_path: Path) -> None:
+    """Its checksum is right: who writes a file can compute it."""
+    save_file({"x": torch.ones(1)}, tmp_path / "m", {"suture": _checksum({"x": torch.ones(1)}, text) + text})
+    with pytest.raises(SutureError, match="m is corrupt"):
+        load(tmp_path / "m")

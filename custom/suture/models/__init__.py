@@ -33,7 +33,6 @@ from suture.models.classifier import (
     Classifier,
     Mean,
     Preprocessing,
-    Side,
     Std,
     head_rows,
     load_tensors,
@@ -160,7 +159,7 @@ class ModelSpec:
     """
 
     name: str = "cnn"
-    size: Side = 64
+    size: Annotated[int, Field(ge=16, le=4096)] = 64
     color: bool = False
     hidden: Width = 0
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0

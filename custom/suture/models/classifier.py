@@ -39,9 +39,6 @@ class Layout:
         )
 
 
-Side = Annotated[int, Field(ge=16, le=4096)]
-"""Side of a square image in pixels."""
-
 Mean = Annotated[float, Field(ge=-1e3, le=1e3)]
 Std = Annotated[float, Field(ge=1e-3, le=1e3)]
 """Normalisation of values in [0, 1]; a smaller standard deviation would leave single precision."""
@@ -59,7 +56,7 @@ class Preprocessing:
         mean, std: normalisation of each channel, of values in [0, 1].
     """
 
-    size: Side
+    size: Annotated[int, Field(ge=1, le=4096)]
     color: bool
     channels: Annotated[int, Field(ge=1, le=3)]
     mean: tuple[Mean, ...]

@@ -171,3 +171,51 @@ def test_rounds_of_equal_loss_are_told_apart_by_auroc_and_else_the_later_is_kept
     assert (standings.of("a"), standings.of("b")) == (2, 1)
     assert Standings.from_dict(standings.to_dict()) == standings
     assert Standings.from_dict({"best": {"round": 3, "value": -0.5}, "own": {}}).best == Best(3, -0.5)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("plan", None, "plan"),
+        ("registry", {}, "registry.prior"),
+        ("standings", {"best": [1]}, "best"),
+        ("standings", {"best": {"round": 1, "value": "x"}}, "best.value"),
+        ("standings", {"own": {"alpha": 3}}, "own.alpha"),
+        ("pending", {"sites": {"alpha": 1}, "validation": {}}, "pending"),
+        ("holders", 3, "holders"),
+        ("codes", [], "codes"),
+        ("codes", [[1]], "codes"),
+        ("labels", ["Mass"], "head.bias is"),
+        ("labels", [{}], "labels"),
+        ("label_type", "x", "label_type"),
+    ],
+)
+def test_a_state_with_strange_facts_is_refused(key: str, value: Any, says: str, tiny: Any) -> None:
+    """Its checksum is right, so it is no damage of the disk."""
+    federation = tiny(METHOD, rounds=1)
+    server = federation.run()
+    for path in (server.states.path(1), server.states.best_path(1)):
+        state = load(path)
+        save(path, replace(state, header={**state.header, key: value}))
+    with pytest.raises(ConfigError, match=says):
+        federation.run()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda t: {**t, "memory2/x": torch.ones(1)},
+        lambda t: {k: v for k, v in t.items() if k != "head/head.bias"},
+        lambda t: {**t, "head/head.bias": torch.ones(1, 2)},
+        lambda t: {**t, "head/head.bias": t["head/head.bias"].to(torch.complex64)},
+    ],
+    ids=["another group", "missing", "another shape", "complex"],
+)
+def test_a_state_with_other_tensors_is_refused(change: Any, tiny: Any) -> None:
+    federation = tiny(METHOD, rounds=1)
+    server = federation.run()
+    for path in (server.states.path(1), server.states.best_path(1)):
+        state = load(path)
+        save(path, replace(state, tensors=change(dict(state.tensors))))
+    with pytest.raises(ConfigError, match=r"the state of round 1 in .*(head\.bias|memory2)"):
+        federation.run()

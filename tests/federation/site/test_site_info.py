@@ -7,6 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
 from suture.federation.site.site import FIRST_COUNTS, Site, first_counts, with_first_counts
 from suture.learning.evaluation import NOTHING
@@ -112,3 +115,18 @@ def measured(site: Site, task: Payload) -> Metrics:
     answer = site.answer(task)
     assert isinstance(answer, Evaluation)
     return answer.metrics
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(b"[]", b"{}", b"\xff", b"[" * 100_000, b'{"counts": [1]}', b'{"counts": {"Mass": "17"}}'),
+        *(b'{"counts": {"Mass": [1, 1e999]}}', b'{"counts": {"Mass": [1, -2]}}'),
+    ],
+)
+def test_damaged_counts_are_named_and_not_replaced(content: bytes, tmp_path: Path) -> None:
+    """New ones would reveal what changed since."""
+    (tmp_path / FIRST_COUNTS).write_bytes(content)
+    with pytest.raises(ConfigError, match=FIRST_COUNTS):
+        first_counts(LabelSet(("Mass",)), {"Mass": (7, 8)}, tmp_path)
+    assert (tmp_path / FIRST_COUNTS).read_bytes() == content

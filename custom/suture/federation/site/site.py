@@ -424,7 +424,7 @@ SentCounts = dict[Label, Counts | None]
 class _Sent:
     """The content of `FIRST_COUNTS`."""
 
-    counts: SentCounts = field(default_factory=dict)
+    counts: SentCounts
     validation: SentCounts = field(default_factory=dict)
     test: SentCounts = field(default_factory=dict)
 
@@ -454,7 +454,7 @@ def first_counts(
     """
     path = folder / FIRST_COUNTS
     found = next((p for p in (path, folder / _FORMER_COUNTS) if p.exists()), None)
-    every = parse(_Sent, read_json(found), str(found)) if found else _Sent()
+    every = parse(_Sent, read_json(found), str(found)) if found else _Sent({})
     before = every.of(split)
     answer = {name: before.get(name, counts[name]) for name in labels}
     if before.keys() < {*before, *answer}:
