@@ -174,8 +174,8 @@ def documents_to_predict(source: Path) -> list[tuple[str, str]]:
     """Return name and text of each document of a path: a .txt file, a folder of them, or a CSV.
 
     Raises:
-        DataError: the path does not exist or has no document, the CSV no column ``text``, a file is no UTF-8, or
-            a link leads out of the folder.
+        DataError: the path does not exist or has no document, the CSV no column ``text``, a file is no UTF-8,
+            or a link leads out of the folder.
     """
     if source.suffix.lower() == ".csv" and source.is_file():
         sheet = read_sheet(source)
