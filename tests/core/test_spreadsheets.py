@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 from suture.core.spreadsheets import as_cell
 
 
-@pytest.mark.parametrize(
-    "text", ["", "a.png", "ward 7/ä;b,c.png", 'a"b', "P-17", "Barrett's Esophagus", "0-1"]
-)
+@pytest.mark.parametrize("text", ["", "a.png", "ward 7/ä;b,c.png", 'a"b', "P-17", "Barrett's", "0-1"])
 def test_an_ordinary_name_stays_the_same(text: str) -> None:
     assert as_cell(text) == text
 

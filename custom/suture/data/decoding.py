@@ -15,7 +15,7 @@ from suture.core.files import contained
 from suture.data.dicom import decode_dicom
 from suture.data.limits import check_pixels, file_bytes
 from suture.data.reading import read_sheet
-from suture.data.scaling import by_value, scaled
+from suture.data.scaling import scaled
 
 Pixels = NDArray[np.uint8]
 
@@ -123,7 +123,7 @@ def _pillow(data: bytes) -> Image.Image:
         # A tile is unpacked whole, whatever the size of the image.
         check_pixels(*(int(tags.get(tag, 1)) for tag in _TILE))
     if image.mode.startswith("I"):  # 16 bits; Pillow's own conversion to "L" clips at 255
-        return Image.fromarray(by_value(np.asarray(image), lambda values: scaled(values, 0.0, 65535.0)))
+        return Image.fromarray(scaled(np.asarray(image), 0.0, 65535.0))
     if image.mode == "F":
         raise ValueError("floating-point pixels have no agreed range; save it with 8 or 16 bits")
     # A palette may hold transparency, which a direct conversion would not drop.

@@ -45,7 +45,7 @@ def decode_dicom(data: bytes) -> Image.Image:
     pixels = dataset.pixel_array
     if pixels.ndim == 3:
         most = 2.0 ** int(dataset.BitsStored) - 1
-        return Image.fromarray(by_value(pixels, lambda values: scaled(values, 0.0, most)))
+        return Image.fromarray(scaled(pixels, 0.0, most))
     _check_rescaling(dataset)
     return Image.fromarray(by_value(pixels, lambda values: _shown(values, dataset)))
 

@@ -153,18 +153,20 @@ class ImageSource:
         """The files of the folder; of links, those that may be followed."""
         inside = contained(self.root)
         for folder, folders, names in os.walk(self.root, followlinks=self.follow_links):
-            for link in [n for n in folders if os.path.islink(os.path.join(folder, n))]:
-                path = Path(folder, link)
-                if not self.follow_links and not inside(path):
-                    self._left_out.append(path)
-                elif self.follow_links and Path(folder).resolve().is_relative_to(path.resolve()):
+            here = Path(folder)
+            with os.scandir(folder) as entries:
+                links = {entry.name for entry in entries if entry.is_symlink()}
+            for link in links.intersection(folders):
+                if not self.follow_links and not inside(here / link):
+                    self._left_out.append(here / link)
+                elif self.follow_links and here.resolve().is_relative_to((here / link).resolve()):
                     folders.remove(link)  # it leads back up, so that the walk would not end
+            within = here.relative_to(self.root)
             for name in names:
-                path = Path(folder, name)
-                if self.follow_links or not os.path.islink(path) or inside(path):
-                    yield path.relative_to(self.root).as_posix(), _Location(path)
+                if name not in links or self.follow_links or inside(here / name):
+                    yield (within / name).as_posix(), _Location(here / name)
                 else:
-                    self._left_out.append(path)
+                    self._left_out.append(here / name)
 
     def _found(self, name: str) -> list[_Location]:
         paths, bases = self._index
