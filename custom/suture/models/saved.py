@@ -58,7 +58,7 @@ def load_model(folder: Path) -> tuple[Classifier, Preprocessing]:
         preprocessing = parse(Preprocessing, description["preprocessing"], str(path))
         model = build(spec, labels, seed=0, pretrained=False)
         model.load_state_dict(load_file(folder / "model.safetensors"))
-    except (OSError, KeyError, ValueError, RuntimeError, SafetensorError) as error:
+    except (OSError, KeyError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
         raise ConfigError(f"{folder} cannot be read as a model: {error}") from error
     return model.eval(), preprocessing
 
@@ -72,5 +72,5 @@ def load_spec(folder: Path) -> ModelSpec:
     path = folder / "model.json"
     try:
         return parse(ModelSpec, json.loads(path.read_text())["model"], str(path))
-    except (OSError, KeyError, ValueError) as error:
+    except (OSError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise ConfigError(f"{folder} cannot be read as a model: {error}") from error
