@@ -55,9 +55,6 @@ __all__ = [
 MOST_PARAMETERS = 10**9
 """Largest number of parameters of a model: 4 GB, far beyond what a federation can exchange."""
 
-LARGEST_WIDTH = 10**12
-"""Largest width of a layer: only so that `check_size` can name the size of a model with it."""
-
 CORPUS = "corpus"
 """As `ModelSpec.vocabulary`: the vocabulary of all documents of a simulation."""
 

@@ -108,7 +108,7 @@ def read_finetuning_results(folder: Path) -> FinetuningResults | None:
         return None
     try:
         value = json.loads(path.read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: {error}; the file is damaged: run the job again") from error
     return parse(FinetuningResults, value, str(path))
 

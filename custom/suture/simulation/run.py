@@ -316,13 +316,15 @@ def _refuse_another(out: Path, job: Job) -> None:
         return
     now = fixed_settings(job.plan(out.name))
     try:
-        before = read_json(path, "plan")["plan"]
+        before = dict(read_json(path, "plan")["plan"])
+        if missing := now.keys() - before.keys():
+            raise KeyError(min(missing))
         if job.model.vocabulary == CORPUS:  # the words are read later, from the sites that are written
             now["model"]["vocabulary"] = before["model"]["vocabulary"]
         check_unchanged(before, now, out.name)
     except DataError as error:
         raise ConfigError(str(error)) from error
-    except (KeyError, TypeError, AttributeError) as error:  # parts of other types
+    except (KeyError, TypeError, ValueError, AttributeError) as error:  # parts of other types
         raise ConfigError(f"{path} is damaged ({error}); replace the run with --overwrite") from error
     Rounds(out / "state").newest()  # refuses a state of another version
 
