@@ -72,10 +72,9 @@ class Federation:
     reply: object = "taken"
 
     def guard(self) -> JobGuard:
-        agent = SimpleNamespace(execute_command=self.take)
+        agent = SimpleNamespace(execute_command=self.take, cell=self.job)
         engine = SimpleNamespace(
             server=SimpleNamespace(command_agent=agent),
-            get_cell=lambda: self.job,
             get_client_name_from_token=lambda token: TOKENS.get(token, ""),
         )
         return JobGuard(engine, lambda site, why: self.refused.append((site, why)))

@@ -86,8 +86,9 @@ class JobGuard:
         self._engine, self._refuse = engine, refuse
         self._losses: dict[str, int] = {}
         self._closed = Signal()
-        self._execute = engine.server.command_agent.execute_command
-        self._cell = cell = engine.get_cell()
+        agent = engine.server.command_agent
+        self._execute = agent.execute_command
+        self._cell = cell = agent.cell  # in the simulator, the engine's own cell is another one
         self._pass_on = Adapter(self._take, cell.core_cell.my_info, cell).call
         # The exact topic has precedence over the "*" of FLARE's own callback; the second call replaces the
         # part of the first that decodes.
