@@ -85,6 +85,7 @@ def test_no_submitter_gets_anothers_model_runs_code_or_makes_the_server_fetch(
         assert not wait_for_sites(project_admin(root), set(sites), 120, lambda: check_alive(begun, kits))
         found = {f.about: f.status for kit in (server, theirs) for f in examine(kit.folder)}
         first = ended(mine, submit(small(), "poc", mine, tmp_path / "mine", "trial"), tmp_path / "mine")
+        assert first == ""
         model = digest(server)
         stolen = ended(theirs, submit(small(), "poc", theirs, tmp_path / "a", "trial"), tmp_path / "a")
         code = ended(theirs, submit(small(), "poc", theirs, tmp_path / "b", "c", bundled), tmp_path / "b")
@@ -99,7 +100,6 @@ def test_no_submitter_gets_anothers_model_runs_code_or_makes_the_server_fetch(
         stop(root)
         web.shutdown()
         web.server_close()
-    assert first == ""
     assert found["jobs"] == found["storage of jobs"] == found["connection"] == "ok"
     assert storages(server)["jobs"].is_dir()
     for party in (server.folder, *(kit.folder for kit in sites.values())):
