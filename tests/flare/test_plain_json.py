@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric import rsa
 from hypothesis import given
 from hypothesis import strategies as st
 from nvflare.apis.fl_constant import SiteType
@@ -20,6 +21,8 @@ from nvflare.apis.workspace import Workspace
 from nvflare.fuel.utils.config_factory import ConfigFactory
 from nvflare.fuel.utils.json_scanner import JsonScanner
 from nvflare.fuel.utils.wfconf import resolve_var_refs
+from nvflare.lighter.tool_consts import NVFLARE_SUBMITTER_CRT_FILE
+from nvflare.lighter.utils import sign_folders
 from nvflare.private.fed.app.fl_app_validator import FLAppValidator
 from nvflare.private.fed.server.job_meta_validator import JobMetaValidator
 from nvflare.private.fed.utils.app_authz import AppAuthzService
@@ -167,6 +170,15 @@ def test_plain_json_reads_no_variable_of_a_party(
         assert "rosebud" in config["workflows"][0]["args"]["schedule"]["title"], "FLARE's own doing"
     error, _ = installed().validate(str(app))
     assert "has a reference" in error
+
+
+def test_the_signatures_of_a_submitter_are_no_configuration(installed: Any, tmp_path: Path) -> None:
+    app = exported(tmp_path) / "app_alpha"
+    crt = tmp_path / "submitter.crt"
+    crt.write_text("certificate")
+    sign_folders(str(app), rsa.generate_private_key(65537, 2048), str(crt))
+    assert (app / "config" / NVFLARE_SUBMITTER_CRT_FILE).is_file()
+    assert installed().validate(str(app)) == ("", {})
 
 
 def test_a_file_that_is_no_json_is_refused(installed: Any, tmp_path: Path) -> None:

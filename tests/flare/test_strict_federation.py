@@ -71,12 +71,13 @@ def test_no_submitter_gets_anothers_model_runs_code_or_makes_the_server_fetch(
     kits = provisioned(root, hospital)
     server, sites = parties(kits)
     mine, theirs = kits[MINE], kits[THEIRS]
-    bundled, address = Submission(bundle=True), "/secret"
+    bundled = Submission(bundle=True)
     requested: list[str] = []
 
     class Web(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             requested.append(self.path)
+            self.send_error(404)
 
     web = http.server.HTTPServer(("127.0.0.1", 0), Web)
     threading.Thread(target=web.serve_forever, daemon=True).start()
@@ -85,21 +86,21 @@ def test_no_submitter_gets_anothers_model_runs_code_or_makes_the_server_fetch(
         assert not wait_for_sites(project_admin(root), set(sites), 120, lambda: check_alive(begun, kits))
         found = {f.about: f.status for kit in (server, theirs) for f in examine(kit.folder)}
         first = ended(mine, submit(small(), "poc", mine, tmp_path / "mine", "trial"), tmp_path / "mine")
+        assert first == ""
         model = digest(server)
         stolen = ended(theirs, submit(small(), "poc", theirs, tmp_path / "a", "trial"), tmp_path / "a")
         code = ended(theirs, submit(small(), "poc", theirs, tmp_path / "b", "c", bundled), tmp_path / "b")
         folder = export_job(small(), tmp_path / "jobs", "other", tuple(SITES))
-        meta = folder / "meta.json"
-        include = f'include url("http://127.0.0.1:{web.server_port}{address}")'
-        meta.with_suffix(".conf").write_text(f"{{ {include}\n{meta.read_text()[1:]}")
-        meta.unlink()
+        config = folder / "app_server" / "config" / "config_fed_server.json"
+        include = f'include url("http://127.0.0.1:{web.server_port}/secret")'
+        config.with_suffix(".conf").write_text(f"{{ {include}\n{config.read_text()[1:]}")
+        config.unlink()
         with connected(theirs) as federation, pytest.raises(FederationError, match="no JSON"):
-            federation._session.submit_job(str(folder))
+            federation.submit(folder)
     finally:
         stop(root)
         web.shutdown()
         web.server_close()
-    assert first == ""
     assert found["jobs"] == found["storage of jobs"] == found["connection"] == "ok"
     assert storages(server)["jobs"].is_dir()
     for party in (server.folder, *(kit.folder for kit in sites.values())):

@@ -17,7 +17,7 @@ from suture.data.augmentation import Augmentation
 from suture.methods import METHODS, method_class
 from suture.methods.base import Method, RoundContext
 from suture.methods.source import code_hash as code_hash
-from suture.models import MODELS, ModelSpec, check_portable, check_size
+from suture.models import MODELS, ModelSpec, check_portable
 from suture.protocol.messages import Word
 
 Selection = Literal["site_loss", "server_metric", "server_balanced_accuracy", "last"]
@@ -50,8 +50,8 @@ class Plan:
         code: hash of the package that created the job.
 
     Raises:
-        ConfigError: the experiment's name cannot be used, the model is far too large or names a file of words
-            rather than the words, or the settings contradict one another.
+        ConfigError: the experiment's name cannot be used, the settings contradict one another, or the model
+            names a file of words rather than the words.
     """
 
     method: Method
@@ -85,7 +85,6 @@ class Plan:
                 f"choose a model of images, or one of the methods that take both: {others}"
             )
         self.method.check_model(self.model)
-        check_size(self.model)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as plain values for the configuration of a job."""

@@ -61,9 +61,11 @@ def from_shareable_(shareable: Shareable) -> Packed:
 def as_text(settings: Mapping[str, Any]) -> str:
     """Return settings as an argument of a component of a job.
 
-    As text, because FLARE takes a dict with a `path` for the configuration of a component and builds it.
+    As text, because FLARE takes a dict with a `path` for the configuration of a component and builds it; and
+    with angle brackets for braces, because it replaces what is in braces in a text.
     """
-    return json.dumps(settings)
+    text = json.dumps(settings).replace("<", r"\u003c").replace(">", r"\u003e")
+    return text.replace("{", "<").replace("}", ">")
 
 
 def from_text(text: str) -> dict[str, Any]:
@@ -73,8 +75,8 @@ def from_text(text: str) -> dict[str, Any]:
         ConfigError: the text holds something else.
     """
     try:
-        settings = json.loads(text)
-    except (TypeError, ValueError, RecursionError) as error:
+        settings = json.loads(text.replace("<", "{").replace(">", "}"))
+    except (AttributeError, ValueError, RecursionError) as error:
         raise ConfigError(f"the job's settings are no JSON text ({error}); export the job again") from error
     if not isinstance(settings, dict):
         raise ConfigError("the job's settings are no table; export the job again")

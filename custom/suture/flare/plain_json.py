@@ -20,6 +20,10 @@ from typing import Any, NoReturn
 from nvflare.apis.app_validation import AppValidator
 from nvflare.fuel.utils.config import ConfigFormat, ConfigLoader
 from nvflare.fuel.utils.config_factory import ConfigFactory
+from nvflare.lighter.tool_consts import NVFLARE_SIG_FILE, NVFLARE_SUBMITTER_CRT_FILE
+
+_SIGNED = (NVFLARE_SIG_FILE, NVFLARE_SUBMITTER_CRT_FILE)
+"""Files that FLARE adds to each folder of a submitted job: the submitter's signatures and certificate."""
 
 
 class PlainJson(AppValidator):
@@ -64,7 +68,7 @@ def faults(config: Path) -> Iterator[str]:
     Args:
         config: the folder; FLARE also finds files below it.
     """
-    for path in sorted(path for path in config.rglob("*") if not path.is_dir()):
+    for path in sorted(path for path in config.rglob("*") if not path.is_dir() and path.name not in _SIGNED):
         name = path.relative_to(config)
         if path.suffix != ".json":
             yield f"config/{name} is no JSON file; this party reads no other configuration of a job"

@@ -52,9 +52,6 @@ __all__ = [
     "vocabulary_of",
 ]
 
-MOST_PARAMETERS = 10**9
-"""Largest number of parameters of a model: 4 GB, far beyond what a federation can exchange."""
-
 CORPUS = "corpus"
 """As `ModelSpec.vocabulary`: the vocabulary of all documents of a simulation."""
 
@@ -219,33 +216,6 @@ def check_portable(spec: ModelSpec, holder: str) -> None:
         )
 
 
-def check_size(spec: ModelSpec, classes: int = 1) -> None:
-    """Check that a model is not far too large, before any memory is allocated for it.
-
-    Args:
-        classes: number of rows of its head.
-
-    Raises:
-        ConfigError: it has more than `MOST_PARAMETERS`; says how many. Or settings contradict each other.
-    """
-    count = 0 if spec.vocabulary == CORPUS else _parameters(spec, classes)
-    if count > MOST_PARAMETERS:
-        raise ConfigError(
-            f"the model {spec.name} would have {count:,} parameters ({4 * count / 1e9:,.0f} GB), at most "
-            f"{MOST_PARAMETERS:,} are possible; reduce model.hidden, model.projection or the vocabulary"
-        )
-
-
-@functools.lru_cache
-def _parameters(spec: ModelSpec, classes: int) -> int:
-    """Count the parameters on torch's meta device, which has shapes and no memory."""
-    _check(spec)
-    labels = LabelSet(tuple(f"class {number}" for number in range(classes)))
-    with torch.device("meta"), seeded(0):
-        model = _network(spec, labels, None)
-    return sum(parameter.numel() for parameter in model.parameters())
-
-
 def build(spec: ModelSpec, labels: LabelSet, seed: int, *, pretrained: bool) -> Classifier:
     """Build the model of a specification; the same seed gives the same tensors, and no global state changes.
 
@@ -253,32 +223,28 @@ def build(spec: ModelSpec, labels: LabelSet, seed: int, *, pretrained: bool) -> 
         pretrained: whether `spec.weights` are read; a site receives its weights from the server instead.
 
     Raises:
-        ConfigError: the weights cannot be read or do not fit, the model is far too large, or settings
-            contradict each other.
+        ConfigError: the weights cannot be read or do not fit, or settings contradict each other.
     """
-    check_size(spec, len(labels))
+    _check(spec)
     with seeded(seed_for(seed, "model")):
-        model = _network(spec, labels, spec.weights if pretrained else None)
+        weights = spec.weights if pretrained else None
+        backbone, features = MODELS[spec.name].build(spec, weights)
+        model = Classifier(
+            backbone,
+            features,
+            labels,
+            spec.hidden,
+            spec.dropout,
+            spec.projection,
+            spec.second_head,
+            INPUTS[MODELS[spec.name].reads],
+        )
     if spec.norm_momentum is not None:
         set_momentum(model, spec.norm_momentum)
     load_tensors(model, head_rows(labels, model.head.in_features, seed))
     if model.second_head is not None:
         load_tensors(model, head_rows(labels, spec.projection, seed, "second_head"))
     return model
-
-
-def _network(spec: ModelSpec, labels: LabelSet, weights: str | None) -> Classifier:
-    backbone, features = MODELS[spec.name].build(spec, weights)
-    return Classifier(
-        backbone,
-        features,
-        labels,
-        spec.hidden,
-        spec.dropout,
-        spec.projection,
-        spec.second_head,
-        INPUTS[MODELS[spec.name].reads],
-    )
 
 
 def _check(spec: ModelSpec) -> None:

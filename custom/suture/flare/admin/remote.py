@@ -35,7 +35,8 @@ _NO_MODULE = re.compile(r"No module named '(suture[\w.]*)'")
 _OWN_ERROR = re.compile(r"suture\.core\.errors\.(?:CodeMismatch|ConfigError|DataError|FederationError): (.+)")
 _PANIC = re.compile(
     r"((?:the server|this party) runs another version of suture.+?; install the same version, or export the "
-    r"job again(?: \(unknown method [^)\n]+\))?|\S+ does not allow the method '.+? in local/resources\.json)"
+    r"job again(?: \(unknown method [^)\n]+\))?|\S+ does not allow the method '.+? in local/resources\.json|"
+    r"the experiment '.+?' is not this submitter's; .+? of its folder)"
 )
 
 
