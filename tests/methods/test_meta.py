@@ -42,7 +42,7 @@ def at(round_: int) -> RoundContext:
 
 
 def scalar(c: float) -> Any:
-    return lambda parameters, batch: ((parameters["w"] - c) ** 2 / 2).sum()
+    return lambda parameters, batch: ((parameters["w"] - c) ** 2 / 2).sum()  # noqa: ARG005
 
 
 @pytest.mark.parametrize(("order", "gradient", "after"), [(1, -0.405, 1.2025), (2, -0.32805, 1.164025)])

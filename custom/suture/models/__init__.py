@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Literal
 
-import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import nn
