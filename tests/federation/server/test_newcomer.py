@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from between import Between
-from suture.core.errors import FederationError
+from suture.core.errors import FederationError, LabelError
 from suture.federation.loop import Loop, federate
 from suture.federation.server.registry import Agreement, agree, misfits
 from suture.federation.server.results import Results
@@ -116,7 +116,7 @@ def test_a_site_without_a_place_counts_against_the_quorum(tiny: Any) -> None:
         is_alpha = site == "alpha" and isinstance(reply, SiteInfo)
         return pack(replace(reply, labels=("Mass", "mass "))) if is_alpha else answer
 
-    with pytest.raises(FederationError, match=r"cannot start; alpha: .*correct the label map"):
+    with pytest.raises(LabelError, match=r"alpha: .*correct the label map"):
         federate(federation.server(), Between(federation.sites(), lie))
 
 

@@ -124,7 +124,9 @@ class Server:
         named, accepted = self.schedule.label_map, self.schedule.accept_labels
         label_type = found.model.label_type if found else None
         unfit = misfits(infos, Agreement(previous, named, accepted, label_type, prior))
-        infos = without(infos, unfit, lines, self.schedule.min_sites)
+        if len(infos) - len(unfit) >= needed(self.schedule.min_sites, len(lines)):
+            infos = without(infos, unfit, lines, self.schedule.min_sites)
+        # Where the others are too few, `agree` raises and says what all sites have.
         self.registry = agree(infos, previous, named, accepted, prior)
         if found:
             self._restore(found)
