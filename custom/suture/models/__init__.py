@@ -138,8 +138,9 @@ class ModelSpec:
         projection: width of the projector of methods that compare features with a frozen prior's (the prior's
             width), 0 for none.
         second_head: whether the projection has a head of its own, as in the published program of Fed-MAS.
-        weights: path of pretrained weights, read at the server only; ``download`` fetches torchvision's,
-            ``package`` reads those in the backbone's package.
+        weights: path of pretrained weights in a simulation; at a real server, which alone reads them, the
+            bare name of a file in ``[storage] files``. ``download`` fetches torchvision's, ``package`` reads
+            those in the backbone's package.
         mean, std: normalisation per channel; None for that of the backbone's pretraining, or 0.5 and 0.25 if
             it has none.
         vocabulary: of a model that reads text: ``clinical``, which comes with the package; the path of a

@@ -192,7 +192,8 @@ class PriorSpec:
 
     Attributes:
         name: a name of the registry.
-        path: of its file or folder, at every party; None for a prior that comes with a package.
+        path: of its file or folder in a simulation; at a real site its bare name in the folder ``[storage]
+            files``. None for a prior that comes with a package.
         size: side of the images that it reads, in pixels; None for that of its training.
     """
 
