@@ -79,7 +79,7 @@ def test_every_whole_number_of_a_job_has_an_upper_bound(kind: type) -> None:
 )
 def test_a_number_beyond_reason_is_refused_with_the_bound(setting: str) -> None:
     with pytest.raises(
-        ConfigError, match=r"less than or equal to|from 1 to|exceeded maximum|up to a million"
+        ConfigError, match=r"less than or equal to|from 1, or|exceeded maximum|up to a million"
     ):
         with_settings(JOB, setting.split())
 

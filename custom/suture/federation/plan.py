@@ -26,7 +26,7 @@ Selection = Literal["site_loss", "server_metric", "server_balanced_accuracy", "l
 def _whole_or_share(value: float) -> float:
     if (isinstance(value, int) and 1 <= value <= LIMIT) or 0 < value < 1:
         return value
-    raise ValueError(f"is a number of sites from 1 to {LIMIT}, or a share of them between 0 and 1")
+    raise ValueError(f"is a number of sites from 1, or a share of them between 0 and 1 (at most {LIMIT})")
 
 
 Quorum = Annotated[int | float, AfterValidator(_whole_or_share)]
