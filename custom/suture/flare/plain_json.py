@@ -83,13 +83,13 @@ def faults(config: Path) -> Iterator[str]:
 
 
 def references(value: object) -> Iterator[str]:
-    """Yield the texts of a configuration with a brace: FLARE takes ``{name}`` for a variable.
+    """Yield the texts of a configuration with a brace: FLARE formats them, with ``{name}`` for a variable.
 
     Args:
         value: plain values, as JSON has them.
     """
     if isinstance(value, str):
-        if "{" in value:
+        if "{" in value or "}" in value:
             yield value
     elif isinstance(value, Mapping):
         for key, inner in value.items():
