@@ -91,14 +91,14 @@ def neighbour(rng: Random, value: Any) -> Any:
         )
     if isinstance(value, str):
         return rng.choice(
-            (value + "x", value[:-1], value.upper(), [value], list(value), value + "\n", value * 90)
+            (value + "x", value[:-1], value.upper(), [value], list(value), value + "\n", value[:200] * 90)
         )
     if isinstance(value, dict):
         return rng.choice((list(value), list(value.items()), {"x": value}, "x"))
     if isinstance(value, (list, tuple)):
         some = list(value)
         return rng.choice(
-            (some + some, some[:-1], some[::-1], dict(enumerate(some)), [some], tuple(some), some * 700)
+            (some + some, some[:-1], some[::-1], dict(enumerate(some)), [some], tuple(some), some[:20] * 700)
         )
     return value
 

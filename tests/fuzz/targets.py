@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import json
+import shutil
 import struct
 import zlib
 from collections.abc import Callable, Mapping
@@ -79,7 +81,9 @@ EXPERIMENT = {"experiment": "run", "code": code_hash()}
 def folder() -> Path:
     """Where the files of cases lie: in memory, where the machine has such a folder."""
     memory = Path("/dev/shm")
-    return Path(mkdtemp(prefix="suture-fuzz-", dir=memory if memory.is_dir() else None))
+    made = Path(mkdtemp(prefix="suture-fuzz-", dir=memory if memory.is_dir() else None))
+    atexit.register(shutil.rmtree, made, ignore_errors=True)
+    return made
 
 
 # 1. Messages, as the server and a site's filter read them
