@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from suture.core.errors import ConfigError
-from suture.federation.ownership import OWNER, NotOwner, Submitter, claim
+from suture.federation.ownership import OWNER, NotOwner, Submitter, claim, may_use
 
 LEAD = Submitter("lead@a.org", "a")
 OTHER = Submitter("lead@b.org", "b")
@@ -39,6 +39,12 @@ def test_the_owner_shares_by_name_and_takes_it_back(folder: Path) -> None:
     claim(folder, LEAD, ())
     with pytest.raises(NotOwner):
         claim(folder, OTHER, None)
+
+
+def test_who_may_use_what_is_there(folder: Path) -> None:
+    assert may_use(folder, OTHER.name)
+    claim(folder, LEAD, ("third@c.org",))
+    assert [may_use(folder, name) for name in (LEAD.name, "third@c.org", OTHER.name)] == [True, True, False]
 
 
 def test_states_without_an_owner_are_nobodys(folder: Path) -> None:

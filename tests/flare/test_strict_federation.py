@@ -103,8 +103,8 @@ def test_no_submitter_gets_anothers_model_runs_code_or_makes_the_server_fetch(
         web.server_close()
     assert found["jobs"] == found["storage of jobs"] == found["connection"] == "ok"
     assert storages(server)["jobs"].is_dir()
-    for party in (server.folder, *(kit.folder for kit in sites.values())):
-        owner = json.loads((party / "suture" / "trial" / OWNER).read_text())
+    for states in (server.folder / "suture", *(kit.folder / "state" for kit in sites.values())):
+        owner = json.loads((states / "trial" / OWNER).read_text())
         assert (owner["name"], owner["org"]) == (MINE, "coordinator")
     assert "the experiment 'trial' is not this submitter's" in stolen
     assert not (tmp_path / "a" / "model").exists()

@@ -67,6 +67,18 @@ def claim(folder: Path, submitter: Submitter | None, shared_with: Sequence[str] 
         raise _refusal(folder.name)
 
 
+def may_use(folder: Path, user: str) -> bool:
+    """Whether the owner's file, if there is one, permits a user of that name to use the experiment.
+
+    Raises:
+        ConfigError: the owner's file is broken.
+    """
+    if not (folder / OWNER).exists():
+        return True
+    owner, shared = _read(folder / OWNER)
+    return user in (owner.name, *shared)
+
+
 def _write_first(path: Path, owner: Submitter, shared_with: Sequence[str]) -> None:
     """Write the owner's file, complete, unless another job has just done so."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from suture.core.errors import ConfigError, FederationError
 from suture.core.names import check_experiment, shown_name
+from suture.federation.ownership import may_use
 from suture.federation.server.record import Record
 from suture.federation.server.server import find_server_config
 from suture.flare.admin.kit import Kit, read_kit
@@ -45,6 +46,8 @@ def experiment_of(job: Meta, jobs: Sequence[Meta]) -> str | None:
 def state_on_this_machine(kit: Kit, experiment: str) -> Path | None:
     """Return the server's folder of an experiment where the server runs on this machine, as in a POC.
 
+    Another submitter's experiment is not returned: their job was refused, and its results are not this job's.
+
     Args:
         kit: of the administrator; the server's lies beside it.
 
@@ -55,7 +58,7 @@ def state_on_this_machine(kit: Kit, experiment: str) -> Path | None:
     for startup in sorted(kit.folder.parent.glob("*/startup/fed_server.json")):
         root = read_kit(startup.parents[1]).folder
         folder = find_server_config(root).storage.state / experiment
-        if (folder / "run.json").is_file():
+        if (folder / "run.json").is_file() and may_use(folder, kit.name):
             return folder
     return None
 
