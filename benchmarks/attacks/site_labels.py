@@ -168,7 +168,8 @@ def dense(server: Server, answers: int, rng: np.random.Generator) -> NDArray[np.
     rows.append(np.full(IMAGES, 10.0))
     values.append(10.0 * positives)
     found = lsq_linear(np.array(rows), np.array(values), (0, 1)).x
-    return found > np.sort(found)[-positives - 1] if 0 < positives < IMAGES else found > 0.5
+    least = np.sort(found)[-positives - 1] if 0 < positives < IMAGES else 0.5
+    return np.asarray(found > least)
 
 
 Attack = Callable[[Server, int, np.random.Generator], NDArray[np.bool_]]

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from suture.core.errors import ConfigError, as_word, shown
-from suture.core.plain import DEEPEST, LARGEST_FILE, check_plain, parse_json, read_json, read_toml
+from suture.core.errors import ConfigError, DataError, as_word, shown
+from suture.core.files import read_json
+from suture.core.plain import DEEPEST, LARGEST_FILE, check_plain, parse_json, read_toml
 from suture.core.validation import parse
 from suture.federation.plan import Schedule
 
@@ -54,9 +55,9 @@ def test_what_is_within_the_bounds_is_read(tmp_path: Path) -> None:
 def test_a_file_of_no_object_is_named(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     path.write_bytes(content)
-    with pytest.raises(ConfigError, match=r"x\.json"):
+    with pytest.raises(DataError, match=r"x\.json is damaged"):
         read_json(path)
-    with pytest.raises(ConfigError, match=r"y\.json cannot be read as JSON: No such file"):
+    with pytest.raises(DataError, match=r"y\.json cannot be read: No such file"):
         read_json(tmp_path / "y.json")
 
 
@@ -66,7 +67,7 @@ def test_a_file_without_an_end_is_not_read(tmp_path: Path) -> None:
         file.truncate(LARGEST_FILE + 1)
     with pytest.raises(ConfigError, match=r"large\.toml is not valid TOML: it is larger than 64 MiB"):
         read_toml(path)
-    with pytest.raises(ConfigError, match="larger than 64 MiB"):
+    with pytest.raises(DataError, match="larger than 64 MiB"):
         read_json(Path("/dev/zero"))
 
 

@@ -38,6 +38,7 @@ def test_a_run_that_has_ended_is_never_running(
     made = FederationController({}, {})
     server = SimpleNamespace(record=record, schedule=SimpleNamespace(round_timeout=1))
     monkeypatch.setattr(controller, "federate", fail)
+    monkeypatch.setattr(controller, "JobGuard", lambda *_: SimpleNamespace(close=lambda: None))
     monkeypatch.setattr(controller, "try_report", lambda *_: None)
     monkeypatch.setattr(made, "_open", lambda _: server)
     monkeypatch.setattr(made, "_publish", lambda *_: None)

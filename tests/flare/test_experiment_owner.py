@@ -17,6 +17,7 @@ from nvflare.apis.workspace import Workspace
 from suture.core.errors import SutureError
 from suture.federation.loop import Loop, federate
 from suture.federation.ownership import NotOwner
+from suture.flare.codec import as_text
 from suture.flare.controller import FederationController
 from suture.flare.event_feed import EXPERIMENT
 from suture.flare.executor import SiteExecutor
@@ -52,7 +53,9 @@ def test_the_server_opens_an_experiment_for_its_owner_only(context: Any, tiny: A
     federation = tiny(METHOD)
 
     def run(submitter: tuple[str, str], **meta: Any) -> None:
-        controller = FederationController(federation.plan.to_dict(), federation.schedule.to_dict())
+        controller = FederationController(
+            as_text(federation.plan.to_dict()), as_text(federation.schedule.to_dict())
+        )
         try:
             federate(controller._open(context("server", submitter, **meta)), Loop(federation.sites()))
         finally:
@@ -85,7 +88,7 @@ def test_a_site_abstains_from_the_job_of_another(context: Any, tiny: Any, tmp_pa
 
     def ask(submitter: tuple[str, str]) -> object:
         fl_ctx = context("alpha", submitter)
-        return SiteExecutor(federation.plan.to_dict(), 2)._answer(Payload("handshake"), fl_ctx)[0]
+        return SiteExecutor(as_text(federation.plan.to_dict()), 2)._answer(Payload("handshake"), fl_ctx)[0]
 
     assert isinstance(ask(MINE), SiteInfo)
     state = tmp_path / "party" / "suture" / federation.plan.experiment
@@ -99,7 +102,9 @@ def test_a_site_abstains_from_the_job_of_another(context: Any, tiny: Any, tmp_pa
 
 def test_a_simulation_has_no_users(context: Any, tiny: Any) -> None:
     federation = tiny(METHOD)
-    controller = FederationController(federation.plan.to_dict(), federation.schedule.to_dict())
+    controller = FederationController(
+        as_text(federation.plan.to_dict()), as_text(federation.schedule.to_dict())
+    )
     controller._open(context("server", None))
     assert controller._lock
     controller._lock.close()
@@ -115,7 +120,7 @@ def test_a_job_names_with_whom_it_is_shared(tmp_path: Path) -> None:
 
 def test_a_broken_list_shares_nothing(context: Any, tiny: Any) -> None:
     federation = tiny(METHOD)
-    plan, schedule = federation.plan.to_dict(), federation.schedule.to_dict()
+    plan, schedule = as_text(federation.plan.to_dict()), as_text(federation.schedule.to_dict())
     for submitter in (MINE, THEIRS):
         controller = FederationController(plan, schedule)
         fl_ctx = context("server", submitter, **{SHARED_WITH: THEIRS[0]})

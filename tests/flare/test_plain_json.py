@@ -29,7 +29,7 @@ from nvflare.private.fed.utils.app_authz import AppAuthzService
 from nvflare.private.fed.utils.app_deployer import AppDeployer
 from nvflare.private.privacy_manager import PrivacyService
 
-from suture.core.errors import ConfigError
+from suture.flare.codec import from_text
 from suture.flare.plain_json import PlainJson, references
 from suture.flare.recipe import export_job
 from suture.simulation.job import load_job, with_settings
@@ -163,11 +163,11 @@ def test_plain_json_reads_no_variable_of_a_party(
     app = exported(tmp_path) / "app_server"
     path = app / "config" / "config_fed_server.json"
     config = json.loads(path.read_text())
-    config["workflows"][0]["args"]["schedule"]["title"] = text
+    config["workflows"][0]["args"]["schedule"] = text
     path.write_text(json.dumps(config))
     if "secret:" not in text:
         resolve_var_refs(JsonScanner(config), {})
-        assert "rosebud" in config["workflows"][0]["args"]["schedule"]["title"], "FLARE's own doing"
+        assert "rosebud" in config["workflows"][0]["args"]["schedule"], "FLARE's own doing"
     error, _ = installed().validate(str(app))
     assert "has a reference" in error
 
@@ -188,10 +188,12 @@ def test_a_file_that_is_no_json_is_refused(installed: Any, tmp_path: Path) -> No
         assert "cannot be read as JSON" in installed().validate(str(app))[0]
 
 
-def test_a_job_with_a_brace_is_refused_when_it_is_made(tmp_path: Path) -> None:
-    job = with_settings(load_job("demo"), ["title=of {$HOME}"])
-    with pytest.raises(ConfigError, match=r"of \{\$HOME\}.*FLARE.*braces"):
-        export_job(job, tmp_path, "trial", ("alpha",))
+def test_a_job_with_a_brace_is_exported_without_one(installed: Any, tmp_path: Path) -> None:
+    job = with_settings(load_job("demo"), ["title=of {$HOME} <b>"])
+    app = export_job(job, tmp_path, "trial", ("alpha",)) / "app_server"
+    assert installed().validate(str(app)) == ("", {})
+    config = json.loads((app / "config" / "config_fed_server.json").read_text())
+    assert from_text(config["workflows"][0]["args"]["schedule"])["title"] == "of {$HOME} <b>"
 
 
 plain = st.recursive(

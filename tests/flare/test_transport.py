@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from nvflare.apis.fl_constant import ReturnCode
-from nvflare.apis.shareable import make_reply
+from nvflare.apis.shareable import ReservedHeaderKey, make_reply
 from nvflare.apis.signal import Signal
 
 from suture.federation.server.collector import UpdateCollector
@@ -105,10 +105,11 @@ def test_an_error_code_is_no_update_and_keeps_its_name(ask: Ask) -> None:
 def test_an_answer_that_cannot_be_read_costs_its_site_and_nothing_else(ask: Ask) -> None:
     strange = good()
     strange["DXO"] = {"kind": 5}
-    broken = SimpleNamespace(get_return_code=lambda: ReturnCode.OK)
+    broken = good()
+    broken[ReservedHeaderKey.HEADERS] = 5
     _, collector, missing = ask({"a": good(), "b": strange, "c": broken}, quorum=1, timeout=60)
     assert missing["b"] == "unexpected kind of data 5"
-    assert missing["c"] == "the answer could not be read (AttributeError)"
+    assert missing["c"] == "the answer could not be read (ValueError)"
     assert collector.accepted() == ["a"]
 
 

@@ -218,10 +218,14 @@ def read_records(path: Path) -> list[dict[str, Any]]:
     Raises:
         DataError: another line is damaged; names it and the remedy.
     """
-    lines = whole_lines(path)
-    if path.exists() and path.read_bytes()[-1:] not in (b"", b"\n"):
+    whole, _, last = _text(path).rpartition("\n") if path.exists() else ("", "", "")
+    lines = whole.splitlines()
+    found = [_record(text, path, number) for number, text in enumerate(lines, 1) if text.strip()]
+    try:
+        return [*found, _record(last, path, len(lines) + 1)] if last.strip() else found
+    except DataError:
         log.warning("%s, line %d, was never ended and is left out", path, len(lines) + 1)
-    return [_record(text, path, number) for number, text in enumerate(lines, 1) if text.strip()]
+        return found
 
 
 def read_json(path: Path, *keys: str) -> dict[str, Any]:

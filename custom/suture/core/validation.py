@@ -15,8 +15,8 @@ from suture.core.plain import check_plain
 
 T = TypeVar("T")
 
-STRICT = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
-"""Configuration of validated dataclasses: unknown fields are errors."""
+STRICT = ConfigDict(extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False)
+"""Configuration of validated dataclasses: unknown fields are errors, and numbers are finite."""
 
 OPEN = ConfigDict(extra="ignore", arbitrary_types_allowed=True)
 """Configuration of those that read a part of what another version may extend: unknown fields are ignored."""

@@ -35,7 +35,7 @@ class Rounds:
 
     folder: Path
 
-    def save(self, round_: int, state: Packed, committed: int) -> None:
+    def save(self, round_: int, state: Packed, committed: int, *, durable: bool = True) -> None:
         """Write the state of a round, then delete all other rounds but the newest committed ones.
 
         A best round that is written again, after a step back, is no longer the best one.
@@ -44,7 +44,7 @@ class Rounds:
             DiskError: nothing was written; the states on disk are unchanged.
         """
         make_folder(self.folder)
-        save(self.path(round_), replace(state, header={"format": FORMAT, **state.header}))
+        save(self.path(round_), replace(state, header={"format": FORMAT, **state.header}), durable)
         self.best_path(round_).unlink(missing_ok=True)
         base = [r for r in self.rounds() if r <= committed][-RETAINED:]
         for other in self.rounds():

@@ -20,6 +20,7 @@ from nvflare.widgets.info_collector import GroupInfoCollector, InfoCollector
 
 from suture.core.errors import Aborted, DiskError, RejectedUpdate, SutureError
 from suture.core.files import hold, make_folder, replacing
+from suture.core.printable import printable
 from suture.federation.loop import federate
 from suture.federation.plan import Plan, Schedule
 from suture.federation.server.collector import Receiver
@@ -243,11 +244,11 @@ class _Answers:
         # FLARE's own name of the client, never one that the message claims.
         site, result = client_task.client.name, client_task.result
         client_task.result = None
-        code = result.get_return_code()
-        if code != ReturnCode.OK:
-            self.missing[site] = f"FLARE answered {code}"
-            return
         try:
+            code = result.get_return_code()
+            if code != ReturnCode.OK:
+                self.missing[site] = f"FLARE answered {printable(code, 80)}"
+                return
             self._receive(site, from_shareable_(result))
         except RejectedUpdate as error:
             self.missing[site] = str(error)

@@ -25,7 +25,6 @@ from suture.flare.controller import FederationController
 from suture.flare.event_feed import EXPERIMENT
 from suture.flare.executor import SiteExecutor
 from suture.flare.filters import EgressFilter
-from suture.flare.plain_json import references
 from suture.flare.workspace import SHARED_WITH
 from suture.methods import GROUP
 from suture.methods.source import Source, source_of
@@ -51,8 +50,8 @@ class FederationRecipe(Recipe):
         shared_with: names of the users who may continue the experiment beside the submitter.
 
     Raises:
-        ConfigError: the schedule contains labels and no sites are named, a name is not valid for a site, a
-            text has a brace, or the method is in no installed package.
+        ConfigError: the schedule contains labels and no sites are named, a name is not valid for a site,
+            or the method is in no installed package.
     """
 
     def __init__(
@@ -66,10 +65,6 @@ class FederationRecipe(Recipe):
         shared_with: Sequence[str] = (),
     ) -> None:
         check_sites(sites)
-        for text in references([name, plan.to_dict(), schedule.to_dict()]):
-            raise ConfigError(
-                f"{text[:80]!r} cannot be in a job: FLARE replaces what is in braces; remove them"
-            )
         if not sites and (schedule.label_map or schedule.accept_labels):
             raise ConfigError(
                 "the job's label_map or accept_labels names labels, which only the server may see; name the "

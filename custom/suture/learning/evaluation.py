@@ -87,16 +87,11 @@ def measure(
         return Metrics(of_round, split, 0, None, {})
     logits, labels = predict(context, part), context.model.labels
     names, limits, test = how.own.names, how.limits, split == "test"
-    diverged = NonFiniteLoss(
-        f"{context.name}: the model of round {of_round} diverged; lower the learning rate"
-    )
-    if not bool(torch.isfinite(logits).all()):
-        raise diverged
+    _check_finite(bool(torch.isfinite(logits).all()), context.name, of_round)
     scores = class_scores(part, logits, labels, names, limits, bootstrap=bootstrap, seed=how.seed)
     visible = without_withheld(part, scores, labels)
     loss = split_loss(visible, logits, how, test=test)
-    if not abs(loss or 0.0) <= LARGEST:
-        raise diverged
+    _check_finite(abs(loss or 0.0) <= LARGEST, context.name, of_round)
     return Metrics(
         of_round,
         split,
@@ -120,6 +115,11 @@ def without_withheld(part: Samples, scores: Mapping[str, ClassScore], labels: La
     else:
         y[(y[:, hidden] == 1).any(dim=1)] = torch.nan
     return replace(part, y=y)
+
+
+def _check_finite(finite: bool, site: str, of_round: int) -> None:
+    if not finite:
+        raise NonFiniteLoss(f"{site}: the model of round {of_round} diverged; lower the learning rate")
 
 
 def split_loss(part: Samples, logits: Tensor, how: Measurement, *, test: bool) -> float | None:

@@ -56,14 +56,7 @@ class Progress:
         kind = event["event"]
         line: str | None = None
         if kind == "begin":
-            self.rounds, self.round = int(event["rounds"]), int(event["round"])
-            self.sites = dict.fromkeys(map(str, event["sites"]), "")
-            self._since, self._done_rounds = time.monotonic(), 0
-            line = f"{len(self.sites)} sites, {len(event['labels'])} labels, {self.rounds} rounds"
-            if self.round:
-                line += f", continuing after round {self.round}"
-            for site, reason in event["refused"].items():
-                line += f"\n{site} does not take part: {reason}"
+            line = self._begin(event)
         elif kind == "round":
             self.round, self.sites = int(event["round"]), dict.fromkeys(self.sites, "")
             self.doing = "training"
@@ -93,6 +86,16 @@ class Progress:
         elif kind == "finished":
             self.doing = "finished"
         return line
+
+    def _begin(self, event: dict[str, Any]) -> str:
+        self.rounds, self.round = int(event["rounds"]), int(event["round"])
+        self.sites = dict.fromkeys(map(str, event["sites"]), "")
+        self._since, self._done_rounds = time.monotonic(), 0
+        line = f"{len(self.sites)} sites, {len(event['labels'])} labels, {self.rounds} rounds"
+        if self.round:
+            line += f", continuing after round {self.round}"
+        refused = (f"\n{site} does not take part: {reason}" for site, reason in event["refused"].items())
+        return line + "".join(refused)
 
     def _figures(self) -> str:
         loss = "" if self.loss is None else f"  validation loss {self.loss:.4f}"

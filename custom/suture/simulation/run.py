@@ -272,7 +272,8 @@ def check_folder(out: Path, job: Job, *, resume: bool, overwrite: bool) -> None:
         if resume:
             raise ConfigError(f"{out} holds no run to resume; leave out --resume to begin one")
     elif _unprepared(out):
-        log.warning("%s holds a run that ended while it was prepared; it is begun anew", out)
+        if (out / PREPARING).exists():
+            log.warning("%s holds a run that ended while it was prepared; it is begun anew", out)
     elif not (out / "run.json").exists():
         raise ConfigError(f"{out} is not empty and holds no run of suture; choose another --out")
     elif not overwrite:

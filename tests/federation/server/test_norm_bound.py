@@ -99,11 +99,11 @@ def test_what_is_too_large_does_not_end_the_wait_for_others(tiny: Any) -> None:
         update = sites[site].answer(task)
         assert isinstance(update, Update)
         receive(site, pack(replace(update, shared={k: t * factor for k, t in update.shared.items()})))
-    assert not receive.enough()
+    assert not receive.enough(["gamma"])
     gamma = unpack(packed["gamma"])
     assert isinstance(gamma, Payload)
     receive("gamma", pack(sites["gamma"].answer(gamma)))
-    assert receive.enough()
+    assert receive.enough([])
     server.close_round({})
     assert server.round == 1
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from suture.core.errors import ConfigError
+from suture.core.errors import SutureError
 from suture.core.labels import LabelSet
 from suture.federation.site.site import FIRST_COUNTS, Site, first_counts, with_first_counts
 from suture.learning.evaluation import NOTHING
@@ -127,6 +127,6 @@ def measured(site: Site, task: Payload) -> Metrics:
 def test_damaged_counts_are_named_and_not_replaced(content: bytes, tmp_path: Path) -> None:
     """New ones would reveal what changed since."""
     (tmp_path / FIRST_COUNTS).write_bytes(content)
-    with pytest.raises(ConfigError, match=FIRST_COUNTS):
+    with pytest.raises(SutureError, match=FIRST_COUNTS):
         first_counts(LabelSet(("Mass",)), {"Mass": (7, 8)}, tmp_path)
     assert (tmp_path / FIRST_COUNTS).read_bytes() == content

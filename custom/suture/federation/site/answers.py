@@ -16,7 +16,7 @@ from suture.core.errors import SutureError
 from suture.federation.site.ledger import Release
 from suture.federation.store import Rounds, read_state
 from suture.protocol.messages import Evaluation, Payload, Update
-from suture.protocol.packing import Packed, pack, unpack
+from suture.protocol.packing import Packed, digest, pack, unpack
 
 log = logging.getLogger(__name__)
 
@@ -48,8 +48,10 @@ class Answers:
             kept = read_state(path)
             if kept.header["request"] != request:
                 return None
-            reply = unpack(Packed(kept.tensors, kept.header["reply"]))
-            release = _RELEASE.validate_python(kept.header["release"])
+            packed = Packed(kept.tensors, kept.header["reply"])
+            reply, release = unpack(packed), _RELEASE.validate_python(kept.header["release"])
+            if digest(packed) != release.answer:
+                raise SutureError(f"{path} is damaged: it is not the answer that was released")
         except (SutureError, KeyError, ValidationError) as error:
             log.warning("a kept answer cannot be used again: %s", error)
             return None
@@ -58,13 +60,15 @@ class Answers:
     def keep(self, task: Payload, request: str, reply: Answer, release: Release) -> None:
         """Write an answer to the disk, then delete those that no server asks for any more.
 
+        It is not synchronised: an answer that is lost with the power is made again, as another release.
+
         Raises:
             OSError: nothing was written.
         """
         packed = pack(reply)
         header = {"request": request, "release": asdict(release), "reply": packed.header}
         committed = task.committed if task.task == "train" else -1
-        self._rounds(task).save(task.round, Packed(packed.tensors, header), committed)
+        self._rounds(task).save(task.round, Packed(packed.tensors, header), committed, durable=False)
 
     def _rounds(self, task: Payload) -> Rounds:
         return Rounds(self.folder / (task.split if task.task == "evaluate" else task.task))
