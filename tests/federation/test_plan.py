@@ -53,7 +53,7 @@ def test_enough_sites_are_a_number_or_a_share_rounded_up() -> None:
 @pytest.mark.parametrize("wrong", [0, 0.0, -1, 1.5, float("nan")])
 def test_another_number_of_sites_is_refused(wrong: float) -> None:
     with pytest.raises(
-        ConfigError, match="a number of sites from 1, or a share of them between 0 and 1|finite number"
+        ConfigError, match=r"a number of sites from 1, or a share of them between 0 and 1|finite number"
     ):
         Schedule.from_dict({"rounds": 1, "min_sites": wrong})
 
