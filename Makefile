@@ -3,7 +3,7 @@ VENV ?= .venv
 PYTHON ?= python3
 BIN = $(VENV)/bin
 
-.PHONY: demo test faults docs install lint clean
+.PHONY: demo test faults fuzz docs install lint clean
 
 demo: install
 	$(BIN)/suture demo
@@ -17,6 +17,12 @@ REPEATS ?= 3
 faults: install
 	SUTURE_FAULTS=faults.json SUTURE_FAULT_REPEATS=$(REPEATS) $(BIN)/python -m pytest tests/faults -m ""; \
 	code=$$?; $(BIN)/python tests/faults/page.py faults.json && exit $$code
+
+# A million mutated inputs of each reader: hours. `make test` runs a minute of it; START goes on at a later seed.
+CASES ?= 1000000
+START ?= 0
+fuzz: install
+	$(BIN)/python tests/fuzz --cases $(CASES) --start $(START)
 
 lint: install
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/lint-imports && $(BIN)/mypy && $(BIN)/mypy benchmarks

@@ -92,10 +92,11 @@ def fingerprint(out: Path) -> dict[str, Any]:
 
 
 def newest_states(out: Path) -> list[Path]:
-    """The newest state of each party."""
+    """The newest state of each party; its kept answers are no state."""
     parties: dict[Path, Path] = {}
     for path in sorted(out.rglob("round-*.safetensors")):
-        parties[path.parent] = path
+        if "answers" not in path.parts:
+            parties[path.parent] = path
     return list(parties.values())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -106,3 +107,17 @@ def test_data_check_of_a_simulated_site_and_of_a_broken_one(run: Path) -> None:
     table.write_text(text)
     assert bad.returncode != 0
     assert "trian" in bad.stdout + bad.stderr
+
+
+def test_the_ledger_of_a_site_is_a_table(run: Path) -> None:
+    site = run / "sites" / "harbor"
+    done = suture("ledger", str(site / "state"))
+    assert done.returncode == 0, done.stderr
+    text = " ".join(done.stdout.split())
+    assert "r none none 4 1996 3 1 ∞" in text
+    assert "all experiments: 1 updates, 1 of them without noise; ε = ∞" in text
+    found = json.loads(suture("ledger", str(site), "--json").stdout)
+    assert (found["lines"][0]["updates"], found["lines"][0]["epsilon"]) == (1, None)
+    assert set(found["figures"]) == set(found["lines"][0]["figures"])
+    refused = suture("ledger", str(run))
+    assert (refused.returncode, "has no ledger.jsonl" in refused.stderr) == (2, True)

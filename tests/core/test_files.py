@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from suture.core.errors import SutureError
-from suture.core.files import append_line, atomic_write, hold, whole_lines, write_json
+from suture.core.errors import ConfigError, SutureError
+from suture.core.files import append_line, atomic_write, contained, hold, named_file, whole_lines, write_json
 
 
 def test_a_file_is_replaced_and_nothing_else_is_left(tmp_path: Path) -> None:
@@ -107,3 +107,35 @@ def test_a_lock_is_waited_for_and_goes_with_its_process(tmp_path: Path) -> None:
             hold(path, 0.2)
         other.kill()
     hold(path, 5).close()
+
+
+def test_a_named_file_lies_directly_in_the_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "files"
+    (folder / "inner").mkdir(parents=True)
+    (tmp_path / "secret").write_text("a\n")
+    (folder / "words.txt").write_text("a\n")
+    (folder / "inner" / "deep").write_text("a\n")
+    (folder / "out").symlink_to(tmp_path / "secret")
+    (folder / "within").symlink_to("words.txt")
+    (folder / "up").symlink_to(tmp_path)
+    for name in ("words.txt", "within", "inner"):
+        assert named_file(name, folder, "key") == folder / name
+    paths = ["", ".", "..", "../secret", "inner/deep", "inner\\deep", str(tmp_path / "secret")]
+    for name in [*paths, "a\0b", "a\nb", "out", "up", "none", "~"]:
+        with pytest.raises(ConfigError, match=r"^key=.*by its bare name"):
+            named_file(name, folder, "key")
+
+
+def test_a_folder_contains_what_lies_in_it_after_all_links(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data2").mkdir()
+    (tmp_path / "root").symlink_to("data")
+    for name in ("data/a", "data2/b"):
+        (tmp_path / name).touch()
+    (tmp_path / "data/out").symlink_to("../data2/b")
+    (tmp_path / "data/in").symlink_to("a")
+    (tmp_path / "data/ward").symlink_to("../data2")
+    inside = contained(tmp_path / "root")
+    assert [inside(tmp_path / "root" / name) for name in ("a", "in", "none")] == [True] * 3
+    assert [inside(tmp_path / "root" / name) for name in ("out", "ward/b", "..", "../data2/b")] == [False] * 4
+    assert inside(tmp_path / "data" / "a")

@@ -6,6 +6,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
+from suture.core import labels
 from suture.core.errors import LabelError
 from suture.core.labels import LabelSet, canonical, lookalikes, union
 from suture.core.vocabulary import CANONICAL, SYNONYMS
@@ -87,3 +88,66 @@ def test_typos_are_found_and_vocabulary_names_never_are() -> None:
     assert lookalikes(["Nodule", "Nodules"]) == [("Nodule", "Nodules")]
     assert lookalikes(["Lung Scar", "Rib Notch"]) == []
     assert lookalikes(CANONICAL) == []
+
+
+@pytest.mark.parametrize("names", [100, 1_000, 2_000])
+def test_the_number_of_comparisons_is_linear_in_the_number_of_names(
+    names: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the names: here each differs from every other in two characters of 200."""
+    compared = []
+
+    def count(a: str, b: str, limit: int) -> bool:
+        compared.append((len(a), limit))
+        return False
+
+    monkeypatch.setattr(labels, "_within", count)
+    lookalikes(f"{chr(0x4E00 + n)}{'x' * 198}{chr(0x4E00 + n)}" for n in range(names))
+    assert 0 < len(compared) <= 2 * labels._WINDOW * names
+    assert all(limit <= 2 for _, limit in compared)
+
+
+def test_a_comparison_takes_few_steps_however_long_the_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    common = labels._common
+    monkeypatch.setattr(labels, "_common", lambda a, b: calls.append(1) or common(a, b))
+    for length in (20, 200):
+        calls.clear()
+        assert not labels._within(f"a{'x' * length}b{'x' * length}c", f"d{'x' * length}e{'x' * length}f", 2)
+        assert len(calls) <= 1 + 4 + 16
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "distance"),
+    [
+        *(("mass", "mass", 0), ("mass", "msas", 1), ("mass", "mas", 1), ("nodule", "nodulle", 1)),
+        *(("ab", "ba", 1), ("effusion", "efusoin", 2), ("effusion", "fefusino", 2), ("abc", "ca", 3)),
+        ("kitten", "sitting", 3),
+    ],
+)
+def test_the_edit_distance_by_hand(a: str, b: str, distance: int) -> None:
+    for one, two in ((a, b), (b, a)):
+        assert [labels._within(one, two, limit) for limit in range(4)] == [distance <= n for n in range(4)]
+
+
+def test_a_typo_is_found_among_many_names() -> None:
+    many = [f"Finding {n * 7919 % 100003:06d}" for n in range(0, 3_000, 3)]
+    assert ("Sarcoidosis", "Sarkoidosys") in lookalikes([*many, "Sarcoidosis", "Sarkoidosys"])
+    assert ("Xarcoidosis", "Sarcoidosis")[::-1] in lookalikes([*many, "Sarcoidosis", "Xarcoidosis"])
+
+
+@given(st.text("abc", max_size=6), st.text("abc", max_size=6))
+def test_the_edit_distance_is_that_of_the_whole_table(a: str, b: str) -> None:
+    """The recursion of the definition (Boytsov 2011), without any shortcut."""
+
+    def distance(i: int, j: int) -> int:
+        if not i or not j:
+            return i + j
+        found = min(distance(i - 1, j), distance(i, j - 1)) + 1
+        found = min(found, distance(i - 1, j - 1) + (a[i - 1] != b[j - 1]))
+        if i > 1 and j > 1 and a[i - 1] == b[j - 2] and a[i - 2] == b[j - 1]:
+            found = min(found, distance(i - 2, j - 2) + 1)
+        return found
+
+    true = distance(len(a), len(b))
+    assert [labels._within(a, b, limit) for limit in range(3)] == [true <= n for n in range(3)]

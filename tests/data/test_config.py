@@ -269,3 +269,25 @@ def test_a_hospital_may_be_multiclass(toml: Path) -> None:
     assert config.data.label_type == "multiclass"
     write_site_config(toml, config)
     assert load_site_config(toml).data == config.data
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("a = " + "[" * 100_000, "nested more than 32 levels deep"),
+        (MINIMAL + "seed = 0x" + "f" * 5_000, "an integer of more than 64 bits"),
+        (MINIMAL + "seed = " + "9" * 5_000, "not valid TOML"),
+        (MINIMAL.replace("images", "~nobody-of-that-name/images"), r"\[data\] root = .*home directory"),
+        (MINIMAL.replace("images", "a\\u0000b"), r"\[data\] root = .*NUL"),
+        (MINIMAL + 'split = "' + "y" * 70_000 + '"', r"unknown \[data\] split"),
+        ("".join(f"x{i} = 1\n" for i in range(5_000)) + MINIMAL, r"and 4990 more"),
+    ],
+    ids=["deep", "long", "very long", "no home", "NUL", "much text", "many faults"],
+)
+def test_a_file_of_anything_is_one_short_error(text: str, says: str, toml: Path) -> None:
+    toml.write_text(text)
+    for read in (load_site_config, load_server_config):
+        with pytest.raises(ConfigError, match=says) as caught:
+            read(toml)
+        assert "suture.toml" in str(caught.value)
+        assert len(str(caught.value)) < 4_000

@@ -6,6 +6,11 @@ import errno
 import json
 import logging
 import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -201,3 +206,79 @@ def test_an_archive_is_not_indexed_for_a_cached_table(
     monkeypatch.setattr(ImageSource, "_index", property(refuse))
     second, _ = decode(packed, 4, False, folder)
     assert first.equal(second)
+
+
+TRIES = int(os.environ.get("SUTURE_CACHE_TRIES", "40"))
+
+
+def test_makers_of_one_entry_never_take_it_from_one_another(
+    table: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two make it, and a third fails: it tolerates no damaged image, or is killed."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)  # for speed: no power fails here
+    damage(table, 3)
+    table, draw, lost = table.rows(np.arange(8)), random.Random(0), []
+    for attempt in range(TRIES):
+        folder, (ready, go) = tmp_path / str(attempt), os.pipe()
+
+        def make(max_faults: float, go: int = go, ready: int = ready, folder: Path = folder) -> None:
+            os.close(go)
+            os.read(ready, 1)  # until every copy of the other end is closed: all begin at once
+            _make(table, folder, max_faults)
+
+        makers = [forked(partial(make, faults)) for faults in (0.5, 0.5, 0.0)]
+        os.close(go)
+        if attempt % 2:
+            time.sleep(draw.uniform(0, 0.02))
+            os.kill(makers[-1], signal.SIGKILL)
+        ends = [os.waitstatus_to_exitcode(os.waitpid(maker, 0)[1]) for maker in makers]
+        os.close(ready)
+        with monkeypatch.context() as patched:
+            patched.setattr(cache, "read_all", refuse)
+            try:
+                _make(table, folder)
+            except AssertionError as error:
+                lost.append((attempt, str(error)))
+        if any(ends[:2]):
+            lost.append((attempt, str(ends)))
+    assert not lost, f"{len({attempt for attempt, _ in lost})} of {TRIES}: {lost[:3]}"
+
+
+def _make(table: Table, folder: Path, max_faults: float = 0.5) -> None:
+    images, _ = decode(table, 4, False, folder, max_faults)
+    assert images[:, 0, 0, 0].tolist() == [0, 1, 2, 4, 5, 6, 7]
+
+
+def test_what_a_killed_maker_left_goes_with_the_next_and_a_live_ones_stays(
+    table: Table, folder: Path
+) -> None:
+    name = next(iter(_entry_names(table, folder)))
+    ended = forked(lambda: None)
+    os.waitpid(ended, 0)
+    folder.mkdir(exist_ok=True)
+    dead, live = (folder / f".{name}.{pid}.0123abcd.tmp" for pid in (ended, os.getpid()))
+    other = folder / f".of-another-entry.npy.{ended}.0123abcd.tmp"
+    for path in (dead, live, other):
+        path.mkdir()
+    decode(table, 4, False, folder)
+    assert [path.exists() for path in (dead, live, other)] == [False, True, True]
+
+
+def _entry_names(table: Table, folder: Path) -> list[str]:
+    decode(table, 4, False, folder)
+    names = [path.name for path in folder.glob("*.npy")]
+    for path in folder.iterdir():
+        path.unlink()
+    return names
+
+
+def forked(work: Callable[[], object]) -> int:
+    """Does work in a process of its own; returns its number."""
+    child = os.fork()
+    if not child:
+        try:
+            work()
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    return child

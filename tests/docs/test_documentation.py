@@ -102,3 +102,17 @@ def test_the_page_on_reliability_is_written_from_its_template() -> None:
     )
     assert end in text
     assert text.endswith(after)
+
+
+def test_no_page_promises_that_a_site_cannot_learn_which_classes_others_know() -> None:
+    """A test of the labels shows how it can."""
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    assert "does not learn which" not in readme
+    assert "can be found out" in readme
+
+
+def test_the_recipe_for_a_real_host_is_strict_at_every_party() -> None:
+    page = (ROOT / "docs" / "deployment.md").read_text()
+    recipe = page.split("## Real hosts")[1].split("\n## ")[0]
+    assert "suture policy . " in recipe
+    assert not re.search(r"suture policy \. +--|--loose|--bundle", recipe)

@@ -30,6 +30,14 @@ CASES = {
         "the same, two of three sites needed",
         "job goes on, at most one update lost, the bytes of a clean run in which the same sites counted",
     ),
+    "sending": Case(
+        "`kill -9` of a site's job process while it sends 28 MB, two of three sites needed",
+        "job goes on, at most one update lost, the bytes of a clean run in which the same sites counted",
+    ),
+    "gone": Case(
+        "`kill -9` of a whole site that nobody restarts, two of three sites needed",
+        "costs at most two deadlines; the later rounds do not wait for it",
+    ),
     "site": Case(
         "`kill -9` of a whole site, then restart and `suture resume`",
         "round closes within deadline + 5 s, the site is back, bytes as above",
@@ -51,8 +59,8 @@ CASES = {
         "at most 1 round lost, at most 90 s, the clean run's bytes",
     ),
     "stopped": Case(
-        "a site stopped (`SIGSTOP`) for twice the deadline",
-        "left out, back by the round after the one that was open, bytes as above",
+        "a site stopped (`SIGSTOP`) until a round no longer waits for it",
+        "costs at most two deadlines, back within 30 s, bytes as above",
     ),
     "network": Case(
         "a site's connection delayed by 200 ms, stalled for 30 s, reset five times",

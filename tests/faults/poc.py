@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 import yaml
 from proxy import Proxy
 
@@ -35,6 +36,9 @@ SMALL = (
 """A round of a second or two."""
 
 POLL = 0.02
+
+OVERDUE = "NVFLARE_TENSOR_STREAMING_PER_REQUEST_TIMEOUT", "5"
+"""The server finds out within the job that a site has died while it sent; FLARE's default is ten minutes."""
 
 
 def small_job(*settings: str) -> Job:
@@ -79,14 +83,17 @@ class Poc:
         path = self.root / "project.yml"
         path.write_text(yaml.safe_dump(project, sort_keys=False))
         provision(path, self.root)
-        self.kits = prepare(small_job(), self.root, path, self.proxy.target, strict=False)
+        self.kits = prepare(small_job(), self.root, path, self.proxy.target)
         for name in ("server", *sites):
             self.start(name)
         self.wait()
 
     def start(self, name: str) -> None:
         """Starts a party's process, beside those that live."""
-        start(self.root, [self.kits[name]])
+        with pytest.MonkeyPatch.context() as patch:
+            if name == "server":
+                patch.setenv(*OVERDUE)
+            start(self.root, [self.kits[name]])
 
     def heal(self) -> None:
         """Starts what does not live, so that a case finds a whole federation."""
@@ -155,6 +162,10 @@ class Poc:
         """How often a round has begun."""
         events = self.lines(experiment, "events.jsonl")
         return sum(e["event"] == "round" and e["round"] == number for e in events)
+
+    def noted(self, experiment: str, event: str) -> list[str]:
+        """The sites that an event was noted of."""
+        return [e["site"] for e in self.lines(experiment, "events.jsonl") if e["event"] == event]
 
     def committed(self, experiment: str) -> int:
         """How many rounds have been committed, in events: those of a repeated round count twice."""

@@ -19,12 +19,13 @@ class Proxy:
         target: port of the server; may be set later.
         delay: seconds that each piece waits, each way.
         held: pieces that a stall has held back.
+        sent: bytes that have been carried to the server.
     """
 
     def __init__(self) -> None:
         self.target = 0
         self.delay = 0.0
-        self.connections = self.held = 0
+        self.connections = self.held = self.sent = 0
         self._stalled_until = 0.0
         self._pairs: set[tuple[socket.socket, socket.socket]] = set()
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -72,6 +73,7 @@ class Proxy:
                 while time.monotonic() < self._stalled_until:
                     time.sleep(0.05)
                 sink.sendall(piece)
+                self.sent += len(piece) * (source is pair[0])
         self._end(pair)
 
     def _end(self, pair: tuple[socket.socket, socket.socket]) -> None:

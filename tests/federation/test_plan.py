@@ -52,7 +52,9 @@ def test_enough_sites_are_a_number_or_a_share_rounded_up() -> None:
 
 @pytest.mark.parametrize("wrong", [0, 0.0, -1, 1.5, float("nan")])
 def test_another_number_of_sites_is_refused(wrong: float) -> None:
-    with pytest.raises(ConfigError, match="a number of sites from 1, or a share of them between 0 and 1"):
+    with pytest.raises(
+        ConfigError, match=r"a number of sites from 1, or a share of them between 0 and 1|finite number"
+    ):
         Schedule.from_dict({"rounds": 1, "min_sites": wrong})
 
 
@@ -92,3 +94,39 @@ def test_a_server_refuses_a_job_that_another_version_made(tmp_path: Path) -> Non
     with pytest.raises(CodeMismatch, match=r"the server runs another version .* export the job again"):
         open_server(plan, Schedule(1), None, tmp_path)
     assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        [],
+        None,
+        "x",
+        {"method": ["fedavg"]},
+        {"method": "y" * 70_000},
+        {"method": None},
+        {"hyperparameters": None},
+        {"hyperparameters": [1]},
+        {"model": 1.5},
+        {"model": {"hidden": 10**9}},
+        {"model": {"size": 30_000}},
+        {"model": {"std": [0]}},
+        {"augmentation": "x"},
+        {"seed": "x"},
+        {"seed": float("inf")},
+        {"seed": 2**70},
+        {"experiment": 3},
+        {"code": ["x"]},
+        {"code": "\ud800"},
+        {7: 1},
+    ],
+    ids=str,
+)
+def test_a_plan_of_a_job_that_is_none_is_a_configuration_error(change: Any) -> None:
+    """Whatever somebody has written into the configuration of a job."""
+    plan = Plan(METHODS["fedavg"](), ModelSpec("cnn"), Augmentation(), 1, "run", code_hash()).to_dict()
+    assert Plan.from_dict(plan).seed == 1
+    with pytest.raises(ConfigError) as caught:
+        Plan.from_dict({**plan, **change} if isinstance(change, dict) else change)
+    assert len(str(caught.value)) < 1_000
+    assert str(caught.value).isprintable()

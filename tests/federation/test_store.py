@@ -96,3 +96,11 @@ def test_a_corrupt_file_is_passed_over_for_the_one_before(
     assert found is not None
     assert (found[0], found[1].header) == (1, {"v": 1})
     assert "falling back to the round before" in caplog.text
+
+
+def test_a_round_of_seven_digits_is_deleted_too(tmp_path: Path) -> None:
+    """A hostile server may count as it likes; the disk of a site must not fill up for it."""
+    rounds = Rounds(tmp_path)
+    for number in range(10**6, 10**6 + 8):
+        rounds.save(number, Packed({"a": torch.zeros(1)}, {}), number - 1)
+    assert rounds.rounds() == [10**6 + n for n in range(4, 8)]

@@ -17,7 +17,7 @@ from nvflare.private.fed.client.client_engine_executor_spec import TaskAssignmen
 from nvflare.private.fed.client.client_runner import ClientRunner, ClientRunnerConfig, TaskRouter
 
 from suture.federation.plan import Plan
-from suture.flare.codec import to_shareable
+from suture.flare.codec import as_text, to_shareable
 from suture.flare.executor import SiteExecutor
 from suture.protocol.messages import Payload
 from suture.protocol.packing import pack
@@ -76,7 +76,7 @@ class OneSite:
         self.engine = Engine(workspace)
         router = TaskRouter()
         tasks = ["handshake", "train", "evaluate"]
-        router.add_executor(tasks, executor or SiteExecutor(plan.to_dict(), rounds))
+        router.add_executor(tasks, executor or SiteExecutor(as_text(plan.to_dict()), rounds))
         filters = {f"{task}{FilterKey.DELIMITER}{FilterKey.OUT}": list(job_filters) for task in tasks}
         settings = ClientRunnerConfig(router, {}, filters)
         self.runner = ClientRunner({}, settings, JOB, self.engine)

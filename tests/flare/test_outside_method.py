@@ -28,7 +28,7 @@ from suture.flare.admin.poc import free_port, parties, project_of, project_templ
 from suture.flare.admin.policy import CLASSES, allow_classes, allow_packages, make_strict
 from suture.flare.admin.processes import check_alive, start, stop
 from suture.flare.admin.session import wait_for_sites
-from suture.flare.codec import from_shareable_, register
+from suture.flare.codec import as_text, from_shareable_, from_text, register
 from suture.flare.controller import FederationController
 from suture.flare.recipe import FederationRecipe, export_job, recipe_of
 from suture.flare.workspace import check_method_allowed
@@ -66,7 +66,7 @@ def test_its_package_travels_and_is_found_where_it_arrives(
     install(site, code, package=kind != "module")
     with on_path(monkeypatch, site, code):
         made = code_hash(method_class(NAME))
-        folder = export_job(job(), tmp_path / "exported", "trial", ("a", "b"))
+        folder = export_job(job(), tmp_path / "exported", "trial", ("a", "b"), bundle=True)
     names = [f"{MODULE}.py"] if kind == "module" else [f"{MODULE}/__init__.py", f"{MODULE}/method.py"]
     for app in ("app_server", "app_a", "app_b"):
         custom = folder / app / "custom"
@@ -80,13 +80,13 @@ def test_its_package_travels_and_is_found_where_it_arrives(
         assert Path(sys.modules[method_class(NAME).__module__].__file__ or "").is_relative_to(folder)
         assert code_hash(method_class(NAME)) == made
         config = json.loads((folder / "app_a" / "config" / "config_fed_client.json").read_text())
-        plan = Plan.from_dict(config["executors"][0]["executor"]["args"]["plan"])
+        plan = Plan.from_dict(from_text(config["executors"][0]["executor"]["args"]["plan"]))
         plan.check_code("a")
         assert plan.method.about.name == NAME
 
 
 def test_staged_files_are_removed_with_the_recipe(installed: Path, tmp_path: Path) -> None:
-    recipe = recipe_of(job(), "trial", ("a",))
+    recipe = recipe_of(job(), "trial", ("a",), bundle=True)
     app = recipe._job._deploy_map["a"].get_app_config()
     (staged,) = (Path(source) for source, dest, _ in app.file_sources if not dest)
     assert (staged / f"{MODULE}.py").is_file()
@@ -95,7 +95,7 @@ def test_staged_files_are_removed_with_the_recipe(installed: Path, tmp_path: Pat
 
 
 def test_an_installed_package_does_not_travel(installed: Path, tmp_path: Path) -> None:
-    recipe: FederationRecipe = recipe_of(job(), "trial", ("a",), bundle=False)
+    recipe: FederationRecipe = recipe_of(job(), "trial", ("a",))
     assert recipe._job.job.app_packages == ["suture", MODULE]
     assert not list(export_job(job(), tmp_path, "trial", ("a",), bundle=False).rglob("custom"))
 
@@ -170,7 +170,9 @@ def test_a_server_that_has_not_listed_it_ends_the_job(
     installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = job()
-    controller = FederationController(made.plan("trial").to_dict(), made.schedule().to_dict())
+    controller = FederationController(
+        as_text(made.plan("trial").to_dict()), as_text(made.schedule().to_dict())
+    )
     panics: list[str] = []
     monkeypatch.setattr(controller, "system_panic", lambda reason, _: panics.append(reason))
     controller.control_flow(None, context(tmp_path / "server", ["suture."]))  # type: ignore[arg-type]
@@ -246,14 +248,23 @@ def test_a_listed_package_takes_part_an_unlisted_one_does_not_and_one_travels(
     for kit in (sites["alpha"], sites["beta"]):
         make_strict(kit)
     allow_packages(sites["alpha"], [f"{MODULE}."])
-    strict = ("--no-bundle", "--sites", "alpha,beta", "--set", "min_sites=1")
+    strict = ("--sites", "alpha,beta", "--set", "min_sites=1")
     try:
         begun = start(root, (sites["gamma"],))  # does not have the package
         with monkeypatch.context() as patch:
             patch.setenv("PYTHONPATH", with_package(folder)["PYTHONPATH"])
             begun = [*begun, *start(root, (server, sites["alpha"], sites["beta"]))]
         assert not wait_for_sites(project_admin(root), set(sites), 120, lambda: check_alive(begun, kits))
-        suture(with_package(folder), "--env", "poc", "--sites", "gamma", "--out", str(tmp_path / "travelled"))
+        suture(
+            with_package(folder),
+            "--env",
+            "poc",
+            "--bundle",
+            "--sites",
+            "gamma",
+            "--out",
+            str(tmp_path / "travelled"),
+        )
         allow_classes(server)  # each job reads the list anew
         allow_packages(server, [f"{MODULE}."])
         suture(with_package(folder), "--env", "poc", *strict, "--out", str(tmp_path / "listed"))

@@ -38,7 +38,7 @@ def suture(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def test_code_travels_by_default_or_stays_and_the_figures_are_the_loops(
+def test_code_travels_or_is_installed_and_the_figures_are_the_loops(
     tmp_path: Path, hospital: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = tmp_path / "poc"
@@ -60,11 +60,11 @@ def test_code_travels_by_default_or_stays_and_the_figures_are_the_loops(
         assert not wait_for_sites(project_admin(root), set(sites), 120, lambda: check_alive(begun, kits))
         assert missing_classes(server)
         assert missing_classes(sites["gamma"])
-        travelled = suture("--sites", "gamma", "--out", str(tmp_path / "travelled"))
+        travelled = suture("--bundle", "--sites", "gamma", "--out", str(tmp_path / "travelled"))
         allow_classes(server)  # each job reads the list anew
         both = ("--sites", ",".join(STRICT))
-        run = suture("--no-bundle", *both, "--out", str(tmp_path / "run"))
-        refused = suture(*both, "--out", str(tmp_path / "refused"))
+        run = suture(*both, "--out", str(tmp_path / "run"))
+        refused = suture("--bundle", *both, "--out", str(tmp_path / "refused"))
     finally:
         stop(root)
     assert travelled.returncode == 0, travelled.stderr

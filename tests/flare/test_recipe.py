@@ -5,13 +5,19 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+from argparse import Namespace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from nvflare.fuel.utils.config_service import ConfigService
+from nvflare.private.fed.client.client_json_config import ClientJsonConfigurator
+from nvflare.private.fed.server.server_json_config import ServerJsonConfigurator
 
 from suture.core.errors import ConfigError
 from suture.federation.plan import Plan, Schedule
+from suture.flare.codec import from_text
 from suture.flare.filters import EgressFilter
 from suture.flare.recipe import export_job, recipe_of
 from suture.simulation.job import Job, load_job, with_settings
@@ -38,8 +44,8 @@ def test_every_argument_survives_export(name: str, tmp_path: Path) -> None:
     folder = export_job(job, tmp_path, "trial", ("a", "b"))
     (server,) = configs(folder, "config_fed_server.json")
     controller = built(server["workflows"][0])
-    assert Schedule.from_dict(controller.schedule) == job.schedule()
-    assert Plan.from_dict(controller.plan) == job.plan("trial")
+    assert Schedule.from_dict(from_text(controller.schedule)) == job.schedule()
+    assert Plan.from_dict(from_text(controller.plan)) == job.plan("trial")
     assert (
         0 < server["server"]["task_request_interval"] < 0.5
     )  # FLARE's own default of 2 s would rule every round
@@ -47,7 +53,7 @@ def test_every_argument_survives_export(name: str, tmp_path: Path) -> None:
     assert len(clients) == 2
     for client in clients:
         executor = built(client["executors"][0]["executor"])
-        assert Plan.from_dict(executor.plan) == job.plan("trial")
+        assert Plan.from_dict(from_text(executor.plan)) == job.plan("trial")
         assert executor.rounds == 7
         assert set(client["executors"][0]["tasks"]) == {"handshake", "train", "evaluate"}
         (entry,) = client["task_result_filters"]
@@ -72,7 +78,7 @@ def test_constructors_are_closed_and_keep_what_they_are_given() -> None:
 def test_no_sites_app_names_a_label(tmp_path: Path) -> None:
     """Neither the classes of a simulation nor the server's label map stand in what a site receives."""
     job: Job = with_settings(load_job("demo"), ["label_map.Nodul=Nodule", 'accept_labels=["Lung Scar"]'])
-    folder = export_job(job, tmp_path, "trial", ("harbor", "lakeside"))
+    folder = export_job(job, tmp_path, "trial", ("harbor", "lakeside"), bundle=True)
     text = "\n".join(p.read_text() for p in folder.glob("app_harbor/config/*"))
     for label in ("Nodul", "Lung Scar", "Mass", "Emphysema", "Atelectasis", "label_map", "accept_labels"):
         assert label not in text
@@ -93,8 +99,8 @@ def test_one_app_for_all_where_sites_are_not_named(tmp_path: Path) -> None:
         export_job(load_job("demo"), tmp_path, "trial")
 
 
-def test_preinstalled_code_does_not_travel(tmp_path: Path) -> None:
-    folder = export_job(load_job("demo"), tmp_path, "trial", ("a",), bundle=False)
+def test_code_travels_only_where_it_is_asked_for(tmp_path: Path) -> None:
+    folder = export_job(load_job("demo"), tmp_path, "trial", ("a",))
     assert not list(folder.rglob("custom"))
 
 
@@ -106,3 +112,46 @@ def test_a_recipe_is_not_encrypted(add: str) -> None:
     with pytest.raises(ConfigError, match="HEModelEncryptor: encrypted updates cannot be validated"):
         getattr(recipe, f"add_{add}_filter")(kind(), TASKS)
     getattr(recipe, f"add_{add}_filter")(EgressFilter(), TASKS)
+
+
+def listed(config: dict[str, Any], *_: Any, **__: Any) -> str:
+    """The class_allow_list of a strict policy, which FLARE applies to whatever it takes for a component."""
+    return "" if config["path"].startswith(("suture.", "nvflare.")) else f"{config['path']} is not listed"
+
+
+def configured(folder: Path, app: str) -> list[Any]:
+    """The server's controller, or a site's executor, as FLARE's own configurator builds it."""
+    site = app.removeprefix("app_")
+    args = Namespace(
+        job_id="job", client_name=site, workspace=str(folder), set=None, sp_scheme="grpc", sp_target="a:1"
+    )
+    workspace = SimpleNamespace(get_app_custom_dir=str, get_app_config_dir=str)
+    kind, file = ClientJsonConfigurator, "config_fed_client.json"
+    if site == "server":
+        kind, file = ServerJsonConfigurator, "config_fed_server.json"
+    ConfigService.initialize(section_files={}, config_path=[str(folder / app / "config")])
+    configurator = kind(workspace, str(folder / app / "config" / file), args, str(folder / app))
+    configurator.set_component_build_authorizer(listed)
+    configurator.configure()
+    if site == "server":
+        return [workflow.controller for workflow in configurator.workflows]
+    return [entry.executor for entry in configurator.executors]
+
+
+@pytest.mark.parametrize("path", ["moco_v2_800ep_pretrain.pth.tar", "os.path", "{$HOME}", "{site}.pt"])
+@pytest.mark.parametrize("bundle", [True, False])
+def test_flare_itself_builds_the_job_whatever_a_prior_is_called(
+    path: str, bundle: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("_config_path", "_sections"):  # of the whole process
+        monkeypatch.setattr(ConfigService, name, type(getattr(ConfigService, name))())
+    job = with_settings(
+        load_job("fedmas_isic"),
+        ["method.prior.name=checkpoint", f"method.prior.path={path}", "label_map.path=a.b"],
+    )
+    folder = export_job(job, tmp_path, "trial", ("alpha",), bundle)
+    (executor,) = configured(folder, "app_alpha")
+    assert Plan.from_dict(from_text(executor.plan)) == job.plan("trial")
+    (controller,) = configured(folder, "app_server")
+    assert Plan.from_dict(from_text(controller.plan)) == job.plan("trial")
+    assert Schedule.from_dict(from_text(controller.schedule)) == job.schedule()

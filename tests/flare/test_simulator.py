@@ -10,7 +10,9 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import hostile_site
 import pytest
 import torch
 
@@ -111,6 +113,22 @@ def test_gradients_of_half_a_text_model_cross_as_in_the_loop(tmp_path: Path) -> 
     for name, tensor in one.items():
         torch.testing.assert_close(two[name], tensor, rtol=0, atol=1e-6)
     assert (tmp_path / "loop" / "tuned.json").read_bytes() == (out / "tuned.json").read_bytes()
+
+
+def test_a_site_that_flare_cannot_decode_ends_no_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    start = subprocess.Popen
+
+    def hostile(command: list[str], **how: Any) -> Any:
+        return start([command[0], hostile_site.__file__, *command[3:]], **how)
+
+    monkeypatch.setattr("suture.simulation.run.subprocess.Popen", hostile)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    out = run("sim", tmp_path / "r", settings=["rounds=2", "min_sites=2", "selection=last"])
+    lines = [json.loads(text) for text in (out / "history.jsonl").read_text().splitlines()]
+    sites = [line["sites"] for line in lines]
+    reasons = [line.pop(hostile_site.HOSTILE)["reason"] for line in sites]
+    assert reasons == ["the answer could not be decoded (ValueError)", "FLARE answered UNSAFE_JOB"]
+    assert {facts["status"] for line in sites for facts in line.values()} == {"accepted"}
 
 
 def test_failure_in_the_simulator_tells_the_sites_own_error(

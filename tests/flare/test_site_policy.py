@@ -23,7 +23,8 @@ from nvflare.private.privacy_manager import PrivacyService
 from nvflare.security.security import FLAuthorizer
 from one_site import POLICY, OneSite
 
-from suture.flare.codec import from_shareable_, register, to_shareable
+from suture.flare.admin.policy import CLASSES
+from suture.flare.codec import as_text, from_shareable_, register, to_shareable
 from suture.flare.executor import SiteExecutor
 from suture.flare.filters import EgressFilter
 from suture.flare.recipe import export_job
@@ -72,7 +73,7 @@ def site(tiny: Any, tmp_path: Path) -> Callable[..., OneSite]:
             f'[data]\ndataset = "hospital"\nroot = "{own.data.root}"\ntable = "{own.data.table}"\n'
             "[privacy]\nmin_count = 0\nmin_loss = 0\n"
         )
-        made = executor(federation.plan.to_dict(), 2)
+        made = executor(as_text(federation.plan.to_dict()), 2)
         return OneSite(tmp_path / name, federation.plan, config, executor=made, **more)
 
     return make
@@ -162,6 +163,14 @@ def test_all_that_a_job_of_suture_names_is_allowed(tmp_path: Path) -> None:
     assert len(named) == 2
     for component in named:
         authorize(tmp_path, component["path"])
+
+
+def test_all_that_the_servers_part_names_is_what_a_strict_server_allows(tmp_path: Path) -> None:
+    folder = export_job(load_job("demo"), tmp_path / "jobs", "trial", ("alpha",))
+    config = json.loads((folder / "app_server" / "config" / "config_fed_server.json").read_text())
+    named = [*config["workflows"], *config["components"]]
+    named += [f for kind in ("task_data_filters", "task_result_filters") for f in config[kind]]
+    assert [component["path"] for component in named] == list(CLASSES["server"])
 
 
 def test_a_job_cannot_choose_another_scope(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from nvflare.apis.fl_constant import ReturnCode
-from nvflare.apis.shareable import make_reply
+from nvflare.apis.shareable import ReservedHeaderKey, make_reply
 from nvflare.apis.signal import Signal
 
 from suture.federation.server.collector import UpdateCollector
@@ -42,6 +43,10 @@ class Tasks:
         """A result comes in."""
         task = self.open[site]
         task.result_received_cb(SimpleNamespace(client=SimpleNamespace(name=site), result=result), None)
+
+    def fetch(self, site: str) -> None:
+        """A site fetches its task."""
+        self.open[site].before_task_sent_cb(SimpleNamespace(client=SimpleNamespace(name=site)), None)
 
     def get_num_standing_tasks(self) -> int:
         return len(self.open) - len(self.cancelled)
@@ -97,6 +102,17 @@ def test_an_error_code_is_no_update_and_keeps_its_name(ask: Ask) -> None:
     assert collector.accepted() == ["a"]
 
 
+def test_an_answer_that_cannot_be_read_costs_its_site_and_nothing_else(ask: Ask) -> None:
+    strange = good()
+    strange["DXO"] = {"kind": 5}
+    broken = good()
+    broken[ReservedHeaderKey.HEADERS] = 5
+    _, collector, missing = ask({"a": good(), "b": strange, "c": broken}, quorum=1, timeout=60)
+    assert missing["b"] == "unexpected kind of data 5"
+    assert missing["c"] == "the answer could not be read (ValueError)"
+    assert collector.accepted() == ["a"]
+
+
 def test_all_are_waited_for_without_a_grace(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(1000))
     monkeypatch.setattr("suture.flare.controller.time.sleep", lambda _: None)
@@ -109,3 +125,68 @@ def test_all_are_waited_for_without_a_grace(ask: Ask, monkeypatch: pytest.Monkey
 def test_the_job_of_a_dead_server_ends_at_once(ask: Ask) -> None:
     with pytest.raises(Aborted, match="its server has died"):
         ask({"a": good()}, stopped=True, timeout=3600)
+
+
+class Refusing(Tasks):
+    """Site c fetches its task, and its answer is refused, before the others answer."""
+
+    transport: FlareTransport
+
+    def get_num_standing_tasks(self) -> int:
+        if not self.cancelled:
+            self.fetch("c")
+            self.transport.refuse("c", "the answer could not be decoded (ValueError)")
+            assert self.cancelled == ["c"], "FLARE would give the task to the site again"
+            for site in ("a", "b"):
+                self.answer(site, good())
+        return super().get_num_standing_tasks()
+
+
+def test_a_refused_answer_ends_its_own_task_at_once_and_keeps_the_reason(tmp_path: Path) -> None:
+    tasks, collector = Refusing({}), UpdateCollector(tmp_path / "spool", lambda *_, **__: None)
+    expected = Expectation("train", 1, 0, "validation", ("Mass",), ("Mass",), EGRESS)
+    packed = collector.open({site: (Payload("train", 1), expected) for site in ("a", "b", "c")})
+    fl_ctx: Any = SimpleNamespace(get_engine=lambda: SimpleNamespace(asked_to_stop=False))
+    tasks.transport = FlareTransport(tasks, fl_ctx, Signal(), 60)  # type: ignore[arg-type]
+    missing = tasks.transport.exchange("train", packed, collector.receiver(2, None))
+    assert missing == {"c": "the answer could not be decoded (ValueError)"}
+    lines = collector.close(missing)
+    assert lines["c"]["reason"] == "the answer could not be decoded (ValueError)"
+    assert collector.accepted() == ["a", "b"]
+    tasks.transport.refuse("a", "late")  # no exchange is open
+
+
+def test_a_site_is_gone_until_it_fetches_a_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("suture.federation.server.attendance.PATIENCE", 0.0)
+    events: list[str] = []
+    collector = UpdateCollector(tmp_path / "spool", lambda kind, **_: events.append(kind))
+    fl_ctx: Any = SimpleNamespace(get_engine=lambda: SimpleNamespace(asked_to_stop=False))
+    for number, timeout, fetches in ((1, 1, ()), (2, 60, ()), (3, 1, ("c",))):
+        expected = Expectation("train", number, 0, "validation", ("Mass",), ("Mass",), EGRESS)
+        packed = collector.open({site: (Payload("train", number), expected) for site in ("a", "b", "c")})
+        update = pack(Update(number, ("Mass",), {"w": torch.ones(2)}, {}, ones(("Mass",))))
+        tasks = Fetching({site: to_shareable(update) for site in ("a", "b")}, fetches, timeout)
+        transport = FlareTransport(tasks, fl_ctx, Signal(), timeout)  # type: ignore[arg-type]
+        missing = transport.exchange("train", packed, collector.receiver(2, None))
+        why = {1: "no answer within", 2: "not waited for", 3: "no answer within"}[number]
+        assert missing["c"].startswith(why)
+        collector.close(missing)
+    assert [kind for kind in events if kind != "answer"] == ["gone", "back"]
+
+
+class Fetching(Tasks):
+    """Sites that answer, and sites that only fetch; FLARE retires what is left at the deadline."""
+
+    def __init__(self, answers: dict[str, Any], fetches: tuple[str, ...], timeout: int) -> None:
+        super().__init__(answers)
+        self._fetches, self._end = fetches, time.monotonic() + timeout
+
+    def broadcast(self, task: Any, fl_ctx: Any, targets: list[str], min_responses: int) -> None:
+        self.open[targets[0]] = task
+        if targets[0] in (*self.answers, *self._fetches):
+            self.fetch(targets[0])
+        if targets[0] in self.answers:
+            self.answer(targets[0], self.answers[targets[0]])
+
+    def get_num_standing_tasks(self) -> int:
+        return 0 if time.monotonic() > self._end else 1

@@ -17,16 +17,17 @@ from suture.learning.evaluation import (
     NOTHING,
     Measurement,
     class_counts,
+    class_scores,
     entropy,
     measure,
     overall,
     ranking,
-    withheld,
 )
 from suture.learning.training import NonFiniteLoss, SiteContext
 from suture.methods.surgical import SurgicalAggregation
 from suture.methods.vanilla import VanillaFL
 from suture.models import ModelSpec
+from suture.protocol.disclosure import on_grid
 from suture.protocol.messages import KEYS, ClassScore, Figures, Metrics, rounded
 from suture.protocol.privacy import PrivacyConfig
 
@@ -78,8 +79,9 @@ def test_a_multilabel_site_by_hand() -> None:
     assert found.loss == pytest.approx((sum(edema) + 4 * math.log(2)) / 8, abs=1e-6)
     assert (found.round, found.split, found.n, found.overall) == (3, "test", 4, {})
     few = measured(site, own, min_count=2)
-    assert few.classes == {"Mass": NOTHING, "Edema": found.classes["Edema"]}
-    assert few.loss == found.loss
+    # Edema has 2 and 2, but each of the two patients moves a mean over two by more than a half.
+    assert few.classes == {"Mass": NOTHING, "Edema": NOTHING}
+    assert few.loss is None  # no label is left
     with_bounds = measured(site, own, bootstrap=50).classes["Edema"]
     assert with_bounds.low is not None
     assert with_bounds.low <= 0.75
@@ -124,8 +126,8 @@ def test_a_multiclass_site_by_hand() -> None:
         "recall": pytest.approx(0.75),
         "f1": pytest.approx(2 / 3),
     }
-    assert measured(site, own, min_count=3).overall == found.overall
-    assert measured(site, own, min_count=4).overall == {}
+    # Both classes are withheld.
+    assert measured(site, own, min_count=1).overall == {}
 
 
 def with_attributes(part: Samples, *values: str) -> Samples:
@@ -151,10 +153,8 @@ def test_an_attribute_of_few_images_is_not_even_named() -> None:
     part = with_attributes(samples(LOGITS, Y), "light", "light", "light", "dark")
     site, own = context(("Edema", "Mass", "Nodule"), "multilabel", part), LabelSet(("Mass", "Edema"))
     assert set(measured(site, own).attributes) == {"light", "dark"}
-    few = measured(site, own, min_count=2).attributes
-    assert set(few) == {"light"}
-    # Of three images Edema has 2 and 1, Mass 1 and 2: each has a count below the limit.
-    assert few["light"] == Figures(3, None, {})
+    # One dark image would follow from four in all and three light ones.
+    assert measured(site, own, min_count=2).attributes == {}
     # Edema: 2 and 0 against 1; Mass: all equal.
     assert measured(site, own).attributes["light"] == Figures(3, 0.5, {})
 
@@ -184,7 +184,9 @@ def test_classes_of_a_multiclass_task_compete_for_their_rank() -> None:
 def test_overall_needs_a_multiclass_task_and_enough_labels() -> None:
     part, logits = samples(SINGLE, ONE_HOT), torch.tensor(SINGLE)
     assert overall(part, logits, "multilabel") == {}
-    assert overall(part, logits, "multiclass", PrivacyConfig(min_count=3))["accuracy"] == pytest.approx(2 / 3)
+    assert overall(part, logits, "multiclass")["accuracy"] == pytest.approx(2 / 3)
+    assert overall(part, logits, "multiclass", PrivacyConfig(min_count=0))["accuracy"] == 0.666667
+    assert overall(part, logits, "multiclass", PrivacyConfig(min_count=3))["accuracy"] == 0.5
     assert overall(part, logits, "multiclass", PrivacyConfig(min_count=4)) == {}
     none = samples(SINGLE, [[0.0, NAN]] * 4)
     assert overall(none, logits, "multiclass") == {}
@@ -227,17 +229,29 @@ def test_counts_are_rounded_and_a_loss_over_few_is_withheld() -> None:
         assert (measure(site, how, "test", 1).loss is not None) is sent
 
 
-def test_figures_of_a_class_are_rounded() -> None:
-    score = ClassScore(0.123456789, None, 1.0, 44, 27)
-    sent = withheld(score, PrivacyConfig(round_counts=10))
-    assert sent == ClassScore(0.123457, None, 1.0, 40, 30)
+def of_counts(positives: int, negatives: int, limits: PrivacyConfig, each: int = 1) -> ClassScore:
+    """What a site says of Edema; each patient has `each` images, and only every third is told apart."""
+    logits = [[float(i % 3)] for i in range(positives + negatives)]
+    part = samples(logits, [[1.0]] * positives + [[0.0]] * negatives)
+    part = replace(part, patients=tuple(str(i // each) for i in range(positives + negatives)))
+    labels = LabelSet(("Edema",))
+    return class_scores(part, torch.tensor(logits), labels, labels.names, limits, bootstrap=20)["Edema"]
 
 
-def test_a_score_that_rests_on_few_images_is_withheld_whole() -> None:
-    score = ClassScore(0.8, 0.7, 0.9, 5, 40)
-    assert withheld(score, PrivacyConfig(min_count=5)) == score
-    assert withheld(score, PrivacyConfig(min_count=6)) == ClassScore(None, None, None, None, None)
-    assert withheld(ClassScore(0.8, 0.7, 0.9, 40, 5), PrivacyConfig(min_count=6)) == NOTHING
-    unknown = ClassScore(0.8, None, None, None, 40)
-    assert withheld(unknown, PrivacyConfig(min_count=1)) == NOTHING
-    assert withheld(unknown, PrivacyConfig(min_count=0)) == unknown
+def test_figures_of_a_class_are_rounded_to_what_one_patient_moves() -> None:
+    exact = of_counts(44, 27, PrivacyConfig(min_count=0))
+    assert exact.auroc == rounded(exact.auroc) != round(exact.auroc or 0, 2)
+    # One of 27 moves a mean over them by 1/26 = 0.038.
+    coarse = of_counts(44, 27, PrivacyConfig(round_counts=10))
+    assert coarse == ClassScore(0.5, *(on_grid(v, 1 / 26) for v in (exact.low, exact.high)), 40, 30)
+    assert coarse.low == rounded(round((exact.low or 0) / 0.05) * 0.05)
+
+
+def test_a_score_that_rests_on_few_images_or_one_patient_is_withheld_whole() -> None:
+    assert of_counts(5, 40, PrivacyConfig(min_count=5)).positives == 5
+    assert of_counts(5, 40, PrivacyConfig(min_count=6)) == NOTHING
+    assert of_counts(40, 5, PrivacyConfig(min_count=6)) == NOTHING
+    # A patient with 3 of 9 positives moves a mean over the other 6 by a half, one with 4 of 9 by more.
+    assert of_counts(9, 60, PrivacyConfig(), each=3).positives == 9
+    assert of_counts(9, 60, PrivacyConfig(), each=4) == NOTHING
+    assert of_counts(9, 60, PrivacyConfig(min_count=0), each=4).positives == 9

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
 
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
+from suture.learning.prediction import predict_to_csv
 from suture.models import ModelSpec, build
-from suture.models.saved import load_model, save_model
+from suture.models.saved import load_model, load_spec, save_model
 
 
 def test_round_trip(tmp_path: Path) -> None:
@@ -34,3 +40,86 @@ def test_a_folder_that_holds_no_model(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"cut off")
     with pytest.raises(ConfigError, match="cannot be read as a model"):
         load_model(tmp_path)
+
+
+def saved(folder: Path) -> dict[str, Any]:
+    spec = ModelSpec("cnn", size=32)
+    save_model(build(spec, LabelSet(("Edema",)), 1, pretrained=False), spec, folder, {})
+    description: dict[str, Any] = json.loads((folder / "model.json").read_text())
+    return description
+
+
+@pytest.mark.parametrize(
+    ("part", "change", "says"),
+    [
+        ("preprocessing", {"std": [0]}, r"preprocessing\.std\.0"),
+        ("preprocessing", {"std": [1e-30]}, r"preprocessing\.std\.0"),
+        ("preprocessing", {"mean": [1e30]}, r"preprocessing\.mean\.0"),
+        ("preprocessing", {"std": []}, r"preprocessing\.std has 0 values for 1 channels"),
+        ("preprocessing", {"size": 30_000}, r"preprocessing\.size"),
+        ("preprocessing", {"size": 16}, r"preprocessing\.size is 16, and the model takes 32"),
+        ("preprocessing", {"channels": 10**30}, "64 bits"),
+        ("model", {"size": 30_000}, r"model\.size"),
+        ("model", {"hidden": 10**9}, r"model\.hidden"),
+        ("model", {"projection": 10**9}, r"model\.projection"),
+        ("model", {"hidden": 8}, "is missing"),
+        ("model", {"name": "lstm", "vocabulary": "/dev/zero"}, "holds the words themselves"),
+        ("", {"labels": "abc"}, "labels"),
+        ("", {"labels": [{}]}, "labels"),
+        ("", {"labels": []}, "labels"),
+        pytest.param("", {"labels": ["a"] * 10_001}, "labels", id="too many labels"),
+        ("", {"labels": ["Edema", "Edema"]}, "appears twice"),
+        ("", {"label_type": 3}, "label_type"),
+        ("", {"model": None}, "model"),
+        ("", {"preprocessing": [1]}, "preprocessing"),
+    ],
+    ids=str,
+)
+def test_a_damaged_description_is_refused(
+    part: str, change: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    description = saved(tmp_path)
+    (description[part] if part else description).update(change)
+    (tmp_path / "model.json").write_text(json.dumps(description))
+    with pytest.raises(ConfigError, match=says) as caught:
+        load_model(tmp_path)
+    assert str(tmp_path) in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["[]", "3", "{}", "[" * 100_000, '{"labels": NaN}'])
+def test_a_description_that_is_none_is_refused(text: str, tmp_path: Path) -> None:
+    saved(tmp_path)
+    (tmp_path / "model.json").write_text(text)
+    for read in (load_model, load_spec):
+        with pytest.raises(ConfigError, match=r"model\.json"):
+            read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda t: t * float("nan"), "head.bias is not finite"),
+        (lambda t: t.half(), r"head.bias is \(1,\) torch.float16 instead of \(1,\) torch.float32"),
+        (lambda t: t.repeat(2), r"head.bias is \(2,\)"),
+    ],
+)
+def test_weights_that_are_not_the_models_are_refused(
+    change: Callable[[torch.Tensor], torch.Tensor], says: str, tmp_path: Path
+) -> None:
+    saved(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    save_file({**tensors, "head.bias": change(tensors["head.bias"])}, tmp_path / "model.safetensors")
+    with pytest.raises(ConfigError, match=says):
+        load_model(tmp_path)
+
+
+def test_a_model_without_a_finite_prediction_writes_no_table(tmp_path: Path) -> None:
+    """Its weights are finite, and their sums are not."""
+    saved(tmp_path / "m")
+    tensors = load_file(tmp_path / "m" / "model.safetensors")
+    huge = {name: t.sign() * 3e38 if "weight" in name else t for name, t in tensors.items()}
+    save_file(huge, tmp_path / "m" / "model.safetensors")
+    Image.new("L", (32, 32), 90).save(tmp_path / "a.png")
+    with pytest.raises(ConfigError, match="no finite probabilities"):
+        predict_to_csv(tmp_path / "m", tmp_path / "a.png", tmp_path / "out.csv")
+    assert not (tmp_path / "out.csv").exists()

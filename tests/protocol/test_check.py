@@ -19,6 +19,7 @@ from suture.protocol.check import Expectation, check_reply
 from suture.protocol.egress import IMAGES, Egress
 from suture.protocol.messages import Abstain, ClassScore, Evaluation, Figures, Metrics, SiteInfo, Update, ones
 from suture.protocol.packing import pack, unpack
+from suture.protocol.privacy import PrivacyConfig
 
 F32 = "torch.float32"
 EXPECTED = Expectation(
@@ -94,6 +95,35 @@ def test_the_wrong_kind_of_answer_is_refused() -> None:
         check_reply(Evaluation(METRICS), EXPECTED)
     with pytest.raises(RejectedUpdate, match="no labels"):
         check_reply(SiteInfo((), {}, 1, "x"), replace(EXPECTED, task="handshake"))
+
+
+LIMITED = replace(EXPECTED, images=400, limits=PrivacyConfig())
+COARSE = Metrics(
+    3, "validation", 400, 0.32, {"Mass": ClassScore(0.85, 0.8, 0.9, 40, 360)}, {"accuracy": 0.905}
+)
+FIGURE = COARSE.classes["Mass"]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"metrics": replace(COARSE, loss=0.321)}, "loss has more digits than 400 images support"),
+        ({"metrics": replace(COARSE, overall={"accuracy": 0.9049})}, "accuracy has more digits"),
+        ({"metrics": replace(COARSE, classes={"Mass": replace(FIGURE, auroc=0.8512)})}, "AUROC has more"),
+        ({"metrics": replace(COARSE, classes={"Mass": replace(FIGURE, low=0.8512)})}, "AUROC has more"),
+        ({"metrics": replace(COARSE, classes={"Mass": replace(FIGURE, recall=0.8512)})}, "AUROC has more"),
+        ({"train_loss": 0.321}, "train_loss has more digits"),
+    ],
+)
+def test_the_sites_filter_refuses_figures_finer_than_its_limits(change: dict[str, Any], says: str) -> None:
+    """The server cannot know the limits of a site; at a site without limits six digits leave."""
+    reply = replace(GOOD, metrics=COARSE, train_loss=0.34)
+    check_reply(reply, LIMITED)
+    finer = replace(reply, **change)
+    with pytest.raises(RejectedUpdate, match=says):
+        check_reply(finer, LIMITED)
+    check_reply(finer, EXPECTED)
+    check_reply(finer, replace(LIMITED, limits=PrivacyConfig(min_count=0, min_loss=0)))
 
 
 ASKED = replace(EXPECTED, task="handshake", egress=replace(EXPECTED.egress, counts=("multilabel",)))

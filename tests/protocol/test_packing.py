@@ -8,9 +8,11 @@ import sys
 import tracemalloc
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from suture.core.errors import RejectedUpdate, SutureError
 from suture.protocol.messages import (
@@ -25,7 +27,7 @@ from suture.protocol.messages import (
     Update,
     ones,
 )
-from suture.protocol.packing import Packed, load, pack, save, unpack
+from suture.protocol.packing import Packed, _checksum, digest, load, pack, save, unpack
 
 METRICS = Metrics(3, "validation", 7, 0.5, {"Mass": ClassScore(0.75, None, None, 2, 5)})
 MESSAGES: list[Message] = [
@@ -90,7 +92,7 @@ def nested(depth: int) -> object:
     ("change", "says"),
     [
         ({"labels": ["Mass"] * 1_000_000}, "larger"),
-        ({"labels": [f"x{i}" for i in range(3_000)]}, "labels"),
+        ({"labels": [f"x{i}" for i in range(11_000)]}, "labels"),
         ({"labels": ["x" * 100_000_000]}, "larger"),
         ({"scalars": {f"x{i}": 1.0 for i in range(3_000)}}, "scalars"),
         ({"scalars": {"x" * 5_000_000: 1.0}}, "larger"),
@@ -180,3 +182,70 @@ def test_a_full_disk_is_told_by_its_number(tmp_path: Path) -> None:
     )
     assert done.stdout.split() == [str(errno.EFBIG), "disk_full"]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_digest_is_of_names_types_shapes_values_and_header() -> None:
+    one = Packed({"a": torch.zeros(4), "b": torch.zeros(2)}, {"x": 1, "y": [2]})
+    assert digest(one) == digest(Packed(dict(reversed(one.tensors.items())), {"y": [2], "x": 1}))
+    others = [
+        Packed({**one.tensors, "a": torch.zeros(2, 2)}, one.header),
+        Packed({**one.tensors, "a": torch.zeros(4, dtype=torch.int32)}, one.header),
+        Packed({**one.tensors, "a": torch.tensor([0.0, 0.0, 0.0, 1e-45])}, one.header),
+        Packed({"a": one.tensors["a"], "c": one.tensors["b"]}, one.header),
+        Packed({"a": one.tensors["a"]}, one.header),
+        Packed(one.tensors, {"x": 1, "y": [3]}),
+    ]
+    assert len({digest(packed) for packed in (one, *others)}) == 1 + len(others)
+
+
+def test_tensors_that_share_memory_are_saved(tmp_path: Path) -> None:
+    whole = torch.arange(6.0)
+    save(tmp_path / "x", Packed({"a": whole, "b": whole, "c": whole[2:4]}, {}))
+    found = load(tmp_path / "x").tensors
+    assert [found[name].tolist() for name in "abc"] == [whole.tolist(), whole.tolist(), [2.0, 3.0]]
+
+
+@pytest.mark.parametrize(
+    ("header", "says"),
+    [
+        ([1], "has no header"),
+        (None, "has no header"),
+        ({("a", "b"): 1}, "a key that is no text"),
+        ({"scalars": {7: 1.0}}, "a key that is no text"),
+        ({"type": ["update"]}, "unknown message type"),
+        ({"type": "y" * 70_000}, "unknown message type"),
+        ({"pat\x00ient": 1}, r"pat\\x00ient: Unexpected keyword argument"),
+        ({"\ud800": 1}, ""),
+    ],
+)
+def test_a_header_that_is_none_is_refused_in_short(header: Any, says: str) -> None:
+    packed = pack(MESSAGES[2])
+    strange = {**packed.header, **header} if isinstance(header, dict) else header
+    with pytest.raises(RejectedUpdate, match=says) as caught:
+        unpack(replace(packed, header=strange))
+    assert len(str(caught.value)) < 500
+    assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "says"),
+    [
+        ("class_weights/x", torch.ones(1), "undeclared tensor 'class_weights/x'"),
+        ("shared/w", torch.nested.nested_tensor([torch.ones(2), torch.ones(1)]), "nested"),
+        ("shared/w", torch.ones(2, requires_grad=True), "gradient"),
+    ],
+)
+def test_a_strange_tensor_is_refused(name: str, tensor: torch.Tensor, says: str) -> None:
+    packed = pack(MESSAGES[2])
+    with pytest.raises(RejectedUpdate, match=says):
+        unpack(replace(packed, tensors={**packed.tensors, name: tensor}))
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000 + "]" * 100_000, "[]", "3", '{"x": NaN}', '{"x": 1' + "0" * 40 + "}"]
+)
+def test_a_file_whose_header_is_none_is_corrupt(text: str, tmp_path: Path) -> None:
+    """Its checksum is right: who writes a file can compute it."""
+    save_file({"x": torch.ones(1)}, tmp_path / "m", {"suture": _checksum({"x": torch.ones(1)}, text) + text})
+    with pytest.raises(SutureError, match="m is corrupt"):
+        load(tmp_path / "m")

@@ -49,7 +49,7 @@ def test_a_damaged_field_is_named(run_folder: Path) -> None:
 
 def test_a_damaged_line_is_named(run_folder: Path) -> None:
     with (run_folder / "history.jsonl").open("a") as file:
-        file.write('{"round": 9, "ph')
+        file.write('{"round": 9, "ph\n')
     with pytest.raises(DataError, match=r"history\.jsonl, line 9: Invalid JSON"):
         read_history(run_folder)
 

@@ -12,7 +12,7 @@ from suture.cli.common import console, guarded
 from suture.cli.data import data_app, vocab
 from suture.cli.finetune import finetune
 from suture.cli.jobs import report, results, resume, status
-from suture.cli.party import doctor, egress, policy
+from suture.cli.party import doctor, egress, ledger, policy
 from suture.cli.poc import poc_app
 from suture.cli.pretrain import pretrain
 from suture.cli.reference import reference
@@ -68,7 +68,7 @@ def _described(method: str) -> str:
 COMMANDS: tuple[Callable[..., None], ...] = (
     *(demo, init, check, run, export, status, results, resume, report),
     *(predict, evaluate, compare, relate, latent, experiment, pretrain, finetune, vocab),
-    *(doctor, policy, egress, reference),
+    *(doctor, policy, ledger, egress, reference),
 )
 for command in COMMANDS:
     app.command()(command)

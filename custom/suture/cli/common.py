@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from suture.core.errors import ConfigError, SutureError
+from suture.core.errors import FULL, LOCKED, ConfigError, DiskError, SutureError
+from suture.core.printable import printable_lines
 
 if TYPE_CHECKING:
     from suture.data.config import SiteConfig
@@ -48,9 +49,9 @@ SiteThreads = Annotated[int | None, typer.Option(min=1, help="Torch threads of a
 Amp = Annotated[bool, typer.Option("--amp", help="Simulated sites train in mixed precision.")]
 
 
-def print_line(text: str) -> None:
-    """Print a line as it is: paths are neither wrapped nor coloured, and brackets are no markup."""
-    console.print(text, soft_wrap=True, highlight=False, markup=False)
+def print_line(text: str, style: str = "") -> None:
+    """Print text as it is: neither wrapped nor coloured, and no character that the terminal would obey."""
+    console.print(printable_lines(text), style=style, soft_wrap=True, highlight=False, markup=False)
 
 
 def job_with(name: str, settings: list[str] | None) -> Job:
@@ -112,15 +113,24 @@ def renamed(app: typer.Typer, old: str, new: str) -> None:
     app.command(old, hidden=True, context_settings=anything, add_help_option=False)(refuse)
 
 
+def _print_error(error: SutureError) -> None:
+    Console(stderr=True).print(
+        printable_lines(f"error: {error}"), style="red", markup=False, highlight=False, soft_wrap=True
+    )
+
+
 def guarded(command: Callable[[], Any]) -> None:
     """Call a command: exit code 2 for a wrong setting, 1 for another expected error, 130 for Ctrl-C."""
     try:
         command()
     except SutureError as error:
-        Console(stderr=True).print(
-            f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True
-        )
+        _print_error(error)
         sys.exit(2 if isinstance(error, ConfigError) else 1)
+    except OSError as error:
+        if error.errno not in (*FULL, *LOCKED):
+            raise
+        _print_error(DiskError(error.errno, error.strerror, str(error.filename or "a file of this command")))
+        sys.exit(1)
     except KeyboardInterrupt:
         Console(stderr=True).print(
             "interrupted; committed rounds are saved, continue with --resume", style="yellow"

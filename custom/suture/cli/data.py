@@ -66,13 +66,13 @@ def plot(
     per: Annotated[Per, typer.Option(help="Unit in which classes occur together.")] = Per.patient,
 ) -> None:
     """Plot how often each class occurs in some data sets, and which classes occur together in each."""
-    from suture.core.files import atomic_write
+    from suture.core.files import atomic_write, make_folder
     from suture.data.readers import load_table
     from suture.reports.cooccurrence import Unit, cooccurrence, frequencies, unit_of
     from suture.reports.plots import plot_cooccurrence, plot_frequencies
 
     tables = {name: load_table(config.data) for name, config in load_sources(configs).items()}
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     plots = {"frequencies.svg": plot_frequencies({name: frequencies(t) for name, t in tables.items()})}
     for name, table in tables.items():
         unit: Unit = "image" if per is Per.image else unit_of(table)
@@ -97,12 +97,12 @@ def vocab(
     ] = "appearance",
 ) -> None:
     """Make a vocabulary from documents. Use public documents: every party receives it."""
-    from suture.core.files import atomic_write
+    from suture.core.files import atomic_write, make_folder
     from suture.data.text import build_vocabulary, counted, coverage
 
     documents = _documents(data, every, texts)
     words = build_vocabulary(documents, minimum, order)
-    out.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(out.parent)
     atomic_write(out, "".join(f"{word}\n" for word in words.words).encode())
     counts = counted(documents)
     print_line(

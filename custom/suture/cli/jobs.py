@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,13 +22,15 @@ def status(
     startup_kit: StartupKit = None,
 ) -> None:
     """Show the jobs and sites of a running federation, or the progress of one job."""
+    from suture.core.names import shown_name
     from suture.flare.admin.kit import admin_kit
     from suture.flare.admin.session import connected
 
     kit = admin_kit(startup_kit)
     with connected(kit) as federation:
         if job_id is None:
-            console.print(f"{kit.project} at {kit.server}, sites: {', '.join(federation.sites()) or 'none'}")
+            sites = ", ".join(map(shown_name, federation.sites()))
+            print_line(f"{kit.project} at {kit.server}, sites: {sites or 'none'}")
             for job in federation.jobs():
                 print_line(_line(job))
             return
@@ -39,20 +40,31 @@ def status(
 
 
 def _line(job: dict[str, Any]) -> str:
-    submitted, took = (str(job.get(key, "")).partition(".")[0] for key in ("submit_time", "duration"))
-    return f"{job['job_id']}  {job.get('status', ''):<20} {submitted:<19}  {took:>8}  {job.get('job_name')}"
+    from suture.core.names import shown_name
+    from suture.core.printable import printable
+
+    submitted, took = (
+        printable(job.get(key, ""), 40).partition(".")[0] for key in ("submit_time", "duration")
+    )
+    status = printable(job.get("status", ""), 40)
+    return (
+        f"{printable(job.get('job_id'), 80)}  {status:<20} {submitted:<19}  {took:>8}  "
+        f"{shown_name(job.get('job_name'))}"
+    )
 
 
 def _show(meta: dict[str, Any], recent: dict[str, Any]) -> None:
+    from suture.core.names import shown_name
+    from suture.core.printable import printable
     from suture.flare.admin.remote import state
     from suture.reports.progress import Progress
 
-    console.print(f"{meta.get('name')}: {meta.get('status')}")
-    progress = Progress(str(meta.get("name")), "")
+    print_line(f"{shown_name(meta.get('name'))}: {printable(meta.get('status'), 40)}")
+    progress = Progress("", "")
     lines = [progress.take(event) for event in recent.get("events", [])]
     for line in [state(meta), *lines[-10:]]:
         if line:
-            console.print(line, highlight=False, markup=False)
+            print_line(line)
 
 
 def results(
@@ -114,9 +126,11 @@ def resume(
     detach: Detach = False,
 ) -> None:
     """Continue an experiment after its last committed round: a server, job or site was lost and is back."""
+    from suture.core.names import check_experiment
     from suture.flare.admin.kit import admin_kit
     from suture.flare.admin.recovery import resume as resume_job
 
+    check_experiment(experiment)
     kit = admin_kit(startup_kit, env)
     folder = (out or Path("runs") / experiment).resolve()
     job_id, name = resume_job(kit, experiment, folder, env)
@@ -142,14 +156,13 @@ def _follow(title: str, env: str, kit: Kit, folder: Path, job_id: str, detach: b
 
 def show_run(folder: Path) -> None:
     """Show the table of a run, and the path of its report."""
-    from suture.protocol.records import read_metrics
+    from suture.protocol.records import read_metrics, read_run
     from suture.reports.finetuning_results import finetuning_table, nothing_measured, read_finetuning_results
-    from suture.reports.tables import per_class_table
+    from suture.reports.tables import class_table
 
-    run_facts, tuned = json.loads((folder / "run.json").read_text()), read_finetuning_results(folder)
-    measured = (folder / "metrics.json").exists() and not (tuned and nothing_measured(read_metrics(folder)))
-    if measured:
-        console.print(per_class_table(run_facts, json.loads((folder / "metrics.json").read_text())))
+    run_facts, tuned, metrics = read_run(folder), read_finetuning_results(folder), read_metrics(folder)
+    if metrics and not (tuned and nothing_measured(metrics)):
+        console.print(class_table(run_facts, metrics))
     if tuned:
         console.print(finetuning_table(tuned))
     print_line(f"report: {folder / 'report.html'}")

@@ -1,34 +1,31 @@
-"""`suture doctor`, `suture policy` and `suture egress`: for the administrator of one site or server."""
+"""`suture doctor`, `policy`, `ledger` and `egress`: for the administrator of one site or server."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
+from rich.table import Table
 
 from suture.cli.common import console, print_line
+from suture.core.printable import printable_lines
+
+if TYPE_CHECKING:
+    from suture.federation.site.statement import Statement
 
 Workspace = Annotated[
     Path, typer.Argument(help="The party's FLARE workspace: the folder with startup/ and local/.")
 ]
-RefuseCode = Annotated[
-    bool, typer.Option("--refuse-code", help="Refuse jobs that bring code of their own (byoc).")
-]
-Survive = Annotated[
-    bool, typer.Option("--survive", help="Restart a killed job process (site); end stale jobs (server).")
-]
-KeepLogs = Annotated[
-    bool, typer.Option("--keep-logs", help="Do not send the site's error log to the server.")
-]
-Strict = Annotated[
+Loose = Annotated[
     bool,
     typer.Option(
-        "--strict",
-        help="For a site of suture only: its own filter for every job, no other class, no code, no logs.",
+        "--loose",
+        help="Only add suture's classes to FLARE's list: jobs may bring code and name FLARE's other classes.",
     ),
 ]
 Allow = Annotated[
@@ -47,6 +44,7 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Examine this site or server: versions, certificates, connection, policy, data, disk, GPU."""
+    from suture.core.printable import printable
     from suture.flare.admin.doctor import examine
 
     findings = examine(workspace)
@@ -54,10 +52,10 @@ def doctor(
         typer.echo(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=2))
     else:
         for finding in findings:
-            line = f"{_MARKS[finding.status]} {finding.about}: {escape(finding.text)}"
-            console.print(line, soft_wrap=True, highlight=False)
+            line = escape(printable_lines(f"{finding.about}: {finding.text}"))
+            console.print(f"{_MARKS[finding.status]} {line}", soft_wrap=True, highlight=False)
             if finding.remedy:
-                remedy = f"        {escape(finding.remedy)}"
+                remedy = f"        {escape(printable(finding.remedy))}"
                 console.print(remedy, soft_wrap=True, highlight=False, style="dim")
     if any(finding.status == "error" for finding in findings):
         raise typer.Exit(1)
@@ -65,26 +63,86 @@ def doctor(
 
 def policy(
     workspace: Workspace,
-    no_code: RefuseCode = False,
-    restart: Survive = False,
-    no_logs: KeepLogs = False,
-    strict: Strict = False,
+    loose: Loose = False,
     allow: Allow = None,
+    former: Annotated[
+        bool,
+        typer.Option("--strict", "--refuse-code", "--keep-logs", "--survive", hidden=True),
+    ] = False,
 ) -> None:
-    """Allow suture's classes at this site or server, and no others but with --allow; options refuse more."""
+    """Let this site or server run suture's jobs alone: no code of jobs, no other class, logs kept.
+
+    A site also filters every answer itself. Both restart after the death of a process.
+    """
     from suture.flare.admin import policy as own
     from suture.flare.admin.kit import read_kit
 
+    if loose and former:
+        raise typer.BadParameter("--loose leaves open what the other options close")
     kit = read_kit(workspace)
     own.check_entries(allow or ())  # first, as is the strict policy: both may refuse, and then change nothing
-    changed = own.make_strict(kit) if strict else []
-    changed += [own.allow_classes(kit), own.allow_packages(kit, allow or ())]
-    changed += [own.refuse_code(kit)] if no_code else []
-    changed += [own.survive(kit)] if restart else []
-    changed += [own.keep_logs(kit)] if no_logs else []
+    changed = [own.allow_classes(kit), own.plain_json(kit)] if loose else own.make_strict(kit)
+    changed += [own.allow_packages(kit, allow or ()), own.survive(kit)]
     for path in dict.fromkeys(changed):
         print_line(f"{path}")
     console.print(f"restart {kit.name} for the change to take effect")
+
+
+def ledger(
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            metavar="[WORKSPACE]", help="The site's FLARE workspace, or the folder of its [storage] state."
+        ),
+    ] = Path("."),
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show what this site has released: answers, ε and figures by experiment, and what its budgets leave."""
+    from suture.federation.site.statement import read_statement
+
+    found = read_statement(folder)
+    if as_json:
+        typer.echo(json.dumps(dataclasses.asdict(found), indent=2, ensure_ascii=False, allow_nan=False))
+        return
+    for table in _ledger_tables(found):
+        console.print(table)
+    spent = found.spent
+    print_line(
+        f"all experiments: {spent.updates} updates, {spent.unprotected} of them without noise; "
+        f"ε = {_number(spent.epsilon, '∞')} at δ = {found.delta:g}"
+    )
+
+
+def _ledger_tables(found: Statement) -> Iterator[Table]:
+    """Yield the table of the experiments, and that of the classes."""
+    heads = ("experiment", "clip", "noise", "answers", "left", "anew left")
+    table = _table(*heads, "updates", "ε", "figures", "other numbers", "last")
+    for line in found.lines:
+        name = line.experiment
+        table.add_row(
+            escape(name),
+            _number(line.clip, "none"),
+            _number(line.noise or None, "none"),
+            *map(str, (line.answers, found.answers_left[name], found.anew_left[name], line.updates)),
+            _number(line.epsilon, "∞"),
+            *map(str, (sum(line.figures.values()), line.numbers, line.last)),
+        )
+    yield table
+    table = _table("class", "figures", "left")
+    for name, times in found.figures.items():
+        table.add_row(escape(name), str(times), str(found.figures_left[name]))
+    yield table
+
+
+def _table(*heads: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for head in heads:
+        table.add_column(head, justify="left" if head in ("experiment", "class") else "right")
+    return table
+
+
+def _number(value: float | None, otherwise: str) -> str:
+    return otherwise if value is None else f"{value:g}"
 
 
 def egress(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from suture.cli.common import Sets, console, job_with, print_line, renamed
+from suture.cli.common import Sets, job_with, print_line, renamed
 from suture.core.errors import ConfigError, FederationError
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ def up(
     settings: Sets = None,
     folder: Dir = None,
     port: Annotated[int, typer.Option(help="Port of the server; another where it is in use.")] = 8002,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Sites filter every job, refuse code that travels, keep logs.")
+    loose: Annotated[
+        bool, typer.Option("--loose", help="Jobs may bring code; sites have no filter and send logs.")
     ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the federation in --dir.")] = False,
     project: Annotated[Path | None, typer.Option(help="Another project.yml than poc_workspace's.")] = None,
@@ -41,9 +41,9 @@ def up(
     from suture.flare.admin.processes import running
 
     chosen, root = job_with(job, settings), chosen_folder(folder)
-    if running(root) and (overwrite or strict):
+    if running(root) and (overwrite or loose):
         raise ConfigError(f"the federation in {root} is running; stop it first: suture poc down")
-    kits = prepare(chosen, root, project or project_template(), port, strict=strict, overwrite=overwrite)
+    kits = prepare(chosen, root, project or project_template(), port, loose=loose, overwrite=overwrite)
     sites = _start(root, kits)
     kit = project_admin(root)
     print_line(f"{kit.server}, sites: {', '.join(sites)}, folder: {root}")
@@ -71,7 +71,7 @@ def _start(root: Path, kits: dict[str, Kit]) -> list[str]:
         return list(sites)
     if alive:
         names = ", ".join(party.name for party in started)
-        console.print(f"running already: {', '.join(alive)}; started: {names}", highlight=False)
+        print_line(f"running already: {', '.join(alive)}; started: {names}")
     missing = wait_for_sites(
         project_admin(root), set(sites), _WAIT, lambda: check_alive(parties_of(root), kits)
     )
@@ -80,7 +80,7 @@ def _start(root: Path, kits: dict[str, Kit]) -> list[str]:
             f"{', '.join(sorted(missing))} did not register within {_WAIT:.0f} s; see poc_console.log in "
             f"their folders in {server.folder.parent}, and stop the rest: suture poc down"
         )
-    console.print(f"ready after {time.monotonic() - since:.0f} s", highlight=False)
+    print_line(f"ready after {time.monotonic() - since:.0f} s")
     return list(sites)
 
 
@@ -109,9 +109,9 @@ def status(folder: Dir = None) -> None:
 
     started = parties_of(chosen_folder(folder))
     if not started:
-        console.print("nothing was started; suture poc up JOB")
+        print_line("nothing was started; suture poc up JOB")
     for party in started:
-        console.print(f"{party.name}: {'running' if party.process() else 'ended'} (process {party.pid})")
+        print_line(f"{party.name}: {'running' if party.process() else 'ended'} (process {party.pid})")
 
 
 @poc_app.command()
@@ -121,4 +121,4 @@ def down(folder: Dir = None) -> None:
     from suture.flare.admin.processes import stop
 
     stopped = stop(chosen_folder(folder))
-    console.print(f"stopped: {', '.join(stopped)}" if stopped else "nothing was running")
+    print_line(f"stopped: {', '.join(stopped)}" if stopped else "nothing was running")

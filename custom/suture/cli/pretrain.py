@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from suture.cli.common import ModelDevice, console, device_of, print_line
+from suture.cli.common import ModelDevice, device_of, print_line
 from suture.core.errors import ConfigError
+from suture.core.files import make_folder
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -79,7 +80,7 @@ def _check_out(out: Path, overwrite: bool) -> None:
     if (out / "prior.json").exists() and not overwrite:
         raise ConfigError(f"{out} already holds prior.json; name another folder, or --overwrite")
     try:
-        out.mkdir(parents=True, exist_ok=True)
+        make_folder(out)
     except OSError as error:
         raise ConfigError(f"{out}: {error.strerror}; name another folder with --out") from error
 
@@ -93,13 +94,13 @@ def _pretrain(
     from suture.models.priors.prior import freeze
 
     images, data = _images(configs, spec.size, spec.color)
-    console.print(f"{len(images)} images of {len(data)} data sets", highlight=False)
+    print_line(f"{len(images)} images of {len(data)} data sets")
     since = time.monotonic()
 
     def report(epoch: int, loss: float) -> None:
         each = (time.monotonic() - since) / epoch
         left = f"{each:.1f} s each, {each * (spec.epochs - epoch) / 60:.1f} min left"
-        console.print(f"epoch {epoch}/{spec.epochs}  loss {loss:.4f}  {left}", highlight=False)
+        print_line(f"epoch {epoch}/{spec.epochs}  loss {loss:.4f}  {left}")
 
     try:
         done = train(images, spec, seed, device, report)

@@ -21,10 +21,10 @@ def reference(
     out: Annotated[Path, typer.Option("-o", "--out", help="The folder of the documentation.")] = Path("docs"),
 ) -> None:
     """Write the reference pages: methods, configuration, command line and what leaves a site."""
-    from suture.core.files import atomic_write
+    from suture.core.files import atomic_write, make_folder
 
     for name, text in pages(ctx.find_root().command).items():
-        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        make_folder((out / name).parent)
         atomic_write(out / name, text.encode())
         typer.echo(f"written: {out / name}")
 

@@ -54,7 +54,7 @@ def evaluate(
     table.add_row("[bold]Loss (cross-entropy)", f"[bold]{area(done.loss)}", "", "")
     console.print(table)
     if done.unlearned:
-        console.print(f"the mean is undefined: the model has not learned {', '.join(done.unlearned)}")
+        print_line(f"the mean is undefined: the model has not learned {', '.join(done.unlearned)}")
     if out:
         write_json(out, as_metrics(done))
     if scores:
@@ -113,10 +113,10 @@ def relate(
     pairs = [(a.strip(), b.strip()) for a, b in (text.split(":") for text in pair or ())] or RELATED
     found = relate_classes(model, [load_site_config(p) for p in data], split.value, pairs, device_of(device))
     for one in found:
-        console.print(f"P({one.second} | {one.first}) = {one.second_given_first:.2f}", highlight=False)
-        console.print(f"P({one.first} | {one.second}) = {one.first_given_second:.2f}", highlight=False)
+        print_line(f"P({one.second} | {one.first}) = {one.second_given_first:.2f}")
+        print_line(f"P({one.first} | {one.second}) = {one.first_given_second:.2f}")
         if one.why:
-            console.print(one.why, style="yellow", highlight=False)
+            print_line(one.why, style="yellow")
     atomic_write(out, plot_contingencies(found))
     print_line(f"written: {out}")
 
@@ -195,7 +195,7 @@ def _render(name: str, preset: str | None, results: Path) -> None:
     size = chosen.preset(preset)
     outcome = collect(chosen, size, ResultStore(results / "runs", stem))
     for path in write_tables(chosen, size, outcome, results, stem):
-        console.print(f"written: {path}", soft_wrap=True, highlight=False)
+        print_line(f"written: {path}")
 
 
 def _render_all(results: Path) -> None:
@@ -212,7 +212,7 @@ def _render_all(results: Path) -> None:
 
 
 def _report(line: str) -> None:
-    console.print(f"{datetime.now():%H:%M:%S} {line}", soft_wrap=True, highlight=False)
+    print_line(f"{datetime.now():%H:%M:%S} {line}")
 
 
 def predict(
@@ -228,9 +228,10 @@ def predict(
     device: ModelDevice = None,
 ) -> None:
     """Write one probability per class for each image or document."""
+    from suture.core.spreadsheets import as_cell
     from suture.learning.prediction import predict_to_csv
 
     count, skipped = predict_to_csv(model, source, out, device_of(device))
     for name in skipped:
-        console.print(f"skipped, unreadable: {name}", style="yellow", highlight=False)
-    console.print(f"{count} predicted: {out}")
+        print_line(f"skipped, unreadable: {as_cell(name)}", style="yellow")
+    print_line(f"{count} predicted: {out}")

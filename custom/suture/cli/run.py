@@ -19,9 +19,9 @@ from suture.cli.common import (
     Sets,
     SiteThreads,
     StartupKit,
-    console,
     guarded,
     job_with,
+    print_line,
 )
 from suture.cli.jobs import run_remotely, show_run
 
@@ -52,7 +52,8 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run in
 Threads = Annotated[int | None, typer.Option(help="Simulator processes; fewer than sites share them.")]
 Sites = Annotated[str | None, typer.Option(help="Names of the sites, comma-separated: an app for each.")]
 Bundle = Annotated[
-    bool, typer.Option(help="Whether the package travels with the job, or is installed at every party.")
+    bool,
+    typer.Option(help="Whether the package travels with the job; otherwise it is installed at every party."),
 ]
 Accept = Annotated[
     list[str] | None, typer.Option(help="A look-alike label that is a class of its own, or 'all'.")
@@ -76,7 +77,7 @@ class Execution:
     threads: int | None = None
     startup_kit: Path | None = None
     sites: Sequence[str] = ()
-    bundle: bool = True
+    bundle: bool = False
     detach: bool = False
 
 
@@ -103,7 +104,7 @@ def run(
     threads: Threads = None,
     startup_kit: StartupKit = None,
     sites: Sites = None,
-    bundle: Bundle = True,
+    bundle: Bundle = False,
     detach: Detach = False,
 ) -> None:
     """Run a job."""
@@ -180,18 +181,18 @@ def export(
     experiment: Annotated[str | None, typer.Option(help="Identifier that a later job continues.")] = None,
     settings: Sets = None,
     sites: Sites = None,
-    bundle: Bundle = True,
+    bundle: Bundle = False,
 ) -> None:
     """Write a job as a folder that FLARE's admin console accepts."""
     _export(job_with(job, settings), out, experiment, _names(sites), bundle)
 
 
 def _export(
-    job: Job, out: Path, experiment: str | None = None, sites: Sequence[str] = (), bundle: bool = True
+    job: Job, out: Path, experiment: str | None = None, sites: Sequence[str] = (), bundle: bool = False
 ) -> None:
     from suture.flare.recipe import export_job
 
-    console.print(f"job: {export_job(job, out, experiment, sites, bundle)}", soft_wrap=True)
+    print_line(f"job: {export_job(job, out, experiment, sites, bundle)}")
 
 
 def run_job_file(job: Job) -> None:

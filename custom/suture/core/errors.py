@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import errno
+import reprlib
 from collections.abc import Iterable
+
+from suture.core.printable import printable
 
 
 class SutureError(Exception):
@@ -18,6 +22,45 @@ class CodeMismatch(ConfigError):
     """A job that another version of the package created than the one that runs it."""
 
 
+class InUse(ConfigError):
+    """A folder that another process is using.
+
+    Args:
+        folder: the folder.
+        process: number of the process, as text; empty where it is not known.
+    """
+
+    def __init__(self, folder: object, process: str = "") -> None:
+        self.who = f" (process {process})" if process else ""
+        super().__init__(
+            f"another process is using {folder}{self.who}; wait for it or end it, then try again"
+        )
+
+
+class DiskError(SutureError, OSError):
+    """A file or folder that cannot be written: ``DiskError(errno, strerror, path)``.
+
+    It is an `OSError` too, so that code which looks at `errno` needs to know nothing of it.
+    """
+
+    def __str__(self) -> str:
+        remedy = _REMEDIES.get(self.errno or 0, "see to that disk, then try again")
+        return f"{self.filename}: {self.strerror}; {remedy}"
+
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""The system's numbers of a full disk, a full quota and a file that is too large."""
+
+LOCKED = (errno.EROFS, errno.EACCES, errno.EPERM)
+"""The system's numbers of a read-only disk and of missing rights."""
+
+_REMEDIES = {
+    **dict.fromkeys(FULL, "make room there, then try again"),
+    **dict.fromkeys(LOCKED, "make it writable, or choose another place"),
+    **dict.fromkeys((errno.ENOENT, errno.ENOTDIR), "create its folder, or choose another place"),
+}
+
+
 class DataError(SutureError):
     """A data set that cannot be read; names the site, file, row or class."""
 
@@ -27,7 +70,13 @@ class LabelError(SutureError):
 
 
 class RejectedUpdate(SutureError):
-    """A message that does not match what its method declares; it never reaches the global model."""
+    """A message that does not match what its method declares; it never reaches the global model.
+
+    Its text may quote the message, hence it is `printable`.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__(printable(text))
 
 
 class RescueFactorError(SutureError):
@@ -38,10 +87,31 @@ class FederationError(SutureError):
     """A federation that cannot continue."""
 
 
+class Aborted(FederationError):
+    """A federation that its transport has ended, or is about to end: nothing more is computed."""
+
+
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 3, 200, 200
+
+
+def shown(value: object) -> str:
+    """Return a value for a message: printable, and short whatever it is."""
+    try:
+        return _SHORT.repr(value)
+    except ValueError:  # Python refuses to print the longest integers
+        return f"a {type(value).__name__} too long to print"
+
+
+def as_word(name: object) -> str:
+    """Return a name for a message, without quotes: printable and short."""
+    return shown(str(name))[1:-1]
+
+
 def nearest(name: str, options: Iterable[str], listed: Iterable[str] | None = None) -> str:
     """Return the hint of an "unknown name" message: the nearest valid word, or all (of `listed`)."""
     known = sorted(options)
-    close = difflib.get_close_matches(name.casefold(), [o.casefold() for o in known], n=1, cutoff=0.6)
+    close = difflib.get_close_matches(name[:200].casefold(), [o.casefold() for o in known], n=1, cutoff=0.6)
     if close:
         word = next(o for o in known if o.casefold() == close[0])
         return f"did you mean {word!r}?"
@@ -54,4 +124,4 @@ def unknown(kind: str, name: str, options: Iterable[str], listed: Iterable[str] 
     >>> str(unknown("method", "surgcal", ["surgical", "vanilla"]))
     "unknown method 'surgcal'; did you mean 'surgical'?"
     """
-    return ConfigError(f"unknown {kind} {name!r}; {nearest(name, options, listed)}")
+    return ConfigError(f"unknown {kind} {shown(name)}; {nearest(name, options, listed)}")

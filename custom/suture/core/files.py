@@ -4,15 +4,90 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
+import math
 import os
+import re
 import secrets
+import shutil
+import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, ClassVar
+from weakref import WeakValueDictionary
 
-from suture.core.errors import SutureError
+import psutil
+
+from suture.core.errors import ConfigError, DataError, DiskError, InUse, SutureError
+from suture.core.plain import parse_json, read_bounded
+
+log = logging.getLogger(__name__)
+
+
+_LEFT = re.compile(r"\..+\.(\d+)\.[0-9a-f]{8}\.tmp")
+"""What `temporary_beside` names, with the process that did."""
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Raise an error of the system as one that names the file or folder that is being written.
+
+    Raises:
+        DiskError: in place of any `OSError` of the block.
+    """
+    try:
+        yield
+    except DiskError:
+        raise
+    except OSError as error:
+        raise DiskError(error.errno, error.strerror or str(error), str(path)) from error
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and those above it; one that is there stays.
+
+    Raises:
+        DiskError: the disk is full or read-only, or a file has the name.
+    """
+    with writing(path):
+        path.mkdir(parents=True, exist_ok=True)
+
+
+def temporary_beside(path: Path) -> Path:
+    """Return a new name beside `path` that tells which process uses it, for `remove_leftovers`."""
+    return path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+
+
+def is_temporary(name: str) -> bool:
+    """Whether `temporary_beside` has made a name."""
+    return _LEFT.fullmatch(name) is not None
+
+
+def remove_leftovers(folder: Path, names: str = "**/.*.tmp") -> None:
+    """Delete what processes that were killed have left of their writing, and nothing of a live process.
+
+    Call it with a lock that keeps the processes of other machines and containers out: their numbers mean
+    nothing here.
+    """
+    for path in list(folder.glob(names)):
+        found = _LEFT.fullmatch(path.name)
+        if found and not _lives(int(found[1]), path):
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+def _lives(pid: int, path: Path) -> bool:
+    """Whether the process that has written a file still runs; another may have got its number since."""
+    if not psutil.pid_exists(pid):
+        return False
+    try:
+        return bool(psutil.Process(pid).create_time() <= path.stat().st_mtime + 1)
+    except (psutil.NoSuchProcess, FileNotFoundError):
+        return False
+    except psutil.AccessDenied:
+        return True
 
 
 @contextmanager
@@ -23,20 +98,24 @@ def replacing(path: Path, durable: bool = True) -> Iterator[Path]:
         durable: whether the bytes are synchronised to the disk before the file gets its name.
 
     Raises:
-        OSError: the folder does not exist, is not writable or is full; `path` is then unchanged.
+        DiskError: the folder does not exist, is not writable or is full; `path` is then unchanged.
     """
-    # Not `tempfile`: its files are readable only by their owner, and so would be the new file.
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    # In a folder of its own, because safetensors writes under a name that it chooses, and renames. And not
+    # that of `tempfile`: only their owner may read its files, and so it would be with the new file.
+    apart = temporary_beside(path)
     try:
-        yield temporary
-        if durable:
-            with temporary.open("rb") as file:
-                os.fsync(file.fileno())
-        os.replace(temporary, path)
-        if durable:
-            _sync_folder(path.parent)
+        with writing(path):
+            apart.mkdir()
+            temporary = apart / path.name
+            yield temporary
+            if durable:
+                with temporary.open("rb") as file:
+                    os.fsync(file.fileno())
+            os.replace(temporary, path)
+            if durable:
+                _sync_folder(path.parent)
     finally:
-        temporary.unlink(missing_ok=True)
+        shutil.rmtree(apart, ignore_errors=True)
 
 
 def _sync_folder(folder: Path) -> None:
@@ -48,26 +127,66 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def contained(folder: Path) -> Callable[[Path], bool]:
+    """Return a test of whether a path lies within a folder after every link on its way was followed.
+
+    The folder itself may be a link. Each parent is resolved once, not once per file.
+    """
+    root = folder.resolve()
+
+    @cache
+    def within(parent: Path) -> bool:
+        return parent.resolve().is_relative_to(root)
+
+    def test(path: Path) -> bool:
+        whole = path.is_symlink() or path.name in ("", "..")
+        return path.resolve().is_relative_to(root) if whole else within(path.parent)
+
+    return test
+
+
+def named_file(name: str, folder: Path, key: str) -> Path:
+    """Return the file or folder that another party names, which lies directly in a folder of one's own.
+
+    Args:
+        name: a bare name, never a path.
+        key: what gives the name, for the message.
+
+    Raises:
+        ConfigError: it is no bare name, is not in the folder, or is a link out of it.
+    """
+    rule = f"{key}={name[:80]!r}: a job names a file of {folder} ([storage] files) by its bare name"
+    if name in ("", ".", "..") or not name.isprintable() or "/" in name or "\\" in name:
+        raise ConfigError(rule)
+    path = folder / name
+    if not path.exists() or not contained(folder)(path):
+        raise ConfigError(f"{rule}; copy it there: the folder has none of this name, or a link out of it")
+    return path
+
+
 def atomic_write(path: Path, data: bytes) -> None:
     """Replace `path` by `data`. A reader, also after a crash, finds either the old bytes or the new ones.
 
     Raises:
-        OSError: the folder does not exist, is not writable or is full; `path` is then unchanged.
+        DiskError: the folder does not exist, is not writable or is full; `path` is then unchanged.
     """
     with replacing(path) as temporary:
         temporary.write_bytes(data)
 
 
-def append_line(path: Path, value: object) -> None:
+def append_line(path: Path, value: object, durable: bool = False) -> None:
     """Append a value as a line of JSON, completely or not at all.
 
     An incomplete line, of a process that was killed, is deleted first.
 
+    Args:
+        durable: whether the line is synchronised to the disk before this returns.
+
     Raises:
-        OSError: the disk is full or the file cannot be written; its lines are unchanged.
+        DiskError: the disk is full or the file cannot be written; its lines are unchanged.
     """
     left = memoryview(f"{json.dumps(value, allow_nan=False)}\n".encode())
-    with path.open("a+b", buffering=0) as file:
+    with writing(path), path.open("a+b", buffering=0) as file:
         size = file.seek(0, os.SEEK_END)
         if size and os.pread(file.fileno(), 1, size - 1) != b"\n":
             size = path.read_bytes().rfind(b"\n") + 1
@@ -75,37 +194,193 @@ def append_line(path: Path, value: object) -> None:
         try:
             while left:
                 left = left[file.write(left) :]
+            if durable:
+                os.fsync(file.fileno())
         except OSError:
             file.truncate(size)
             raise
 
 
 def whole_lines(path: Path) -> list[str]:
-    """Read the complete lines of a file that `append_line` writes; none without the file."""
-    return path.read_text().rpartition("\n")[0].splitlines() if path.exists() else []
+    """Read the complete lines of a file that `append_line` writes; none without the file.
+
+    Raises:
+        DataError: the file is no text; names the line.
+    """
+    return _text(path).rpartition("\n")[0].splitlines() if path.exists() else []
+
+
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """Read the lines of JSON that `append_line` has written; none without the file.
+
+    A last line that was never ended, because its process was killed, is left out, with a warning.
+
+    Raises:
+        DataError: another line is damaged; names it and the remedy.
+    """
+    whole, _, last = _text(path).rpartition("\n") if path.exists() else ("", "", "")
+    lines = whole.splitlines()
+    found = [_record(text, path, number) for number, text in enumerate(lines, 1) if text.strip()]
+    try:
+        return [*found, _record(last, path, len(lines) + 1)] if last.strip() else found
+    except DataError:
+        log.warning("%s, line %d, was never ended and is left out", path, len(lines) + 1)
+        return found
+
+
+def read_json(path: Path, *keys: str) -> dict[str, Any]:
+    """Read a file that `write_json` has written.
+
+    Args:
+        keys: that it must have.
+
+    Raises:
+        DataError: it is absent or damaged; names the line and the remedy.
+    """
+    value = _record(_text(path), path)
+    if missing := [key for key in keys if key not in value]:
+        raise _damaged(path, f"it has no {missing[0]!r}")
+    return value
+
+
+def _text(path: Path) -> str:
+    try:
+        return read_bounded(path).decode()
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise _damaged(path, f"line {line}: bytes that are no text") from None
+    except ValueError as error:
+        raise _damaged(path, str(error)) from None
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _record(text: str, path: Path, line: int = 1) -> dict[str, Any]:
+    """Parse a table of JSON that begins at a line of a file."""
+    try:
+        value = parse_json(text)
+    except json.JSONDecodeError as error:
+        at = f"line {line + error.lineno - 1}, column {error.colno}"
+        raise _damaged(path, f"{at}: {error.msg}") from None
+    except ValueError as error:
+        raise _damaged(path, f"line {line}: {error}") from None
+    if not isinstance(value, dict):
+        raise _damaged(path, f"line {line}: a {type(value).__name__} and no table")
+    return value
+
+
+def _damaged(path: Path, what: str) -> DataError:
+    return DataError(
+        f"{path} is damaged ({what}); restore it from a backup, or run the job again with --overwrite"
+    )
 
 
 def hold(path: Path, seconds: float) -> IO[str]:
     """Hold a lock for as long as the returned file is open, or the process lives.
+
+    What killed processes have left of their writing in its folder is then deleted.
 
     Args:
         path: of the lock file.
         seconds: time to wait for another holder.
 
     Raises:
-        SutureError: another process still holds it.
+        InUse: another process still holds it; names the process.
+        DiskError: the file cannot be written, or the file system has no locks.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    file, end = path.open("w"), time.monotonic() + seconds
+    make_folder(path.parent)
+    file = _locked(path, seconds)
+    remove_leftovers(path.parent)
+    return file
+
+
+class FolderLock:
+    """The lock of a folder for this process: all its objects that use the folder share it.
+
+    It is free again when the last of them has dropped it, or the process has ended.
+    """
+
+    _taken: ClassVar[WeakValueDictionary[tuple[int, Path], FolderLock]] = WeakValueDictionary()
+    _one = threading.Lock()
+
+    def __init__(self, file: IO[str]) -> None:
+        self._file = file
+
+    @classmethod
+    def take(cls, path: Path, seconds: float) -> FolderLock:
+        """Return the lock that this process holds, or wait for it; see `hold`."""
+        key = os.getpid(), path.resolve()  # a forked process must take its own
+        with cls._one:
+            lock = cls._taken.get(key)
+            if lock is None or not _is_at(lock._file, path):
+                lock = cls._taken[key] = cls(hold(path, seconds))
+            return lock
+
+    def __del__(self) -> None:
+        self._file.close()
+
+
+@contextmanager
+def only_maker(path: Path) -> Iterator[None]:
+    """Let one process at a time make a file that several share; the others wait until it is done.
+
+    What a killed process has left of its writing of this file is then deleted.
+
+    Raises:
+        DiskError: its folder cannot be written, or the file system has no locks.
+    """
+    lock = path.with_name(f".{path.name}.lock")
+    make_folder(path.parent)
+    try:
+        held = _locked(lock, 0)
+    except InUse as other:
+        log.warning("waiting for %s: %s", path, other)
+        held = _locked(lock, math.inf)
+    with held:
+        remove_leftovers(path.parent, f".{path.name}.*.tmp")
+        try:
+            yield
+        finally:
+            lock.unlink()  # by its holder alone: see `_locked`
+
+
+def _locked(path: Path, seconds: float) -> IO[str]:
+    end = time.monotonic() + seconds
     while True:
+        with writing(path):
+            file = path.open("a+", errors="replace")
+        if _taken(file, path):
+            return file
+        file.seek(0)
+        holder = file.read(20).strip()
+        file.close()
+        if time.monotonic() > end:
+            raise InUse(path.parent, holder if holder.isdigit() else "")
+        time.sleep(0.1)
+
+
+def _taken(file: IO[str], path: Path) -> bool:
+    """Try to lock a file that was just opened, and note this process in it."""
+    with writing(path):
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return file
-        except OSError:
-            if time.monotonic() > end:
-                file.close()
-                raise SutureError(f"another process is using {path.parent}; end it, then try again") from None
-            time.sleep(0.1)
+        except BlockingIOError:
+            return False
+    if not _is_at(file, path):  # its last holder has deleted it; who comes next would lock another file
+        return False
+    # The lock holds without the note: a full disk must not prevent it.
+    with suppress(OSError):
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+    return True
+
+
+def _is_at(file: IO[str], path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def write_json(path: Path, value: object) -> None:

@@ -144,17 +144,28 @@ def union(sets: Iterable[LabelSet]) -> LabelSet:
     return LabelSet(tuple(names), members[0].label_type if members else "multilabel")
 
 
+_WINDOW = 20
+"""Number of following names, in each of two orders, that a name is compared with."""
+
+
 def lookalikes(names: Iterable[str]) -> list[tuple[str, str]]:
     """Return pairs of different names that are nearly the same, one of which may be a typo.
 
-    Two names of the built-in vocabulary are never a pair: they are known to differ.
+    Two names of the built-in vocabulary are never a pair: they are known to differ. Names come from other
+    parties, so the time is linear in their number: each is compared with its neighbours in the order of
+    their beginnings and of their ends (Hernandez, Stolfo 1995, the sorted-neighbourhood method).
     """
-    ordered = sorted(set(names))
+    keys = {name: key(name) for name in names}
+    near = {
+        (min(a, b), max(a, b))
+        for order in (sorted(keys), sorted(keys, key=lambda name: keys[name][::-1]))
+        for i, a in enumerate(order)
+        for b in order[i + 1 : i + 1 + _WINDOW]
+    }
     return [
         (a, b)
-        for i, a in enumerate(ordered)
-        for b in ordered[i + 1 :]
-        if not (key(a) in _KNOWN and key(b) in _KNOWN) and _edits(key(a), key(b)) <= _tolerance(a, b)
+        for a, b in sorted(near)
+        if not (keys[a] in _KNOWN and keys[b] in _KNOWN) and _within(keys[a], keys[b], _tolerance(a, b))
     ]
 
 
@@ -164,14 +175,28 @@ def _tolerance(a: str, b: str) -> int:
     return 0 if shorter < 4 else 1 if shorter < 8 else 2
 
 
-def _edits(a: str, b: str) -> int:
-    """Return the optimal string alignment distance: insertions, deletions, substitutions, transpositions."""
-    before: list[int] = []
-    row = list(range(len(b) + 1))
-    for i, ca in enumerate(a, 1):
-        two_before, before, row = before, row, [i] + [0] * len(b)
-        for j, cb in enumerate(b, 1):
-            row[j] = min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (ca != cb))
-            if i > 1 and j > 1 and ca == b[j - 2] and a[i - 2] == cb:
-                row[j] = min(row[j], two_before[j - 2] + 1)
-    return row[-1]
+def _within(a: str, b: str, limit: int) -> bool:
+    """Whether the optimal string alignment distance is at most `limit`.
+
+    It counts insertions, deletions, substitutions and transpositions. What two names have in common at their
+    beginning costs nothing, so at most ``4 ** limit`` ways to go on are tried.
+    """
+    if abs(len(a) - len(b)) > limit:
+        return False
+    at = _common(a, b)
+    a, b = a[at:], b[at:]
+    if not (limit and a and b):
+        return max(len(a), len(b)) <= limit
+    left = limit - 1
+    if a[:2] == b[1::-1] and _within(a[2:], b[2:], left):
+        return True
+    return _within(a[1:], b[1:], left) or _within(a[1:], b, left) or _within(a, b[1:], left)
+
+
+def _common(a: str, b: str) -> int:
+    """Return the length of the common beginning, by bisection: comparing slices is fast."""
+    low, high = 0, min(len(a), len(b))
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if a[:middle] == b[:middle] else (low, middle - 1)
+    return low

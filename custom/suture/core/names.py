@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable
 
 from suture.core.errors import ConfigError, LabelError
+from suture.core.printable import printable
 
 LONGEST = 200
 """Largest number of characters of a class name."""
@@ -44,6 +45,23 @@ def check_experiment(name: str) -> str:
             f"most 128 {_RULE}"
         )
     return name
+
+
+def check_job(name: str) -> str:
+    """Check and return the name of a job, which becomes a part of the names of files and folders.
+
+    Raises:
+        ConfigError: it cannot be used.
+    """
+    if not _EXPERIMENT.fullmatch(name):
+        raise ConfigError(f"{name[:80]!r} is no name of a job; use at most 128 {_RULE}")
+    return name
+
+
+def shown_name(name: object) -> str:
+    """Return the name of a job or site that another party chose, quoted if Suture would refuse it."""
+    text = str(name)
+    return text if _EXPERIMENT.fullmatch(text) else f"{printable(text, 80)!r} (no valid name)"
 
 
 def check_label(name: str) -> str:

@@ -9,13 +9,24 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, TypeAdapter, ValidationError
 
-from suture.core.errors import ConfigError, LabelError, nearest
+from suture.core.errors import ConfigError, LabelError, as_word, nearest, shown
 from suture.core.labels import canonical
+from suture.core.plain import check_plain
 
 T = TypeVar("T")
 
-STRICT = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
-"""Configuration of validated dataclasses: unknown fields are errors."""
+STRICT = ConfigDict(extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False)
+"""Configuration of validated dataclasses: unknown fields are errors, and numbers are finite."""
+
+OPEN = ConfigDict(extra="ignore", arbitrary_types_allowed=True)
+"""Configuration of those that read a part of what another version may extend: unknown fields are ignored."""
+
+
+LIMIT = 10**6
+"""Largest whole number in a job, of rounds, epochs, images and the like: a larger one is a slip."""
+
+LARGEST_SEED = 2**63 - 1
+"""Largest seed: numbers in a message have 64 bits."""
 
 
 class Section(BaseModel):
@@ -54,6 +65,12 @@ def parse(kind: type[T], values: Mapping[str, Any], where: str) -> T:
     Raises:
         ConfigError: names the place of the first problem and, for an unknown key, the nearest valid one.
     """
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{where}: is no table of keys and values (got {shown(values)})")
+    try:
+        check_plain(values)
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error}") from None
     try:
         return TypeAdapter(kind).validate_python(dict(values))
     except ValidationError as error:
@@ -61,12 +78,12 @@ def parse(kind: type[T], values: Mapping[str, Any], where: str) -> T:
         # A misspelt key is missing too; the misspelling is the problem to report.
         problem = next((p for p in problems if p["type"] in _UNKNOWN), problems[0])
         path = [str(part) for part in problem["loc"]]
-        place = ".".join(path)
+        place = ".".join(map(as_word, path))
         if problem["type"] in _UNKNOWN:
             known = _fields(kind, path[:-1])
-            raise ConfigError(f"{where}: unknown key {place!r}; {nearest(path[-1], known)}") from None
+            raise ConfigError(f"{where}: unknown key '{place}'; {nearest(path[-1], known)}") from None
         raise ConfigError(
-            f"{where}: {place or 'value'}: {problem['msg']} (got {problem['input']!r})"
+            f"{where}: {place or 'value'}: {problem['msg']} (got {shown(problem['input'])})"
         ) from None
 
 

@@ -12,16 +12,16 @@ depends on `dataset`: see the configuration classes in `suture.data.readers`.
 from __future__ import annotations
 
 import os
-import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 import tomli_w
 from pydantic import Field, TypeAdapter, ValidationError
 
-from suture.core.errors import ConfigError, nearest
+from suture.core.errors import ConfigError, as_word, nearest, shown
 from suture.core.files import atomic_write
+from suture.core.plain import read_toml
 from suture.core.validation import Section
 from suture.data.dataset import DatasetConfig, SitePath
 from suture.data.readers import DATASETS, DataConfig
@@ -38,7 +38,7 @@ class TrainingConfig(Section):
         device: a torch device.
         amp: train in mixed precision.
         threads: torch threads; another number changes the order of floating-point sums.
-        prior: file or folder of the frozen prior at this site; replaces the job's path.
+        prior: file or folder of the frozen prior at this site; replaces the job's name of one.
     """
 
     batch_size: int | None = Field(default=None, ge=2)
@@ -55,12 +55,15 @@ class StorageConfig(Section):
     Attributes:
         state: the site's state between rounds and jobs.
         cache: decoded images.
+        files: holds the files that a job may name: a prior, pretrained weights at the server. A job gives a
+            bare name, and no other file can be named.
         diagnostics: write a method's findings about each class beside the state, as a simulation does for its
             report. They are in no message.
     """
 
     state: SitePath = Path("state")
     cache: SitePath = Path("cache")
+    files: SitePath = Path("files")
     diagnostics: bool = False
 
 
@@ -93,6 +96,8 @@ _SECTIONS: dict[str, type[Section]] = {
     "storage": StorageConfig,
 }
 
+_MOST_FAULTS = 10
+
 _RENAMED = {"task": "label_type"}
 """Keys of ``[data]`` that had another name in earlier versions."""
 
@@ -122,11 +127,9 @@ def load_server_config(path: Path) -> ServerConfig:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        raw = read_toml(path)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}; a site needs a suture.toml there") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from error
     # An absent section is an empty one: its default folders, too, start at the folder of the file.
     return {"storage": {}} | raw
 
@@ -135,7 +138,7 @@ def _validated(kind: type[S], raw: dict[str, Any], path: Path) -> S:
     try:
         return kind.model_validate(raw, context={"folder": path.absolute().parent})
     except ValidationError as error:
-        raise ConfigError("\n".join(_explain(path, fault) for fault in error.errors())) from error
+        raise ConfigError(_explained(path, error.errors())) from error
 
 
 def find_site_config(site: str, workspace: Path | None) -> Path:
@@ -184,16 +187,23 @@ def parse_data(values: Mapping[str, Any], where: str) -> DataConfig:
         config: DataConfig = TypeAdapter(DataConfig).validate_python(dict(values))
     except ValidationError as error:
         faults = [{**fault, "loc": ("data", *fault["loc"])} for fault in error.errors()]
-        raise ConfigError("\n".join(_explain(where, fault) for fault in faults)) from None
+        raise ConfigError(_explained(where, faults)) from None
     return config
+
+
+def _explained(source: Path | str, faults: Sequence[Any]) -> str:
+    """The first faults of pydantic, one a line, and how many more there are."""
+    lines = [_explain(source, fault) for fault in faults[:_MOST_FAULTS]]
+    more = len(faults) - len(lines)
+    return "\n".join([*lines, *([f"and {more} more"] if more else [])])
 
 
 def _explain(source: Path | str, fault: Any) -> str:
     """One fault of pydantic in the words of the file."""
-    section, *rest = (str(part) for part in fault["loc"])
+    section, *rest = map(as_word, fault["loc"])
     dataset = rest.pop(0) if section == "data" and rest else None
     key = f"[{section}] {'.'.join(rest)}".strip() if section in _SECTIONS else section
-    value = f" = {fault['input']!r}" if rest else ""
+    value = f" = {shown(fault['input'])}" if rest else ""
     if fault["type"] == "extra_forbidden":
         return f"{source}: {_unknown_key(section, rest, dataset)}"
     if fault["type"] == "missing":
@@ -202,7 +212,7 @@ def _explain(source: Path | str, fault: Any) -> str:
         return f"{source}: [data] dataset is missing; write it"
     if fault["type"] == "union_tag_invalid":
         word = str(fault["ctx"]["tag"])
-        return f"{source}: unknown [data] dataset = {word!r}; {nearest(word, DATASETS)}"
+        return f"{source}: unknown [data] dataset = {shown(word)}; {nearest(word, DATASETS)}"
     if fault["type"] == "literal_error":
         words = [word.strip("'") for word in fault["ctx"]["expected"].replace(" or ", ", ").split(", ")]
         word = str(fault["input"])

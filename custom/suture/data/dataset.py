@@ -12,7 +12,12 @@ from suture.data.split import Frequency
 
 
 def _resolve(path: Path, info: ValidationInfo) -> Path:
-    path = path.expanduser()
+    try:
+        path = path.expanduser()
+    except RuntimeError as error:  # of the home folder of a user that does not exist
+        raise ValueError(str(error)) from None
+    if "\0" in str(path):
+        raise ValueError("a path has no NUL character")
     return info.context["folder"] / path if info.context else path
 
 
@@ -34,6 +39,8 @@ class DatasetConfig(Section):
         color: read images as RGB; the default is gray.
         partial: `table` may list images (or reports) that `root` does not hold; their rows are left out and
             counted. Without it, a missing image counts as an unreadable one.
+        follow_links: read images (or reports) that links within `root` place outside of it. By default such
+            an image counts as missing. `root` itself may be a link.
         target: the one class that this site trains, for methods in which each site trains a class of its own.
         truth: a table with the labels of all images, in a simulation. Training never reads it; the site
             compares pseudo-labels with it, and the result stays at the site.
@@ -49,6 +56,7 @@ class DatasetConfig(Section):
     seed: int = Field(default=1337, ge=0)
     color: bool = False
     partial: bool = False
+    follow_links: bool = False
     target: LabelName | None = None
     truth: SitePath | None = None
     groups: dict[Frequency, tuple[str, ...]] = Field(default_factory=dict)

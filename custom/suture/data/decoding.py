@@ -1,30 +1,39 @@
-"""Decoding one image: DICOM, and PNG, JPEG and the other formats that Pillow reads."""
+"""Decoding one image: PNG, JPEG, TIFF, BMP or DICOM."""
 
 from __future__ import annotations
 
 import io
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
-import pydicom
 from numpy.typing import NDArray
 from PIL import Image
-from pydicom.pixels.processing import apply_modality_lut, apply_voi_lut
 
 from suture.core.errors import DataError
+from suture.core.files import contained
+from suture.data.dicom import decode_dicom
+from suture.data.limits import check_pixels, file_bytes
 from suture.data.reading import read_sheet
+from suture.data.scaling import scaled
 
 Pixels = NDArray[np.uint8]
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".dcm", ".dicom", ".tif", ".tiff", ".bmp"})
 """Suffixes of the files that count as images in a folder."""
 
+FORMATS = ("PNG", "JPEG", "TIFF", "BMP")
+"""What Pillow may take a file for, whatever its suffix: it reads others too, EPS by starting Ghostscript."""
+
+_TILE = (322, 323)
+"""Tags of the width and the length of a tile (TIFF 6.0, section 15)."""
+
 
 def decode_image(data: bytes, name: str, color: bool) -> Pixels:
     """Decode an image to uint8, [h, w] or (color) [h, w, 3].
 
     16-bit images are scaled from their full range; transparency is ignored. A gray image becomes three equal
-    channels, a colour image its luminance (ITU-R 601-2), as `color` requires. DICOM: see `_dicom`.
+    channels, a colour image its luminance (ITU-R 601-2), as `color` requires. DICOM: see `decode_dicom`.
 
     Args:
         data: the bytes of the file.
@@ -32,23 +41,21 @@ def decode_image(data: bytes, name: str, color: bool) -> Pixels:
         color: return three channels rather than one.
 
     Raises:
-        DataError: the bytes cannot be read as an image.
+        DataError: the bytes cannot be read as an image, or it would need more memory than there is.
     """
     if not data:
         raise DataError(f"image {name!r} is an empty file")
     try:
-        image = _dicom(data) if _is_dicom(data, name) else _pillow(data)
+        image = decode_dicom(data) if _is_dicom(data, name) else _pillow(data)
         return np.asarray(image.convert("RGB" if color else "L"))
-    except MemoryError:
-        raise
     except Exception as error:  # decoders of damaged files raise nearly anything
-        raise DataError(f"image {name!r} cannot be read: {error}") from error
+        raise DataError(f"image {name!r} cannot be read: {str(error) or type(error).__name__}") from error
 
 
 def read_image(path: Path, color: bool) -> Pixels:
     """Read the image of a file; see `decode_image`."""
     try:
-        return decode_image(path.read_bytes(), str(path), color)
+        return decode_image(file_bytes(path), str(path), color)
     except OSError as error:
         raise DataError(f"image {path} cannot be read: {error.strerror}") from error
 
@@ -76,10 +83,11 @@ def images_to_predict(path: Path, column: str = "image") -> list[Path]:
     Names in a CSV are relative to its folder.
 
     Raises:
-        DataError: there is no such path, no image in it, or no such column.
+        DataError: there is no such path, no image in it, or no such column; or a link of the folder leads
+            out of it.
     """
     if path.is_dir():
-        found = sorted(p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES)
+        found = within(path, (p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES))
         if not found:
             raise DataError(f"{path} holds no image ({', '.join(sorted(SUFFIXES))})")
         return found
@@ -91,40 +99,32 @@ def images_to_predict(path: Path, column: str = "image") -> list[Path]:
     return [path.parent / name for name in sheet.column(column, "--column")]
 
 
+def within(folder: Path, files: Iterable[Path]) -> list[Path]:
+    """Return files that were found in a folder, sorted.
+
+    Raises:
+        DataError: one of them is a link that leads out of the folder.
+    """
+    found, inside = sorted(files), contained(folder)
+    for path in found:
+        if not inside(path):
+            raise DataError(f"{path} leads out of {folder}; remove the link, or name its file itself")
+    return found
+
+
 def _is_dicom(data: bytes, name: str) -> bool:
     return data[128:132] == b"DICM" or name.lower().endswith((".dcm", ".dicom"))
 
 
 def _pillow(data: bytes) -> Image.Image:
-    image = Image.open(io.BytesIO(data))
+    image = Image.open(io.BytesIO(data), formats=FORMATS)
+    check_pixels(*image.size)
+    if tags := getattr(image, "tag_v2", None):
+        # A tile is unpacked whole, whatever the size of the image.
+        check_pixels(*(int(tags.get(tag, 1)) for tag in _TILE))
     if image.mode.startswith("I"):  # 16 bits; Pillow's own conversion to "L" clips at 255
-        return _scaled(np.asarray(image), 0.0, 65535.0)
+        return Image.fromarray(scaled(np.asarray(image), 0.0, 65535.0))
     if image.mode == "F":
         raise ValueError("floating-point pixels have no agreed range; save it with 8 or 16 bits")
     # A palette may hold transparency, which a direct conversion would not drop.
     return image.convert("RGBA") if image.mode in ("P", "PA") else image
-
-
-def _dicom(data: bytes) -> Image.Image:
-    """Decode a single frame as a viewer shows it by default.
-
-    Modality LUT or rescale slope and intercept (PS3.3 C.11.1), then the first VOI LUT or window (C.11.2),
-    then the range of the result onto 0..255, inverted for MONOCHROME1.
-    """
-    dataset = pydicom.dcmread(io.BytesIO(data), force=True)
-    photometric = str(dataset.PhotometricInterpretation)
-    pixels = dataset.pixel_array
-    if photometric.startswith(("RGB", "YBR")) and pixels.ndim == 3:
-        return _scaled(pixels, 0.0, 2.0 ** int(dataset.BitsStored) - 1)
-    if not photometric.startswith("MONOCHROME") or pixels.ndim != 2:
-        raise ValueError(f"{photometric} of shape {pixels.shape} is not a single gray or RGB frame")
-    shown = apply_voi_lut(apply_modality_lut(pixels, dataset), dataset).astype(np.float64)
-    low, high = float(shown.min()), float(shown.max())
-    if photometric == "MONOCHROME1":
-        shown = low + high - shown
-    return _scaled(shown, low, max(high, low + 1.0))
-
-
-def _scaled(values: NDArray[np.generic], low: float, high: float) -> Image.Image:
-    scaled = (values.astype(np.float64) - low) * (255.0 / (high - low))
-    return Image.fromarray(np.clip(np.rint(scaled), 0, 255).astype(np.uint8))

@@ -19,9 +19,9 @@ from suture.data.decoding import SUFFIXES
 from suture.data.images import ARCHIVES, ImageSource
 from suture.data.readers.hospital import SPLIT_WORDS
 from suture.data.readers.hospital_labels import NO_FINDING
-from suture.data.reading import FRAMES, UTF8, Sheet, read_sheet, read_text
+from suture.data.reading import UTF8, Sheet, read_sheet, read_text
 
-TABLES = frozenset({".csv", ".tsv", ".txt", ".gz", *FRAMES})
+TABLES = (".csv", ".tsv", ".txt", ".csv.gz")
 _DELIMITERS = (",", ";", "\t", "|")
 _LIST_SEPARATORS = ("|", ";", ",")
 _PATIENT = re.compile(r"patient|subject|mrn|lesion|case|person|\bpid\b", re.IGNORECASE)
@@ -67,7 +67,7 @@ def discover(path: Path) -> Discovery:
     root, images = _images(folder)
     sheets = [_sheet(table) for table in ([path] if path.is_file() else _tables(folder))]
     if not sheets:
-        raise DataError(f"{folder} holds no table ({', '.join(sorted(TABLES))}); give the table's path")
+        raise DataError(f"{folder} holds no table ({', '.join(TABLES)}); give the table's path")
     fitting = [(sheet, found) for sheet in sheets if (found := _image_column(sheet.sheet, root, images))]
     if not fitting:
         names = ", ".join(sheet.sheet.path.name for sheet in sheets)
@@ -154,13 +154,10 @@ def _tables(folder: Path) -> list[Path]:
 
 
 def _is_table(path: Path) -> bool:
-    name = path.name.lower()
-    return name != "splits.csv" and any(name.endswith(s) for s in (*TABLES - {".gz"}, ".csv.gz"))
+    return path.name != "splits.csv" and path.name.lower().endswith(TABLES)
 
 
 def _sheet(path: Path) -> _Form:
-    if path.suffix.lower() in FRAMES:
-        return _Form(read_sheet(path), {}, {})
     encoding = _encoding(path)
     delimiter = _delimiter(read_text(path, encoding))
     data: dict[str, Any] = {}

@@ -2,16 +2,14 @@
 
 An entry consists of two files. `<key>.npy` holds the images. `<key>.json` is written last and so marks the
 entry as complete: it holds the digest of the other file and the names of the images that could not be read.
+Several processes may share a folder: one makes an entry, the others wait for it.
 """
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import logging
-import os
-import secrets
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,8 +20,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from suture.core.errors import DataError
-from suture.core.files import write_json
+from suture.core.errors import FULL, DataError
+from suture.core.files import only_maker, replacing, write_json
 from suture.data.decoding import resize_pad
 from suture.data.images import ImageSource, read_all
 from suture.data.table import Table
@@ -77,7 +75,7 @@ def decode(
     """
     if not len(table):
         raise DataError(f"site {site!r}: the table of {table.root} has no row to decode")
-    with ImageSource(table.root) as source:
+    with ImageSource(table.root, table.follow_links) as source:
         key = [FORMAT, str(table.root), table.images, source.stamp(table.images), size, color]
         name = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:32]
         entry = _Entry(cache_dir / f"{name}.npy", cache_dir / f"{name}.json", 3 if color else 1, size)
@@ -124,37 +122,39 @@ def _tolerate(unreadable: list[str], table: Table, max_faults: float, site: str)
 
 
 def _build(entry: _Entry, table: Table, source: ImageSource, max_faults: float, site: str) -> list[str]:
-    """Make a complete entry or none; return the names of the unreadable images."""
+    """Make a complete entry or none; return the names of the unreadable images.
+
+    Nothing that is there is deleted, because another process may be reading it.
+    """
     try:
-        entry.images.parent.mkdir(parents=True, exist_ok=True)
-        return _replace(entry, table, source, max_faults, site)
+        with only_maker(entry.images):
+            unreadable = _seal(entry, len(table))  # another process may have made it in the meantime
+            if unreadable is not None:
+                return unreadable
+            with replacing(entry.images) as temporary:
+                unreadable, digest = _make(temporary, entry, table, source)
+                _tolerate(unreadable, table, max_faults, site)
+            try:
+                write_json(entry.seal, {"n": len(table), "sha256": digest, "unreadable": unreadable})
+            finally:
+                if not entry.seal.exists():  # a full disk; and so nobody reads the images
+                    entry.images.unlink()
+            return unreadable
     except OSError as error:
         gigabytes = len(table) * entry.channels * entry.size**2 / 1e9
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         raise DataError(
             f"site {site!r}: cannot write {gigabytes:.2f} GB of decoded images to {entry.images.parent}: "
-            f"{'the disk is full' if full else error}; make room, or set [storage] cache to another folder"
+            f"{'the disk is full' if error.errno in FULL else error}; make room, or set [storage] cache to "
+            "another folder"
         ) from error
 
 
-def _replace(entry: _Entry, table: Table, source: ImageSource, max_faults: float, site: str) -> list[str]:
-    temporary = entry.images.with_name(f".{entry.images.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        entry.seal.unlink(missing_ok=True)
-        with temporary.open("xb+") as file:
-            unreadable = _write(file, entry, table, source)
-            _tolerate(unreadable, table, max_faults, site)
-            file.flush()
-            os.fsync(file.fileno())
-            file.seek(0)
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        os.replace(temporary, entry.images)
-        write_json(entry.seal, {"n": len(table), "sha256": digest, "unreadable": unreadable})
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        entry.images.unlink(missing_ok=True)
-        raise
-    return unreadable
+def _make(path: Path, entry: _Entry, table: Table, source: ImageSource) -> tuple[list[str], str]:
+    """Write the .npy; return the names of the unreadable images, and the digest of the file."""
+    with path.open("xb+") as file:
+        unreadable = _write(file, entry, table, source)
+        file.seek(0)
+        return unreadable, hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _write(file: BinaryIO, entry: _Entry, table: Table, source: ImageSource) -> list[str]:

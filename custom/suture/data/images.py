@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import os
 import tarfile
 import threading
@@ -12,12 +11,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import IO, cast
 
 import numpy as np
 
 from suture.core.errors import DataError
+from suture.core.files import contained
+from suture.data.archives import Unpacked, tar_of
 from suture.data.decoding import SUFFIXES, Pixels, decode_image
+from suture.data.limits import FOLLOW, file_bytes
 from suture.data.table import Table
 
 ARCHIVES = (".tar", ".tar.gz", ".tgz")
@@ -40,16 +41,22 @@ class ImageSource:
 
     A folder that holds archives (`images_001.tar.gz`, ... as the NIH distributes them) is read from those
     alone. Gzipped archives are read fastest in the order of `position`; a plain tar is as fast as a folder.
+    Links that lead out of `root` are not followed unless the site says so; `root` itself may be a link.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, follow_links: bool = False) -> None:
         """Opens a root; archives are indexed when the first image is requested.
 
+        Args:
+            follow_links: also read what links within `root` place outside of it.
+
         Raises:
-            DataError: `root` is neither a folder nor an archive.
+            DataError: `root` is neither a folder nor an archive, or an archive in it is a link out of it.
         """
         self.root = root
-        self._open: dict[Path, IO[bytes]] = {}
+        self.follow_links = follow_links
+        self._left_out: list[Path] = []  # the links that were not followed
+        self._open: dict[Path, Unpacked] = {}
         self._lock = threading.Lock()
         if root.is_dir():
             self.archives = tuple(sorted(p for p in root.iterdir() if p.name.endswith(ARCHIVES)))
@@ -59,6 +66,10 @@ class ImageSource:
             raise DataError(
                 f"{root} is neither a folder nor a {', '.join(ARCHIVES)} archive; correct [data] root"
             )
+        inside = contained(root)
+        for path in self.archives if root.is_dir() and not follow_links else ():
+            if not inside(path):
+                raise DataError(f"{path} leads out of {root}; {FOLLOW}")
 
     def __enter__(self) -> ImageSource:
         return self
@@ -95,7 +106,9 @@ class ImageSource:
         """Return the error for an image that does not exist or is ambiguous; None for one that exists."""
         found = self._found(name)
         if not found:
-            return DataError(f"image {name!r} is not in {self.root}; correct the table or [data] root")
+            out = len(self._left_out)
+            remedy = f"{out} links lead out of it: {FOLLOW}" if out else "correct the table or [data] root"
+            return DataError(f"image {name!r} is not in {self.root}; {remedy}")
         if len(found) > 1:
             return DataError(f"{self.root} has {len(found)} images {name!r}; write the path within it")
         return None
@@ -109,13 +122,13 @@ class ImageSource:
         location = self._location(name)
         try:
             if location.size < 0:
-                return location.file.read_bytes()
+                return file_bytes(location.file)
             with self._lock:
                 if location.file not in self._open:
-                    self._open[location.file] = _opened(location.file)
+                    self._open[location.file] = Unpacked(location.file)
                 self._open[location.file].seek(location.offset)
                 return self._open[location.file].read(location.size)
-        except (OSError, EOFError, zlib.error) as error:
+        except (OSError, EOFError, zlib.error, MemoryError) as error:
             raise DataError(f"image {name!r} of {self.root} cannot be read: {error}") from error
 
     def read(self, name: str, color: bool) -> Pixels:
@@ -141,11 +154,30 @@ class ImageSource:
         """The locations of the images by path and by base name."""
         paths: dict[str, list[_Location]] = {}
         bases: dict[str, list[_Location]] = {}
-        members = map(_members, self.archives) if self.archives else [_files(self.root)]
+        members = map(_members, self.archives) if self.archives else [self._files()]
         for path, location in (pair for each in members for pair in each):
             paths.setdefault(path, []).append(location)
             bases.setdefault(path.rpartition("/")[2], []).append(location)
         return paths, bases
+
+    def _files(self) -> Iterator[tuple[str, _Location]]:
+        """The files of the folder; of links, those that may be followed."""
+        inside = contained(self.root)
+        for folder, folders, names in os.walk(self.root, followlinks=self.follow_links):
+            here = Path(folder)
+            with os.scandir(folder) as entries:
+                links = {entry.name for entry in entries if entry.is_symlink()}
+            for link in links.intersection(folders):
+                if not self.follow_links and not inside(here / link):
+                    self._left_out.append(here / link)
+                elif self.follow_links and here.resolve().is_relative_to((here / link).resolve()):
+                    folders.remove(link)  # it leads back up, so that the walk would not end
+            within = here.relative_to(self.root)
+            for name in names:
+                if name not in links or self.follow_links or inside(here / name):
+                    yield (within / name).as_posix(), _Location(here / name)
+                else:
+                    self._left_out.append(here / name)
 
     def _found(self, name: str) -> list[_Location]:
         paths, bases = self._index
@@ -187,6 +219,8 @@ def read_all(
             return row, finish(image) if finish else image
         except DataError as error:
             return row, error
+        except MemoryError:
+            return row, DataError(f"image {names[row]!r} takes more memory than there is")
 
     missing = {row: error for row, name in enumerate(names) if (error := source.missing(name))}
     yield from missing.items()
@@ -211,22 +245,11 @@ def _stat(path: Path) -> tuple[str, int, int]:
     return path.name, stat.st_size, stat.st_mtime_ns
 
 
-def _files(root: Path) -> Iterator[tuple[str, _Location]]:
-    for folder, _, names in os.walk(root):
-        for name in names:
-            path = Path(folder, name)
-            yield path.relative_to(root).as_posix(), _Location(path)
-
-
-def _opened(archive: Path) -> IO[bytes]:
-    return cast(IO[bytes], archive.open("rb") if archive.suffix == ".tar" else gzip.open(archive))
-
-
 def _members(archive: Path) -> Iterator[tuple[str, _Location]]:
     """The files of an archive; the last one counts of a member that was added twice, as in `tar -x`."""
     locations: dict[str, _Location] = {}
     try:
-        with _opened(archive) as file, tarfile.open(fileobj=file, mode="r:") as tar:
+        with tar_of(archive) as tar:
             for member in tar:
                 if member.isfile():
                     name = member.name.removeprefix("./")

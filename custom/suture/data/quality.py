@@ -170,7 +170,7 @@ def _look(table: Table, color: bool) -> _Seen:
     same: dict[bytes, list[int]] = {}
     brightest = 0
     try:
-        with ImageSource(table.root) as source:
+        with ImageSource(table.root, table.follow_links) as source:
             for row, result in read_all(source, table.images, color):
                 if isinstance(result, DataError):
                     faults[row] = str(result)

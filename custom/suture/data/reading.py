@@ -5,13 +5,15 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import math
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain, compress
+from itertools import compress, islice
 from operator import not_
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,13 +21,14 @@ from numpy.typing import NDArray
 from suture.core.errors import DataError, LabelError, nearest, unknown
 from suture.core.labels import LabelSet
 from suture.data.dataset import DatasetConfig
+from suture.data.limits import LONGEST_LINE, MOST_CELLS, MOST_TEXT, ROW
 from suture.data.table import Table
 
 UTF8 = "utf-8-sig"
 """UTF-8, with or without a byte order mark."""
 
-FRAMES = frozenset({".xlsx", ".parquet"})
-"""Suffixes of tables that pandas reads."""
+_TOGETHER = 64
+"""Rows that are read before their width is checked: each may have as many cells as characters."""
 
 
 @dataclass(frozen=True)
@@ -98,75 +101,45 @@ def read_text(path: Path, encoding: str = UTF8) -> str:
     """The text of a file, gzipped or not.
 
     Raises:
-        DataError: the file is missing, cut short or not text in that encoding.
+        DataError: the file is missing, cut short, not text in that encoding, or longer than `MOST_TEXT`.
     """
-    try:
-        raw = path.read_bytes()
-        return (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode(encoding)
-    except UnicodeError as error:
-        name = "UTF-8" if encoding == UTF8 else encoding
-        raise DataError(f"{path} is not {name} text ({error}); correct [data] encoding") from error
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path} cannot be read: {error}") from error
+    with _readable(path, encoding=encoding), _opened(path, MOST_TEXT, encoding) as file:
+        return file.read()
 
 
 def read_sheet(path: Path, delimiter: str = ",", encoding: str = UTF8) -> Sheet:
     """Reads a table with a header; blank lines are left out but counted.
 
     Args:
-        path: a text file with a delimiter, gzipped or not; or .xlsx (its first sheet) or .parquet.
+        path: a text file, gzipped or not.
+        delimiter: what separates the cells of a row.
 
     Raises:
-        DataError: the file cannot be read, has no row, or a row has more or fewer cells than the header.
+        DataError: the file cannot be read, has no row, a row has more or fewer cells than the header, or it
+            exceeds `MOST_TEXT` or `MOST_CELLS`.
     """
-    if path.suffix.lower() in FRAMES:
-        header, *records = _frame(path)
-    else:
-        text = read_text(path, encoding)
-        if not text.strip():
-            raise DataError(f"{path} is empty; it needs a header and one row per image")
-        lines = csv.reader(io.StringIO(text, newline=""), strict=True, delimiter=delimiter)
-        try:
-            # Tuples, because the collector of cycles looks through lists again and again: half of the time.
-            header, *records = map(tuple, lines)
-        except csv.Error as error:
-            raise DataError(f"{path} is not a table with the delimiter {delimiter!r}: {error}") from error
-    rows = tuple(filter(any, records))
-    numbers = tuple(number for number, row in enumerate(records, 2) if any(row))
+    rows: list[tuple[str, ...]] = []
+    numbers: list[int] = []
+    with _readable(path, delimiter, encoding), _opened(path, MOST_TEXT, encoding) as file:
+        # Tuples, because the collector of cycles looks through lists again and again: half of the time.
+        records = map(tuple, csv.reader(file, strict=True, delimiter=delimiter))
+        header = next(records, ())
+        number = 2
+        while part := list(islice(records, _TOGETHER)):
+            used = list(map(any, part))
+            for row, width in enumerate(map(len, part)):
+                if width != len(header) and used[row]:
+                    raise _other_width(path, number + row, width, len(header))
+            rows += compress(part, used)
+            numbers += compress(range(number, number + len(part)), used)
+            number += len(part)
+            if number * (len(header) + ROW) > MOST_CELLS:
+                raise DataError(f"{path} has more than {number - 2:,} rows; leave out columns or rows")
+    if not rows and not any(map(str.strip, header)):
+        raise DataError(f"{path} is empty; it needs a header and one row per image")
     if not rows:
         raise DataError(f"{path} has a header and no rows; it needs one row per image")
-    for number, row in zip(numbers, rows, strict=True):
-        if len(row) != len(header):
-            raise DataError(f"{path} row {number} has {len(row)} cells where the header has {len(header)}")
-    return Sheet(path, tuple(name.strip() for name in header), rows, numbers)
-
-
-def _frame(path: Path) -> list[tuple[str, ...]]:
-    """The rows of a spreadsheet or a columnar file as text, the header first; whole numbers without a point.
-
-    Raises:
-        DataError: it cannot be read, or the library that reads it is not installed.
-    """
-    import pandas as pd  # a second, which only such a table is worth
-
-    try:
-        if path.suffix.lower() == ".xlsx":
-            frame = pd.read_excel(path, header=None, dtype=object)
-            rows = frame.itertuples(index=False, name=None)
-        else:
-            frame = pd.read_parquet(path)
-            rows = chain([tuple(frame.columns)], frame.itertuples(index=False, name=None))
-        return [tuple(map(_as_text, row)) for row in rows] or [()]
-    except ImportError as error:
-        raise DataError(f"{path} needs another library: pip install 'suture[tables]' ({error})") from error
-    except Exception as error:  # readers of damaged files raise nearly anything
-        raise DataError(f"{path} cannot be read: {error}") from error
-
-
-def _as_text(value: object) -> str:
-    if value is None or value != value or str(value) in ("NaT", "<NA>"):
-        return ""
-    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+    return Sheet(path, tuple(map(str.strip, header)), tuple(rows), tuple(numbers))
 
 
 def read_columns(path: Path, names: Sequence[str], key: str) -> Iterator[tuple[str, ...]]:
@@ -176,24 +149,75 @@ def read_columns(path: Path, names: Sequence[str], key: str) -> Iterator[tuple[s
         key: the configuration key that needs them, for the message.
 
     Raises:
-        DataError: the file cannot be read, lacks a column, or a row has more or fewer cells than the header.
+        DataError: the file cannot be read, lacks a column, or a row has more or fewer cells than the header;
+            or the columns hold more than `MOST_TEXT` characters or `MOST_CELLS` cells.
     """
+    cells = characters = 0
+    with _readable(path), _opened(path) as file:
+        rows = csv.reader(file, strict=True)
+        header = Sheet(path, tuple(name.strip() for name in next(rows, ())), (), ())
+        positions = [header.position(name, key) for name in names]
+        for number, row in enumerate(rows, 2):
+            if not row:
+                continue
+            if len(row) != len(header.header):
+                raise _other_width(path, number, len(row), len(header.header))
+            found = tuple(row[position].strip() for position in positions)
+            cells, characters = cells + len(found), characters + sum(map(len, found))
+            if cells > MOST_CELLS or characters > MOST_TEXT:
+                raise DataError(f"{path}: its {', '.join(names)} are more than is read; leave out rows")
+            yield found
+
+
+@contextmanager
+def _readable(path: Path, delimiter: str = ",", encoding: str = UTF8) -> Iterator[None]:
+    """Turn the errors of reading a table into a `DataError` that names the file."""
     try:
-        with _opened(path) as file:
-            rows = csv.reader(file, strict=True)
-            header = Sheet(path, tuple(name.strip() for name in next(rows, ())), (), ())
-            positions = [header.position(name, key) for name in names]
-            for number, row in enumerate(rows, 2):
-                if row and len(row) != len(header.header):
-                    raise DataError(
-                        f"{path} row {number} has {len(row)} cells where the header has {len(header.header)}"
-                    )
-                if row:
-                    yield tuple(row[position].strip() for position in positions)
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not UTF-8 text ({error}); save it as UTF-8") from error
-    except (OSError, EOFError, zlib.error, csv.Error) as error:
+        yield
+    except UnicodeError as error:
+        name = "UTF-8" if encoding == UTF8 else encoding
+        raise DataError(f"{path} is not {name} text ({error}); correct [data] encoding") from error
+    except csv.Error as error:
+        raise DataError(f"{path} is not a table with the delimiter {delimiter!r}: {error}") from error
+    except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path} cannot be read: {error}") from error
+
+
+def _other_width(path: Path, number: int, width: int, header: int) -> DataError:
+    return DataError(f"{path} row {number} has {width} cells where the header has {header}")
+
+
+class _Bounded(io.BufferedIOBase):
+    """The bytes of a file, gzipped or not, that raises a `DataError` once there are too many.
+
+    A gzipped file can unpack to a thousand times its size, all of it in one line.
+    """
+
+    def __init__(self, path: Path, most: float) -> None:
+        self._file = cast(io.BufferedReader, (gzip.open if path.suffix == ".gz" else open)(path, "rb"))
+        self._path, self._most = path, most
+        self._total = self._line = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def read1(self, size: int = -1) -> bytes:
+        data = self._file.read1(max(size, 2**16))
+        self._total += len(data)
+        rest = len(data) - 1 - max(data.rfind(b"\n"), data.rfind(b"\r"))
+        self._line = rest if rest < len(data) else self._line + rest
+        if self._total > self._most:
+            raise DataError(f"{self._path} has more than {self._most:,} bytes; leave out columns or rows")
+        if self._line > LONGEST_LINE:
+            raise DataError(f"{self._path} has a line of more than {LONGEST_LINE:,} bytes; is it a table?")
+        return data
+
+    def read(self, size: int | None = -1) -> bytes:  # noqa: ARG002 - called by `TextIOWrapper.read` alone
+        return b"".join(iter(lambda: self.read1(2**16), b""))
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
 
 
 def beside(folder: Path, name: str, remedy: str) -> Path:
@@ -211,9 +235,8 @@ def beside(folder: Path, name: str, remedy: str) -> Path:
     raise DataError(f"{folder / name} is missing; {remedy}")
 
 
-def _opened(path: Path) -> IO[str]:
-    opened = gzip.open if path.suffix == ".gz" else open
-    return opened(path, "rt", encoding="utf-8-sig", newline="")
+def _opened(path: Path, most: float = math.inf, encoding: str = UTF8) -> IO[str]:
+    return io.TextIOWrapper(cast(IO[bytes], _Bounded(path, most)), encoding=encoding, newline="")
 
 
 def indicators(found: Sequence[Collection[str] | None], source: Path) -> tuple[LabelSet, NDArray[np.float32]]:

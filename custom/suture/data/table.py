@@ -31,6 +31,7 @@ class Table:
         texts: the document of each row, where the data are text.
         attributes: the value of each row by which figures are broken down (such as a skin tone), empty where
             unknown; None where the site names no such column. Training does not see it.
+        follow_links: whether images may lie where links within `root` lead out of it.
     """
 
     labels: LabelSet
@@ -41,6 +42,7 @@ class Table:
     root: Path
     texts: tuple[str, ...] | None = None
     attributes: tuple[str, ...] | None = None
+    follow_links: bool = False
 
     def __post_init__(self) -> None:
         n = len(self.images)
@@ -68,6 +70,7 @@ class Table:
             self.root,
             None if self.texts is None else tuple(self.texts[i] for i in where),
             None if self.attributes is None else tuple(self.attributes[i] for i in where),
+            self.follow_links,
         )
 
     def of(self, split: Split) -> Table:

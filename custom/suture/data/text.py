@@ -129,6 +129,8 @@ def read_vocabulary(path: Path) -> Vocabulary:
         ConfigError: the file cannot be read, or a line is blank or repeats an earlier one.
     """
     try:
+        if path.exists() and not path.is_file():  # a device may have no end
+            raise ConfigError(f"{path} is no file; a vocabulary is a file with one word a line")
         lines = [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines()]
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not UTF-8 text ({error}); save it as UTF-8") from error

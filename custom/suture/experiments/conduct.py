@@ -5,7 +5,6 @@ Source of the comparison of single classes: Kulkarni et al., MIDL 2023, Appendix
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -19,6 +18,7 @@ from threading import Event, Lock
 from typing import Any
 
 from suture.core.errors import ConfigError, FederationError, SutureError
+from suture.core.files import make_folder, read_json
 from suture.data.config import SiteConfig, StorageConfig, load_site_config
 from suture.experiments.external_tests import absent_tests, check_tests, test_models
 from suture.experiments.outcome import Outcome, chosen, collect, compared_runs, comparison_name
@@ -237,7 +237,7 @@ def _add_tests(run: Run, session: Session) -> None:
 
 def _finished(out: Path) -> bool:
     path = out / "run.json"
-    if not path.exists() or json.loads(path.read_text()).get("status") != "finished":
+    if not path.exists() or read_json(path).get("status") != "finished":
         return False
     return not (out / "sites" / "targets").exists() or (out / "tuned.json").exists()
 
@@ -253,7 +253,7 @@ def _start(run: Run, out: Path, data_root: Path | None) -> str:
     else:
         shutil.rmtree(out, ignore_errors=True)
         resume = []
-    out.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(out.parent)
     command = [sys.executable, "-m", "suture", "run", run.job, "--env", "local", "--out", str(out)]
     process = subprocess.run(
         [*command, *resume, *run.arguments(data_root)],

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from suture.core.errors import DataError, FederationError, SutureError
+from suture.core.files import read_json
 from suture.data.config import SiteConfig, StorageConfig, parse_data
 from suture.data.readers import load_table
 from suture.experiments.spec import DATA, ExternalTest
@@ -106,7 +106,7 @@ def _bounds(score: ClassScore) -> tuple[float, float] | None:
 
 def groups_of(out: Path) -> dict[str, Collection[str]]:
     """Return the classes of a finished run that several sites annotate, and those that one site annotates."""
-    sites = json.loads((out / "run.json").read_text())["sites"].values()
+    sites = read_json(out / "run.json", "sites")["sites"].values()
     owners = Counter(name for site in sites for name in set(site["labels"]))
     return {
         "shared": {name for name, n in owners.items() if n > 1},
@@ -122,7 +122,7 @@ def models_of(out: Path) -> dict[str, Path]:
     """
     if (out / "model" / "model.json").exists():
         return {GLOBAL: out / "model"}
-    experiment = json.loads((out / "run.json").read_text())["experiment"]
+    experiment = read_json(out / "run.json", "experiment")["experiment"]
     sites = sorted((out / "sites").glob(f"*/state/{experiment}/model/model.json"))
     if not sites:
         raise FederationError(f"{out} has no model; delete the folder, and the run is done again")

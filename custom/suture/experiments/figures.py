@@ -14,7 +14,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure as Canvas
 from numpy.typing import NDArray
 
-from suture.core.files import atomic_write
+from suture.core.files import atomic_write, make_folder
 from suture.data.config import SiteConfig
 from suture.data.readers import load_table
 from suture.experiments.cells import DASH, Estimate, Line, lines, over_series
@@ -180,7 +180,7 @@ def write_plots(experiment: Experiment, preset: Preset, session: Session, folder
     Raises:
         SutureError: the data cannot be read.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     absent = absent_tests(experiment.tests, session.data_root)
     for name, plot in experiment.drawings.items():
         path = folder / f"{stem}-{name}.svg"

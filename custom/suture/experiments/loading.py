@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 
 from suture.core.errors import ConfigError, unknown
+from suture.core.plain import read_toml
 from suture.core.validation import parse
 from suture.experiments.spec import Experiment
 
@@ -31,11 +31,7 @@ def load_experiment(name: str) -> Experiment:
     path = Path(name) if name.endswith(".toml") else known_experiments().get(name, Path(name))
     if not path.is_file():
         raise unknown("experiment", name, known_experiments())
-    try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from error
-    experiment = parse(Experiment, raw, str(path))
+    experiment = parse(Experiment, read_toml(path), str(path))
     _check(experiment, path)
     return experiment
 

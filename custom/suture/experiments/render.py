@@ -8,7 +8,7 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
-from suture.core.files import atomic_write
+from suture.core.files import atomic_write, make_folder
 from suture.experiments.cells import (
     DASH,
     Notes,
@@ -51,7 +51,7 @@ def write_tables(
     Raises:
         OSError: the folder cannot be written.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     facts = preamble(experiment, preset, outcome, name)
     name = stem_of(experiment, preset, name)
     made = {f"{name}.svg": draw(experiment, preset, outcome)}

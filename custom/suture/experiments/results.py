@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from suture.core.errors import ConfigError, DataError
-from suture.core.files import atomic_write, hold
+from suture.core.files import atomic_write, hold, read_json, read_records
 from suture.core.validation import STRICT, flat, parse
 from suture.experiments.runs import Run
 from suture.experiments.spec import DATA
@@ -277,7 +277,7 @@ def result_of(run: Run, done: Path, data_root: Path | None = None) -> Result:
         DataError: the run did not finish.
     """
     facts = _facts(done)
-    history = [json.loads(line) for line in (done / "history.jsonl").read_text().splitlines()]
+    history = read_records(done / "history.jsonl")
     measured = _validation(history, facts)
     by_server = measured.get("server_auroc")
     tuned = done / "tuned.json"
@@ -287,7 +287,7 @@ def result_of(run: Run, done: Path, data_root: Path | None = None) -> Result:
         validation_auroc=measured["auroc"] if by_server is None else by_server,
         validation_loss=measured["loss"],
         seconds=round(sum(r["seconds"] for r in history), 1),
-        tuned=json.loads(tuned.read_text())["targets"] if tuned.exists() else {},
+        tuned=read_json(tuned, "targets")["targets"] if tuned.exists() else {},
         validation_balanced_accuracy=(
             measured.get(_BY_CLASSES) if facts.get("selection") == _BY_CLASSES else None
         ),
@@ -296,14 +296,14 @@ def result_of(run: Run, done: Path, data_root: Path | None = None) -> Result:
 
 
 def _facts(done: Path) -> dict[str, Any]:
-    facts: dict[str, Any] = json.loads((done / "run.json").read_text())
+    facts = read_json(done / "run.json")
     if facts.get("status") != "finished":
         raise DataError(f"{done} holds no finished run ({facts.get('status')}: {facts.get('error')})")
     return facts
 
 
 def _metrics(done: Path) -> dict[str, Any]:
-    metrics: dict[str, Any] = json.loads((done / "metrics.json").read_text())
+    metrics = read_json(done / "metrics.json")
     for key in ("intervals", "counts"):
         metrics.pop(key, None)
     if share := metrics.pop("weighting", {}).get("mean_share"):
@@ -354,8 +354,9 @@ _SCHEDULE = ("rounds", "selection", "patience")
 
 def settings_done(done: Path, data_root: Path | None) -> dict[str, Any]:
     """Return all settings of the run in the folder `done`, by dotted name; paths with ``{data}``."""
-    text = (done / "job.json").read_text()
-    content = json.loads(text if data_root is None else text.replace(str(data_root), DATA))
+    content = read_json(done / "job.json", "plan", "schedule")
+    if data_root is not None:
+        content = json.loads(json.dumps(content, ensure_ascii=False).replace(str(data_root), DATA))
     return _settings(content["plan"], content["schedule"], content.get("simulation", {}))
 
 

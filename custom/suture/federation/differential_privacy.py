@@ -1,37 +1,41 @@
-"""Local differential privacy of updates: clipping and noise at the sites that request them.
+"""Local differential privacy of updates: clipping and noise at the sites that request them, and their ε.
 
     Dwork & Roth. The Algorithmic Foundations of Differential Privacy. 2014, App. A (the Gaussian mechanism);
-    Geyer, Klein, Nabi. Differentially Private Federated Learning. arXiv:1712.07557.
+    Geyer, Klein, Nabi. Differentially Private Federated Learning. arXiv:1712.07557;
+    Dong, Roth, Su. Gaussian Differential Privacy. arXiv:1905.02383, Cor. 3.3 (composition);
+    Balle & Wang. Improving the Gaussian Mechanism. ICML 2018, Thm. 8 (ε of a mechanism).
 
     sent:  clip(delta) + N(0, (z C)^2),   clip(delta) = delta min(1, C / |delta|)
 
 where delta is the change of all parameters that the site has received, as one vector, or its gradient.
 
-The noise is a function of a secret of the site and of the clipped update. So a round that is repeated after
-a crash has the same answer and spends nothing more, while any other update, of one more patient or of
-another payload, has different noise. SHAKE derives it from 256 bits: torch's generator has 2^32 seeds, which
-anyone who knows one unchanged parameter could try one after the other.
+The noise of every update is drawn anew from the system's source of secrets: two answers to one task have
+nothing in common that could be subtracted. A round that is repeated needs no second draw, because the site
+keeps the answer that it has sent (`suture.federation.site.answers`).
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
-import secrets
-from collections.abc import Collection, Mapping, Sequence
+import os
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
+from decimal import ROUND_CEILING, Context
 
 import numpy as np
 import torch
-from scipy.special import ndtri
+from scipy.optimize import brentq
+from scipy.special import erfcx, ndtri
 from torch import Tensor
 
 from suture.core.errors import ConfigError
-from suture.core.files import atomic_write
-from suture.protocol.messages import Payload, Update, rounded
+from suture.learning.training import NonFiniteLoss
+from suture.protocol.disclosure import training_loss
+from suture.protocol.messages import Payload, Spent, Update, rounded
 from suture.protocol.privacy import PrivacyConfig
-from suture.protocol.records import Round
+
+Draw = Callable[[int], bytes]
+"""Gives a number of random bytes; only tests use another one than the system's."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,7 @@ class Noise:
         """Return what a site's configuration requests; None where it requests nothing."""
         return None if config.clip is None else cls(config.clip, config.noise)
 
-    def apply(self, update: Update, received: Payload, secret: bytes) -> Update:
+    def apply(self, update: Update, received: Payload, draw: Draw = os.urandom) -> Update:
         """Return the update with its shared tensors and rows clipped together, and noise on each.
 
         Weights, scalars and metrics are unchanged. A batch norm variance that the noise has made negative
@@ -59,10 +63,11 @@ class Noise:
 
         Args:
             received: the payload relative to which the change of the parameters is computed.
-            secret: of the site in this experiment.
+            draw: the source of the noise.
 
         Raises:
             ConfigError: the update has tensors that the noise does not cover.
+            NonFiniteLoss: the update has no finite norm, so that it cannot be clipped.
         """
         _refuse_uncovered(update)
         gradient = update.kind == "gradient"
@@ -70,13 +75,13 @@ class Noise:
         base = {} if gradient else {**_named("shared", received.shared), **_named("head", received.head)}
         deltas = {n: t.double() - base[n].double() if base else t.double() for n, t in sorted(sent.items())}
         norm = math.sqrt(sum(float(d.square().sum()) for d in deltas.values()))
+        if not math.isfinite(norm):
+            raise NonFiniteLoss("the update diverged and cannot be clipped; lower the learning rate")
         factor = min(1.0, self.clip / max(norm, 1e-300))
-        clipped = {name: delta * factor for name, delta in deltas.items()}
-        seed = _seed(secret, clipped)
         done = {}
-        for name, delta in clipped.items():
-            noise = gaussian(tuple(delta.shape), seed + name.encode()) if self.multiplier else 0.0
-            changed = delta + noise * self.multiplier * self.clip
+        for name, delta in deltas.items():
+            noise = gaussian(tuple(delta.shape), draw) if self.multiplier else 0.0
+            changed = delta * factor + noise * self.multiplier * self.clip
             value = (changed + base[name].double() if base else changed).to(sent[name].dtype)
             done[name] = value.clamp_min(0) if name.endswith(_VARIANCE) and not gradient else value
         return replace(update, shared=_group("shared", done), head=_group("head", done))
@@ -104,42 +109,14 @@ def _group(group: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor for (of, _, name), tensor in found if of == group}
 
 
-def _seed(secret: bytes, tensors: Mapping[str, Tensor]) -> bytes:
-    """Return 256 bits that only the secret and these tensors determine."""
-    digest = hashlib.sha3_256(secret)
-    for name, tensor in tensors.items():
-        digest.update(f"{name}\0{tuple(tensor.shape)}\0".encode())
-        digest.update(tensor.contiguous().numpy().tobytes())
-    return digest.digest()
-
-
-def gaussian(shape: tuple[int, ...], seed: bytes) -> Tensor:
-    """Return standard normal numbers, float64, that the seed determines.
-
-    SHAKE256 (FIPS 202) gives 52 bits for each; the inverse normal distribution function maps them.
-    """
-    count = math.prod(shape)
-    bits = np.frombuffer(hashlib.shake_256(seed).digest(8 * count), dtype="<u8") >> np.uint64(12)
+def gaussian(shape: tuple[int, ...], draw: Draw = os.urandom) -> Tensor:
+    """Return standard normal numbers, float64: the inverse normal distribution function of 52 bits each."""
+    bits = np.frombuffer(draw(8 * math.prod(shape)), dtype="<u8") >> np.uint64(12)
     return torch.from_numpy(ndtri((bits + 0.5) * 2.0**-52)).reshape(shape)
 
 
-def secret_of(folder: Path) -> bytes:
-    """Return the secret of a site in one experiment: created once, stored in its folder, never sent."""
-    path = folder / "noise.key"
-    if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        atomic_write(path, secrets.token_bytes(32))
-        path.chmod(0o600)
-    return path.read_bytes()
-
-
 def protected(
-    update: Update,
-    received: Payload,
-    privacy: PrivacyConfig,
-    losses: Collection[str],
-    samples: int,
-    folder: Path,
+    update: Update, received: Payload, privacy: PrivacyConfig, losses: Collection[str], samples: int
 ) -> Update:
     """Return the update that may leave a site under its [privacy]: clipped, with noise, figures rounded.
 
@@ -147,61 +124,83 @@ def protected(
         received: the payload that the update answers.
         losses: names of the update's scalars that are losses.
         samples: number of samples behind the losses; below `min_loss` the losses are withheld.
-        folder: of the experiment at the site.
     """
-    noise, few = Noise.of(privacy), samples < privacy.min_loss
-    scalars = {name: value for name, value in update.scalars.items() if not (few and name in losses)}
+    noise = Noise.of(privacy)
+    scalars = {
+        name: training_loss(value, samples, privacy) if name in losses else rounded(value)
+        for name, value in update.scalars.items()
+    }
     shown = replace(
         update,
-        train_loss=None if few else rounded(update.train_loss),
-        scalars={name: rounded(value) for name, value in scalars.items()},
+        train_loss=training_loss(update.train_loss, samples, privacy),
+        scalars={name: value for name, value in scalars.items() if value is not None},
     )
-    return noise.apply(shown, received, secret_of(folder)) if noise else shown
+    return noise.apply(shown, received) if noise else shown
 
 
-def epsilon(multiplier: float, rounds: int, delta: float) -> float:
-    """Return the ε of local differential privacy after `rounds` updates under noise, by opacus' accountant.
+def epsilon(multipliers: Iterable[float], delta: float) -> float | None:
+    """Return the ε of local differential privacy of some updates together, in three digits, rounded up.
 
-    Mironov. Rényi Differential Privacy. 2017. The ε bounds how well updates tell any two data sets of a site
-    apart. Two clipped updates differ by up to 2 C, so the noise counts half; every round counts (sampling
-    rate 1).
+    It is None, for infinity, where an update had no noise.
 
-    Raises:
-        ImportError: opacus is not installed (``suture[dp]``).
+    Two clipped updates differ by up to 2 C, so one update with noise of z C is a 2/z-Gaussian mechanism, and
+    several are a μ-Gaussian mechanism with μ² = Σ (2/z)², whatever was made of the earlier answers. With
+    u = ε/μ - μ/2, its δ is Φ(-u) - exp(ε) Φ(-u - μ) = exp(-u²/2) (erfcx(u/√2) - erfcx((u + μ)/√2)) / 2,
+    in which nothing overflows and nothing large is subtracted.
+
+    Args:
+        multipliers: z of each update.
     """
-    from opacus.accountants import RDPAccountant  # importing it costs seconds, which only noise is worth
+    mu = math.hypot(*(2 / z if z else math.inf for z in multipliers))
+    if not 0 < mu < 1e150:  # no update; or an ε beyond the numbers of a computer
+        return None if mu else 0.0
+    mu = max(mu, 1e-6)  # ε grows with μ, and below this the difference would be one of rounding errors
 
-    accountant = RDPAccountant()
-    accountant.history = [(multiplier / 2, 1.0, rounds)]
-    return float(accountant.get_epsilon(delta))
+    def excess(u: float) -> float:
+        tails = erfcx(u / math.sqrt(2)) - erfcx((u + mu) / math.sqrt(2))
+        return float(np.log(tails) - u * u / 2 - math.log(2) - math.log(delta))
+
+    low = max(-mu / 2, -37.0)  # ε = 0; erfcx overflows before
+    if excess(low) <= 0:
+        return 0.0
+    u = brentq(excess, low, 40.0, xtol=1e-12) + 1e-9
+    return rounded_up(mu * (u + mu / 2))
 
 
-def spent(protection: Mapping[str, Mapping[str, float]], history: Sequence[Round]) -> list[str]:
-    """Say for each site that clips its updates or adds noise what its updates have spent of its privacy.
+def rounded_up(value: float) -> float:
+    """Return the number in three digits, never a smaller one."""
+    return float(Context(prec=3, rounding=ROUND_CEILING).create_decimal(value))
+
+
+def describe_spent(
+    protection: Mapping[str, Mapping[str, float]], stated: Mapping[str, Spent | None]
+) -> list[str]:
+    """Say for each site that clips its updates what its releases have spent of its privacy, as it states.
 
     Args:
         protection: clip, noise and delta of each protected site.
-        history: the rounds of the run.
+        stated: the newest statement of each site.
     """
-    return [_spent(site, own, _updates(site, history)) for site, own in sorted(protection.items())]
+    return [_describe(site, own, stated.get(site)) for site, own in sorted(protection.items())]
 
 
-def _updates(site: str, history: Sequence[Round]) -> int:
-    """Count the updates that may have left a site, accepted or not: in every round without abstention."""
-    return sum(line.sites[site].status != "abstained" for line in history if site in line.sites)
-
-
-def _spent(site: str, own: Mapping[str, float], updates: int) -> str:
-    clips = f"{site} clips its updates to a norm of {own['clip']:g}"
-    if not own["noise"]:
-        return f"{clips} and adds no noise."
-    clips += f" and adds noise of {own['noise']:g} times that"
-    try:
-        value = epsilon(own["noise"], updates, own["delta"])
-    except ImportError:
-        return f"{clips}; install suture[dp] at the server to see what {updates} updates spend."
+def _describe(site: str, own: Mapping[str, float], spent: Spent | None) -> str:
+    text = f"{site} clips its updates to a norm of {own['clip']:g} and adds "
+    text += f"noise of {own['noise']:g} times that" if own["noise"] else "no noise"
+    if spent is None:
+        return f"{text}; it has not stated what its updates have spent."
+    if spent.epsilon is None:
+        why = f"{spent.unprotected} of its {spent.updates} updates had no noise"
+        return f"{text}: ε = ∞, because {why}. {_uncovered(spent)}"
     return (
-        f"{clips}: ε = {value:.3g} at δ = {own['delta']:g} over {updates} updates (local differential "
-        "privacy per site update, sampling rate 1; not per patient; of tensors alone, not of counts and "
-        "figures)."
+        f"{text}: ε ≤ {spent.epsilon:g} at δ = {own['delta']:g} over all its {spent.updates} updates in "
+        f"{spent.experiments} experiment{'s' if spent.experiments != 1 else ''}, by its own ledger (local "
+        f"differential privacy of its tensors; not per patient). {_uncovered(spent)}"
+    )
+
+
+def _uncovered(spent: Spent) -> str:
+    return (
+        f"Not protected by noise: the {spent.figures} figures of classes and {spent.numbers} other numbers "
+        "(losses, counts, weights) that have left it."
     )

@@ -10,6 +10,7 @@ from suture.methods.base import Method
 from suture.models.classifier import Layout
 from suture.protocol.check import Expectation
 from suture.protocol.messages import Labels, Payload
+from suture.protocol.privacy import PrivacyConfig
 
 
 def expected_answer(
@@ -19,6 +20,7 @@ def expected_answer(
     head: Mapping[str, Tensor],
     own: Labels = (),
     images: int = 0,
+    limits: PrivacyConfig | None = None,
 ) -> Expectation:
     """Return what one site may answer to a task.
 
@@ -30,6 +32,7 @@ def expected_answer(
             there is a model.
         own: the classes that the site annotates, in its own spelling.
         images: number of training images that the site has announced.
+        limits: of the site; None at the server, which does not know them.
     """
     return Expectation(
         task.task,
@@ -41,4 +44,5 @@ def expected_answer(
         method.egress(Layout.of(shared, head)),
         images,
         method.keep_local,
+        limits,
     )

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from suture.core.errors import RejectedUpdate
+from suture.core.errors import Aborted, RejectedUpdate
 from suture.federation.server.collector import Receiver
 from suture.federation.server.results import finish
 from suture.federation.server.server import Server
 from suture.federation.site.site import Site
-from suture.protocol.messages import Payload, TaskName
+from suture.protocol.messages import Metrics, Payload, TaskName
 from suture.protocol.packing import Packed, pack, unpack
 
 
@@ -37,6 +37,9 @@ class Transport(Protocol):
 def federate(server: Server, transport: Transport) -> None:
     """Run a federation from its present state to its end.
 
+    What fails after the last round does not cost its result: the model, the metrics that there are and the
+    error are recorded first, and then the error is raised.
+
     Raises:
         FederationError: it cannot continue; committed rounds stay.
     """
@@ -47,8 +50,16 @@ def federate(server: Server, transport: Transport) -> None:
     server.begin(exchange("handshake", server.handshake(transport.sites)))
     while not server.done:
         server.close_round(exchange("train", server.assign()))
-    server.close_validation(exchange("evaluate", server.assign_validation()))
-    finish(server, server.close_test(exchange("evaluate", server.assign_test())))
+    tested: Mapping[str, Metrics] = {}
+    fault: Exception | None = None
+    try:
+        server.close_validation(exchange("evaluate", server.assign_validation()))
+        tested = server.close_test(exchange("evaluate", server.assign_test()))
+    except Aborted:
+        raise
+    except Exception as error:  # noqa: BLE001 - `finish` raises it
+        fault = error
+    finish(server, tested, fault)
 
 
 class Loop:

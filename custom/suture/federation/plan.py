@@ -10,22 +10,23 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 from pydantic.dataclasses import dataclass
 
-from suture.core.errors import CodeMismatch, ConfigError
+from suture.core.errors import CodeMismatch, ConfigError, shown
 from suture.core.names import check_experiment
-from suture.core.validation import STRICT, parse
+from suture.core.validation import LIMIT, STRICT, parse
 from suture.data.augmentation import Augmentation
 from suture.methods import METHODS, method_class
 from suture.methods.base import Method, RoundContext
 from suture.methods.source import code_hash as code_hash
-from suture.models import MODELS, ModelSpec
+from suture.models import MODELS, ModelSpec, check_portable
+from suture.protocol.messages import Word
 
 Selection = Literal["site_loss", "server_metric", "server_balanced_accuracy", "last"]
 
 
 def _whole_or_share(value: float) -> float:
-    if (value >= 1 and isinstance(value, int)) or 0 < value < 1:
+    if (isinstance(value, int) and 1 <= value <= LIMIT) or 0 < value < 1:
         return value
-    raise ValueError("is a number of sites from 1, or a share of them between 0 and 1")
+    raise ValueError(f"is a number of sites from 1, or a share of them between 0 and 1 (at most {LIMIT})")
 
 
 Quorum = Annotated[int | float, AfterValidator(_whole_or_share)]
@@ -49,7 +50,8 @@ class Plan:
         code: hash of the package that created the job.
 
     Raises:
-        ConfigError: the experiment's name cannot be used, or the settings contradict one another.
+        ConfigError: the experiment's name cannot be used, the settings contradict one another, or the model
+            names a file of words rather than the words.
     """
 
     method: Method
@@ -61,6 +63,7 @@ class Plan:
 
     def __post_init__(self) -> None:
         check_experiment(self.experiment)
+        check_portable(self.model, "a job")
         if self.method.batch_norm == "local" and self.method.personal == "nothing":
             raise ConfigError(
                 "batch_norm='local' (FedBN) leaves no global model to evaluate, so "
@@ -103,26 +106,27 @@ class Plan:
             ConfigError: a key is unknown or missing, or a value does not fit; where another version of the
                 package created the job, the error says so.
         """
-        if wrong := values.keys() ^ _PLAN_KEYS:
+        if isinstance(values, Mapping) and (wrong := values.keys() ^ _PLAN_KEYS):
             raise ConfigError(
-                f"the job's plan has a missing or unknown key {min(wrong)!r}; export the job again with the "
-                "version of suture that runs it"
+                f"the job's plan has a missing or unknown key {shown(min(map(str, wrong)))}; export the job "
+                "again with the version of suture that runs it"
             )
+        given = parse(_Values, values, "the job's plan")
         kind: type[Method] | None = None
         try:
-            kind = method_class(values["method"])
+            kind = method_class(given.method)
             return cls(
-                parse(kind, values["hyperparameters"], "hyperparameters"),
-                parse(ModelSpec, values["model"], "model"),
-                parse(Augmentation, values["augmentation"], "augmentation"),
-                int(values["seed"]),
-                str(values["experiment"]),
-                str(values["code"]),
+                parse(kind, given.hyperparameters, "hyperparameters"),
+                parse(ModelSpec, given.model, "model"),
+                parse(Augmentation, given.augmentation, "augmentation"),
+                given.seed,
+                given.experiment,
+                given.code,
             )
         except ConfigError as error:
-            if values["code"] == (own := code_hash(kind)):
+            if given.code == (own := code_hash(kind)):
                 raise
-            raise CodeMismatch(f"{_other_code('this party', own, str(values['code']))} ({error})") from error
+            raise CodeMismatch(f"{_other_code('this party', own, given.code)} ({error})") from error
 
     def check_code(self, party: str) -> None:
         """Refuse a job that another version of the package created.
@@ -137,7 +141,20 @@ class Plan:
             raise CodeMismatch(_other_code(party, own, self.code))
 
 
-_PLAN_KEYS = {"method", "hyperparameters", "model", "augmentation", "seed", "experiment", "code"}
+@dataclass(frozen=True, config=STRICT)
+class _Values:
+    """`Plan.to_dict`, before the method is known whose hyperparameters it has."""
+
+    method: str
+    hyperparameters: dict[str, Any]
+    model: dict[str, Any]
+    augmentation: dict[str, Any]
+    seed: int
+    experiment: str
+    code: Word
+
+
+_PLAN_KEYS = {field.name for field in dataclasses.fields(_Values)}
 
 
 def _other_code(party: str, own: str, code: str) -> str:
@@ -161,11 +178,13 @@ class Schedule:
         grace: seconds that a round waits for more updates once it has `min_sites`; None waits for all of
             them until the timeout. Later updates are dropped.
         selection: how the round is selected whose model is the result: by the lowest mean validation loss of
-            the sites (`site_loss`), by the highest mean AUROC on the server's validation data
-            (`server_metric`) or, for multiclass labels, the highest balanced accuracy on them
-            (`server_balanced_accuracy`); or the `last` round.
+            the sites (`site_loss`; of equal ones, by the highest AUROC there), by the highest mean AUROC on
+            the server's validation data (`server_metric`) or, for multiclass labels, the highest balanced
+            accuracy on them (`server_balanced_accuracy`); or the `last` round.
         patience: number of rounds without improvement after which training stops; None trains all `rounds`.
         max_failed_rounds: number of consecutive rounds without enough updates after which the job stops.
+        max_update: an update is rejected whose norm is more than this many times the round's median (of three
+            or more updates), or the norm of the received model; None accepts any.
         label_map: a site's spelling of a class to the federation's name, for names that differ in more than
             spelling.
         accept_labels: look-alike names that are different classes on purpose; True accepts all.
@@ -174,15 +193,16 @@ class Schedule:
         ConfigError: patience cannot work with the selection.
     """
 
-    rounds: Annotated[int, Field(ge=1)]
+    rounds: Annotated[int, Field(ge=1, le=LIMIT)]
     job: str = "job"
     title: str = "federated training"
     min_sites: Quorum | None = None
-    round_timeout: Annotated[int, Field(ge=1)] = 3600
-    grace: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    round_timeout: Annotated[int, Field(ge=1, le=LIMIT)] = 3600
+    grace: Annotated[float, Field(ge=0, le=LIMIT)] | None = None
     selection: Selection = "site_loss"
-    patience: Annotated[int, Field(ge=1)] | None = None
-    max_failed_rounds: Annotated[int, Field(ge=1)] = 2
+    patience: Annotated[int, Field(ge=1, le=LIMIT)] | None = None
+    max_failed_rounds: Annotated[int, Field(ge=1, le=LIMIT)] = 2
+    max_update: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = 100.0
     label_map: dict[str, str] = Field(default_factory=dict)
     accept_labels: bool | tuple[str, ...] = False
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from suture.core.errors import ConfigError, SutureError
+from suture.core.files import make_folder, writing
 from suture.protocol.packing import Packed, load, save
 
 log = logging.getLogger(__name__)
@@ -19,8 +20,8 @@ RETAINED = 3
 FORMAT = 1
 """Format of the states. Increase it whenever a state of the version before can no longer be read."""
 
-_ROUND = re.compile(r"round-(\d{6})\.safetensors")
-_BEST = re.compile(r"best-(\d{6})\.safetensors")
+_ROUND = re.compile(r"round-(\d{6,})\.safetensors")
+_BEST = re.compile(r"best-(\d{6,})\.safetensors")
 
 
 @dataclass(frozen=True)
@@ -34,21 +35,31 @@ class Rounds:
 
     folder: Path
 
-    def save(self, round_: int, state: Packed, committed: int) -> None:
+    def save(self, round_: int, state: Packed, committed: int, *, durable: bool = True) -> None:
         """Write the state of a round, then delete all other rounds but the newest committed ones.
 
         A best round that is written again, after a step back, is no longer the best one.
 
         Raises:
-            OSError: nothing was written; the states on disk are unchanged.
+            DiskError: nothing was written; the states on disk are unchanged.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
-        save(self.path(round_), replace(state, header={"format": FORMAT, **state.header}))
+        make_folder(self.folder)
+        save(self.path(round_), replace(state, header={"format": FORMAT, **state.header}), durable)
         self.best_path(round_).unlink(missing_ok=True)
         base = [r for r in self.rounds() if r <= committed][-RETAINED:]
         for other in self.rounds():
             if other not in (round_, *base):
                 self.path(other).unlink(missing_ok=True)
+
+    def step_back(self, round_: int, state: Packed) -> None:
+        """Write the state of an earlier round again, and delete all later ones.
+
+        Raises:
+            OSError: the disk is full or cannot be written.
+        """
+        self.save(round_, state, committed=round_)
+        for later in (r for r in self._numbers(_BEST) if r > round_):
+            self.best_path(later).unlink()
 
     def newest(self, not_later_than: int | None = None) -> tuple[int, Packed] | None:
         """Read the newest state (not later than a round), best rounds included; None where there is none.
@@ -106,6 +117,13 @@ class Rounds:
         """Whether the state of a round is on disk, corrupt or not."""
         return round_ in self._files()
 
+    def is_whole(self, round_: int) -> bool:
+        """Whether the state of a round is on disk and can be read."""
+        try:
+            return self.path(round_).exists() and bool(read_state(self.path(round_)))
+        except SutureError:
+            return False
+
     def _files(self) -> dict[int, Path]:
         return {r: self.best_path(r) for r in self._numbers(_BEST)} | {r: self.path(r) for r in self.rounds()}
 
@@ -121,7 +139,8 @@ class Rounds:
         an older round needs the best round of that time. A later best round was taken back with its time.
         """
         if not self.best_path(round_).exists():
-            os.link(self.path(round_), self.best_path(round_))
+            with writing(self.best_path(round_)):
+                os.link(self.path(round_), self.best_path(round_))
         on_disk, best = self.rounds(), self._numbers(_BEST)
         outlived = [r for r in best if r <= round_ and on_disk and r < on_disk[0]][:-1]
         taken_back = [r for r in best if r > round_ and r in on_disk]

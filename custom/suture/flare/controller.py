@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import shutil
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from nvflare.apis.client import Client
 from nvflare.apis.controller_spec import ClientTask, Task
@@ -18,15 +18,22 @@ from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 from nvflare.widgets.info_collector import GroupInfoCollector, InfoCollector
 
-from suture.core.errors import FederationError, RejectedUpdate, SutureError
-from suture.core.files import hold
+from suture.core.errors import Aborted, DiskError, RejectedUpdate, SutureError
+from suture.core.files import hold, make_folder, replacing
+from suture.core.printable import printable
 from suture.federation.loop import federate
 from suture.federation.plan import Plan, Schedule
 from suture.federation.server.collector import Receiver
 from suture.federation.server.server import Server, find_server_config, open_server
-from suture.flare.codec import from_shareable_, register, to_shareable
+from suture.flare.codec import from_shareable_, from_text, register, to_shareable
 from suture.flare.event_feed import GROUP, EventFeed
-from suture.flare.workspace import check_method_allowed, workspace_root
+from suture.flare.job_guard import JobGuard
+from suture.flare.workspace import (
+    check_method_allowed,
+    claim_experiment,
+    with_own_weights,
+    workspace_root,
+)
 from suture.protocol.messages import TaskName
 from suture.protocol.packing import Packed
 from suture.reports.report import try_report
@@ -43,19 +50,14 @@ RESULTS = ("run.json", "history.jsonl", "events.jsonl", "metrics.json", "report.
 """The part of a run folder that FLARE's job download contains."""
 
 
-class Aborted(FederationError):
-    """FLARE has aborted this job, or is about to end it."""
-
-
 class FederationController(Controller):
     """Runs the server's half of a federation.
 
     Args:
-        plan: `Plan.to_dict()`.
-        schedule: `Schedule.to_dict()`.
+        plan, schedule: `Plan.to_dict()` and `Schedule.to_dict()` as text; see `as_text`.
     """
 
-    def __init__(self, plan: dict[str, Any], schedule: dict[str, Any]) -> None:
+    def __init__(self, plan: str, schedule: str) -> None:
         super().__init__()
         self.plan = plan
         self.schedule = schedule
@@ -82,15 +84,22 @@ class FederationController(Controller):
             self.system_panic(str(error), fl_ctx)
             return
         self._feed = EventFeed(server.record.folder / "events.jsonl")
+        transport = FlareTransport(self, fl_ctx, abort_signal, server.schedule.round_timeout)
+        guard: JobGuard | None = None
         try:
-            federate(server, FlareTransport(self, fl_ctx, abort_signal, server.schedule.round_timeout))
-        except (SutureError, OSError) as error:
+            guard = JobGuard(fl_ctx.get_engine(), transport.refuse)
+            federate(server, transport)
+        except Exception as error:  # an end without a record would look like a run that goes on
             aborted = abort_signal.triggered or isinstance(error, Aborted)
             status = "interrupted" if aborted else "failed"
-            log.error("%s: %s", status, error)
-            server.record.give_up(status, str(error))
-            self.system_panic(str(error), fl_ctx)
+            expected = isinstance(error, (SutureError, OSError))
+            why = str(error) if expected else f"{type(error).__name__}: {error}"
+            log.error("%s: %s", status, why, exc_info=not expected)
+            server.record.give_up(status, why)
+            self.system_panic(why, fl_ctx)
         finally:
+            if guard:
+                guard.close()
             try_report(server.record.folder)
             self._publish(server.record.folder, fl_ctx)
 
@@ -105,24 +114,42 @@ class FederationController(Controller):
         log.warning("an answer of %s to %r came too late and is dropped", client.name, task_name)
 
     def _open(self, fl_ctx: FLContext) -> Server:
-        check_method_allowed(str(self.plan.get("method")), fl_ctx)
-        root = workspace_root(fl_ctx)
-        own, plan = find_server_config(root), Plan.from_dict(self.plan)
+        settings = from_text(self.plan)
+        check_method_allowed(str(settings.get("method")), fl_ctx)
+        own = find_server_config(workspace_root(fl_ctx))
+        plan = with_own_weights(Plan.from_dict(settings), own.storage.files)
         experiments = own.storage.state
+        claim_experiment(experiments / plan.experiment, fl_ctx)
         # The job process of a server that was just killed may still be running.
         self._lock = hold(experiments / plan.experiment / ".server.lock", _TAKEOVER)
-        return open_server(plan, Schedule.from_dict(self.schedule), own.held_out, experiments)
+        return open_server(plan, Schedule.from_dict(from_text(self.schedule)), own.held_out, experiments)
 
     def _publish(self, folder: Path, fl_ctx: FLContext) -> None:
         """Copy the results to where FLARE's job download finds them."""
         target = Path(fl_ctx.get_engine().get_workspace().get_result_root(fl_ctx.get_job_id()))
-        target.mkdir(parents=True, exist_ok=True)
-        for name in RESULTS:
-            source = folder / name
-            if source.is_dir():
-                shutil.copytree(source, target / name, dirs_exist_ok=True)
-            elif source.exists():
-                shutil.copy2(source, target / name)
+        try:
+            make_folder(target)
+            copy_results(folder, target)
+        except DiskError as error:
+            log.error("the results stay in %s: %s", folder, error)
+            self.system_panic(f"the results could not be offered for download: {error}", fl_ctx)
+
+
+def copy_results(folder: Path, target: Path, without: Collection[str] = ()) -> None:
+    """Copy the files of `RESULTS` from a run folder into another one; each is whole, or as it was.
+
+    Raises:
+        DiskError: one of them could not be written; names it.
+    """
+    for name in RESULTS:
+        source, to = folder / name, target / name
+        if name in without or not source.exists():
+            continue
+        if source.is_dir():
+            make_folder(to)
+        for path in sorted(source.iterdir()) if source.is_dir() else [source]:
+            with replacing(to / path.name if source.is_dir() else to) as temporary:
+                shutil.copy2(path, temporary)
 
 
 class FlareTransport:
@@ -133,6 +160,8 @@ class FlareTransport:
         self._fl_ctx = fl_ctx
         self._abort = abort
         self._timeout = timeout
+        self._tasks: dict[str, Task] = {}
+        self._answers: _Answers | None = None
 
     @property
     def sites(self) -> list[str]:
@@ -146,28 +175,45 @@ class FlareTransport:
             Aborted: the job was aborted, or its server has died.
         """
         deadline = time.monotonic() + self._timeout
-        answers = _Answers(payloads, receive)
-        tasks = {
-            site: Task(task, to_shareable(packed), timeout=self._timeout, result_received_cb=answers.take)
-            for site, packed in payloads.items()
-        }
+        answers = self._answers = _Answers(payloads, receive)
+        tasks = self._tasks = {site: self._task(task, packed, answers) for site, packed in payloads.items()}
         for site, work in tasks.items():
             self._controller.broadcast(work, self._fl_ctx, targets=[site], min_responses=1)
         # FLARE retires finished tasks only five times a second, so the answers themselves are counted too.
-        while answers.missing and self._controller.get_num_standing_tasks() and not receive.enough():
+        while answers.waiting() and self._controller.get_num_standing_tasks():
+            if receive.enough(answers.waiting()):
+                break
             if self._aborted():
                 raise Aborted("the job was aborted, or its server has died")
             time.sleep(_POLL)
         why = "the task ended without an answer"
         if time.monotonic() >= deadline:
             why = f"no answer within {self._timeout} s"
-        elif receive.enough():
+        elif receive.enough(answers.waiting()):
             why = "not waited for: enough others had answered"
+        self._tasks = {}  # their payloads are as large as the model
         missing = dict(answers.missing)
         for site in missing:
             # An answer to a cancelled task goes to `process_result_of_unknown_task`.
             self._controller.cancel_task(tasks[site], fl_ctx=self._fl_ctx)
         return {site: reason or why for site, reason in missing.items()}
+
+    def refuse(self, site: str, why: str) -> None:
+        """End the open task of a site whose answer cannot be used; see `JobGuard`."""
+        log.warning("refused: %s: %s", site, why)
+        answers, task = self._answers, self._tasks.get(site)
+        if answers and task and site in answers.missing:
+            answers.missing[site] = why
+            self._controller.cancel_task(task, fl_ctx=self._fl_ctx)
+
+    def _task(self, name: TaskName, packed: Packed, answers: _Answers) -> Task:
+        return Task(
+            name,
+            to_shareable(packed),
+            timeout=self._timeout,
+            before_task_sent_cb=answers.note_fetch,
+            result_received_cb=answers.take,
+        )
 
     def _aborted(self) -> bool:
         """Whether the job was aborted or its server has died, which FLARE signals in another way."""
@@ -185,18 +231,29 @@ class _Answers:
         self.missing = dict.fromkeys(sites, "")
         self._receive = receive
 
+    def waiting(self) -> list[str]:
+        """The sites that may still answer."""
+        return [site for site, reason in list(self.missing.items()) if not reason]
+
+    def note_fetch(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
+        """Note that a site fetches its task, as FLARE's callback."""
+        self._receive.fetched(client_task.client.name)
+
     def take(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
         """Take the result of a task, as FLARE's callback."""
         # FLARE's own name of the client, never one that the message claims.
         site, result = client_task.client.name, client_task.result
         client_task.result = None
-        code = result.get_return_code()
-        if code != ReturnCode.OK:
-            self.missing[site] = f"FLARE answered {code}"
-            return
         try:
+            code = result.get_return_code()
+            if code != ReturnCode.OK:
+                self.missing[site] = f"FLARE answered {printable(code, 80)}"
+                return
             self._receive(site, from_shareable_(result))
         except RejectedUpdate as error:
             self.missing[site] = str(error)
+            return
+        except Exception as error:  # noqa: BLE001 - FLARE would end the task without a reason
+            self.missing[site] = f"the answer could not be read ({type(error).__name__})"
             return
         self.missing.pop(site, None)

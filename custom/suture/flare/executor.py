@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from nvflare.apis.event_type import EventType
 from nvflare.apis.executor import Executor
 from nvflare.apis.fl_constant import ReturnCode
@@ -16,8 +14,8 @@ from suture.data.config import find_site_config, load_site_config
 from suture.federation.plan import Plan
 from suture.federation.site.abstention import abstention, record_error
 from suture.federation.site.site import Site
-from suture.flare.codec import from_shareable_, register, to_shareable
-from suture.flare.workspace import check_method_allowed, workspace_root
+from suture.flare.codec import from_shareable_, from_text, register, to_shareable
+from suture.flare.workspace import check_method_allowed, claim_experiment, with_own_prior, workspace_root
 from suture.protocol.check import Expectation
 from suture.protocol.messages import Abstain, Payload, Reply
 from suture.protocol.packing import pack, unpack
@@ -30,11 +28,11 @@ class SiteExecutor(Executor):
     """Runs the site's half of a federation.
 
     Args:
-        plan: `Plan.to_dict()`.
+        plan: `Plan.to_dict()` as text; see `as_text`.
         rounds: number of rounds of the run.
     """
 
-    def __init__(self, plan: dict[str, Any], rounds: int) -> None:
+    def __init__(self, plan: str, rounds: int) -> None:
         super().__init__()
         self.plan = plan
         self.rounds = rounds
@@ -76,8 +74,12 @@ class SiteExecutor(Executor):
     def _open(self, fl_ctx: FLContext) -> Site:
         name = fl_ctx.get_identity_name()
         root = workspace_root(fl_ctx)
-        check_method_allowed(str(self.plan.get("method")), fl_ctx)
-        plan = Plan.from_dict(self.plan)
+        settings = from_text(self.plan)
+        check_method_allowed(str(settings.get("method")), fl_ctx)
+        plan = Plan.from_dict(settings)
         config = load_site_config(find_site_config(name, root))
+        if config.training.prior is None:
+            plan = with_own_prior(plan, config.storage.files)
         state = (config.storage.state or root / "suture") / plan.experiment
+        claim_experiment(state, fl_ctx)
         return Site(name, config, plan, self.rounds, state)

@@ -17,12 +17,15 @@ from nvflare.job_config.defs import FilterType
 from nvflare.recipe.spec import Recipe
 
 from suture.core.errors import ConfigError
+from suture.core.files import writing
 from suture.core.names import check_sites
 from suture.federation.plan import Plan, Schedule, needed
+from suture.flare.codec import as_text
 from suture.flare.controller import FederationController
 from suture.flare.event_feed import EXPERIMENT
 from suture.flare.executor import SiteExecutor
 from suture.flare.filters import EgressFilter
+from suture.flare.workspace import SHARED_WITH
 from suture.methods import GROUP
 from suture.methods.source import Source, source_of
 from suture.protocol.privacy import NO_ENCRYPTION
@@ -44,10 +47,11 @@ class FederationRecipe(Recipe):
         min_clients: number of clients that the job must be deployed to.
         bundle: whether this package, and that of a method from outside, travel with the job; otherwise they
             are installed at every party.
+        shared_with: names of the users who may continue the experiment beside the submitter.
 
     Raises:
-        ConfigError: the schedule contains labels and no sites are named, a name is not valid for a site, or
-            the method is in no installed package.
+        ConfigError: the schedule contains labels and no sites are named, a name is not valid for a site,
+            or the method is in no installed package.
     """
 
     def __init__(
@@ -57,7 +61,8 @@ class FederationRecipe(Recipe):
         schedule: Schedule,
         sites: Sequence[str] = (),
         min_clients: int = 1,
-        bundle: bool = True,
+        bundle: bool = False,
+        shared_with: Sequence[str] = (),
     ) -> None:
         check_sites(sites)
         if not sites and (schedule.label_map or schedule.accept_labels):
@@ -66,12 +71,14 @@ class FederationRecipe(Recipe):
                 "sites (--sites a,b,c) so that each gets its own app"
             )
         # So that `suture resume` finds the job of an experiment.
-        job = FedJob(name=name, min_clients=min_clients, meta_props={EXPERIMENT: plan.experiment})
-        job.to_server(FederationController(plan.to_dict(), schedule.to_dict()), id="controller")
+        meta = {EXPERIMENT: plan.experiment, SHARED_WITH: list(shared_with)}
+        job = FedJob(name=name, min_clients=min_clients, meta_props=meta)
+        settings = as_text(plan.to_dict())
+        job.to_server(FederationController(settings, as_text(schedule.to_dict())), id="controller")
         # Sites poll for tasks this often; with FLARE's default every round takes at least 2 s.
         job.to_server({"server": {"task_request_interval": _POLL}})
         for target in sites or [ALL_SITES]:
-            job.to(SiteExecutor(plan.to_dict(), schedule.rounds), target, tasks=_TASKS)
+            job.to(SiteExecutor(settings, schedule.rounds), target, tasks=_TASKS)
             job.to(EgressFilter(), target, tasks=_TASKS, filter_type=FilterType.TASK_RESULT)
         source = source_of(type(plan.method))
         if bundle:
@@ -147,7 +154,7 @@ def _plain(filter_: Filter) -> Filter:
 
 
 def recipe_of(
-    job: Job, experiment: str | None = None, sites: Sequence[str] = (), bundle: bool = True
+    job: Job, experiment: str | None = None, sites: Sequence[str] = (), bundle: bool = False
 ) -> FederationRecipe:
     """Return the FLARE recipe of a job.
 
@@ -162,11 +169,13 @@ def recipe_of(
     name = experiment or f"{job.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     # Sites that are named are all needed, unless the job says how many are enough.
     least = max(needed(job.min_sites, len(sites)), 1)
-    return FederationRecipe(job.name, job.plan(name), job.schedule(), sites, least, bundle)
+    return FederationRecipe(
+        job.name, job.plan(name), job.schedule(), sites, least, bundle, shared_with=job.shared_with
+    )
 
 
 def export_job(
-    job: Job, folder: Path, experiment: str | None = None, sites: Sequence[str] = (), bundle: bool = True
+    job: Job, folder: Path, experiment: str | None = None, sites: Sequence[str] = (), bundle: bool = False
 ) -> Path:
     """Write the job as a folder that FLARE's admin console accepts; return the folder.
 
@@ -176,9 +185,16 @@ def export_job(
 
     Raises:
         ConfigError: the folder already holds a job of that name, or the method cannot run in a federation.
+        DiskError: the folder cannot be written; nothing is left of the job.
     """
     target = folder / job.name
     if target.exists():
         raise ConfigError(f"{target} already exists; choose another folder")
-    recipe_of(job, experiment, sites, bundle).export(str(folder))
+    recipe = recipe_of(job, experiment, sites, bundle)
+    try:
+        with writing(target):
+            recipe.export(str(folder))
+    except BaseException:
+        shutil.rmtree(target, ignore_errors=True)
+        raise
     return target

@@ -6,7 +6,6 @@ the simulator leaves global state behind. The sites find their configurations th
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
@@ -15,7 +14,8 @@ from nvflare.app_common.widgets.component_path_authorizer import CLASS_ALLOW_LIS
 from nvflare.recipe import SimEnv
 
 from suture.core.errors import ConfigError
-from suture.core.files import write_json
+from suture.core.files import make_folder, read_json, write_json
+from suture.core.names import check_job
 from suture.federation.plan import Plan, Schedule
 from suture.federation.server.record import Record
 from suture.flare.recipe import FederationRecipe
@@ -30,21 +30,22 @@ def main(folder: Path, threads: int | None) -> None:
         ConfigError: this process cannot read the job, for instance because the method's package is not on its
             path; run.json has the message.
     """
-    job = json.loads((folder / "job.json").read_text())
+    job = read_json(folder / "job.json", "name", "sites", "plan", "schedule")
     sites: list[str] = job["sites"]
+    check_job(job["name"])
     try:
         plan, schedule = Plan.from_dict(job["plan"]), Schedule.from_dict(job["schedule"])
     except ConfigError as error:
         Record(folder).update(error=str(error))
         raise
-    recipe = FederationRecipe(job["name"], plan, schedule, sites, bundle=False)
+    recipe = FederationRecipe(job["name"], plan, schedule, sites)
     workspace = folder / "flare"
     # The packages are installed here, so their classes are allowed, as at a site where they are installed.
     point = entry_of(plan.method.about.name)
     own = ["suture.flare.", *([list_entry(point)] if point else [])]
     policy = {"format_version": 2, CLASS_ALLOW_LIST: [*own, *DEFAULT_CLASS_ALLOW_LIST]}
     local = workspace / job["name"] / "local"
-    local.mkdir(parents=True, exist_ok=True)
+    make_folder(local)
     write_json(local / "resources.json.default", policy)
     recipe.execute(SimEnv(clients=sites, num_threads=threads or len(sites), workspace_root=str(workspace)))
 

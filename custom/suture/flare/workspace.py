@@ -1,21 +1,52 @@
-"""The FLARE workspace of the party that runs a job: its folder, and the methods that it allows."""
+"""The FLARE workspace of the party that runs a job: its folder, what it allows, and who submitted."""
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
 from pathlib import Path
 
+from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.fl_exception import UnsafeComponentError
+from nvflare.apis.job_def import JobMetaKey
 from nvflare.app_common.widgets.component_path_authorizer import ComponentPathAuthorizer
 
 from suture.core.errors import ConfigError
+from suture.core.files import named_file
+from suture.federation.ownership import Submitter, claim
+from suture.federation.plan import Plan
 from suture.methods import entry_of
 from suture.methods.source import class_path, list_entry
+from suture.models import MODELS
+
+SHARED_WITH = "suture_shared_with"
+"""Key of a job's meta.json: the users with whom its submitter shares the experiment."""
 
 
 def workspace_root(fl_ctx: FLContext) -> Path:
     """Return the folder of this party that outlives its jobs."""
     return Path(fl_ctx.get_engine().get_workspace().get_root_dir()).resolve()
+
+
+def claim_experiment(folder: Path, fl_ctx: FLContext) -> None:
+    """Check that the job's submitter may use an experiment, or make them its owner; see `claim`.
+
+    FLARE's server writes the submitter of its own login into the metadata of each job, in place of what the
+    job says, and sends it to the sites. The simulator has no users.
+
+    Raises:
+        NotOwner: the experiment is another submitter's.
+        ConfigError: the owner's file is broken.
+    """
+    meta = fl_ctx.get_prop(FLContextKey.JOB_META) or {}
+    name, org = meta.get(JobMetaKey.SUBMITTER_NAME), meta.get(JobMetaKey.SUBMITTER_ORG)
+    shared = meta.get(SHARED_WITH)
+    claim(
+        folder,
+        Submitter(str(name), str(org)) if name else None,
+        [str(user) for user in shared] if isinstance(shared, list) else None,
+    )
 
 
 def check_method_allowed(method: str, fl_ctx: FLContext) -> None:
@@ -44,3 +75,36 @@ def check_method_allowed(method: str, fl_ctx: FLContext) -> None:
             f"administrator can allow it with `suture policy {workspace_root(fl_ctx)} --allow "
             f"{list_entry(point)}`, which adds the package to class_allow_list in local/resources.json"
         ) from refusal
+
+
+def with_own_prior(plan: Plan, folder: Path) -> Plan:
+    """Return the plan with the prior that it names as a file of a site's own folder.
+
+    In a simulation (`SUTURE_SITES`) all parties are the person's who names the file: it may be any.
+
+    Raises:
+        ConfigError: see `named_file`.
+    """
+    prior = plan.method.prior
+    if prior is None or prior.path is None or _simulated():
+        return plan
+    path = named_file(prior.path, folder, "method.prior.path")
+    method = replace(plan.method, prior=replace(prior, path=str(path)))  # type: ignore[type-var]
+    return replace(plan, method=method)
+
+
+def with_own_weights(plan: Plan, folder: Path) -> Plan:
+    """Return the plan with the pretrained weights that it names as a file of the server's own folder.
+
+    Raises:
+        ConfigError: see `named_file`.
+    """
+    weights = plan.model.weights
+    if weights is None or weights in MODELS[plan.model.name].weights or _simulated():
+        return plan
+    path = named_file(weights, folder, "model.weights")
+    return replace(plan, model=replace(plan.model, weights=str(path)))
+
+
+def _simulated() -> bool:
+    return "SUTURE_SITES" in os.environ

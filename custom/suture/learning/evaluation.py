@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import compress
 from typing import Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from suture.core.labels import LabelSet, LabelType
@@ -21,7 +26,16 @@ from suture.learning.metrics import (
     score_classes,
 )
 from suture.learning.training import NonFiniteLoss, SiteContext, predict
-from suture.protocol.messages import ClassScore, Counts, Figures, Metrics, rounded
+from suture.protocol.disclosure import (
+    MOST,
+    bounded,
+    complementary,
+    largest_loss,
+    on_grid,
+    share,
+    without_one,
+)
+from suture.protocol.messages import LARGEST, ClassScore, Counts, Figures, Metrics, rounded
 from suture.protocol.privacy import PrivacyConfig
 
 NOTHING = ClassScore(None, None, None, None, None)
@@ -66,28 +80,61 @@ def measure(
         bootstrap: draws for the intervals; 0 computes none.
 
     Raises:
-        NonFiniteLoss: a logit is not finite.
+        NonFiniteLoss: a logit or the loss is not finite, or the loss is larger than any that is sent.
     """
     part = context.samples.get(split)
     if part is None or not len(part):
         return Metrics(of_round, split, 0, None, {})
     logits, labels = predict(context, part), context.model.labels
-    if not bool(torch.isfinite(logits).all()):
-        raise NonFiniteLoss(
-            f"{context.name}: the model of round {of_round} diverged; lower the learning rate"
-        )
-    names, label_type, limits = how.own.names, how.own.label_type, how.limits
-    test = split == "test"
-    value = entropy(part, logits, label_type) if test else how.loss_on(part, logits, label_type)
+    names, limits, test = how.own.names, how.limits, split == "test"
+    _check_finite(bool(torch.isfinite(logits).all()), context.name, of_round)
+    scores = class_scores(part, logits, labels, names, limits, bootstrap=bootstrap, seed=how.seed)
+    visible = without_withheld(part, scores, labels)
+    loss = split_loss(visible, logits, how, test=test)
+    _check_finite(abs(loss or 0.0) <= LARGEST, context.name, of_round)
     return Metrics(
         of_round,
         split,
         len(part),
-        rounded(value) if len(part) >= limits.min_loss else None,
-        class_scores(part, logits, labels, names, limits, bootstrap=bootstrap, seed=how.seed),
-        overall(part, logits, label_type, limits),
+        loss,
+        scores,
+        overall(visible, logits, labels.label_type, limits),
         by_attribute(part, logits, labels, names, limits) if test else {},
     )
+
+
+def without_withheld(part: Samples, scores: Mapping[str, ClassScore], labels: LabelSet) -> Samples:
+    """Return the samples without the labels of the withheld classes, on which then no figure depends.
+
+    An image of a withheld class of a multiclass task has no label at all.
+    """
+    hidden = [labels.index(name) for name, score in scores.items() if score == NOTHING]
+    y = part.y.clone()
+    if labels.label_type == "multilabel":
+        y[:, hidden] = torch.nan
+    else:
+        y[(y[:, hidden] == 1).any(dim=1)] = torch.nan
+    return replace(part, y=y)
+
+
+def _check_finite(finite: bool, site: str, of_round: int) -> None:
+    if not finite:
+        raise NonFiniteLoss(f"{site}: the model of round {of_round} diverged; lower the learning rate")
+
+
+def split_loss(part: Samples, logits: Tensor, how: Measurement, *, test: bool) -> float | None:
+    """Return the loss of a split as it may leave the site: of bounded logits, and on its grid."""
+    limits, label_type = how.limits, how.own.label_type
+    known = ~torch.isnan(part.y) if test else part.targets()[1]
+    counted = (part.y == 1).any(dim=1) if label_type == "multiclass" else known.sum(dim=1)
+    if int((counted > 0).sum()) < limits.min_loss:
+        return None
+    scores = bounded(logits, label_type) if limits.min_loss else logits
+    value = entropy(part, scores, label_type) if test else how.loss_on(part, scores, label_type)
+    if not limits.min_loss:
+        return rounded(value)
+    largest = largest_loss(label_type, part.y.shape[1])
+    return on_grid(value, largest * share(patient_numbers(part), counted.numpy()), largest)
 
 
 def class_scores(
@@ -116,7 +163,48 @@ def class_scores(
     if labels.label_type == "multiclass":
         recalls = class_recalls(part.y.numpy(), logits.numpy())
         scores = {name: replace(score, recall=recalls[labels.index(name)]) for name, score in scores.items()}
-    return scores if limits is None else {name: withheld(score, limits) for name, score in scores.items()}
+    return scores if limits is None else disclosed(scores, part, columns, labels.label_type, limits)
+
+
+def disclosed(
+    scores: Mapping[str, ClassScore],
+    part: Samples,
+    columns: Sequence[int],
+    label_type: LabelType,
+    limits: PrivacyConfig,
+) -> dict[str, ClassScore]:
+    """Return the scores as they may leave a site: a class that is withheld, for itself or because another
+    would follow from it, has `NOTHING`; the figures of the others are on their grids.
+
+    Args:
+        columns: of the classes in y.
+    """
+    if not limits.min_count:
+        return {name: sent(score, rounded, limits) for name, score in scores.items()}
+    patients, y = patient_numbers(part), part.y[:, columns].numpy()
+    moved = {name: without_one(patients, truth) for name, truth in zip(scores, y.T, strict=True)}
+    large = [name for name, score in scores.items() if enough(score, limits) and moved[name] <= MOST]
+    if label_type == "multiclass":
+        large = complementary({n: s.positives or 0 for n, s in scores.items()}, large, limits.min_count)
+    return {
+        name: sent(score, partial(on_grid, influence=moved[name]), limits) if name in large else NOTHING
+        for name, score in scores.items()
+    }
+
+
+def patient_numbers(part: Samples) -> NDArray[np.intp]:
+    """Return the patient of each image as a number from 0, ``[n]``."""
+    return np.unique(np.asarray(part.patients), return_inverse=True)[1]
+
+
+def counts_of(score: ClassScore) -> Counts | None:
+    """Return the counts of a class; None where they are withheld."""
+    return None if score.positives is None or score.negatives is None else (score.positives, score.negatives)
+
+
+def enough(score: ClassScore, limits: PrivacyConfig) -> bool:
+    """Whether neither count of a class is below the limit."""
+    return min(score.positives or 0, score.negatives or 0) >= limits.min_count
 
 
 def entropy(part: Samples, logits: Tensor, label_type: LabelType) -> float | None:
@@ -146,19 +234,25 @@ def by_attribute(
     names: Sequence[str],
     limits: PrivacyConfig | None = None,
 ) -> dict[str, Figures]:
-    """Return figures of the images with each value of the attribute; one of too few images is left out."""
+    """Return figures of the images with each value of the attribute.
+
+    At a site the value of too few images is left out, and so is each from which its number would follow.
+    """
+    images = Counter(part.attributes)
+    values = [value for value in images if value]
+    if limits is not None:
+        large = [value for value in values if images[value] >= limits.min_count]
+        values = complementary(images, large, limits.min_count)
     found = {}
-    for value in sorted({*part.attributes} - {""}):
+    for value in sorted(values):
         rows = [attribute == value for attribute in part.attributes]
-        if limits is not None and sum(rows) < limits.min_count:
-            continue
         own, of_own = Samples({}, part.y[rows], tuple(compress(part.patients, rows))), logits[rows]
         scores = class_scores(own, of_own, labels, names, limits)
         area = mean_defined(score.auroc for score in scores.values())
         found[value] = Figures(
             len(own),
             area if limits is None else rounded(area),
-            overall(own, of_own, labels.label_type, limits),
+            overall(without_withheld(own, scores, labels), of_own, labels.label_type, limits),
         )
     return found
 
@@ -172,22 +266,47 @@ def ranking(logits: Tensor, label_type: LabelType) -> Tensor:
 
 
 def overall(
-    part: Samples, logits: Tensor, label_type: LabelType, limits: PrivacyConfig | None = None
+    part: Samples,
+    logits: Tensor,
+    label_type: LabelType,
+    limits: PrivacyConfig | None = None,
 ) -> dict[str, float | None]:
     """Return `multiclass_metrics` over the labelled images; {} for multilabel data or too few images."""
-    labelled = int((part.y == 1).any(dim=1).sum())
-    if label_type == "multilabel" or labelled < max(limits.min_count if limits else 0, 1):
+    labelled = (part.y == 1).any(dim=1)
+    if label_type == "multilabel" or int(labelled.sum()) < max(limits.min_count if limits else 0, 1):
         return {}
     figures = multiclass_metrics(part.y.numpy(), logits.numpy())
-    return figures if limits is None else {name: rounded(value) for name, value in figures.items()}
+    if limits is None or not limits.min_count:
+        return figures if limits is None else {name: rounded(value) for name, value in figures.items()}
+    moved = {"accuracy": share(patient_numbers(part), labelled.numpy())} | influence_on_means(part)
+    sent = {name: on_grid(figures[name], most) for name, most in moved.items()}
+    return {name: value for name, value in sent.items() if value is not None}
+
+
+def influence_on_means(part: Samples) -> dict[str, float]:
+    """Return how far one patient moves the means over the classes.
+
+    A patient with k images, in classes of at least p, moves the recalls of the classes that they leave and
+    enter by 2k / (p - k) in all, and the F1 scores of these and of the predicted ones by four times that.
+    Precision has no limit: an image that alone is predicted as a class moves it by 1.
+    """
+    positives = (part.y == 1).sum(dim=0)
+    positives = positives[positives > 0]
+    most = np.bincount(patient_numbers(part), (part.y == 1).any(dim=1).numpy()).max()
+    rest = float(positives.min()) - most
+    recall = 2 * most / rest / len(positives) if rest > 0 else math.inf
+    return {"balanced_accuracy": recall, "recall": recall, "f1": 4 * recall}
 
 
 def class_counts(own: LabelSet, train: Samples, limits: PrivacyConfig) -> dict[str, Counts | None]:
-    """Return the rounded numbers of training images with and without each class; None below the limit."""
+    """Return the rounded numbers of training images with and without each class; None where withheld."""
     positives, negatives = (train.y == 1).sum(dim=0).tolist(), (train.y == 0).sum(dim=0).tolist()
+    counts = dict(zip(own.names, zip(positives, negatives, strict=True), strict=True))
+    large = [name for name, pair in counts.items() if min(pair) >= limits.min_count]
+    if own.label_type == "multiclass":
+        large = complementary({name: p for name, (p, _) in counts.items()}, large, limits.min_count)
     return {
-        name: (near(p, limits), near(n, limits)) if min(p, n) >= limits.min_count else None
-        for name, p, n in zip(own.names, positives, negatives, strict=True)
+        name: (near(p, limits), near(n, limits)) if name in large else None for name, (p, n) in counts.items()
     }
 
 
@@ -196,16 +315,15 @@ def near(count: int, limits: PrivacyConfig) -> int:
     return round(count / limits.round_counts) * limits.round_counts
 
 
-def withheld(score: ClassScore, limits: PrivacyConfig) -> ClassScore:
-    """Return the score with its counts rounded, or `NOTHING` where a count is below the limit."""
-    if min(score.positives or 0, score.negatives or 0) < limits.min_count:
-        return NOTHING
-    return replace(
-        score,
-        auroc=rounded(score.auroc),
-        low=rounded(score.low),
-        high=rounded(score.high),
-        recall=rounded(score.recall),
-        positives=None if score.positives is None else near(score.positives, limits),
-        negatives=None if score.negatives is None else near(score.negatives, limits),
+def sent(
+    score: ClassScore, figure: Callable[[float | None], float | None], limits: PrivacyConfig
+) -> ClassScore:
+    """Return the score with its figures and its counts rounded."""
+    return ClassScore(
+        figure(score.auroc),
+        figure(score.low),
+        figure(score.high),
+        None if score.positives is None else near(score.positives, limits),
+        None if score.negatives is None else near(score.negatives, limits),
+        figure(score.recall),
     )

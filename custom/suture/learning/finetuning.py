@@ -24,7 +24,7 @@ from suture.core.errors import ConfigError, DataError
 from suture.core.files import write_json
 from suture.core.labels import LabelSet, canonical
 from suture.core.seeds import seed_for
-from suture.core.validation import STRICT
+from suture.core.validation import LIMIT, STRICT
 from suture.data.augmentation import Augmentation
 from suture.data.batch import Samples
 from suture.data.config import SiteConfig, load_site_config
@@ -63,13 +63,13 @@ class FineTuning:
         start: from the trained ``model``, or ``fresh`` from a random one, for comparison.
     """
 
-    runs: Annotated[int, Field(ge=1)] = 5
-    epochs: Annotated[int, Field(ge=1)] = 10
-    batch_size: Annotated[int, Field(ge=2)] = 64
+    runs: Annotated[int, Field(ge=1, le=LIMIT)] = 5
+    epochs: Annotated[int, Field(ge=1, le=LIMIT)] = 10
+    batch_size: Annotated[int, Field(ge=2, le=LIMIT)] = 64
     lr: Annotated[float, Field(gt=0)] = 1e-3
     test: Annotated[float, Field(gt=0, lt=1)] = 0.1
-    examples: Annotated[int, Field(ge=4)] | None = None
-    few: Annotated[int, Field(ge=4)] | None = None
+    examples: Annotated[int, Field(ge=4, le=LIMIT)] | None = None
+    few: Annotated[int, Field(ge=4, le=LIMIT)] | None = None
     start: Literal["model", "fresh"] = "model"
 
 

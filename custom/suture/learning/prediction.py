@@ -12,8 +12,10 @@ from torch import Tensor
 
 from suture.core.environment import unusable
 from suture.core.errors import ConfigError, DataError
-from suture.core.files import atomic_write
-from suture.data.decoding import images_to_predict, read_image, resize_pad
+from suture.core.files import atomic_write, make_folder
+from suture.core.spreadsheets import as_cell
+from suture.data.decoding import images_to_predict, read_image, resize_pad, within
+from suture.data.limits import MOST_TEXT, file_bytes
 from suture.data.reading import read_sheet
 from suture.learning.losses import probabilities
 from suture.models import MODELS, ModelSpec, vocabulary_of
@@ -103,7 +105,13 @@ class Model:
 
     def _probabilities(self, inputs: Inputs) -> Tensor:
         on_device = {key: tensor.to(self.device) for key, tensor in inputs.items()}
-        return probabilities(self.network(on_device), self.network.labels.label_type).cpu()
+        found = probabilities(self.network(on_device), self.network.labels.label_type).cpu()
+        if not bool(torch.isfinite(found).all()):
+            raise ConfigError(
+                "the model gives no finite probabilities, so its weights (model.safetensors) or its "
+                "preprocessing (model.json) are damaged; restore both files, or train it again"
+            )
+        return found
 
 
 def open_model(folder: str | Path, device: str = "cpu") -> Model:
@@ -125,14 +133,16 @@ def open_model(folder: str | Path, device: str = "cpu") -> Model:
 def predict_to_csv(model_folder: Path, source: Path, out: Path, device: str = "cpu") -> tuple[int, list[str]]:
     """Write a CSV with the column ``image`` or ``document``, and a column of probabilities for each class.
 
+    Names are written by `as_cell`, so that none is a formula or moves the cursor of a terminal.
+
     Args:
         model_folder, source: as in `open_model` and `Model.predict`.
 
     Returns:
         the number of predictions, and the names of images that cannot be read.
     """
-    frame = open_model(model_folder, device).predict(source)
-    out.parent.mkdir(parents=True, exist_ok=True)
+    frame = open_model(model_folder, device).predict(source).rename(index=as_cell, columns=as_cell)
+    make_folder(out.parent)
     atomic_write(out, frame.to_csv(float_format="%.6f", lineterminator="\n").encode())
     return len(frame), frame.attrs["skipped"]
 
@@ -170,7 +180,8 @@ def documents_to_predict(source: Path) -> list[tuple[str, str]]:
     """Return name and text of each document of a path: a .txt file, a folder of them, or a CSV.
 
     Raises:
-        DataError: the path does not exist or has no document, the CSV no column ``text``, or a file no UTF-8.
+        DataError: the path does not exist or has no document, the CSV no column ``text``, a file is no UTF-8,
+            or a link leads out of the folder.
     """
     if source.suffix.lower() == ".csv" and source.is_file():
         sheet = read_sheet(source)
@@ -182,12 +193,12 @@ def documents_to_predict(source: Path) -> list[tuple[str, str]]:
         there = source.exists()
     except OSError:  # the text itself, too long for a name
         there = False
-    paths = sorted(source.rglob("*.txt")) if there and source.is_dir() else [source]
+    paths = within(source, source.rglob("*.txt")) if there and source.is_dir() else [source]
     if not paths or not there:
         raise DataError(
             f"{str(source)[:80]!r} holds no document; give a .txt file, a folder of them or a CSV"
         )
     try:
-        return [(str(path), path.read_text(encoding="utf-8-sig")) for path in paths]
+        return [(str(path), file_bytes(path, MOST_TEXT).decode("utf-8-sig")) for path in paths]
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{source} cannot be read as text: {error}") from error

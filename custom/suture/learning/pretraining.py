@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from suture.core.errors import ConfigError, DataError, unknown
 from suture.core.seeds import generator_for, seed_for, seeded
-from suture.core.validation import STRICT
+from suture.core.validation import LIMIT, STRICT
 from suture.data.augmentation import Share, chosen, padded, resample, spread
 from suture.learning.training import NonFiniteLoss
 from suture.models import MODELS, ModelSpec
@@ -92,14 +92,14 @@ class Pretraining:
     backbone: str = "cnn"
     size: Annotated[int, Field(ge=16, le=4096)] = 64
     color: bool = False
-    epochs: Annotated[int, Field(ge=1)] = 20
-    batch_size: Annotated[int, Field(ge=2)] = 128
+    epochs: Annotated[int, Field(ge=1, le=LIMIT)] = 20
+    batch_size: Annotated[int, Field(ge=2, le=LIMIT)] = 128
     lr: Annotated[float, Field(gt=0)] = 0.03
     weight_decay: Annotated[float, Field(ge=0)] = 1e-4
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.999
-    queue: Annotated[int, Field(ge=2)] = 4096
+    queue: Annotated[int, Field(ge=2, le=LIMIT)] = 4096
     temperature: Annotated[float, Field(gt=0)] = 0.2
-    projection: Annotated[int, Field(ge=2)] = 128
+    projection: Annotated[int, Field(ge=2, le=LIMIT)] = 128
     views: Views = Views()
 
     def __post_init__(self) -> None:

@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from suture.core.errors import DataError
-from suture.core.files import atomic_write
+from suture.core.files import atomic_write, make_folder
 from suture.core.labels import LabelSet
+from suture.core.spreadsheets import as_cell
 from suture.data.augmentation import Augmentation
 from suture.data.batch import Samples, columns
 from suture.data.config import SiteConfig
@@ -177,14 +178,17 @@ def as_metrics(done: Evaluated) -> dict[str, Any]:
 def write_scores(done: Evaluated, path: Path) -> None:
     """Write a CSV with a row per image: patient, label and probability of every class; blank is unknown.
 
+    Names of patients and classes are written by `as_cell`.
+
     Raises:
         OSError: the file cannot be written.
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["patient", *(f"{name} label" for name in done.labels), *done.labels])
+    names = [as_cell(name) for name in done.labels]
+    writer.writerow(["patient", *(f"{name} label" for name in names), *names])
     for patient, y, scores in zip(done.patients, done.y, done.scores, strict=True):
         known = ("" if np.isnan(v) else f"{v:g}" for v in y)
-        writer.writerow([patient, *known, *(f"{s:.6f}" for s in scores)])
-    path.parent.mkdir(parents=True, exist_ok=True)
+        writer.writerow([as_cell(patient), *known, *(f"{s:.6f}" for s in scores)])
+    make_folder(path.parent)
     atomic_write(path, text.getvalue().encode())

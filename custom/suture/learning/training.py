@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from suture.core.errors import SutureError
 from suture.core.seeds import generator_for, seed_for, seeded
-from suture.core.validation import STRICT
+from suture.core.validation import LIMIT, STRICT
 from suture.data.augmentation import Augmentation, augment
 from suture.data.batch import Batch, Samples, endless
 from suture.data.table import Split
@@ -31,6 +31,7 @@ from suture.models.classifier import (
     train_mode,
 )
 from suture.models.priors.prior import Prior
+from suture.protocol.messages import LARGEST
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Logits, y and known ``[n, c]`` to a scalar."""
@@ -72,15 +73,15 @@ class LocalTraining:
     """
 
     lr: Annotated[float, Field(gt=0)] = 5e-5
-    epochs: Annotated[int, Field(ge=0)] = 1
-    batch_size: Annotated[int, Field(ge=1)] = 64
-    iterations: Annotated[int, Field(ge=1)] | None = None
+    epochs: Annotated[int, Field(ge=0, le=LIMIT)] = 1
+    batch_size: Annotated[int, Field(ge=1, le=LIMIT)] = 64
+    iterations: Annotated[int, Field(ge=1, le=LIMIT)] | None = None
     optimiser: Literal["adam", "sgd"] = "adam"
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     final_lr: Annotated[float, Field(gt=0)] | None = None
-    warmup_epochs: Annotated[int, Field(ge=0)] = 0
+    warmup_epochs: Annotated[int, Field(ge=0, le=LIMIT)] = 0
     warmup_lr: Annotated[float, Field(gt=0)] = 5e-3
     warmup_init: Literal["common", "independent"] = "common"
     clip: Annotated[float, Field(gt=0)] | None = None
@@ -275,12 +276,12 @@ def step(
     """One step of the optimiser; returns the loss before it.
 
     Raises:
-        NonFiniteLoss: the loss is no number, and nothing was changed.
+        NonFiniteLoss: the loss is no number, or larger than any that is sent; nothing was changed.
     """
     with torch.autocast(site.device.type, torch.bfloat16, enabled=site.amp):
         value = objective(site.model, batch)
     number = value.item()
-    if not math.isfinite(number):
+    if not abs(number) <= LARGEST:
         raise NonFiniteLoss(
             f"{site.name}: the loss of {when} is {number}; lower the learning rate or look for broken images"
         )

@@ -27,7 +27,15 @@ from suture.models.backbones import (
     small_resnet,
     text_lstm,
 )
-from suture.models.classifier import Classifier, Preprocessing, head_rows, load_tensors, set_momentum
+from suture.models.classifier import (
+    Classifier,
+    Mean,
+    Preprocessing,
+    Std,
+    head_rows,
+    load_tensors,
+    set_momentum,
+)
 
 __all__ = [
     "CORPUS",
@@ -38,6 +46,7 @@ __all__ = [
     "Backbone",
     "ModelSpec",
     "build",
+    "check_portable",
     "vocabulary_of",
 ]
 
@@ -109,6 +118,10 @@ MODELS: dict[str, Backbone] = {
 }
 
 
+Width = Annotated[int, Field(ge=0, le=4096)]
+"""Number of features; a Dense block between two of the widest has 64 MiB."""
+
+
 @dataclass(frozen=True, config=STRICT)
 class ModelSpec:
     """Which model, and its input.
@@ -125,8 +138,9 @@ class ModelSpec:
         projection: width of the projector of methods that compare features with a frozen prior's (the prior's
             width), 0 for none.
         second_head: whether the projection has a head of its own, as in the published program of Fed-MAS.
-        weights: path of pretrained weights, read at the server only; ``download`` fetches torchvision's,
-            ``package`` reads those in the backbone's package.
+        weights: path of pretrained weights in a simulation; at a real server, which alone reads them, the
+            bare name of a file in ``[storage] files``. ``download`` fetches torchvision's, ``package`` reads
+            those in the backbone's package.
         mean, std: normalisation per channel; None for that of the backbone's pretraining, or 0.5 and 0.25 if
             it has none.
         vocabulary: of a model that reads text: ``clinical``, which comes with the package; the path of a
@@ -140,16 +154,16 @@ class ModelSpec:
     name: str = "cnn"
     size: Annotated[int, Field(ge=16, le=4096)] = 64
     color: bool = False
-    hidden: Annotated[int, Field(ge=0)] = 0
+    hidden: Width = 0
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     norm_momentum: Annotated[float, Field(gt=0, le=1)] | None = None
-    projection: Annotated[int, Field(ge=0)] = 0
+    projection: Width = 0
     second_head: bool = False
     weights: str | None = None
-    mean: tuple[Annotated[float, Field(allow_inf_nan=False)], ...] | None = None
-    std: tuple[Annotated[float, Field(gt=0, allow_inf_nan=False)], ...] | None = None
-    vocabulary: str | tuple[str, ...] = "clinical"
-    longest: Annotated[int, Field(ge=1)] | None = None
+    mean: tuple[Mean, ...] | None = None
+    std: tuple[Std, ...] | None = None
+    vocabulary: str | Annotated[tuple[str, ...], Field(max_length=500_000)] = "clinical"
+    longest: Annotated[int, Field(ge=1, le=100_000)] | None = None
     padding: bool = False
 
     def __post_init__(self) -> None:
@@ -181,6 +195,24 @@ def vocabulary_of(spec: ModelSpec) -> Vocabulary:
     if isinstance(spec.vocabulary, str):
         return read_vocabulary(Path(spec.vocabulary))
     return Vocabulary(spec.vocabulary)
+
+
+def check_portable(spec: ModelSpec, holder: str) -> None:
+    """Refuse a specification from elsewhere that names a file to read the vocabulary from.
+
+    The number of its lines would be that of the embedding's rows, so whoever chose the name would learn it.
+
+    Args:
+        holder: what holds the specification, for the message.
+
+    Raises:
+        ConfigError: the vocabulary is a path; says what to write.
+    """
+    if isinstance(spec.vocabulary, str) and spec.vocabulary != "clinical":
+        raise ConfigError(
+            f"model.vocabulary={spec.vocabulary[:80]!r}: {holder} holds the words themselves, or 'clinical', "
+            "and no name of a file; export it again with `suture export`"
+        )
 
 
 def build(spec: ModelSpec, labels: LabelSet, seed: int, *, pretrained: bool) -> Classifier:

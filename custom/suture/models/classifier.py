@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from pydantic import Field
 from pydantic.dataclasses import dataclass as validated
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from suture.core.errors import ConfigError
+from suture.core.errors import ConfigError, as_word
 from suture.core.labels import LabelSet
 from suture.core.seeds import generator_for, seeded
 from suture.core.validation import STRICT
@@ -38,6 +39,11 @@ class Layout:
         )
 
 
+Mean = Annotated[float, Field(ge=-1e3, le=1e3)]
+Std = Annotated[float, Field(ge=1e-3, le=1e3)]
+"""Normalisation of values in [0, 1]; a smaller standard deviation would leave single precision."""
+
+
 @validated(frozen=True, config=STRICT)
 class Preprocessing:
     """The conversion of pixels to a model's input; it is saved with the model.
@@ -50,11 +56,11 @@ class Preprocessing:
         mean, std: normalisation of each channel, of values in [0, 1].
     """
 
-    size: int
+    size: Annotated[int, Field(ge=1, le=4096)]
     color: bool
-    channels: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+    channels: Annotated[int, Field(ge=1, le=3)]
+    mean: tuple[Mean, ...]
+    std: tuple[Std, ...]
 
     def __call__(self, image: Tensor) -> Tensor:
         """Convert uint8 ``[n, 1 or 3, h, w]`` to normalised float ``[n, channels, h, w]``."""
@@ -204,6 +210,26 @@ def load_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
         for name, target in model.state_dict().items():
             if name in tensors:
                 target.copy_(tensors[name])
+
+
+def check_tensors(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], where: str) -> None:
+    """Check that tensors of a file have the names, shapes and types of a model's.
+
+    Raises:
+        ConfigError: names the file and the first tensor that differs.
+    """
+    if wrong := found.keys() ^ expected.keys():
+        name = min(wrong)
+        what = "is not of this model" if name in found else "is missing"
+        raise ConfigError(f"{where}: the tensor {as_word(name)} {what}; restore the file from a backup")
+    for name, tensor in found.items():
+        has, needs = _form(tensor), _form(expected[name])
+        if has != needs:
+            raise ConfigError(f"{where}: {name} is {has} instead of {needs}; restore the file from a backup")
+
+
+def _form(tensor: Tensor) -> str:
+    return f"{tuple(tensor.shape)} {tensor.dtype}"
 
 
 NormPolicy = Literal["average", "local", "frozen"]

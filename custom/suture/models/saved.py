@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass as validated
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
 from suture.core import VERSION
-from suture.core.errors import ConfigError
-from suture.core.files import replacing, write_json
-from suture.core.labels import LabelSet
-from suture.core.validation import parse
-from suture.models import ModelSpec, build
-from suture.models.classifier import Classifier, Preprocessing
+from suture.core.errors import ConfigError, SutureError, as_word
+from suture.core.files import make_folder, read_json, replacing, write_json
+from suture.core.labels import LabelSet, LabelType
+from suture.core.validation import OPEN, parse
+from suture.models import ModelSpec, build, check_portable
+from suture.models.classifier import Classifier, Preprocessing, check_tensors
+from suture.protocol.messages import Labels
 
 
 def save_model(model: Classifier, spec: ModelSpec, folder: Path, facts: Mapping[str, Any]) -> None:
@@ -26,7 +29,7 @@ def save_model(model: Classifier, spec: ModelSpec, folder: Path, facts: Mapping[
     Args:
         facts: further entries of model.json (job, round).
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     with replacing(folder / "model.safetensors") as temporary:
         # Not `save_file`: only the owner may read its file.
         temporary.write_bytes(save({name: t.contiguous() for name, t in model.state_dict().items()}))
@@ -42,25 +45,54 @@ def save_model(model: Classifier, spec: ModelSpec, folder: Path, facts: Mapping[
     write_json(folder / "model.json", description)
 
 
+@validated(frozen=True, config=OPEN)
+class Description:
+    """The content of model.json; it has more facts.
+
+    Attributes:
+        labels, label_type: the classes of the head's rows, in order.
+        model: what the network is made of.
+        preprocessing: of its images.
+
+    Raises:
+        ConfigError: the preprocessing is that of another model.
+    """
+
+    labels: Annotated[Labels, Field(min_length=1)]
+    label_type: LabelType
+    model: ModelSpec
+    preprocessing: Preprocessing
+
+    def __post_init__(self) -> None:
+        made = self.model.preprocessing
+        for name in ("size", "color", "channels"):
+            has, needs = getattr(self.preprocessing, name), getattr(made, name)
+            if has != needs:
+                raise ConfigError(f"preprocessing.{name} is {has}, and the model takes {needs}")
+        for name in ("mean", "std"):
+            values = len(getattr(self.preprocessing, name))
+            if values != made.channels:
+                raise ConfigError(f"preprocessing.{name} has {values} values for {made.channels} channels")
+
+
 def load_model(folder: Path) -> tuple[Classifier, Preprocessing]:
     """Return the model, in eval mode, and the preprocessing of its images.
 
     Raises:
         ConfigError: the folder holds no model of Suture, or a damaged one.
     """
-    path = folder / "model.json"
-    if not path.is_file():
-        raise ConfigError(f"{folder} holds no model.json; name the model/ folder of a finished run")
+    found, weights = _described(folder), folder / "model.safetensors"
     try:
-        description = json.loads(path.read_text())
-        labels = LabelSet(tuple(description["labels"]), description.get("label_type") or description["task"])
-        spec = parse(ModelSpec, description["model"], str(path))
-        preprocessing = parse(Preprocessing, description["preprocessing"], str(path))
-        model = build(spec, labels, seed=0, pretrained=False)
-        model.load_state_dict(load_file(folder / "model.safetensors"))
-    except (OSError, KeyError, ValueError, RuntimeError, SafetensorError) as error:
-        raise ConfigError(f"{folder} cannot be read as a model: {error}") from error
-    return model.eval(), preprocessing
+        model = build(found.model, LabelSet(found.labels, found.label_type), seed=0, pretrained=False)
+        tensors = load_file(weights)
+        check_tensors(tensors, model.state_dict(), str(weights))
+    except (OSError, SutureError, SafetensorError) as error:
+        raise ConfigError(f"{folder} cannot be read as a model: {_why(error)}") from error
+    for name, tensor in tensors.items():
+        if not bool(torch.isfinite(tensor).all()):
+            raise ConfigError(f"{weights}: {name} is not finite; restore the file from a backup")
+    model.load_state_dict(tensors)
+    return model.eval(), found.preprocessing
 
 
 def load_spec(folder: Path) -> ModelSpec:
@@ -69,8 +101,22 @@ def load_spec(folder: Path) -> ModelSpec:
     Raises:
         ConfigError: the folder holds no model of Suture, or a damaged one.
     """
+    return _described(folder).model
+
+
+def _described(folder: Path) -> Description:
     path = folder / "model.json"
+    if not path.is_file():
+        raise ConfigError(f"{folder} holds no model.json; name the model/ folder of a finished run")
     try:
-        return parse(ModelSpec, json.loads(path.read_text())["model"], str(path))
-    except (OSError, KeyError, ValueError) as error:
+        content = read_json(path)
+        # Versions before 0.1 wrote the type under another name.
+        found = parse(Description, {"label_type": content.get("task"), **content}, "model.json")
+        check_portable(found.model, str(path))
+    except SutureError as error:
         raise ConfigError(f"{folder} cannot be read as a model: {error}") from error
+    return found
+
+
+def _why(error: Exception) -> str:
+    return str(error) if isinstance(error, SutureError) else as_word(error)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from suture.core.errors import RejectedUpdate
+from suture.protocol.disclosure import BOUND, may_be
 from suture.protocol.egress import IMAGES, WEIGHT, Egress, Range
 from suture.protocol.messages import (
     KEYS,
@@ -20,10 +21,12 @@ from suture.protocol.messages import (
     Metrics,
     Reply,
     SiteInfo,
+    Spent,
     TaskName,
     Update,
     rounded,
 )
+from suture.protocol.privacy import PrivacyConfig
 
 _ANSWERS: dict[TaskName, type[Reply]] = {"handshake": SiteInfo, "train": Update, "evaluate": Evaluation}
 
@@ -40,6 +43,8 @@ class Expectation:
         egress: what the method declares.
         images: number of training images that it has announced.
         local: whether it also evaluates the model that it trained itself.
+        limits: of the site, by its own filter. The server does not know them; a site that sends finer figures
+            harms itself alone.
     """
 
     task: TaskName
@@ -51,6 +56,7 @@ class Expectation:
     egress: Egress
     images: int = 0
     local: bool = False
+    limits: PrivacyConfig | None = None
 
 
 def check_reply(reply: Reply, expected: Expectation) -> None:
@@ -74,6 +80,7 @@ def check_reply(reply: Reply, expected: Expectation) -> None:
         if (reply.prior is not None) != expected.egress.prior:
             raise RejectedUpdate("a prior that was not asked for, or none where one was")
     elif isinstance(reply, Evaluation):
+        _check_spent(reply.spent)
         _check_metrics(reply.metrics, expected, expected.round)
         if reply.local is not None:
             if not expected.local or expected.split != "test":
@@ -108,6 +115,11 @@ def _check_update(update: Update, expected: Expectation) -> None:
     for name, value in update.scalars.items():
         _check_rounded(name, value, {**egress.scalars, **egress.losses}[name])
     _check_rounded("train_loss", update.train_loss)
+    _check_spent(update.spent)
+    if expected.limits and expected.limits.min_loss:
+        losses = {"train_loss": update.train_loss} | {n: update.scalars.get(n) for n in egress.losses}
+        for name, number in losses.items():
+            _check_grid(name, number, BOUND, expected.images)
     if update.metrics is not None:
         _check_metrics(update.metrics, expected, expected.committed)
 
@@ -170,13 +182,43 @@ def _check_metrics(metrics: Metrics, expected: Expectation, of_round: int) -> No
             raise RejectedUpdate(f"the metric {min(stray)!r} was not asked for")
         for name, value in found.items():
             _check_rounded(name, value, (0.0, 1.0))
+    counts: list[int | None] = [metrics.n]
     for part in metrics.attributes.values():
         _check_rounded("AUROC", part.auroc, (0.0, 1.0))
+        counts.append(part.n)
     for score in metrics.classes.values():
         for value in (score.auroc, score.low, score.high, score.recall):
             _check_rounded("AUROC", value, (0.0, 1.0))
-        for count in (score.positives, score.negatives):
-            _check_range("a count", count or 0, (0, LARGEST))
+        counts += [score.positives, score.negatives]
+    for count in counts:
+        _check_range("a count", count or 0, (0, LARGEST))
+    if expected.limits:
+        _check_grids(metrics, expected.limits)
+
+
+def _check_grids(metrics: Metrics, limits: PrivacyConfig) -> None:
+    """Check that no figure is finer than a site's limits permit for its number of images."""
+    if limits.min_loss and metrics.loss is not None:
+        _check_grid("loss", metrics.loss, BOUND, metrics.n)
+    if not limits.min_count:
+        return
+    parts = [(metrics.overall, metrics.n), *((part.overall, part.n) for part in metrics.attributes.values())]
+    for figures, n in parts:
+        for name, value in figures.items():
+            _check_grid(name, value, 1.0, n)
+    for score in metrics.classes.values():
+        for value in (score.auroc, score.low, score.high, score.recall):
+            _check_grid("AUROC", value, 1.0, metrics.n)
+
+
+def _check_grid(name: str, value: float | None, largest: float, images: int) -> None:
+    if value is not None and not may_be(value, largest / max(images, 1)):
+        raise RejectedUpdate(f"{name} has more digits than {images} images support")
+
+
+def _check_spent(spent: Spent | None) -> None:
+    if spent and spent.epsilon is not None and spent.epsilon != float(f"{spent.epsilon:.3g}"):
+        raise RejectedUpdate("ε has more than three digits")
 
 
 def _check_range(name: str, value: float, declared: Range) -> None:

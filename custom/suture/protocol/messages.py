@@ -20,9 +20,13 @@ from suture.core.errors import LabelError
 from suture.core.labels import LabelType
 from suture.core.names import LONGEST, check_label
 from suture.core.validation import STRICT
+from suture.protocol.privacy import check_protection
 
 MOST = 2_000
-"""Largest number of classes of a federation and of tensors of a model: longer lists are rejected."""
+"""Largest number of tensors of a model, and of a method's scalars: longer lists are rejected."""
+
+MOST_CLASSES = 10_000
+"""Largest number of classes of a federation."""
 
 LARGEST = 10**9
 """The largest count: an integer of Python is unlimited, and so could carry anything."""
@@ -39,15 +43,23 @@ Word = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]+$", max_length
 """A name of the program: of a tensor, a figure or an exception."""
 
 Label = Annotated[str, StringConstraints(max_length=LONGEST), AfterValidator(_label)]
-Labels = Annotated[tuple[Label, ...], Field(max_length=MOST)]
+Labels = Annotated[tuple[Label, ...], Field(max_length=MOST_CLASSES)]
 Tensors = Annotated[dict[Word, Tensor], Field(max_length=MOST)]
 Count = Annotated[int, Field(ge=0, le=LARGEST)]
+Total = Annotated[int, Field(ge=0, le=LARGEST * MOST)]
+"""A sum of counts over sites; that of one site is a `Count`, which its check ensures."""
+
+Number = Annotated[FiniteFloat, Field(ge=-LARGEST, le=LARGEST)]
+"""A loss or a scalar of a method: its sums cannot overflow. A model whose loss is larger has diverged."""
+
+Protection = Annotated[dict[Literal["clip", "noise", "delta"], FiniteFloat], AfterValidator(check_protection)]
 
 TaskName = Literal["handshake", "train", "evaluate"]
 Counts = tuple[Count, Count]
 """Numbers of positive and negative images of a class."""
 
 Reason = Literal[
+    "budget",
     "code_mismatch",
     "configuration",
     "data_fault",
@@ -99,7 +111,7 @@ class Figures:
         overall: for multiclass labels, figures over all classes; see `KEYS`.
     """
 
-    n: Count
+    n: Total
     auroc: FiniteFloat | None
     overall: dict[Word, FiniteFloat | None] = Field(default_factory=dict, max_length=MOST)
 
@@ -119,9 +131,9 @@ class Metrics:
 
     round: Count
     split: Literal["validation", "test"]
-    n: Count
-    loss: FiniteFloat | None
-    classes: Annotated[dict[Label, ClassScore], Field(max_length=MOST)]
+    n: Total
+    loss: Number | None
+    classes: Annotated[dict[Label, ClassScore], Field(max_length=MOST_CLASSES)]
     overall: dict[Word, FiniteFloat | None] = Field(default_factory=dict, max_length=MOST)
     attributes: Annotated[dict[Label, Figures], Field(max_length=MOST_ATTRIBUTES)] = Field(
         default_factory=dict
@@ -149,9 +161,30 @@ class SiteInfo:
     threads: Annotated[int, Field(ge=1, le=4096)]
     code: Word
     label_type: LabelType = "multilabel"
-    counts: dict[Label, Counts | None] = Field(default_factory=dict, max_length=MOST)
+    counts: dict[Label, Counts | None] = Field(default_factory=dict, max_length=MOST_CLASSES)
     prior: Word | None = None
-    protection: dict[Literal["clip", "noise", "delta"], FiniteFloat] = Field(default_factory=dict)
+    protection: Protection = Field(default_factory=dict)
+
+
+@dataclass(frozen=True, config=STRICT)
+class Spent:
+    """What a site has released in all its experiments, by its own ledger: the server cannot know it.
+
+    Attributes:
+        epsilon: ε of all its updates together at the site's δ, in three digits, rounded up; None is infinity.
+        updates: number of updates with tensors.
+        unprotected: number of these that had no noise; one makes ε infinite.
+        experiments: number of experiments with such updates.
+        figures: number of figures of classes, which noise does not protect.
+        numbers: number of other numbers that it does not protect: losses, counts, weights.
+    """
+
+    epsilon: Annotated[FiniteFloat, Field(ge=0)] | None
+    updates: Count
+    unprotected: Count
+    experiments: Count
+    figures: Count
+    numbers: Count
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -195,12 +228,13 @@ class Update:
         shared: tensors that every site shares, in the model's shapes.
         head: rows of the head, ``[len(labels), ...]`` each.
         class_weights: the site's weight in the mean of each row, ``[len(labels)]``.
-        weight: the site's weight in the mean of each shared tensor.
+        weight: the site's weight in the mean of each shared tensor; `Egress` declares its range.
         kind: whether the tensors are weights or gradients.
         class_tensors: further tensors with a row for each class, ``[len(labels), ...]``.
         scalars: further numbers that the method declares.
         train_loss: mean loss of the round's local steps.
         metrics: of the received global model on the site's validation data.
+        spent: what the site has released so far, if it clips its updates.
     """
 
     round: Count
@@ -211,9 +245,10 @@ class Update:
     weight: FiniteFloat = 1.0
     kind: Literal["weights", "gradient"] = "weights"
     class_tensors: Tensors = Field(default_factory=dict)
-    scalars: dict[Word, FiniteFloat] = Field(default_factory=dict, max_length=MOST)
-    train_loss: FiniteFloat | None = None
+    scalars: dict[Word, Number] = Field(default_factory=dict, max_length=MOST)
+    train_loss: Number | None = None
     metrics: Metrics | None = None
+    spent: Spent | None = None
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -224,10 +259,12 @@ class Evaluation:
         metrics: of the received model.
         local: on the test data, of the model that the site had trained in that round, before aggregation;
             None unless the method keeps local models and the site took part in the round.
+        spent: what the site has released so far, if it clips its updates.
     """
 
     metrics: Metrics
     local: Metrics | None = None
+    spent: Spent | None = None
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import hashlib
 import json
 import os
 import re
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -23,8 +24,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from suture.core.errors import RejectedUpdate, SutureError
+from suture.core.errors import RejectedUpdate, SutureError, as_word, shown
 from suture.core.files import replacing
+from suture.core.plain import parse_json
 from suture.protocol.messages import MOST, Abstain, Evaluation, Message, Payload, SiteInfo, Update
 
 _TYPES: dict[str, type[Message]] = {
@@ -36,9 +38,9 @@ _SINGLE = "class_weights"
 _NO_CHECKSUM = "-" * 8
 
 TEXT = 4 * 2**20
-"""Largest number of characters in a header: three times what the longest names of the most classes need."""
+"""Largest number of characters in a header: the most classes, twice, with names of 150 characters."""
 
-VALUES = 100_000
+VALUES = 200_000
 """Largest number of values in a header."""
 
 DEPTH = 6
@@ -92,7 +94,7 @@ def tensor_fields(kind: type[Message], tensors: Mapping[str, Tensor]) -> dict[st
         group, _, rest = name.partition("/")
         if name == _SINGLE and _SINGLE in groups:
             fields[name] = tensor
-        elif group in groups and rest:
+        elif group in groups - {_SINGLE} and rest:
             fields[group][rest] = tensor
         else:
             raise RejectedUpdate(f"{kind.__name__}: undeclared tensor {name[:200]!r}")
@@ -114,7 +116,7 @@ def unpack(packed: Packed) -> Message:
     fields = dict(packed.header)
     kind = _TYPES.get(str(fields.pop("type", None)))
     if kind is None:
-        raise RejectedUpdate(f"unknown message type {packed.header.get('type')!r}")
+        raise RejectedUpdate(f"unknown message type {shown(packed.header.get('type'))}")
     if stray := _tensor_groups(kind) & fields.keys():
         raise RejectedUpdate(f"{kind.__name__}: {min(stray)} must be tensors")
     fields |= tensor_fields(kind, packed.tensors)
@@ -135,10 +137,14 @@ def check_size(packed: Packed) -> None:
     """
     if len(packed.tensors) > MOST:
         raise RejectedUpdate(f"{len(packed.tensors)} tensors, at most {MOST} are taken")
+    if not isinstance(packed.header, Mapping):
+        raise RejectedUpdate("the message has no header")
     if any(not isinstance(name, str) for name in packed.tensors):
         raise RejectedUpdate("a tensor whose name is no text")
     if any(not isinstance(t, Tensor) or t.layout != torch.strided for t in packed.tensors.values()):
         raise RejectedUpdate("a tensor that is none, or a sparse one")
+    if any(t.is_nested or t.requires_grad for t in packed.tensors.values()):
+        raise RejectedUpdate("a tensor that is nested, or one with a gradient")
     if any(t.is_meta for t in packed.tensors.values()):
         raise RejectedUpdate("a tensor without values (of the device meta)")
     text, values = 0, 0
@@ -147,6 +153,8 @@ def check_size(packed: Packed) -> None:
         value, depth = left.pop()
         inner: Iterable[Any] = ()
         if isinstance(value, Mapping):
+            if not all(isinstance(key, str) for key in value):
+                raise RejectedUpdate("the header has a key that is no text")
             values, inner = values + len(value), chain.from_iterable(value.items())
         elif isinstance(value, (list, tuple)):
             values, inner = values + len(value), value
@@ -164,7 +172,7 @@ def check_size(packed: Packed) -> None:
 def _first(error: ValidationError) -> str:
     """Describe the first problem of a validation, without the value: it may not be fit for a log."""
     problem = error.errors(include_input=False, include_url=False)[0]
-    where = ".".join(str(part)[:80] for part in problem["loc"])
+    where = ".".join(map(as_word, problem["loc"]))
     return f"{where}: {problem['msg']}"
 
 
@@ -175,14 +183,14 @@ def save(path: Path, packed: Packed, durable: bool = True) -> None:
         durable: see `replacing`. A file that only this process reads back needs no checksum either.
 
     Raises:
-        OSError: the disk is full or the folder cannot be written; the file that was there is untouched.
+        DiskError: the disk is full or the folder cannot be written; the file that was there is untouched.
     """
     with replacing(path, durable) as temporary:
         try:
             header = json.dumps(packed.header, allow_nan=False)
             checksum = _checksum(packed.tensors, header) if durable else _NO_CHECKSUM
             # One field: safetensors writes several in any order, and equal states must give equal files.
-            save_file(dict(packed.tensors), temporary, {"suture": checksum + header})
+            save_file(_apart(packed.tensors), temporary, {"suture": checksum + header})
         except SafetensorError as error:
             # safetensors gives the system's error only as text: "... (os error 28)".
             code = re.search(r"os error (\d+)", str(error))
@@ -203,16 +211,45 @@ def load(path: Path) -> Packed:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             if checksum not in (_NO_CHECKSUM, _checksum(tensors, header)):
                 raise ValueError("its bytes are not those that were written")
-            return Packed(tensors, json.loads(header))
+            content = parse_json(header)
+            if not isinstance(content, dict):
+                raise ValueError("its header is no object of JSON")
+            return Packed(tensors, content)
     except (SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise SutureError(f"{path} is corrupt ({error})") from error
+        raise SutureError(f"{path} is corrupt ({as_word(error)})") from error
+
+
+def digest(packed: Packed) -> str:
+    """Return the SHA-256 of all names, types, shapes, bytes and the header, in hexadecimal digits."""
+    total = hashlib.sha256(json.dumps(packed.header, sort_keys=True).encode())
+    for name, content in _contents(packed.tensors):
+        tensor = packed.tensors[name]
+        total.update(f"\0{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
+        total.update(content)
+    return total.hexdigest()
 
 
 def _checksum(tensors: Mapping[str, Tensor], header: str) -> str:
     """Return a CRC-32 of all names, bytes and the header: safetensors does not detect damaged bytes."""
     total = zlib.crc32(header.encode())
-    for name in sorted(tensors):
+    for name, content in _contents(tensors):
         total = zlib.crc32(name.encode(), total)
-        content = tensors[name].detach().contiguous().view(-1).view(torch.uint8)
-        total = zlib.crc32(content.numpy().data, total)
+        total = zlib.crc32(content, total)
     return f"{total:08x}"
+
+
+def _contents(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, memoryview]]:
+    """Yield the bytes of each tensor, in the order of the names."""
+    for name in sorted(tensors):
+        yield name, tensors[name].detach().contiguous().view(-1).view(torch.uint8).numpy().data
+
+
+def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copy what shares memory, as tied tensors do: safetensors refuses it."""
+    seen: set[int] = set()
+    apart = {}
+    for name, tensor in tensors.items():
+        memory = tensor.untyped_storage().data_ptr()
+        apart[name] = tensor.clone() if memory in seen else tensor
+        seen.add(memory)
+    return apart

@@ -14,19 +14,52 @@ NO_ENCRYPTION = (
     "under [privacy] in suture.toml protect their content"
 )
 
+RANGES: dict[Literal["clip", "noise", "delta"], tuple[float, float]] = {
+    "clip": (1e-9, 1e9),
+    "noise": (0.0, 1e6),
+    "delta": (1e-100, 1.0),
+}
+"""Closed range of each value of a site's protection: from within them ε can be computed."""
+
+LEAST_NOISE = 1e-6
+"""Less noise than this, but for none, would have an ε that no float holds."""
+
+
+def check_protection(
+    values: dict[Literal["clip", "noise", "delta"], float],
+) -> dict[Literal["clip", "noise", "delta"], float]:
+    """Check and return clip, noise and delta of a site: all three in their ranges, or none of them.
+
+    Raises:
+        ValueError: names the value.
+    """
+    if values and values.keys() != RANGES.keys():
+        raise ValueError("clip, noise and delta belong together")
+    for name, value in values.items():
+        low, high = RANGES[name]
+        if not low <= value <= high or (name == "noise" and 0 < value < LEAST_NOISE):
+            least = f"0, or between {LEAST_NOISE:g}" if name == "noise" else f"between {low:g}"
+            raise ValueError(f"{name} = {value:g} is not {least} and {high:g}")
+    return values
+
 
 class PrivacyConfig(Section):
     """What this site agrees to send.
 
     Attributes:
         label_view: the class names that the site accepts to see: its own, or all of the federation.
-        min_count: counts below this are withheld, and so are figures of so few images.
-        min_loss: a loss over fewer samples is withheld.
+        min_count: counts below this are withheld, and so are figures of so few images; others are rounded to
+            what one patient can move. 0 withholds nothing and sends six digits.
+        min_loss: a loss over fewer samples is withheld; others are bounded and rounded likewise, but for 0.
         round_counts: counts of labels are rounded to multiples of this.
         max_faults: the share of unreadable images that is tolerated.
         clip: the largest L2 norm of an update that leaves; None does not clip.
         noise: standard deviation of Gaussian noise on it, in units of `clip`.
         delta: δ of the differential privacy that the report states.
+        max_answers: the largest number of answers in one experiment.
+        reanswers: the number of tasks of an experiment that the site answers anew, because they came again
+            with another model, other classes or other settings; the same task has the same answer.
+        max_figures: the largest number of times that figures of one class leave, over all experiments.
     """
 
     label_view: Literal["own", "all"] = "own"
@@ -37,6 +70,9 @@ class PrivacyConfig(Section):
     clip: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     noise: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     delta: float = Field(default=1e-5, gt=0, lt=1)
+    max_answers: int = Field(default=2_000, ge=1)
+    reanswers: int = Field(default=3, ge=0)
+    max_figures: int = Field(default=10_000, ge=0)
 
     @model_validator(mode="before")
     @classmethod
@@ -54,4 +90,5 @@ class PrivacyConfig(Section):
     def _noise_is_clipped(self) -> PrivacyConfig:
         if self.noise and self.clip is None:
             raise ValueError("noise is in units of clip; set clip, the largest norm of an update")
+        check_protection(self.protection)
         return self

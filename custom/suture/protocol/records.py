@@ -5,14 +5,19 @@ They are run.json, history.jsonl, metrics.json and diagnostics.jsonl.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AliasChoices, Field, FiniteFloat, NonNegativeInt, TypeAdapter, ValidationError
 
 from suture.core.errors import DataError
+from suture.protocol.messages import Spent
+
+log = logging.getLogger(__name__)
 
 Number = FiniteFloat | None
 
@@ -82,7 +87,14 @@ class Run:
 
     def owners(self, label: str) -> tuple[str, ...]:
         """Return the sites that annotate a class."""
-        return tuple(name for name, site in self.sites.items() if label in site.labels)
+        return self._owners.get(label, ())
+
+    @cached_property
+    def _owners(self) -> dict[str, tuple[str, ...]]:
+        owners: dict[str, tuple[str, ...]] = {}
+        for name, site in self.sites.items():
+            owners |= {label: (*owners.get(label, ()), name) for label in dict.fromkeys(site.labels)}
+        return owners
 
 
 @dataclass(frozen=True)
@@ -92,6 +104,7 @@ class SiteRound:
     Attributes:
         scalars: the method's own figures, by name.
         rows: the site's weight in the row of each class; empty where each of its rows has weight 1.
+        spent: what the site said of its releases with this answer, if it clips its updates.
     """
 
     status: Literal["accepted", "rejected", "abstained", "missing"]
@@ -105,6 +118,7 @@ class SiteRound:
     seconds: Number = None
     scalars: dict[str, Number] = field(default_factory=dict)
     rows: dict[str, Number] = field(default_factory=dict)
+    spent: Spent | None = None
 
 
 @dataclass(frozen=True)
@@ -252,7 +266,7 @@ def read_history(folder: Path) -> list[Round]:
     """Read the rounds of history.jsonl in their order; none if the run ended before the first one.
 
     Raises:
-        DataError: naming the line that cannot be read.
+        DataError: naming the line that cannot be read; a last line that was never ended is left out.
     """
     return _read_lines(Round, folder / "history.jsonl")
 
@@ -277,12 +291,19 @@ def read_metrics(folder: Path) -> Metrics | None:
 
 
 def _read_lines(kind: type[T], path: Path) -> list[T]:
-    lines = path.read_bytes().splitlines() if path.is_file() else []
-    return [
+    """Read a record from each line; a last line that was never ended is left out, with a warning."""
+    *lines, last = path.read_bytes().split(b"\n") if path.is_file() else [b""]
+    found = [
         _parse_text(kind, line, f"{path}, line {number}")
         for number, line in enumerate(lines, 1)
         if line.strip()
     ]
+    if last.strip():
+        try:
+            found.append(_parse_text(kind, last, ""))
+        except DataError:
+            log.warning("%s, line %d, was never ended and is left out", path, len(lines) + 1)
+    return found
 
 
 def _parse_text(kind: type[T], text: bytes, where: str) -> T:

@@ -13,7 +13,7 @@ from suture.methods.parameters import parts, shared_parameters
 from suture.models import ModelSpec, build
 from suture.models.classifier import Layout, split_state
 from suture.protocol.egress import Egress, declared, numbers
-from suture.protocol.messages import KEYS, Abstain, ClassScore, Metrics, Reason, SiteInfo, Update
+from suture.protocol.messages import KEYS, Abstain, ClassScore, Metrics, Reason, SiteInfo, Spent, Update
 
 _FIELDS: Mapping[type[Any], Mapping[str, str]] = {
     SiteInfo: {
@@ -37,26 +37,39 @@ _FIELDS: Mapping[type[Any], Mapping[str, str]] = {
         "kind": "`weights` or `gradient`",
         "class_tensors": "empty for the methods below",
         "scalars": "numbers: see the method; six digits",
-        "train_loss": "mean loss of the local steps, six digits; withheld where they saw fewer samples "
-        "than `min_loss`",
+        "train_loss": "mean loss of the local steps, at most 5 and on a grid; withheld where they saw fewer "
+        "samples than `min_loss`",
         "metrics": "figures of the received model on the validation data: see below",
+        "spent": "of its ledger: see below",
+    },
+    Spent: {
+        "epsilon": "ε of all updates of the site, in all its experiments; three digits, rounded up",
+        "updates": "number of its updates",
+        "unprotected": "number of these without noise",
+        "experiments": "number of its experiments",
+        "figures": "number of figures of classes that it has sent",
+        "numbers": "number of losses, counts, weights and other numbers that it has sent",
     },
     Metrics: {
         "round": "number of the round whose model it is",
         "split": "`validation`, or `test` at the end",
         "n": "number of images or documents",
-        "loss": "six digits; withheld below `min_loss` samples",
+        "loss": "of labels at most 5 each, without those of withheld classes, on a grid; withheld below "
+        "`min_loss` samples",
         "classes": "figures of each class of the site: see below",
-        "overall": f"with multiclass labels: {', '.join(KEYS)}; six digits",
+        "overall": f"with multiclass labels: {', '.join(KEYS)}, on grids, over the images of classes that "
+        "are not withheld; precision leaves only where `min_count` is 0",
         "attributes": "of test data, where the site names an attribute: number of images, mean AUROC and "
-        "`overall` for each of its values, at most 20; a value with fewer than `min_count` images is omitted",
+        "`overall` for each of its values, at most 20; a value with fewer than `min_count` images is "
+        "omitted, and so is one from which it would follow",
     },
     ClassScore: {
-        "auroc": "six digits",
-        "low": "lower bound of its 95 % interval, six digits; of test data only",
+        "auroc": "on a grid",
+        "low": "lower bound of its 95 % interval, on the same grid; of test data only",
         "high": "upper bound, the same",
-        "recall": "with multiclass labels, six digits",
-        "positives": "rounded to `round_counts`; the whole score is withheld below `min_count`",
+        "recall": "with multiclass labels, on the same grid",
+        "positives": "as first sent in the experiment, rounded to `round_counts`; the whole score is "
+        "withheld below `min_count`, and where such a count would follow from it",
         "negatives": "the same",
     },
     Abstain: {
@@ -69,6 +82,7 @@ _FIELDS: Mapping[type[Any], Mapping[str, str]] = {
 _MEANT = {
     SiteInfo: "Before round 1",
     Update: "After each round",
+    Spent: "Of its ledger, with each update and evaluation of a site that clips its updates (`spent`)",
     Metrics: "Figures of a model on the site's own data",
     ClassScore: "Figures of a class",
     Abstain: "Instead of an answer, when something fails",
@@ -81,8 +95,10 @@ _HEAD = """# What leaves a site
 
 `suture egress` prints this page; a test compares it with the code. It is the allow-list of the site's filter:
 only what is listed here leaves a site, with the name, type and size given here.
-[Threat model](threat_model.md) explains what it reveals. `min_count`, `min_loss` and `round_counts` are set
-under `[privacy]` in a site's `suture.toml`; `clip` and `noise` there apply to tensors only.
+[Threat model](threat_model.md) explains what it reveals. A figure on a grid is rounded to what one patient
+can move ([rules](protection.md#rules-of-disclosure)); where `min_count` or `min_loss` is 0, it has six digits
+instead. These limits and `round_counts` are set under `[privacy]` in a site's `suture.toml`; `clip` and
+`noise` there apply to tensors only.
 """
 
 _BY_METHOD = """## By method

@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from suture.core.errors import DataError
+from suture.core.printable import printable
 from suture.learning.metrics import mean_sd
 from suture.protocol.records import Metrics, parse
 from suture.reports.charts import Chart, Series, line_chart
@@ -107,7 +108,7 @@ def read_finetuning_results(folder: Path) -> FinetuningResults | None:
         return None
     try:
         value = json.loads(path.read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: {error}; the file is damaged: run the job again") from error
     return parse(FinetuningResults, value, str(path))
 
@@ -181,7 +182,7 @@ def finetuning_table(tuned: FinetuningResults) -> Table:
     for row in task_rows(tuned.targets):
         area, *others = row.figures
         means = (text.partition(" ")[0] for text in others)
-        table.add_row(escape(row.name), area, *means, f"{row.train} / {row.test}")
+        table.add_row(escape(printable(row.name)), area, *means, f"{row.train} / {row.test}")
     return table
 
 

@@ -13,9 +13,12 @@ from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.markup import escape
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
+
+from suture.core.printable import printable, printable_lines, printable_values
 
 _MARKS = {
     "accepted": "[green]✓[/]",
@@ -39,41 +42,60 @@ class Progress:
         self._since = time.monotonic()
 
     def take(self, event: dict[str, Any]) -> str | None:
-        """Update the state by an event; return the line that describes the event, or None."""
+        """Update the state by an event; return the line that describes the event, or None.
+
+        Events of a server are text of another party: the line holds printable characters alone.
+        """
+        try:
+            return self._take(event)
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
+            return f"an event that cannot be read: {printable(event, 80)}"
+
+    def _take(self, event: dict[str, Any]) -> str | None:
+        own, event = event.get("text"), printable_values(event)  # which may quote what a site has sent
         kind = event["event"]
         line: str | None = None
         if kind == "begin":
-            self.rounds, self.round = event["rounds"], event["round"]
-            self.sites = dict.fromkeys(event["sites"], "")
-            self._since, self._done_rounds = time.monotonic(), 0
-            line = f"{len(self.sites)} sites, {len(event['labels'])} labels, {self.rounds} rounds"
-            if self.round:
-                line += f", continuing after round {self.round}"
-            for site, reason in event["refused"].items():
-                line += f"\n{site} does not take part: {reason}"
+            line = self._begin(event)
         elif kind == "round":
-            self.round, self.sites = event["round"], dict.fromkeys(self.sites, "")
+            self.round, self.sites = int(event["round"]), dict.fromkeys(self.sites, "")
             self.doing = "training"
         elif kind == "answer":
             if event["site"] in self.sites:
                 self.sites[event["site"]] = event["status"]
             if event["status"] != "accepted":
                 line = f"{event['site']}: {event['status']}, {event['reason']}"
+        elif kind == "gone":
+            line = f"{event['site']} fetches no task"
+        elif kind == "back":
+            line = f"{event['site']} is back"
         elif kind == "validated":
-            self.loss, self.auroc = event["loss"], event["auroc"]
+            self.loss, self.auroc = (
+                None if event[key] is None else float(event[key]) for key in ("loss", "auroc")
+            )
         elif kind == "committed":
             self._done_rounds += 1
             self.doing = "evaluating" if self.round == self.rounds else "training"
             line = (
                 f"round {self.round}/{self.rounds}  {event['seconds']:.1f} s{self._figures()}{self._left()}"
             )
-        elif kind == "unchanged":
+        elif kind in ("unchanged", "rolled_back"):
             line = event["why"]
         elif kind == "note":
-            line = event["text"]
+            line = printable_lines(str(own))
         elif kind == "finished":
             self.doing = "finished"
         return line
+
+    def _begin(self, event: dict[str, Any]) -> str:
+        self.rounds, self.round = int(event["rounds"]), int(event["round"])
+        self.sites = dict.fromkeys(map(str, event["sites"]), "")
+        self._since, self._done_rounds = time.monotonic(), 0
+        line = f"{len(self.sites)} sites, {len(event['labels'])} labels, {self.rounds} rounds"
+        if self.round:
+            line += f", continuing after round {self.round}"
+        refused = (f"\n{site} does not take part: {reason}" for site, reason in event["refused"].items())
+        return line + "".join(refused)
 
     def _figures(self) -> str:
         loss = "" if self.loss is None else f"  validation loss {self.loss:.4f}"
@@ -93,7 +115,10 @@ class Progress:
             ProgressBar(total=max(self.rounds, 1), completed=self._done_rounds, width=30),
             Text(self.doing + self._figures() + self._left()),
         )
-        marks = "   ".join(f"{_MARKS.get(status, '[dim]…[/]')} {site}" for site, status in self.sites.items())
+        marks = "   ".join(
+            f"{_MARKS.get(status, '[dim]…[/]')} {escape(printable(site, 80))}"
+            for site, status in self.sites.items()
+        )
         return Group(Text(self.title, style="bold"), grid, Text.from_markup(marks))
 
 
@@ -124,14 +149,20 @@ class _Follower(threading.Thread):
         self._ending.set()
         self.join()
 
+    def _line(self, text: str) -> str | None:
+        try:
+            return self._progress.take(json.loads(text))
+        except (ValueError, RecursionError):
+            return f"an event that cannot be read: {printable(text, 80)}"
+
     def _read(self) -> None:
-        with self._events.open() as file:
+        with self._events.open("rb") as file:
             file.seek(self._position)
-            for text in iter(file.readline, ""):
-                if not text.endswith("\n"):
+            for raw in file:
+                if not raw.endswith(b"\n"):
                     return
-                self._position += len(text.encode())
-                line = self._progress.take(json.loads(text))
+                self._position += len(raw)
+                line = self._line(raw.decode(errors="replace"))
                 if line and (self._live is None or not line.startswith("round")):
                     self._console.print(line, highlight=False, markup=False)
 

@@ -9,6 +9,7 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
+from suture.core.printable import printable
 from suture.protocol.records import Metrics, Run, parse
 from suture.reports.formatting import DASH, area, count, interval
 
@@ -122,10 +123,12 @@ def per_class_table(run: Mapping[str, Any], metrics: Mapping[str, Any]) -> Table
     Raises:
         DataError: one of them lacks a field or holds a wrong type.
     """
-    checked, scores = parse(Run, run, "run.json"), parse(Metrics, metrics, "metrics.json")
-    table = Table(
-        title=escape(checked.title), caption=_caption(scores), title_justify="left", show_edge=False
-    )
+    return class_table(parse(Run, run, "run.json"), parse(Metrics, metrics, "metrics.json"))
+
+
+def class_table(checked: Run, scores: Metrics) -> Table:
+    """Return the table of `per_class_table` for records that were read."""
+    table = Table(title=_cell(checked.title), caption=_caption(scores), title_justify="left", show_edge=False)
     for header in ("Class", "Known to"):
         table.add_column(header)
     for header in ("AUROC", "95 % CI", "Positives"):
@@ -140,25 +143,30 @@ def per_class_table(run: Mapping[str, Any], metrics: Mapping[str, Any]) -> Table
     for name, value in overall(scores).items():
         table.add_row(f"[bold]{name[:1].upper()}{name[1:]}", "", f"[bold]{area(value)}", "", "")
     for frequency, value in scores.long_tail.accuracy.items():
-        table.add_row(f"[bold]Accuracy, {frequency} classes", "", f"[bold]{area(value)}", "", "")
+        table.add_row(f"[bold]Accuracy, {_cell(frequency)} classes", "", f"[bold]{area(value)}", "", "")
     return table
 
 
 def _add(table: Table, group: Group) -> None:
     table.add_row(f"[dim]{group.title}", "", "", "", "")
     for row in group.rows:
-        table.add_row(f"  {escape(row.name)}", escape(row.owners), *_values(row))
+        table.add_row(f"  {_cell(row.name)}", _cell(row.owners), *_values(row))
     mean = f"  [bold]Mean of {group.defined}"
     table.add_row(mean, "", f"[bold]{area(group.mean)}", "", "", end_section=True)
 
 
 def _values(row: Row) -> tuple[str, str, str]:
     if row.auroc is None:
-        return DASH, f"[dim]{escape(row.reason)}", count(row.positives)
+        return DASH, f"[dim]{_cell(row.reason)}", count(row.positives)
     return area(row.auroc), interval(row.interval), count(row.positives)
 
 
 def _caption(metrics: Metrics) -> str:
     cases = "" if metrics.n is None else f"{count(metrics.n)} cases, "
     model = "" if metrics.selected_round is None else f", model of round {metrics.selected_round}"
-    return escape(f"{cases}{metrics.source}{model}")
+    return _cell(f"{cases}{metrics.source}{model}")
+
+
+def _cell(text: str) -> str:
+    """Return text of another party for a cell of the terminal's table."""
+    return escape(printable(text))

@@ -9,7 +9,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from suture.core.errors import ConfigError
-from suture.core.validation import STRICT
+from suture.core.validation import LARGEST_SEED, LIMIT, STRICT
 from suture.data.readers import DataConfig, load_table
 from suture.data.readers.chexpert import LABELS as CHEXPERT
 from suture.data.readers.chexpert import ChexpertConfig
@@ -43,15 +43,15 @@ class NihSites:
         learning_rates: by name of the site, for sites with one of their own.
     """
 
-    clients: Annotated[int, Field(ge=1)] = 2
+    clients: Annotated[int, Field(ge=1, le=LIMIT)] = 2
     classes: Classes = "published"
-    shared: Annotated[int, Field(ge=0)] | None = None
-    per_client: Annotated[int, Field(ge=1)] = 3
+    shared: Annotated[int, Field(ge=0, le=LIMIT)] | None = None
+    per_client: Annotated[int, Field(ge=1, le=LIMIT)] = 3
     validation: Validation = "sites"
     split: NihSplit = "patients"
-    training_images: Annotated[int, Field(ge=1)] | None = None
+    training_images: Annotated[int, Field(ge=1, le=LIMIT)] | None = None
     root: str | None = None
-    seed: Annotated[int, Field(ge=0)] = 1337
+    seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] = 1337
     learning_rates: dict[str, float] = Field(default_factory=dict)
 
     def prepare(self, folder: Path, runs: Path, seed: int, method: type[Method] | Method) -> list[str]:  # noqa: ARG002
@@ -115,7 +115,7 @@ class ChestSites:
     chexpert: str | None = None
     classes: Literal["all", "shared"] = "all"
     views: Literal["frontal", "all"] = "frontal"
-    seed: Annotated[int, Field(ge=0)] = 1337
+    seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] = 1337
     learning_rates: dict[str, float] = Field(default_factory=dict)
 
     def prepare(self, folder: Path, runs: Path, seed: int, method: type[Method] | Method) -> list[str]:  # noqa: ARG002

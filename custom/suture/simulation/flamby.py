@@ -13,7 +13,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from suture.core.errors import ConfigError
-from suture.core.validation import STRICT
+from suture.core.validation import LARGEST_SEED, LIMIT, STRICT
 from suture.data.readers import load_table
 from suture.data.readers.flamby import TRUTH, FlambyConfig, centres, listed, tones, with_validation
 from suture.data.split import Codes, classes, crossed, divided, in_turn
@@ -61,7 +61,7 @@ class FlambySites:
     validation: Validation = "server"
     root: str | None = None
     lists: str | None = None
-    seed: Annotated[int, Field(ge=0)] = 1337
+    seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] = 1337
     learning_rates: dict[str, float] = Field(default_factory=dict)
 
     def prepare(self, folder: Path, runs: Path, seed: int, method: type[Method] | Method) -> list[str]:  # noqa: ARG002
@@ -133,13 +133,13 @@ class AttributeSites:
     """
 
     tones: str | None = None
-    clients: Annotated[int, Field(ge=2)] = 4
+    clients: Annotated[int, Field(ge=2, le=LIMIT)] = 4
     dominance: Annotated[float, Field(gt=0.5, le=1)] = 0.9
     split: Literal["lesions", "images"] = "lesions"
     validation: Validation = "server"
     root: str | None = None
     lists: str | None = None
-    seed: Annotated[int, Field(ge=0)] = 1337
+    seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] = 1337
     learning_rates: dict[str, float] = Field(default_factory=dict)
 
     def prepare(self, folder: Path, runs: Path, seed: int, method: type[Method] | Method) -> list[str]:  # noqa: ARG002

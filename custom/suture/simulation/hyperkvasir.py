@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from suture.core.validation import STRICT
+from suture.core.validation import LARGEST_SEED, LIMIT, STRICT
 from suture.data.readers import load_table
 from suture.data.readers.hyperkvasir import FOLDS, HyperKvasirConfig
 from suture.methods.base import Method
@@ -36,14 +36,14 @@ class HyperKvasirSites:
         learning_rates: by name of the site, for sites with one of their own.
     """
 
-    clients: Annotated[int, Field(ge=1)] = 8
+    clients: Annotated[int, Field(ge=1, le=LIMIT)] = 8
     partition: Partition = "iid"
     alpha: Annotated[float, Field(gt=0)] = 0.5
-    fold: Annotated[int, Field(ge=0)] = 0
+    fold: Annotated[int, Field(ge=0, le=LIMIT)] = 0
     validation: Validation = "server"
     root: str | None = None
     lists: str | None = None
-    seed: Annotated[int, Field(ge=0)] = 1337
+    seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] = 1337
     learning_rates: dict[str, float] = Field(default_factory=dict)
 
     def prepare(self, folder: Path, runs: Path, seed: int, method: type[Method] | Method) -> list[str]:  # noqa: ARG002

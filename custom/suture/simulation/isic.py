@@ -9,7 +9,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from suture.core.errors import ConfigError
-from suture.core.validation import STRICT
+from suture.core.validation import LARGEST_SEED, LIMIT, STRICT
 from suture.data.readers import load_table
 from suture.data.readers.isic import METADATA, TRUTH, IsicConfig
 from suture.methods.base import Method
@@ -43,15 +43,15 @@ class IsicSites:
         learning_rates: by name of the site, for sites with one of their own.
     """
 
-    clients: Annotated[int, Field(ge=1)] = 5
+    clients: Annotated[int, Field(ge=1, le=LIMIT)] = 5
     classes: Literal["dealt", "disjoint", "single", "all"] = "dealt"
-    per_client: Annotated[int, Field(ge=1)] = 3
+    per_client: Annotated[int, Field(ge=1, le=LIMIT)] = 3
     partition: Literal["patients", "iid", "dirichlet"] = "patients"
     alpha: Annotated[float, Field(gt=0)] = 0.5
     split: Literal["lesions", "images"] = "lesions"
     validation: Validation = "server"
     root: str | None = None
-    seed: Annotated[int, Field(ge=0)] = 1337
+    seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] = 1337
     learning_rates: dict[str, float] = Field(default_factory=dict)
 
     def prepare(self, folder: Path, runs: Path, seed: int, method: type[Method] | Method) -> list[str]:  # noqa: ARG002

@@ -19,7 +19,8 @@ from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
 from suture.core.errors import ConfigError, SutureError, unknown
-from suture.core.validation import parse
+from suture.core.names import check_job
+from suture.core.validation import LARGEST_SEED, LIMIT, parse
 from suture.data.augmentation import Augmentation
 from suture.federation.plan import Plan, Quorum, Schedule, Selection, code_hash
 from suture.learning.finetuning import FineTuning
@@ -40,27 +41,37 @@ class Job:
         name: of the job, for the command line and the names of its runs.
         title: one line for reports.
         simulation: the simulated sites; None for a job that only real sites run.
+        shared_with: names of the FLARE users who may continue the experiment beside its submitter. A job
+            of another submitter is refused.
         finetuning: how the global model is fine-tuned on tasks that no site has; None where it is not.
         The other attributes are those of `Plan` and `Schedule`.
+
+    Raises:
+        ConfigError: the name cannot be used in a path.
     """
 
     name: str
     title: str
     method: Method
     model: ModelSpec
-    rounds: Annotated[int, Field(ge=1)]
-    seed: int = 1
+    rounds: Annotated[int, Field(ge=1, le=LIMIT)]
+    seed: Annotated[int, Field(ge=-LARGEST_SEED, le=LARGEST_SEED)] = 1
     augmentation: Augmentation = dataclasses.field(default_factory=Augmentation)
     selection: Selection = "site_loss"
-    patience: Annotated[int, Field(ge=1)] | None = None
+    patience: Annotated[int, Field(ge=1, le=LIMIT)] | None = None
     min_sites: Quorum | None = None
-    round_timeout: Annotated[int, Field(ge=1)] = 3600
-    grace: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
-    max_failed_rounds: Annotated[int, Field(ge=1)] = 2
+    round_timeout: Annotated[int, Field(ge=1, le=LIMIT)] = 3600
+    grace: Annotated[float, Field(ge=0, le=LIMIT)] | None = None
+    max_failed_rounds: Annotated[int, Field(ge=1, le=LIMIT)] = 2
+    max_update: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = 100.0
     label_map: dict[str, str] = dataclasses.field(default_factory=dict)
     accept_labels: bool | tuple[str, ...] = False
+    shared_with: tuple[str, ...] = ()
     simulation: Simulation | None = None
     finetuning: FineTuning | None = None
+
+    def __post_init__(self) -> None:
+        check_job(self.name)
 
     def plan(self, experiment: str) -> Plan:
         """Return the part of the job that every party receives.
@@ -90,6 +101,7 @@ class Job:
             selection=self.selection,
             patience=self.patience,
             max_failed_rounds=self.max_failed_rounds,
+            max_update=self.max_update,
             label_map=self.label_map,
             accept_labels=self.accept_labels,
         )

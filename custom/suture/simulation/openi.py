@@ -9,7 +9,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from suture.core.errors import ConfigError
-from suture.core.validation import STRICT
+from suture.core.validation import LARGEST_SEED, LIMIT, STRICT
 from suture.data.readers import load_table
 from suture.data.readers.openi import FINDINGS, OpeniConfig
 from suture.methods.base import Method
@@ -27,12 +27,12 @@ class OpeniSites:
         root: folder of NLMCXR_reports.tgz; by default openi_reports in SUTURE_DATA.
     """
 
-    clients: Annotated[int, Field(ge=1)] = 4
+    clients: Annotated[int, Field(ge=1, le=LIMIT)] = 4
     classes: Classes = "dealt"
-    per_client: Annotated[int, Field(ge=1)] = 4
+    per_client: Annotated[int, Field(ge=1, le=LIMIT)] = 4
     validation: Validation = "sites"
     root: str | None = None
-    seed: Annotated[int, Field(ge=0)] = 1337
+    seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] = 1337
 
     def prepare(self, folder: Path, runs: Path, seed: int, method: type[Method] | Method) -> list[str]:  # noqa: ARG002
         """Write each site, and the held-out rows of the server; see `PhantomSites.prepare`.

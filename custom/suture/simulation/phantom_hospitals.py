@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
@@ -17,9 +15,11 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass as validated
 from scipy.ndimage import gaussian_filter
 
+from suture.core.errors import DataError
+from suture.core.files import make_folder, read_json, remove_leftovers, temporary_beside, write_json, writing
 from suture.core.labels import LabelSet
 from suture.core.seeds import seed_for
-from suture.core.validation import STRICT
+from suture.core.validation import LARGEST_SEED, LIMIT, STRICT
 from suture.data.readers import DataConfig
 from suture.data.readers.hospital import HospitalConfig
 from suture.data.split import by_patient
@@ -219,7 +219,10 @@ def _of(hospital: Hospital, n: int, spec: PhantomSpec, seed: int, what: str) -> 
 
 def _is_there(folder: Path, spec: PhantomSpec, seed: int) -> bool:
     note = folder / "phantom.json"
-    return note.exists() and json.loads(note.read_text()) == _note(spec, seed)
+    try:
+        return read_json(note) == _note(spec, seed)
+    except DataError:  # absent, or of a process that was killed: the hospital is written again
+        return False
 
 
 def _note(spec: PhantomSpec, seed: int) -> dict[str, object]:
@@ -236,20 +239,22 @@ def _write(
 ) -> None:
     """Write a hospital's folder under a temporary name, and rename it when it is complete."""
     images, y, patients = part
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    make_folder(target.parent)
+    remove_leftovers(target.parent, f".{target.name}.*.tmp")
+    temporary = temporary_beside(target)
     try:
-        (temporary / "images").mkdir()
-        names = [f"{i:05d}.png" for i in range(len(images))]
-        for name, pixels in zip(names, images, strict=True):
-            Pillow.fromarray(pixels).save(temporary / "images" / name, compress_level=1)
-        split = by_patient(patients, y, fractions, seed=1337)
-        table = Table(LabelSet(FINDINGS), tuple(names), patients, y, split, temporary / "images")
-        write_site(temporary, table, labels)
-        (temporary / "phantom.json").write_text(json.dumps(_note(spec, seed)))
-        if target.exists():
-            shutil.rmtree(target)
-        os.replace(temporary, target)
+        with writing(target):
+            (temporary / "images").mkdir(parents=True)
+            names = [f"{i:05d}.png" for i in range(len(images))]
+            for name, pixels in zip(names, images, strict=True):
+                Pillow.fromarray(pixels).save(temporary / "images" / name, compress_level=1)
+            split = by_patient(patients, y, fractions, seed=1337)
+            table = Table(LabelSet(FINDINGS), tuple(names), patients, y, split, temporary / "images")
+            write_site(temporary, table, labels)
+            write_json(temporary / "phantom.json", _note(spec, seed))
+            if target.exists():
+                shutil.rmtree(target)
+            os.replace(temporary, target)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -268,12 +273,12 @@ class PhantomSites:
         learning_rates: by name of the site, for sites with one of their own.
     """
 
-    images: Annotated[int, Field(ge=20)] = 1500
-    held_out: Annotated[int, Field(ge=30)] = 1500
+    images: Annotated[int, Field(ge=20, le=LIMIT)] = 1500
+    held_out: Annotated[int, Field(ge=30, le=LIMIT)] = 1500
     contrast: Annotated[float, Field(gt=0)] = 1.0
     shift: Annotated[float, Field(ge=0)] = 1.0
     every_label: bool = False
-    seed: Annotated[int, Field(ge=0)] | None = None
+    seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] | None = None
     learning_rates: dict[str, float] = Field(default_factory=dict)
 
     def prepare(self, folder: Path, runs: Path, seed: int, method: type[Method] | Method) -> list[str]:

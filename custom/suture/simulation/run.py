@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-import fcntl
-import json
+import logging
 import os
 import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
-from typing import IO, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
-from suture.core.errors import ConfigError, FederationError, SutureError, unknown
-from suture.core.files import write_json
-from suture.core.names import check_experiment
+from suture.core.errors import ConfigError, DataError, FederationError, InUse, SutureError, unknown
+from suture.core.files import (
+    atomic_write,
+    hold,
+    is_temporary,
+    read_json,
+    read_records,
+    write_json,
+    writing,
+)
+from suture.core.names import check_experiment, shown_name
+from suture.core.printable import printable
 from suture.data.config import SiteConfig, load_server_config, load_site_config
 from suture.data.readers import load_table
 from suture.data.text import build_vocabulary
@@ -38,6 +46,8 @@ from suture.reports.progress import following
 from suture.reports.report import try_report, write_report
 from suture.simulation.job import Job, check_federated, check_finetuning
 from suture.simulation.partition import SERVER
+
+log = logging.getLogger(__name__)
 
 Environment = Literal["local", "sim"]
 """Where simulated sites run: in a plain loop in this process, or in FLARE's simulator."""
@@ -72,9 +82,10 @@ def run_job(
     """
     folder = run_folder(job, out)
     _check(job, env, folder)
-    prepare_folder(folder, job, resume=resume, overwrite=overwrite)
+    check_folder(folder, job, resume=resume, overwrite=overwrite)
     with locked(folder):
-        job, sites = _begin(job, folder, env)
+        with preparing(folder, job, resume=resume, overwrite=overwrite):
+            job, sites = _begin(job, folder, env)
         with _recorded_end(folder):
             with following(folder, job.title, env) if progress else nullcontext():
                 if env == "local":
@@ -110,13 +121,10 @@ def _begin(job: Job, folder: Path, env: str) -> tuple[Job, list[str]]:
     """Write the simulated sites and describe the run; return the job with its vocabulary, and the sites."""
     simulation = job.simulation
     assert simulation is not None
-    with _removed_on_failure(folder):
-        sites = simulation.prepare(folder / "sites", folder.parent, job.seed, job.method)
-        job = _with_vocabulary(job, folder / "sites")
-        plan, schedule = job.plan(folder.name), job.schedule()
-    record = Record(folder)
-    record.update(env=env)
-    describe(record, plan, schedule)
+    sites = simulation.prepare(folder / "sites", folder.parent, job.seed, job.method)
+    job = _with_vocabulary(job, folder / "sites")
+    plan, schedule = job.plan(folder.name), job.schedule()
+    describe(Record(folder), plan, schedule, env=env)
     content = {"name": job.name, "plan": plan.to_dict(), "schedule": schedule.to_dict(), "sites": sites}
     write_json(folder / "job.json", {**content, "simulation": asdict(simulation)})
     (folder / FILE).unlink(missing_ok=True)  # the figures of an earlier model, which is now trained further
@@ -170,7 +178,11 @@ def _loop(job: Job, out: Path, sites: list[str]) -> None:
     plan = job.plan(out.name)
     members, origins = _members(job, plan, out, sites)
     config = load_server_config(out / "sites" / SERVER / "suture.toml").held_out
-    federate(open_server(plan, job.schedule(), config, out.parent, origins), Loop(members))
+    try:
+        federate(open_server(plan, job.schedule(), config, out.parent, origins), Loop(members))
+    finally:
+        for member in members.values():
+            member.close()
 
 
 def _members(
@@ -234,66 +246,87 @@ def _first_error(out: Path, message: str) -> str:
     """Return the message, preceded by the earliest error that a site recorded."""
     notes: list[dict[str, Any]] = []
     for path in sorted((out / "sites").glob("*/state/*/errors.jsonl")):
-        notes += [json.loads(line) for line in path.read_text().splitlines()]
+        with suppress(DataError):  # the message must not be lost to a damaged note
+            notes += read_records(path)
     if not notes:
         return message
-    first = min(notes, key=lambda note: str(note["time"]))
-    return f"{first['message']}\n({message})"
+    first = min(notes, key=lambda note: str(note.get("time")))
+    return f"{first.get('message')}\n({message})"
 
 
-def prepare_folder(out: Path, job: Job, *, resume: bool, overwrite: bool) -> None:
-    """Create the run folder; touch an existing run only with `resume` or `overwrite`.
+# The folder of a run
+
+LOCK, PREPARING = ".lock", ".preparing"
+"""The lock of a run folder, and the mark of a run that is not described yet: it is begun anew."""
+
+
+def check_folder(out: Path, job: Job, *, resume: bool, overwrite: bool) -> None:
+    """Check that a job may run in a folder; an existing run needs `resume` or `overwrite`.
 
     Raises:
         ConfigError: the folder holds a run that neither applies to, or something else.
     """
-    path = out / "run.json"
     if out.exists() and not out.is_dir():
         raise ConfigError(f"{out} is a file; choose another --out")
     if not out.exists() or not any(out.iterdir()):
         if resume:
-            raise ConfigError(f"{out} holds no run to resume")
-        out.mkdir(parents=True, exist_ok=True)
-        return
-    if not path.exists():
+            raise ConfigError(f"{out} holds no run to resume; leave out --resume to begin one")
+    elif _unprepared(out):
+        if (out / PREPARING).exists():
+            log.warning("%s holds a run that ended while it was prepared; it is begun anew", out)
+    elif not (out / "run.json").exists():
         raise ConfigError(f"{out} is not empty and holds no run of suture; choose another --out")
-    run = _read_run(path, overwrite)
-    what = f"{out} holds a run of {run.get('job')} ({run.get('status')})"
-    if overwrite:
-        with locked(out):
-            shutil.rmtree(out)
-        out.mkdir(parents=True)
-    elif not resume:
+    elif not overwrite:
+        _check_run(out, job, resume=resume)
+
+
+def _unprepared(out: Path) -> bool:
+    """Whether a process was killed before it had described a run: there is nothing to continue."""
+    names = {path.name for path in out.iterdir()}
+    return PREPARING in names or (LOCK in names and all(is_temporary(name) for name in names - {LOCK}))
+
+
+def _check_run(out: Path, job: Job, *, resume: bool) -> None:
+    """Check that a job may continue the run in a folder.
+
+    Raises:
+        ConfigError: it may not, or the run is damaged.
+    """
+    try:
+        run = read_json(out / "run.json")
+    except DataError as error:
+        raise ConfigError(str(error)) from error
+    what = f"{out} holds a run of {shown_name(run.get('job'))} ({printable(run.get('status'))})"
+    rounds = run.get("rounds")
+    if not resume:
         raise ConfigError(
             f"{what}; choose another --out, continue it with --resume or replace it with --overwrite"
         )
-    elif run.get("job") != job.name:
+    if run.get("job") != job.name:
         raise ConfigError(f"{what}, not of {job.name}; choose another --out")
-    elif run.get("status") == "finished" and run.get("rounds", 0) >= job.rounds and not _untuned(out, job):
-        raise ConfigError(f"{what} with all its {run['rounds']} rounds; request more with --rounds")
-    else:
-        _refuse_another(out, job)
-
-
-def _read_run(path: Path, overwrite: bool) -> dict[str, Any]:
-    try:
-        run: dict[str, Any] = json.loads(path.read_text())
-    except ValueError as error:
-        if overwrite:
-            return {}
-        raise ConfigError(f"{path} is damaged ({error}); replace the run with --overwrite") from error
-    return run
+    done = isinstance(rounds, int) and rounds >= job.rounds and run.get("status") == "finished"
+    if done and not _untuned(out, job):
+        raise ConfigError(f"{what} with all its {rounds} rounds; request more with --rounds")
+    _refuse_another(out, job)
 
 
 def _refuse_another(out: Path, job: Job) -> None:
     """Refuse to continue another job's run, before anything is written; the server checks its state too."""
     path = out / "job.json"
-    if not path.exists():  # the run stopped before its plan was written
+    if not path.exists():  # a run of a server, whose plan is in its state
         return
-    before, now = json.loads(path.read_text())["plan"], fixed_settings(job.plan(out.name))
-    if job.model.vocabulary == CORPUS:  # the words are read later, from the sites that the simulation writes
-        now["model"]["vocabulary"] = before["model"]["vocabulary"]
-    check_unchanged(before, now, out.name)
+    now = fixed_settings(job.plan(out.name))
+    try:
+        before = dict(read_json(path, "plan")["plan"])
+        if missing := now.keys() - before.keys():
+            raise KeyError(min(missing))
+        if job.model.vocabulary == CORPUS:  # the words are read later, from the sites that are written
+            now["model"]["vocabulary"] = before["model"]["vocabulary"]
+        check_unchanged(before, now, out.name)
+    except DataError as error:
+        raise ConfigError(str(error)) from error
+    except (KeyError, TypeError, ValueError, AttributeError) as error:  # parts of other types
+        raise ConfigError(f"{path} is damaged ({error}); replace the run with --overwrite") from error
     Rounds(out / "state").newest()  # refuses a state of another version
 
 
@@ -303,26 +336,45 @@ def _untuned(out: Path, job: Job) -> bool:
 
 
 @contextmanager
-def _removed_on_failure(out: Path) -> Iterator[None]:
-    """Remove the folder of a new run whose sites or plan cannot be made, so that it can be used again."""
+def preparing(out: Path, job: Job, *, resume: bool, overwrite: bool) -> Iterator[None]:
+    """Empty a locked run folder, unless its run is continued, and mark it until the block has described it.
+
+    A process that is killed in the block leaves the mark, and the next run begins anew. Where the block
+    fails, a new folder is removed, so that it can be used again.
+
+    Raises:
+        ConfigError: as `check_folder`, which was called before the folder was locked.
+        DiskError: the folder cannot be written.
+    """
+    check_folder(out, job, resume=resume, overwrite=overwrite)
+    if (out / "run.json").exists() and not _unprepared(out) and not overwrite:
+        yield
+        return
+    atomic_write(out / PREPARING, b"")
+    with writing(out):
+        for path in out.iterdir():
+            if path.name not in (LOCK, PREPARING):
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
     try:
         yield
     except BaseException:
-        if not (out / "run.json").exists():
-            shutil.rmtree(out)
+        shutil.rmtree(out, ignore_errors=True)
         raise
+    (out / PREPARING).unlink()
 
 
 @contextmanager
-def locked(out: Path) -> Iterator[IO[str]]:
-    """Lock a run folder against a second run at the same time.
+def locked(out: Path) -> Iterator[None]:
+    """Lock a run folder, which is made where there is none, against a second run at the same time.
 
     Raises:
         ConfigError: another process uses it.
     """
-    with (out / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise ConfigError(f"another run is using {out}; wait for it, or choose another --out") from None
-        yield file
+    try:
+        held = hold(out / LOCK, 0)
+    except InUse as error:
+        raise ConfigError(
+            f"another run is using {out}{error.who}; wait for it, or choose another --out"
+        ) from None
+    with held:
+        yield

@@ -15,7 +15,7 @@ from pydantic.dataclasses import dataclass
 from suture.core.errors import ConfigError, DataError, unknown
 from suture.core.labels import LabelSet, canonical
 from suture.core.seeds import seed_for
-from suture.core.validation import STRICT
+from suture.core.validation import LARGEST_SEED, LIMIT, STRICT
 from suture.data.config import SiteConfig, write_site_config
 from suture.data.readers import DataConfig, load_table
 from suture.data.readers.eicu import TEXTS, EicuConfig, EicuText
@@ -69,14 +69,14 @@ class SingleTargetSites:
     order: Annotated[tuple[str, ...], Field(min_length=2)] = FINDINGS
     training: Annotated[tuple[str, ...], Field(min_length=1)] = (*FINDINGS[1:5], FINDINGS[7])
     targets: tuple[str, ...] = (FINDINGS[5], FINDINGS[6], FINDINGS[0])
-    cap: Annotated[int, Field(ge=1)] | None = None
+    cap: Annotated[int, Field(ge=1, le=LIMIT)] | None = None
     first: First = "positives"
     labels_from: Literal["apache", "diagnosis"] = "apache"
     texts: Annotated[tuple[EicuText, ...], Field(min_length=1)] = TEXTS
     leaking_text: bool = False
     admission_paths: Literal["all", "last"] = "all"
     root: str | None = None
-    seed: Annotated[int, Field(ge=0)] = 1337
+    seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] = 1337
 
     def prepare(self, folder: Path, runs: Path, seed: int, method: type[Method] | Method) -> list[str]:  # noqa: ARG002
         """Write a site for each training disease, and the data of each target; see `PhantomSites.prepare`.

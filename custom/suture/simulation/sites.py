@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from suture.core.environment import unusable
 from suture.core.errors import ConfigError, unknown
-from suture.core.files import atomic_write
+from suture.core.files import atomic_write, make_folder
 from suture.core.labels import LabelSet
 from suture.core.validation import parse
 from suture.data.config import (
@@ -97,10 +97,10 @@ def write_sites(to: Destination, sites: Mapping[str, DataConfig]) -> list[str]:
         if name not in sites:
             raise unknown("site of simulation.learning_rates", name, sites)
     for name, data in sites.items():
-        (to.folder / name).mkdir(parents=True, exist_ok=True)
+        make_folder(to.folder / name)
         write_site_config(to.folder / name / "suture.toml", _site_config(to, name, data))
     if SERVER not in sites:
-        (to.folder / SERVER).mkdir(parents=True, exist_ok=True)
+        make_folder(to.folder / SERVER)
         storage = StorageConfig(state=to.runs, cache=to.folder / SERVER / "cache")
         write_site_config(to.folder / SERVER / "suture.toml", ServerConfig(storage=storage))
     return [name for name in sites if name != SERVER]
@@ -108,9 +108,14 @@ def write_sites(to: Destination, sites: Mapping[str, DataConfig]) -> list[str]:
 
 def _site_config(to: Destination, name: str, data: DataConfig) -> SiteConfig:
     folder = to.folder / name
+    prior = to.method.prior if isinstance(to.method, Method) else None
+    own = {
+        "learning_rate": to.learning_rates.get(name),
+        "prior": Path(prior.path).expanduser().absolute() if prior and prior.path else None,
+    }
     return SiteConfig(
         data=data,
-        training=this_machine().model_copy(update={"learning_rate": to.learning_rates.get(name)}),
+        training=this_machine().model_copy(update=own),
         privacy=PrivacyConfig(label_view=to.method.labels.view, min_count=0, min_loss=0),
         storage=StorageConfig(
             state=to.runs if name == SERVER else folder / "state",
@@ -244,7 +249,7 @@ def write_site(folder: Path, table: Table, labels: LabelSet, name: str = "labels
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([header for header, _ in columns])
     writer.writerows(zip(*(cells for _, cells in columns), strict=True))
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     path = folder / name
     atomic_write(path, text.getvalue().encode())
     return path

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from suture.core.files import read_json, read_records
 from suture.core.labels import LabelSet, LabelType
 from suture.core.seeds import seed_for
 from suture.data.augmentation import Augmentation
@@ -102,12 +102,11 @@ class Trial:
 
     def history(self) -> list[dict[str, Any]]:
         """The rounds so far, as in history.jsonl."""
-        return [json.loads(line) for line in (self.folder / "run" / "history.jsonl").read_text().splitlines()]
+        return read_records(self.folder / "run" / "history.jsonl")
 
     def metrics(self) -> dict[str, Any]:
         """The figures of the selected model, as in metrics.json."""
-        found: dict[str, Any] = json.loads((self.folder / "run" / "metrics.json").read_text())
-        return found
+        return read_json(self.folder / "run" / "metrics.json")
 
     def context(self, site: str, payload: Payload) -> SiteContext:
         """What a method's half at the site is given, outside of a federation."""

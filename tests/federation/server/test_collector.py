@@ -49,14 +49,14 @@ def test_a_quorum_and_its_grace_are_enough(
     take = collector.receiver(quorum=2, grace=5)
     take("a", update())
     clock.now += 60
-    assert not take.enough()
+    assert not take.enough(SITES)
     take("b", update())
     clock.now += 4.9
-    assert not take.enough()
+    assert not take.enough(SITES)
     clock.now += 0.2
-    assert take.enough()
-    assert not collector.receiver(quorum=2, grace=None).enough()
-    assert not collector.receiver(quorum=3, grace=0).enough()
+    assert take.enough(SITES)
+    assert not collector.receiver(quorum=2, grace=None).enough(SITES)
+    assert not collector.receiver(quorum=3, grace=0).enough(SITES)
 
 
 def test_only_accepted_updates_count(collector: UpdateCollector) -> None:
@@ -67,7 +67,7 @@ def test_only_accepted_updates_count(collector: UpdateCollector) -> None:
     take("c", pack(Abstain("out_of_memory", "MemoryError")))
     take("stranger", update())
     take("a", update())
-    assert not take.enough()
+    assert not take.enough(SITES)
     assert collector.accepted() == ["a"]
 
 
@@ -102,7 +102,7 @@ def test_a_failed_disk_makes_no_quorum(collector: UpdateCollector, monkeypatch: 
     monkeypatch.setattr("suture.federation.server.collector.save", full)
     take = collector.receiver(1, 0)
     take("a", update())
-    assert not take.enough()
+    assert not take.enough(SITES)
 
 
 def test_a_rejected_update_never_reaches_the_spool(collector: UpdateCollector, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from suture.core.errors import ConfigError, SutureError
 from suture.federation.loop import Loop, federate
 from suture.federation.plan import Plan
 from suture.federation.server.global_model import check_unchanged, fixed_settings
-from suture.federation.server.selection import Best, Standings, better
+from suture.federation.server.selection import Best, Standings, better, lower_loss
 from suture.federation.store import FORMAT
 from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
@@ -152,3 +152,70 @@ def test_a_state_of_a_later_version_is_refused(tiny: Any) -> None:
     save(states.path(1), replace(state, header={**state.header, "format": FORMAT + 1}))
     with pytest.raises(ConfigError, match="written by another version of suture"):
         states.newest()
+
+
+def test_rounds_of_equal_loss_are_told_apart_by_auroc_and_else_the_later_is_kept() -> None:
+    """Losses on a grid: a model that still improves stands at 0.45 for three rounds."""
+    best = None
+    chosen = []
+    for round_, (loss, auroc) in enumerate(
+        [(0.5, 0.7), (0.45, 0.8), (0.15 * 3, 0.85), (0.45, 0.85), (0.45, 0.82), (0.5, 0.9)], 1
+    ):
+        best = lower_loss(best, Best(round_, -loss, auroc))
+        chosen.append(best.round)
+    assert chosen == [1, 2, 3, 4, 4, 4]
+    standings = Standings()
+    standings.note_loss(Best(1, -0.5, 0.7))
+    standings.note_own({"a": Best(1, -0.5), "b": Best(1, -0.5, 0.9)})
+    standings.note_own({"a": Best(2, -0.5), "b": Best(2, -0.5, 0.8)})
+    assert (standings.of("a"), standings.of("b")) == (2, 1)
+    assert Standings.from_dict(standings.to_dict()) == standings
+    assert Standings.from_dict({"best": {"round": 3, "value": -0.5}, "own": {}}).best == Best(3, -0.5)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("plan", None, "plan"),
+        ("registry", {}, "registry.prior"),
+        ("standings", {"best": [1]}, "best"),
+        ("standings", {"best": {"round": 1, "value": "x"}}, "best.value"),
+        ("standings", {"own": {"alpha": 3}}, "own.alpha"),
+        ("pending", {"sites": {"alpha": 1}, "validation": {}}, "pending"),
+        ("holders", 3, "holders"),
+        ("codes", [], "codes"),
+        ("codes", [[1]], "codes"),
+        ("labels", ["Mass"], "head.bias is"),
+        ("labels", [{}], "labels"),
+        ("label_type", "x", "label_type"),
+    ],
+)
+def test_a_state_with_strange_facts_is_refused(key: str, value: Any, says: str, tiny: Any) -> None:
+    """Its checksum is right, so it is no damage of the disk."""
+    federation = tiny(METHOD, rounds=1)
+    server = federation.run()
+    for path in (server.states.path(1), server.states.best_path(1)):
+        state = load(path)
+        save(path, replace(state, header={**state.header, key: value}))
+    with pytest.raises(ConfigError, match=says):
+        federation.run()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda t: {**t, "memory2/x": torch.ones(1)},
+        lambda t: {k: v for k, v in t.items() if k != "head/head.bias"},
+        lambda t: {**t, "head/head.bias": torch.ones(1, 2)},
+        lambda t: {**t, "head/head.bias": t["head/head.bias"].to(torch.complex64)},
+    ],
+    ids=["another group", "missing", "another shape", "complex"],
+)
+def test_a_state_with_other_tensors_is_refused(change: Any, tiny: Any) -> None:
+    federation = tiny(METHOD, rounds=1)
+    server = federation.run()
+    for path in (server.states.path(1), server.states.best_path(1)):
+        state = load(path)
+        save(path, replace(state, tensors=change(dict(state.tensors))))
+    with pytest.raises(ConfigError, match=r"the state of round 1 in .*(head\.bias|memory2)"):
+        federation.run()

@@ -10,10 +10,12 @@ from suture.federation.server.scores import (
     across_sites,
     by_attribute,
     by_frequency,
+    dominant,
     local_and_global,
     mean_of,
 )
 from suture.protocol.messages import ClassScore
+from suture.protocol.records import Round, SiteRound, Validation
 
 
 def test_all_is_the_mean_of_the_groups_and_not_of_the_classes() -> None:
@@ -106,3 +108,18 @@ def test_nothing_anywhere_is_undefined() -> None:
     assert merged == {"Edema": ClassScore(None, None, None, 0, 3)}
     assert not any(isinstance(v, float) and math.isnan(v) for v in vars(merged["Edema"]).values())
     assert across_sites({}) == {}
+
+
+def committed(number: int, **weights: float) -> Round:
+    """A committed round in which the sites had these weights."""
+    sites = {site: SiteRound("accepted", weight=weight) for site, weight in weights.items()}
+    return Round(number, "main", "committed", 1.0, 0, 0, sites, Validation())
+
+
+def test_a_site_that_makes_the_model_nearly_alone_is_named() -> None:
+    """By the number of images, say, that it announces."""
+    (note,) = dominant([committed(1, a=10.0, b=20.0, liar=1e9), committed(2, a=10.0, b=20.0, liar=1e9)])
+    assert note.startswith("liar had 100.0% of the mean")
+    assert dominant([committed(1, a=10.0, b=20.0, c=90.0)]) == []
+    assert dominant([committed(1, a=1.0, b=1e9)]) == []  # of two sites, one has most of the mean anyway
+    assert dominant([]) == []

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from suture.core.errors import SutureError
 from suture.core.labels import LabelSet
-from suture.federation.site.site import FIRST_COUNTS, Site, first_counts
+from suture.federation.site.site import FIRST_COUNTS, Site, first_counts, with_first_counts
+from suture.learning.evaluation import NOTHING
 from suture.learning.training import LocalTraining
 from suture.methods.fedavg import FedAvg
 from suture.methods.surgical import SurgicalAggregation
-from suture.protocol.messages import Payload, SiteInfo
+from suture.models import build
+from suture.models.classifier import split_state
+from suture.protocol.messages import ClassScore, Evaluation, Metrics, Payload, SiteInfo
 
 LOCAL = LocalTraining(lr=1e-2, batch_size=8)
 
@@ -66,3 +73,60 @@ def test_a_method_that_asks_for_no_counts_leaves_no_trace_of_them(tiny: Any) -> 
     site = tiny(SurgicalAggregation(local=LOCAL)).sites()["alpha"]
     assert asked(site).counts == {}
     assert not (site.folder / FIRST_COUNTS).exists()
+
+
+def test_counts_of_a_split_stand_as_they_were_first_sent(tiny: Any) -> None:
+    """One validation patient more with a Mass, between two rounds: the second answer has the first counts."""
+    federation = tiny(SurgicalAggregation(local=LOCAL))
+    task = evaluation(federation)
+    first = measured(federation.sites()["alpha"], task)
+    table: Path = federation.configs["alpha"].data.table
+    lines = table.read_text().splitlines()
+    changed = [line.rsplit(",", 2)[0] + ",1,0" if "validation" in line else line for line in lines]
+    assert changed != lines
+    table.write_text("\n".join(changed) + "\n")
+    again = measured(federation.sites()["alpha"], replace(task, round=1))
+    assert again.loss != first.loss
+    assert {n: (s.positives, s.negatives) for n, s in again.classes.items()} == {
+        n: (s.positives, s.negatives) for n, s in first.classes.items()
+    }
+    fresh = measured(federation.sites("another_experiment")["alpha"], task)
+    assert fresh.classes["Mass"].positives == 5
+
+
+def test_a_class_withheld_in_one_round_stays_withheld(tmp_path: Path) -> None:
+    few = Metrics(1, "validation", 30, None, {"Mass": NOTHING})
+    enough = Metrics(2, "validation", 31, None, {"Mass": ClassScore(0.8, None, None, 5, 26)})
+    assert with_first_counts(few, tmp_path) == few
+    assert with_first_counts(enough, tmp_path).classes == {"Mass": NOTHING}
+    other_split = replace(enough, split="test")
+    assert with_first_counts(other_split, tmp_path) == other_split
+
+
+def evaluation(federation: Any) -> Payload:
+    """The initial model, to be measured on the validation data."""
+    labels = ("Mass", "Nodule")
+    model = build(federation.plan.model, LabelSet(labels), 1, pretrained=False)
+    shared, head = split_state(model.state_dict())
+    return Payload("evaluate", labels=labels, shared=shared, head=head)
+
+
+def measured(site: Site, task: Payload) -> Metrics:
+    answer = site.answer(task)
+    assert isinstance(answer, Evaluation)
+    return answer.metrics
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(b"[]", b"{}", b"\xff", b"[" * 100_000, b'{"counts": [1]}', b'{"counts": {"Mass": "17"}}'),
+        *(b'{"counts": {"Mass": [1, 1e999]}}', b'{"counts": {"Mass": [1, -2]}}'),
+    ],
+)
+def test_damaged_counts_are_named_and_not_replaced(content: bytes, tmp_path: Path) -> None:
+    """New ones would reveal what changed since."""
+    (tmp_path / FIRST_COUNTS).write_bytes(content)
+    with pytest.raises(SutureError, match=FIRST_COUNTS):
+        first_counts(LabelSet(("Mass",)), {"Mass": (7, 8)}, tmp_path)
+    assert (tmp_path / FIRST_COUNTS).read_bytes() == content

@@ -79,9 +79,17 @@ def write_kit(
     secret = startup / f"{own}.key"
     secret.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.TraditionalOpenSSL, NoEncryption()))
     secret.chmod(0o600)
-    content: dict[str, Any] = {"servers": [{"name": "trial", "service": {"target": f"localhost:{port}"}}]}
+    listens = {"name": "trial", "service": {"target": f"localhost:{port}"}, "identity": "server"}
+    content: dict[str, Any] = {"servers": [listens]}
     if role == "admin":
-        content = {"admin": {"project_name": "trial", "host": "localhost", "port": port}}
+        content = {
+            "admin": {
+                "project_name": "trial",
+                "host": "localhost",
+                "port": port,
+                "server_identity": "server",
+            }
+        }
     (startup / _FILES[role]).write_text(json.dumps(content))
     resources = {
         "format_version": 2,

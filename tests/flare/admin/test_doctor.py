@@ -8,11 +8,11 @@ import socket
 import ssl
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from startup_kits import MakeKit
+from startup_kits import Authority, MakeKit, write_kit
 from typer.testing import CliRunner
 
 from outside_method import DISTRIBUTION, MODULE, NAME, install, on_path
@@ -76,7 +76,6 @@ def test_dates_of_certificates(
 
 def spoil_root(folder: Path) -> None:
     from cryptography.hazmat.primitives.serialization import Encoding
-    from startup_kits import Authority
 
     root = folder / "startup" / "rootCA.pem"
     root.write_bytes(Authority().cert.public_bytes(Encoding.PEM))
@@ -112,6 +111,19 @@ def break_privacy(folder: Path) -> None:
     (folder / "local" / "privacy.json").write_text('{"scopes": 1}')
 
 
+def disable_filter(folder: Path) -> None:
+    path = folder / "local" / "privacy.json"
+    content = json.loads(path.read_text())
+    content["scopes"][0]["task_result_filters"][0]["disabled"] = True
+    path.write_text(json.dumps(content))
+
+
+def include(folder: Path) -> None:
+    path = folder / "local" / "resources.json"
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({**content, "app_validator": {"path": "own.Validator"}}))
+
+
 def lose_privacy(folder: Path) -> None:
     (folder / "local" / "privacy.json").unlink()
 
@@ -133,6 +145,20 @@ def lose_config(folder: Path) -> None:
 
 def lose_images(folder: Path) -> None:
     (folder / "data" / "images").rename(folder / "data" / "gone")
+
+
+def empty_images(folder: Path) -> None:
+    for path in (folder / "data" / "images").iterdir():
+        path.unlink()
+
+
+def lose_an_image(folder: Path) -> None:
+    next((folder / "data" / "images").iterdir()).unlink()
+
+
+def want_elsewhere(folder: Path) -> None:
+    path = folder / "local" / "suture.toml"
+    path.write_text(path.read_text() + '[storage]\nstate = "/proc/suture"\n')
 
 
 def spoil_table(folder: Path) -> None:
@@ -160,7 +186,12 @@ def misname_device(folder: Path) -> None:
         (lose_rights, "authorization.json", "error", "not valid JSON"),
         (forget_classes, "installed code", "error", "may bring no code"),
         (stream_logs, "logs", "warning", "to the server"),
-        (break_privacy, "filter", "error", "scopes"),
+        (break_privacy, "privacy.json", "error", "scopes"),
+        (disable_filter, "filter", "warning", "disables it"),
+        (empty_images, "images", "error", "25 of 25 are not in"),
+        (lose_an_image, "images", "warning", "1 of 25 are not in"),
+        (want_elsewhere, "disk of the state", "error", "/proc cannot be written"),
+        (include, "filter", "warning", "fetch addresses"),
         (lose_privacy, "filter", "warning", "no privacy.json"),
         (allow_more, "filter", "warning", "1 more class"),
         (misspell, "suture.toml", "error", "did you mean 'state'"),
@@ -184,10 +215,14 @@ def test_each_fault_is_found_and_has_a_remedy(
 
 
 def test_travelling_code_is_a_warning_at_a_site(make_kit: MakeKit) -> None:
-    found = problems(examine(make_kit()))
+    folder = make_kit()
+    found = problems(examine(folder))
     assert found["installed code"].status == found["code of jobs"].status == "warning"
     assert "project_admin, lead" in found["code of jobs"].text
-    assert "--refuse-code" in found["code of jobs"].remedy
+    assert "sets byoc to none" in found["code of jobs"].remedy
+    remedy = found["code of jobs"].remedy.partition(":")[0]
+    assert CliRunner().invoke(app, remedy.split()[1:]).exit_code == 0
+    assert "code of jobs" not in problems(examine(folder))
 
 
 def test_a_method_from_outside_is_shown_and_its_remedy_allows_it(
@@ -233,7 +268,7 @@ def test_a_component_that_has_moved_is_an_error_until_the_remedy_replaces_it(mak
     assert f"names {OLD['path']}" in found["components"].text
     assert "suture.flare.stale_jobs.StaleJobs" in found["components"].text
     command = found["components"].remedy.partition(":")[0]
-    assert command == f"suture policy {folder} --survive"
+    assert command == f"suture policy {folder}"
     assert CliRunner().invoke(app, command.split()[1:]).exit_code == 0
     assert not {"components", "killed processes"} & problems(examine(folder)).keys()
     paths = [component["path"] for component in json.loads(path.read_text())["components"]]
@@ -246,31 +281,131 @@ def test_a_server_needs_no_data_and_its_port_may_be_free(make_kit: MakeKit) -> N
     assert "free" in found["connection"].text
 
 
-@pytest.mark.parametrize("tls", [True, False], ids=["the federation", "another program"])
-def test_who_answers_at_the_port(tls: bool, make_kit: MakeKit, site: Callable[..., Path]) -> None:
+@pytest.mark.parametrize("broken", ["resources.json", "authorization.json", "privacy.json"])
+@pytest.mark.parametrize("content", ["{", "[]", '{"permissions": 1, "components": 1, "scopes": 1}'])
+def test_one_broken_file_ends_no_other_check(broken: str, content: str, site: Callable[..., Path]) -> None:
+    folder = site()
+    sound = [f.about for f in examine(folder) if f.status == "ok"]
+    (folder / "local" / broken).write_text(content)
+    found = examine(folder)
+    assert [f.about for f in found if f.status == "error" and f.about == broken]
+    read_it = {"resources.json": {"installed code", "killed processes", "logs", "filter"}}
+    read_it |= {"authorization.json": {"code of jobs", "filter"}, "privacy.json": {"filter"}}
+    assert {f.about for f in found if f.status == "ok"} >= set(sound) - read_it[broken]
+    assert CliRunner().invoke(app, ["doctor", str(folder)]).exit_code == 1
+
+
+def test_an_unforeseen_failure_of_a_check_ends_no_other_check(
+    site: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from suture.flare.admin import doctor
+
+    def fail(*_: object) -> None:
+        raise KeyError("surprise")
+
+    folder = site()
+    sound = {f.about for f in examine(folder) if f.status == "ok"}
+    for name in ("check_clock", "check_certificates", "check_data", "load_table"):
+        monkeypatch.setattr(doctor, name, fail)
+    found = examine(folder)
+    told = {(f.status, f.text) for f in found if f.about == "doctor"}
+    assert told == {("error", "KeyError: 'surprise'")}
+    lost = {"clock", "certificate", "private key", "data", "images"}
+    assert {f.about for f in found if f.status == "ok"} == sound - lost
+
+
+def test_a_server_that_runs_code_of_jobs_is_not_sound(make_kit: MakeKit) -> None:
+    """The README's own recipe of before left the right to bring code, and doctor called that ok."""
+    folder = make_kit("server", "server")
+    kit = read_kit(folder)
+    allow_classes(kit)
+    survive(kit)
+    found = problems(examine(folder))
+    assert {"code of jobs", "jobs"} <= found.keys()
+    assert "private key" in found["code of jobs"].text
+    for word in ("may bring code", "1 more class", "fetch addresses"):
+        assert word in found["jobs"].text
+    assert CliRunner().invoke(app, ["policy", str(folder)]).exit_code == 0
+    assert not problems(examine(folder))
+
+
+@contextlib.contextmanager
+def listening(kit: Callable[[int], Path | None]) -> Iterator[int]:
+    """A server at a port: with TLS and the certificate of a kit, or another program."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        server = make_kit("server", "server", port=port)
+        folder = kit(port)
 
         def answer() -> None:
             plain, _ = listener.accept()
             with plain:
-                if not tls:
+                if not folder:
                     plain.sendall(b"220 hello\r\n")
                     return
                 context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-                context.load_cert_chain(server / "startup" / "server.crt", server / "startup" / "server.key")
-                context.load_verify_locations(server / "startup" / "rootCA.pem")
+                own = next((folder / "startup").glob("*.crt"))
+                context.load_cert_chain(own, own.with_suffix(".key"))
+                context.load_verify_locations(folder / "startup" / "rootCA.pem")
                 context.verify_mode = ssl.CERT_REQUIRED
-                with contextlib.suppress(OSError), context.wrap_socket(plain, server_side=True):
-                    pass
+                with contextlib.suppress(OSError), context.wrap_socket(plain, server_side=True) as tls:
+                    tls.sendall(b"0")  # as a server of HTTP/2, which speaks first
 
         thread = threading.Thread(target=answer)
         thread.start()
-        found = {f.about: f for f in examine(site(port=port))}["connection"]
+        yield port
         thread.join()
+
+
+def connection(folder: Path) -> Finding:
+    return next(f for f in examine(folder) if f.about == "connection")
+
+
+@pytest.mark.parametrize("tls", [True, False], ids=["the federation", "another program"])
+def test_who_answers_at_the_port(tls: bool, make_kit: MakeKit, site: Callable[..., Path]) -> None:
+    with listening(lambda port: make_kit("server", "server", port=port) if tls else None) as port:
+        found = connection(site(port=port))
     assert found.status == ("ok" if tls else "error")
-    assert ("with a certificate of this project" in found.text) is tls
+    assert ("with the server's certificate" in found.text) is tls
+
+
+def test_a_site_that_answers_in_place_of_the_server_is_found(
+    make_kit: MakeKit, site: Callable[..., Path]
+) -> None:
+    with listening(lambda port: make_kit("site", "lakeside", port=port)) as port:
+        found = connection(site(port=port))
+    assert found.status == "error"
+    assert "the certificate of 'lakeside', not of 'server'" in found.text
+
+
+def foreign(folder: Path) -> None:
+    """A certificate and key of another project, beside the right root."""
+    other = write_kit(folder / "other", Authority(), "site", "harbor")
+    for name in ("client.crt", "client.key"):
+        (folder / "startup" / name).write_bytes((other / "startup" / name).read_bytes())
+
+
+@pytest.mark.parametrize(
+    ("dates", "spoil"), [({"begins": -10, "ends": -2}, None), ({}, foreign)], ids=["expired", "foreign"]
+)
+def test_a_certificate_that_the_server_refuses_gets_no_ok(
+    dates: dict[str, int],
+    spoil: Callable[[Path], None] | None,
+    make_kit: MakeKit,
+    site: Callable[..., Path],
+) -> None:
+    with listening(lambda port: make_kit("server", "server", port=port)) as port:
+        folder = site(port=port, **dates)
+        if spoil:
+            spoil(folder)
+        found = examine(folder)
+    assert {("connection", "error"), ("certificate", "error")} <= {(f.about, f.status) for f in found}
+
+
+def test_an_expired_certificate_of_the_server_gets_no_ok(
+    make_kit: MakeKit, site: Callable[..., Path]
+) -> None:
+    with listening(lambda port: make_kit("server", "server", port=port, begins=-10, ends=-2)) as port:
+        assert connection(site(port=port)).status == "error"
 
 
 def test_the_command_prints_json_and_fails_on_errors(site: Callable[..., Path], tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from startup_kits import MakeKit
 
 from suture.core.errors import ConfigError
 from suture.flare.admin.kit import admin_kit, kits_in, read_kit
+from suture.flare.admin.session import connected
 
 
 @pytest.mark.parametrize("role", ["server", "site", "admin"])
@@ -45,3 +46,18 @@ def test_the_administrator_of_a_poc_is_found(
         admin_kit(site)
     with pytest.raises(ConfigError, match="--startup-kit"):
         admin_kit(None, "prod")
+
+
+@pytest.mark.parametrize(
+    ("dates", "says"),
+    [
+        ({"begins": -20, "ends": -1}, r"client\.crt expired on 20\d\d-.*ask the project's administrator"),
+        ({"begins": 1}, r"client\.crt is valid from .* set the clock"),
+    ],
+)
+def test_an_expired_kit_is_one_line_with_the_date(
+    dates: dict[str, int], says: str, make_kit: MakeKit
+) -> None:
+    kit = read_kit(make_kit("admin", "lead@trial.org", **dates))
+    with pytest.raises(ConfigError, match=says), connected(kit):
+        pass

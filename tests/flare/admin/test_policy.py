@@ -7,19 +7,23 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from nvflare.apis.fl_constant import FLContextKey, ReservedKey
+from nvflare.apis.fl_context import FLContext
+from nvflare.app_common.logging.constants import is_log_streaming_allowed
 from startup_kits import CLASSES as FLARES
 from startup_kits import MakeKit
 from typer.testing import CliRunner
 
 from suture.cli import app
 from suture.core.errors import ConfigError
-from suture.flare.admin.kit import read_kit
+from suture.flare.admin.kit import read_json, read_kit
 from suture.flare.admin.policy import (
     CLASSES,
     COMPONENTS,
     allow_classes,
     allow_packages,
     allowed,
+    bypasses,
     code_rights,
     keep_logs,
     missing_classes,
@@ -89,13 +93,13 @@ def test_what_flare_would_not_take_is_refused_before_anything_is_written(
     entry: str, make_kit: MakeKit
 ) -> None:
     folder = make_kit()
-    done = CliRunner().invoke(app, ["policy", str(folder), "--strict", "--allow", "good.", "--allow", entry])
+    done = CliRunner().invoke(app, ["policy", str(folder), "--allow", "good.", "--allow", entry])
     assert isinstance(done.exception, ConfigError)
     assert f"{entry!r} cannot be allowed; write PACKAGE. with a dot at its end" in str(done.exception)
     assert not list((folder / "local").glob("*.json"))
 
 
-@pytest.mark.parametrize("options", [[], ["--strict"]])
+@pytest.mark.parametrize("options", [[], ["--loose"]])
 def test_the_command_allows_packages_beside_the_classes_of_suture(
     options: list[str], make_kit: MakeKit
 ) -> None:
@@ -104,7 +108,7 @@ def test_the_command_allows_packages_beside_the_classes_of_suture(
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output
     listed = json.loads((kit.folder / "local" / "resources.json").read_text())["class_allow_list"]
-    assert listed == ["near.", "far.method.Far", *CLASSES["site"], *([] if options else FLARES)]
+    assert listed == ["near.", "far.method.Far", *CLASSES["site"], *(FLARES if options else [])]
 
 
 @given(st.text(alphabet="aZ_1.- *", max_size=8))
@@ -153,11 +157,44 @@ def test_flare_refuses_code_under_the_written_policy(make_kit: MakeKit) -> None:
 
 
 def test_logs_are_kept(make_kit: MakeKit) -> None:
+    """FLARE asks this of a site before it streams a log, and before a job's own streamer does."""
     kit = read_kit(make_kit())
     allow_classes(kit)
+    fl_ctx = FLContext()
+    fl_ctx.set_prop(FLContextKey.WORKSPACE_ROOT, str(kit.folder))
+    fl_ctx.put(ReservedKey.IDENTITY_NAME, kit.name, private=False, sticky=False)
+    assert is_log_streaming_allowed(fl_ctx)
     content = json.loads(keep_logs(kit).read_text())
     assert content["allow_log_streaming"] is False
+    assert not is_log_streaming_allowed(fl_ctx)
+
+
+@pytest.mark.parametrize("role", ["server", "site"])
+@pytest.mark.parametrize("former", [[], ["--strict", "--survive"], ["--refuse-code", "--keep-logs"]])
+def test_the_command_is_strict_without_options_and_takes_those_of_before(
+    role: str, former: list[str], make_kit: MakeKit
+) -> None:
+    kit = read_kit(make_kit(role, "server"))
+    done = CliRunner().invoke(app, ["policy", str(kit.folder), *former])
+    assert done.exit_code == 0, done.output
+    assert not list(bypasses(kit))
+    assert survives(kit)
+    if role == "site":
+        assert read_json(kit.folder / "local" / "resources.json")["allow_log_streaming"] is False
+
+
+@pytest.mark.parametrize("role", ["server", "site"])
+def test_the_loose_policy_is_the_one_with_an_option(role: str, make_kit: MakeKit) -> None:
+    kit = read_kit(make_kit(role, "server"))
+    done = CliRunner().invoke(app, ["policy", str(kit.folder), "--loose"])
+    assert done.exit_code == 0, done.output
+    assert "jobs may bring code" in list(bypasses(kit))
+    assert not any("fetch addresses" in way for way in bypasses(kit))
     assert missing_classes(kit) == ()
+    assert survives(kit)
+    done = CliRunner().invoke(app, ["policy", str(kit.folder), "--loose", "--strict"])
+    assert done.exit_code == 2
+    assert "jobs may bring code" in list(bypasses(kit))
 
 
 def test_a_broken_policy_names_its_file(make_kit: MakeKit) -> None:

@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from startup_kits import MakeKit
 
 import suture.flare.admin.recovery as recovery
 from suture.core.errors import ConfigError, FederationError
+from suture.federation.ownership import OWNER
 from suture.federation.server.record import Record
-from suture.flare.admin.recovery import newest, resume
+from suture.flare.admin.kit import read_kit
+from suture.flare.admin.recovery import newest, resume, state_on_this_machine
 from suture.flare.event_feed import EXPERIMENT
 
 MAP = {"app_server": ["server"], "app_a": ["a"], "app_b": ["b"]}
@@ -119,3 +122,13 @@ def test_another_runs_folder_is_not_touched(serve: Any, tmp_path: Path) -> None:
     Record(tmp_path).update(experiment="demo-0")
     with pytest.raises(ConfigError, match="choose another --out"):
         resume(None, "demo-1", tmp_path, "poc")  # type: ignore[arg-type]
+
+
+def test_another_submitters_folder_on_this_machine_is_not_this_jobs(make_kit: MakeKit) -> None:
+    kit = read_kit(make_kit("admin", "lead@b.org"))
+    folder = make_kit("server", "server") / "suture" / "trial"
+    folder.mkdir(parents=True)
+    (folder / "run.json").write_text("{}")
+    assert state_on_this_machine(kit, "trial") == folder
+    (folder / OWNER).write_text('{"name": "lead@a.org", "org": "a", "shared_with": []}')
+    assert state_on_this_machine(kit, "trial") is None

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from suture.federation.ownership import NotOwner, Submitter, claim
 from suture.flare.admin.remote import explain, refusals
 
 META = {"status": "FINISHED:ABNORMAL", "submitter_role": "lead", "job_deploy_detail": ["server: OK"]}
@@ -22,7 +25,7 @@ def said(detail: list[str] | None = None, logs: dict[str, str] | None = None) ->
 
 def test_refused_code_names_party_right_role_and_file() -> None:
     text = said(["server: OK", "harbor: BYOC not permitted", "num_ok_sites 2 < required_min_sites 3"])
-    for word in ("harbor", "--no-bundle", '"byoc"', "permissions.lead", "local/authorization.json"):
+    for word in ("harbor", "without --bundle", '"byoc"', "permissions.lead", "local/authorization.json"):
         assert word in text
     assert "server" not in text
     assert text.count("\n") == 0
@@ -63,6 +66,14 @@ def test_logs_are_translated(log: str, words: list[str]) -> None:
     text = said(logs={"harbor": f"12:00 - INFO - hello\n{log}\nmore"})
     for word in words:
         assert word in text
+
+
+def test_a_refusal_of_anothers_experiment_is_told(tmp_path: Path) -> None:
+    claim(tmp_path / "trial", Submitter("lead@a.org", "a"), ())
+    with pytest.raises(NotOwner) as refusal:
+        claim(tmp_path / "trial", Submitter("lead@b.org", "b"), ())
+    text = said(logs={"server": f"12:00 - ERROR - FATAL_SYSTEM_ERROR: {refusal.value}\nmore"})
+    assert text.endswith(f"server: {refusal.value}")
 
 
 def test_other_refusals_keep_flares_words() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ from typing import Any
 import pytest
 from startup_kits import MakeKit
 
-from suture.core.errors import ConfigError, FederationError
+from suture.cli.jobs import status
+from suture.core.errors import ConfigError, DataError, FederationError
 from suture.federation.server.record import Record, describe
 from suture.flare.admin.kit import Kit, read_kit
 from suture.flare.admin.remote import Tail, download, state, submit
@@ -168,3 +170,72 @@ def test_a_waiting_job_says_what_it_waits_for() -> None:
     history = ["2026-01-01 10:00:00: not enough sites"]
     assert "not enough sites" in state({"status": "SUBMITTED", "schedule_history": history})
     assert state({"status": "RUNNING", "job_deploy_detail": ["server: OK"]}) == ""
+
+
+@pytest.mark.parametrize("name", ["../../x", "/tmp/x", "a/../../x", "..", ""])
+def test_a_server_names_no_place_outside_of_runs(
+    name: str, done: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = json.loads((done / "run.json").read_text())
+    (done / "run.json").write_text(json.dumps(facts | {"experiment": name}))
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "a" / "b")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(ConfigError, match="no name of an experiment"):
+        download(Remote(done, META), KIT, "j", None)  # type: ignore[arg-type]
+    assert sorted(tmp_path.rglob("*")) == before
+    crashed = {"status": "FINISHED:ABNORMAL", EXPERIMENT: name or ".."}
+    (done / "run.json").unlink()
+    with pytest.raises(ConfigError, match="no name of an experiment"):
+        download(Remote(done, crashed), KIT, "j", None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}"])
+def test_a_damaged_run_of_a_server_is_named(text: str, done: Path, tmp_path: Path) -> None:
+    (done / "run.json").write_text(text)
+    with pytest.raises(DataError, match=r"run\.json is damaged"):
+        download(Remote(done, META), KIT, "j", tmp_path / "mine")  # type: ignore[arg-type]
+    assert not (tmp_path / "mine").exists()
+
+
+HOSTILE = "[/bold]\x1b[2J\n\u202e"
+
+
+def test_names_that_others_chose_are_shown_and_obeyed_by_nobody(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`suture status` of a job with a hostile name, of hostile sites, and of hostile events."""
+    events = [
+        {"event": "note", "text": HOSTILE},
+        {"event": HOSTILE},
+        {},
+        {"event": "begin", "rounds": HOSTILE},
+    ]
+
+    class Federation:
+        def sites(self) -> list[str]:
+            return [HOSTILE]
+
+        def jobs(self) -> list[dict[str, Any]]:
+            names = (HOSTILE, "../../../x", "demo", None)
+            return [
+                {"job_id": f"{number}", "job_name": name, "status": HOSTILE}
+                for number, name in enumerate(names)
+            ]
+
+        def meta(self, job_id: str) -> dict[str, Any]:
+            return {"name": HOSTILE, "status": "RUNNING", "job_deploy_detail": [f"harbor: {HOSTILE}"]}
+
+        def recent(self, job_id: str) -> dict[str, Any]:
+            return {"first": 0, "events": events}
+
+    monkeypatch.setattr("suture.flare.admin.session.connected", lambda _: nullcontext(Federation()))
+    monkeypatch.setattr("suture.flare.admin.kit.admin_kit", lambda *_: KIT)
+    status(None, None)
+    status("j", None)
+    said = capsys.readouterr().out
+    assert not set(said) & set("\x1b\u202e\r")
+    assert "[/bold]" in said
+    assert "'../../../x' (no valid name)" in said
+    assert said.count("an event that cannot be read") == 2
+    assert "  demo\n" in said

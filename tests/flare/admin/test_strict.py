@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from suture.core.errors import ConfigError
-from suture.flare.admin.kit import read_json, read_kit
+from suture.flare.admin.kit import policy_file, read_json, read_kit
 from suture.flare.admin.policy import (
     CLASSES,
     FILTER,
@@ -19,7 +19,7 @@ from suture.flare.admin.policy import (
     bypasses,
     code_rights,
     make_strict,
-    policy_file,
+    plain_json,
     refuse_code,
 )
 
@@ -29,7 +29,7 @@ PUBLISHED = Path(__file__).resolve().parents[3] / "poc_workspace" / "policy"
 
 def test_a_strict_site_leaves_no_way_round(make_kit: MakeKit) -> None:
     kit = read_kit(make_kit("site"))
-    assert len(list(bypasses(kit))) == 3
+    assert len(list(bypasses(kit))) == 4
     written = make_strict(kit)
     assert {path.name for path in written} == {"resources.json", "authorization.json", "privacy.json"}
     assert not list(bypasses(kit))
@@ -86,11 +86,21 @@ def test_a_list_that_is_absent_is_flares_own(make_kit: MakeKit) -> None:
         ({"scopes": PRIVACY["scopes"]}, ["privacy.json has no default scope"]),
         (
             {**PRIVACY, "scopes": [*PRIVACY["scopes"], {"name": "other"}]},
-            ["scope other of privacy.json lacks the filter"],
+            ["scope other of privacy.json lacks the filter, or disables it"],
         ),
         (
             {"scopes": [{"name": "a", "task_result_filters": [{"path": FILTER}]}], "default_scope": "a"},
             [],
+        ),
+        *(
+            (
+                {
+                    "scopes": [{"name": "a", "task_result_filters": [{"path": FILTER, **more}]}],
+                    "default_scope": "a",
+                },
+                ["scope a of privacy.json lacks the filter, or disables it"],
+            )
+            for more in ({"disabled": True}, {"direction": "in"})
         ),
     ],
 )
@@ -111,13 +121,49 @@ def test_scopes_of_the_site_itself_are_not_replaced(make_kit: MakeKit) -> None:
     assert {p.name: p.read_bytes() for p in path.parent.iterdir()} == before
 
 
-def test_a_server_has_no_strict_policy(make_kit: MakeKit) -> None:
-    with pytest.raises(ConfigError, match="kit of a server"):
-        make_strict(read_kit(make_kit("server", "server")))
+def test_a_strict_server_runs_no_code_but_sutures(make_kit: MakeKit) -> None:
+    kit = read_kit(make_kit("server", "server"))
+    assert len(list(bypasses(kit))) == 3
+    written = make_strict(kit)
+    assert {path.name for path in written} == {"resources.json", "authorization.json"}
+    assert not list(bypasses(kit))
+    assert read_json(written[0])["class_allow_list"] == list(CLASSES["server"])
+    assert set(code_rights(kit).values()) == {"none"}
+    before = [path.read_bytes() for path in written]
+    assert [path.read_bytes() for path in make_strict(kit)] == before
+
+
+def test_an_administrator_has_no_policy(make_kit: MakeKit) -> None:
+    with pytest.raises(ConfigError, match="an administrator's kit"):
+        make_strict(read_kit(make_kit("admin", "admin")))
+
+
+@pytest.mark.parametrize("role", ["server", "site"])
+def test_a_strict_party_asks_flare_for_plain_json(role: str, make_kit: MakeKit) -> None:
+    kit = read_kit(make_kit(role, "server"))
+    (path, *_) = make_strict(kit)
+    assert read_json(path)["app_validator"]["path"] == "suture.flare.plain_json.PlainJson"
+    write = {**read_json(path), "app_validator": {"path": "own.Validator"}}
+    path.write_text(json.dumps(write))
+    assert ["fetch addresses" in way for way in bypasses(kit)] == [True]
+    with pytest.raises(ConfigError, match="app_validator of its own"):
+        make_strict(kit)
+    assert read_json(path) == write
+
+
+def test_what_an_administrator_has_allowed_stays_so(make_kit: MakeKit) -> None:
+    kit = read_kit(make_kit("site"))
+    path = policy_file(kit, "resources")
+    listed = ["*", "suture.", "nvflare.", "nvflare.app_common.Something", "near.", "near.method.Near"]
+    path.write_text(json.dumps({**read_json(path), "class_allow_list": listed}))
+    make_strict(kit)
+    strict = read_json(policy_file(kit, "resources"))["class_allow_list"]
+    assert strict == ["near.", "near.method.Near", *CLASSES["site"]]
 
 
 def test_the_lenient_policy_leaves_ways(make_kit: MakeKit) -> None:
     kit = read_kit(make_kit("site"))
     allow_classes(kit)
+    plain_json(kit)
     refuse_code(kit)
     assert ["more class" in way or "privacy.json" in way for way in bypasses(kit)] == [True, True]

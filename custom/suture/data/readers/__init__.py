@@ -128,9 +128,10 @@ def read_table(config: DatasetConfig) -> Reading:
         SutureError: the table cannot be read at all.
     """
     reading = DATASETS[config.dataset].read(config)
+    reading = replace(reading, table=replace(reading.table, follow_links=config.follow_links))
     if not config.partial or reading.table.texts is not None:
         return reading
-    with ImageSource(config.root) as source:
+    with ImageSource(config.root, config.follow_links) as source:
         table, absent = present(reading.table, source)
     if not len(table):
         raise DataError(

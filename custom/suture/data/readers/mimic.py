@@ -11,7 +11,7 @@ from __future__ import annotations
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import compress
@@ -22,8 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from suture.core.errors import DataError
+from suture.core.files import contained
 from suture.core.labels import LabelSet
+from suture.data.archives import reports
 from suture.data.dataset import DatasetConfig, ReleaseConfig
+from suture.data.limits import FOLLOW
 from suture.data.readers.chexpert import LABELS, SPELLINGS, Uncertain, values
 from suture.data.reading import Reading, Sheet, beside, fault, read_sheet, read_text, restricted, row_faults
 from suture.data.split import by_patient
@@ -237,7 +240,7 @@ def read_mimic_reports(config: MimicReportsConfig) -> Reading:
     )
     y, faults = values(sheet, SPELLINGS, _KEY, config.uncertain)
     names = [f"files/p{who[:2]}/p{who}/s{study}.txt" for who, study in zip(patients, studies, strict=True)]
-    texts = _texts(config.root, names)
+    texts = _texts(config, names)
     here = np.array([bool(text) for text in texts], dtype=np.bool_)
     if not here.any():
         raise DataError(f"{config.root} has no report of {config.table}; the first would be {names[0]}")
@@ -249,35 +252,27 @@ def read_mimic_reports(config: MimicReportsConfig) -> Reading:
     return Reading(restricted(table, config), tuple(faults), absent=int((~here).sum()))
 
 
-def _texts(root: Path, names: Sequence[str]) -> list[str]:
+def _texts(config: MimicReportsConfig, names: Sequence[str]) -> list[str]:
     """The report of each name; the empty string where there is none."""
+    root = config.root
     if root.is_dir():
-        paths = [root / name for name in names]
+        inside, paths = contained(root), [root / name for name in names]
+        for path in paths if not config.follow_links else ():
+            if not inside(path):
+                raise DataError(f"{path} leads out of {root}; {FOLLOW}")
         return [read_text(path).strip() if path.is_file() else "" for path in paths]
+    wanted = frozenset(names)
     try:
-        found = {name: data.decode("utf-8").strip() for name, data in _members(root, frozenset(names))}
+        # The archive may have a folder of its own around files/.
+        found = {
+            name[name.find("files/") :]: data.decode("utf-8").strip()
+            for name, data in reports(root, lambda name: name[name.find("files/") :] in wanted)
+        }
     except (OSError, EOFError, zlib.error, zipfile.BadZipFile, tarfile.TarError, UnicodeDecodeError) as error:
         raise DataError(
             f"{root} cannot be read: {error}; take the folder of files/, or its archive"
         ) from error
     return [found.get(name, "") for name in names]
-
-
-def _members(archive: Path, wanted: frozenset[str]) -> Iterator[tuple[str, bytes]]:
-    """Name and content of those files; the archive may have a folder of its own around files/."""
-    if zipfile.is_zipfile(archive):
-        with zipfile.ZipFile(archive) as packed:
-            for path in packed.namelist():
-                name = path[path.find("files/") :]
-                if name in wanted:
-                    yield name, packed.read(path)
-        return
-    with tarfile.open(archive) as tar:
-        for member in tar:
-            name = member.name[member.name.find("files/") :]
-            file = tar.extractfile(member) if name in wanted else None
-            if file is not None:
-                yield name, file.read()
 
 
 def _absent(sheet: Sheet, texts: Sequence[str]) -> list[str]:

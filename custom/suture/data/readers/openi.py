@@ -8,6 +8,7 @@ document is the sections findings and impression. Readers coded it with MeSH ter
 from __future__ import annotations
 
 import tarfile
+import zipfile
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,8 +17,11 @@ from typing import Any, Literal
 from xml.etree import ElementTree
 
 from suture.core.errors import DataError
+from suture.core.files import contained
 from suture.core.labels import canonical
+from suture.data.archives import reports
 from suture.data.dataset import DatasetConfig
+from suture.data.limits import FOLLOW, MOST_DOCUMENT, file_bytes
 from suture.data.reading import Reading, frequent, indicators
 from suture.data.split import by_patient
 from suture.data.table import Table
@@ -71,24 +75,24 @@ def read_openi(config: OpeniConfig) -> Reading:
     """
     found: dict[str, _Report] = {}
     broken, twice = [], []
-    for file, data in _files(config.table):
+    for file, data in _files(config):
         report = _parsed(data)
         if report is None:
             broken.append(file)
         elif found.setdefault(report.name, report) is not report:
             twice.append(file)
-    reports = sorted((r for r in found.values() if r.text), key=lambda r: (len(r.name), r.name))
-    if not reports:
+    written = sorted((r for r in found.values() if r.text), key=lambda r: (len(r.name), r.name))
+    if not written:
         raise DataError(f"{config.table} holds no report with text; take NLMCXR_reports.tgz or its folder")
     faults = (
         *_fault(config.table, broken, "not an XML report with a uId; fetch the archive again"),
         *_fault(config.table, twice, "a report that an earlier file has; remove the repetition"),
     )
-    labels, y = indicators([report.headings for report in reports], config.table)
-    who = tuple(report.name for report in reports)
-    texts = tuple(report.text for report in reports)
+    labels, y = indicators([report.headings for report in written], config.table)
+    who = tuple(report.name for report in written)
+    texts = tuple(report.text for report in written)
     table = Table(labels, who, who, y, by_patient(who, y, seed=config.seed), config.root, texts)
-    return Reading(frequent(table, config, LEAST), faults, absent=len(found) - len(reports))
+    return Reading(frequent(table, config, LEAST), faults, absent=len(found) - len(written))
 
 
 def _parsed(data: bytes) -> _Report | None:
@@ -108,19 +112,19 @@ def _parsed(data: bytes) -> _Report | None:
     return _Report(name, text, headings) if name else None
 
 
-def _files(path: Path) -> Iterator[tuple[str, bytes]]:
+def _files(config: OpeniConfig) -> Iterator[tuple[str, bytes]]:
     """Name and content of each XML file of an archive or a folder."""
-    if path.is_dir():
-        for file in sorted(path.rglob("*.xml")):
-            yield file.name, file.read_bytes()
-        return
+    path = config.table
+    inside = contained(path)
     try:
-        with tarfile.open(path) as tar:
-            for member in tar:
-                file_ = tar.extractfile(member) if member.name.endswith(".xml") else None
-                if file_ is not None:
-                    yield member.name, file_.read()
-    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
+        if not path.is_dir():
+            yield from reports(path, lambda name: name.endswith(".xml"))
+            return
+        for file in sorted(path.rglob("*.xml")):
+            if not (config.follow_links or inside(file)):
+                raise DataError(f"{file} leads out of {path}; {FOLLOW}")
+            yield file.name, file_bytes(file, MOST_DOCUMENT)
+    except (tarfile.TarError, zipfile.BadZipFile, OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path} cannot be read: {error}; take NLMCXR_reports.tgz or its folder") from error
 
 

@@ -6,14 +6,16 @@ import logging
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from torch import Tensor
-
 from suture.core.errors import FederationError, RejectedUpdate
+from suture.core.files import make_folder
+from suture.core.printable import printable
+from suture.federation.server.attendance import Attendance
+from suture.federation.server.norm_bound import Norms, norms_of, too_large
 from suture.protocol.check import Expectation, check_reply
 from suture.protocol.messages import Abstain, Evaluation, Metrics, Payload, Reply, SiteInfo, Update
 from suture.protocol.packing import Packed, check_size, load, pack, save, tensor_fields, tensors_of, unpack
@@ -33,8 +35,11 @@ class Receiver(Protocol):
     def __call__(self, site: str, packed: Packed) -> None:
         """Take the answer of a site. Never raises."""
 
-    def enough(self) -> bool:
-        """Whether the exchange may end before all sites have answered."""
+    def fetched(self, site: str) -> None:
+        """Note that a site has fetched its task; only a transport whose sites can be gone needs it."""
+
+    def enough(self, waiting: Collection[str]) -> bool:
+        """Whether the exchange may end although these sites have not answered."""
 
 
 class UpdateCollector:
@@ -46,17 +51,22 @@ class UpdateCollector:
     Args:
         spool: folder for the updates of the open exchange.
         notify: is called with each answer, for the progress display.
+        max_update: see `Schedule`.
     """
 
-    def __init__(self, spool: Path, notify: Callable[..., None]) -> None:
+    def __init__(self, spool: Path, notify: Callable[..., None], max_update: float | None = None) -> None:
         self._spool = spool
         self._notify = notify
+        self._max_update = max_update
         self._lock = threading.Lock()
+        self._payloads: dict[str, Payload] = {}
         self._expected: dict[str, Expectation] = {}
         self._answers: dict[str, Reply] = {}
-        self._accepted_at: list[float] = []
+        self._accepted_at: dict[str, float] = {}
+        self.norms: dict[str, Norms] = {}
         self._exchange = 0
         self._fault: OSError | None = None
+        self.attendance = Attendance(notify)
         self.lines: dict[str, Line] = {}
         self.since = time.monotonic()
 
@@ -65,8 +75,10 @@ class UpdateCollector:
         shutil.rmtree(self._spool, ignore_errors=True)
         packed = {site: pack(payload) for site, (payload, _) in assignments.items()}
         self._expected = {site: expected for site, (_, expected) in assignments.items()}
+        self._payloads = {site: payload for site, (payload, _) in assignments.items()}
         self._answers, self._fault, self.since = {}, None, time.monotonic()
-        self._accepted_at, self._exchange = [], self._exchange + 1
+        self._accepted_at, self.norms, self._exchange = {}, {}, self._exchange + 1
+        self.attendance.offer(packed)
         self.lines = {
             site: {"status": "missing", "reason": None, "bytes_down": p.nbytes, "bytes_up": 0}
             for site, p in packed.items()
@@ -78,10 +90,24 @@ class UpdateCollector:
         return OpenExchange(self, self._exchange, quorum, grace)
 
     def seconds_since(self, quorum: int) -> float | None:
-        """Return the seconds since the quorum-th update was accepted; None where there are fewer."""
+        """Return the seconds since the quorum-th usable update arrived; None where there are fewer."""
         with self._lock:
-            times = self._accepted_at
+            unusable = too_large(self.norms, self._max_update)
+            times = [time for site, time in self._accepted_at.items() if site not in unusable]
             return time.monotonic() - times[quorum - 1] if 0 < quorum <= len(times) else None
+
+    def complete_without(self, sites: Collection[str], quorum: int) -> bool:
+        """Whether these sites are gone, and the others' usable answers are enough."""
+        with self._lock:
+            unusable = too_large(self.norms, self._max_update)
+            answers = self._answers.items()
+            usable = sum(not isinstance(reply, Abstain) and site not in unusable for site, reply in answers)
+            return usable >= quorum and self.attendance.gone.issuperset(sites)
+
+    def fetched(self, site: str, exchange: int) -> None:
+        """Note that a site has fetched its task of an exchange."""
+        if exchange == self._exchange:
+            self.attendance.fetched(site)
 
     def receive(self, site: str, packed: Packed, exchange: int | None = None) -> None:
         """Take the answer of a site.
@@ -129,14 +155,17 @@ class UpdateCollector:
             rows = f", {reply.rows} rows" if reply.rows is not None else ""
             return {"status": "abstained", "reason": f"{reply.reason} ({reply.error}{rows})"}
         line: Line = {"status": "accepted"}
+        if isinstance(reply, (Update, Evaluation)) and reply.spent:
+            line["spent"] = asdict(reply.spent)
         if isinstance(reply, Update):
-            self._spool.mkdir(parents=True, exist_ok=True)
+            make_folder(self._spool)
             # A spool does not outlive the process that reads it, so it need not reach the disk itself.
-            save(self._path(site), Packed(_apart(tensors_of(reply)), {}), durable=False)
+            save(self._path(site), Packed(tensors_of(reply), {}), durable=False)
             line |= {"weight": reply.weight, "train_loss": reply.train_loss, "scalars": dict(reply.scalars)}
             if not bool((reply.class_weights == 1).all()):
                 line["rows"] = dict(zip(reply.labels, reply.class_weights.tolist(), strict=True))
-            self._accepted_at.append(time.monotonic())
+            self.norms[site] = norms_of(reply, self._payloads[site])
+            self._accepted_at[site] = time.monotonic()
             # What stays in memory does not grow with the model: `updates` puts the tensors back.
             no_tensors: dict[str, Any] = {"shared": {}, "head": {}, "class_tensors": {}}
             reply = replace(reply, class_weights=reply.class_weights[:0].clone(), **no_tensors)
@@ -160,13 +189,24 @@ class UpdateCollector:
         """
         with self._lock:
             self._expected = {}
+            self.attendance.close([s for s, line in self.lines.items() if line["status"] == "missing"])
             if self._fault:
                 raise FederationError(f"the server could not keep an update: {self._fault}") from self._fault
             for site, line in self.lines.items():
                 if line["status"] == "missing":
-                    line["reason"] = missing.get(site, "no answer")
+                    line["reason"] = printable(missing.get(site, "no answer"))
                     self._notify("answer", site=site, status="missing", reason=line["reason"])
+            for site, reason in too_large(self.norms, self._max_update).items():
+                self._reject(site, reason)
             return self.lines
+
+    def _reject(self, site: str, reason: str) -> None:
+        """Drop an update that was accepted when it arrived."""
+        del self._answers[site], self.norms[site]
+        line = {key: self.lines[site][key] for key in ("bytes_down", "bytes_up", "seconds")}
+        self.lines[site] = line | {"status": "rejected", "reason": reason}
+        log.warning("rejected: %s: %s", site, reason)
+        self._notify("answer", site=site, status="rejected", reason=reason)
 
     def summary(self, number: int, phase: str, named: Callable[[str, Line], Line]) -> Line:
         """Return the closed exchange as a round of history.jsonl.
@@ -229,7 +269,7 @@ class OpenExchange:
     Args:
         exchange: its number; later answers to it are dropped, even when another exchange is open.
         quorum: number of accepted updates that are enough.
-        grace: seconds that the other sites still have from then on; None waits for all of them.
+        grace: seconds that the other sites still have from then on; None waits for all that are not gone.
     """
 
     def __init__(self, collector: UpdateCollector, exchange: int, quorum: int, grace: float | None) -> None:
@@ -239,21 +279,19 @@ class OpenExchange:
         """Take the answer of a site; see `UpdateCollector.receive`."""
         self._collector.receive(site, packed, self._exchange)
 
-    def enough(self) -> bool:
-        """Whether the quorum is complete and the grace period over; only updates count."""
+    def fetched(self, site: str) -> None:
+        """Note that a site has fetched its task."""
+        self._collector.fetched(site, self._exchange)
+
+    def enough(self, waiting: Collection[str]) -> bool:
+        """Whether the quorum is complete, and the others are gone or their grace period is over.
+
+        Only updates begin the grace period. Where all sites are needed, a site that is gone is waited for.
+        """
+        if self._collector.complete_without(waiting, self._quorum):
+            return True
         seconds = self._collector.seconds_since(self._quorum)
         return self._grace is not None and seconds is not None and seconds >= self._grace
-
-
-def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copy what shares memory, as tied tensors of a site in the same process do: safetensors refuses it."""
-    seen: set[int] = set()
-    apart = {}
-    for name, tensor in tensors.items():
-        memory = tensor.untyped_storage().data_ptr()
-        apart[name] = tensor.clone() if memory in seen else tensor
-        seen.add(memory)
-    return apart
 
 
 def list_reasons(reasons: Mapping[str, str]) -> str:

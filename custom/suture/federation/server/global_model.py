@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import AfterValidator, Field, FiniteFloat
+from pydantic.dataclasses import dataclass
 
-from suture.core.errors import ConfigError
+from suture.core.errors import ConfigError, as_word
 from suture.core.labels import LabelSet, LabelType
-from suture.core.validation import flat
+from suture.core.validation import OPEN, flat, parse
 from suture.federation.plan import Plan
 from suture.federation.store import Rounds
 from suture.methods.base import GlobalModel
 from suture.methods.parameters import local_parameters, shared_parameters
 from suture.models import build
-from suture.models.classifier import Classifier, relabelled, split_state
+from suture.models.classifier import Classifier, check_tensors, relabelled, split_state
 from suture.models.saved import save_model
-from suture.protocol.messages import Labels
+from suture.protocol.messages import Count, Labels, Word
 from suture.protocol.packing import Packed
 
 _GROUPS = ("shared", "head", "fixed", "memory")
@@ -35,9 +38,11 @@ _FIXED_SETTINGS = {
 """The parts of a plan that a later job of the experiment may not change, with the job's word for each."""
 
 
-def initial(plan: Plan, labels: Labels, label_type: LabelType = "multilabel") -> GlobalModel:
+def initial(
+    plan: Plan, labels: Labels, label_type: LabelType = "multilabel", *, pretrained: bool = True
+) -> GlobalModel:
     """Initialise the model for all sites. Pretrained weights are read here and nowhere else."""
-    model = build(plan.model, LabelSet(labels, label_type), plan.seed, pretrained=True)
+    model = build(plan.model, LabelSet(labels, label_type), plan.seed, pretrained=pretrained)
     state, head = split_state(model.state_dict())
     shared = shared_parameters(model, plan.method)
     fixed = set(local_parameters(model, plan.method)) - {*shared, *head}
@@ -61,13 +66,44 @@ def pack_model(model: GlobalModel, header: Mapping[str, Any]) -> Packed:
     return Packed(tensors, {**header, "labels": list(model.labels), "label_type": model.label_type})
 
 
-def unpack_model(packed: Packed) -> GlobalModel:
-    """Return the model of a state."""
+@dataclass(frozen=True, config=OPEN)
+class _Classes:
+    """The part of a state's header that `pack_model` writes."""
+
+    labels: Annotated[Labels, Field(min_length=1)]
+    label_type: LabelType
+
+
+def unpack_model(packed: Packed, where: str = "the state") -> GlobalModel:
+    """Return the model of a state.
+
+    Args:
+        where: names the state, for errors.
+
+    Raises:
+        ConfigError: the state holds no model.
+    """
+    classes = parse(_Classes, packed.header, where)
     groups: dict[str, dict[str, torch.Tensor]] = {group: {} for group in _GROUPS}
     for name, tensor in packed.tensors.items():
         group, _, rest = name.partition("/")
+        if group not in groups:
+            raise ConfigError(f"{where}: the tensor {as_word(name)} is of no model; restore it from a backup")
         groups[group][rest] = tensor
-    return GlobalModel(tuple(packed.header["labels"]), **groups, label_type=packed.header["label_type"])
+    return GlobalModel(classes.labels, **groups, label_type=classes.label_type)
+
+
+def read_model(packed: Packed, plan: Plan, where: str) -> GlobalModel:
+    """Return the model of a state, whose tensors have the shapes of the plan's model.
+
+    Raises:
+        ConfigError: the state holds no such model.
+    """
+    model = unpack_model(packed, where)
+    expected = initial(plan, model.labels, model.label_type, pretrained=False)
+    for group in ("shared", "head", "fixed"):
+        check_tensors(getattr(model, group), getattr(expected, group), where)
+    return model
 
 
 def classifier(model: GlobalModel, plan: Plan) -> Classifier:
@@ -86,7 +122,37 @@ def export(model: GlobalModel, plan: Plan, folder: Path, facts: Mapping[str, Any
     save_model(classifier(model, plan), plan.model, folder, facts)
 
 
-@dataclass(frozen=True)
+def _open_round(line: dict[str, Any]) -> dict[str, Any]:
+    sites = line.get("sites")
+    if not isinstance(line.get("validation"), dict) or not isinstance(sites, dict):
+        raise ValueError("is no round of history.jsonl")
+    if not all(isinstance(one, dict) for one in sites.values()):
+        raise ValueError("has a site that is no table")
+    return line
+
+
+@dataclass(frozen=True, config=OPEN)
+class Began:
+    """What the experiment began with: the digest of its frozen network, None without one."""
+
+    prior: str | None
+
+
+@dataclass(frozen=True, config=OPEN)
+class Header:
+    """The facts of a server's state; see `Server`. States of former versions lack those with a default."""
+
+    plan: dict[str, Any]
+    registry: Began
+    standings: dict[str, Any]
+    pending: Annotated[dict[str, Any], AfterValidator(_open_round)] | None
+    holders: tuple[str, ...]
+    codes: Annotated[tuple[tuple[Count, Word], ...], Field(min_length=1)]
+    norms: dict[str, FiniteFloat] = Field(default_factory=dict)
+    excluded: dict[str, str] = Field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
 class Progress:
     """Where an experiment stands that continues.
 
@@ -98,13 +164,7 @@ class Progress:
 
     round: int
     model: GlobalModel
-    header: Mapping[str, Any]
-
-    @property
-    def prior(self) -> str | None:
-        """Digest of the frozen network that the experiment began with; None without one."""
-        digest: str | None = self.header["registry"]["prior"]
-        return digest
+    header: Header
 
 
 def read_progress(states: Rounds, plan: Plan) -> Progress | None:
@@ -112,15 +172,17 @@ def read_progress(states: Rounds, plan: Plan) -> Progress | None:
 
     Raises:
         ConfigError: the experiment began with other settings, names the first; or with another version of
-            Suture.
+            Suture; or the state is not one of a server.
         SutureError: every state is corrupt.
     """
     found = states.newest()
     if found is None:
         return None
     number, packed = found
-    check_unchanged(packed.header["plan"], fixed_settings(plan), plan.experiment)
-    return Progress(number, unpack_model(packed), packed.header)
+    where = f"the state of round {number} in {states.folder}"
+    header = parse(Header, packed.header, where)
+    check_unchanged(header.plan, fixed_settings(plan), plan.experiment)
+    return Progress(number, read_model(packed, plan, where), header)
 
 
 def fixed_settings(plan: Plan) -> dict[str, Any]:
@@ -143,6 +205,7 @@ def check_unchanged(before: Mapping[str, Any], now: Mapping[str, Any], experimen
         for key in sorted(was.keys() | has.keys()):
             if was.get(key) != has.get(key):
                 raise ConfigError(
-                    f"the experiment {experiment!r} was begun with {key}={was.get(key)}, and this job has "
-                    f"{key}={has.get(key)}; set it back, or begin a new experiment"
+                    f"the experiment {experiment!r} was begun with {as_word(key)}={as_word(was.get(key))}, "
+                    f"and this job has {as_word(key)}={as_word(has.get(key))}; set it back, or begin a new "
+                    "experiment"
                 )

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from suture.core.environment import now, versions
-from suture.core.files import append_line, atomic_write, whole_lines, write_json
+from suture.core.files import append_line, atomic_write, make_folder, read_json, read_records, write_json
 from suture.federation.plan import Plan, Schedule
 from suture.models.classifier import Layout
 from suture.protocol.egress import declared
+from suture.protocol.records import read_history
 
 log = logging.getLogger(__name__)
 
@@ -21,13 +22,17 @@ class Record:
 
     Args:
         folder: of the run; `run.json` in it may already describe the job.
+
+    Raises:
+        DataError: run.json is damaged.
+        DiskError: the folder cannot be made.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         path = folder / "run.json"
-        self.run: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+        self.run: dict[str, Any] = read_json(path) if path.exists() else {}
 
     def update(self, **facts: Any) -> None:
         """Add facts to run.json."""
@@ -48,7 +53,7 @@ class Record:
         """Append a round to history.jsonl.
 
         Raises:
-            OSError: the disk is full; the file is unchanged.
+            DiskError: the disk is full; the file is unchanged.
         """
         append_line(self.folder / "history.jsonl", line)
 
@@ -56,11 +61,22 @@ class Record:
         """Delete the committed round and later ones: they will be written again.
 
         An incomplete line, of a process that died while it wrote, is deleted too.
+
+        Raises:
+            DataError: another line is damaged; names it.
         """
         path = self.folder / "history.jsonl"
         if path.exists():
-            lines = [text for text in whole_lines(path) if json.loads(text)["round"] < committed]
-            atomic_write(path, "".join(f"{text}\n" for text in lines).encode())
+            read_history(self.folder)
+            lines = [line for line in read_records(path) if line["round"] < committed]
+            atomic_write(path, "".join(f"{json.dumps(line)}\n" for line in lines).encode())
+
+    def reopen(self, committed: int) -> None:
+        """Delete the line of a committed round: it will be validated, and written, again."""
+        path = self.folder / "history.jsonl"
+        wanted = (committed, "committed")
+        others = [line for line in read_records(path) if (line["round"], line["status"]) != wanted]
+        atomic_write(path, "".join(f"{json.dumps(line)}\n" for line in others).encode())
 
     def metrics(self, content: dict[str, Any]) -> None:
         """Write metrics.json."""
@@ -78,14 +94,13 @@ class Record:
             log.error("%s could not be written either: %s", self.folder, full)
 
 
-def describe(record: Record, plan: Plan, schedule: Schedule) -> None:
-    """Write what is about to run into run.json."""
+def describe(record: Record, plan: Plan, schedule: Schedule, **facts: Any) -> None:
+    """Write what is about to run into run.json, with further facts."""
     described = plan.to_dict()
     started = record.run.get("started") if record.run.get("status") == "running" else None
     record.update(
         job=schedule.job,
         title=schedule.title,
-        env=record.run.get("env", "flare"),
         method={
             "name": plan.method.about.name,
             "title": plan.method.about.title,
@@ -111,4 +126,5 @@ def describe(record: Record, plan: Plan, schedule: Schedule) -> None:
         finished=None,
         selected_round=None,
         selection=schedule.selection,
+        **{"env": record.run.get("env", "flare"), **facts},
     )

@@ -6,16 +6,18 @@ spelling and the federation's name, so that no site learns the names that others
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from suture.core.errors import FederationError, LabelError
 from suture.core.labels import LabelType, canonical, lookalikes
+from suture.core.printable import printable
 from suture.federation.plan import Quorum, needed
 from suture.federation.server.collector import Line, list_reasons
 from suture.methods.base import LabelStatistics, LabelView
-from suture.protocol.messages import ClassScore, Labels, Metrics, SiteInfo, Update
+from suture.protocol.messages import MOST_CLASSES, ClassScore, Labels, Metrics, SiteInfo, Update
 
 T = TypeVar("T")
 
@@ -57,10 +59,10 @@ class SiteRegistry:
 
     def owners(self) -> dict[str, tuple[str, ...]]:
         """Return for each class the sites that annotate it, sorted."""
-        return {
-            label: tuple(s for s in sorted(self.members) if label in self.members[s].names)
-            for label in self.labels
-        }
+        owners: dict[str, tuple[str, ...]] = dict.fromkeys(self.labels, ())
+        for site, member in sorted(self.members.items()):
+            owners |= {name: (*owners[name], site) for name in member.names if name in owners}
+        return owners
 
     def rows_for(self, site: str, view: LabelView) -> Labels:
         """Return the federation's names of the rows that a site receives: its own, or all."""
@@ -119,13 +121,119 @@ def participants(
     Raises:
         FederationError: there are too few sites; says why each one is missing.
     """
-    for site in [s for s, info in infos.items() if not info.n.get("train")]:
-        lines[site] |= {"status": "rejected", "reason": "it has no training images"}
-    able = {s: info for s, info in infos.items() if info.n.get("train")}
+    empty = [site for site, info in infos.items() if not info.n.get("train")]
+    return without(infos, dict.fromkeys(empty, "it has no training images"), lines, min_sites)
+
+
+def without(
+    infos: Mapping[str, SiteInfo],
+    refused: Mapping[str, str],
+    lines: dict[str, Line],
+    min_sites: Quorum | None,
+) -> dict[str, SiteInfo]:
+    """Return the sites that are not refused; the lines of the others get the reason.
+
+    Raises:
+        FederationError: there are too few sites; says why each one is missing.
+    """
+    for site, reason in refused.items():
+        lines[site] |= {"status": "rejected", "reason": reason}
+    able = {site: info for site, info in infos.items() if site not in refused}
     if len(able) < needed(min_sites, len(lines)):
-        refused = {s: line["reason"] for s, line in lines.items() if s not in able}
-        raise FederationError(f"the federation cannot start; {list_reasons(refused)}")
+        missing = {s: line["reason"] for s, line in lines.items() if s not in able}
+        raise FederationError(f"the federation cannot start; {list_reasons(missing)}")
     return able
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What the sites have to agree with.
+
+    Attributes:
+        labels: classes of the model so far; a class whose last owner has left keeps its row.
+        label_map: a site's spelling to the federation's name.
+        accept: look-alike names that are different classes on purpose; True accepts all.
+        label_type, prior: of the experiment so far, None where there is none.
+    """
+
+    labels: Labels
+    label_map: Mapping[str, str]
+    accept: bool | tuple[str, ...]
+    label_type: LabelType | None = None
+    prior: str | None = None
+
+
+def misfits(infos: Mapping[str, SiteInfo], agreed: Agreement) -> dict[str, str]:
+    """Return the sites that do not fit the others or the experiment, each with the reason.
+
+    What cannot be attributed to one site is left to `agree`, which stops the run.
+    """
+    renamed = {canonical(spelling): canonical(name) for spelling, name in agreed.label_map.items()}
+    refused: dict[str, str] = {}
+    members: dict[str, Member] = {}
+    for site, info in sorted(infos.items()):
+        try:
+            members[site] = _member(site, info, renamed)
+        except LabelError as error:
+            refused[site] = printable(str(error))
+    usual = agreed.label_type or _usual(info.label_type for info in infos.values())
+    refused |= {
+        s: f"it is {i.label_type} and the federation {usual}: set [data] label_type alike"
+        for s, i in infos.items()
+        if usual and i.label_type != usual
+    }
+    held = agreed.prior or _usual(info.prior for info in infos.values())
+    refused |= {
+        s: f"it holds the prior {i.prior or 'none':.12}, and the federation {held:.12}; give it the same file"
+        for s, i in infos.items()
+        if held and i.prior != held
+    }
+    members = {site: member for site, member in members.items() if site not in refused}
+    if len({n for m in members.values() for n in m.names}.union(agreed.labels)) > MOST_CLASSES:
+        most = max(members, key=lambda site: len(members[site].names))
+        refused[most] = f"its {len(members.pop(most).names)} classes make more than {MOST_CLASSES} of all"
+    return refused | _misspelt(members, agreed)
+
+
+V = TypeVar("V")
+
+
+def _usual(values: Iterable[V]) -> V | None:
+    """Return the value of more than half of the sites, and of two or more; None where there is none."""
+    counts = Counter(values)
+    value, n = counts.most_common(1)[0] if counts else (None, 0)
+    return value if n >= 2 and 2 * n > counts.total() else None
+
+
+def _misspelt(members: Mapping[str, Member], agreed: Agreement) -> dict[str, str]:
+    """Return the sites with a class name that is nearly one of the experiment, or of several other sites.
+
+    A site that alone is nearly the same as several others in names of one site each is refused too.
+    """
+    registry = _registry(members, agreed.labels)
+    owners = registry.owners()
+    found: dict[str, tuple[str, str]] = {}
+    open_: list[tuple[set[str], tuple[str, str]]] = []
+    for pair in _unaccepted(registry, agreed.accept):
+        new = [name for name in pair if name not in agreed.labels and len(owners[name]) < 2]
+        sites = {owners[name][0] for name in new}
+        if len(sites) == 1:
+            found.setdefault(sites.pop(), pair)
+        elif sites:
+            open_.append((sites, pair))
+    common = set.intersection(*(sites for sites, _ in open_)) if len(open_) > 1 else set()
+    if len(common) == 1:
+        found.setdefault(common.pop(), open_[0][1])
+    return {
+        site: f"its class names: {a!r} and {b!r} are nearly the same; map one to the other in the job's "
+        "label_map, or accept both (--accept-labels)"
+        for site, (a, b) in found.items()
+    }
+
+
+def _registry(members: Mapping[str, Member], previous: Labels) -> SiteRegistry:
+    labels = {name for member in members.values() for name in member.names}.union(previous)
+    return SiteRegistry(members, tuple(sorted(labels)))
 
 
 def agree(
@@ -146,16 +254,19 @@ def agree(
 
     Raises:
         LabelError: two names of a site become one.
-        FederationError: names of different sites are nearly the same and neither mapped nor accepted, some
-            sites are multilabel and others multiclass, or the sites hold different priors, or not the one
-            that the experiment began with.
+        FederationError: there are too many classes, names are nearly the same and neither mapped nor
+            accepted, some sites are multilabel and others multiclass, or the sites hold different priors, or
+            not the one that the experiment began with.
     """
     label_type = _one_label_type(infos)
     held = _one_prior(infos, prior)
     renamed = {canonical(spelling): canonical(name) for spelling, name in label_map.items()}
     members = {site: _member(site, info, renamed) for site, info in sorted(infos.items())}
-    labels = {n for m in members.values() for n in m.names} | set(previous)
-    registry = SiteRegistry(members, tuple(sorted(labels)), label_type, held)
+    registry = replace(_registry(members, previous), label_type=label_type, prior=held)
+    if len(registry.labels) > MOST_CLASSES:
+        raise FederationError(
+            f"the sites have {len(registry.labels)} classes together; at most {MOST_CLASSES} are possible"
+        )
     _refuse_lookalikes(registry, accept)
     return registry
 
@@ -170,9 +281,10 @@ def _one_label_type(infos: Mapping[str, SiteInfo]) -> LabelType:
 
 def _member(site: str, info: SiteInfo, renamed: Mapping[str, str]) -> Member:
     """Return a site with the federation's names of its classes, by canonical name and label map."""
-    names = tuple(renamed.get(canonical(label), canonical(label)) for label in info.labels)
+    names = tuple(renamed.get(name, name) for name in map(canonical, info.labels))
+    times = Counter(names)
     for label, name in zip(info.labels, names, strict=True):
-        if names.count(name) > 1:
+        if times[name] > 1:
             raise LabelError(
                 f"{site}: {label!r} and another of its labels are both {name!r}; correct the label map"
             )
@@ -200,10 +312,7 @@ def _one_prior(infos: Mapping[str, SiteInfo], first: str | None) -> str | None:
 
 
 def _refuse_lookalikes(registry: SiteRegistry, accept: bool | tuple[str, ...]) -> None:
-    if accept is True:
-        return
-    accepted = {canonical(name) for name in accept or ()}
-    pairs = [(a, b) for a, b in lookalikes(registry.labels) if not {a, b} & accepted]
+    pairs = _unaccepted(registry, accept)
     if not pairs:
         return
     owners = registry.owners()
@@ -215,3 +324,11 @@ def _refuse_lookalikes(registry: SiteRegistry, accept: bool | tuple[str, ...]) -
         + f"(for example --set label_map.{pairs[0][0].replace(' ', '_')}={pairs[0][1].replace(' ', '_')}); "
         + f'if they are two, accept them (--accept-labels "{pairs[0][0]}").'
     )
+
+
+def _unaccepted(registry: SiteRegistry, accept: bool | tuple[str, ...]) -> list[tuple[str, str]]:
+    """Return the pairs of names that are nearly the same and not accepted as two classes."""
+    if accept is True:
+        return []
+    accepted = {canonical(name) for name in accept or ()}
+    return [(a, b) for a, b in lookalikes(registry.labels) if not {a, b} & accepted]

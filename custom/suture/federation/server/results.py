@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
 from suture.core.errors import LabelError
-from suture.federation.differential_privacy import spent
+from suture.federation.differential_privacy import describe_spent
 from suture.federation.server.global_model import export
 from suture.federation.server.scores import (
     Plain,
     by_attribute,
     by_frequency,
     condensed,
+    dominant,
     local_and_global,
     mean_over_sites,
     plain,
@@ -23,8 +26,10 @@ from suture.federation.server.scores import (
 from suture.federation.server.server import Server
 from suture.learning.metrics import mean_defined
 from suture.methods.base import GlobalModel
-from suture.protocol.messages import ClassScore, Metrics
+from suture.protocol.messages import ClassScore, Metrics, Spent
 from suture.protocol.records import Round, read_history
+
+log = logging.getLogger(__name__)
 
 _BOOTSTRAP = 1000
 
@@ -32,34 +37,72 @@ Source = Literal["server test set", "sites' test data"]
 AT_SERVER: Source = "server test set"
 
 
-def finish(server: Server, tested: Mapping[str, Metrics]) -> None:
-    """Write model/ and metrics.json, and close the run.
+def finish(server: Server, tested: Mapping[str, Metrics], fault: Exception | None = None) -> None:
+    """Write model/, metrics.json and the notes, each even where another fails, and close the run.
 
     Args:
         tested: the metrics of each site on its own test data. They make the results where the server has no
             labelled test set.
+        fault: what failed after the last round, if anything has.
+
+    Raises:
+        Exception: the first failure, `fault` included, after the rest was written.
     """
     model, selected = server.selected(), server.selected_round
-    history = read_history(server.record.folder)
-    if server.plan.method.personal == "nothing":
-        facts = {"round": selected, "job": server.record.run.get("job")}
-        export(model, server.plan, server.record.folder / "model", facts)
-    server.record.metrics(_results(server, model, tested, history).to_dict())
-    notes = spent(server.record.run.get("protection", {}), history)
-    if server.plan.method.labels.pseudo:
-        notes += run_away(history, _owners(server))
-    server.record.update(
-        selected_round=selected,
-        selection=server.schedule.selection,
-        notes=[*server.record.run.get("notes", []), *notes],
-    )
+    faults = [fault] if fault else []
+
+    def notes() -> None:
+        added = [*server.record.run.get("notes", []), *_notes(server)]
+        server.record.update(selected_round=selected, selection=server.schedule.selection, notes=added)
+
+    export_model, metrics = partial(_export, server, model), partial(_write_metrics, server, model, tested)
+    for step in (export_model, metrics, notes):
+        try:
+            step()
+        except Exception as error:
+            log.exception("the end of the run")
+            faults.append(error)
+    if faults:
+        raise faults[0]
     server.record.close("finished")
     server.record.event("finished", selected=selected)
 
 
-def _results(
-    server: Server, model: GlobalModel, tested: Mapping[str, Metrics], history: Sequence[Round]
-) -> Results:
+def _stated(server: Server, history: Sequence[Round]) -> dict[str, Spent]:
+    """Return the newest statement of each site on what it has released: of its last answer that had one."""
+    stated = {site: one.spent for line in history for site, one in line.sites.items() if one.spent}
+    last = {site: line["spent"] for site, line in server.collector.lines.items() if "spent" in line}
+    return stated | {site: Spent(**facts) for site, facts in last.items()}
+
+
+def _export(server: Server, model: GlobalModel) -> None:
+    if server.plan.method.personal == "nothing":
+        facts = {"round": server.selected_round, "job": server.record.run.get("job")}
+        export(model, server.plan, server.record.folder / "model", facts)
+
+
+def _notes(server: Server) -> list[str]:
+    """Return what the rounds have shown, for the reader of the report."""
+    history = read_history(server.record.folder)
+    notes = describe_spent(server.record.run.get("protection", {}), _stated(server, history))
+    notes += dominant(history)
+    if server.plan.method.labels.pseudo:
+        notes += run_away(history, _owners(server))
+    return notes
+
+
+def _write_metrics(server: Server, model: GlobalModel, tested: Mapping[str, Metrics]) -> None:
+    """Write metrics.json; where the evaluation fails, it says that no class has figures."""
+    nothing = Metrics(server.selected_round, "test", 0, None, {})
+    results = Results(model.labels, _owners(server), nothing, "sites' test data")
+    try:
+        results = _results(server, model, tested)
+    finally:
+        server.record.metrics(results.to_dict())
+
+
+def _results(server: Server, model: GlobalModel, tested: Mapping[str, Metrics]) -> Results:
+    history = read_history(server.record.folder)
     selected, held_out = server.selected_round, server.held_out
     source: Source = "sites' test data"
     interval = None
@@ -162,7 +205,8 @@ class Results:
 
 
 def _check_classes(where: str, named: Iterable[str], labels: Sequence[str]) -> None:
-    foreign = [name for name in named if name not in labels]
+    known = set(labels)
+    foreign = [name for name in named if name not in known]
     if foreign:
         raise LabelError(f"{where}: class {foreign[0]!r} is not among {', '.join(labels)}")
 

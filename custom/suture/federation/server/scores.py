@@ -185,6 +185,26 @@ def shares_of(weights: Mapping[str, float]) -> dict[str, float]:
     return {site: weight / total for site, weight in weights.items()} if total > 0 else {}
 
 
+_MOST = 0.75
+"""Share of the mean from which on the report names the site: it alone nearly makes the model."""
+
+
+def dominant(history: Sequence[Round]) -> list[str]:
+    """Return a sentence for each site that had most of the mean of three or more sites.
+
+    A weight can be a number of images or a rescue factor that a site announces, and nobody can check it.
+    """
+    shares = [found for line in history if len(found := shares_of(weights_of(line))) >= 3]
+    sites = sorted({site for found in shares for site in found})
+    means = {site: mean_defined(found.get(site) for found in shares) for site in sites}
+    return [
+        f"{site} had {share:.1%} of the mean of the sites' updates: by its weight, which only the "
+        "site can know, it made the model nearly alone."
+        for site, share in means.items()
+        if share is not None and share > _MOST
+    ]
+
+
 def are_informative(images: Mapping[str, int | None], weights: Sequence[Mapping[str, float]]) -> bool:
     """Whether any weight is neither 1 nor the number of the site's training images."""
     return any(w not in (1, images.get(site)) for given in weights for site, w in given.items())

@@ -5,14 +5,17 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from typing import Any
 
 import torch
+from pydantic import FiniteFloat
+from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from suture.core.errors import ConfigError, FederationError, unknown
 from suture.core.labels import LabelSet, canonical
+from suture.core.validation import OPEN, parse
 from suture.data.augmentation import Augmentation
 from suture.data.batch import Samples, columns
 from suture.data.config import SiteConfig
@@ -25,7 +28,7 @@ from suture.learning.metrics import mean_defined
 from suture.learning.samples import load_samples
 from suture.learning.training import SiteContext, predict
 from suture.methods.base import GlobalModel, Method
-from suture.protocol.messages import Labels, Metrics
+from suture.protocol.messages import Count, Labels, Metrics
 
 log = logging.getLogger(__name__)
 
@@ -36,12 +39,22 @@ MEASURED_HERE: dict[Selection, str] = {
 """The figure of `HeldOut.validate` that decides, for each selection that the server measures itself."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=OPEN)
 class Best:
-    """The best round so far and its value; more is better."""
+    """The best round so far.
 
-    round: int
-    value: float
+    Attributes:
+        value: more is better.
+        auroc: of the sites' validation data, where rounds are compared by their losses; 0 if undefined.
+    """
+
+    round: Count
+    value: FiniteFloat
+    auroc: FiniteFloat = 0.0
+
+
+_SAME = 1e-9
+"""Means of the same figures differ by less, depending on the order of the sum."""
 
 
 def better(best: Best | None, candidate: Best) -> Best:
@@ -49,7 +62,19 @@ def better(best: Best | None, candidate: Best) -> Best:
     return candidate if best is None or candidate.value > best.value else best
 
 
-@dataclass
+def lower_loss(best: Best | None, candidate: Best) -> Best:
+    """Return the round of the lower loss; where they are equal, of the higher AUROC, or else the later one.
+
+    Sites round their losses to a grid (`suture.protocol.disclosure`), on which a model that still improves
+    stands for several rounds: the first of these would be the worst. AUROC is a mean over classes, which
+    falls between the steps of their grids.
+    """
+    if best is None or abs(candidate.value - best.value) > _SAME:
+        return better(best, candidate)
+    return candidate if candidate.auroc >= best.auroc - _SAME else best
+
+
+@dataclass(config=OPEN)
 class Standings:
     """The best round so far, of the federation and of each site.
 
@@ -65,10 +90,14 @@ class Standings:
         """Consider a round that may be the best."""
         self.best = better(self.best, candidate)
 
-    def note_own(self, round_: int, losses: Mapping[str, float]) -> None:
+    def note_loss(self, candidate: Best) -> None:
+        """Consider a round that may be the best by the sites' mean validation loss."""
+        self.best = lower_loss(self.best, candidate)
+
+    def note_own(self, candidates: Mapping[str, Best]) -> None:
         """Consider a round that may be the best of some sites, by their validation losses."""
-        for site, loss in losses.items():
-            self.own[site] = better(self.own.get(site), Best(round_, -loss))
+        for site, candidate in candidates.items():
+            self.own[site] = lower_loss(self.own.get(site), candidate)
 
     def over(self, measured: int, patience: int | None) -> bool:
         """Whether the last `patience` measured rounds were no better than the best."""
@@ -96,9 +125,12 @@ class Standings:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Standings:
-        """Read what `to_dict` has returned."""
-        best = Best(**values["best"]) if values["best"] else None
-        return cls(best, {site: Best(**own) for site, own in values["own"].items()})
+        """Read what `to_dict` has returned.
+
+        Raises:
+            ConfigError: it is something else.
+        """
+        return parse(cls, values, "the standings of the state")
 
 
 def check_selection(schedule: Schedule, method: Method, held_out: HeldOut | None) -> None:

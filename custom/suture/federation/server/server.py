@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -26,13 +27,22 @@ from suture.federation.server.global_model import (
     fixed_settings,
     initial,
     pack_model,
+    read_model,
     read_progress,
-    unpack_model,
     with_labels,
 )
+from suture.federation.server.norm_bound import destroyer
 from suture.federation.server.record import Record, describe
-from suture.federation.server.registry import Member, SiteRegistry, agree, participants
-from suture.federation.server.scores import across_sites
+from suture.federation.server.registry import (
+    Agreement,
+    Member,
+    SiteRegistry,
+    agree,
+    misfits,
+    participants,
+    without,
+)
+from suture.federation.server.scores import across_sites, condensed
 from suture.federation.server.selection import MEASURED_HERE, Best, HeldOut, Standings, check_selection
 from suture.federation.store import Rounds
 from suture.learning.metrics import mean_defined
@@ -72,7 +82,8 @@ class Server:
         self._pooled = pooled
         self.record = Record(folder)
         self.states = Rounds(folder / "state")
-        self.collector = UpdateCollector(self.states.folder / "spool", self.record.event)
+        spool = self.states.folder / "spool"
+        self.collector = UpdateCollector(spool, self.record.event, schedule.max_update)
         self.round = 0
         self.registry = SiteRegistry({}, ())
         self.model: GlobalModel
@@ -80,6 +91,8 @@ class Server:
         self._facts = ClassFacts()
         self._holders: set[str] = set()  # sites that hold the tensors sent only once
         self._pending: Line | None = None  # the last round's history, until its losses are known
+        self._norms: dict[str, float] = {}  # of the updates that the model was made of
+        self._excluded: dict[str, str] = {}  # sites that take no further part, with the reason
         self._failures = 0
         self._codes = [(0, plan.code)]  # the code of the rounds after a number, as often as it changed
 
@@ -107,8 +120,14 @@ class Server:
         lines = self.collector.close(missing)
         infos = participants(self.collector.infos(), lines, self.schedule.min_sites)
         found = read_progress(self.states, self.plan)
-        previous, prior = (found.model.labels, found.prior) if found else ((), None)
-        self.registry = agree(infos, previous, self.schedule.label_map, self.schedule.accept_labels, prior)
+        previous, prior = (found.model.labels, found.header.registry.prior) if found else ((), None)
+        named, accepted = self.schedule.label_map, self.schedule.accept_labels
+        label_type = found.model.label_type if found else None
+        unfit = misfits(infos, Agreement(previous, named, accepted, label_type, prior))
+        if len(infos) - len(unfit) >= needed(self.schedule.min_sites, len(lines)):
+            infos = without(infos, unfit, lines, self.schedule.min_sites)
+        # Where the others are too few, `agree` raises and says what all sites have.
+        self.registry = agree(infos, previous, named, accepted, prior)
         if found:
             self._restore(found)
             self.model = with_labels(found.model, self.registry.labels, self.plan)
@@ -124,11 +143,13 @@ class Server:
 
     def _restore(self, found: Progress) -> None:
         self.round = found.round
-        self.standings = Standings.from_dict(found.header["standings"])
+        self.standings = Standings.from_dict(found.header.standings)
         self.standings.fall_back(self.states, found.round)
-        self._pending = found.header["pending"]
-        self._holders = set(found.header["holders"])
-        self._codes = [(number, code) for number, code in found.header["codes"]]
+        self._pending = found.header.pending
+        self._holders = set(found.header.holders)
+        self._norms = dict(found.header.norms)
+        self._excluded = dict(found.header.excluded)
+        self._codes = list(found.header.codes)
         if self._codes[-1][1] != self.plan.code:
             self._codes.append((found.round, self.plan.code))
         self._keep_best()
@@ -145,7 +166,8 @@ class Server:
         prior = self.plan.method.prior
         held = {"name": prior.name, "digest": self.registry.prior} if prior and self.registry.prior else {}
         self.record.update(label_type=self.registry.label_type, prior=held)
-        self.record.update(notes=[*code_notes(self._codes), *start_notes(self.model, self.plan, self._facts)])
+        notes = [*code_notes(self._codes), *exclusion_notes(self._excluded)]
+        self.record.update(notes=[*notes, *start_notes(self.model, self.plan, self._facts)])
         self.record.update(
             status="running",
             rounds=rounds,
@@ -200,14 +222,16 @@ class Server:
         self.collector.close(missing)
         self._holders -= self.collector.abstained("missing_state")
         usable = self.collector.accepted()
-        if len(usable) < self.quorum:
-            self._failed(self._summary(ctx), usable)
+        destroyed_by = destroyer(self._norms, self.collector.abstained("non_finite_loss"))
+        if destroyed_by or len(usable) < self.quorum:
+            self._failed(self._summary(ctx), usable, destroyed_by)
             return
         self._failures = 0
         self._note_validation()
         updates = (self.registry.from_site(site, update) for site, update in self.collector.updates())
         self.model = self.plan.method.aggregate(self.model, updates, ctx)
         self._holders |= set(usable)
+        self._norms = {site: self.collector.norms[site].update for site in usable}
         self._pending = self._summary(ctx)
         self._select_at_server(ctx.round)
         self._commit(ctx.round)
@@ -217,16 +241,46 @@ class Server:
     def _summary(self, ctx: RoundContext) -> Line:
         return self.collector.summary(ctx.round, ctx.phase.name, self.registry.named)
 
-    def _failed(self, line: Line, usable: list[str]) -> None:
+    def _failed(self, line: Line, usable: list[str], destroyed_by: str | None) -> None:
         self._failures += 1
-        reasons = {s: x["reason"] for s, x in line["sites"].items() if s not in usable}
+        reasons = {s: x["reason"] for s, x in line["sites"].items() if s not in usable} | self._excluded
         why = f"round {line['round']}: {len(usable)} usable updates of {self.quorum} needed; "
         why += list_reasons(reasons)
         self.record.history(line | {"status": "unchanged"})
         self.record.event("unchanged", round=line["round"], why=why)
         log.warning("%s; the model stays as it was", why)
+        if destroyed_by:
+            self._roll_back(destroyed_by)
         if self._failures >= self.schedule.max_failed_rounds:
             raise FederationError(f"{why}. The model of round {self.round} is kept.")
+
+    def _roll_back(self, site: str) -> None:
+        """Return to the state before the last committed round, and exclude the site that has destroyed it.
+
+        What follows is as if the server had been started again from that state. Each step back excludes a
+        site, so there are no more of them than sites.
+        """
+        found = self.states.newest(self.round - 1)
+        if found is None:
+            return
+        (number, packed), bad, undone = found, self.round, self._pending
+        why = (
+            f"excluded: its update of round {bad} was the largest, and no other site could train on the model"
+        )
+        packed = replace(packed, header={**packed.header, "excluded": {**self._excluded, site: why}})
+        self.states.step_back(number, packed)
+        progress = read_progress(self.states, self.plan)
+        assert progress is not None  # it was written just now
+        self._restore(progress)
+        self.model = with_labels(progress.model, self.registry.labels, self.plan)
+        self.record.reopen(number)
+        if undone:
+            undone["sites"][site] |= {"status": "rejected", "reason": why}
+            self.record.history(undone | {"status": "unchanged"})
+        self.record.update(notes=[*self.record.run["notes"], *exclusion_notes({site: why})])
+        line = f"back to the model of round {number}; {site}: {why}"
+        self.record.event("rolled_back", round=number, site=site, why=line)
+        log.warning(line)
 
     def _note_validation(self) -> None:
         """Record the sites' losses of the last committed model, and whether it is the best so far."""
@@ -236,9 +290,8 @@ class Server:
         losses = {s: m.loss for s, m in metrics.items() if m.loss is not None}
         for site, value in losses.items():
             joined = {"status": "missing", "reason": "joined after this round"}
-            own = mean_defined(score.auroc for score in metrics[site].classes.values())
             line = self._pending["sites"].setdefault(site, joined)
-            line |= {"validation_loss": value, "validation_auroc": own}
+            line |= {"validation_loss": value, "validation_auroc": condensed(metrics[site]).auroc}
         scores = {s: self.registry.classes_from_site(s, m) for s, m in metrics.items()}
         areas = [score.auroc for score in across_sites(scores).values()]
         loss, auroc = mean_defined(losses.values()), mean_defined(areas)
@@ -247,9 +300,10 @@ class Server:
         self.record.event("validated", round=self.round, loss=loss, auroc=auroc)
         self._pending = None
         if self.schedule.selection == "site_loss" and loss is not None:
-            self.standings.note(Best(self.round, -loss))
+            self.standings.note_loss(Best(self.round, -loss, auroc or 0.0))
         if self.plan.method.personal == "model":
-            self.standings.note_own(self.round, losses)
+            own = {site: condensed(metrics[site]).auroc or 0.0 for site in losses}
+            self.standings.note_own({s: Best(self.round, -loss, own[s]) for s, loss in losses.items()})
 
     def _select_at_server(self, number: int) -> None:
         """Select a round without the sites: by labelled data at the server, or because it is the last."""
@@ -278,7 +332,7 @@ class Server:
         if self.standings.best is None:
             raise FederationError(
                 "no validation loss was ever measured, so no round can be selected; give the sites "
-                "validation data, or set selection = 'last'"
+                "validation data (enough for their min_loss and min_count), or set selection = 'last'"
             )
         self._keep_best()
 
@@ -297,12 +351,17 @@ class Server:
         return self.standings.best.round if self.standings.best else self.round
 
     def selected(self) -> GlobalModel:
-        """Read the model of the selected round.
+        """Read the model of the selected round; where none could be selected, it is the last one.
 
         Raises:
             SutureError: its file is corrupt; says what to do.
+            ConfigError: it holds no model of this experiment.
         """
-        return unpack_model(self.states.read_best(self.selected_round))
+        if self.standings.best is None:
+            return self.model
+        number = self.selected_round
+        where = f"the state of round {number} in {self.states.folder}"
+        return read_model(self.states.read_best(number), self.plan, where)
 
     # Used by several steps
 
@@ -311,7 +370,8 @@ class Server:
         assigner = Assigner(
             self.plan.method, self.registry, model, self.round, best, self._holders, self._facts.tensors
         )
-        return self.collector.open(assigner.assign(task))
+        assigned = assigner.assign(task).items()
+        return self.collector.open({site: one for site, one in assigned if site not in self._excluded})
 
     def _commit(self, number: int) -> None:
         header = {
@@ -321,6 +381,8 @@ class Server:
             "pending": self._pending,
             "holders": sorted(self._holders),
             "codes": self._codes,
+            "norms": self._norms,
+            "excluded": self._excluded,
         }
         self.states.save(number, pack_model(self.model, header), committed=self.round)
         self.round = number
@@ -361,6 +423,11 @@ def code_notes(codes: Sequence[tuple[int, str]]) -> list[str]:
     ]
 
 
+def exclusion_notes(excluded: Mapping[str, str]) -> list[str]:
+    """Return a note on every site that takes no further part."""
+    return [f"{site} takes no further part in this experiment; {why}." for site, why in excluded.items()]
+
+
 def open_server(
     plan: Plan,
     schedule: Schedule,
@@ -397,5 +464,6 @@ def find_server_config(workspace: Path) -> ServerConfig:
     try:
         path = find_site_config("server", workspace)
     except ConfigError:
-        return ServerConfig(storage=StorageConfig(state=workspace / "suture"))
+        files = workspace / "local" / "files"
+        return ServerConfig(storage=StorageConfig(state=workspace / "suture", files=files))
     return load_server_config(path)

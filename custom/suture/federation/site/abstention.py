@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import logging
 import traceback
 from pathlib import Path
@@ -19,10 +18,15 @@ from suture.core.errors import (
     RescueFactorError,
     SutureError,
 )
+from suture.core.files import append_line, make_folder
 from suture.learning.training import NonFiniteLoss
 from suture.protocol.messages import Abstain, Payload, Reason
 
 log = logging.getLogger(__name__)
+
+
+class BudgetSpent(SutureError):
+    """The site has given as many answers or figures as its configuration permits."""
 
 
 class LabelViewRefused(SutureError):
@@ -39,6 +43,7 @@ class ThreadsChanged(SutureError):
 
 _REASONS: tuple[tuple[type[BaseException], Reason], ...] = (
     (CodeMismatch, "code_mismatch"),
+    (BudgetSpent, "budget"),
     (LabelViewRefused, "label_view"),
     (MissingState, "missing_state"),
     (ThreadsChanged, "threads"),
@@ -88,9 +93,8 @@ def record_error(folder: Path, site: str, task: Payload, error: Exception) -> No
         "traceback": "".join(traceback.format_exception(error)),
     }
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with (folder / "errors.jsonl").open("a") as file:
-            file.write(json.dumps(record) + "\n")
+        make_folder(folder)
+        append_line(folder / "errors.jsonl", record)
     except OSError as full:
         log.error("%s: the error could not be recorded: %s", site, full.strerror)
 

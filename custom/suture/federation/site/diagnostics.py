@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from suture.core.files import atomic_write
+from suture.core.files import atomic_write, make_folder, read_records
 from suture.core.labels import LabelSet
 from suture.data.batch import Samples
 from suture.data.config import SiteConfig
@@ -59,10 +59,9 @@ class Diagnostics:
     def _append(self, round_: int, facts: Mapping[str, Any]) -> None:
         """Append a round; a repeated one replaces its line and all later ones."""
         line = {"site": self._site, "round": round_, **facts}
-        lines = self._path.read_text().splitlines() if self._path.exists() else []
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        earlier = [text for text in lines if json.loads(text)["round"] < round_]
-        atomic_write(self._path, "".join(f"{text}\n" for text in [*earlier, json.dumps(line)]).encode())
+        make_folder(self._path.parent)
+        earlier = [other for other in read_records(self._path) if other["round"] < round_]
+        atomic_write(self._path, "".join(f"{json.dumps(one)}\n" for one in [*earlier, line]).encode())
 
 
 class Watch:

@@ -6,28 +6,33 @@ typed `Abstain`; the text of the error stays in the site's own log.
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
 import torch
+from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from suture.core.environment import unusable
 from suture.core.errors import ConfigError
-from suture.core.files import write_json
+from suture.core.files import FolderLock, make_folder, read_json, write_json
 from suture.core.labels import LabelSet
+from suture.core.validation import OPEN, parse
 from suture.data.batch import columns
 from suture.data.config import SiteConfig
+from suture.data.table import Split
 from suture.federation.differential_privacy import protected
 from suture.federation.expectation import expected_answer
 from suture.federation.plan import Plan, code_hash, round_context
 from suture.federation.site.abstention import LabelViewRefused, abstention, kind, out_of_memory, record_error
+from suture.federation.site.answers import Answers
 from suture.federation.site.diagnostics import Diagnostics, Watch
+from suture.federation.site.ledger import FILE as LEDGER
+from suture.federation.site.ledger import Ledger, release_of
 from suture.federation.site.state import (
     fixed_tensors,
     group,
@@ -36,7 +41,7 @@ from suture.federation.site.state import (
     with_own_initialisation,
 )
 from suture.federation.store import Rounds
-from suture.learning.evaluation import Measurement, class_counts, measure
+from suture.learning.evaluation import NOTHING, Measurement, class_counts, counts_of, measure
 from suture.learning.samples import SiteSamples, load_samples, single_target
 from suture.learning.training import SiteContext
 from suture.methods.base import RoundContext, local_round
@@ -47,8 +52,18 @@ from suture.models.classifier import Classifier, Layout, load_tensors, split_sta
 from suture.models.priors import Prior, check_width, load_prior
 from suture.models.saved import save_model
 from suture.protocol.check import Expectation
-from suture.protocol.messages import Counts, Evaluation, Labels, Metrics, Payload, Reply, SiteInfo, Update
-from suture.protocol.packing import Packed
+from suture.protocol.messages import (
+    Counts,
+    Evaluation,
+    Label,
+    Labels,
+    Metrics,
+    Payload,
+    Reply,
+    SiteInfo,
+    Update,
+)
+from suture.protocol.packing import Packed, digest, pack
 
 log = logging.getLogger(__name__)
 
@@ -61,15 +76,23 @@ _FORMER_COUNTS = "said.json"
 """Its name in earlier versions: what a site has sent stays sent when its software changes."""
 
 
+LOCK = ".site.lock"
+"""The lock of the site's folder of an experiment: one process at a time answers from its states."""
+
+TAKEOVER = 60.0
+"""Seconds to wait for the lock: the process of an earlier job may still be ending."""
+
+
 class Site:
-    """A site of a federation.
+    """A site of a federation. From the first task on, no other process can answer from its folder.
 
     Args:
         name: of the site in the federation.
         config: its suture.toml.
         plan: of the federation.
         rounds: number of rounds of the run.
-        state: folder of its states and its error log, outside any job's run directory.
+        state: folder of its states and its error log in this experiment, outside any job's run directory;
+            the site's ledger lies beside it.
         load: reads its data; by default as its suture.toml says.
     """
 
@@ -94,6 +117,7 @@ class Site:
         self._cache: dict[str, Tensor] = {}
         self._models: dict[Labels, Classifier] = {}
         self._halved: int | None = None  # batch size after memory was full
+        self._lock: FolderLock | None = None  # from the first task on
 
     def answer(self, task: Payload) -> Reply:
         """Perform a task of the server; an expected failure becomes an `Abstain`.
@@ -102,20 +126,20 @@ class Site:
             Exception: any unexpected failure, after it was recorded in the site's log.
         """
         torch.set_num_threads(self.config.training.threads)
-        steps: dict[str, Callable[[Payload], Reply]] = {
-            "handshake": self._handshake,
-            "train": self._train,
-            "evaluate": self._evaluate,
-        }
         try:
+            self._lock = self._lock or FolderLock.take(self.folder / LOCK, TAKEOVER)
             check_consent(self.name, self.plan, self.config)
             self._keep(task.best)
-            return steps[task.task](task)
+            return self._introduced(task) if task.task == "handshake" else self._answered(task)
         except Exception as error:
             record_error(self.folder, self.name, task, error)
             if abstained := abstention(error):
                 return abstained
             raise
+
+    def close(self) -> None:
+        """Leave the folder to other processes."""
+        self._lock = None
 
     def expectation(self, task: Payload) -> Expectation:
         """Return what this site may answer to a task; the site's filter checks the answer against it."""
@@ -130,17 +154,69 @@ class Site:
             *parts(method, shared, head),
             own.names,
             len(samples["train"]),
+            self.config.privacy,
         )
+
+    # What is released
+
+    @cached_property
+    def ledger(self) -> Ledger:
+        """The ledger of the site, which outlives its experiments."""
+        ledger = Ledger(self.folder.parent / LEDGER, self.config.privacy)
+        ledger.begin()
+        return ledger
+
+    def _introduced(self, task: Payload) -> SiteInfo:
+        """Return the site info; one that differs from those before is another release."""
+        ledger, info = self.ledger, self._handshake()  # the ledger first: it looks for older experiments
+        ledger.record(release_of(info, task, self._experiment, self.config.privacy))
+        return info
+
+    def _answered(self, task: Payload) -> Reply:
+        """Return the answer to a task: the kept one where the same task comes again, otherwise a new one.
+
+        A new answer is kept, and stands in the ledger, before it leaves. An update counts as kept only with
+        the state from which the site trains on. What the site says of its ledger is no part of what is
+        kept: other experiments may have released more meanwhile.
+        """
+        ledger, privacy, request = self.ledger, self.config.privacy, self._request(task)
+        answers = Answers(self.folder / "answers")
+        kept = answers.find(task, request)
+        if kept is None or not (task.task == "evaluate" or self.states.is_whole(task.round)):
+            ledger.check(task, self._experiment, self._data()[0].names)
+            reply = self._train(task) if task.task == "train" else self._evaluate(task)
+            kept = reply, release_of(reply, task, self._experiment, privacy)
+            answers.keep(task, request, *kept)
+        reply, release = kept
+        ledger.record(release)
+        return reply if privacy.clip is None else replace(reply, spent=ledger.spent())
+
+    def _request(self, task: Payload) -> str:
+        """Return the digest of all that an answer depends on but the site's own state and data."""
+        committed = task.committed if task.task == "train" else 0
+        own, samples = self._data()
+        context = {
+            "own": own.names,
+            "images": len(samples["train"]),
+            "rounds": self.rounds,
+            "threads": self.config.training.threads,
+        }
+        asked = pack(replace(task, committed=committed, best=0))
+        return digest(Packed(asked.tensors, {"task": asked.header, **context}))
+
+    @property
+    def _experiment(self) -> str:
+        return self.folder.name
 
     # The three tasks
 
-    def _handshake(self, _: Payload) -> SiteInfo:
+    def _handshake(self) -> SiteInfo:
         prior = self._prior
         if prior:
             check_width(prior, self._model(self._data()[0].names), self.name)
         return site_info(self.plan, self.config, self._data(), prior.digest if prior else None, self.folder)
 
-    def _train(self, task: Payload) -> Reply:
+    def _train(self, task: Payload) -> Update:
         state = self._state(task)
         context = self._context(task, state)
         metrics = self._measure(context, "validation", task.committed, bootstrap=0)
@@ -159,7 +235,7 @@ class Site:
         method, images = self.plan.method, len(self._data()[1]["train"])
         losses = self.expectation(task).egress.losses
         samples = method.behind_losses(images, context.own(method.local))
-        allowed = protected(update, task, self.config.privacy, losses, samples, self.folder)
+        allowed = protected(update, task, self.config.privacy, losses, samples)
         return replace(allowed, metrics=metrics)
 
     def _trained(
@@ -195,7 +271,7 @@ class Site:
         if task.split == "validation":
             return Evaluation(self._measure(context, "validation", task.round, bootstrap=0))
         measured, own = self._measure(context, "test", task.round, _BOOTSTRAP), None
-        if trained := local_model(task, state, self.plan.method, self.plan.seed):
+        if trained := local_model(task, state, context.model, self.plan.method, self.plan.seed):
             load_tensors(context.model, trained)
             own = self._measure(context, "test", task.round, bootstrap=0)
         if trained or self.plan.method.part_at_site:
@@ -284,7 +360,7 @@ class Site:
         """Evaluate the model on one split of the site's data."""
         plan = self.plan
         how = Measurement(plan.method.loss, self._data()[0], self.config.privacy, plan.seed)
-        return measure(context, how, split, of_round, bootstrap)
+        return with_first_counts(measure(context, how, split, of_round, bootstrap), self.folder)
 
 
 def check_consent(site: str, plan: Plan, config: SiteConfig) -> None:
@@ -341,19 +417,63 @@ def site_info(plan: Plan, config: SiteConfig, data: SiteSamples, prior: str | No
     )
 
 
+SentCounts = dict[Label, Counts | None]
+
+
+@dataclass(frozen=True, config=OPEN)
+class _Sent:
+    """The content of `FIRST_COUNTS`."""
+
+    counts: SentCounts
+    validation: SentCounts = field(default_factory=dict)
+    test: SentCounts = field(default_factory=dict)
+
+    def of(self, split: Split) -> SentCounts:
+        """Return the counts of a split."""
+        found: SentCounts = getattr(self, "counts" if split == "train" else split)
+        return found
+
+    def with_split(self, split: Split, counts: SentCounts) -> dict[str, SentCounts]:
+        """Return the content with other counts of a split."""
+        return asdict(self) | {"counts" if split == "train" else split: counts}
+
+
 def first_counts(
-    labels: LabelSet, counts: dict[str, Counts | None], folder: Path
+    labels: LabelSet | Iterable[str],
+    counts: Mapping[str, Counts | None],
+    folder: Path,
+    split: Split = "train",
 ) -> dict[str, Counts | None]:
-    """Return the counts as the site has first sent them in this experiment.
+    """Return the counts of a split as the site has first sent them in this experiment.
 
     Two counts of data that changed by one patient in between would reveal the labels of that patient. So a
     class whose count was sent, or withheld, keeps this answer, and only a new class is counted.
+
+    Raises:
+        ConfigError: the file of the counts that were sent is damaged.
     """
     path = folder / FIRST_COUNTS
-    sent = next((p for p in (path, folder / _FORMER_COUNTS) if p.exists()), None)
-    before = json.loads(sent.read_text())["counts"] if sent else {}
-    answer = {name: before.get(name, counts[name]) for name in labels.names}
+    found = next((p for p in (path, folder / _FORMER_COUNTS) if p.exists()), None)
+    every = parse(_Sent, read_json(found), str(found)) if found else _Sent({})
+    before = every.of(split)
+    answer = {name: before.get(name, counts[name]) for name in labels}
     if before.keys() < {*before, *answer}:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_json(path, {"counts": before | answer})
-    return {name: None if pair is None else (int(pair[0]), int(pair[1])) for name, pair in answer.items()}
+        make_folder(folder)
+        write_json(path, every.with_split(split, before | answer))
+    return answer
+
+
+def with_first_counts(metrics: Metrics, folder: Path) -> Metrics:
+    """Return the metrics with the counts that the site has first sent of this split; see `first_counts`.
+
+    A class that was withheld then stays withheld.
+    """
+    counts = {name: counts_of(score) for name, score in metrics.classes.items()}
+    first = first_counts(counts, counts, folder, metrics.split)
+    classes = {
+        name: replace(score, positives=pair[0], negatives=pair[1])
+        if score != NOTHING and (pair := first[name])
+        else NOTHING
+        for name, score in metrics.classes.items()
+    }
+    return replace(metrics, classes=classes)

@@ -9,19 +9,31 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from suture.core.labels import LabelSet
 from suture.core.seeds import seed_for
+from suture.core.validation import OPEN, parse
 from suture.federation.plan import Plan
 from suture.federation.site.abstention import MissingState, ThreadsChanged
 from suture.federation.store import Rounds
 from suture.methods.base import Method
 from suture.methods.parameters import local_parameters
 from suture.models import build
-from suture.models.classifier import HEADS, Classifier, relabelled
-from suture.protocol.messages import Payload
+from suture.models.classifier import HEADS, Classifier, check_tensors, relabelled
+from suture.protocol.messages import Count, Labels, Payload
 from suture.protocol.packing import Packed
+
+
+@dataclass(frozen=True, config=OPEN)
+class _Header:
+    """The facts of a site's state; a site that has none yet has an empty one."""
+
+    threads: int | None = None
+    labels: Labels = ()
+    phase: str = ""
+    round: Count = 0
 
 
 def restored(states: Rounds, task: Payload, threads: int, site: str) -> Packed:
@@ -31,10 +43,12 @@ def restored(states: Rounds, task: Payload, threads: int, site: str) -> Packed:
 
     Raises:
         ThreadsChanged: the state was made with another number of torch threads.
-        ConfigError: another version of Suture wrote the state.
+        ConfigError: another version of Suture wrote the state, or it is not one of a site.
     """
     found = states.newest(not_later_than=task.round if task.task == "evaluate" else task.committed)
     state = found[1] if found else Packed({}, {})
+    if found:
+        parse(_Header, state.header, f"the state of round {found[0]} in {states.folder}")
     if state.header.get("threads", threads) != threads:
         raise ThreadsChanged(
             f"{site} ran with {state.header['threads']} threads and now has {threads}; other thread counts "
@@ -74,19 +88,34 @@ def fixed_tensors(
     missing = [name for name in names if name not in held]
     if missing:
         raise MissingState(f"the site no longer holds {missing[0]} and {len(missing) - 1} more tensors")
-    return _with_rows({name: held[name] for name in names}, task, state, seed)
+    return _with_rows({name: held[name] for name in names}, task, state, model, seed)
 
 
-def local_model(task: Payload, state: Packed, method: Method, seed: int) -> dict[str, Tensor]:
+def local_model(
+    task: Payload, state: Packed, model: Classifier, method: Method, seed: int
+) -> dict[str, Tensor]:
     """Return the model that the site trained in the evaluated round; {} if it keeps none, or was absent."""
     trained = group(state, "local/")
     if not (method.keep_local and trained) or state.header.get("round") != task.round:
         return {}
-    return _with_rows(trained, task, state, seed)
+    return _with_rows(trained, task, state, model, seed)
 
 
-def _with_rows(tensors: Mapping[str, Tensor], task: Payload, state: Packed, seed: int) -> dict[str, Tensor]:
-    """Return the tensors with a row of the head, if it is among them, for each class of the task."""
+def _with_rows(
+    tensors: Mapping[str, Tensor], task: Payload, state: Packed, model: Classifier, seed: int
+) -> dict[str, Tensor]:
+    """Return the tensors with a row of the head, if it is among them, for each class of the task.
+
+    Raises:
+        ConfigError: they are not of this model.
+    """
     head = {name: rows for name, rows in tensors.items() if name.startswith(HEADS)}
     before = tuple(state.header.get("labels", task.labels))
+    expected = {}
+    for name, tensor in model.state_dict().items():
+        if head and name.startswith(HEADS):
+            expected[name] = tensor.new_empty((len(before), *tensor.shape[1:]))
+        elif name in tensors:
+            expected[name] = tensor
+    check_tensors(tensors, expected, f"the site's state of round {state.header.get('round')}")
     return {**tensors, **(relabelled(head, before, task.labels, seed) if head else {})}

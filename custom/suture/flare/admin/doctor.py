@@ -6,8 +6,10 @@ import platform
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -17,8 +19,9 @@ from suture.core import VERSION
 from suture.core.environment import unusable
 from suture.core.errors import ConfigError, SutureError
 from suture.data.config import SiteConfig, find_site_config, load_server_config, load_site_config
+from suture.data.images import ImageSource
 from suture.data.readers import load_table
-from suture.data.table import SPLITS
+from suture.data.table import SPLITS, Table
 from suture.federation.plan import code_hash
 from suture.flare.admin.kit import Kit, read_kit
 from suture.flare.admin.kit_checks import (
@@ -27,6 +30,7 @@ from suture.flare.admin.kit_checks import (
     check_connection,
     check_policy,
     error,
+    independent,
     ok,
     warning,
 )
@@ -42,20 +46,19 @@ def examine(folder: Path) -> list[Finding]:
     Args:
         folder: the party's FLARE workspace, which is its startup kit.
     """
-    findings = [*check_versions(), *check_clock()]
+    findings = list(independent(check_versions, check_clock))
     try:
         kit = read_kit(folder)
     except ConfigError as problem:
         return [*findings, error("workspace", str(problem), "give the folder that holds startup/ and local/")]
     findings.append(ok("workspace", f"{kit.folder}: {kit.role} {kit.name} of project {kit.project}"))
-    findings += [*check_certificates(kit), *check_connection(kit)]
+    findings += independent(partial(check_certificates, kit), partial(check_connection, kit))
     if kit.role == "admin":
         return findings
     config, found = find_config(kit)
     findings += [*check_policy(kit), *found]
-    if config:
-        findings += [*check_data(config), *check_device(config)]
-    return [*findings, *check_disk(kit, config)]
+    own = (partial(check_data, config), partial(check_device, config)) if config else ()
+    return [*findings, *independent(*own, partial(check_disk, kit, config))]
 
 
 def check_versions() -> Iterator[Finding]:
@@ -134,8 +137,28 @@ def check_data(config: SiteConfig) -> Iterator[Finding]:
         yield error("data", text, "no row is in use; see docs/data.md on splits")
     else:
         yield ok("data", text)
-    if not config.data.root.exists():
-        yield error("images", f"{config.data.root} does not exist", "correct [data] root in suture.toml")
+    yield from _images(config, table)
+
+
+def _images(config: SiteConfig, table: Table) -> Iterator[Finding]:
+    """Check that the folder of the images holds those of the table; archives are not read for it."""
+    root, remedy = config.data.root, "correct the table, or [data] root in suture.toml"
+    if not root.exists():
+        yield error("images", f"{root} does not exist", remedy)
+        return
+    if table.texts is not None:
+        return
+    with ImageSource(root) as source:
+        if source.archives:
+            yield ok("images", f"{len(source.archives)} archives in {root}")
+            return
+        missing = [name for name in table.images if name not in source]
+    if not missing:
+        yield ok("images", f"{len(table)} in {root}")
+        return
+    text = f"{len(missing)} of {len(table)} are not in {root}, the first is {missing[0]!r}"
+    tolerated = len(missing) < len(table) and len(missing) <= config.privacy.max_faults * len(table)
+    yield (warning if tolerated else error)("images", text, remedy)
 
 
 def check_device(config: SiteConfig) -> Iterator[Finding]:
@@ -162,6 +185,10 @@ def check_disk(kit: Kit, config: SiteConfig | None) -> Iterator[Finding]:
         folders |= {"disk of the state": config.storage.state, "disk of the cache": config.storage.cache}
     for about, folder in folders.items():
         there = next(path for path in (folder, *folder.parents) if path.exists())
+        if reason := _unwritable(there):
+            remedy = "correct its rights, or name another folder under [storage]"
+            yield error(about, f"{there} cannot be written: {reason}", remedy)
+            continue
         free = shutil.disk_usage(there).free / 2**30
         text, remedy = (
             f"{free:.1f} GiB free at {there}",
@@ -173,3 +200,12 @@ def check_disk(kit: Kit, config: SiteConfig | None) -> Iterator[Finding]:
             yield warning(about, text, remedy)
         else:
             yield ok(about, text)
+
+
+def _unwritable(folder: Path) -> str:
+    """Return why no file can be created in a folder; empty where one can."""
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return ""
+    except OSError as problem:
+        return problem.strerror or str(problem)

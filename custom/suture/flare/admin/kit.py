@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,6 +30,7 @@ class Kit:
         name: of the party, read from its certificate.
         project: name of the provisioned project.
         host, port: where the server listens; it has one port for sites and administrators.
+        identity: name of the server, as in its certificate.
     """
 
     folder: Path
@@ -37,6 +39,7 @@ class Kit:
     project: str
     host: str
     port: int
+    identity: str = ""
 
     @property
     def server(self) -> str:
@@ -64,27 +67,55 @@ def read_kit(folder: Path) -> Kit:
         if role == "admin":
             admin = settings["admin"]
             project, host, port = admin["project_name"], admin["host"], admin["port"]
+            identity = admin.get("server_identity", "")
         else:
             first = settings["servers"][0]
             project = first["name"]
             host, _, port = first["service"]["target"].rpartition(":")
-        return Kit(folder, role, _common_name(startup / CERTIFICATES[role]), project, host, int(port))
+            identity = first.get("identity", "")
+        name = common_name(certificate(startup / CERTIFICATES[role]))
+        return Kit(folder, role, name, project, host, int(port), name if role == "server" else str(identity))
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise ConfigError(f"{startup / _FILES[role]} is broken ({error}); provision the kit again") from error
 
 
-def read_json(path: Path) -> Any:
-    """Return the content of a JSON file of a kit.
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the content of a JSON file of a kit, which is an object.
 
     Raises:
-        ConfigError: it is absent or not JSON; names the file and line.
+        ConfigError: it is absent, not JSON or no object; names the file and line.
     """
     try:
-        return json.loads(path.read_text())
+        content = json.loads(path.read_text())
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from error
     except ValueError as error:
         raise ConfigError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path} is not valid: it holds no JSON object")
+    return content
+
+
+def policy_file(kit: Kit, name: str) -> Path:
+    """Return the file that FLARE reads for ``resources`` or ``authorization``; it may be absent.
+
+    It is ``local/NAME.json``, and where that is absent ``local/NAME.json.default``, as provisioned.
+    """
+    own = kit.folder / "local" / f"{name}.json"
+    default = own.with_name(f"{name}.json.default")
+    return default if default.exists() and not own.exists() else own
+
+
+def components_of(resources: Path) -> list[dict[str, Any]]:
+    """Return the components that a party's resources.json lists.
+
+    Raises:
+        ConfigError: the file is absent or broken, or lists none.
+    """
+    components = read_json(resources).get("components")
+    if not isinstance(components, list) or not all(isinstance(c, dict) for c in components):
+        raise ConfigError(f"{resources} lists no components; restore it from the startup kit's archive")
+    return components
 
 
 def certificate(path: Path) -> x509.Certificate:
@@ -101,8 +132,29 @@ def certificate(path: Path) -> x509.Certificate:
         raise ConfigError(f"{path} is no certificate: {error}; provision the kit again") from error
 
 
-def _common_name(path: Path) -> str:
-    return str(certificate(path).subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value)
+def check_valid_now(kit: Kit) -> None:
+    """Check the dates of a kit's certificates; FLARE would end a connection without saying why.
+
+    Raises:
+        ConfigError: one of them has expired or is not valid yet; names it and the remedy.
+    """
+    now = datetime.now(UTC)
+    for name in (CERTIFICATES[kit.role], "rootCA.pem"):
+        path = kit.folder / "startup" / name
+        begins, ends = certificate(path).not_valid_before_utc, certificate(path).not_valid_after_utc
+        if now > ends:
+            raise ConfigError(
+                f"{path} expired on {ends:%Y-%m-%d}; ask the project's administrator for a new startup kit"
+            )
+        if now < begins:
+            raise ConfigError(
+                f"{path} is valid from {begins:%Y-%m-%d %H:%M} UTC only; set the clock of this machine right"
+            )
+
+
+def common_name(cert: x509.Certificate) -> str:
+    """Return the name of the party in its certificate."""
+    return str(cert.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value)
 
 
 def admin_kit(startup_kit: Path | None, env: str = "poc") -> Kit:

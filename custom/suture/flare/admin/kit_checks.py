@@ -5,9 +5,10 @@ from __future__ import annotations
 import socket
 import ssl
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Literal
 
 from cryptography import x509
@@ -18,22 +19,24 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
-from suture.core.errors import ConfigError
-from suture.flare.admin.kit import CERTIFICATES, Kit, certificate, read_json
+from suture.core.errors import ConfigError, SutureError
+from suture.flare.admin.kit import CERTIFICATES, Kit, certificate, common_name, policy_file, read_json
 from suture.flare.admin.policy import (
     bypasses,
     code_rights,
     missing_classes,
     moved_components,
     permits,
-    policy_file,
     survives,
 )
+from suture.flare.admin.storage import readable_by_others, storages
 from suture.methods import outside
 from suture.methods.source import class_path, list_entry
 
 _SOON = timedelta(days=30)
 _WAIT = 5.0
+_VERDICT = 2.0
+"""Seconds for which a server may refuse a certificate after the handshake."""
 _ANEW = "have this kit provisioned again (docs/deployment.md, Certificates)"
 _RESTORE = "restore it from the startup kit's archive"
 
@@ -69,6 +72,35 @@ def warning(about: str, text: str, remedy: str) -> Finding:
 def error(about: str, text: str, remedy: str) -> Finding:
     """Return a finding that must be corrected before the party can take part."""
     return Finding(about, "error", text, remedy)
+
+
+def independent(*checks: Callable[[], Iterable[Finding]]) -> Iterator[Finding]:
+    """Yield the findings of checks, none of which another one's failure ends.
+
+    A failure that several checks meet, such as a broken file, is one finding.
+    """
+    told = set()
+    for check in checks:
+        try:
+            yield from check()
+        except Exception as problem:  # noqa: BLE001 - who examines must not stop at the first surprise
+            text = (
+                str(problem) if isinstance(problem, SutureError) else f"{type(problem).__name__}: {problem}"
+            )
+            if text not in told:
+                told.add(text)
+                yield error(*_broken(text))
+
+
+def _broken(text: str) -> tuple[str, str, str]:
+    """Return the finding of a check that failed: about which file, the text, and the remedy."""
+    remedies = {
+        "resources.json": _RESTORE,
+        "authorization.json": _RESTORE,
+        "privacy.json": "correct it, or move it away",
+    }
+    name = next((name for name in remedies if name in text), "doctor")
+    return name, text, remedies.get(name, "correct what it names; if it names nothing, report it as a bug")
 
 
 def check_certificates(kit: Kit) -> Iterator[Finding]:
@@ -140,15 +172,41 @@ def check_connection(kit: Kit) -> Iterator[Finding]:
         return
     with plain:
         try:
-            with _context(kit).wrap_socket(plain, server_hostname=host):
-                yield ok("connection", f"{where} answers with a certificate of this project")
+            with _context(kit).wrap_socket(plain, server_hostname=host) as tls:
+                name = _peer(tls)
         except (OSError, ssl.SSLError) as problem:
             remedy = (
-                "another program has the port, a proxy opens TLS on the way, or the kit is of another project"
+                "another program has the port, a proxy opens TLS on the way, or a certificate of this kit or "
+                "of the server is expired or of another project"
             )
-            yield error(
-                "connection", f"{where} answers, but not as this project's server ({problem})", remedy
-            )
+            yield error("connection", f"{where} does not connect with this kit ({problem})", remedy)
+            return
+    if name == kit.identity:
+        yield ok("connection", f"{where} answers with the server's certificate and accepts this kit's")
+    else:
+        remedy = "another party answers in place of the server: examine the name's address and that machine"
+        yield error(
+            "connection", f"{where} answers with the certificate of {name!r}, not of {kit.identity!r}", remedy
+        )
+
+
+def _peer(tls: ssl.SSLSocket) -> str:
+    """Return the name in the certificate of who answers, once they have accepted ours.
+
+    In TLS 1.3 a client's handshake ends before the server has examined the client's certificate. It refuses
+    it with the first byte that it sends, and says nothing where it accepts it and waits for us.
+
+    Raises:
+        OSError: our certificate was refused, or the connection was closed.
+    """
+    certified = x509.load_der_x509_certificate(tls.getpeercert(binary_form=True) or b"")
+    tls.settimeout(_VERDICT)
+    try:
+        if not tls.recv(1):
+            raise ConnectionResetError("the connection was closed after the handshake")
+    except TimeoutError:
+        pass
+    return common_name(certified)
 
 
 def _context(kit: Kit) -> ssl.SSLContext:
@@ -162,58 +220,57 @@ def _context(kit: Kit) -> ssl.SSLContext:
     return context
 
 
-def check_policy(kit: Kit) -> list[Finding]:
-    """Check resources.json, authorization.json and privacy.json of one party."""
-    return [*_code(kit), *_methods(kit), *_killed_processes(kit), *_logs(kit), *_filter(kit)]
+def check_policy(kit: Kit) -> Iterator[Finding]:
+    """Check resources.json, authorization.json and privacy.json of one party, and what FLARE stores."""
+    checks = (_classes, _code, _methods, _killed_processes, _logs, _ways_round, _storage)
+    return independent(*(partial(check, kit) for check in checks))
 
 
-def _code(kit: Kit) -> Iterator[Finding]:
-    """Check whose code may run: the installed package's, code that travels with jobs, both or none."""
-    try:
-        missing = missing_classes(kit)
-    except ConfigError as problem:
-        yield error("resources.json", str(problem), _RESTORE)
-        return
-    try:
-        granted = [role for role, right in code_rights(kit).items() if right != "none"]
-    except ConfigError as problem:
-        yield error("authorization.json", str(problem), _RESTORE)
-        return
-    path, rights = policy_file(kit, "resources"), policy_file(kit, "authorization")
-    remedy = (
-        f"suture policy {kit.folder}: adds {', '.join(missing)} to class_allow_list in local/resources.json"
-    )
+def _classes(kit: Kit) -> Iterator[Finding]:
+    """Check whether jobs may name the classes of the installed package."""
+    missing, path = missing_classes(kit), policy_file(kit, "resources")
     refused = f"{path} does not allow suture's classes"
+    remedy = f"suture policy {kit.folder}: adds {', '.join(missing)} to class_allow_list in {path.name}"
     if not missing:
         yield ok("installed code", f"{path} allows suture's classes")
-    elif granted:
+    elif _bringing(kit):
         yield warning("installed code", f"{refused}: jobs must bring the package", remedy)
     else:
         yield error("installed code", f"{refused}, and jobs may bring no code", remedy)
+
+
+def _code(kit: Kit) -> Iterator[Finding]:
+    """Check whether jobs may bring code of their own."""
+    granted, rights = _bringing(kit), policy_file(kit, "authorization")
     if not granted:
         yield ok("code of jobs", f"{rights} refuses it (byoc)")
-    elif kit.role == "site":
-        yield warning(
-            "code of jobs",
-            f"{rights} lets jobs of {', '.join(granted)} bring code (byoc); it can bypass the filter",
-            f"suture policy {kit.folder} --refuse-code: sets byoc to none for every role",
-        )
-    else:
-        yield ok("code of jobs", f"{rights} lets jobs of {', '.join(granted)} bring code (byoc)")
+        return
+    reads = (
+        "bypass the filter" if kit.role == "site" else "read every file of the server, its private key too"
+    )
+    yield warning(
+        "code of jobs",
+        f"{rights} lets jobs of {', '.join(granted)} bring code (byoc); it can {reads}",
+        f"suture policy {kit.folder}: sets byoc to none for every role",
+    )
+
+
+def _bringing(kit: Kit) -> list[str]:
+    """Return the roles whose jobs may bring code."""
+    return [role for role, right in code_rights(kit).items() if right != "none"]
 
 
 def _methods(kit: Kit) -> Iterator[Finding]:
     """Check which methods of other packages are installed, and whether the party allows them."""
     try:
-        found = {point: permits(kit, class_path(point)) for point in outside().values()}
+        points = outside().values()
     except ConfigError as problem:
-        if "resources.json" not in str(problem):  # `_code` reports it
-            yield error("methods", str(problem), "uninstall one of the packages")
+        yield error("methods", str(problem), "uninstall one of the packages")
         return
-    for point, permitted in found.items():
+    for point in points:
         package = f" of {point.dist.name} {point.dist.version}" if point.dist else ""
         text = f"{point.name} ({class_path(point)}{package}) is installed"
-        if permitted:
+        if permits(kit, class_path(point)):
             yield ok("methods", f"{text} and allowed")
         else:
             yield warning(
@@ -225,13 +282,10 @@ def _methods(kit: Kit) -> Iterator[Finding]:
 
 def _killed_processes(kit: Kit) -> Iterator[Finding]:
     """Check whether the death of a process ends more than it must, and whether its component still exists."""
-    try:
-        prepared, moved = survives(kit), moved_components(kit)
-    except ConfigError:
-        return  # `_code` reports it
+    prepared, moved = survives(kit), moved_components(kit)
     lost = "a killed job process ends the whole job, or a lost request is noticed after five minutes"
     what = lost if kit.role == "site" else "jobs of before a crash stay"
-    remedy = f"suture policy {kit.folder} --survive"
+    remedy = f"suture policy {kit.folder}"
     for old, new in moved.items():
         path = policy_file(kit, "resources")
         yield error(
@@ -250,31 +304,45 @@ def _logs(kit: Kit) -> Iterator[Finding]:
     if kit.role != "site":
         return
     path = policy_file(kit, "resources")
-    if path.exists() and read_json(path).get("allow_log_streaming", False):
+    if read_json(path).get("allow_log_streaming", True):
         yield warning(
             "logs",
             f"{path} sends the site's error log to the server; it may name files",
-            f"suture policy {kit.folder} --keep-logs: sets allow_log_streaming to false",
+            f"suture policy {kit.folder}: sets allow_log_streaming to false",
         )
     else:
         yield ok("logs", "stay at the site")
 
 
-def _filter(kit: Kit) -> Iterator[Finding]:
-    """Check whether only what the method of a job declares can leave a site, whatever the job contains."""
-    if kit.role != "site":
-        return
-    try:
-        ways = list(bypasses(kit))
-    except ConfigError as problem:
-        if "privacy.json" in str(problem):  # `_code` reports the other files
-            yield error("filter", str(problem), "correct it, or move it away")
-        return
+def _ways_round(kit: Kit) -> Iterator[Finding]:
+    """Check whether a job can do more than its method declares."""
+    ways = list(bypasses(kit))
+    about, does, sound = {
+        "site": (
+            "filter",
+            "send what its method does not declare",
+            "nothing leaves that a method does not declare, and no job can change that",
+        ),
+        "server": ("jobs", "do more at the server than its method does", "run suture's code and no other"),
+    }[kit.role]
     if ways:
         yield warning(
-            "filter",
-            f"a job could send what its method does not declare: {'; '.join(ways)}",
-            f"suture policy {kit.folder} --strict, where all jobs are suture's",
+            about,
+            f"a job could {does}: {'; '.join(ways)}",
+            f"suture policy {kit.folder}, where all jobs are suture's",
         )
     else:
-        yield ok("filter", "nothing leaves that a method does not declare, and no job can change that")
+        yield ok(about, sound)
+
+
+def _storage(kit: Kit) -> Iterator[Finding]:
+    """Check whether other users of the server's machine can read jobs, with their results."""
+    for name, folder in storages(kit).items():
+        if readable_by_others(folder):
+            yield warning(
+                f"storage of {name}",
+                f"every user of this machine can read {folder}",
+                f"suture policy {kit.folder}: stores them in the kit from now on; then remove {folder}",
+            )
+        else:
+            yield ok(f"storage of {name}", str(folder))

@@ -13,9 +13,16 @@ from typing import Any
 import yaml
 
 from suture.core.errors import ConfigError, FederationError
-from suture.core.files import atomic_write
+from suture.core.files import atomic_write, make_folder, replacing, writing
 from suture.flare.admin.kit import Kit, kits_in, poc_folder
-from suture.flare.admin.policy import allow_classes, allow_packages, make_strict, survive
+from suture.flare.admin.policy import (
+    allow_classes,
+    allow_packages,
+    keep_logs,
+    make_strict,
+    plain_json,
+    survive,
+)
 from suture.methods import entry_of
 from suture.methods.source import list_entry
 from suture.simulation.job import Job, jobs_folder
@@ -89,7 +96,7 @@ def provision(project: Path, folder: Path) -> None:
     """
     from nvflare.tool.poc.poc_commands import prepare_poc_provision, save_startup_kit_dir_config
 
-    with redirect_stdout(io.StringIO()):
+    with redirect_stdout(io.StringIO()), writing(folder):
         try:
             made = prepare_poc_provision([], 0, str(folder), "", False, str(project))
         except (ValueError, RuntimeError, KeyError) as error:
@@ -98,13 +105,13 @@ def provision(project: Path, folder: Path) -> None:
 
 
 def prepare(
-    job: Job, folder: Path, template: Path, port: int, *, strict: bool = False, overwrite: bool = False
+    job: Job, folder: Path, template: Path, port: int, *, loose: bool = False, overwrite: bool = False
 ) -> dict[str, Kit]:
     """Provision a federation of a job's simulated sites, and give each party its data and its policy.
 
     Args:
         folder: of the POC; existing kits stay if they belong to these sites.
-        strict: whether sites have the strict policy: their own filter, no code that travels with jobs.
+        loose: whether jobs may bring code, and sites have no filter of their own.
         overwrite: whether to replace an existing federation.
 
     Returns:
@@ -123,18 +130,25 @@ def prepare(
         provision(path, folder)
     kits = kits_in(folder)
     place_configs(job, names, data, kits)
-    _set_policies(job, kits, strict=strict)
+    _set_policies(job, kits, loose=loose)
     return kits
 
 
-def _set_policies(job: Job, kits: dict[str, Kit], *, strict: bool) -> None:
-    """Let every party run a job with the installed packages: this one, and that of a method from outside."""
+def _set_policies(job: Job, kits: dict[str, Kit], *, loose: bool) -> None:
+    """Let every party run a job with the installed packages: this one, and that of a method from outside.
+
+    The sites keep their logs: FLARE's default sends them to the server, and an error may name a file.
+    """
     server, sites = parties(kits)
     point = entry_of(job.method.about.name)
     for kit in (server, *sites.values()):
-        if strict and kit.role == "site":
+        if loose:
+            allow_classes(kit)
+            plain_json(kit)
+            if kit.role == "site":
+                keep_logs(kit)
+        else:
             make_strict(kit)
-        allow_classes(kit)
         allow_packages(kit, [list_entry(point)] if point else [])
         survive(kit)
 
@@ -166,7 +180,7 @@ def simulate(job: Job, folder: Path) -> tuple[list[str], Path]:
     if job.simulation is None:
         raise ConfigError(f"{job.name} simulates no sites; write each site's local/suture.toml yourself")
     data = data_of(job, folder)
-    data.mkdir(parents=True, exist_ok=True)
+    make_folder(data)
     return job.simulation.prepare(data, data / "runs", job.seed, job.method), data
 
 
@@ -193,7 +207,8 @@ def place_configs(job: Job, names: Sequence[str], data: Path, kits: dict[str, Ki
     for name, kit in {SERVER: server, **sites}.items():
         source, target = data / name / "suture.toml", kit.folder / "local" / "suture.toml"
         if source.exists():
-            shutil.copy2(source, target)
+            with replacing(target) as temporary:
+                shutil.copy2(source, temporary)
         else:
             target.unlink(missing_ok=True)
 

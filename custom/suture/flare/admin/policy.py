@@ -1,7 +1,8 @@
 """The FLARE policy of a party: which classes a job may name, whether it may bring code, what filters it.
 
-FLARE reads ``local/NAME.json``, and where that is absent ``local/NAME.json.default``, as provisioned; of
-``privacy`` it reads ``privacy.json`` only.
+It is strict unless an administrator wants it loose, at a server as at a site.
+
+Of ``privacy`` FLARE reads ``privacy.json`` only, and no ``.default`` of it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from typing import Any
 
 from suture.core.errors import ConfigError
 from suture.core.files import write_json
-from suture.flare.admin.kit import Kit, Role, read_json
+from suture.flare.admin.kit import Kit, Role, components_of, policy_file, read_json
+from suture.flare.admin.storage import private_storage
 
 CLASSES: dict[Role, tuple[str, ...]] = {
     "server": ("suture.flare.controller.FederationController",),
@@ -31,6 +33,9 @@ MOVED = {"suture.flare.abandoned.AbandonedJobs": "suture.flare.stale_jobs.StaleJ
 """The present path of each component that earlier versions installed under another path."""
 
 FILTER = "suture.flare.filters.EgressFilter"
+
+VALIDATOR: dict[str, Any] = {"path": "suture.flare.plain_json.PlainJson", "args": {}}
+"""The app_validator of a party: it refuses a job whose configuration is more than plain JSON."""
 
 PRIVACY: dict[str, Any] = {
     "scopes": [{"name": "suture", "task_result_filters": [{"path": FILTER, "args": {}}]}],
@@ -50,15 +55,11 @@ _RIGHTS = (
 _ENTRY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*\.|[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", re.ASCII)
 """An entry of class_allow_list that is neither `*` nor a name without a dot, as FLARE wants it."""
 
+_BUILT_IN = ("*", "nvflare.", "suture.")
+"""Beginnings of the entries of class_allow_list that the strict policy removes."""
+
 _SITE_ONLY = ("operate", "shell_commands")
-"""Rights that read or stop what belongs to the site; the strict policy leaves them to its organisation."""
-
-
-def policy_file(kit: Kit, name: str) -> Path:
-    """Return the file that FLARE reads for ``resources`` or ``authorization``; it may be absent."""
-    own = kit.folder / "local" / f"{name}.json"
-    default = own.with_name(f"{name}.json.default")
-    return default if default.exists() and not own.exists() else own
+"""Rights that read or stop what belongs to the party; the strict policy leaves them to its organisation."""
 
 
 # Classes that a job may name
@@ -192,11 +193,9 @@ def survive(kit: Kit) -> Path:
     resources, component = read_json(path), COMPONENTS.get(kit.role)
     if component is None:
         return path
-    if not isinstance(resources.get("components"), list):
-        raise ConfigError(f"{path} lists no components; restore it from the startup kit's archive")
     replaced = {component["path"], *MOVED}
     others = [
-        c for c in resources["components"] if c.get("id") != component["id"] and c.get("path") not in replaced
+        c for c in components_of(path) if c.get("id") != component["id"] and c.get("path") not in replaced
     ]
     changed = {**resources, "components": [*others, component]}
     if kit.role == "site":
@@ -211,9 +210,9 @@ def survives(kit: Kit) -> bool:
     component = COMPONENTS.get(kit.role)
     if component is None:
         return True
-    resources = read_json(policy_file(kit, "resources"))
-    placed = any(c.get("path") == component["path"] for c in resources.get("components", []))
-    return placed and (kit.role != "site" or "communication_timeout" in resources.get("client", {}))
+    path = policy_file(kit, "resources")
+    placed = any(c.get("path") == component["path"] for c in components_of(path))
+    return placed and (kit.role != "site" or "communication_timeout" in read_json(path).get("client", {}))
 
 
 def moved_components(kit: Kit) -> dict[str, str]:
@@ -222,12 +221,31 @@ def moved_components(kit: Kit) -> dict[str, str]:
     Raises:
         ConfigError: the party's resources.json is absent or broken.
     """
-    components = read_json(policy_file(kit, "resources")).get("components", [])
-    paths = {c.get("path") for c in components if isinstance(c, dict)}
+    paths = {c.get("path") for c in components_of(policy_file(kit, "resources"))}
     return {old: new for old, new in MOVED.items() if old in paths}
 
 
-# Logs, and the strict policy
+# Configurations of jobs
+
+
+def plain_json(kit: Kit) -> Path:
+    """Install the validator that refuses a job whose configuration is more than plain JSON; return the file.
+
+    Raises:
+        ConfigError: the party has another validator.
+    """
+    path = policy_file(kit, "resources")
+    resources = read_json(path)
+    if resources.get("app_validator", VALIDATOR) != VALIDATOR:
+        raise ConfigError(
+            f"{path} has an app_validator of its own; call {VALIDATOR['path']} there, or remove it"
+        )
+    target = path.with_name("resources.json")
+    write_json(target, {**resources, "app_validator": VALIDATOR})
+    return target
+
+
+# The whole policy
 
 
 def keep_logs(kit: Kit) -> Path:
@@ -239,40 +257,49 @@ def keep_logs(kit: Kit) -> Path:
 
 
 def make_strict(kit: Kit) -> list[Path]:
-    """Let a site's own filter check every answer; allow only suture's classes, no code, and keep the logs.
+    """Let a party run Suture's jobs alone: no code, no other class, configurations in plain JSON.
+
+    Packages that the administrator has allowed stay so. A site also filters every answer by itself, and keeps
+    its logs; a server keeps its jobs private.
 
     Returns:
         the files that were written.
 
     Raises:
-        ConfigError: the kit is not a site's, the site has scopes of its own, or a file is absent or broken.
+        ConfigError: the kit is an administrator's, the site has scopes or a validator of its own, or a file
+            is absent or broken.
     """
-    if kit.role != "site":
-        raise ConfigError(f"{kit.folder} is the kit of a {kit.role}; the strict policy is a site's")
+    if kit.role == "admin":
+        raise ConfigError(f"{kit.folder} is an administrator's kit; a policy is a server's or a site's")
     privacy = kit.folder / "local" / "privacy.json"
-    if privacy.exists() and read_json(privacy) != PRIVACY:
+    if kit.role == "site" and privacy.exists() and read_json(privacy) != PRIVACY:
         raise ConfigError(
             f"{privacy} has scopes of the site's own; add {FILTER} to the task_result_filters of each, or "
             "move the file away"
         )
-    path = policy_file(kit, "resources")
+    code_rights(kit)
+    resources = plain_json(kit)
+    own_packages = [name for name in _allow_list(kit) if not f"{name}.".startswith(_BUILT_IN)]
     listed = {
-        **read_json(path),
         "class_list_enforcement_mode": "enforce",
-        "class_allow_list": CLASSES["site"],
+        "class_allow_list": [*own_packages, *CLASSES[kit.role]],
     }
+    own_logs = {"allow_log_streaming": False} if kit.role == "site" else {}
+    write_json(resources, {**read_json(resources), **listed, **own_logs})
     rights = refuse_code(kit)
     content = read_json(rights)
     for own in content["permissions"].values():
         own |= {right: "o:site" for right in _SITE_ONLY if own.get(right) == "any"}
     write_json(rights, content)
-    write_json(path.with_name("resources.json"), listed)
+    if kit.role == "server":
+        private_storage(kit)
+        return [resources, rights]
     write_json(privacy, PRIVACY)
-    return [keep_logs(kit), rights, privacy]
+    return [resources, rights, privacy]
 
 
 def bypasses(kit: Kit) -> Iterator[str]:
-    """Yield each way in which a job could send what its method did not declare, under a site's policy.
+    """Yield each way in which a job could do more than its method declares, or run other code.
 
     Raises:
         ConfigError: a file of the policy is absent or broken.
@@ -285,9 +312,12 @@ def bypasses(kit: Kit) -> Iterator[str]:
     listed = resources.get("class_allow_list")
     if listed is None:
         yield "jobs may name every class that FLARE allows by default"
-    elif others := sum(entry not in CLASSES["site"] for entry in listed):
+    elif others := sum(entry not in CLASSES[kit.role] for entry in listed):
         yield f"jobs may name {others} more class{'es' if others > 1 else ''}"
-    yield from _unfiltered(kit.folder / "local" / "privacy.json")
+    if resources.get("app_validator") != VALIDATOR:
+        yield "the configuration of a job may fetch addresses and read files and environment variables"
+    if kit.role == "site":
+        yield from _unfiltered(kit.folder / "local" / "privacy.json")
 
 
 def _unfiltered(path: Path) -> Iterator[str]:
@@ -297,14 +327,18 @@ def _unfiltered(path: Path) -> Iterator[str]:
         return
     privacy = read_json(path)
     try:
-        filters = {
-            str(scope["name"]): [f.get("path") for f in scope.get("task_result_filters", [])]
-            for scope in privacy["scopes"]
-        }
+        scopes = {str(scope["name"]): scope.get("task_result_filters", []) for scope in privacy["scopes"]}
+        filtered = {name: any(map(_filters, filters)) for name, filters in scopes.items()}
     except (KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path} has no list of named scopes ({error})") from error
-    for name, paths in filters.items():
-        if FILTER not in paths:
-            yield f"scope {name} of privacy.json lacks the filter"
-    if privacy.get("default_scope") not in filters:
+    for name, guarded in filtered.items():
+        if not guarded:
+            yield f"scope {name} of privacy.json lacks the filter, or disables it"
+    if privacy.get("default_scope") not in filtered:
         yield "privacy.json has no default scope"
+
+
+def _filters(entry: dict[str, Any]) -> bool:
+    """Whether an entry of task_result_filters applies the filter to what a site sends."""
+    outward = str(entry.get("direction") or "out").lower() == "out"
+    return entry.get("path") == FILTER and not entry.get("disabled") and outward

@@ -82,9 +82,20 @@ def _environment() -> dict[str, str]:
 
 
 def parties_of(folder: Path) -> list[Party]:
-    """Return the parties that `start` recorded; empty where nothing was started."""
+    """Return the parties that `start` recorded; empty where nothing was started.
+
+    Raises:
+        FederationError: the record is damaged.
+    """
     path = folder / _STARTED
-    return [Party(**entry) for entry in json.loads(path.read_text())] if path.exists() else []
+    if not path.exists():
+        return []
+    try:
+        return [Party(**entry) for entry in json.loads(path.read_bytes())]
+    except (ValueError, TypeError) as error:
+        raise FederationError(
+            f"{path} is damaged ({error}); end the processes of this federation by hand, then delete the file"
+        ) from error
 
 
 def running(folder: Path) -> list[str]:

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from suture.core.errors import ConfigError, FederationError
+from suture.core.names import check_experiment, shown_name
+from suture.federation.ownership import may_use
 from suture.federation.server.record import Record
 from suture.federation.server.server import find_server_config
 from suture.flare.admin.kit import Kit, read_kit
@@ -37,20 +39,26 @@ def experiment_of(job: Meta, jobs: Sequence[Meta]) -> str | None:
     """
     by_id = {str(other["job_id"]): other for other in jobs}
     while EXPERIMENT not in job and job.get("cloned_from") in by_id:
-        job = by_id[job["cloned_from"]]
+        job = by_id.pop(job["cloned_from"])
     return str(job[EXPERIMENT]) if EXPERIMENT in job else None
 
 
 def state_on_this_machine(kit: Kit, experiment: str) -> Path | None:
     """Return the server's folder of an experiment where the server runs on this machine, as in a POC.
 
+    Another submitter's experiment is not returned: their job was refused, and its results are not this job's.
+
     Args:
         kit: of the administrator; the server's lies beside it.
+
+    Raises:
+        ConfigError: the experiment has a name that is none.
     """
+    check_experiment(experiment)
     for startup in sorted(kit.folder.parent.glob("*/startup/fed_server.json")):
         root = read_kit(startup.parents[1]).folder
         folder = find_server_config(root).storage.state / experiment
-        if (folder / "run.json").is_file():
+        if (folder / "run.json").is_file() and may_use(folder, kit.name):
             return folder
     return None
 
@@ -85,6 +93,7 @@ def resume(kit: Kit, experiment: str, out: Path, env: str) -> tuple[str, str]:
     """
     from suture.flare.admin.session import connected
 
+    check_experiment(experiment)
     record = Record(out)
     if record.run.get("experiment", experiment) != experiment:
         raise ConfigError(f"{out} holds a run of {record.run['experiment']}; choose another --out")
@@ -119,7 +128,8 @@ def newest(jobs: Sequence[Meta], experiment: str) -> Meta:
     if not found:
         known = sorted({name for name in experiments.values() if name})
         raise ConfigError(
-            f"the server has no job of the experiment {experiment!r}; it has {', '.join(known) or 'none'}. "
+            f"the server has no job of the experiment {experiment!r}; it has "
+            f"{', '.join(map(shown_name, known)) or 'none'}. "
             "If the job was deleted: suture run JOB --resume --out DIR"
         )
     return found[-1]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import tempfile
@@ -13,14 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from suture.core.errors import ConfigError, FederationError
-from suture.core.files import whole_lines
+from suture.core.files import append_line, make_folder, read_json, read_records, replacing, writing
+from suture.core.names import check_experiment, shown_name
+from suture.core.printable import printable
 from suture.federation.server.record import Record, describe
 from suture.flare.admin.kit import Kit
 from suture.flare.admin.recovery import experiment_of, how_to_continue, state_on_this_machine
 from suture.reports.progress import following
 from suture.reports.report import write_report
 from suture.simulation.job import Job, check_federated
-from suture.simulation.run import locked, prepare_folder
+from suture.simulation.run import check_folder, locked, preparing
 
 if TYPE_CHECKING:
     from suture.flare.admin.session import Connection
@@ -34,7 +35,8 @@ _NO_MODULE = re.compile(r"No module named '(suture[\w.]*)'")
 _OWN_ERROR = re.compile(r"suture\.core\.errors\.(?:CodeMismatch|ConfigError|DataError|FederationError): (.+)")
 _PANIC = re.compile(
     r"((?:the server|this party) runs another version of suture.+?; install the same version, or export the "
-    r"job again(?: \(unknown method [^)\n]+\))?|\S+ does not allow the method '.+? in local/resources\.json)"
+    r"job again(?: \(unknown method [^)\n]+\))?|\S+ does not allow the method '.+? in local/resources\.json|"
+    r"the experiment '.+?' is not this submitter's; .+? of its folder)"
 )
 
 
@@ -50,7 +52,7 @@ class Submission:
     """
 
     sites: Sequence[str] = ()
-    bundle: bool = True
+    bundle: bool = False
     resume: bool = False
     overwrite: bool = False
 
@@ -79,12 +81,12 @@ def submit(job: Job, env: str, kit: Kit, out: Path, experiment: str, how: Submis
         names = list(how.sites) or federation.sites()
         if not names:
             raise FederationError(f"no site is connected to {kit.server}; start them, then try again")
-        prepare_folder(out, job, resume=how.resume, overwrite=how.overwrite)
-        record = Record(out)
-        experiment = str(record.run["experiment"]) if how.resume else experiment
-        job_id = federation.submit(export_job(job, Path(folder), experiment, names, how.bundle))
-    record.update(env=env, flare_job=job_id)
-    describe(record, job.plan(experiment), job.schedule())
+        check_folder(out, job, resume=how.resume, overwrite=how.overwrite)
+        with locked(out), preparing(out, job, resume=how.resume, overwrite=how.overwrite):
+            record = Record(out)
+            experiment = str(record.run.get("experiment", experiment))
+            job_id = federation.submit(export_job(job, Path(folder), experiment, names, how.bundle))
+            describe(record, job.plan(experiment), job.schedule(), env=env, flare_job=job_id)
     return job_id
 
 
@@ -109,12 +111,14 @@ class Tail:
         """
         start = first if self._next is None else self._next
         self._next = max(start, first + len(events))
-        with self._path.open("a") as file:
-            file.writelines(json.dumps(event) + "\n" for event in events[max(0, start - first) :])
+        with writing(self._path):
+            self._path.touch()
+        for event in events[max(0, start - first) :]:
+            append_line(self._path, event)
 
     def finish(self, everything: Sequence[dict[str, Any]]) -> None:
         """Append the events after the last `take`; `everything` is the whole file of the server."""
-        begun = [number for number, event in enumerate(everything) if event["event"] == "begin"]
+        begun = [number for number, event in enumerate(everything) if event.get("event") == "begin"]
         first = self._next if self._next is not None else (begun[-1] if begun else len(everything))
         self.take(first, everything[first:])
 
@@ -171,7 +175,7 @@ def state(meta: Mapping[str, Any]) -> str:
     lines = refusals(meta, {})
     history = [str(line) for line in meta.get("schedule_history") or ()]
     if meta.get("status") in ("SUBMITTED", "APPROVED", "DISPATCHED"):
-        waits = history[-1].partition(": ")[2] if history else ""
+        waits = printable(history[-1].partition(": ")[2]) if history else ""
         lines.append("waiting to be started" + (f": {waits}" if waits not in ("", "scheduled") else ""))
     return "\n".join(lines)
 
@@ -202,7 +206,8 @@ def download(
 
     Raises:
         FederationError: the job failed; names the party that refused it and why, or how to continue.
-        ConfigError: OUT holds another run.
+        ConfigError: OUT holds another run, or the server's run has a name that is none.
+        DataError: the server's run is damaged.
     """
     with tempfile.TemporaryDirectory() as folder:
         workspace = federation.download(job_id, Path(folder))
@@ -211,14 +216,15 @@ def download(
         if not (workspace / "run.json").is_file():
             experiment = experiment_of(federation.meta(job_id), federation.metas())
             left = state_on_this_machine(kit, experiment) if experiment else None
-        run: dict[str, Any] = json.loads((left / "run.json").read_text()) if left else {}
-        target = out or (Path("runs") / str(run["experiment"]) if run else None)
+        run = read_json(left / "run.json", "experiment") if left else {}
+        target = out or (Path("runs") / check_experiment(str(run["experiment"])) if run else None)
         if target:
-            target.mkdir(parents=True, exist_ok=True)
+            make_folder(target)
             if left:
                 _copy(left, target, tail)
             if (workspace / "log.txt").exists():
-                shutil.copy2(workspace / "log.txt", target / "flare.log")
+                with replacing(target / "flare.log") as temporary:
+                    shutil.copy2(workspace / "log.txt", temporary)
         if target and run.get("status") == "finished":
             return target
         reason = _reason(federation, job_id, workspace, run)
@@ -232,20 +238,17 @@ def download(
 
 def _copy(workspace: Path, out: Path, tail: Tail | None) -> None:
     """Copy the files of a run into OUT and render the report again, with the environment noted in OUT."""
-    from suture.flare.controller import RESULTS
+    from suture.flare.controller import copy_results
 
-    run, here = json.loads((workspace / "run.json").read_text()), Record(out)
+    run, here = read_json(workspace / "run.json", "experiment"), Record(out)
     if here.run and here.run.get("experiment") != run["experiment"]:
-        raise ConfigError(f"{out} holds a run of {here.run.get('experiment')}; choose another --out")
+        raise ConfigError(
+            f"{out} holds a run of {shown_name(here.run.get('experiment'))}; choose another --out"
+        )
     own = {key: here.run[key] for key in ("env", "flare_job") if key in here.run}
-    for name in RESULTS:
-        source = workspace / name
-        if name == "events.jsonl" and tail and source.exists():
-            tail.finish([json.loads(line) for line in whole_lines(source)])
-        elif source.is_dir():
-            shutil.copytree(source, out / name, dirs_exist_ok=True)
-        elif source.exists():
-            shutil.copy2(source, out / name)
+    if tail:
+        tail.finish(read_records(workspace / "events.jsonl"))
+    copy_results(workspace, out, without=("events.jsonl",) if tail else ())
     Record(out).update(**own)
     write_report(out)
 
@@ -269,7 +272,7 @@ def explain(job_id: str, meta: Mapping[str, Any], logs: Mapping[str, str], run: 
         run: the server's run.json; empty where the job did not get that far.
     """
     status = str(meta.get("status"))
-    reasons = refusals(meta, logs) + ([str(run["error"])] if run.get("error") else [])
+    reasons = refusals(meta, logs) + ([printable(run["error"])] if run.get("error") else [])
     if "EXECUTION_EXCEPTION" in f"{status} {reasons}":
         reasons.append(
             "a process at a site failed, or was killed for lack of memory; its messages stay there: in "
@@ -293,7 +296,7 @@ def refusals(meta: Mapping[str, Any], logs: Mapping[str, str]) -> list[str]:
         meta: FLARE's facts of the job.
         logs: of each party, as far as the submitter may read them.
     """
-    found = [_deployment(str(line), meta) for line in meta.get("job_deploy_detail") or ()]
+    found = [_deployment(printable(line), meta) for line in meta.get("job_deploy_detail") or ()]
     for party, text in sorted(logs.items()):
         found += [_log(party, text)]
     return list(dict.fromkeys(sentence for sentence in found if sentence))
@@ -309,7 +312,7 @@ def _deployment(line: str, meta: Mapping[str, Any]) -> str | None:
     if "BYOC not permitted" in text:
         role = meta.get("submitter_role", "ROLE")
         return (
-            f"{party} refuses jobs that bring their code. Submit with --no-bundle, with suture installed at "
+            f"{party} refuses jobs that bring their code. Submit without --bundle, with suture installed at "
             f'every party; or, at {party}, set "byoc" to "any" under permissions.{role} in '
             "local/authorization.json and restart it"
         )
@@ -328,5 +331,5 @@ def _log(party: str, text: str) -> str | None:
     if module := _NO_MODULE.search(text):
         return f"{party} has no {module[1]}. Install suture there, or submit with --bundle"
     if error := _PANIC.search(text) or _OWN_ERROR.search(text):
-        return f"{party}: {error[1].strip()}"
+        return f"{party}: {printable(error[1].strip())}"
     return None

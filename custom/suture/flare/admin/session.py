@@ -28,7 +28,7 @@ from nvflare.fuel.flare_api.api_spec import (
 from nvflare.fuel.flare_api.flare_api import new_secure_session
 
 from suture.core.errors import ConfigError, FederationError
-from suture.flare.admin.kit import Kit
+from suture.flare.admin.kit import Kit, check_valid_now
 from suture.flare.event_feed import GROUP
 
 _LOGIN = 30.0
@@ -144,8 +144,9 @@ def connected(kit: Kit) -> Iterator[Connection]:
 
     Raises:
         NoAnswer: the server does not answer.
-        ConfigError: the certificate is refused.
+        ConfigError: the certificate has expired, or is refused.
     """
+    check_valid_now(kit)
     try:
         with _quiet():
             session = new_secure_session(kit.name, str(kit.folder), timeout=_LOGIN)

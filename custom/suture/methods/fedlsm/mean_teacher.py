@@ -19,7 +19,7 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from suture.core.errors import ConfigError
 from suture.core.seeds import generator_for, seed_for
-from suture.core.validation import STRICT
+from suture.core.validation import LIMIT, STRICT
 from suture.data.augmentation import STRONG, WEAK, Augmentation
 from suture.data.batch import Batch, endless
 from suture.learning.losses import probabilities
@@ -30,10 +30,10 @@ from suture.models.classifier import Classifier
 
 def _share(value: object) -> object:
     """Refuses what pydantic would take for a number of images: true, and 1.0 as 1."""
-    whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    whole = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= LIMIT
     if whole or (isinstance(value, float) and 0 < value < 1):
         return value
-    raise ValueError("neither a share below 1 nor a whole number of images")
+    raise ValueError("neither a share below 1 nor a whole number of images up to a million")
 
 
 Share = Annotated[float | int, PlainValidator(_share)]
@@ -63,7 +63,7 @@ class Teaching:
             differences stand in docs/methods/fedlsm.md.
     """
 
-    start_round: Annotated[int, Field(ge=1)] = 2
+    start_round: Annotated[int, Field(ge=1, le=LIMIT)] = 2
     estimation: Literal["entropy", "random"] = "entropy"
     uncertain: Share = 0.05
     confident: Share = 0.21
@@ -71,7 +71,7 @@ class Teaching:
     negative: Probability = 0.005
     best: Probability = 0.95
     enhancing: Literal["mixup", "none"] = "mixup"
-    mixed: Annotated[int, Field(ge=1)] = 4
+    mixed: Annotated[int, Field(ge=1, le=LIMIT)] = 4
     mixed_positive: Probability = 0.7
     mixed_negative: Probability = 0.01
     mixed_best: Probability = 0.85

@@ -16,6 +16,7 @@ from typing import Annotated
 from pydantic import Field
 from torch import Tensor
 
+from suture.core.validation import LIMIT
 from suture.learning.training import Fitted, LocalRound, LocalTraining, SiteContext
 from suture.methods.averaging import LocalAveraging, trained
 from suture.methods.base import About, LabelUse, Limits, hyperparameters
@@ -33,7 +34,7 @@ class FL(LocalAveraging):
     limits = Limits(fixed_batches=True)
 
     local: LocalTraining = INNER
-    batches: Annotated[int, Field(ge=1)] = 100
+    batches: Annotated[int, Field(ge=1, le=LIMIT)] = 100
     batch_norm: NormPolicy = "frozen"
 
     def __post_init__(self) -> None:

@@ -23,7 +23,7 @@ from torch.func import functional_call
 
 from suture.core.errors import ConfigError, DataError
 from suture.core.seeds import generator_for
-from suture.core.validation import STRICT
+from suture.core.validation import LIMIT, STRICT
 from suture.data.batch import Batch
 from suture.learning.losses import LabelLoss
 from suture.learning.training import (
@@ -197,7 +197,7 @@ class MetaLearning(Method):
     local: LocalTraining = INNER
     server: ServerStep = field(default_factory=ServerStep)
     order: Literal[1, 2] = 1
-    batches: Annotated[int, Field(ge=1)] = 100
+    batches: Annotated[int, Field(ge=1, le=LIMIT)] = 100
     batch_norm: NormPolicy = "frozen"
 
     def __post_init__(self) -> None:

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save
 
 from suture.core import VERSION
 from suture.core.errors import ConfigError, unknown
-from suture.core.files import atomic_write, write_json
+from suture.core.files import atomic_write, make_folder, write_json
 from suture.core.seeds import seeded
 from suture.core.validation import STRICT, parse
 from suture.models import MODELS, ModelSpec
@@ -57,7 +57,7 @@ def save_prior(folder: Path, kind: str, prior: Prior, licence: str | None, facts
     Returns:
         the path of the .json.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     description = folder / f"{NAME}.json"
     description.unlink(missing_ok=True)  # it would describe other tensors for a moment
     tensors = {key: tensor.contiguous() for key, tensor in prior.network.state_dict().items()}
@@ -192,7 +192,8 @@ class PriorSpec:
 
     Attributes:
         name: a name of the registry.
-        path: of its file or folder, at every party; None for a prior that comes with a package.
+        path: of its file or folder in a simulation; at a real site its bare name in the folder ``[storage]
+            files``. None for a prior that comes with a package.
         size: side of the images that it reads, in pixels; None for that of its training.
     """
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from suture.core.errors import DataError, SutureError
+from suture.core.files import only_maker
 from suture.models.priors.prior import Prior
 from suture.protocol.packing import Packed, load, save
 
@@ -52,10 +53,7 @@ def cached_features(
         return _features(prior, images, device, site)
     path = folder / f"prior-{_key(prior, images, device)}.safetensors"
     found = _read(path, (len(images), prior.width))
-    if found is None:
-        found = _features(prior, images, device, site)
-        _write(path, found, site)
-    return found
+    return _made(path, prior, images, device, site) if found is None else found
 
 
 def _key(prior: Prior, images: Tensor, device: torch.device | str) -> str:
@@ -98,12 +96,18 @@ def _read(path: Path, shape: tuple[int, int]) -> Tensor | None:
     return None
 
 
-def _write(path: Path, features: Tensor, site: str) -> None:
+def _made(path: Path, prior: Prior, images: Tensor, device: torch.device | str, site: str) -> Tensor:
+    """Compute the features and write the entry, unless another process does just that: then wait for it."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        save(path, Packed({"features": features}, {}))
+        with only_maker(path):
+            found = _read(path, (len(images), prior.width))
+            if found is None:
+                found = _features(prior, images, device, site)
+                save(path, Packed({"features": found}, {}))
+            return found
     except OSError as error:
+        size = len(images) * prior.width * 4 / 1e6
         raise DataError(
-            f"site {site!r}: cannot write {features.nbytes / 1e6:.0f} MB of a prior's features to "
-            f"{path.parent}: {error}; make room, or set [storage] cache to another folder"
+            f"site {site!r}: cannot write {size:.0f} MB of a prior's features to {path.parent}: {error}; "
+            "make room, or set [storage] cache to another folder"
         ) from error

@@ -1,0 +1,106 @@
+"""Plain values, as JSON and TOML have them: bounded before anything converts, prints or stores them.
+
+Whoever writes such a file or message may have made a mistake, or worse: Python's own parsers end in a
+`RecursionError` where values are nested deeply, and take integers that cannot be printed and text that has no
+encoding.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterable, Mapping
+from itertools import chain
+from pathlib import Path
+from typing import Any, NoReturn
+
+from suture.core.errors import ConfigError
+
+LARGEST_FILE = 64 * 2**20
+"""Largest number of bytes of a file of JSON or TOML."""
+
+DEEPEST = 32
+"""Largest depth to which plain values are nested."""
+
+
+def check_plain(value: object) -> None:
+    """Check the depth of a value, and that its integers have 64 bits and its texts an encoding.
+
+    Raises:
+        ValueError: says what is wrong.
+    """
+    level: Iterable[object] = [value]
+    for _ in range(DEEPEST + 1):
+        level = list(chain.from_iterable(map(_inside, level)))
+        if not level:
+            return
+    raise ValueError(f"it is nested more than {DEEPEST} levels deep")
+
+
+def _inside(value: object) -> Iterable[object]:
+    """Return the values of a container; check any other value."""
+    if isinstance(value, Mapping):
+        return chain(value.keys(), value.values())
+    if isinstance(value, (list, tuple)):
+        return value
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise ValueError("it has an integer of more than 64 bits")
+    if isinstance(value, str):
+        value.encode()  # a lone surrogate has no encoding, and UnicodeEncodeError is a ValueError
+    return ()
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Parse strict JSON (RFC 8259) within the bounds of `check_plain`.
+
+    Raises:
+        ValueError: it is none, or too large.
+    """
+    try:
+        value = json.loads(text, parse_constant=_no_constant)
+    except RecursionError:
+        raise ValueError(f"it is nested more than {DEEPEST} levels deep") from None
+    check_plain(value)
+    return value
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read a file of TOML.
+
+    Raises:
+        OSError: the file cannot be read.
+        ConfigError: it is too large, no UTF-8 or no TOML.
+    """
+    try:
+        raw = tomllib.loads(read_bounded(path).decode("utf-8-sig"))
+        check_plain(raw)
+    except RecursionError:
+        raise ConfigError(f"{path} is nested more than {DEEPEST} levels deep; write it flat") from None
+    except ValueError as error:
+        raise ConfigError(f"{path} is not valid TOML: {_why(error)}") from error
+    return raw
+
+
+def read_bounded(path: Path) -> bytes:
+    """Return the bytes of a file, but never of one that has no end.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it is too large.
+    """
+    with path.open("rb") as file:
+        data = file.read(LARGEST_FILE + 1)
+    if len(data) > LARGEST_FILE:
+        raise ValueError(f"it is larger than {LARGEST_FILE >> 20} MiB")
+    return data
+
+
+def _why(error: OSError | ValueError) -> str:
+    """Return the reason, and of text without an encoding not the text."""
+    if isinstance(error, OSError):
+        return str(error.strerror)
+    return error.reason if isinstance(error, UnicodeError) and hasattr(error, "reason") else str(error)

@@ -1,0 +1,38 @@
+"""Text of other parties in a form that is fit for a terminal, a log and a report."""
+
+from __future__ import annotations
+
+from typing import Any
+
+LONGEST_LINE = 500
+"""Largest number of characters of a text of another party."""
+
+
+def printable(text: object, most: int = LONGEST_LINE) -> str:
+    """Return a text on one line of at most `most` characters, with control characters as their escapes.
+
+    An escape sequence could overwrite what a terminal shows, and a new line could forge another message.
+
+    >>> printable("lost\\nround 99/99")
+    'lost\\\\nround 99/99'
+    """
+    line = _escaped(str(text)[: most + 1])
+    return line if len(line) <= most else line[: most - 1] + "…"
+
+
+def _escaped(text: str) -> str:
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def printable_lines(text: str) -> str:
+    """Return a text of this program, which may have several lines, with other control characters escaped."""
+    return "\n".join(_escaped(line) for line in text.split("\n"))
+
+
+def printable_values(value: Any) -> Any:
+    """Return parsed JSON with every text on one line; none is cut."""
+    if isinstance(value, dict):
+        return {printable_values(key): printable_values(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [printable_values(inner) for inner in value]
+    return _escaped(value) if isinstance(value, str) else value

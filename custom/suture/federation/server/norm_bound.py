@@ -1,0 +1,88 @@
+"""The bound on the norm of an update, relative to the other updates of the round and to the model.
+
+Sun, Kairouz, Suresh, McMahan. Can You Really Backdoor Federated Learning? arXiv:1911.07963, 2019
+(norm thresholding). The threshold here is relative: honest updates have another norm in every job.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+from torch import Tensor
+
+from suture.protocol.messages import Payload, Update
+
+_FEWEST = 3
+"""Number of updates from which on their median says what is usual: of two, either could be the lie."""
+
+
+@dataclass(frozen=True)
+class Norms:
+    """L2 norms of one update.
+
+    Attributes:
+        update: of its change to the parameters received, shared tensors and rows as one vector; or of its
+            gradient.
+        model: of these parameters.
+    """
+
+    update: float
+    model: float
+
+
+def norms_of(update: Update, received: Payload) -> Norms:
+    """Return the norms of an update, in float64, reading one tensor at a time."""
+    sent = {**update.shared, **update.head}
+    base = {k: t for k, t in {**received.shared, **received.head}.items() if t.is_floating_point()}
+    gradient = update.kind == "gradient"
+    moved = (_norm(sent[k] if gradient else sent[k].double() - t.double()) for k, t in base.items())
+    return Norms(math.hypot(*moved), math.hypot(*map(_norm, base.values())))
+
+
+def _norm(tensor: Tensor) -> float:
+    return float(torch.linalg.vector_norm(tensor, dtype=torch.float64))
+
+
+def too_large(norms: Mapping[str, Norms], factor: float | None) -> dict[str, str]:
+    """Return the sites whose update is out of all proportion, each with the reason.
+
+    Args:
+        norms: of the usable updates of one round, by site.
+        factor: the largest ratio of an update to the round's median, where there are three or more, and to
+            the received model; None bounds nothing.
+    """
+    if factor is None:
+        return {}
+    usual = median(n.update for n in norms.values()) if len(norms) >= _FEWEST else 0.0
+    found = {}
+    for site, norm in norms.items():
+        for limit, what in ((usual, "the round's median"), (norm.model, "that of the received model")):
+            if limit > 0 and norm.update > factor * limit:
+                found[site] = (
+                    f"an update of norm {norm.update:.3g}, more than {factor:g} times {what}, {limit:.3g} "
+                    "(max_update)"
+                )
+                break
+    return found
+
+
+def destroyer(norms: Mapping[str, float], unable: Collection[str]) -> str | None:
+    """Return the site whose update has made a committed model unusable; None where the model is usable.
+
+    It is the site with the largest update, if no other site that had a part in the model can train on it: at
+    least two of them, so that none can have the site excluded by a claim of its own; or all of them.
+
+    Args:
+        norms: of the updates that the model was made of.
+        unable: the sites that abstained because of a loss that is not finite.
+    """
+    if not norms:
+        return None
+    largest = max(norms, key=lambda site: (norms[site], site))
+    others = norms.keys() - {largest}
+    sure = others <= set(unable) and (len(others) >= 2 or largest in unable)
+    return largest if sure and norms[largest] > 0 else None

@@ -1,0 +1,128 @@
+"""The statement of a site's ledger for its administrator: what was released, and what the budgets leave."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+from suture.core.errors import ConfigError
+from suture.data.config import load_site_config
+from suture.federation.differential_privacy import epsilon
+from suture.federation.site.ledger import FILE, Ledger, Release, anew, figures_of
+from suture.protocol.messages import Spent
+from suture.protocol.privacy import PrivacyConfig
+
+
+@dataclass(frozen=True)
+class BudgetLine:
+    """What an experiment has released under one setting of clip and noise.
+
+    Attributes:
+        last: time of the last release.
+        epsilon: of its updates alone, at the δ of that time; None is infinity.
+        figures: number of figures of each class.
+        numbers: number of other numbers that noise does not protect.
+    """
+
+    experiment: str
+    clip: float | None
+    noise: float
+    delta: float
+    answers: int
+    updates: int
+    epsilon: float | None
+    figures: Mapping[str, int]
+    numbers: int
+    last: str
+
+
+@dataclass(frozen=True)
+class Statement:
+    """All that a site has released.
+
+    Attributes:
+        lines: by experiment and setting.
+        spent: over all experiments, at `delta`.
+        figures: number of figures of each class over all experiments.
+        answers_left, anew_left: by experiment: answers that its budgets leave.
+        figures_left: by class.
+    """
+
+    lines: Sequence[BudgetLine]
+    spent: Spent
+    delta: float
+    figures: Mapping[str, int]
+    answers_left: Mapping[str, int]
+    anew_left: Mapping[str, int]
+    figures_left: Mapping[str, int]
+
+
+def read_statement(folder: Path) -> Statement:
+    """Read the ledger of a site.
+
+    Args:
+        folder: its FLARE workspace, its folder with suture.toml, or the folder of its states.
+
+    Raises:
+        ConfigError: there is no ledger, or a line of it is damaged; or suture.toml cannot be used.
+    """
+    places = [
+        base / name for base in (folder, folder.parent) for name in ("local/suture.toml", "suture.toml")
+    ]
+    path = next((path for path in places if path.is_file()), None)
+    config = load_site_config(path) if path else None
+    state = [config.storage.state] if config else []
+    found = next((f for at in (folder, *state, folder / "suture") if (f := at / FILE).is_file()), None)
+    if found is None:
+        raise ConfigError(
+            f"{folder} has no {FILE}: give the workspace of a site, or the folder that its suture.toml names "
+            "as [storage] state; a site has none before its first answer"
+        )
+    limits = config.privacy if config else PrivacyConfig()
+    return state_of(Ledger(found, limits), limits)
+
+
+def state_of(ledger: Ledger, limits: PrivacyConfig) -> Statement:
+    """Return the statement of a ledger under the limits of its site."""
+    releases = ledger.releases()
+    own = _by_experiment(releases)
+    figures = dict(sorted(figures_of(releases).items()))
+    return Statement(
+        [line for group in own.values() for line in budget_lines(group)],
+        ledger.spent(),
+        limits.delta,
+        figures,
+        {name: max(limits.max_answers - len(group), 0) for name, group in own.items()},
+        {name: max(limits.reanswers - anew(group), 0) for name, group in own.items()},
+        {name: max(limits.max_figures - times, 0) for name, times in figures.items()},
+    )
+
+
+def _by_experiment(releases: Iterable[Release]) -> dict[str, list[Release]]:
+    found: dict[str, list[Release]] = {}
+    for release in releases:
+        found.setdefault(release.experiment, []).append(release)
+    return found
+
+
+def budget_lines(releases: Iterable[Release]) -> list[BudgetLine]:
+    """Return the lines of one experiment: a changed clip or noise ends a line and begins another."""
+    return [_line(list(group)) for _, group in groupby(releases, lambda release: release.settings)]
+
+
+def _line(group: Sequence[Release]) -> BudgetLine:
+    last, updates = group[-1], [r for r in group if r.update]
+    return BudgetLine(
+        last.experiment,
+        last.clip,
+        last.noise,
+        last.delta,
+        len(group),
+        len(updates),
+        epsilon((r.noise for r in updates), last.delta),
+        dict(figures_of(group)),
+        sum(r.numbers for r in group),
+        last.time,
+    )

@@ -1,0 +1,167 @@
+"""Damaged and hostile run folders: every command that reads one ends with a line that names the file."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from example_run import diagnostic_records, history_records, metrics_record, run_record, write_run
+from suture.cli import app
+from suture.cli.common import guarded
+from suture.core.errors import ConfigError, DataError
+from suture.federation.server.record import Record
+from suture.learning.training import LocalTraining
+from suture.methods.surgical import SurgicalAggregation
+from suture.models import ModelSpec
+from suture.protocol.records import read_history
+from suture.reports.report import write_report
+from suture.simulation.job import Job
+from suture.simulation.run import check_folder
+
+JOB = Job(
+    "small",
+    "a small federation",
+    SurgicalAggregation(local=LocalTraining(lr=1e-3)),
+    ModelSpec("cnn", size=16),
+    rounds=3,
+)
+Suture = Callable[..., tuple[int, str]]
+
+DAMAGE = {
+    "empty": b"",
+    "cut": b'{"job": "demo",\n "ti',
+    "no text": b'{"job": "\xff\xfe"}',
+    "a list": b"[]",
+    "a number": b"5",
+    "another table": b"{}",
+    "too deep": b"[" * 100_000,
+    "too long a number": b'{"rounds": ' + b"9" * 5000 + b"}",
+}
+
+
+@pytest.fixture
+def suture(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Suture:
+    """The command line as a shell calls it: exit code and what was printed."""
+
+    def call(*words: object) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["suture", *map(str, words)])
+        code = 0
+        try:
+            guarded(app)
+        except SystemExit as end:
+            code = int(end.code or 0)
+        said = capsys.readouterr()
+        return code, said.out + said.err
+
+    return call
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run folder with every record."""
+    folder = tmp_path / "r"
+    folder.mkdir()
+    write_run(
+        folder, run_record(), history_records(), metrics_record(), diagnostic_records(history_records())
+    )
+    return folder
+
+
+@pytest.mark.parametrize("harm", DAMAGE)
+@pytest.mark.parametrize(
+    "name", ["run.json", "metrics.json", "history.jsonl", "diagnostics.jsonl", "tuned.json"]
+)
+def test_a_damaged_file_is_a_line_that_names_it(name: str, harm: str, run: Path, suture: Suture) -> None:
+    lines = name.endswith("l")
+    (run / name).write_bytes(DAMAGE[harm].replace(b"\n", b"") + b"\n" if lines else DAMAGE[harm])
+    code, said = suture("report", run)
+    if lines and harm == "empty":
+        assert code == 0
+        return
+    assert code == 1, said
+    (line,) = [text for text in said.splitlines() if text.startswith("error: ")]
+    assert name in line
+    assert "run the job again" in line
+    assert not lines or "line 1" in line
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("harm", DAMAGE)
+@pytest.mark.parametrize("name", ["run.json", "job.json"])
+def test_a_damaged_run_is_not_continued_and_says_why(name: str, harm: str, tmp_path: Path) -> None:
+    facts = {"job": JOB.name, "status": "interrupted", "rounds": 2}
+    (tmp_path / "run.json").write_text(json.dumps(facts))
+    (tmp_path / "job.json").write_text(json.dumps({"plan": JOB.plan("x").to_dict()}))
+    check_folder(tmp_path, JOB, resume=True, overwrite=False)
+    (tmp_path / name).write_bytes(DAMAGE[harm])
+    with pytest.raises(ConfigError, match=rf"{name}.* with --overwrite|holds a run of .*choose another"):
+        check_folder(tmp_path, JOB, resume=True, overwrite=False)
+    check_folder(tmp_path, JOB, resume=False, overwrite=True)
+
+
+@pytest.mark.parametrize("plan", [5, None, [], {"model": 5}, {"method": {}, "model": []}])
+def test_a_plan_of_other_types_is_damage_too(plan: object, tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text(json.dumps({"job": JOB.name, "rounds": "many", "status": "finished"}))
+    (tmp_path / "job.json").write_text(json.dumps({"plan": plan}))
+    with pytest.raises(ConfigError, match=r"--overwrite|was begun with"):
+        check_folder(tmp_path, JOB, resume=True, overwrite=False)
+
+
+def test_a_torn_last_line_of_the_history_is_left_out_with_a_note(
+    run: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = read_history(run)
+    with (run / "history.jsonl").open("a") as file:
+        file.write('{"round": 9, "ph')
+    assert read_history(run) == whole
+    write_report(run)
+    assert "history.jsonl, line 9, was never ended and is left out" in caplog.text
+    Record(run).rewind(5)
+    assert [line.round for line in read_history(run)] == [1, 2, 3, 4]
+
+
+def test_a_server_does_not_continue_over_a_damaged_history(run: Path) -> None:
+    path = run / "history.jsonl"
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([*lines[:3], lines[3][:50], *lines[4:], ""]))
+    before = path.read_bytes()
+    with pytest.raises(DataError, match=r"history\.jsonl, line 4"):
+        Record(run).rewind(5)
+    assert path.read_bytes() == before
+
+
+HOSTILE = "[/bold]\x1b[2J\x07\u202e[link=file:///etc/passwd]x[/link]"
+
+
+def test_a_hostile_run_is_shown_and_commands_no_terminal(run: Path, suture: Suture) -> None:
+    facts = json.loads((run / "run.json").read_text())
+    label = facts["labels"][0]
+    text = json.dumps(facts).replace(json.dumps(label), json.dumps(HOSTILE))
+    facts = json.loads(text) | {"title": HOSTILE, "job": "../../../x", "error": HOSTILE}
+    (run / "run.json").write_text(json.dumps(facts))
+    metrics = (run / "metrics.json").read_text().replace(json.dumps(label), json.dumps(HOSTILE))
+    (run / "metrics.json").write_text(metrics)
+    code, said = suture("report", run)
+    assert code == 0
+    assert "[/bold]" in said
+    assert not set(said) & set("\x1b\x07\u202e")
+    page = (run / "report.html").read_text()
+    assert "<script" not in page or HOSTILE not in page
+
+
+def test_a_disk_error_of_any_command_is_one_line(
+    run: Path, suture: Suture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device", "/data/report.html")
+
+    monkeypatch.setattr("suture.reports.report.write_report", full)
+    code, said = suture("report", run)
+    assert (code, said) == (
+        1,
+        "error: /data/report.html: No space left on device; make room there, then try again\n",
+    )

@@ -1,0 +1,96 @@
+"""Plain values of strangers: whatever a file holds, one error names it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from suture.core.errors import ConfigError, DataError, as_word, shown
+from suture.core.files import read_json
+from suture.core.plain import DEEPEST, LARGEST_FILE, check_plain, parse_json, read_toml
+from suture.core.validation import parse
+from suture.federation.plan import Schedule
+
+
+def nested(depth: int) -> object:
+    value: object = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[" * 100_000 + "]" * 100_000, "deep"),
+        ("[" * (DEEPEST + 2) + "]" * (DEEPEST + 2), "deep"),
+        ("NaN", "NaN is no number of JSON"),
+        (str(2**64), "more than 64 bits"),
+        ("9" * 5_000, "integer"),
+        ('"\\ud800"', "surrogates"),
+        ('{"a\\ud800": 1}', "surrogates"),
+        ("{", "Expecting"),
+        (b"\xff", "utf-8"),
+    ],
+    ids=["very deep", "deep", "NaN", "long", "very long", "no text", "no key", "cut off", "no UTF-8"],
+)
+def test_json_that_is_refused(text: str | bytes, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        parse_json(text)
+
+
+def test_what_is_within_the_bounds_is_read(tmp_path: Path) -> None:
+    check_plain(nested(DEEPEST))
+    check_plain({"x": [2**63 - 1, -(2**63), 1.5, None, True, "ü", (1, 2)]})
+    with pytest.raises(ValueError, match="deep"):
+        check_plain(nested(DEEPEST + 1))
+    (tmp_path / "x.json").write_text('{"a": [1, "ü"]}')
+    assert read_json(tmp_path / "x.json") == {"a": [1, "ü"]}
+    (tmp_path / "x.toml").write_bytes("\ufeffa = [1, 'ü']".encode())
+    assert read_toml(tmp_path / "x.toml") == {"a": [1, "ü"]}
+
+
+@pytest.mark.parametrize("content", [b"[]", b"3", b"\xff{}", b"", b"[" * 100_000])
+def test_a_file_of_no_object_is_named(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"x\.json is damaged"):
+        read_json(path)
+    with pytest.raises(DataError, match=r"y\.json cannot be read: No such file"):
+        read_json(tmp_path / "y.json")
+
+
+def test_a_file_without_an_end_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "large.toml"
+    with path.open("wb") as file:
+        file.truncate(LARGEST_FILE + 1)
+    with pytest.raises(ConfigError, match=r"large\.toml is not valid TOML: it is larger than 64 MiB"):
+        read_toml(path)
+    with pytest.raises(DataError, match="larger than 64 MiB"):
+        read_json(Path("/dev/zero"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a = " + "[" * 100_000, "a = 0x" + "f" * 5_000, "a = " + "9" * 5_000, "a = 1\na = 2", "a = 2024-99-99"],
+)
+def test_toml_that_is_refused(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=r"x\.toml is "):
+        read_toml(path)
+
+
+@pytest.mark.parametrize("values", [[1], "rounds", 3.0, None, {"rounds": nested(5_000)}, {"rounds": 2**70}])
+def test_values_of_no_table_are_a_configuration_error(values: object) -> None:
+    with pytest.raises(ConfigError, match="schedule: ") as caught:
+        parse(Schedule, values, "schedule")  # type: ignore[arg-type]
+    assert len(str(caught.value)) < 300
+
+
+def test_a_message_shows_any_value_shortly() -> None:
+    assert shown("a\x00\ud800") == "'a\\x00\\ud800'"
+    assert as_word("a\nb") == "a\\nb"
+    for value in (nested(20_000), "x" * 10**6, 10**5_000, list(range(10**5)), {"x" * 10**5: 1}):
+        assert len(shown(value)) < 500

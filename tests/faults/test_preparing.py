@@ -1,0 +1,122 @@
+"""Kill -9 of a process that prepares a run, before and after each of its steps on the disk."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from suture.core.errors import ConfigError
+from suture.core.files import atomic_write, make_folder
+from suture.learning.training import LocalTraining
+from suture.methods.surgical import SurgicalAggregation
+from suture.models import ModelSpec
+from suture.simulation import PhantomSites
+from suture.simulation import run as running
+from suture.simulation.job import Job, with_settings
+
+JOB = Job(
+    "small",
+    "a small federation",
+    SurgicalAggregation(local=LocalTraining(lr=1e-3)),
+    ModelSpec("cnn", size=16),
+    rounds=2,
+    simulation=PhantomSites(),
+)
+STEPS = ("replace", "mkdir", "unlink", "rmdir", "fsync", "ftruncate")
+WAYS: dict[str, dict[str, bool]] = {"plain": {}, "resume": {"resume": True}, "overwrite": {"overwrite": True}}
+
+
+@pytest.fixture
+def prepared_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that ends when it is prepared, of two sites that are a file each."""
+
+    def prepare(_: PhantomSites, folder: Path, *__: object) -> list[str]:
+        for name in ("alpha", "beta"):
+            make_folder(folder / name)
+            atomic_write(folder / name / "suture.toml", b"[data]")
+        return ["alpha", "beta"]
+
+    monkeypatch.setattr(PhantomSites, "prepare", prepare)
+    monkeypatch.setattr(running, "_loop", lambda *_: None)
+    monkeypatch.setattr(running, "_finish", lambda *_: None)
+    monkeypatch.setattr(os, "fsync", lambda _: None)  # for speed: no power fails here
+
+
+def killed_at(step: int, work: Callable[[], object]) -> bool:
+    """Does work in a process that is killed at one of its steps; returns whether it came to that."""
+    child = os.fork()
+    if not child:
+        left = [step]
+
+        def counted(function: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*args: Any, **kwargs: Any) -> Any:
+                for moment in range(2):
+                    left[0] -= 1
+                    if not left[0]:
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    if not moment:
+                        value = function(*args, **kwargs)
+                return value
+
+            return call
+
+        for name in STEPS:
+            setattr(os, name, counted(getattr(os, name)))
+        try:
+            work()
+        finally:
+            os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+
+
+def tree(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.usefixtures("prepared_only")
+def test_each_way_goes_on_after_a_kill_at_any_step_of_preparing(way: str, tmp_path: Path) -> None:
+    clean = running.run_job(JOB, out=tmp_path / "clean")
+    longer = with_settings(JOB, ["rounds=3"])
+    for step in count(1):
+        cut = tmp_path / f"{step}" / "run"
+        cut.parent.mkdir()
+        if way != "plain":
+            shutil.copytree(clean, cut)
+        killed = killed_at(step, lambda: running.run_job(longer, out=cut, **WAYS[way]))  # noqa: B023 - at once
+        if not killed:
+            break
+        for then, how in WAYS.items():
+            again = tmp_path / f"{step}" / then / "run"
+            if cut.exists():
+                shutil.copytree(cut, again)
+            half = not cut.exists() or not (cut / "run.json").exists() or (cut / ".preparing").exists()
+            empty = not cut.exists() or not any(cut.iterdir())
+            if {"plain": not half, "resume": empty, "overwrite": False}[then]:
+                with pytest.raises(ConfigError, match="--resume"):
+                    running.run_job(longer, out=again, **how)
+            else:
+                running.run_job(longer, out=again, **how)
+                assert tree(again) == tree(clean)
+                assert json.loads((again / "run.json").read_text())["rounds"] == 3
+    assert step > 20, "there was nothing to kill"
+
+
+@pytest.mark.usefixtures("prepared_only")
+def test_a_half_prepared_run_is_begun_anew_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "r").mkdir()
+    for name in (".lock", ".preparing", "half-written"):
+        (tmp_path / "r" / name).touch()
+    running.run_job(JOB, out=tmp_path / "r")
+    assert "ended while it was prepared; it is begun anew" in caplog.text
+    assert not (tmp_path / "r" / "half-written").exists()

@@ -1,0 +1,141 @@
+"""Which sites an exchange waits for; time is the test's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from suture.federation.server.attendance import PATIENCE
+from suture.federation.server.collector import OpenExchange, UpdateCollector
+from suture.protocol.check import Expectation
+from suture.protocol.egress import Egress
+from suture.protocol.messages import Evaluation, Metrics, Payload, Update, ones
+from suture.protocol.packing import pack
+
+SITES = ("a", "b", "c")
+EGRESS = Egress({"w": ((2,), "torch.float32")}, {})
+
+
+class Rounds:
+    """Exchanges with three sites, of which some fetch their tasks."""
+
+    def __init__(self, folder: Path) -> None:
+        self.events: list[tuple[str, str]] = []
+        self.collector = UpdateCollector(folder / "spool", self._note)
+        self.now = 1000.0
+        self.number = 0
+
+    def _note(self, kind: str, **facts: Any) -> None:
+        if kind != "answer":
+            self.events.append((kind, facts["site"]))
+
+    def open(self, quorum: int = 2, grace: float | None = None, task: Any = "train") -> OpenExchange:
+        self.number += 1
+        expected = Expectation(task, self.number, 0, "validation", ("Mass",), ("Mass",), EGRESS)
+        self.collector.open({site: (Payload(task, self.number), expected) for site in SITES})
+        return self.collector.receiver(quorum, grace)
+
+    def answer(self, take: OpenExchange, *sites: str) -> None:
+        for site in sites:
+            take.fetched(site)
+            take(
+                site,
+                pack(Update(self.number, ("Mass",), {"w": torch.ones(2)}, {}, ones(("Mass",)))),
+            )
+
+    def c_is_gone(self) -> None:
+        """A round in which c leaves its task unfetched for long."""
+        take = self.open()
+        self.answer(take, "a", "b")
+        self.now += PATIENCE
+        assert not take.enough(["c"]), "c was there until now"
+        self.collector.close({})
+
+
+@pytest.fixture
+def rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rounds:
+    made = Rounds(tmp_path)
+    for module in ("collector", "attendance"):
+        monkeypatch.setattr(f"suture.federation.server.{module}.time.monotonic", lambda: made.now)
+    return made
+
+
+def test_a_site_that_leaves_its_task_is_not_waited_for_in_later_rounds(rounds: Rounds) -> None:
+    rounds.c_is_gone()
+    assert rounds.events == [("gone", "c")]
+    take = rounds.open()
+    rounds.answer(take, "a")
+    assert not take.enough(["b", "c"]), "the others are waited for"
+    rounds.answer(take, "b")
+    assert take.enough(["c"])
+    rounds.collector.close({})
+    assert rounds.events == [("gone", "c")], "said once"
+
+
+def test_a_site_that_fetches_again_is_waited_for_at_once(rounds: Rounds) -> None:
+    rounds.c_is_gone()
+    take = rounds.open()
+    take.fetched("c")
+    rounds.answer(take, "a", "b")
+    assert not take.enough(["c"])
+    assert rounds.events == [("gone", "c"), ("back", "c")]
+    rounds.answer(take, "c")
+    assert rounds.collector.accepted() == ["a", "b", "c"]
+
+
+def test_where_all_are_needed_a_site_that_is_gone_is_waited_for(rounds: Rounds) -> None:
+    rounds.c_is_gone()
+    take = rounds.open(quorum=3)
+    rounds.answer(take, "a", "b")
+    rounds.now += 3600
+    assert not take.enough(["c"])
+
+
+def test_a_site_that_is_gone_is_waited_for_while_a_quorum_needs_it(rounds: Rounds) -> None:
+    rounds.c_is_gone()
+    take = rounds.open(quorum=2)
+    rounds.answer(take, "a")
+    take("b", pack(Update(rounds.number, ("Mass",), {}, {}, ones(("Mass",)))))  # rejected
+    assert not take.enough(["c"])
+
+
+def test_a_site_that_works_for_long_is_not_gone(rounds: Rounds) -> None:
+    take = rounds.open()
+    take.fetched("c")
+    rounds.answer(take, "a", "b")
+    rounds.now += 3600
+    rounds.collector.close({})
+    assert rounds.events == []
+    take = rounds.open()
+    rounds.answer(take, "a", "b")
+    assert not take.enough(["c"])
+
+
+def test_short_rounds_add_up(rounds: Rounds) -> None:
+    for _ in range(2):
+        rounds.answer(rounds.open(grace=0.0), "a", "b")
+        rounds.now += 0.6 * PATIENCE
+        rounds.collector.close({})
+    assert rounds.events == [("gone", "c")]
+
+
+def test_an_evaluation_does_not_wait_either(rounds: Rounds) -> None:
+    rounds.c_is_gone()
+    take = rounds.open(task="evaluate")
+    for site in ("a", "b"):
+        take.fetched(site)
+        take(site, pack(Evaluation(Metrics(rounds.number, "validation", 4, None, {}))))
+    assert take.enough(["c"])
+
+
+def test_a_fetch_of_an_earlier_exchange_brings_no_site_back(rounds: Rounds) -> None:
+    late = rounds.open()
+    rounds.answer(late, "a", "b")
+    rounds.now += PATIENCE
+    rounds.collector.close({})
+    rounds.open()
+    late.fetched("c")
+    assert rounds.events == [("gone", "c")]

@@ -1,0 +1,127 @@
+"""A committed model on which no site can train is taken back, without the site that has destroyed it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from between import Between
+from suture.core.errors import FederationError
+from suture.federation.loop import federate
+from suture.federation.server.norm_bound import destroyer
+from suture.federation.server.server import Server
+from suture.federation.store import Rounds
+from suture.learning.training import LocalTraining
+from suture.methods.surgical import SurgicalAggregation
+from suture.protocol.messages import Abstain, Payload, Update
+from suture.protocol.packing import Packed, pack, unpack
+from suture.reports.report import write_report
+
+
+class Dead(Exception):
+    """The process was killed."""
+
+
+METHOD = SurgicalAggregation(local=LocalTraining(lr=1e-2, batch_size=8))
+
+
+def poison(site: str, task: Payload, answer: Packed) -> Packed:
+    """From round 2 on, alpha sends the largest floats."""
+    update = unpack(answer)
+    if site != "alpha" or not isinstance(update, Update) or task.round < 2:
+        return answer
+    return pack(replace(update, shared={k: torch.full_like(t, 3e38) for k, t in update.shared.items()}))
+
+
+def lose(site: str, task: Payload, answer: Packed) -> Packed | None:
+    """From round 2 on, alpha's updates are lost."""
+    return None if site == "alpha" and task.task == "train" and task.round >= 2 else answer
+
+
+def run(tiny: Any, out: str, change: Any, **schedule: Any) -> Server:
+    federation = tiny(METHOD, **{"min_sites": 2, "rounds": 4, "max_update": None, **schedule})
+    server = federation.server(out)
+    federate(server, Between(federation.sites(out), change))
+    return server
+
+
+def model(server: Server) -> bytes:
+    return (server.record.folder / "model" / "model.safetensors").read_bytes()
+
+
+def lines(server: Server) -> list[dict[str, Any]]:
+    return [json.loads(text) for text in (server.record.folder / "history.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("selection", ["last", "site_loss"])
+def test_a_destroyed_model_is_taken_back_and_its_destroyer_excluded(selection: str, tiny: Any) -> None:
+    server = run(tiny, "poisoned", poison, selection=selection)
+    assert server.record.run["status"] == "finished"
+    history = [(line["round"], line["status"]) for line in lines(server)]
+    done = [(1, "committed"), (2, "committed"), (3, "committed"), (4, "committed")]
+    assert sorted(history) == sorted([*done, (2, "unchanged"), (3, "unchanged")])
+    undone = next(line for line in lines(server) if line["round"] == 2 and line["status"] == "unchanged")
+    assert "its update of round 2 was the largest" in undone["sites"]["alpha"]["reason"]
+    assert any("alpha takes no further part" in note for note in server.record.run["notes"])
+    assert "rolled_back" in (server.record.folder / "events.jsonl").read_text()
+    write_report(server.record.folder)
+    if selection == "last":  # by losses, alpha's own would count
+        assert model(server) == model(run(tiny, "lost", lose, selection=selection))
+
+
+def test_a_run_that_dies_after_the_step_back_ends_with_the_same_model(
+    tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = run(tiny, "whole", poison, selection="last")
+    for out in ("before", "after"):
+        federation = tiny(METHOD, min_sites=2, rounds=4, max_update=None, selection="last")
+        server = federation.server(out)
+        step_back = Rounds.step_back
+
+        def die(states: Rounds, *args: Any, out: str = out, step_back: Any = step_back) -> None:
+            if out == "after":
+                step_back(states, *args)
+            raise Dead
+
+        monkeypatch.setattr(Rounds, "step_back", die)
+        with pytest.raises(Dead):
+            federate(server, Between(federation.sites(out), poison))
+        monkeypatch.setattr(Rounds, "step_back", step_back)
+        again = federation.server(out)
+        federate(again, Between(federation.sites(out), poison))
+        assert model(again) == model(whole)
+        assert [line["round"] for line in lines(again) if line["status"] == "committed"] == [1, 2, 3, 4]
+
+
+def test_where_every_site_is_needed_the_run_stops_with_the_model_before(tiny: Any) -> None:
+    federation = tiny(METHOD, rounds=4, max_update=None)
+    server = federation.server()
+    with pytest.raises(FederationError, match=r"alpha: excluded: .*The model of round 1 is kept"):
+        federate(server, Between(federation.sites(), poison))
+    assert server.round == 1
+    assert server.states.newest()[0] == 1  # type: ignore[index]
+
+
+def test_a_site_cannot_have_another_excluded(tiny: Any) -> None:
+    """It claims that the model cannot be trained; the others train, or there are too few to tell."""
+
+    def claim(site: str, task: Payload, answer: Packed) -> Packed:
+        refused = site == "alpha" and task.task == "train" and task.round == 2
+        return pack(Abstain("non_finite_loss", "NonFiniteLoss")) if refused else answer
+
+    server = run(tiny, "claimed", claim, rounds=2)
+    assert "rolled_back" not in (server.record.folder / "events.jsonl").read_text()
+
+
+def test_who_has_destroyed_a_model_by_hand() -> None:
+    assert destroyer({"a": 9.0, "b": 1.0, "c": 2.0}, {"b", "c"}) == "a"
+    assert destroyer({"a": 9.0, "b": 1.0, "c": 2.0}, {"a", "b", "c", "d"}) == "a"
+    assert destroyer({"a": 9.0, "b": 1.0, "c": 2.0}, {"a", "b"}) is None
+    assert destroyer({"a": 9.0, "b": 1.0}, {"b"}) is None
+    assert destroyer({"a": 9.0, "b": 1.0}, {"a", "b"}) == "a"
+    assert destroyer({"a": 0.0, "b": 0.0}, {"a", "b"}) is None
+    assert destroyer({}, {"a"}) is None

@@ -1,0 +1,223 @@
+"""The ledger of a site: it loses no line, counts over experiments, and its ε is never too small."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import mpmath
+import pytest
+
+from suture.core.errors import ConfigError
+from suture.federation.differential_privacy import describe_spent
+from suture.federation.site.abstention import BudgetSpent
+from suture.federation.site.ledger import Ledger, Release, figures_of, release_of
+from suture.federation.site.statement import budget_lines, read_statement, state_of
+from suture.protocol.messages import ClassScore, Evaluation, Figures, Metrics, Payload, SiteInfo, Update, ones
+from suture.protocol.privacy import PrivacyConfig
+
+LIMITS = PrivacyConfig(clip=1.0, noise=2.0)
+
+
+def ledger(folder: Path, limits: PrivacyConfig = LIMITS) -> Ledger:
+    opened = Ledger(folder / "ledger.jsonl", limits)
+    opened.begin()
+    return opened
+
+
+def release(number: int, experiment: str = "one", noise: float = 2.0, **more: Any) -> Release:
+    facts = {"update": True, "clip": 1.0, "noise": noise, "answer": f"{experiment}-{number}-{noise}"}
+    return Release("2026-01-01T00:00:00+00:00", experiment, "train", number, **{**facts, **more})
+
+
+def test_everything_that_an_answer_says_is_counted() -> None:
+    score = ClassScore(0.5, 0.4, 0.6, 3, 4)
+    classes = {"A": score, "B": ClassScore(None, None, None, None, None)}
+    own = Metrics(0, "test", 9, 0.5, classes, {"accuracy": 0.5}, {"I": Figures(5, 0.5, {"recall": 0.1})})
+    found = release_of(Evaluation(own, own), Payload("evaluate", 3, split="test"), "one", LIMITS)
+    assert found.key == ("one", "evaluate", 3, "test")
+    assert (found.figures, found.update) == ({"A": 2}, False)
+    assert found.numbers == 2 * (2 + 1 + 2 + 1)
+    update = Update(2, ("A",), {}, {}, ones(("A",)), scalars={"x": 1.0}, train_loss=0.1, metrics=own)
+    found = release_of(update, Payload("train", 2), "one", LIMITS)
+    assert (found.figures, found.update, found.numbers) == ({"A": 1}, False, 6 + 1 + 1 + 1 + 1)
+    info = SiteInfo(("A", "B"), {"train": 3}, 1, "x", counts={"A": (1, 2), "B": None})
+    found = release_of(info, Payload("handshake"), "one", LIMITS)
+    assert (found.figures, found.update, found.numbers) == ({}, False, 3)
+
+
+def test_a_release_is_written_once_and_read_by_another_process(tmp_path: Path) -> None:
+    own, other = ledger(tmp_path), ledger(tmp_path)
+    for number in (1, 2, 1):
+        own.record(release(number))
+    assert [r.round for r in other.releases()] == [1, 2]
+    other.record(release(3))
+    assert [r.round for r in own.releases()] == [1, 2, 3]
+
+
+def test_jobs_at_the_same_time_lose_no_line_and_share_the_budget(tmp_path: Path) -> None:
+    ledger(tmp_path)
+    limits = LIMITS.model_copy(update={"max_figures": 70})
+    children = []
+    for job in range(4):
+        child = os.fork()
+        if not child:
+            own, kept = ledger(tmp_path, limits), 0
+            for number in range(25):
+                try:
+                    own.record(release(number, f"job-{job}", figures={"A": 1}))
+                    kept += 1
+                except BudgetSpent:
+                    break
+            os._exit(kept)
+        children.append(child)
+    kept = sum(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children)
+    assert kept == 70
+    assert figures_of(ledger(tmp_path).releases()) == {"A": 70}
+
+
+def test_a_line_that_a_killed_process_left_is_none_and_another_damage_is_an_error(tmp_path: Path) -> None:
+    own = ledger(tmp_path)
+    own.record(release(1))
+    path = tmp_path / "ledger.jsonl"
+    whole = path.read_text()
+    path.write_text(whole + whole[:40])
+    assert len(ledger(tmp_path).releases()) == 1
+    ledger(tmp_path).record(release(2))
+    assert [r.round for r in own.releases()] == [1, 2]
+    text = path.read_text().splitlines(keepends=True)
+    for damaged in (
+        text[0][:40] + "\n",
+        text[0].replace("true", '"maybe"'),
+        text[0].replace("noise", "nose"),
+    ):
+        path.write_text(damaged + text[1])
+        with pytest.raises(ConfigError, match=r"ledger.jsonl, line 1 is damaged; restore the file"):
+            ledger(tmp_path).record(release(3))
+
+
+@pytest.mark.parametrize("trace", ["noise.key", "counts.json", "said.json", "round-000004.safetensors"])
+def test_what_was_released_before_there_was_a_ledger_is_unprotected(trace: str, tmp_path: Path) -> None:
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / trace).touch()
+    (tmp_path / "failed").mkdir()
+    (tmp_path / "failed" / "errors.jsonl").touch()
+    own = ledger(tmp_path)
+    own.record(release(1))
+    assert own.spent().epsilon is None
+    assert (own.spent().updates, own.spent().unprotected) == (2, 1)
+    assert [line.experiment for line in state_of(own, LIMITS).lines] == ["old", "one"]
+
+
+def test_a_ledger_that_is_deleted_while_a_job_runs_makes_epsilon_infinite(tmp_path: Path) -> None:
+    own = ledger(tmp_path)
+    own.record(release(1))
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "round-000001.safetensors").touch()
+    (tmp_path / "ledger.jsonl").unlink()
+    own.record(release(2))
+    assert [r.task for r in own.releases()] == ["unknown", "train"]
+    assert own.spent().epsilon is None
+
+
+def test_the_state_of_the_first_task_is_not_taken_for_an_older_experiment(tmp_path: Path) -> None:
+    ledger(tmp_path)
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "round-000001.safetensors").touch()
+    assert not ledger(tmp_path).releases()
+
+
+def test_other_settings_begin_another_line() -> None:
+    found = budget_lines([release(1), release(2), release(3, noise=0.0), release(4)])
+    assert [(line.noise, line.updates, line.epsilon) for line in found] == [
+        (2.0, 2, 6.58),
+        (0.0, 1, None),
+        (2.0, 1, 4.38),
+    ]
+
+
+def test_the_administrator_sees_what_is_left(tmp_path: Path) -> None:
+    """From the workspace, from the folder of the states, with the budgets of the site's suture.toml."""
+    state = tmp_path / "suture"
+    state.mkdir()
+    own = ledger(state)
+    for number in (1, 2, 2):
+        own.record(release(number, figures={"A": 2}, answer=str(len(own.releases()))))
+    own.record(release(1, "two", noise=0.0, figures={"B": 1}))
+    for folder in (tmp_path, state):
+        found = read_statement(folder)
+        assert (found.answers_left, found.anew_left) == ({"one": 1997, "two": 1999}, {"one": 2, "two": 3})
+        assert (found.figures, found.figures_left) == ({"A": 6, "B": 1}, {"A": 9994, "B": 9999})
+        assert (found.spent.updates, found.spent.epsilon) == (4, None)
+    (tmp_path / "local").mkdir()
+    (tmp_path / "local" / "suture.toml").write_text(
+        '[data]\ndataset = "hospital"\nroot = "x"\ntable = "y"\n'
+        '[privacy]\nmax_answers = 2\nreanswers = 0\nmax_figures = 6\n[storage]\nstate = "../suture"\n'
+    )
+    for folder in (tmp_path, state):
+        found = read_statement(folder)
+        assert (found.answers_left, found.anew_left) == ({"one": 0, "two": 1}, {"one": 0, "two": 0})
+        assert found.figures_left == {"A": 0, "B": 5}
+    with pytest.raises(ConfigError, match=r"has no ledger.jsonl: give the workspace of a site"):
+        read_statement(tmp_path / "local" / "nowhere" / "at all")
+
+
+# Random histories
+
+
+def exact_delta(value: float, multipliers: list[float]) -> Any:
+    """δ of an ε over some Gaussian mechanisms, in 50 digits, from the sum of their privacy losses."""
+    with mpmath.workdps(50):
+        mean = sum(2 / mpmath.mpf(z) ** 2 for z in multipliers)  # of the loss, N(mean, 2 mean)
+        e, deviation = mpmath.mpf(value), mpmath.sqrt(2 * mean)
+        return mpmath.ncdf((mean - e) / deviation) - mpmath.exp(e) * mpmath.ncdf((-mean - e) / deviation)
+
+
+def history(draw: random.Random, folder: Path) -> tuple[str, list[float]]:
+    """A random site with restarts, kills and repeats: its report, and the noise of each of its updates."""
+    limits = PrivacyConfig(clip=1.0, noise=1.0, delta=10 ** draw.uniform(-9, -2))
+    levels = [draw.choice([0.5, 1.0, 2.0, 5.0, 20.0, 300.0]) for _ in range(2)]
+    levels += [0.0] * (draw.random() < 0.1)
+    own, noises = ledger(folder, limits), []
+    for number in range(draw.randrange(1, 9)):
+        chosen = draw.random()
+        if chosen < 0.2:
+            own = ledger(folder, limits)
+        elif chosen < 0.3:
+            path = folder / "ledger.jsonl"
+            path.write_text(path.read_text() + '{"time": "cut')
+        new = release(number, draw.choice(["one", "two"]), draw.choice(levels), update=draw.random() < 0.8)
+        for _ in range(draw.choice([1, 1, 2])):
+            own.record(new)
+        noises += [new.noise] if new.update else []
+    protection = {"a": {"clip": 1.0, "noise": 1.0, "delta": limits.delta}}
+    (note,) = describe_spent(protection, {"a": own.spent()})
+    return note, noises
+
+
+def test_the_report_is_never_below_an_independent_ledger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.fsync", lambda _: None)  # 5000 of them take a minute
+    infinite = 0
+    for number in range(1_000):
+        draw = random.Random(number)
+        (folder := tmp_path / str(number)).mkdir()
+        note, noises = history(draw, folder)
+        delta = float(re.search(r"at δ = (\S+)", note)[1]) if "at δ" in note else math.nan  # type: ignore[index]
+        if 0.0 in noises:
+            infinite += 1
+            assert f"ε = ∞, because {noises.count(0.0)} of its {len(noises)} updates had no noise" in note
+        elif noises:
+            said = float(re.search(r"ε ≤ (\S+)", note)[1])  # type: ignore[index]
+            assert exact_delta(said, noises) <= delta * (1 + 1e-5)
+            assert f"over all its {len(noises)} updates" in note
+        else:
+            assert "ε ≤ 0" in note
+    assert 10 < infinite < 200
+    assert len(json.dumps(note)) < 600

@@ -1,0 +1,49 @@
+"""The controller records how a run ended, whatever ended it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.signal import Signal
+
+from suture.core.errors import Aborted, FederationError
+from suture.federation.server.record import Record
+from suture.flare import controller
+from suture.flare.controller import FederationController
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "says"),
+    [
+        (KeyError("noise"), "failed", "KeyError: 'noise'"),
+        (OverflowError("too large"), "failed", "OverflowError: too large"),
+        (FederationError("too few sites"), "failed", "too few sites"),
+        (Aborted("the job was aborted"), "interrupted", "the job was aborted"),
+    ],
+    ids=["a bug", "a sum", "a failure", "an abort"],
+)
+def test_a_run_that_has_ended_is_never_running(
+    error: Exception, status: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise error
+
+    record, panics = Record(tmp_path), []
+    record.update(status="running")
+    made = FederationController({}, {})
+    server = SimpleNamespace(record=record, schedule=SimpleNamespace(round_timeout=1))
+    monkeypatch.setattr(controller, "federate", fail)
+    monkeypatch.setattr(controller, "JobGuard", lambda *_: SimpleNamespace(close=lambda: None))
+    monkeypatch.setattr(controller, "try_report", lambda *_: None)
+    monkeypatch.setattr(made, "_open", lambda _: server)
+    monkeypatch.setattr(made, "_publish", lambda *_: None)
+    monkeypatch.setattr(made, "system_panic", lambda reason, _: panics.append(reason))
+    made.control_flow(Signal(), FLContext())
+    run = json.loads((tmp_path / "run.json").read_text())
+    assert (run["status"], run["error"]) == (status, says)
+    assert panics == [says]

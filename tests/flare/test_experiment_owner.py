@@ -1,0 +1,133 @@
+"""Another organisation's job with the identifier of an experiment, at the server and at a site."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from nvflare.apis.fl_constant import FLContextKey
+from nvflare.apis.fl_context import FLContext, FLContextManager
+from nvflare.apis.workspace import Workspace
+
+from suture.core.errors import SutureError
+from suture.federation.loop import Loop, federate
+from suture.federation.ownership import NotOwner
+from suture.flare.codec import as_text
+from suture.flare.controller import FederationController
+from suture.flare.event_feed import EXPERIMENT
+from suture.flare.executor import SiteExecutor
+from suture.flare.recipe import export_job
+from suture.flare.workspace import SHARED_WITH
+from suture.learning.training import LocalTraining
+from suture.methods.surgical import SurgicalAggregation
+from suture.protocol.messages import Abstain, Payload, SiteInfo
+from suture.simulation.job import load_job, with_settings
+
+METHOD = SurgicalAggregation(local=LocalTraining(lr=1e-2, batch_size=8))
+MINE, THEIRS = ("lead@a.org", "a"), ("lead@b.org", "b")
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> Callable[..., FLContext]:
+    """Makes FLARE's context of a job's process, with the metadata that its server has written."""
+    (tmp_path / "party" / "startup").mkdir(parents=True)
+    (tmp_path / "party" / "local").mkdir()
+
+    def make(name: str, submitter: tuple[str, str] | None, **meta: Any) -> FLContext:
+        workspace = Workspace(str(tmp_path / "party"), name)
+        engine = SimpleNamespace(get_workspace=lambda: workspace)
+        if submitter:
+            meta |= {"submitter_name": submitter[0], "submitter_org": submitter[1]}
+        private = {FLContextKey.WORKSPACE_OBJECT: workspace, FLContextKey.JOB_META: meta}
+        return FLContextManager(engine, name, "job", {}, private).new_context()
+
+    return make
+
+
+def test_the_server_opens_an_experiment_for_its_owner_only(context: Any, tiny: Any, tmp_path: Path) -> None:
+    federation = tiny(METHOD)
+
+    def run(submitter: tuple[str, str], **meta: Any) -> None:
+        controller = FederationController(
+            as_text(federation.plan.to_dict()), as_text(federation.schedule.to_dict())
+        )
+        try:
+            federate(controller._open(context("server", submitter, **meta)), Loop(federation.sites()))
+        finally:
+            if controller._lock:
+                controller._lock.close()
+
+    run(MINE)
+    folder = tmp_path / "party" / "suture" / federation.plan.experiment
+    before = digest(folder)
+    with pytest.raises(NotOwner, match="not this submitter's"):
+        run(THEIRS)
+    with pytest.raises(NotOwner):
+        run(THEIRS, **{SHARED_WITH: [THEIRS[0]]})  # a job cannot share with itself
+    assert digest(folder) == before
+    run(MINE, **{SHARED_WITH: [THEIRS[0]]})
+    run(THEIRS)
+
+
+def digest(folder: Path) -> dict[str, str]:
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def test_a_site_abstains_from_the_job_of_another(context: Any, tiny: Any, tmp_path: Path) -> None:
+    federation = tiny(METHOD)
+    own = federation.configs["alpha"].data
+    (tmp_path / "party" / "local" / "suture.toml").write_text(
+        f'[data]\ndataset = "hospital"\nroot = "{own.root}"\ntable = "{own.table}"\n'
+    )
+
+    def ask(submitter: tuple[str, str]) -> object:
+        fl_ctx = context("alpha", submitter)
+        return SiteExecutor(as_text(federation.plan.to_dict()), 2)._answer(Payload("handshake"), fl_ctx)[0]
+
+    assert isinstance(ask(MINE), SiteInfo)
+    state = tmp_path / "party" / "suture" / federation.plan.experiment
+    before = digest(state)
+    refusal = ask(THEIRS)
+    assert isinstance(refusal, Abstain)
+    assert (refusal.reason, refusal.error) == ("configuration", "NotOwner")
+    assert digest(state) == before
+    assert isinstance(ask(MINE), SiteInfo)
+
+
+def test_a_simulation_has_no_users(context: Any, tiny: Any) -> None:
+    federation = tiny(METHOD)
+    controller = FederationController(
+        as_text(federation.plan.to_dict()), as_text(federation.schedule.to_dict())
+    )
+    controller._open(context("server", None))
+    assert controller._lock
+    controller._lock.close()
+
+
+def test_a_job_names_with_whom_it_is_shared(tmp_path: Path) -> None:
+    job = with_settings(load_job("demo"), [f'shared_with=["{THEIRS[0]}"]'])
+    meta = json.loads((export_job(job, tmp_path, "trial", ("a",)) / "meta.json").read_text())
+    assert meta[EXPERIMENT] == "trial"
+    assert meta[SHARED_WITH] == [THEIRS[0]]
+    assert THEIRS[0] not in (tmp_path / "demo" / "app_a" / "config" / "config_fed_client.json").read_text()
+
+
+def test_a_broken_list_shares_nothing(context: Any, tiny: Any) -> None:
+    federation = tiny(METHOD)
+    plan, schedule = as_text(federation.plan.to_dict()), as_text(federation.schedule.to_dict())
+    for submitter in (MINE, THEIRS):
+        controller = FederationController(plan, schedule)
+        fl_ctx = context("server", submitter, **{SHARED_WITH: THEIRS[0]})
+        if submitter == MINE:
+            controller._open(fl_ctx)
+            assert controller._lock
+            controller._lock.close()
+        else:
+            with pytest.raises(SutureError):
+                controller._open(fl_ctx)

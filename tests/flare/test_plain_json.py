@@ -1,0 +1,213 @@
+"""A job whose configuration makes FLARE fetch an address, read a file or a variable of the party."""
+
+from __future__ import annotations
+
+import http.server
+import io
+import json
+import threading
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import rsa
+from hypothesis import given
+from hypothesis import strategies as st
+from nvflare.apis.fl_constant import SiteType
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.workspace import Workspace
+from nvflare.fuel.utils.config_factory import ConfigFactory
+from nvflare.fuel.utils.json_scanner import JsonScanner
+from nvflare.fuel.utils.wfconf import resolve_var_refs
+from nvflare.lighter.tool_consts import NVFLARE_SUBMITTER_CRT_FILE
+from nvflare.lighter.utils import sign_folders
+from nvflare.private.fed.app.fl_app_validator import FLAppValidator
+from nvflare.private.fed.server.job_meta_validator import JobMetaValidator
+from nvflare.private.fed.utils.app_authz import AppAuthzService
+from nvflare.private.fed.utils.app_deployer import AppDeployer
+from nvflare.private.privacy_manager import PrivacyService
+
+from suture.flare.codec import from_text
+from suture.flare.plain_json import PlainJson, references
+from suture.flare.recipe import export_job
+from suture.simulation.job import load_job, with_settings
+
+SECRET = "SUTURE_TEST_SECRET"
+
+
+@pytest.fixture
+def fetched(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, list[str]]]:
+    """A web server: its address, and the paths that were requested of it."""
+    paths: list[str] = []
+
+    class Web(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            paths.append(self.path)
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"{}")
+
+        def log_message(self, *_: Any) -> None:
+            """Say nothing."""
+
+    monkeypatch.setenv("no_proxy", "*")
+    server = http.server.HTTPServer(("127.0.0.1", 0), Web)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/secret", paths
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> Callable[[], PlainJson]:
+    """Installs the validator as FLARE does from resources.json; FLARE's readers come back after the test."""
+    monkeypatch.setattr(ConfigFactory, "_fmt2Loader", dict(ConfigFactory._fmt2Loader))
+    return PlainJson
+
+
+def exported(folder: Path) -> Path:
+    return export_job(load_job("demo"), folder, "trial", ("alpha",), bundle=False)
+
+
+def as_hocon(path: Path, address: str) -> None:
+    """Make a JSON file of a job one that includes an address: every JSON is HOCON too."""
+    path.with_suffix(".conf").write_text(f'{{ include url("{address}")\n{path.read_text()[1:]}')
+    path.unlink()
+
+
+def zipped(folder: Path, above: Path) -> bytes:
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w") as archive:
+        for path in sorted(folder.rglob("*")):
+            archive.write(path, path.relative_to(above))
+    return data.getvalue()
+
+
+def submit(job: Path) -> tuple[bool, str]:
+    """What FLARE's server does with a submitted job before it fires any event."""
+    valid, error, _ = JobMetaValidator().validate(job.name, zipped(job, job.parent))
+    return valid, error
+
+
+def deploy(app: Path, root: Path, monkeypatch: pytest.MonkeyPatch, validator: PlainJson | None) -> str:
+    """What FLARE's client does with an app; the text of its refusal."""
+    (root / "startup").mkdir(parents=True)
+    (root / "local").mkdir()
+    own = FLAppValidator(SiteType.CLIENT, [validator] if validator else None)
+    monkeypatch.setattr(AppAuthzService, "app_validator", own)
+    monkeypatch.setattr(PrivacyService, "is_scope_allowed", lambda _: True)
+    workspace, meta = Workspace(str(root), "alpha"), {"submitter_name": "x", "submitter_org": "y"}
+    try:
+        return str(AppDeployer().deploy(workspace, "job", meta, "app", zipped(app, app), FLContext()) or "")
+    except Exception as error:  # FLARE raises a plain Exception, and reports its text
+        return str(error)
+
+
+def test_a_servers_meta_conf_fetches_nothing(fetched: Any, installed: Any, tmp_path: Path) -> None:
+    address, paths = fetched
+    job = exported(tmp_path)
+    as_hocon(job / "meta.json", address)
+    assert submit(job) == (True, "")
+    assert paths == ["/secret"], "FLARE itself fetches it"
+    installed()
+    valid, error = submit(job)
+    assert not valid
+    assert "no JSON" in error
+    assert paths == ["/secret"]
+
+
+def test_a_servers_app_in_hocon_fetches_nothing(fetched: Any, installed: Any, tmp_path: Path) -> None:
+    address, paths = fetched
+    job = exported(tmp_path)
+    as_hocon(job / "app_server" / "config" / "config_fed_server.json", address)
+    assert submit(job)[0]
+    assert paths
+    paths.clear()
+    installed()
+    assert not submit(job)[0]
+    assert not paths
+
+
+def test_a_sites_app_in_hocon_fetches_nothing(
+    fetched: Any, installed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address, paths = fetched
+    app = exported(tmp_path) / "app_alpha"
+    as_hocon(app / "config" / "config_fed_client.json", address)
+    assert deploy(app, tmp_path / "open", monkeypatch, None) == ""
+    assert paths
+    paths.clear()
+    assert "no JSON" in deploy(app, tmp_path / "strict", monkeypatch, installed())
+    assert not paths
+
+
+@pytest.mark.parametrize("name", ["config_fed_client.yml", "config_fed_client.yaml", "deeper/other.conf"])
+def test_no_other_file_lies_in_the_configuration(name: str, installed: Any, tmp_path: Path) -> None:
+    app = exported(tmp_path) / "app_alpha"
+    assert installed().validate(str(app)) == ("", {})
+    path = app / "config" / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("{}")
+    assert installed().validate(str(app))[0] == (
+        f"config/{name} is no JSON file; this party reads no other configuration of a job"
+    )
+
+
+@pytest.mark.parametrize("text", [f"{{${SECRET}}}", f"of {{${SECRET}}}", f"${{secret:{SECRET}}}"])
+def test_plain_json_reads_no_variable_of_a_party(
+    text: str, installed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(SECRET, "rosebud")
+    app = exported(tmp_path) / "app_server"
+    path = app / "config" / "config_fed_server.json"
+    config = json.loads(path.read_text())
+    config["workflows"][0]["args"]["schedule"] = text
+    path.write_text(json.dumps(config))
+    if "secret:" not in text:
+        resolve_var_refs(JsonScanner(config), {})
+        assert "rosebud" in config["workflows"][0]["args"]["schedule"], "FLARE's own doing"
+    error, _ = installed().validate(str(app))
+    assert "has a reference" in error
+
+
+def test_the_signatures_of_a_submitter_are_no_configuration(installed: Any, tmp_path: Path) -> None:
+    app = exported(tmp_path) / "app_alpha"
+    crt = tmp_path / "submitter.crt"
+    crt.write_text("certificate")
+    sign_folders(str(app), rsa.generate_private_key(65537, 2048), str(crt))
+    assert (app / "config" / NVFLARE_SUBMITTER_CRT_FILE).is_file()
+    assert installed().validate(str(app)) == ("", {})
+
+
+def test_a_file_that_is_no_json_is_refused(installed: Any, tmp_path: Path) -> None:
+    app = exported(tmp_path) / "app_alpha"
+    for content in ("", "include url('http://x')", "[" * 100_000):
+        (app / "config" / "config_fed_client.json").write_text(content)
+        assert "cannot be read as JSON" in installed().validate(str(app))[0]
+
+
+def test_a_job_with_a_brace_is_exported_without_one(installed: Any, tmp_path: Path) -> None:
+    job = with_settings(load_job("demo"), ["title=of {$HOME} <b>"])
+    app = export_job(job, tmp_path, "trial", ("alpha",)) / "app_server"
+    assert installed().validate(str(app)) == ("", {})
+    config = json.loads((app / "config" / "config_fed_server.json").read_text())
+    assert from_text(config["workflows"][0]["args"]["schedule"])["title"] == "of {$HOME} <b>"
+
+
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(alphabet="a{}$:@ .", max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text("ab{", max_size=3), inner, max_size=3)
+    ),
+)
+
+
+@given(plain)
+def test_what_passes_is_what_flare_leaves_alone(value: object) -> None:
+    config = {"value": value}
+    if not list(references(config)):
+        read = json.loads(json.dumps(config))
+        resolve_var_refs(JsonScanner(read), {})
+        assert read == config

@@ -1,0 +1,319 @@
+"""What follows from a site's figures, by brute force on small tables."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from suture.core.labels import LabelSet, LabelType
+from suture.data.augmentation import Augmentation
+from suture.data.batch import Samples
+from suture.learning.evaluation import (
+    NOTHING,
+    Measurement,
+    by_attribute,
+    class_counts,
+    class_scores,
+    entropy,
+    influence_on_means,
+    measure,
+    overall,
+    patient_numbers,
+    without_withheld,
+)
+from suture.learning.metrics import auroc, multiclass_metrics
+from suture.learning.training import SiteContext
+from suture.methods.fedlsm.fedlsm import FedLSM
+from suture.models import ModelSpec
+from suture.protocol.disclosure import (
+    BOUND,
+    bounded,
+    complementary,
+    on_grid,
+    share,
+    training_loss,
+    without_one,
+)
+from suture.protocol.messages import ClassScore, Metrics
+from suture.protocol.privacy import PrivacyConfig
+
+NAMES = ("A", "B", "C", "D")
+LIMITS = PrivacyConfig()
+
+
+def table(counts: list[int], seed: int = 0, patients: int | None = None) -> tuple[Samples, Tensor]:
+    """Multiclass samples with these numbers of images, and random logits."""
+    rng = np.random.default_rng(seed)
+    y = np.repeat(np.eye(len(counts), dtype=np.float32), counts, axis=0)
+    owners = range(len(y)) if patients is None else rng.integers(patients, size=len(y))
+    logits = torch.from_numpy(rng.normal(size=y.shape).astype(np.float32))
+    return Samples({}, torch.from_numpy(y), tuple(f"p{i}" for i in owners)), logits
+
+
+def scores_of(
+    counts: list[int], seed: int, limits: PrivacyConfig = LIMITS
+) -> tuple[dict[str, ClassScore], Any]:
+    part, logits = table(counts, seed)
+    labels = LabelSet(NAMES[: len(counts)], "multiclass")
+    scores = class_scores(part, logits, labels, labels.names, limits)
+    return scores, overall(without_withheld(part, scores, labels), logits, "multiclass", limits)
+
+
+def explained(
+    n: int, scores: dict[str, ClassScore], figures: dict[str, float] | None = None
+) -> Iterator[dict[str, int]]:
+    """Every table of counts that fits what was published: n, the counts shown and, of six digits, the means.
+
+    On a grid, figures are those of the classes that are shown, whatever the others are; see below.
+    """
+    shown = {name: s for name, s in scores.items() if s != NOTHING}
+    hidden = [name for name in scores if name not in shown]
+    rest = n - sum(s.positives or 0 for s in shown.values())
+    for values in itertools.product(range(rest + 1), repeat=len(hidden)):
+        if sum(values) != rest:
+            continue
+        counts = dict(zip(hidden, values, strict=True))
+        if figures and hidden:
+            occurring = [v for v in values if v]
+            known = sum(s.recall or 0 for s in shown.values())
+            total = figures["balanced_accuracy"] * (len(shown) + len(occurring)) - known
+            means = {sum(h) for h in itertools.product(*([k / v for k in range(v + 1)] for v in occurring))}
+            if not any(abs(mean - total) < 1e-5 for mean in means):
+                continue
+        yield counts
+
+
+TABLES = st.lists(st.integers(0, 14), min_size=2, max_size=4)
+
+
+@settings(max_examples=150, deadline=None)
+@given(TABLES, st.integers(0, 9))
+def test_no_withheld_count_follows_from_all_that_is_published(counts: list[int], seed: int) -> None:
+    """Whoever knows that every image is labelled still finds `min_count` values for it."""
+    n = sum(counts)
+    if not n:
+        return
+    scores, _ = scores_of(counts, seed)
+    fitting = list(explained(n, scores))
+    for name in (name for name, score in scores.items() if score == NOTHING):
+        assert len({found[name] for found in fitting}) >= min(LIMITS.min_count, n + 1)
+    own, (part, _) = LabelSet(NAMES[: len(counts)], "multiclass"), table(counts)
+    train = class_counts(own, part, LIMITS)
+    hidden = [c for c, name in zip(counts, own.names, strict=True) if train[name] is None]
+    assert not hidden or (len(hidden) > 1 and (sum(hidden) >= LIMITS.min_count or sum(hidden) == n))
+
+
+def test_withheld_alone_a_count_of_two_would_follow() -> None:
+    """The attacker above finds it where a class is withheld for itself alone, and the means are exact."""
+    exact = PrivacyConfig(min_count=0)
+    scores, figures = scores_of([9, 8, 2], 3, exact)
+    alone = {name: NOTHING if name == "C" else score for name, score in scores.items()}
+    assert {found["C"] for found in explained(19, alone, figures)} == {2}
+    scores, _ = scores_of([9, 8, 2], 3)
+    assert [name for name, score in scores.items() if score == NOTHING] == ["B", "C"]
+    assert {found["C"] for found in explained(19, scores)} == set(range(11))
+
+
+class Fixed(nn.Module):
+    """A model whose logits are its input."""
+
+    def __init__(self, labels: LabelSet) -> None:
+        super().__init__()
+        self.labels = labels
+
+    def forward(self, inputs: dict[str, Tensor]) -> Tensor:
+        return inputs["logits"]
+
+
+def measured(part: Samples, logits: Tensor, labels: LabelSet, split: Any) -> Metrics:
+    model: Any = Fixed(labels)
+    part = replace(part, inputs={"logits": logits})
+    prepare = ModelSpec("cnn", size=16).preprocessing
+    site = SiteContext("a", model, {split: part}, prepare, Augmentation(), torch.device("cpu"))
+    return measure(site, Measurement(FedLSM().loss, labels, LIMITS, 1), split, 3, bootstrap=10)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6), st.sampled_from(["validation", "test"]))
+def test_no_model_makes_a_figure_depend_on_the_labels_of_a_withheld_class(seed: int, split: str) -> None:
+    """Multilabel: any other labels of a class that stays below the limit give the same answer."""
+    rng = np.random.default_rng(seed)
+    n, labels = 40, LabelSet(("A", "B"))
+    logits = torch.from_numpy(rng.choice([0.0, 3.0, 1e4], (n, 2)) * rng.normal(size=(n, 2))).float()
+    answers = []
+    for few in rng.integers(0, 5, 2):
+        rare = rng.permutation(np.arange(n) < few)
+        y = np.column_stack([np.arange(n) % 2, rare]).astype(np.float32)
+        part = Samples({}, torch.from_numpy(y), tuple(map(str, range(n))))
+        answers.append(measured(part, logits, labels, split))
+    assert answers[0] == answers[1]
+    assert answers[0].loss is not None
+    assert answers[0].classes["B"] == NOTHING
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6), st.sampled_from(["validation", "test"]))
+def test_no_model_tells_withheld_classes_of_a_multiclass_task_apart(seed: int, split: str) -> None:
+    """Which of the withheld classes an image is of, and so how many are of each, changes no answer."""
+    rng = np.random.default_rng(seed)
+    labels = LabelSet(NAMES, "multiclass")
+    part, logits = table([20, 18, 4, 3], seed)
+    y = part.y.clone()
+    where = torch.arange(38, 45)
+    y[where] = torch.eye(4)[torch.from_numpy(rng.permutation([2, 2, 2, 2, 3, 3, 3, 3])[:7])]
+    answers = [measured(p, logits * 1e3, labels, split) for p in (part, replace(part, y=y))]
+    assert answers[0] == answers[1]
+    assert {name for name, score in answers[0].classes.items() if score == NOTHING} == {"C", "D"}
+    assert answers[0].loss is not None
+    assert answers[0].overall.keys() >= {"accuracy", "balanced_accuracy"}
+
+
+@given(st.dictionaries(st.sampled_from("abcdefg"), st.integers(0, 20)), st.integers(0, 8))
+def test_complementary_suppression(counts: dict[str, int], least: int) -> None:
+    shown = complementary(counts, [n for n, c in counts.items() if c >= least], least)
+    hidden = {name: c for name, c in counts.items() if name not in shown}
+    assert all(counts[name] >= least for name in shown)
+    if hidden and shown:
+        assert len(hidden) > 1
+        assert sum(hidden.values()) >= least
+    assert bool(hidden) == any(c < least for c in counts.values())
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.dictionaries(st.sampled_from(["", "f", "m", "x", "y"]), st.integers(1, 12), min_size=1))
+def test_no_left_out_value_of_an_attribute_follows_from_the_total(images: dict[str, int]) -> None:
+    n = sum(images.values())
+    part, logits = table([n, 0])
+    part = replace(part, attributes=tuple(v for v, count in images.items() for _ in range(count)))
+    shown = by_attribute(part, logits, LabelSet(("A", "B"), "multiclass"), ("A",), LIMITS)
+    left = {v: c for v, c in images.items() if v not in shown}
+    assert {v: f.n for v, f in shown.items()} == {v: images[v] for v in shown}
+    assert not left or not shown or (len(left) > 1 and sum(left.values()) >= LIMITS.min_count)
+
+
+# Exact positives from n and AUROC
+
+
+def rebuilt(n: int, value: float, steps: float) -> set[int]:
+    """The numbers of positives among n images for which some whole number of pairs gives this AUROC."""
+    found = set()
+    for p in range(1, n):
+        pairs = 2 * p * (n - p)  # ties count half
+        nearest = round(value * pairs) / pairs
+        if abs(nearest - value) <= steps / 2 + 1e-12:
+            found.add(min(p, n - p))
+    return found
+
+
+def cases(number: int) -> Iterator[tuple[int, int, float]]:
+    """Sites of random size and prevalence: images, positives, exact AUROC of scores without ties."""
+    rng = np.random.default_rng(5)
+    for _ in range(number):
+        n = int(rng.integers(20, 120))
+        p = int(rng.integers(5, n - 5))
+        truth = np.repeat([1.0, 0.0], [p, n - p])
+        yield n, p, auroc(truth, truth + rng.normal(scale=1.5, size=n))
+
+
+def test_the_number_of_positives_does_not_follow_from_n_and_auroc() -> None:
+    """With six digits it follows in most of 300 cases, on the grid in none."""
+    pinned = Counter[str]()
+    for n, p, area in cases(300):
+        pinned["six digits"] += rebuilt(n, round(area, 6), 1e-6) == {min(p, n - p)}
+        moved = 1 / (min(p, n - p) - 1)
+        sent = on_grid(area, moved)
+        assert sent is not None
+        fitting = rebuilt(n, sent, moved)
+        pinned["grid"] += len(fitting) < LIMITS.min_count and n // 2 >= LIMITS.min_count
+    assert pinned["six digits"] > 150
+    assert pinned["grid"] == 0
+
+
+# One patient's influence
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 10**6))
+def test_figures_without_one_patient_differ_by_no_more_than_a_step(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    n = int(rng.integers(12, 40))
+    y, s = rng.integers(0, 2, n).astype(np.float32), rng.normal(size=n).round(1)
+    patients = rng.integers(int(rng.integers(6, 30)), size=n)
+    patients = np.unique(patients, return_inverse=True)[1]
+    most, before = without_one(patients, y), auroc(y, s)
+    for patient in range(int(patients.max()) + 1):
+        rest = patients != patient
+        if np.isfinite(most):
+            assert abs(auroc(y[rest], s[rest]) - before) <= most + 1e-9
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 10**6), st.sampled_from(["multilabel", "multiclass"]))
+def test_labels_of_one_patient_move_figures_by_no_more_than_a_step(seed: int, label_type: LabelType) -> None:
+    """Other labels and other scores, as extreme as they may be; the loss of logits without bounds, too."""
+    rng = np.random.default_rng(seed)
+    counts = rng.integers(4, 12, size=3).tolist()
+    part, logits = table(counts, seed, patients=int(rng.integers(8, 40)))
+    patients = patient_numbers(part)
+    rows = torch.from_numpy(patients == rng.integers(patients.max() + 1))
+    y, other = part.y.clone(), logits * 5
+    y[rows] = torch.eye(3)[torch.from_numpy(rng.integers(3, size=int(rows.sum())))]
+    other[rows] = torch.from_numpy(rng.choice([-1e4, 0.0, 1e4], size=(int(rows.sum()), 3)).astype(np.float32))
+    changed = replace(part, y=y)
+    most = share(patients, np.ones(len(part)))
+    losses = [
+        entropy(p, bounded(o, label_type), label_type) or 0 for p, o in ((part, logits * 5), (changed, other))
+    ]
+    assert abs(losses[0] - losses[1]) <= (BOUND + 0.02) * most + 1e-6
+    before, after = (
+        multiclass_metrics(p.y.numpy(), o.numpy()) for p, o in ((part, logits * 5), (changed, other))
+    )
+    for name, influence in (influence_on_means(part) | {"accuracy": most}).items():
+        assert abs((before[name] or 0) - (after[name] or 0)) <= influence + 1e-6, name
+
+
+@pytest.mark.parametrize("label_type", ["multilabel", "multiclass"])
+def test_a_bounded_loss_is_that_of_ordinary_logits(label_type: LabelType) -> None:
+    part, logits = table([20, 20, 20], 1)
+    assert entropy(part, bounded(logits, label_type), label_type) == pytest.approx(
+        entropy(part, logits, label_type), abs=1e-6
+    )
+    wrong = torch.where(part.y == 1, -1e6, 1e6)
+    assert entropy(part, bounded(wrong, label_type), label_type) == pytest.approx(BOUND, abs=0.02)
+
+
+def test_a_site_bounds_what_one_image_adds_to_its_loss() -> None:
+    """One label of 40 that is surely wrong: 5/40, on a grid of 0.2 that it moves by less than a step."""
+    labels = LabelSet(("A",))
+    y = torch.arange(40).remainder(2).float()[:, None]
+    part, right = Samples({}, y, tuple(map(str, range(40)))), (y * 2 - 1) * 1e6
+    wrong = right.clone()
+    wrong[0] *= -1
+    for split in ("validation", "test"):
+        assert measured(part, right, labels, split).loss == 0.0
+        assert measured(part, wrong, labels, split).loss == 0.2
+        assert measured(part, -right, labels, split).loss == 5.0
+
+
+@pytest.mark.parametrize(
+    ("value", "samples", "min_loss", "sent"),
+    [
+        (0.3456789, 400, 20, 0.34),
+        (0.3456789, 400, 0, 0.345679),
+        (0.3456789, 19, 20, None),
+        (1e6, 400, 20, 5.0),
+        (None, 400, 20, None),
+    ],
+)
+def test_training_loss(value: float | None, samples: int, min_loss: int, sent: float | None) -> None:
+    assert training_loss(value, samples, PrivacyConfig(min_loss=min_loss)) == sent

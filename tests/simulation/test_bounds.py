@@ -1,0 +1,133 @@
+"""Every whole number of a job has an upper bound, and a model that is far too large is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import pytest
+from annotated_types import Le, Lt
+from pydantic import AfterValidator, PlainValidator
+
+from suture.core.errors import ConfigError
+from suture.core.validation import LIMIT
+from suture.data.config import load_site_config
+from suture.federation.plan import Plan, Schedule
+from suture.flare.codec import as_text
+from suture.flare.executor import SiteExecutor
+from suture.methods import METHODS
+from suture.methods.surgical import SurgicalAggregation
+from suture.models import ModelSpec
+from suture.protocol.messages import Abstain, Payload
+from suture.protocol.packing import pack
+from suture.simulation import PhantomSites, Simulation
+from suture.simulation.job import Job, with_settings
+
+JOB = Job("small", "a small job", SurgicalAggregation(), ModelSpec("cnn", size=16), rounds=2)
+
+
+def whole_numbers(kind: Any, seen: set[Any]) -> Iterator[tuple[str, Any]]:
+    """Every field of a dataclass, and of those in it, that may be a whole number."""
+    if kind in seen:
+        return
+    seen.add(kind)
+    for name, hint in get_type_hints(kind, include_extras=True).items():
+        if not name.isupper() and name in {field.name for field in dataclasses.fields(kind)}:
+            yield from _within(f"{kind.__name__}.{name}", hint, seen)
+
+
+def _within(name: str, hint: Any, seen: set[Any], notes: tuple[Any, ...] = ()) -> Iterator[tuple[str, Any]]:
+    if hint is int:
+        yield name, notes
+    elif isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        yield from whole_numbers(hint, seen)
+    elif found := getattr(hint, "__metadata__", ()):
+        yield from _within(name, get_args(hint)[0], seen, found)
+    else:
+        for part in get_args(hint):
+            yield from _within(name, part, seen, notes)
+
+
+def bounded(notes: tuple[Any, ...]) -> bool:
+    bounds = [bound for note in notes for bound in getattr(note, "metadata", [note])]
+    return any(isinstance(bound, (Le, Lt, AfterValidator, PlainValidator)) for bound in bounds)
+
+
+@pytest.mark.parametrize("kind", [Job, Schedule, *METHODS.values(), *get_args(Simulation)])
+def test_every_whole_number_of_a_job_has_an_upper_bound(kind: type) -> None:
+    found = dict(whole_numbers(kind, set()))
+    assert found or kind not in (Job, Schedule)
+    assert [name for name, notes in found.items() if not bounded(notes)] == []
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "rounds=1000000000",
+        "round_timeout=1e9",
+        "min_sites=1000000000",
+        "patience=1000001",
+        "seed=1e19",
+        "method=fedlsm uncertain=10000000",
+        "grace=1000000000",
+        "method.local.epochs=1000000000",
+        "method.local.batch_size=10000000",
+    ],
+)
+def test_a_number_beyond_reason_is_refused_with_the_bound(setting: str) -> None:
+    with pytest.raises(
+        ConfigError, match=r"less than or equal to|from 1, or|exceeded maximum|up to a million"
+    ):
+        with_settings(JOB, setting.split())
+
+
+def test_a_server_refuses_such_rounds_too() -> None:
+    with pytest.raises(ConfigError, match=f"schedule: rounds: .* {LIMIT} "):
+        Schedule.from_dict({"rounds": 10**9})
+
+
+TOO_LARGE = "(hidden|projection): Input should be less than or equal to 4096"
+
+
+@pytest.mark.parametrize("settings", [["hidden=100000000000"], ["projection=100000000000"]])
+def test_a_layer_that_is_far_too_wide_is_no_setting(settings: list[str]) -> None:
+    with pytest.raises(ConfigError, match=r"less than or equal to 4096 \(got 100000000000\)"):
+        with_settings(JOB, settings)
+
+
+def plan_of_another_tool() -> dict[str, Any]:
+    """A plan that no job of this package would have made."""
+    plan = JOB.plan("x").to_dict()
+    return plan | {"model": plan["model"] | {"hidden": 10**11}}
+
+
+def test_server_and_site_refuse_it_too(
+    tmp_path: Path, hospital: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match=TOO_LARGE):
+        Plan.from_dict(plan_of_another_tool())
+    for function, value in (("workspace_root", tmp_path), ("check_method_allowed", None)):
+        monkeypatch.setattr(f"suture.flare.executor.{function}", lambda *_, value=value: value)
+
+    class Context:
+        def get_identity_name(self) -> str:
+            return "harbor"
+
+    config = hospital(tmp_path / "local", ("Mass",), 10, 0)
+    assert load_site_config(config)
+    executor = SiteExecutor(as_text(plan_of_another_tool()), 2)
+    reply, _ = executor._answer(Payload("handshake"), Context())  # type: ignore[arg-type]
+    assert isinstance(reply, Abstain)
+    assert (reply.reason, reply.error) == ("configuration", "ConfigError")
+    assert pack(reply)
+    (line,) = (tmp_path / "suture" / "errors.jsonl").read_text().splitlines()
+    assert "hidden: Input should be less than or equal to 4096" in json.loads(line)["message"]
+
+
+def test_a_job_whose_name_is_a_path_is_none() -> None:
+    for name in ("../../../x", "[/bold]", "a\x1b[2J", ""):
+        with pytest.raises(ConfigError, match="no name of a job"):
+            dataclasses.replace(JOB, name=name, simulation=PhantomSites())
