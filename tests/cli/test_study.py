@@ -27,8 +27,8 @@ def suture(*words: str) -> str:
 @pytest.fixture
 def study(tmp_path: Path) -> Path:
     """A study of three hospitals whose tables differ in everything."""
-    german(tmp_path / "a", 80)
-    listed(tmp_path / "b", 80)
+    german(tmp_path / "a", 280)
+    listed(tmp_path / "b", 280)
     plain(tmp_path / "c", 80)
     sites = [
         f"--site={name}={tmp_path / folder}"
@@ -43,6 +43,7 @@ def study(tmp_path: Path) -> Path:
 def test_three_commands_give_a_model(study: Path, tmp_path: Path) -> None:
     said = " ".join(suture("check", str(study)).split())
     assert "1 of 80" in said or "left out" in said
+    assert "gamma has 20 validation images" not in said
     assert "Yes' is read as present" in said
     out = tmp_path / "runs" / "r"
     suture("run", str(study), "--env", "local", "--out", str(out))

@@ -62,6 +62,12 @@ def compare(configs: Mapping[str, SiteConfig], findings: Mapping[str, Findings])
         for split, what in SAY.items()
         if found.images and not found.images.get(split)
     ]
+    warnings += [
+        f"{site} has {n} validation images, fewer than its [privacy] min_loss = {least}: it sends no loss, by "
+        "which rounds are selected"
+        for site, found in findings.items()
+        if 0 < (n := found.images.get("validation", 0)) < (least := configs[site].privacy.min_loss)
+    ]
     return Together(tuple(problems), tuple(warnings))
 
 
