@@ -63,8 +63,8 @@ def compare(configs: Mapping[str, SiteConfig], findings: Mapping[str, Findings])
         if found.images and not found.images.get(split)
     ]
     warnings += [
-        f"{site} has {n} validation images, fewer than its [privacy] min_loss = {least}: it sends no loss, by "
-        "which rounds are selected"
+        f"{site} has {n} validation images, fewer than its [privacy] min_loss = {least}: it sends no loss, "
+        "by which rounds are selected"
         for site, found in findings.items()
         if 0 < (n := found.images.get("validation", 0)) < (least := configs[site].privacy.min_loss)
     ]
