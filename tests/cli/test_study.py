@@ -105,3 +105,16 @@ def test_bad_input_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"did you mean .surgical.\?"):
         suture("run", str(tmp_path / "job.toml"), "--env", "local")
     assert not (tmp_path / "s").exists()
+
+
+def test_nothing_is_written_where_nobody_can_be_asked(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--yes"):
+        suture("init", str(tmp_path / "s"), f"--site=alpha={german(tmp_path / 'a')}")
+    assert not (tmp_path / "s").exists()
+
+
+def test_too_few_validation_images_are_a_problem_before_the_run(tmp_path: Path) -> None:
+    suture("init", str(tmp_path / 'my "study"'), f"--site=alpha={german(tmp_path / 'a', 40)}", "--yes")
+    result = RUNNER.invoke(app, ["check", str(tmp_path / 'my "study"')])
+    assert isinstance(result.exception, SutureError)
+    assert "no round can be selected" in " ".join(result.output.split())

@@ -14,6 +14,7 @@ from suture.core.errors import DataError
 from suture.data.config import parse_data
 from suture.data.discovery import discover
 from suture.data.readers import read_table
+from suture.simulation.new_study import splits
 
 
 def test_a_table_of_windows(tmp_path: Path) -> None:
@@ -141,3 +142,60 @@ def test_the_form_of_a_table_does_not_change_its_labels(
     data = discover(tmp_path).data
     assert data["labels"] == ["Mass"]
     assert read_table(parse_data(data | {"split": "patients"}, "t")).table.y[:, 0].tolist() == [1, 0, 1, 0]
+
+
+def test_splits_in_other_words_are_not_made_anew(tmp_path: Path) -> None:
+    """What the hospital keeps for its test would be trained on."""
+    for i in range(6):
+        image(tmp_path / "x" / f"{i}.png", i)
+    words = ["train", "holdout", "exclude"]
+    table(
+        tmp_path / "t.csv",
+        [
+            ["image", "patient", "split", "Mass"],
+            *([f"{i}.png", f"p{i}", words[i % 3], "1"] for i in range(6)),
+        ],
+    )
+    with pytest.raises(DataError, match="'exclude', 'holdout' is no split"):
+        discover(tmp_path)
+
+
+def test_patients_are_named_by_an_identifier_and_all_of_them(tmp_path: Path) -> None:
+    rows = [["image", "PatientBirthDate", "PatientSex", "patient_image_folder", "PatientID", "Mass", "ICU"]]
+    for i in range(6):
+        image(tmp_path / "x" / f"{i}.png", i)
+        rows.append([f"{i}.png", f"19{i}0", "FM"[i % 2], f"f{i}", f"p{i}", str(i % 2), "1"])
+    table(tmp_path / "t.csv", rows)
+    found = discover(tmp_path)
+    assert found.data["patient_column"] == "PatientID"
+    assert any("is 'ICU' a finding?" in warning for warning in found.warnings)
+    rows[3][4] = ""
+    table(tmp_path / "t.csv", rows)
+    with pytest.raises(DataError, match="row 4: no patient"):
+        discover(tmp_path)
+
+
+def test_a_findings_list_is_preferred_to_flags(tmp_path: Path) -> None:
+    rows = [["image", "patient", "Findings", "Ventilated", "Deleted"]]
+    for i in range(6):
+        image(tmp_path / "x" / f"{i}.png", i)
+        rows.append([f"{i}.png", f"p{i}", "Mass|Edema", "1", "0"])
+    table(tmp_path / "t.csv", rows)
+    found = discover(tmp_path)
+    assert found.data["labels"] == ["Edema", "Mass"]
+    assert sum("is not taken" in warning for warning in found.warnings) == 2
+
+
+def test_rows_of_one_image_agree_on_patient_and_split(tmp_path: Path) -> None:
+    folder = listed(tmp_path)
+    tsv = folder / "findings.tsv"
+    tsv.write_text(tsv.read_text() + "s2\tp9\tMass\r\n")
+    data = discover(folder).data | {"split": "patients"}
+    assert "another patient or split" in read_table(parse_data(data, "t")).faults[0]
+
+
+def test_missing_images_keep_their_patients_in_the_splits(tmp_path: Path) -> None:
+    found = discover(german(tmp_path))
+    (tmp_path / "Bilder" / "000.png").unlink()
+    (tmp_path / "Bilder" / "001.png").unlink()
+    assert splits(discover(tmp_path)) == splits(found)

@@ -32,7 +32,9 @@ def init(
         print_line(as_toml(guess))
     if dry_run:
         return
-    if not yes and sys.stdin.isatty():
+    if not yes and not sys.stdin.isatty():
+        raise ConfigError("nobody can be asked here; write --yes, or --dry-run to look only")
+    if not yes:
         typer.confirm("write these files?", default=True, abort=True)
     for path in write_study(study, found):
         print_line(f"written: {path}")

@@ -275,7 +275,7 @@ def _damaged(path: Path, what: str) -> DataError:
     )
 
 
-def hold(path: Path, seconds: float) -> IO[str]:
+def hold(path: Path, seconds: float, leftovers: str = "**/.*.tmp") -> IO[str]:
     """Hold a lock for as long as the returned file is open, or the process lives.
 
     What killed processes have left of their writing in its folder is then deleted.
@@ -283,6 +283,7 @@ def hold(path: Path, seconds: float) -> IO[str]:
     Args:
         path: of the lock file.
         seconds: time to wait for another holder.
+        leftovers: the temporary files that only holders of this lock write.
 
     Raises:
         InUse: another process still holds it; names the process.
@@ -290,7 +291,7 @@ def hold(path: Path, seconds: float) -> IO[str]:
     """
     make_folder(path.parent)
     file = _locked(path, seconds)
-    remove_leftovers(path.parent)
+    remove_leftovers(path.parent, leftovers)
     return file
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import os
 import re
 from collections import Counter
@@ -19,12 +20,14 @@ from suture.data.decoding import SUFFIXES
 from suture.data.images import ARCHIVES, ImageSource
 from suture.data.readers.hospital import SPLIT_WORDS
 from suture.data.readers.hospital_labels import NO_FINDING
-from suture.data.reading import UTF8, Sheet, read_sheet, read_text
+from suture.data.reading import UTF8, Sheet, read_sheet, read_text, rows_text
 
 TABLES = (".csv", ".tsv", ".txt", ".csv.gz")
 _DELIMITERS = (",", ";", "\t", "|")
 _LIST_SEPARATORS = ("|", ";", ",")
 _PATIENT = re.compile(r"patient|subject|mrn|lesion|case|person|\bpid\b", re.IGNORECASE)
+_NO_PATIENT = re.compile(r"age\b|_age|sex|gender|birth|dob|name|date|image|file", re.IGNORECASE)
+_SPLIT = re.compile(r"^(split|set|subset|partition|fold)$", re.IGNORECASE)
 _NO_LABEL = re.compile(
     r"^(unnamed.*|index|row|.*\bid|sex|gender|male|female|age|view|ap|pa|frontal|lateral|inpatient|quality)$",
     re.IGNORECASE,
@@ -32,6 +35,9 @@ _NO_LABEL = re.compile(
 """Columns of two values that are no finding. A label of such a name is added to `labels` by hand."""
 
 _MOST_CLASSES = 200
+
+_FEW = 6
+"""A column of so few words may be a finding."""
 
 
 @dataclass(frozen=True)
@@ -117,10 +123,28 @@ def _describe(form: _Form, images: _ImageColumn, root: Path) -> Discovery:
     if split := next((c for c in others if _is_split(sheet.cells(sheet.header.index(c)))), None):
         note("split_column", split, "its cells are train, validation or test")
         taken.add(split)
+    else:
+        _refuse_strange_splits(sheet, others)
     if len(set(sheet.column(images.name, ""))) < n:
         note("repeated", "merge", "some images have several rows")
     labels, more = _labels(sheet, taken)
     return Discovery(data | labels.data, reasons | labels.reasons, (*warnings, *more))
+
+
+def _refuse_strange_splits(sheet: Sheet, columns: Sequence[str]) -> None:
+    """Refuse a column of splits in other words: what it keeps for the test would be trained on.
+
+    Raises:
+        DataError: there is one.
+    """
+    for name in columns:
+        if _SPLIT.match(name.strip()):
+            cells = sheet.column(name, "the splits")
+            strange = sorted({cell for cell in cells if cell.casefold() not in SPLIT_WORDS})
+            raise DataError(
+                f"{sheet.path}, column {name!r}: {', '.join(map(repr, strange[:4]))} is no split; write "
+                "train, validation, test or blank (unused), or rename the column"
+            )
 
 
 def _images(folder: Path) -> tuple[Path, set[str]]:
@@ -218,10 +242,19 @@ def _relative(cell: str, root: Path) -> str:
 
 
 def _patient_column(sheet: Sheet, image: str) -> str | None:
-    named = [c for c in sheet.header if c and c != image and _PATIENT.search(c) and "age" not in c.casefold()]
+    """The column that names patients, one whose name ends like an identifier first.
+
+    Raises:
+        DataError: a cell of it is blank: the images of such a patient could come to lie in two splits.
+    """
+    named = [c for c in sheet.header if c and c != image and _PATIENT.search(c) and not _NO_PATIENT.search(c)]
+    named.sort(key=lambda name: not re.search(r"(id|nr|no|mrn|key)$", name, re.IGNORECASE))
     for name in named:
-        cells = sheet.cells(sheet.header.index(name))
-        if all(cells) and len(set(cells)) > 1:
+        cells = sheet.column(name, "the patients")
+        if len(set(cells)) > 1:
+            blank = [number for cell, number in zip(cells, sheet.numbers, strict=True) if not cell]
+            if blank:
+                raise DataError(f"{sheet.path} {rows_text(blank)}: no patient in column {name!r}; write one")
             return name
     return None
 
@@ -245,15 +278,20 @@ def _labels(sheet: Sheet, taken: set[str]) -> tuple[_Labels, list[str]]:
     """
     columns, warnings = _label_columns(sheet, taken)
     listed = _finding_column(sheet, {*taken, *columns})
-    if listed and not (len(columns) > 1):
+    if listed and not any(map(_known, columns)):
         name, separator, classes = listed
+        warnings += [f"column {column!r} is not taken: {name!r} lists the findings" for column in columns]
         data = {"finding_column": name, "finding_separator": separator, "labels": classes}
         return _Labels(data, {"finding_column": "its cells list the findings that are present"}), warnings
     if not columns:
+        asked = "".join(f"\n{warning}" for warning in warnings)
         raise DataError(
             f"{sheet.path} has no column of labels: none has only 1, 0, yes, no or blank cells, and none "
-            f"lists findings; its columns are {', '.join(filter(None, sheet.header))}"
+            f"lists findings; its columns are {', '.join(filter(None, sheet.header))}{asked}"
         )
+    strange = [name for name in columns if not _known(name)]
+    if strange:
+        warnings.append(f"is {', '.join(map(repr, strange))} a finding? If not, remove it from labels")
     return _Labels({"labels": columns}, {"labels": "their cells are 1, 0, yes, no or blank"}), warnings
 
 
@@ -264,13 +302,11 @@ def _label_columns(sheet: Sheet, taken: set[str]) -> tuple[list[str], list[str]]
         cells = sheet.cells(sheet.header.index(name))
         numbers = Counter(meaning.number(cell) for cell in cells)
         strange = sorted({cell for cell in cells if meaning.number(cell) is None})
-        if not (numbers[1.0] or numbers[0.0]):
-            if _known(name) and 0 < len(strange) <= 4:
+        if strange:
+            if len(strange) <= _FEW and len(strange) < len(cells) / 2:
                 warnings.append(_ask(sheet, name, strange))
             continue
-        if strange:
-            if numbers[None] < 0.05 * len(cells) and _known(name):
-                warnings.append(_ask(sheet, name, strange))
+        if not (numbers[1.0] or numbers[0.0]):
             continue
         if _NO_LABEL.match(name.strip()):
             warnings.append(f"column {name!r} has two values and is not taken for a finding")
@@ -282,10 +318,11 @@ def _label_columns(sheet: Sheet, taken: set[str]) -> tuple[list[str], list[str]]
 
 
 def _ask(sheet: Sheet, name: str, strange: list[str]) -> str:
-    example = ", ".join(f'"{word}" = 1' for word in strange[:4])
+    words = strange[:_FEW]
+    example = ", ".join(f"{json.dumps(word, ensure_ascii=False)} = ?" for word in words)
     return (
-        f"{sheet.path}, column {name!r}: what do {', '.join(map(repr, strange[:4]))} mean? Write "
-        f'[data] values = {{ {example} }} with 1, 0 or "unknown", and add the column to labels'
+        f"{sheet.path}, column {name!r}: what do {', '.join(map(repr, words))} mean? If it is a finding, "
+        f'write values = {{ {example} }} with 1, 0 or "unknown" for each, and add it to labels'
     )
 
 

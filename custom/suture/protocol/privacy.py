@@ -74,6 +74,11 @@ class PrivacyConfig(Section):
     reanswers: int = Field(default=3, ge=0)
     max_figures: int = Field(default=10_000, ge=0)
 
+    @classmethod
+    def of_public_data(cls, label_view: Literal["own", "all"]) -> PrivacyConfig:
+        """Return what a simulated site agrees to: its data are public, so that nothing is withheld."""
+        return cls(label_view=label_view, min_count=0, min_loss=0, max_answers=10**9, max_figures=10**9)
+
     @model_validator(mode="before")
     @classmethod
     def _unencrypted(cls, values: Any) -> Any:

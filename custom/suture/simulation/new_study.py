@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -23,7 +24,7 @@ SPLITS = "splits.csv"
 
 _JOB = """\
 # What is trained. Every key of a job may be set here; docs/reference/configuration.md lists them.
-title = "{title}"
+title = {title}
 rounds = 15
 
 [method]
@@ -72,6 +73,8 @@ def write_study(study: Path, found: Mapping[str, Discovery]) -> list[Path]:
     Raises:
         ConfigError: a site has a suture.toml already; then nothing is written.
     """
+    if study.exists() and not study.is_dir():
+        raise ConfigError(f"{study} is a file; name a folder for the study")
     there = [path for name in found if (path := study / name / CONFIG).exists()]
     if there:
         raise ConfigError(f"{there[0]} exists; edit it, or remove it to have it written anew")
@@ -85,14 +88,18 @@ def write_study(study: Path, found: Mapping[str, Discovery]) -> list[Path]:
         atomic_write(folder / CONFIG, as_toml(guess).encode())
         written.append(folder / CONFIG)
     if not any((study / name).exists() for name in ("job.toml", "job.py")):
-        atomic_write(study / "job.toml", _JOB.format(title=study.resolve().name).encode())
+        atomic_write(
+            study / "job.toml",
+            _JOB.format(title=json.dumps(study.resolve().name, ensure_ascii=False)).encode(),
+        )
         written.append(study / "job.toml")
     return written
 
 
 def splits(guess: Discovery) -> str:
     """Return a CSV of the split of each patient: 70 % train, 10 % validation, 20 % test, by seed."""
-    values = guess.data | {"split": "patients"}
+    # Of all patients: an image that is missing today may be there tomorrow.
+    values = guess.data | {"split": "patients", "partial": False}
     table = read_table(parse_data(values, str(values["table"]))).table
     by_patient = dict(zip(table.patients, table.split, strict=True))
     text = io.StringIO()

@@ -116,7 +116,7 @@ def _site_config(to: Destination, name: str, data: DataConfig) -> SiteConfig:
     return SiteConfig(
         data=data,
         training=this_machine().model_copy(update=own),
-        privacy=PrivacyConfig(label_view=to.method.labels.view, min_count=0, min_loss=0),
+        privacy=PrivacyConfig.of_public_data(to.method.labels.view),
         storage=StorageConfig(
             state=to.runs if name == SERVER else folder / "state",
             cache=cache_folder(folder, data.root),

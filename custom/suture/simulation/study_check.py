@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from rich.console import Group, RenderableType
@@ -37,38 +37,53 @@ def compare(configs: Mapping[str, SiteConfig], findings: Mapping[str, Findings])
     Args:
         configs, findings: of each site.
     """
+    return Together(tuple(_problems(configs, findings)), tuple(_warnings(configs, findings)))
+
+
+def _owners(findings: Mapping[str, Findings]) -> dict[str, list[str]]:
+    """The sites that annotate each class."""
     owners: dict[str, list[str]] = {}
     for site, found in findings.items():
         for label in found.counts:
             owners.setdefault(label, []).append(site)
-    problems = [
-        f"{a!r} ({', '.join(owners[a])}) and {b!r} ({', '.join(owners[b])}) look alike. If they are one "
-        f'class, write under [data.synonyms] of {owners[b][0]}: "{b}" = "{a}"; if not, in job.toml: '
-        f'accept_labels = ["{b}"]'
-        for a, b in lookalikes(owners)
-    ]
-    kinds = {config.data.color for config in configs.values()}
-    if len(kinds) > 1:
-        problems.append("some sites read images in colour and some in gray; set [data] color alike at all")
-    warnings = [
-        f"{label!r}: no site has a positive {split} image, so it is not measured"
-        for label, sites in owners.items()
-        for split in SAY
-        if not any(findings[site].counts[label][split].positives for site in sites)
-    ]
-    warnings += [
-        f"{site} has no {split} images: it has no say in {what}"
+    return owners
+
+
+def _problems(configs: Mapping[str, SiteConfig], findings: Mapping[str, Findings]) -> Iterator[str]:
+    owners = _owners(findings)
+    for a, b in lookalikes(owners):
+        yield (
+            f"{a!r} ({', '.join(owners[a])}) and {b!r} ({', '.join(owners[b])}) look alike. If they are one "
+            f'class, write under [data.synonyms] of {owners[b][0]}: "{b}" = "{a}"; if not, in job.toml: '
+            f'accept_labels = ["{b}"]'
+        )
+    if len({config.data.color for config in configs.values()}) > 1:
+        yield "some sites read images in colour and some in gray; set [data] color alike at all"
+    if not any(
+        found.images.get("validation", 0) >= max(configs[site].privacy.min_loss, 1)
         for site, found in findings.items()
-        for split, what in SAY.items()
-        if found.images and not found.images.get(split)
-    ]
-    warnings += [
-        f"{site} has {n} validation images, fewer than its [privacy] min_loss = {least}: it sends no loss, "
-        "by which rounds are selected"
-        for site, found in findings.items()
-        if 0 < (n := found.images.get("validation", 0)) < (least := configs[site].privacy.min_loss)
-    ]
-    return Together(tuple(problems), tuple(warnings))
+    ):
+        yield (
+            "no site has enough validation images for its [privacy] min_loss, so no round can be selected; "
+            'lower it, or set selection = "last" in job.toml'
+        )
+
+
+def _warnings(configs: Mapping[str, SiteConfig], findings: Mapping[str, Findings]) -> Iterator[str]:
+    for label, sites in _owners(findings).items():
+        for split in SAY:
+            if not any(findings[site].counts[label][split].positives for site in sites):
+                yield f"{label!r}: no site has a positive {split} image, so it is not measured"
+    for site, found in findings.items():
+        for split, what in SAY.items():
+            if found.images and not found.images.get(split):
+                yield f"{site} has no {split} images: it has no say in {what}"
+        n, least = found.images.get("validation", 0), configs[site].privacy.min_loss
+        if 0 < n < least:
+            yield (
+                f"{site} has {n} validation images, fewer than its [privacy] min_loss = {least}: it sends no "
+                "loss, by which rounds are selected"
+            )
 
 
 def render_matrix(findings: Mapping[str, Findings], together: Together) -> RenderableType:

@@ -30,6 +30,7 @@ from suture.models import ModelSpec, build
 from suture.models.classifier import load_tensors, split_state
 from suture.protocol.messages import Payload, Reply, Update
 from suture.protocol.packing import Packed, unpack
+from suture.protocol.privacy import PrivacyConfig
 
 CLASSES = ("Fibrosis", "Hernia", "Mass", "Nodule")
 SITES = {"alpha": ("Mass", "Nodule"), "beta": ("Hernia", "Nodule"), "gamma": ("Fibrosis", "Mass", "Nodule")}
@@ -135,7 +136,7 @@ class Trial:
             {
                 "data": data | ({"target": own[0]} if method.labels.single_target else {}),
                 "training": training,
-                "privacy": {"label_view": method.labels.view, "min_count": 0, "min_loss": 0},
+                "privacy": PrivacyConfig.of_public_data(method.labels.view),
                 "storage": {"state": folder / "state", "cache": folder / "cache"},
             }
         )

@@ -102,6 +102,7 @@ def read_hospital(config: HospitalConfig) -> Reading:
     attributes = _attributes(sheet, config)
     table = Table(labels, tuple(images), tuple(patients), y, split, config.root, texts, attributes)
     if config.repeated == "merge":
+        faults += _contradictions(sheet, table)
         sheet, table = _merged(sheet, table)
     what: Literal["image", "document"] = "image" if texts is None else "document"
     faults += more + blank + row_faults(sheet, table.images, table.patients, table.split, what)
@@ -197,6 +198,15 @@ def _attributes(sheet: Sheet, config: HospitalConfig) -> tuple[str, ...] | None:
             f"{MOST_ATTRIBUTES}; name another [data] attribute_column, or group its values"
         )
     return tuple(values)
+
+
+def _contradictions(sheet: Sheet, table: Table) -> list[str]:
+    """A fault if rows of one image name several patients or splits."""
+    first: dict[str, tuple[str, str]] = {}
+    whose = zip(table.patients, table.split, strict=True)
+    bad = [first.setdefault(image, of) != of for image, of in zip(table.images, whose, strict=True)]
+    numbers = [number for number, wrong in zip(sheet.numbers, bad, strict=True) if wrong]
+    return fault(sheet, numbers, "another patient or split than an earlier row of the same image")
 
 
 def _merged(sheet: Sheet, table: Table) -> tuple[Sheet, Table]:

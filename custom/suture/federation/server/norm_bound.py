@@ -74,7 +74,8 @@ def destroyer(norms: Mapping[str, float], unable: Collection[str]) -> str | None
     """Return the site whose update has made a committed model unusable; None where the model is usable.
 
     It is the site with the largest update, if no other site that had a part in the model can train on it: at
-    least two of them, so that none can have the site excluded by a claim of its own; or all of them.
+    least two of them, so that none can have the site excluded by a claim of its own; or all of two sites. A
+    site that is alone is never excluded.
 
     Args:
         norms: of the updates that the model was made of.
@@ -84,5 +85,5 @@ def destroyer(norms: Mapping[str, float], unable: Collection[str]) -> str | None
         return None
     largest = max(norms, key=lambda site: (norms[site], site))
     others = norms.keys() - {largest}
-    sure = others <= set(unable) and (len(others) >= 2 or largest in unable)
+    sure = others <= set(unable) and (len(others) >= 2 or (len(others) == 1 and largest in unable))
     return largest if sure and norms[largest] > 0 else None

@@ -81,18 +81,30 @@ class Standings:
     Attributes:
         best: by the selection rule of the job.
         own: by the site's validation loss, where every site has a model of its own.
+        improved: the round since which none was better; one that is as good may be the best and is no
+            improvement.
     """
 
     best: Best | None = None
     own: dict[str, Best] = field(default_factory=dict)
+    improved: Count = 0
 
     def note(self, candidate: Best) -> None:
         """Consider a round that may be the best."""
-        self.best = better(self.best, candidate)
+        self._note(better(self.best, candidate))
 
     def note_loss(self, candidate: Best) -> None:
         """Consider a round that may be the best by the sites' mean validation loss."""
-        self.best = lower_loss(self.best, candidate)
+        self._note(lower_loss(self.best, candidate))
+
+    def _note(self, found: Best) -> None:
+        if (
+            self.best is None
+            or found.value > self.best.value + _SAME
+            or found.auroc > self.best.auroc + _SAME
+        ):
+            self.improved = found.round
+        self.best = found
 
     def note_own(self, candidates: Mapping[str, Best]) -> None:
         """Consider a round that may be the best of some sites, by their validation losses."""
@@ -101,7 +113,9 @@ class Standings:
 
     def over(self, measured: int, patience: int | None) -> bool:
         """Whether the last `patience` measured rounds were no better than the best."""
-        return patience is not None and self.best is not None and measured - self.best.round >= patience
+        if patience is None or self.best is None:
+            return False
+        return measured - (self.improved or self.best.round) >= patience
 
     def of(self, site: str) -> int:
         """Return the round whose state a site has to keep; 0 while there is none."""

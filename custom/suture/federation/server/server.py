@@ -265,7 +265,8 @@ class Server:
             return
         (number, packed), bad, undone = found, self.round, self._pending
         why = (
-            f"excluded: its update of round {bad} was the largest, and no other site could train on the model"
+            f"excluded: its update of round {bad} was the largest, and no other site could train on the "
+            "model; if it is honest, begin a new experiment with a lower learning rate"
         )
         packed = replace(packed, header={**packed.header, "excluded": {**self._excluded, site: why}})
         self.states.step_back(number, packed)

@@ -150,7 +150,7 @@ class Ledger:
         if self._path.exists():
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        with hold(self._lock, _WAIT):
+        with hold(self._lock, _WAIT, f".{FILE}.*.tmp"):
             if not self._path.exists():
                 former = [p.name for p in sorted(self._path.parent.iterdir()) if _has_answered(p)]
                 lines = [json.dumps(asdict(Release(now(), name, "unknown", update=True))) for name in former]
@@ -224,7 +224,7 @@ class Ledger:
             OSError: the disk is full or the file cannot be written.
         """
         self.begin()
-        with hold(self._lock, _WAIT):
+        with hold(self._lock, _WAIT, f".{FILE}.*.tmp"):
             if not any((r.key, r.answer) == (new.key, new.answer) for r in self.releases()):
                 self._check(new)
                 append_line(self._path, asdict(new), durable=True)

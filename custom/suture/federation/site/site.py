@@ -193,13 +193,15 @@ class Site:
 
     def _request(self, task: Payload) -> str:
         """Return the digest of all that an answer depends on but the site's own state and data."""
-        committed = task.committed if task.task == "train" else 0
+        trains, limits = task.task == "train", self.config.privacy
+        committed = task.committed if trains else 0
         own, samples = self._data()
         context = {
             "own": own.names,
             "images": len(samples["train"]),
-            "rounds": self.rounds,
+            "rounds": self.rounds if trains else 0,
             "threads": self.config.training.threads,
+            "limits": [limits.min_count, limits.min_loss, limits.round_counts],
         }
         asked = pack(replace(task, committed=committed, best=0))
         return digest(Packed(asked.tensors, {"task": asked.header, **context}))

@@ -10,6 +10,7 @@ from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
 
+from nvflare.apis.fl_exception import FLCommunicationError
 from nvflare.fuel.common.excepts import ConfigError as FlareConfigError
 from nvflare.fuel.flare_api.api_spec import (
     AuthenticationError,
@@ -150,10 +151,8 @@ def connected(kit: Kit) -> Iterator[Connection]:
     try:
         with _quiet():
             session = new_secure_session(kit.name, str(kit.folder), timeout=_LOGIN)
-    except (
-        NoConnection,
-        TypeError,
-    ) as error:  # a server that is only starting has no certificate to show yet
+    except (NoConnection, FLCommunicationError, TypeError) as error:
+        # A server that is only starting has no certificate to show yet, or no callback for a login.
         raise NoAnswer(
             f"the server at {kit.server} does not answer ({error}); is it running? On this machine "
             "`suture poc up JOB` starts one"

@@ -1,0 +1,35 @@
+"""Logging in at a server that is only starting."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from nvflare.apis.fl_exception import FLCommunicationError
+
+from suture.flare.admin import session
+from suture.flare.admin.kit import Kit
+from suture.flare.admin.session import NoAnswer, connected, wait_for_sites
+
+
+@pytest.fixture
+def starting(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Kit:
+    """The kit of an administrator whose server answers, and takes no login yet."""
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise FLCommunicationError("failed to challenge server: process_exception: no callback")
+
+    monkeypatch.setattr(session, "check_valid_now", lambda _: None)
+    monkeypatch.setattr(session, "new_secure_session", refuse)
+    return Kit(tmp_path, "admin", "admin@a.org", "project", "server", 8002)
+
+
+def test_a_server_without_a_callback_for_a_login_does_not_answer_yet(starting: Kit) -> None:
+    with pytest.raises(NoAnswer, match="does not answer"), connected(starting):
+        pass
+
+
+def test_its_sites_are_waited_for(starting: Kit) -> None:
+    tries: list[int] = []
+    assert wait_for_sites(starting, {"alpha"}, 0.05, lambda: tries.append(1)) == {"alpha"}
+    assert len(tries) > 1
