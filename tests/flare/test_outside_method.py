@@ -239,7 +239,7 @@ def test_a_listed_package_takes_part_an_unlisted_one_does_not_and_one_travels(
     install(folder)
     monkeypatch.setenv("NVFLARE_POC_WORKSPACE", str(root))
     project = root / "project.yml"
-    project.write_text(yaml.safe_dump(project_of(project_template(), list(SITES), free_port(8002))))
+    project.write_text(yaml.safe_dump(project_of(project_template(), list(SITES), free_port(0))))
     provision(project, root)
     kits = kits_in(root)
     server, sites = parties(kits)

@@ -45,7 +45,7 @@ def test_code_travels_or_is_installed_and_the_figures_are_the_loops(
     root.mkdir()
     monkeypatch.setenv("NVFLARE_POC_WORKSPACE", str(root))
     project = root / "project.yml"
-    project.write_text(yaml.safe_dump(project_of(project_template(), list(SITES), free_port(8002))))
+    project.write_text(yaml.safe_dump(project_of(project_template(), list(SITES), free_port(0))))
     provision(project, root)
     kits = kits_in(root)
     server, sites = parties(kits)

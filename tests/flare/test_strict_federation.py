@@ -37,7 +37,7 @@ def small() -> Job:
 
 def provisioned(root: Path, hospital: Callable[..., Path]) -> dict[str, Kit]:
     """The kits of a server, two sites and two leads of different organisations; all parties are strict."""
-    project = project_of(project_template(), list(SITES), free_port(8002))
+    project = project_of(project_template(), list(SITES), free_port(0))
     lead = {"name": THEIRS, "type": "admin", "org": "elsewhere", "role": "lead"}
     project["participants"].append(lead)
     path = root / "project.yml"
