@@ -5,30 +5,22 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from example_run import diagnostic_records, history_records, metrics_record, run_record, write_run
+from small_job import SMALL
 from suture.cli import app
 from suture.cli.common import guarded
 from suture.core.errors import ConfigError, DataError
 from suture.federation.server.record import Record
-from suture.learning.training import LocalTraining
-from suture.methods.surgical import SurgicalAggregation
-from suture.models import ModelSpec
 from suture.protocol.records import read_history
 from suture.reports.report import write_report
-from suture.simulation.job import Job
 from suture.simulation.run import check_folder
 
-JOB = Job(
-    "small",
-    "a small federation",
-    SurgicalAggregation(local=LocalTraining(lr=1e-3)),
-    ModelSpec("cnn", size=16),
-    rounds=3,
-)
+JOB = replace(SMALL, rounds=3, simulation=None)
 Suture = Callable[..., tuple[int, str]]
 
 DAMAGE = {

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from suture.core.errors import ConfigError, DataError, as_word, shown
-from suture.core.files import read_json
+from suture.core.files import read_json, read_records
 from suture.core.plain import DEEPEST, LARGEST_FILE, check_plain, parse_json, read_toml
 from suture.core.validation import parse
 from suture.federation.plan import Schedule
@@ -94,3 +94,15 @@ def test_a_message_shows_any_value_shortly() -> None:
     assert as_word("a\nb") == "a\\nb"
     for value in (nested(20_000), "x" * 10**6, 10**5_000, list(range(10**5)), {"x" * 10**5: 1}):
         assert len(shown(value)) < 500
+
+
+def test_the_lines_of_a_long_run_have_no_bound_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The history of 1,300 rounds of twenty sites is larger than any other file of JSON."""
+    monkeypatch.setattr("suture.core.plain.LARGEST_FILE", 100)
+    path = tmp_path / "history.jsonl"
+    path.write_text('{"round": 1}\n' * 20)
+    assert len(read_records(path)) == 20
+    with pytest.raises(DataError, match="it is larger than"):
+        read_json(path)

@@ -9,7 +9,6 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -20,6 +19,7 @@ import pytest
 from PIL import Image
 
 import suture.data.image_cache as cache
+from killing import forked
 from suture.core.errors import DataError
 from suture.core.labels import LabelSet
 from suture.data.image_cache import decode
@@ -270,15 +270,3 @@ def _entry_names(table: Table, folder: Path) -> list[str]:
     for path in folder.iterdir():
         path.unlink()
     return names
-
-
-def forked(work: Callable[[], object]) -> int:
-    """Does work in a process of its own; returns its number."""
-    child = os.fork()
-    if not child:
-        try:
-            work()
-        except BaseException:
-            os._exit(1)
-        os._exit(0)
-    return child

@@ -20,30 +20,21 @@ from safetensors import SafetensorError
 
 import suture.protocol.packing as packing
 from example_run import history_records, metrics_record, run_record, write_run
+from small_job import SMALL
 from suture.core.errors import SutureError
 from suture.core.labels import LabelSet
 from suture.data.image_cache import decode
 from suture.data.table import Table
 from suture.federation.store import Rounds
 from suture.flare.recipe import export_job
-from suture.learning.training import LocalTraining
-from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec, build
 from suture.models.saved import save_model
 from suture.protocol.packing import Packed
 from suture.reports.report import write_report
 from suture.simulation import PhantomSites
 from suture.simulation import run as running
-from suture.simulation.job import Job
 
-JOB = Job(
-    "small",
-    "a small federation",
-    SurgicalAggregation(local=LocalTraining(lr=1e-3)),
-    ModelSpec("cnn", size=16),
-    rounds=2,
-    simulation=PhantomSites(images=20, held_out=30),
-)
+JOB = SMALL
 MOST = 30
 """Steps of a command that are tried; the images of a simulation are more."""
 

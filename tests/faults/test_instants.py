@@ -16,6 +16,8 @@ from poc import digest
 
 import suture.core.files
 import suture.protocol.packing
+from killing import forked as start
+from killing import killing
 from suture.core.files import whole_lines
 from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
@@ -31,13 +33,7 @@ def forked(work: Callable[[], object], kill_after: float | None = None) -> int:
     Args:
         kill_after: seconds after which it is killed.
     """
-    child = os.fork()
-    if not child:
-        try:
-            work()
-        except BaseException:
-            os._exit(1)
-        os._exit(0)
+    child = start(work)
     if kill_after is not None:
         time.sleep(kill_after)
         os.kill(child, signal.SIGKILL)
@@ -48,20 +44,7 @@ def dying(work: Callable[[], object], step: int) -> Callable[[], object]:
     """Work that is killed at the n-th step of its saves: before or after a write, a sync, a rename."""
 
     def run() -> None:
-        left = [step]
-
-        def counted(function: Callable[..., Any]) -> Callable[..., Any]:
-            def call(*args: Any, **kwargs: Any) -> Any:
-                for moment in range(2):
-                    left[0] -= 1
-                    if not left[0]:
-                        os.kill(os.getpid(), signal.SIGKILL)
-                    if not moment:
-                        value = function(*args, **kwargs)
-                return value
-
-            return call
-
+        counted = killing(step)
         suture.protocol.packing.save_file = counted(suture.protocol.packing.save_file)  # type: ignore[attr-defined]
         suture.core.files.os.fsync = counted(os.fsync)  # type: ignore[attr-defined]
         suture.core.files.os.replace = counted(os.replace)  # type: ignore[attr-defined]

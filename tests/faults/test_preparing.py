@@ -7,29 +7,21 @@ import os
 import shutil
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from killing import killing
+from small_job import SMALL
 from suture.core.errors import ConfigError
 from suture.core.files import atomic_write, make_folder
-from suture.learning.training import LocalTraining
-from suture.methods.surgical import SurgicalAggregation
-from suture.models import ModelSpec
 from suture.simulation import PhantomSites
 from suture.simulation import run as running
-from suture.simulation.job import Job, with_settings
+from suture.simulation.job import with_settings
 
-JOB = Job(
-    "small",
-    "a small federation",
-    SurgicalAggregation(local=LocalTraining(lr=1e-3)),
-    ModelSpec("cnn", size=16),
-    rounds=2,
-    simulation=PhantomSites(),
-)
+JOB = replace(SMALL, simulation=PhantomSites())
 STEPS = ("replace", "mkdir", "unlink", "rmdir", "fsync", "ftruncate")
 WAYS: dict[str, dict[str, bool]] = {"plain": {}, "resume": {"resume": True}, "overwrite": {"overwrite": True}}
 
@@ -54,20 +46,7 @@ def killed_at(step: int, work: Callable[[], object]) -> bool:
     """Does work in a process that is killed at one of its steps; returns whether it came to that."""
     child = os.fork()
     if not child:
-        left = [step]
-
-        def counted(function: Callable[..., Any]) -> Callable[..., Any]:
-            def call(*args: Any, **kwargs: Any) -> Any:
-                for moment in range(2):
-                    left[0] -= 1
-                    if not left[0]:
-                        os.kill(os.getpid(), signal.SIGKILL)
-                    if not moment:
-                        value = function(*args, **kwargs)
-                return value
-
-            return call
-
+        counted = killing(step)
         for name in STEPS:
             setattr(os, name, counted(getattr(os, name)))
         try:

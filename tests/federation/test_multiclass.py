@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from suture.core.errors import FederationError
-from suture.federation.site.site import FIRST_COUNTS
+from suture.federation.site.first_counts import FIRST_COUNTS
 from suture.learning.prediction import predict_to_csv
 from suture.learning.training import LocalTraining
 from suture.methods import METHODS

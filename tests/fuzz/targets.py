@@ -33,7 +33,7 @@ from suture.federation.server.collector import UpdateCollector
 from suture.federation.server.global_model import classifier, initial, read_progress, with_labels
 from suture.federation.server.selection import Best
 from suture.federation.server.server import Server
-from suture.federation.site.site import first_counts
+from suture.federation.site.first_counts import first_counts
 from suture.federation.site.state import fixed_tensors, group, local_model, restored
 from suture.federation.store import Rounds
 from suture.flare.codec import from_shareable_, register, to_shareable

@@ -207,7 +207,7 @@ def whole_lines(path: Path) -> list[str]:
     Raises:
         DataError: the file is no text; names the line.
     """
-    return _text(path).rpartition("\n")[0].splitlines() if path.exists() else []
+    return _text(path.read_bytes, path).rpartition("\n")[0].splitlines() if path.exists() else []
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
@@ -218,7 +218,8 @@ def read_records(path: Path) -> list[dict[str, Any]]:
     Raises:
         DataError: another line is damaged; names it and the remedy.
     """
-    whole, _, last = _text(path).rpartition("\n") if path.exists() else ("", "", "")
+    # Bounded by the line alone: the history of a long run is larger than any other file of JSON.
+    whole, _, last = _text(path.read_bytes, path).rpartition("\n") if path.exists() else ("", "", "")
     lines = whole.splitlines()
     found = [_record(text, path, number) for number, text in enumerate(lines, 1) if text.strip()]
     try:
@@ -237,15 +238,15 @@ def read_json(path: Path, *keys: str) -> dict[str, Any]:
     Raises:
         DataError: it is absent or damaged; names the line and the remedy.
     """
-    value = _record(_text(path), path)
+    value = _record(_text(lambda: read_bounded(path), path), path)
     if missing := [key for key in keys if key not in value]:
         raise _damaged(path, f"it has no {missing[0]!r}")
     return value
 
 
-def _text(path: Path) -> str:
+def _text(read: Callable[[], bytes], path: Path) -> str:
     try:
-        return read_bounded(path).decode()
+        return read().decode()
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
         raise _damaged(path, f"line {line}: bytes that are no text") from None

@@ -10,7 +10,7 @@ import pytest
 
 from suture.federation.loop import Loop, federate
 from suture.federation.server.global_model import initial
-from suture.federation.server.server import start_notes
+from suture.federation.server.notes import start_notes
 from suture.learning.training import LocalTraining
 from suture.methods.base import ClassFacts
 from suture.methods.surgical import SurgicalAggregation

@@ -11,7 +11,8 @@ import pytest
 
 from suture.core.errors import SutureError
 from suture.core.labels import LabelSet
-from suture.federation.site.site import FIRST_COUNTS, Site, first_counts, with_first_counts
+from suture.federation.site.first_counts import FIRST_COUNTS, first_counts, with_first_counts
+from suture.federation.site.site import Site
 from suture.learning.evaluation import NOTHING
 from suture.learning.training import LocalTraining
 from suture.methods.fedavg import FedAvg

@@ -7,9 +7,8 @@ FLARE.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -23,7 +22,6 @@ from suture.federation.server.assignments import Assigner, Task
 from suture.federation.server.collector import Line, OpenExchange, UpdateCollector, list_reasons
 from suture.federation.server.global_model import (
     Progress,
-    classifier,
     fixed_settings,
     initial,
     pack_model,
@@ -32,6 +30,7 @@ from suture.federation.server.global_model import (
     with_labels,
 )
 from suture.federation.server.norm_bound import destroyer
+from suture.federation.server.notes import code_notes, exclusion_notes, start_notes
 from suture.federation.server.record import Record, describe
 from suture.federation.server.registry import (
     Agreement,
@@ -47,7 +46,6 @@ from suture.federation.server.selection import MEASURED_HERE, Best, HeldOut, Sta
 from suture.federation.store import Rounds
 from suture.learning.metrics import mean_defined
 from suture.methods.base import ClassFacts, GlobalModel, RoundContext
-from suture.models.classifier import norm_names
 from suture.protocol.messages import Metrics, Payload
 from suture.protocol.packing import Packed
 
@@ -392,41 +390,6 @@ class Server:
     def _keep_best(self) -> None:
         if self.standings.best is not None:
             self.states.keep(self.standings.best.round)
-
-
-def start_notes(model: GlobalModel, plan: Plan, facts: ClassFacts) -> list[str]:
-    """Return the notes of a run at its start: on batch norm that stays untrained, and the method's own.
-
-    FedBN+ freezes the values of pretraining; without pretraining, each batch norm stays at mean 0 and
-    variance 1. MetaFL leaves a small network no other choice: hence a note, and no error.
-    """
-    if plan.method.batch_norm != "frozen" or plan.model.weights or not norm_names(classifier(model, plan)):
-        return list(facts.notes)
-    untrained = (
-        f"Batch norm is frozen (FedBN+), and {plan.model.name} was not pretrained: it stays at mean 0 and "
-        "variance 1, which normalises nothing. Set model.weights, or another batch_norm."
-    )
-    return [untrained, *facts.notes]
-
-
-def code_notes(codes: Sequence[tuple[int, str]]) -> list[str]:
-    """Return a note on every change of the code during an experiment.
-
-    An update of the software must not end an experiment of weeks. But its rounds are then of two codes.
-
-    Args:
-        codes: the number of rounds before, and the hash of the code from there on.
-    """
-    return [
-        f"The code changed after round {number}, from {before} to {code}: the rounds up to there and the "
-        "later ones were computed by different code."
-        for (_, before), (number, code) in pairwise(codes)
-    ]
-
-
-def exclusion_notes(excluded: Mapping[str, str]) -> list[str]:
-    """Return a note on every site that takes no further part."""
-    return [f"{site} takes no further part in this experiment; {why}." for site, why in excluded.items()]
 
 
 def open_server(

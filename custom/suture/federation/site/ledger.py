@@ -18,7 +18,7 @@ from pydantic.dataclasses import dataclass as validated
 
 from suture.core.environment import now
 from suture.core.errors import ConfigError
-from suture.core.files import append_line, atomic_write, hold
+from suture.core.files import append_line, atomic_write, hold, make_folder
 from suture.core.validation import STRICT
 from suture.federation.differential_privacy import epsilon
 from suture.federation.site.abstention import BudgetSpent
@@ -149,7 +149,7 @@ class Ledger:
         """
         if self._path.exists():
             return
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(self._path.parent)
         with hold(self._lock, _WAIT, f".{FILE}.*.tmp"):
             if not self._path.exists():
                 former = [p.name for p in sorted(self._path.parent.iterdir()) if _has_answered(p)]

@@ -7,30 +7,28 @@ typed `Abstain`; the text of the error stays in the site's own log.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, field, replace
+from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
 import torch
-from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from suture.core.environment import unusable
 from suture.core.errors import ConfigError
-from suture.core.files import FolderLock, make_folder, read_json, write_json
+from suture.core.files import FolderLock
 from suture.core.labels import LabelSet
-from suture.core.validation import OPEN, parse
 from suture.data.batch import columns
 from suture.data.config import SiteConfig
-from suture.data.table import Split
 from suture.federation.differential_privacy import protected
 from suture.federation.expectation import expected_answer
 from suture.federation.plan import Plan, code_hash, round_context
 from suture.federation.site.abstention import LabelViewRefused, abstention, kind, out_of_memory, record_error
 from suture.federation.site.answers import Answers
 from suture.federation.site.diagnostics import Diagnostics, Watch
+from suture.federation.site.first_counts import first_counts, with_first_counts
 from suture.federation.site.ledger import FILE as LEDGER
 from suture.federation.site.ledger import Ledger, release_of
 from suture.federation.site.state import (
@@ -41,7 +39,7 @@ from suture.federation.site.state import (
     with_own_initialisation,
 )
 from suture.federation.store import Rounds
-from suture.learning.evaluation import NOTHING, Measurement, class_counts, counts_of, measure
+from suture.learning.evaluation import Measurement, class_counts, measure
 from suture.learning.samples import SiteSamples, load_samples, single_target
 from suture.learning.training import SiteContext
 from suture.methods.base import RoundContext, local_round
@@ -53,9 +51,7 @@ from suture.models.priors import Prior, check_width, load_prior
 from suture.models.saved import save_model
 from suture.protocol.check import Expectation
 from suture.protocol.messages import (
-    Counts,
     Evaluation,
-    Label,
     Labels,
     Metrics,
     Payload,
@@ -68,12 +64,6 @@ from suture.protocol.packing import Packed, digest, pack
 log = logging.getLogger(__name__)
 
 _BOOTSTRAP = 1000
-
-FIRST_COUNTS = "counts.json"
-"""File of the label counts that the site has sent in an experiment."""
-
-_FORMER_COUNTS = "said.json"
-"""Its name in earlier versions: what a site has sent stays sent when its software changes."""
 
 
 LOCK = ".site.lock"
@@ -417,65 +407,3 @@ def site_info(plan: Plan, config: SiteConfig, data: SiteSamples, prior: str | No
         prior,
         config.privacy.protection,
     )
-
-
-SentCounts = dict[Label, Counts | None]
-
-
-@dataclass(frozen=True, config=OPEN)
-class _Sent:
-    """The content of `FIRST_COUNTS`."""
-
-    counts: SentCounts
-    validation: SentCounts = field(default_factory=dict)
-    test: SentCounts = field(default_factory=dict)
-
-    def of(self, split: Split) -> SentCounts:
-        """Return the counts of a split."""
-        found: SentCounts = getattr(self, "counts" if split == "train" else split)
-        return found
-
-    def with_split(self, split: Split, counts: SentCounts) -> dict[str, SentCounts]:
-        """Return the content with other counts of a split."""
-        return asdict(self) | {"counts" if split == "train" else split: counts}
-
-
-def first_counts(
-    labels: LabelSet | Iterable[str],
-    counts: Mapping[str, Counts | None],
-    folder: Path,
-    split: Split = "train",
-) -> dict[str, Counts | None]:
-    """Return the counts of a split as the site has first sent them in this experiment.
-
-    Two counts of data that changed by one patient in between would reveal the labels of that patient. So a
-    class whose count was sent, or withheld, keeps this answer, and only a new class is counted.
-
-    Raises:
-        ConfigError: the file of the counts that were sent is damaged.
-    """
-    path = folder / FIRST_COUNTS
-    found = next((p for p in (path, folder / _FORMER_COUNTS) if p.exists()), None)
-    every = parse(_Sent, read_json(found), str(found)) if found else _Sent({})
-    before = every.of(split)
-    answer = {name: before.get(name, counts[name]) for name in labels}
-    if before.keys() < {*before, *answer}:
-        make_folder(folder)
-        write_json(path, every.with_split(split, before | answer))
-    return answer
-
-
-def with_first_counts(metrics: Metrics, folder: Path) -> Metrics:
-    """Return the metrics with the counts that the site has first sent of this split; see `first_counts`.
-
-    A class that was withheld then stays withheld.
-    """
-    counts = {name: counts_of(score) for name, score in metrics.classes.items()}
-    first = first_counts(counts, counts, folder, metrics.split)
-    classes = {
-        name: replace(score, positives=pair[0], negatives=pair[1])
-        if score != NOTHING and (pair := first[name])
-        else NOTHING
-        for name, score in metrics.classes.items()
-    }
-    return replace(metrics, classes=classes)

@@ -1,0 +1,46 @@
+"""Notes of a run for the reader of its report: what a person should know and no figure shows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+from suture.federation.plan import Plan
+from suture.federation.server.global_model import classifier
+from suture.methods.base import ClassFacts, GlobalModel
+from suture.models.classifier import norm_names
+
+
+def start_notes(model: GlobalModel, plan: Plan, facts: ClassFacts) -> list[str]:
+    """Return the notes of a run at its start: on batch norm that stays untrained, and the method's own.
+
+    FedBN+ freezes the values of pretraining; without pretraining, each batch norm stays at mean 0 and
+    variance 1. MetaFL leaves a small network no other choice: hence a note, and no error.
+    """
+    if plan.method.batch_norm != "frozen" or plan.model.weights or not norm_names(classifier(model, plan)):
+        return list(facts.notes)
+    untrained = (
+        f"Batch norm is frozen (FedBN+), and {plan.model.name} was not pretrained: it stays at mean 0 and "
+        "variance 1, which normalises nothing. Set model.weights, or another batch_norm."
+    )
+    return [untrained, *facts.notes]
+
+
+def code_notes(codes: Sequence[tuple[int, str]]) -> list[str]:
+    """Return a note on every change of the code during an experiment.
+
+    An update of the software must not end an experiment of weeks. But its rounds are then of two codes.
+
+    Args:
+        codes: the number of rounds before, and the hash of the code from there on.
+    """
+    return [
+        f"The code changed after round {number}, from {before} to {code}: the rounds up to there and the "
+        "later ones were computed by different code."
+        for (_, before), (number, code) in pairwise(codes)
+    ]
+
+
+def exclusion_notes(excluded: Mapping[str, str]) -> list[str]:
+    """Return a note on every site that takes no further part."""
+    return [f"{site} takes no further part in this experiment; {why}." for site, why in excluded.items()]

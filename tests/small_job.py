@@ -1,0 +1,16 @@
+"""The smallest job that runs: for tests of what happens around a run."""
+
+from suture.learning.training import LocalTraining
+from suture.methods.surgical import SurgicalAggregation
+from suture.models import ModelSpec
+from suture.simulation import PhantomSites
+from suture.simulation.job import Job
+
+SMALL = Job(
+    "small",
+    "a small federation",
+    SurgicalAggregation(local=LocalTraining(lr=1e-3)),
+    ModelSpec("cnn", size=16),
+    rounds=2,
+    simulation=PhantomSites(images=20, held_out=30),
+)
