@@ -13,8 +13,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import Tensor
 
+from fixed import Fixed
 from suture.core.labels import LabelSet, LabelType
 from suture.data.augmentation import Augmentation
 from suture.data.batch import Samples
@@ -122,17 +123,6 @@ def test_withheld_alone_a_count_of_two_would_follow() -> None:
     scores, _ = scores_of([9, 8, 2], 3)
     assert [name for name, score in scores.items() if score == NOTHING] == ["B", "C"]
     assert {found["C"] for found in explained(19, scores)} == set(range(11))
-
-
-class Fixed(nn.Module):
-    """A model whose logits are its input."""
-
-    def __init__(self, labels: LabelSet) -> None:
-        super().__init__()
-        self.labels = labels
-
-    def forward(self, inputs: dict[str, Tensor]) -> Tensor:
-        return inputs["logits"]
 
 
 def measured(part: Samples, logits: Tensor, labels: LabelSet, split: Any) -> Metrics:

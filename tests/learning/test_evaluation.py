@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
 
+from fixed import Fixed
 from suture.core.labels import LabelSet, LabelType
 from suture.data.augmentation import Augmentation
 from suture.data.batch import Samples
@@ -32,17 +32,6 @@ from suture.protocol.messages import KEYS, ClassScore, Figures, Metrics, rounded
 from suture.protocol.privacy import PrivacyConfig
 
 NAN = float("nan")
-
-
-class Fixed(nn.Module):
-    """A model whose logits are its input."""
-
-    def __init__(self, labels: LabelSet) -> None:
-        super().__init__()
-        self.labels = labels
-
-    def forward(self, inputs: dict[str, Tensor]) -> Tensor:
-        return inputs["logits"]
 
 
 def samples(logits: list[list[float]], y: list[list[float]]) -> Samples:

@@ -16,17 +16,18 @@ def printable(text: object, most: int = LONGEST_LINE) -> str:
     >>> printable("lost\\nround 99/99")
     'lost\\\\nround 99/99'
     """
-    line = _escaped(str(text)[: most + 1])
+    line = escaped(str(text)[: most + 1])
     return line if len(line) <= most else line[: most - 1] + "…"
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
+    """Return a text with the escapes of Python in place of characters that are not printable."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def printable_lines(text: str) -> str:
     """Return a text of this program, which may have several lines, with other control characters escaped."""
-    return "\n".join(_escaped(line) for line in text.split("\n"))
+    return "\n".join(escaped(line) for line in text.split("\n"))
 
 
 def printable_values(value: Any) -> Any:
@@ -35,4 +36,4 @@ def printable_values(value: Any) -> Any:
         return {printable_values(key): printable_values(inner) for key, inner in value.items()}
     if isinstance(value, list):
         return [printable_values(inner) for inner in value]
-    return _escaped(value) if isinstance(value, str) else value
+    return escaped(value) if isinstance(value, str) else value

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from suture.core.printable import escaped
+
 _FORMULA = frozenset("=+-@\uff1d\uff0b\uff0d\uff20")
 """What a spreadsheet takes for the beginning of a formula; the last four are their full-width forms."""
 
@@ -17,5 +19,5 @@ def as_cell(text: str) -> str:
     >>> print(as_cell("a\\x1b[2J"))
     a\\x1b[2J
     """
-    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    shown = escaped(text)
     return f"'{shown}" if shown[:1] in _FORMULA else shown

@@ -21,6 +21,9 @@ from suture.data.reading import Reading
 from suture.data.table import SPLITS, Split, Table
 from suture.data.text import clinical_vocabulary, counted, coverage, tokenise
 
+_DARK = 32
+"""Images whose brightest pixel lies below this are nearly black to a model."""
+
 
 @dataclass(frozen=True)
 class Count:
@@ -187,10 +190,6 @@ def _look(table: Table, color: bool) -> _Seen:
             "they could?"
         )
     return _Seen(tuple(faults[row] for row in sorted(faults)), tuple(problems), tuple(warnings))
-
-
-_DARK = 32
-"""Images whose brightest pixel lies below this are nearly black to a model."""
 
 
 def _twins(table: Table, groups: list[list[int]]) -> tuple[list[str], list[str]]:
