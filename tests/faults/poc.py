@@ -18,9 +18,10 @@ import pytest
 import yaml
 from proxy import Proxy
 
+from own_poc import own_port
 from suture.data.config import load_site_config
 from suture.flare.admin.kit import Kit, project_admin
-from suture.flare.admin.poc import free_port, parties, prepare, project_of, project_template, provision
+from suture.flare.admin.poc import parties, prepare, project_of, project_template, provision
 from suture.flare.admin.processes import parties_of, start, stop
 from suture.flare.admin.remote import Submission, submit
 from suture.flare.admin.session import connected, wait_for_sites
@@ -75,7 +76,7 @@ class Poc:
         self.root.mkdir(parents=True, exist_ok=True)
         template = yaml.safe_load(project_template().read_text())
         sites = [p["name"] for p in template["participants"] if p["type"] == "client"]
-        self.proxy.target = free_port(0)
+        self.proxy.target = own_port()
         project = project_of(project_template(), sites, self.proxy.target)
         for participant in project["participants"]:
             if participant["name"] == PROXIED:

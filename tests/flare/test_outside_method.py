@@ -21,13 +21,13 @@ from one_site import OneSite
 
 import outside_method
 from outside_method import CLASS, DISTRIBUTION, METADATA, MODULE, NAME, install, on_path
+from own_poc import own_port, wait_until_joined
 from suture.core.errors import CodeMismatch, ConfigError, FederationError
 from suture.federation.plan import Plan
-from suture.flare.admin.kit import kits_in, project_admin
-from suture.flare.admin.poc import free_port, parties, project_of, project_template, provision
+from suture.flare.admin.kit import kits_in
+from suture.flare.admin.poc import parties, project_of, project_template, provision
 from suture.flare.admin.policy import CLASSES, allow_classes, allow_packages, make_strict
-from suture.flare.admin.processes import check_alive, start, stop
-from suture.flare.admin.session import wait_for_sites
+from suture.flare.admin.processes import start, stop
 from suture.flare.codec import as_text, from_shareable_, from_text, register
 from suture.flare.controller import FederationController
 from suture.flare.recipe import FederationRecipe, export_job, recipe_of
@@ -239,7 +239,7 @@ def test_a_listed_package_takes_part_an_unlisted_one_does_not_and_one_travels(
     install(folder)
     monkeypatch.setenv("NVFLARE_POC_WORKSPACE", str(root))
     project = root / "project.yml"
-    project.write_text(yaml.safe_dump(project_of(project_template(), list(SITES), free_port(0))))
+    project.write_text(yaml.safe_dump(project_of(project_template(), list(SITES), own_port())))
     provision(project, root)
     kits = kits_in(root)
     server, sites = parties(kits)
@@ -254,7 +254,7 @@ def test_a_listed_package_takes_part_an_unlisted_one_does_not_and_one_travels(
         with monkeypatch.context() as patch:
             patch.setenv("PYTHONPATH", with_package(folder)["PYTHONPATH"])
             begun = [*begun, *start(root, (server, sites["alpha"], sites["beta"]))]
-        assert not wait_for_sites(project_admin(root), set(sites), 120, lambda: check_alive(begun, kits))
+        wait_until_joined(root, kits, begun)
         suture(
             with_package(folder),
             "--env",

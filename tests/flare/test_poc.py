@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 import yaml
 
+from own_poc import own_port, wait_until_joined
 from suture.data.config import load_site_config
 from suture.federation.loop import Loop, federate
 from suture.federation.server.server import open_server
 from suture.federation.site.site import Site
-from suture.flare.admin.kit import kits_in, project_admin
-from suture.flare.admin.poc import free_port, parties, project_of, project_template, provision
+from suture.flare.admin.kit import kits_in
+from suture.flare.admin.poc import parties, project_of, project_template, provision
 from suture.flare.admin.policy import allow_classes, make_strict, missing_classes
-from suture.flare.admin.processes import check_alive, start, stop
-from suture.flare.admin.session import wait_for_sites
+from suture.flare.admin.processes import start, stop
 from suture.simulation.job import load_job, with_settings
 
 pytestmark = pytest.mark.flare
@@ -45,7 +45,7 @@ def test_code_travels_or_is_installed_and_the_figures_are_the_loops(
     root.mkdir()
     monkeypatch.setenv("NVFLARE_POC_WORKSPACE", str(root))
     project = root / "project.yml"
-    project.write_text(yaml.safe_dump(project_of(project_template(), list(SITES), free_port(0))))
+    project.write_text(yaml.safe_dump(project_of(project_template(), list(SITES), own_port())))
     provision(project, root)
     kits = kits_in(root)
     server, sites = parties(kits)
@@ -57,7 +57,7 @@ def test_code_travels_or_is_installed_and_the_figures_are_the_loops(
             make_strict(kit)
     try:
         begun = start(root, (server, *sites.values()))
-        assert not wait_for_sites(project_admin(root), set(sites), 120, lambda: check_alive(begun, kits))
+        wait_until_joined(root, kits, begun)
         assert missing_classes(server)
         assert missing_classes(sites["gamma"])
         travelled = suture("--bundle", "--sites", "gamma", "--out", str(tmp_path / "travelled"))

@@ -13,14 +13,15 @@ from pathlib import Path
 import pytest
 import yaml
 
+from own_poc import own_port, wait_until_joined
 from suture.core.errors import FederationError
 from suture.federation.ownership import OWNER
 from suture.flare.admin.doctor import examine
-from suture.flare.admin.kit import Kit, kits_in, project_admin
-from suture.flare.admin.poc import _set_policies, free_port, parties, project_of, project_template, provision
-from suture.flare.admin.processes import check_alive, start, stop
+from suture.flare.admin.kit import Kit, kits_in
+from suture.flare.admin.poc import _set_policies, parties, project_of, project_template, provision
+from suture.flare.admin.processes import start, stop
 from suture.flare.admin.remote import Submission, download, submit
-from suture.flare.admin.session import connected, wait_for_sites
+from suture.flare.admin.session import connected
 from suture.flare.admin.storage import storages
 from suture.flare.recipe import export_job
 from suture.simulation.job import Job, load_job, with_settings
@@ -37,7 +38,7 @@ def small() -> Job:
 
 def provisioned(root: Path, hospital: Callable[..., Path]) -> dict[str, Kit]:
     """The kits of a server, two sites and two leads of different organisations; all parties are strict."""
-    project = project_of(project_template(), list(SITES), free_port(0))
+    project = project_of(project_template(), list(SITES), own_port())
     lead = {"name": THEIRS, "type": "admin", "org": "elsewhere", "role": "lead"}
     project["participants"].append(lead)
     path = root / "project.yml"
@@ -83,7 +84,7 @@ def test_no_submitter_gets_anothers_model_runs_code_or_makes_the_server_fetch(
     threading.Thread(target=web.serve_forever, daemon=True).start()
     try:
         begun = start(root, (server, *sites.values()))
-        assert not wait_for_sites(project_admin(root), set(sites), 120, lambda: check_alive(begun, kits))
+        wait_until_joined(root, kits, begun)
         found = {f.about: f.status for kit in (server, theirs) for f in examine(kit.folder)}
         first = ended(mine, submit(small(), "poc", mine, tmp_path / "mine", "trial"), tmp_path / "mine")
         assert first == ""

@@ -28,7 +28,7 @@ def up(
     job: SimulatedJob,
     settings: Sets = None,
     folder: Dir = None,
-    port: Annotated[int, typer.Option(help="Port of the server; another where it is in use.")] = 8002,
+    port: Annotated[int, typer.Option(help="Port of the server, or the next free one.")] = 8002,
     loose: Annotated[
         bool, typer.Option("--loose", help="Jobs may bring code; sites have no filter and send logs.")
     ] = False,

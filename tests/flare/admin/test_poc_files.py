@@ -11,6 +11,7 @@ import yaml
 from startup_kits import MakeKit
 
 from outside_method import MODULE, NAME, install, on_path
+from own_poc import own_port
 from suture.core.errors import ConfigError
 from suture.data.config import load_site_config
 from suture.flare.admin.kit import kits_in
@@ -60,11 +61,29 @@ def test_a_file_that_is_no_project_is_named(tmp_path: Path) -> None:
             project_of(path, ["a"], 1)
 
 
-def test_a_port_in_use_gives_way_to_a_free_one() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        assert free_port(port) != port
+def test_a_port_in_use_gives_way_to_the_next_free_one() -> None:
+    port = own_port()
     assert free_port(port) == port
+    with socket.create_server(("127.0.0.1", port)):
+        assert port < free_port(port) <= port + 100
+
+
+def test_a_port_that_a_connection_goes_out_from_is_not_free() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as elsewhere,
+        socket.create_connection(elsewhere.getsockname()) as going_out,
+    ):
+        port = going_out.getsockname()[1]
+        assert free_port(port) != port
+
+
+def test_a_machine_without_a_free_port_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def in_use(self: socket.socket, address: object) -> None:
+        raise OSError("in use")
+
+    monkeypatch.setattr(socket.socket, "bind", in_use)
+    with pytest.raises(ConfigError, match=r"no port from 65530 to 65535 is free .* --port"):
+        free_port(65530)
 
 
 def test_each_party_finds_its_own_data(make_kit: MakeKit, tmp_path: Path) -> None:

@@ -58,15 +58,24 @@ def project_of(template: Path, sites: Sequence[str], port: int) -> dict[str, Any
 
 
 def free_port(wanted: int) -> int:
-    """Return the port that is wanted, or a free one where it is in use."""
-    for port in (wanted, 0):
+    """Return the port that is wanted, or the next one above it that is not in use.
+
+    Not one of the system's choice: it may give the same to a connection before the server listens.
+
+    Raises:
+        ConfigError: none of the next hundred is free.
+    """
+    last = min(wanted + 100, 2**16)
+    for port in range(wanted, last):
         with socket.socket() as probe:
             try:
-                probe.bind(("127.0.0.1", port))
+                probe.bind(("", port))
             except OSError:
                 continue
-            return int(probe.getsockname()[1])
-    raise ConfigError("this machine has no free port")
+            return port
+    raise ConfigError(
+        f"no port from {wanted} to {last - 1} is free on this machine; choose another with --port"
+    )
 
 
 def parties(kits: dict[str, Kit]) -> tuple[Kit, dict[str, Kit]]:
