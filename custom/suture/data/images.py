@@ -79,8 +79,8 @@ class ImageSource:
             file.close()
         self._open.clear()
 
-    def __contains__(self, name: str) -> bool:
-        return self.missing(name) is None
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and self.missing(name) is None
 
     def paths(self) -> list[str]:
         """The paths of all images."""
