@@ -71,7 +71,7 @@ def test_strange_words_are_asked_about_and_missing_images_counted(tmp_path: Path
     assert found.data["labels"] == ["Mass"]
     assert found.data["partial"] is True
     assert any("'Hernia' is left out: its values are ja, nein." in warning for warning in found.warnings)
-    assert "1 image of 30 of labels.csv missing" in found.warnings
+    assert "labels.csv: 1 of 30 rows without an image" in found.warnings
     given_ = found.data | {"labels": ["Mass", "Hernia"], "values": {"ja": 1, "nein": 0}}
     reading = read_table(parse_data(given_, "test"))
     assert reading.faults == ()

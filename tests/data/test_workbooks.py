@@ -170,6 +170,18 @@ def test_a_workbook_that_unpacks_to_too_much_or_declares_entities_is_not_parsed(
         read_sheet(with_part(tmp_path / "t.xlsx", "xl/theme/theme1.xml", "x" * 100_000))
 
 
+def test_a_formula_is_read_as_its_result_and_never_as_blank(tmp_path: Path) -> None:
+    rows = [["image", "Mass"], ["a.png", "=1+0"]]
+    with pytest.raises(DataError, match=r"t\.xlsx has formulas without results; open it in a spreadsheet"):
+        read_sheet(workbook(tmp_path / "t.xlsx", rows))
+    cells = (
+        '<c t="str"><f>"a.png"</f><v>a.png</v></c><c><f>1+0</f><v>1</v></c><c t="str"><f>""</f><v></v></c>'
+    )
+    head = "".join(f'<c t="inlineStr"><is><t>{name}</t></is></c>' for name in ("image", "Mass", "Edema"))
+    sheet = f"<worksheet {MAIN}><sheetData><row>{head}</row><row>{cells}</row></sheetData></worksheet>"
+    assert read_sheet(with_part(tmp_path / "t.xlsx", SHEET, sheet)).rows == (("a.png", "1", ""),)
+
+
 def test_a_cell_of_a_parquet_is_measured_before_it_is_copied(tmp_path: Path) -> None:
     long = pa.DictionaryArray.from_arrays(pa.array([0] * 500, pa.int32()), pa.array(["x" * (1 << 20)]))
     parquet.write_table(pa.table({"image": long}), tmp_path / "t.parquet", compression="zstd")

@@ -137,12 +137,14 @@ def _describe(form: Form, images: _ImageColumn, root: Path, answers: Answers) ->
     def note(key: str, value: Any, why: str) -> None:
         data[key], reasons[key] = value, why
 
-    note("image_column", images.name, f"names {number_of(images.found, 'image')} of {n:,} that are there")
+    note(
+        "image_column", images.name, f"{images.found:,} of {number_of(n, 'row')} name an image that is there"
+    )
     if images.match == "stem":
         note("image_match", "stem", "its cells have no suffix")
     if images.found < n:
         note("partial", True, "rows without an image are left out and counted")
-        warnings.append(f"{number_of(n - images.found, 'image')} of {n:,} of {sheet.path.name} missing")
+        warnings.append(f"{sheet.path.name}: {n - images.found:,} of {number_of(n, 'row')} without an image")
     patient, why = _patient(sheet, images.name, answers.patient)
     note("patient_column", patient or images.name, why)
     if not patient:
@@ -191,7 +193,7 @@ def _images(folder: Path) -> tuple[Path, set[str]]:
             return archives[0], set(source.paths())
     found = {path.relative_to(folder).as_posix() for path in _files(folder) if _is_image(path)}
     if not found:
-        raise DataError(f"{folder} holds no image ({', '.join(sorted(SUFFIXES))})")
+        raise DataError(f"{folder} holds no image ({', '.join(SUFFIXES)})")
     top = {name.partition("/")[0] for name in found}
     if len(top) == 1 and all("/" in name for name in found):
         inner = folder / top.pop()
@@ -221,12 +223,23 @@ def _files(folder: Path) -> Iterator[Path]:
 
 def _is_image(path: Path) -> bool:
     """Whether a file is an image by its suffix, or a DICOM whose name has none, such as 1.2.840.7."""
-    if path.suffix.lower() in SUFFIXES:
+    if path.name.lower().endswith(SUFFIXES):
         return True
     if path.suffix.strip(".").isalpha() or not path.is_file():
         return False
     with path.open("rb") as file:
         return file.read(132)[128:] == b"DICM"
+
+
+def find_image_column(sheet: Sheet, root: Path, images: set[str]) -> str | None:
+    """Return the name of the column with the most cells that name an image; None where none names any.
+
+    Args:
+        root: the folder of the images.
+        images: their paths within it.
+    """
+    found = _image_column(sheet, root, images)
+    return found.name if found else None
 
 
 def _image_column(sheet: Sheet, root: Path, images: set[str]) -> _ImageColumn | None:

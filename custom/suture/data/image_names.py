@@ -41,4 +41,5 @@ def image_name(cell: str, root: Path, images: Container[str]) -> str:
 
 def stem(cell: str) -> str:
     """Return the file name of a cell without its suffix."""
-    return Path(cell.replace("\\", "/")).stem
+    name = cell.replace("\\", "/")
+    return Path(name[:-3] if name.lower().endswith(".nii.gz") else name).stem

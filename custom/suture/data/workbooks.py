@@ -30,7 +30,10 @@ _MOST_HELD = 2**22
 _MOST_IN_ROW = 2**17
 """Elements of one row, or of one string; a sheet has 16,384 columns, with about three for each cell."""
 
-_MAIN = "http://schemas.openxmlformats.org/spreadsheetml/2006/main"
+_ROW, _STRING, _CELL, _FORMULA, _VALUE = (
+    f"http://schemas.openxmlformats.org/spreadsheetml/2006/main {name}"
+    for name in ("row", "si", "c", "f", "v")
+)
 
 _PARQUET_ROWS = 64
 """Rows that are decoded at a time."""
@@ -123,23 +126,41 @@ def _check_parts(path: Path) -> None:
 
 
 def _check_elements(path: Path, chunks: Iterator[bytes]) -> None:
-    """Refuse a part of which openpyxl would hold too many elements; it drops those of a row with the row."""
+    """Check a part of a workbook before openpyxl reads it, which drops the elements of a row with the row.
+
+    Raises:
+        DataError: it holds too many elements, declares entities, or has a formula without a stored result,
+            which would be taken for a blank cell.
+    """
     held = inside = depth = 0
+    formula = text = False
     parser = expat.ParserCreate(namespace_separator=" ")
 
     def start(name: str, attributes: dict[str, str]) -> None:
-        nonlocal held, inside, depth
-        if depth or name in (f"{_MAIN} row", f"{_MAIN} si"):
+        nonlocal held, inside, depth, formula, text
+        if depth or name in (_ROW, _STRING):
             depth += 1
             inside = inside + 1 + len(attributes) if depth > 1 else 0
         if depth < 2:
             held += 1 if depth else 1 + 4 * len(attributes)
         if held > _MOST_HELD or inside > _MOST_IN_ROW:
             raise DataError(f"{path} has more rows or cells than are read; is it a table?")
+        if name == _CELL:
+            formula, text = False, attributes.get("t") == "str"
+        formula = formula or name == _FORMULA
+        parser.CharacterDataHandler = value if name == _VALUE else None
 
-    def end(_: str) -> None:
+    def value(_: str) -> None:
+        nonlocal text
+        text = True
+
+    def end(name: str) -> None:
         nonlocal depth
         depth = max(depth - 1, 0)
+        if name == _CELL and formula and not text:
+            raise DataError(
+                f"{path} has formulas without results; open it in a spreadsheet program and save it"
+            )
 
     def doctype(*_: object) -> None:
         raise DataError(f"{path} declares entities, which no spreadsheet program writes; save it anew")
