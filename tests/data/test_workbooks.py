@@ -172,7 +172,7 @@ def test_a_workbook_that_unpacks_to_too_much_or_declares_entities_is_not_parsed(
 
 def test_a_formula_is_read_as_its_result_and_never_as_blank(tmp_path: Path) -> None:
     rows = [["image", "Mass"], ["a.png", "=1+0"]]
-    with pytest.raises(DataError, match=r"t\.xlsx has formulas without results; open it in a spreadsheet"):
+    with pytest.raises(DataError, match=r"t\.xlsx has formulas without results; open it in Excel"):
         read_sheet(workbook(tmp_path / "t.xlsx", rows))
     cells = (
         '<c t="str"><f>"a.png"</f><v>a.png</v></c><c><f>1+0</f><v>1</v></c><c t="str"><f>""</f><v></v></c>'

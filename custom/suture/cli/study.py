@@ -66,13 +66,12 @@ def _ask(site: str, guess: Discovery) -> Answers | None:
     """Ask about what is doubtful at a site; None where the answers change nothing."""
     from suture.data.discovery import Answers
 
-    doubtful = guess.doubtful
-    no_labels: tuple[str, ...] = ()
-    if doubtful and not _confirm(
-        f"{site}: {', '.join(map(repr, doubtful))}: is this a finding, or each of these?"
+    no_labels = guess.doubtful
+    if len(no_labels) > 1 and _confirm(
+        f"{site}: are all of these findings: {', '.join(map(repr, no_labels))}?"
     ):
-        single = len(doubtful) == 1
-        no_labels = tuple(c for c in doubtful if single or not _confirm(f"{site}: is {c!r} a finding?"))
+        no_labels = ()
+    no_labels = tuple(name for name in no_labels if not _confirm(f"{site}: is {name!r} a finding?"))
     patient = "" if guess.has_patients else _patient_column(site, guess)
     if not (no_labels or patient):
         return None

@@ -126,52 +126,55 @@ def _check_parts(path: Path) -> None:
 
 
 def _check_elements(path: Path, chunks: Iterator[bytes]) -> None:
-    """Check a part of a workbook before openpyxl reads it, which drops the elements of a row with the row.
-
-    Raises:
-        DataError: it holds too many elements, declares entities, or has a formula without a stored result,
-            which would be taken for a blank cell.
-    """
-    held = inside = depth = 0
-    formula = text = False
+    """Check a part of a workbook before openpyxl reads it; errors as of `_Elements`."""
     parser = expat.ParserCreate(namespace_separator=" ")
-
-    def start(name: str, attributes: dict[str, str]) -> None:
-        nonlocal held, inside, depth, formula, text
-        if depth or name in (_ROW, _STRING):
-            depth += 1
-            inside = inside + 1 + len(attributes) if depth > 1 else 0
-        if depth < 2:
-            held += 1 if depth else 1 + 4 * len(attributes)
-        if held > _MOST_HELD or inside > _MOST_IN_ROW:
-            raise DataError(f"{path} has more rows or cells than are read; is it a table?")
-        if name == _CELL:
-            formula, text = False, attributes.get("t") == "str"
-        formula = formula or name == _FORMULA
-        parser.CharacterDataHandler = value if name == _VALUE else None
-
-    def value(_: str) -> None:
-        nonlocal text
-        text = True
-
-    def end(name: str) -> None:
-        nonlocal depth
-        depth = max(depth - 1, 0)
-        if name == _CELL and formula and not text:
-            raise DataError(
-                f"{path} has formulas without results; open it in a spreadsheet program and save it"
-            )
-
-    def doctype(*_: object) -> None:
-        raise DataError(f"{path} declares entities, which no spreadsheet program writes; save it anew")
-
-    parser.StartElementHandler, parser.EndElementHandler = start, end
-    parser.StartDoctypeDeclHandler = doctype
+    elements = _Elements(path)
+    parser.StartElementHandler, parser.EndElementHandler = elements.start, elements.end
+    parser.CharacterDataHandler, parser.StartDoctypeDeclHandler = elements.text, elements.doctype
     try:
         for chunk in chunks:
             parser.Parse(chunk)
     except expat.ExpatError:
         return  # a picture, or what openpyxl cannot read beyond this either
+
+
+class _Elements:
+    """Counts the elements of a part as a parser meets them; openpyxl drops those of a row with the row.
+
+    Raises:
+        DataError: openpyxl would hold too many, the part declares entities, or a formula has no stored
+            result, so that its cell would be taken for blank.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._held = self._inside = self._depth = 0
+        self._formula = self._result = self._in_value = False
+
+    def start(self, name: str, attributes: dict[str, str]) -> None:
+        if self._depth or name in (_ROW, _STRING):
+            self._depth += 1
+            self._inside = self._inside + 1 + len(attributes) if self._depth > 1 else 0
+        if self._depth < 2:
+            self._held += 1 if self._depth else 1 + 4 * len(attributes)
+        if self._held > _MOST_HELD or self._inside > _MOST_IN_ROW:
+            raise DataError(f"{self._path} has more rows or cells than are read; is it a table?")
+        if name == _CELL:  # a formula may well have an empty text for a result
+            self._formula, self._result = False, attributes.get("t") == "str"
+        self._formula = self._formula or name == _FORMULA
+        self._in_value = name == _VALUE
+
+    def text(self, _: str) -> None:
+        self._result = self._result or self._in_value
+
+    def end(self, name: str) -> None:
+        self._depth = max(self._depth - 1, 0)
+        self._in_value = False
+        if name == _CELL and self._formula and not self._result:
+            raise DataError(f"{self._path} has formulas without results; open it in Excel, and save it")
+
+    def doctype(self, *_: object) -> None:
+        raise DataError(f"{self._path} declares entities, which no spreadsheet program writes; save it anew")
 
 
 def _parquet(path: Path) -> Iterator[list[str]]:

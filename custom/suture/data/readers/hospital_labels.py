@@ -143,12 +143,12 @@ def _values(sheet: Sheet, positions: list[int], meaning: Cells) -> tuple[NDArray
     y = np.full((len(sheet.rows), len(positions)), np.nan, dtype=np.float32)
     strange: dict[int, dict[str, list[int]]] = {}
     for column, position in enumerate(positions):
-        for row, cell in enumerate(sheet.cells(position)):
-            value = meaning.number(cell)
+        cells = sheet.cells(position)
+        values = [meaning.number(cell) for cell in cells]
+        y[:, column] = [np.nan if value is None else value for value in values]
+        for cell, value, number in zip(cells, values, sheet.numbers, strict=True):
             if value is None:
-                strange.setdefault(position, {}).setdefault(cell, []).append(sheet.numbers[row])
-            else:
-                y[row, column] = value
+                strange.setdefault(position, {}).setdefault(cell, []).append(number)
     words = {word for of in strange.values() if len(of) <= FEW for word in of}
     faults = [
         f"{sheet.path} {rows_text(sorted(chain(*of.values())))}, column {sheet.header[position]!r}: "
