@@ -236,6 +236,7 @@ def test_a_column_of_one_class_a_row_is_multiclass(tmp_path: Path) -> None:
     assert found.data["labels"] == ["Blight", "Mildew", "Rust"]
     assert found.data["label_type"] == "multiclass"
     assert found.left_out == {"smoker": "'diagnosis' lists the findings"}
+    assert found.warnings == ()
     table_ = read_table(parse_data(found.data | {"split": "patients"}, "t")).table
     assert table_.labels.label_type == "multiclass"
     assert table_.y[:3].tolist() == [[0, 0, 1], [1, 0, 0], [0, 1, 0]]

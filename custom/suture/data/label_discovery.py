@@ -77,6 +77,7 @@ def discover_labels(sheet: Sheet, taken: Collection[str], refused: Collection[st
     if listed and not any(map(_known, columns)):
         name, data = listed
         left_out |= dict.fromkeys(columns, f"{name!r} lists the findings")
+        asked.pop(name, None)
         reasons = {"finding_column": "its cells list the findings that are present"}
         warnings = (*asked.values(), *blank_findings(sheet, sheet.column(name, ""), name))
         doubtful: list[str] = []
