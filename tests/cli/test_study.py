@@ -13,6 +13,8 @@ from typer.testing import CliRunner
 from hospitals import german, image, listed, plain, table
 from suture.cli.app import app
 from suture.core.errors import ConfigError, DataError, SutureError
+from suture.data.config import load_site_config
+from suture.data.quality import check
 
 RUNNER = CliRunner()
 
@@ -162,3 +164,69 @@ def test_too_few_validation_images_are_a_problem_before_the_run(tmp_path: Path) 
     result = RUNNER.invoke(app, ["check", str(tmp_path / 'my "study"')])
     assert isinstance(result.exception, SutureError)
     assert "no round can be selected" in " ".join(result.output.split())
+
+
+def doubtful(folder: Path) -> Path:
+    """A table whose patients have no plain name, and with columns of 1 and 0 that may be no finding."""
+    rows = [["image", "who", "Mass", "ICU", "smoker"]]
+    for i in range(8):
+        image(folder / "x" / f"{i}.png", i)
+        rows.append([f"{i}.png", f"w{i // 2}", str(i % 2), "1", "0"])
+    return table(folder / "t.csv", rows)
+
+
+def test_one_question_for_each_doubtful_thing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("suture.cli.study._can_ask", lambda: True)
+    words = ["init", str(tmp_path / "my study"), f"--site=alpha={doubtful(tmp_path / 'a')}"]
+    answers = ["n", "n", "y", "wo", "who", "y"]
+    result = RUNNER.invoke(app, words, input="\n".join(answers) + "\n")
+    assert result.exit_code == 0, result.output
+    assert "there is no column 'wo'; the columns are image, who, Mass, ICU, smoker" in result.output
+    config = load_site_config(tmp_path / "my study" / "alpha" / "suture.toml").data
+    assert config.labels == ("Mass", "smoker")
+    assert config.patient_column == "who"
+    assert f"next: suture check '{tmp_path}/my study'" in result.output
+    assert f"then: suture run '{tmp_path}/my study' --env local" in result.output
+
+
+def test_where_nothing_is_doubtful_only_the_writing_is_asked_about(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("suture.cli.study._can_ask", lambda: True)
+    words = ["init", str(tmp_path / "s"), f"--site=alpha={german(tmp_path / 'a')}"]
+    assert RUNNER.invoke(app, words, input="n\n").exit_code == 1
+    assert not (tmp_path / "s").exists()
+    assert RUNNER.invoke(app, words, input="y\n").exit_code == 0
+    assert (tmp_path / "s" / "alpha" / "suture.toml").is_file()
+
+
+def test_what_is_refused_is_refused_before_anything_is_shown(study: Path, tmp_path: Path) -> None:
+    for name, words in (("alpha", ["--yes"]), ("delta", [])):
+        result = RUNNER.invoke(app, ["init", str(study), f"--site={name}={tmp_path / 'a'}", *words])
+        assert isinstance(result.exception, ConfigError)
+        assert result.output == ""
+
+
+def test_every_column_is_named_in_the_file_and_no_cell_writes_into_it(tmp_path: Path) -> None:
+    rows = [["image", "patient", "Mass", "smoker", '"DR\nx = 1"']]
+    for i in range(12):
+        image(tmp_path / "a" / "x" / f"{i}.png", i)
+        grade = '"2\nmost = 1\x1b"' if i % 2 else "1"
+        rows.append([f"{i}.png", f"p{i}", str(i % 2), str(i // 6), grade])
+    table(tmp_path / "a" / "t.csv", rows)
+    said = suture("init", str(tmp_path / "s"), f"--site=alpha={tmp_path / 'a'}", "--yes")
+    written = (tmp_path / "s" / "alpha" / "suture.toml").read_text()
+    for text in (said, written):
+        assert "is 'smoker' a finding? If not, remove it from labels" in text
+        assert "#   'DR\\nx = 1': its values are 1, 2\\nmost = 1\\x1b" in text
+        assert "\x1b" not in text
+    assert load_site_config(tmp_path / "s" / "alpha" / "suture.toml").data.labels == ("Mass", "smoker")
+
+
+def test_words_with_a_plain_meaning_are_notes_and_no_warnings(tmp_path: Path) -> None:
+    suture("init", str(tmp_path / "s"), f"--site=alpha={german(tmp_path / 'a', 280)}", "--yes")
+    said = " ".join(suture("check", str(tmp_path / "s")).split())
+    assert "note" in said.partition("'Yes' is read as present")[0][-200:]
+    found = check(load_site_config(tmp_path / "s" / "alpha" / "suture.toml"))
+    assert any("'Yes' is read as present" in note for note in found.notes)
+    assert not any("is read as" in warning for warning in found.warnings)

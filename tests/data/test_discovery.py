@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -12,7 +14,8 @@ from hypothesis import strategies as st
 from hospitals import german, image, listed, plain, table
 from suture.core.errors import DataError
 from suture.data.config import parse_data
-from suture.data.discovery import discover
+from suture.data.discovery import Answers, Discovery, discover
+from suture.data.images import ImageSource
 from suture.data.readers import read_table
 from suture.simulation.new_study import splits
 
@@ -30,9 +33,13 @@ def test_a_table_of_windows(tmp_path: Path) -> None:
         "labels": ["Mass", "Edema"],
     }
     assert not found.has_splits
-    said = " ".join(found.warnings)
-    assert "'Sex'" in said
-    assert "'No Finding'" in said
+    assert found.warnings == ()
+    assert found.left_out == {
+        "Größe": "1 value other than 1, 0, yes, no or blank",
+        "Age": "30 values other than 1, 0, yes, no or blank",
+        "Sex": "its name is that of no finding; if it is one, add it to labels",
+        "No Finding": "it says that nothing was found, which is no class",
+    }
     reading = read_table(parse_data(found.data | {"split": "patients"}, "test"))
     assert reading.faults == ()
     assert reading.table.patients[0] == "Ä0"
@@ -63,8 +70,8 @@ def test_strange_words_are_asked_about_and_missing_images_counted(tmp_path: Path
     assert found.data["split_column"] == "split"
     assert found.data["labels"] == ["Mass"]
     assert found.data["partial"] is True
-    assert any("'ja', 'nein' mean" in warning for warning in found.warnings)
-    assert any("1 of 30 images" in warning for warning in found.warnings)
+    assert any("'Hernia' is left out: its values are ja, nein." in warning for warning in found.warnings)
+    assert "labels.csv: 1 of 30 rows without an image" in found.warnings
     given_ = found.data | {"labels": ["Mass", "Hernia"], "values": {"ja": 1, "nein": 0}}
     reading = read_table(parse_data(given_, "test"))
     assert reading.faults == ()
@@ -77,7 +84,13 @@ def test_an_unknown_word_names_file_row_and_the_line_to_add(tmp_path: Path) -> N
     data = {"dataset": "hospital", "root": str(tmp_path / "images"), "table": str(tmp_path / "labels.csv")}
     fault = read_table(parse_data(data, "test")).faults[0]
     assert "labels.csv rows 2, 3" in fault
-    assert 'values = { "nein" = 1 }' in fault
+    line = fault.splitlines()[-1]
+    assert line == 'values = { "ja" = "unknown", "nein" = "unknown" }'
+    pasted = read_table(
+        parse_data(data | tomllib.loads(line.replace('"ja" = "unknown"', '"ja" = 1')), "test")
+    )
+    assert pasted.faults == ()
+    assert np.nansum(pasted.table.y[:, 1]) == 24
 
 
 def test_an_age_is_no_label_and_absolute_paths_are_found(tmp_path: Path) -> None:
@@ -125,23 +138,237 @@ def test_what_cannot_be_made_out_is_one_sentence(tmp_path: Path, make: object, m
         discover(tmp_path)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     delimiter=st.sampled_from([",", ";", "\t", "|"]),
-    encoding=st.sampled_from(["utf-8", "utf-8-sig", "utf-16", "cp1252"]),
-    words=st.sampled_from([("1", "0"), ("yes", "no"), ("TRUE", "FALSE"), ("pos", "neg"), ("1.0", "0.0")]),
+    encoding=st.sampled_from(["utf-8", "utf-8-sig", "utf-16", "cp1252", "latin-1"]),
+    newline=st.sampled_from(["\n", "\r\n"]),
+    told=st.booleans(),
+    blank=st.integers(0, 2),
+    words=st.sampled_from(
+        [("1", "0"), ("yes", "no"), ("TRUE", "FALSE"), ("pos", "neg"), ("1.0", "0.0"), ('"1,0"', '"0,0"')]
+    ),
 )
 def test_the_form_of_a_table_does_not_change_its_labels(
-    tmp_path: Path, delimiter: str, encoding: str, words: tuple[str, str]
+    tmp_path: Path,
+    delimiter: str,
+    encoding: str,
+    newline: str,
+    told: bool,
+    blank: int,
+    words: tuple[str, str],
 ) -> None:
     for i in range(4):
         image(tmp_path / "images" / f"{i}.png", i)
     rows = [["image", "patient", "Größe", "Mass"]]
-    rows += [[f"{i}.png", f"p{i}", "1.8", words[i % 2]] for i in range(4)]
-    table(tmp_path / "t.csv", rows, delimiter, encoding)
+    rows += [[f"{i}.png", f"Ä{i}", '"1;8"', words[i % 2]] for i in range(4)]
+    lines = [f"sep={delimiter}"] * told + [delimiter.join(row) for row in rows] + [""] * blank
+    (tmp_path / "t.csv").write_bytes("".join(line + newline for line in lines).encode(encoding))
     data = discover(tmp_path).data
     assert data["labels"] == ["Mass"]
-    assert read_table(parse_data(data | {"split": "patients"}, "t")).table.y[:, 0].tolist() == [1, 0, 1, 0]
+    read = read_table(parse_data(data | {"split": "patients"}, "t"))
+    assert read.table.y[:, 0].tolist() == [1, 0, 1, 0]
+    assert read.table.patients == ("Ä0", "Ä1", "Ä2", "Ä3")
+
+
+@pytest.mark.parametrize("name", ["t.xlsx", "t.parquet", "t.csv"])
+def test_a_workbook_is_discovered_and_read_like_a_csv(tmp_path: Path, name: str) -> None:
+    frame = pd.DataFrame(
+        {
+            "image": [f"{i}.png" for i in range(8)],
+            "PatientID": range(8),
+            "Age": range(40, 48),
+            "Mass": [1, 0, None, 1] * 2,
+            "Edema": [True, False] * 4,
+        }
+    )
+    write = {"t.xlsx": frame.to_excel, "t.parquet": frame.to_parquet, "t.csv": frame.to_csv}[name]
+    for i in range(8):
+        image(tmp_path / "images" / f"{i}.png", i)
+    write(tmp_path / name, index=False)
+    found = discover(tmp_path)
+    assert found.data["labels"] == ["Mass", "Edema"]
+    assert not {"delimiter", "encoding"} & found.data.keys()
+    read = read_table(parse_data(found.data | {"split": "patients"}, "t"))
+    assert read.faults == ()
+    assert read.table.y[:4, 1].tolist() == [1, 0, 1, 0]
+    assert np.isnan(read.table.y[2, 0])
+    assert read.table.patients[3] == "3"
+
+
+def test_a_decimal_comma_is_a_number_and_said(tmp_path: Path) -> None:
+    rows = [["image", "patient", "Mass"]]
+    rows += [[f"{i}.png", f"p{i}", ("1,0", "0,0", "-1,0")[i % 3]] for i in range(6)]
+    for i in range(6):
+        image(tmp_path / "x" / f"{i}.png", i)
+    table(tmp_path / "t.csv", rows, ";")
+    read = read_table(parse_data(discover(tmp_path).data | {"split": "patients"}, "t"))
+    assert read.table.y[:2, 0].tolist() == [1, 0]
+    assert np.isnan(read.table.y[2, 0])
+    assert any("'1,0' is read as present (2 cells)" in note for note in read.notes)
+
+
+def labelled(folder: Path, header: list[str], cells: list[list[str]]) -> Discovery:
+    """Discover a table of 12 images whose label columns repeat some rows."""
+    rows = [["image", "patient", *header]]
+    for i in range(12):
+        image(folder / "x" / f"{i}.png", i)
+        rows.append([f"{i}.png", f"p{i}", *cells[i % len(cells)]])
+    table(folder / "t.csv", rows)
+    return discover(folder)
+
+
+def test_classes_that_exclude_one_another_are_multiclass(tmp_path: Path) -> None:
+    one_hot = labelled(
+        tmp_path / "a", ["MEL", "NV", "BCC"], [["1", "0", "0"], ["0", "1", "0"], ["0", "0", "1"]]
+    )
+    assert one_hot.data["label_type"] == "multiclass"
+    assert '"multilabel" if one may have several' in one_hot.reasons["label_type"]
+    assert read_table(parse_data(one_hot.data | {"split": "patients"}, "t")).faults == ()
+    for name, last in (("two", ["1", "0", "1"]), ("none", ["0", "0", "0"]), ("unknown", ["1", "", "0"])):
+        other = labelled(tmp_path / name, ["MEL", "NV", "BCC"], [["1", "0", "0"], ["0", "1", "0"], last])
+        assert "label_type" not in other.data
+
+
+def test_a_column_of_one_class_a_row_is_multiclass(tmp_path: Path) -> None:
+    found = labelled(tmp_path, ["diagnosis", "smoker"], [["rust", "1"], ["blight", "0"], ["mildew", "0"]])
+    assert found.data["finding_column"] == "diagnosis"
+    assert found.data["labels"] == ["Blight", "Mildew", "Rust"]
+    assert found.data["label_type"] == "multiclass"
+    assert found.left_out == {"smoker": "'diagnosis' lists the findings"}
+    assert found.warnings == ()
+    table_ = read_table(parse_data(found.data | {"split": "patients"}, "t")).table
+    assert table_.labels.label_type == "multiclass"
+    assert table_.y[:3].tolist() == [[0, 0, 1], [1, 0, 0], [0, 1, 0]]
+
+
+def test_grades_are_never_a_class(tmp_path: Path) -> None:
+    found = labelled(tmp_path, ["Mass", "DR grade"], [["1", "0"], ["0", "1"], ["1", "2"], ["0", "3"]])
+    assert found.data["labels"] == ["Mass"]
+    assert found.left_out == {"DR grade": "its values are 0, 1, 2, 3"}
+    line = found.warnings[0].splitlines()[-1]
+    assert line == 'values = { "2" = "unknown", "3" = "unknown" }'
+    data = found.data | {"split": "patients", "labels": ["Mass", "DR grade"]}
+    read = read_table(parse_data(data | tomllib.loads(line), "t"))
+    assert read.faults == ()
+
+
+def test_every_column_has_a_meaning_or_a_reason(tmp_path: Path) -> None:
+    found = labelled(
+        tmp_path,
+        ["Mass", "implant", "Age", "note", "Sex"],
+        [["1", "0", "44", "", "1"], ["0", "1", "45", "", "0"]],
+    )
+    assert found.data["labels"] == ["Mass", "implant"]
+    assert found.doubtful == ("implant",)
+    assert any("is 'implant' a finding?" in warning for warning in found.warnings)
+    named = {found.data["image_column"], found.data["patient_column"], *found.data["labels"], *found.left_out}
+    assert named == set(found.columns)
+
+
+def test_blank_findings_are_counted(tmp_path: Path) -> None:
+    found = labelled(tmp_path, ["Findings"], [["Mass|Edema"], [""], ["No Finding"]])
+    said = "column 'Findings': 4 blank cells, read as unknown; where nothing was found write No Finding"
+    assert any(said in warning for warning in found.warnings)
+    read = read_table(parse_data(found.data | {"split": "patients"}, "t"))
+    assert any(said in note for note in read.notes)
+    assert np.isnan(read.table.y[1]).all()
+    assert read.table.y[2].tolist() == [0, 0]
+
+
+def test_what_programs_leave_behind_is_not_looked_at(tmp_path: Path) -> None:
+    folder = plain(tmp_path / "data")
+    (folder / "._labels.csv").write_bytes(b"\0\5\x16\7 of macOS")
+    (folder / "~$labels.xlsx").write_bytes(b"of Excel")
+    (folder / "images" / "._1.png").write_bytes(b"of macOS")
+    (folder / "__MACOSX").mkdir()
+    (folder / "__MACOSX" / "labels.csv").write_bytes(b"x")
+    found = discover(folder)
+    assert found.data["root"] == str(folder / "images")
+    assert not any("not looked at" in warning for warning in found.warnings)
+
+
+def test_a_readme_does_not_hide_the_tables_below(tmp_path: Path) -> None:
+    for i in range(4):
+        image(tmp_path / "images" / f"{i}.png", i)
+    (tmp_path / "README.txt").write_text('Thank you, for using, our data.\n"Unfinished\n')
+    (tmp_path / "codes.csv").write_text("code,word\n1,a,b\n")
+    rows = [["image", "patient", "Mass"], *([f"{i}.png", f"p{i}", str(i % 2)] for i in range(4))]
+    table(tmp_path / "tables" / "labels.csv", rows)
+    found = discover(tmp_path)
+    assert found.data["table"] == str(tmp_path / "tables" / "labels.csv")
+    assert [w for w in found.warnings if "not looked at" in w] == [
+        f"not looked at: {tmp_path / 'codes.csv'} row 2 has 3 cells where the header has 2"
+    ]
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "C:\\img\\{}\\{}.png",
+        "{}\\{}.png",
+        "/mnt/pacs/img/{}/{}.png",
+        "\\\\pacs\\img\\{}\\{}.png",
+        "{}/{}.png",
+    ],
+)
+def test_paths_of_other_machines_are_found_by_their_end(tmp_path: Path, cell: str) -> None:
+    rows = [["image", "patient", "Mass"]]
+    for i in range(8):
+        ward = "ab"[i % 2]
+        image(tmp_path / "img" / ward / f"{i // 2}.png", i)  # each name twice
+        rows.append([cell.format(ward, i // 2), f"p{i}", str(i % 2)])
+    table(tmp_path / "t.csv", rows)
+    found = discover(tmp_path)
+    assert "partial" not in found.data
+    assert "image_match" not in found.data
+    read = read_table(parse_data(found.data | {"split": "patients"}, "t"))
+    assert read.table.images[:4] == ("a/0.png", "b/0.png", "a/1.png", "b/1.png")
+
+
+def test_images_elsewhere_are_found_by_absolute_paths(tmp_path: Path) -> None:
+    rows = [["image", "patient", "Mass"]]
+    for i in range(4):
+        image(tmp_path / "pacs" / "ab"[i % 2] / f"{i}.png", i)
+        rows.append([str(tmp_path / "pacs" / "ab"[i % 2] / f"{i}.png"), f"p{i}", str(i % 2)])
+    table(tmp_path / "study" / "t.csv", rows)
+    found = discover(tmp_path / "study")
+    assert found.data["root"] == str(tmp_path / "pacs")
+    read = read_table(parse_data(found.data | {"split": "patients"}, "t"))
+    assert read.table.images == ("a/0.png", "b/1.png", "a/2.png", "b/3.png")
+
+
+def test_a_dicom_without_a_suffix_is_an_image(tmp_path: Path) -> None:
+    names = [f"1.2.840.{i}" for i in range(4)]
+    for name in names:
+        (tmp_path / "x").mkdir(exist_ok=True)
+        (tmp_path / "x" / name).write_bytes(bytes(128) + b"DICM")
+    (tmp_path / "x" / "LICENCE").write_bytes(bytes(200))
+    table(
+        tmp_path / "t.csv",
+        [["uid", "patient", "Mass"], *([n, f"p{n}", "01"[i % 2]] for i, n in enumerate(names))],
+    )
+    found = discover(tmp_path)
+    assert found.data["image_column"] == "uid"
+    assert "image_match" not in found.data
+    assert "partial" not in found.data
+    read = read_table(parse_data(found.data | {"split": "patients"}, "t"))
+    with ImageSource(Path(found.data["root"])) as source:
+        assert all(name in source for name in read.table.images)
+
+
+def test_answers_are_followed(tmp_path: Path) -> None:
+    rows = [["image", "who", "Mass", "ICU"]]
+    for i in range(6):
+        image(tmp_path / "x" / f"{i}.png", i)
+        rows.append([f"{i}.png", f"w{i // 2}", str(i % 2), "1"])
+    table(tmp_path / "t.csv", rows)
+    assert not discover(tmp_path).has_patients
+    found = discover(tmp_path, Answers(patient="who", no_labels=("ICU",)))
+    assert found.data["patient_column"] == "who"
+    assert found.data["labels"] == ["Mass"]
+    assert found.left_out == {"ICU": "you said that it is no finding"}
+    assert found.warnings == ()
 
 
 def test_splits_in_other_words_are_not_made_anew(tmp_path: Path) -> None:
@@ -183,7 +410,10 @@ def test_a_findings_list_is_preferred_to_flags(tmp_path: Path) -> None:
     table(tmp_path / "t.csv", rows)
     found = discover(tmp_path)
     assert found.data["labels"] == ["Edema", "Mass"]
-    assert sum("is not taken" in warning for warning in found.warnings) == 2
+    assert found.left_out == {
+        "Ventilated": "'Findings' lists the findings",
+        "Deleted": "'Findings' lists the findings",
+    }
 
 
 def test_rows_of_one_image_agree_on_patient_and_split(tmp_path: Path) -> None:

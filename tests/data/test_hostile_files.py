@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import openpyxl
 import pytest
 from PIL import EpsImagePlugin, Image
 from pydicom.dataset import FileDataset, FileMetaDataset
@@ -106,6 +107,25 @@ def tiled_tiff(side: int) -> bytes:
     return b"II*\0" + struct.pack("<IH", 8, count) + b"".join(entries) + struct.pack("<I", 0) + tile
 
 
+def xlsx(part: str, start: str, unit: str, times: int, end: str) -> bytes:
+    """A workbook of which one part is a unit that is repeated."""
+    file = io.BytesIO()
+    book = openpyxl.Workbook()
+    book.active.append(["image"])
+    book.save(file)
+    content = "".join([start, unit * times, end]).replace(
+        "MAIN", "http://schemas.openxmlformats.org/spreadsheetml/2006/main"
+    )
+    packed = io.BytesIO()
+    with (
+        zipfile.ZipFile(file) as old,
+        zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as new,
+    ):
+        for name in old.namelist():
+            new.writestr(name, content if name == part else old.read(name))
+    return packed.getvalue()
+
+
 def repeated(text: str, times: int) -> bytes:
     """A gzipped file of a repeated text: members of a gzip file may follow one another."""
     return gzip.compress(text.encode()) * times
@@ -121,6 +141,14 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
     "blank.csv.gz": lambda: b"".join([repeated("a,b\n", 1), repeated("\n" * 1_000_000, 1000)]),
     "line.csv.gz": lambda: repeated("a" * 100_000 + ",", 10_000),
     "wide.csv.gz": lambda: b"".join([repeated("a,b\n", 1), repeated("," * 200_000 + "\n", 2500)]),
+    "row.xlsx": lambda: xlsx(
+        "xl/worksheets/sheet1.xml",
+        '<worksheet xmlns="MAIN"><sheetData><row>',
+        "<c/>",
+        20_000_000,
+        "</row></sheetData></worksheet>",
+    ),
+    "strings.xlsx": lambda: xlsx("xl/sharedStrings.xml", '<sst xmlns="MAIN">', "<si/>", 20_000_000, "</sst>"),
     "list.txt.gz": lambda: repeated("0001.png " * 100_000, 1000),
 }
 
@@ -131,7 +159,7 @@ from suture.core.errors import DataError
 from suture.data.decoding import read_image
 from suture.data.reading import read_sheet, read_text
 path = Path(sys.argv[1])
-tables = {".csv.gz": read_sheet, ".txt.gz": read_text}
+tables = {".csv.gz": read_sheet, ".xlsx": read_sheet, ".txt.gz": read_text}
 read = tables.get("".join(path.suffixes), lambda path: read_image(path, False))
 try:
     read(path)

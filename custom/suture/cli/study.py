@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
 
 from suture.cli.common import console, print_line
 from suture.core.errors import ConfigError, SutureError
+from suture.core.printable import escaped
+
+if TYPE_CHECKING:
+    from suture.data.discovery import Answers, Discovery
 
 Study = Annotated[Path, typer.Argument(help="Folder of the study.")]
 
@@ -24,22 +29,67 @@ def init(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be written.")] = False,
 ) -> None:
     """Look at the data of some hospitals and write a suture.toml for each, and a job."""
-    from suture.simulation.new_study import as_toml, look, write_study
+    from suture.simulation.new_study import as_toml, look, refuse_existing, write_study
 
-    found = look(_sites(site))
-    for name, guess in found.items():
-        console.print(f"[bold]{escape(name)}[/]")
-        print_line(as_toml(guess))
+    sites = _sites(site)
+    if not dry_run:
+        refuse_existing(study, sites)
+        if not yes and not _can_ask():
+            raise ConfigError("nobody can be asked here; write --yes, or --dry-run to look only")
+
+    def show(some: dict[str, Discovery]) -> None:
+        for name, guess in some.items():
+            console.print(f"[bold]{escape(name)}[/]")
+            print_line(as_toml(guess))
+
+    found = look(sites)
+    show(found)
     if dry_run:
         return
-    if not yes and not sys.stdin.isatty():
-        raise ConfigError("nobody can be asked here; write --yes, or --dry-run to look only")
     if not yes:
+        answers = {name: answer for name, guess in found.items() if (answer := _ask(name, guess))}
+        again = look({name: sites[name] for name in answers}, answers) if answers else {}
+        show(again)
+        found |= again
         typer.confirm("write these files?", default=True, abort=True)
     for path in write_study(study, found):
         print_line(f"written: {path}")
-    print_line(f"next: suture check {study}")
-    print_line(f"then: suture run {study} --env local")
+    print_line(f"next: suture check {shlex.quote(str(study))}")
+    print_line(f"then: suture run {shlex.quote(str(study))} --env local")
+
+
+def _can_ask() -> bool:
+    return sys.stdin.isatty()
+
+
+def _ask(site: str, guess: Discovery) -> Answers | None:
+    """Ask about what is doubtful at a site; None where the answers change nothing."""
+    from suture.data.discovery import Answers
+
+    no_labels = guess.doubtful
+    if len(no_labels) > 1 and _confirm(
+        f"{site}: are all of these findings: {', '.join(map(repr, no_labels))}?"
+    ):
+        no_labels = ()
+    no_labels = tuple(name for name in no_labels if not _confirm(f"{site}: is {name!r} a finding?"))
+    patient = "" if guess.has_patients else _patient_column(site, guess)
+    if not (no_labels or patient):
+        return None
+    return Answers(patient or None, no_labels)
+
+
+def _confirm(question: str) -> bool:
+    return typer.confirm(escaped(question), default=True)
+
+
+def _patient_column(site: str, guess: Discovery) -> str:
+    """The column that a person names; empty where none names the patients."""
+    while True:
+        question = f"{site}: which column names the patients? (none: press Enter)"
+        name = str(typer.prompt(question, default="", show_default=False)).strip()
+        if not name or name in guess.columns:
+            return name
+        print_line(f"there is no column {name!r}; the columns are {', '.join(guess.columns)}")
 
 
 def _sites(given: list[str]) -> dict[str, Path]:
@@ -79,4 +129,4 @@ def check(study: Study) -> None:
     problems = sum(len(found.problems) for found in findings.values()) + len(together.problems)
     if problems:
         raise SutureError(f"{study}: {problems} problems; correct them before you run it")
-    print_line(f"next: suture run {study} --env local")
+    print_line(f"next: suture run {shlex.quote(str(study))} --env local")

@@ -30,6 +30,15 @@ def printable_lines(text: str) -> str:
     return "\n".join(escaped(line) for line in text.split("\n"))
 
 
+def number_of(n: int, what: str) -> str:
+    """Return a number of things in words.
+
+    >>> number_of(1, "image"), number_of(1200, "image")
+    ('1 image', '1,200 images')
+    """
+    return f"{n:,} {what}{'' if n == 1 else 's'}"
+
+
 def printable_values(value: Any) -> Any:
     """Return parsed JSON with every text on one line; none is cut."""
     if isinstance(value, dict):

@@ -6,17 +6,19 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Literal
 
+from suture.core.printable import number_of
+
 Meaning = Literal[0, 1, "unknown"]
 
 DIGITS: dict[str, Meaning] = {"1": 1, "1.0": 1, "0": 0, "0.0": 0, "": "unknown"}
 """Cells that need no word about them. pandas writes 1.0 and 0.0 as soon as one cell of a column is blank."""
 
 WORDS: dict[str, Meaning] = {
-    **dict.fromkeys(("yes", "y", "true", "pos", "positive", "present"), 1),
-    **dict.fromkeys(("no", "n", "false", "neg", "negative", "absent"), 0),
-    **dict.fromkeys(("-1", "-1.0", "uncertain", "unknown", "nan", "na", "n/a", "?"), "unknown"),
+    **dict.fromkeys(("yes", "y", "true", "pos", "positive", "present", "1,0"), 1),
+    **dict.fromkeys(("no", "n", "false", "neg", "negative", "absent", "0,0"), 0),
+    **dict.fromkeys(("-1", "-1.0", "-1,0", "uncertain", "unknown", "nan", "na", "n/a", "?"), "unknown"),
 }
-"""Other cells with one plain meaning, in any case; -1 is CheXpert's uncertain."""
+"""Other cells with one plain meaning, in any case; -1 is CheXpert's uncertain, 1,0 has a decimal comma."""
 
 _NUMBER = {0: 0.0, 1: 1.0, "unknown": float("nan")}
 
@@ -41,7 +43,7 @@ class Cells:
         """Say which words had a meaning that the site did not give itself, and how often."""
         found = Counter(cells)
         return [
-            f"{cell!r} is read as {_in_words(self._meanings[word])} ({n} cells)"
+            f"{cell!r} is read as {_in_words(self._meanings[word])} ({number_of(n, 'cell')})"
             for cell, n in sorted(found.items())
             if (word := cell.casefold()) in WORDS and word not in self._own
         ]

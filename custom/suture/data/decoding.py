@@ -1,4 +1,4 @@
-"""Decoding one image: PNG, JPEG, TIFF, BMP or DICOM."""
+"""Decoding one image: PNG, JPEG, TIFF, BMP, DICOM, or an array of one slice."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from PIL import Image
 
 from suture.core.errors import DataError
 from suture.core.files import contained
+from suture.data.arrays import decode_array, is_array
 from suture.data.dicom import decode_dicom
 from suture.data.limits import check_pixels, file_bytes
 from suture.data.reading import read_sheet
@@ -22,7 +23,10 @@ from suture.data.scaling import scaled
 
 Pixels = NDArray[np.uint8]
 
-SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".dcm", ".dicom", ".tif", ".tiff", ".bmp"})
+SUFFIXES = (
+    *(".png", ".jpg", ".jpeg", ".dcm", ".dicom", ".tif", ".tiff", ".bmp"),
+    *(".npy", ".nii", ".nii.gz"),
+)
 """Suffixes of the files that count as images in a folder."""
 
 FORMATS = ("PNG", "JPEG", "TIFF", "BMP")
@@ -59,7 +63,7 @@ def decode_image(data: bytes, name: str, color: bool, bits: int | None = None) -
 
     Gray images of more than 8 bits are scaled from the full range of their depth; transparency is ignored. A
     gray image becomes three equal channels, a colour image its luminance (ITU-R 601-2), as `color` requires.
-    DICOM: see `decode_dicom`.
+    DICOM: see `decode_dicom`, NumPy and NIfTI: `decode_array`.
 
     Args:
         data: the bytes of the file.
@@ -83,7 +87,10 @@ def open_image(data: bytes, name: str, bits: int | None = None) -> Opened:
     if not data:
         raise DataError(f"image {name!r} is an empty file")
     with readable(name):
-        opened = Opened(*decode_dicom(data)) if _is_dicom(data, name) else _pillow(data, bits)
+        if is_array(data, name):
+            opened = Opened(*decode_array(data))
+        else:
+            opened = Opened(*decode_dicom(data)) if _is_dicom(data, name) else _pillow(data, bits)
         opened.image.load()
         return opened
 
@@ -132,9 +139,9 @@ def images_to_predict(path: Path, column: str = "image") -> list[Path]:
             out of it.
     """
     if path.is_dir():
-        found = within(path, (p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES))
+        found = within(path, (p for p in path.rglob("*") if p.name.lower().endswith(SUFFIXES)))
         if not found:
-            raise DataError(f"{path} holds no image ({', '.join(sorted(SUFFIXES))})")
+            raise DataError(f"{path} holds no image ({', '.join(SUFFIXES)})")
         return found
     if not path.is_file():
         raise DataError(f"{path} does not exist; give an image, a folder of images or a CSV")

@@ -2,43 +2,41 @@
 
 from __future__ import annotations
 
-import csv
-import json
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from suture.core.errors import DataError, LabelError
-from suture.core.labels import canonical
-from suture.core.vocabulary import CANONICAL
-from suture.data.cells import Cells
+from suture.core.errors import DataError
+from suture.core.printable import number_of
 from suture.data.decoding import SUFFIXES
+from suture.data.image_names import image_name, stem
 from suture.data.images import ARCHIVES, ImageSource
 from suture.data.inspection import true_depth
+from suture.data.label_discovery import discover_labels
 from suture.data.readers.hospital import SPLIT_WORDS
-from suture.data.readers.hospital_labels import NO_FINDING
-from suture.data.reading import UTF8, Sheet, read_sheet, read_text, rows_text
+from suture.data.reading import Sheet, rows_text
+from suture.data.table_form import TABLES, Form, is_hidden, read_form, tables
 
-TABLES = (".csv", ".tsv", ".txt", ".csv.gz")
-_DELIMITERS = (",", ";", "\t", "|")
-_LIST_SEPARATORS = ("|", ";", ",")
 _PATIENT = re.compile(r"patient|subject|mrn|lesion|case|person|\bpid\b", re.IGNORECASE)
 _NO_PATIENT = re.compile(r"age\b|_age|sex|gender|birth|dob|name|date|image|file", re.IGNORECASE)
 _SPLIT = re.compile(r"^(split|set|subset|partition|fold)$", re.IGNORECASE)
-_NO_LABEL = re.compile(
-    r"^(unnamed.*|index|row|.*\bid|sex|gender|male|female|age|view|ap|pa|frontal|lateral|inpatient|quality)$",
-    re.IGNORECASE,
-)
-"""Columns of two values that are no finding. A label of such a name is added to `labels` by hand."""
 
-_MOST_CLASSES = 200
 
-_FEW = 6
-"""A column of so few words may be a finding."""
+@dataclass(frozen=True)
+class Answers:
+    """What a person has said about a table.
+
+    Attributes:
+        patient: the column of patients; empty where none names them, None where nobody was asked.
+        no_labels: columns that are no findings.
+    """
+
+    patient: str | None = None
+    no_labels: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -49,40 +47,47 @@ class Discovery:
         data: the keys of [data].
         reasons: why, by key.
         warnings: what a person should look at.
+        left_out: why a column has no meaning here, by column.
+        doubtful: columns that are labels by their cells, and not by their names.
+        columns: all columns of the table.
     """
 
     data: dict[str, Any]
     reasons: dict[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    doubtful: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
 
     @property
     def has_splits(self) -> bool:
         """Whether the table says which rows are for training and which for test."""
         return "split_column" in self.data
 
+    @property
+    def has_patients(self) -> bool:
+        """Whether a column names the patients."""
+        return bool(self.data["patient_column"] != self.data["image_column"])
 
-def discover(path: Path) -> Discovery:
+
+def discover(path: Path, answers: Answers = Answers()) -> Discovery:
     """Look at a hospital's folder, or at its table, and return what its [data] should be.
 
     Raises:
         DataError: there is no table, no image, no label, or more than one table fits; says what was seen.
+        LabelError: two columns are one label.
     """
     path = path.expanduser().resolve()
     if not path.exists():
         raise DataError(f"{path} does not exist; give a folder with a table and images, or the table")
     folder = path if path.is_dir() else path.parent
-    root, images = _images(folder)
-    sheets = [_sheet(table) for table in ([path] if path.is_file() else _tables(folder))]
-    if not sheets:
+    levels = tables(folder) if path.is_dir() else [[path]]
+    if not any(levels):
         raise DataError(f"{folder} holds no table ({', '.join(TABLES)}); give the table's path")
-    fitting = [(sheet, found) for sheet in sheets if (found := _image_column(sheet.sheet, root, images))]
-    if not fitting:
-        names = ", ".join(sheet.sheet.path.name for sheet in sheets)
-        raise DataError(f"no column of {names} names the images of {root}, such as {sorted(images)[0]!r}")
-    if len(fitting) > 1:
-        names = " and ".join(sheet.sheet.path.name for sheet, _ in fitting)
-        raise DataError(f"{names} of {folder} both name its images; give the path of the table to use")
-    return _with_depth(_describe(*fitting[0], root), root, images)
+    root, images = _images(_named_elsewhere(levels) or folder)
+    form, column, faults = _fitting(levels, folder, root, images)
+    found = _with_depth(_describe(form, column, root, answers), root, images)
+    return replace(found, warnings=(*found.warnings, *(f"not looked at: {fault}" for fault in faults)))
 
 
 def _with_depth(found: Discovery, root: Path, images: set[str]) -> Discovery:
@@ -95,22 +100,46 @@ def _with_depth(found: Discovery, root: Path, images: set[str]) -> Discovery:
 
 
 @dataclass(frozen=True)
-class _Form:
-    """A table and how it is written."""
-
-    sheet: Sheet
-    data: dict[str, Any]
-    reasons: dict[str, str]
-
-
-@dataclass(frozen=True)
 class _ImageColumn:
     name: str
     match: str
     found: int
 
 
-def _describe(form: _Form, images: _ImageColumn, root: Path) -> Discovery:
+def _fitting(
+    levels: Sequence[Sequence[Path]], folder: Path, root: Path, images: set[str]
+) -> tuple[Form, _ImageColumn, list[str]]:
+    """The table that names the images, its column, and why other tables could not be read.
+
+    Raises:
+        DataError: none does, or more than one.
+    """
+    names: list[str] = []
+    faults: list[str] = []
+    for paths in levels:
+        fitting = []
+        for path in paths:
+            try:
+                form = read_form(path)
+            except DataError as error:
+                if sum(map(len, levels)) == 1:
+                    raise
+                faults += [] if path.suffix == ".txt" else [str(error)]  # such as a README.txt
+                continue
+            names.append(path.name)
+            if found := _image_column(form.sheet, root, images):
+                fitting.append((form, found))
+        if len(fitting) > 1:
+            both = " and ".join(form.sheet.path.name for form, _ in fitting)
+            raise DataError(f"{both} of {folder} both name its images; give the path of the table to use")
+        if fitting:
+            return *fitting[0], faults
+    what = f"no column of {', '.join(names)} names" if names else "no table could be read that names"
+    seen = "".join(f"\n{fault}" for fault in faults)
+    raise DataError(f"{what} the images of {root}, such as {min(images)!r}{seen}")
+
+
+def _describe(form: Form, images: _ImageColumn, root: Path, answers: Answers) -> Discovery:
     sheet, n = form.sheet, len(form.sheet.rows)
     data: dict[str, Any] = {"dataset": "hospital", "root": str(root), "table": str(sheet.path), **form.data}
     reasons, warnings = {"root": "holds the images", **form.reasons}, []
@@ -118,15 +147,17 @@ def _describe(form: _Form, images: _ImageColumn, root: Path) -> Discovery:
     def note(key: str, value: Any, why: str) -> None:
         data[key], reasons[key] = value, why
 
-    note("image_column", images.name, f"names {images.found} of {n} images that are there")
+    note(
+        "image_column", images.name, f"{images.found:,} of {number_of(n, 'row')} name an image that is there"
+    )
     if images.match == "stem":
         note("image_match", "stem", "its cells have no suffix")
     if images.found < n:
         note("partial", True, "rows without an image are left out and counted")
-        warnings.append(f"{n - images.found} of {n} images of {sheet.path.name} are missing")
-    patient = _patient_column(sheet, images.name)
-    note("patient_column", patient or images.name, "by its name" if patient else "no column names patients")
-    if patient is None:
+        warnings.append(f"{sheet.path.name}: {n - images.found:,} of {number_of(n, 'row')} without an image")
+    patient, why = _patient(sheet, images.name, answers.patient)
+    note("patient_column", patient or images.name, why)
+    if not patient:
         warnings.append("no column names patients; images of one patient may come to lie in two splits")
     taken = {images.name, data["patient_column"]}
     others = [c for c in sheet.header if c and c not in taken]
@@ -137,8 +168,15 @@ def _describe(form: _Form, images: _ImageColumn, root: Path) -> Discovery:
         _refuse_strange_splits(sheet, others)
     if len(set(sheet.column(images.name, ""))) < n:
         note("repeated", "merge", "some images have several rows")
-    labels, more = _labels(sheet, taken)
-    return Discovery(data | labels.data, reasons | labels.reasons, (*warnings, *more))
+    labels = discover_labels(sheet, taken, answers.no_labels, images.name)
+    return Discovery(
+        data | labels.data,
+        reasons | labels.reasons,
+        (*warnings, *labels.warnings),
+        labels.left_out,
+        labels.doubtful,
+        tuple(filter(None, sheet.header)),
+    )
 
 
 def _refuse_strange_splits(sheet: Sheet, columns: Sequence[str]) -> None:
@@ -159,18 +197,13 @@ def _refuse_strange_splits(sheet: Sheet, columns: Sequence[str]) -> None:
 
 def _images(folder: Path) -> tuple[Path, set[str]]:
     """The folder that holds the images, and their paths within it."""
-    archives = sorted(p for p in folder.iterdir() if p.name.endswith(ARCHIVES))
+    archives = sorted(p for p in folder.iterdir() if p.name.endswith(ARCHIVES) and not is_hidden(p.name))
     if len(archives) == 1:
         with ImageSource(archives[0]) as source:
             return archives[0], set(source.paths())
-    found = {
-        Path(at, name).relative_to(folder).as_posix()
-        for at, _, names in os.walk(folder)
-        for name in names
-        if os.path.splitext(name)[1].lower() in SUFFIXES
-    }
+    found = {path.relative_to(folder).as_posix() for path in _files(folder) if _is_image(path)}
     if not found:
-        raise DataError(f"{folder} holds no image ({', '.join(sorted(SUFFIXES))})")
+        raise DataError(f"{folder} holds no image ({', '.join(SUFFIXES)})")
     top = {name.partition("/")[0] for name in found}
     if len(top) == 1 and all("/" in name for name in found):
         inner = folder / top.pop()
@@ -178,64 +211,55 @@ def _images(folder: Path) -> tuple[Path, set[str]]:
     return folder, found
 
 
-def _tables(folder: Path) -> list[Path]:
-    """The tables of a folder, and of those below it where it has none itself."""
-    for found in (folder.iterdir(), folder.glob("*/*")):
-        tables = [p for p in found if p.is_file() and _is_table(p)]
-        if tables:
-            return sorted(tables)
-    return []
-
-
-def _is_table(path: Path) -> bool:
-    return path.name != "splits.csv" and path.name.lower().endswith(TABLES)
-
-
-def _sheet(path: Path) -> _Form:
-    encoding = _encoding(path)
-    delimiter = _delimiter(read_text(path, encoding))
-    data: dict[str, Any] = {}
-    reasons: dict[str, str] = {}
-    if delimiter != ",":
-        data["delimiter"], reasons["delimiter"] = delimiter, "divides all rows into the same number of cells"
-    if encoding != UTF8:
-        data["encoding"], reasons["encoding"] = encoding, "the table is not UTF-8"
-    return _Form(read_sheet(path, delimiter, encoding), data, reasons)
-
-
-def _encoding(path: Path) -> str:
-    raw = path.read_bytes()[:2]
-    if raw in (b"\xff\xfe", b"\xfe\xff"):
-        return "utf-16"
-    try:
-        read_text(path)
-    except DataError as error:
-        if isinstance(error.__cause__, UnicodeError):
-            return "cp1252"  # of Windows; Latin-1 but for characters that no table has
-        raise
-    return UTF8
-
-
-def _delimiter(text: str) -> str:
-    lines = [line for line in text.splitlines()[:200] if line.strip()]
-
-    def columns(delimiter: str) -> int:
+def _named_elsewhere(levels: Sequence[Sequence[Path]]) -> Path | None:
+    """The folder of the images that a table names by absolute paths; None where it names none so."""
+    for path in levels[0]:
         try:
-            widths = {len(row) for row in csv.reader(lines, delimiter=delimiter, strict=True)}
-        except csv.Error:
-            return 0
-        return widths.pop() if len(widths) == 1 else 0
+            sheet = read_form(path).sheet
+        except DataError:
+            continue
+        for position in range(len(sheet.header)):
+            cells = [cell for cell in sheet.cells(position) if cell]
+            if cells and all(cell.startswith("/") for cell in cells) and any(map(os.path.isfile, cells)):
+                return Path(os.path.commonpath([os.path.dirname(cell) for cell in cells]))
+    return None
 
-    return max(_DELIMITERS, key=columns)
+
+def _files(folder: Path) -> Iterator[Path]:
+    for at, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not is_hidden(name)]
+        yield from (Path(at, name) for name in names if not is_hidden(name))
+
+
+def _is_image(path: Path) -> bool:
+    """Whether a file is an image by its suffix, or a DICOM whose name has none, such as 1.2.840.7."""
+    if path.name.lower().endswith(SUFFIXES):
+        return True
+    if path.suffix.strip(".").isalpha() or not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(132)[128:] == b"DICM"
+
+
+def find_image_column(sheet: Sheet, root: Path, images: set[str]) -> str | None:
+    """Return the name of the column with the most cells that name an image; None where none names any.
+
+    Args:
+        root: the folder of the images.
+        images: their paths within it.
+    """
+    found = _image_column(sheet, root, images)
+    return found.name if found else None
 
 
 def _image_column(sheet: Sheet, root: Path, images: set[str]) -> _ImageColumn | None:
     """The column with the most cells that name an image; None where no column names any."""
-    bases = {name.rpartition("/")[2] for name in images}
-    stems = {os.path.splitext(base)[0] for base in bases}
+    bases = Counter(name.rpartition("/")[2] for name in images)
+    stems = Counter(map(stem, bases.elements()))
+    here = images | {base for base, n in bases.items() if n == 1}
     ways: list[tuple[str, Callable[[str], bool]]] = [
-        ("path", lambda cell: _relative(cell, root) in images or cell in bases),
-        ("stem", lambda cell: os.path.splitext(cell.rpartition("/")[2])[0] in stems),
+        ("path", lambda cell: image_name(cell, root, here) in here),
+        ("stem", lambda cell: stems[stem(cell)] == 1),
     ]
     best: _ImageColumn | None = None
     for name in filter(None, sheet.header):
@@ -247,117 +271,38 @@ def _image_column(sheet: Sheet, root: Path, images: set[str]) -> _ImageColumn | 
     return best
 
 
-def _relative(cell: str, root: Path) -> str:
-    return cell.removeprefix(f"{root}/").removeprefix("./")
+def _patient(sheet: Sheet, image: str, told: str | None) -> tuple[str | None, str]:
+    """The column of patients, and why; None where there is none.
+
+    Raises:
+        DataError: a cell of it is blank.
+    """
+    if told is not None:
+        return (_whole(sheet, told) if told else None), "you said so"
+    found = _patient_column(sheet, image)
+    return found, "by its name" if found else "no column names patients"
+
+
+def _whole(sheet: Sheet, name: str) -> str:
+    """The name of a column of patients, of which no cell is blank.
+
+    Raises:
+        DataError: one is: the images of such a patient could come to lie in two splits.
+    """
+    cells = sheet.column(name, "the patients")
+    if blank := [number for cell, number in zip(cells, sheet.numbers, strict=True) if not cell]:
+        raise DataError(f"{sheet.path} {rows_text(blank)}: no patient in column {name!r}; write one")
+    return name
 
 
 def _patient_column(sheet: Sheet, image: str) -> str | None:
-    """The column that names patients, one whose name ends like an identifier first.
-
-    Raises:
-        DataError: a cell of it is blank: the images of such a patient could come to lie in two splits.
-    """
+    """The column that names patients, one whose name ends like an identifier first; errors as of `_whole`."""
     named = [c for c in sheet.header if c and c != image and _PATIENT.search(c) and not _NO_PATIENT.search(c)]
     named.sort(key=lambda name: not re.search(r"(id|nr|no|mrn|key)$", name, re.IGNORECASE))
-    for name in named:
-        cells = sheet.column(name, "the patients")
-        if len(set(cells)) > 1:
-            blank = [number for cell, number in zip(cells, sheet.numbers, strict=True) if not cell]
-            if blank:
-                raise DataError(f"{sheet.path} {rows_text(blank)}: no patient in column {name!r}; write one")
-            return name
-    return None
+    several = (name for name in named if len(set(sheet.column(name, "the patients"))) > 1)
+    return next((_whole(sheet, name) for name in several), None)
 
 
 def _is_split(cells: Sequence[str]) -> bool:
     words = {cell.casefold() for cell in cells}
     return len(words - {""}) > 0 and words <= SPLIT_WORDS.keys()
-
-
-@dataclass(frozen=True)
-class _Labels:
-    data: dict[str, Any]
-    reasons: dict[str, str]
-
-
-def _labels(sheet: Sheet, taken: set[str]) -> tuple[_Labels, list[str]]:
-    """The label columns of a table, or its column of findings.
-
-    Raises:
-        DataError: it has neither.
-    """
-    columns, warnings = _label_columns(sheet, taken)
-    listed = _finding_column(sheet, {*taken, *columns})
-    if listed and not any(map(_known, columns)):
-        name, separator, classes = listed
-        warnings += [f"column {column!r} is not taken: {name!r} lists the findings" for column in columns]
-        data = {"finding_column": name, "finding_separator": separator, "labels": classes}
-        return _Labels(data, {"finding_column": "its cells list the findings that are present"}), warnings
-    if not columns:
-        asked = "".join(f"\n{warning}" for warning in warnings)
-        raise DataError(
-            f"{sheet.path} has no column of labels: none has only 1, 0, yes, no or blank cells, and none "
-            f"lists findings; its columns are {', '.join(filter(None, sheet.header))}{asked}"
-        )
-    strange = [name for name in columns if not _known(name)]
-    if strange:
-        warnings.append(f"is {', '.join(map(repr, strange))} a finding? If not, remove it from labels")
-    return _Labels({"labels": columns}, {"labels": "their cells are 1, 0, yes, no or blank"}), warnings
-
-
-def _label_columns(sheet: Sheet, taken: set[str]) -> tuple[list[str], list[str]]:
-    meaning = Cells({})
-    labels, warnings = [], []
-    for name in (c for c in sheet.header if c and c not in taken):
-        cells = sheet.cells(sheet.header.index(name))
-        numbers = Counter(meaning.number(cell) for cell in cells)
-        strange = sorted({cell for cell in cells if meaning.number(cell) is None})
-        if strange:
-            if len(strange) <= _FEW and len(strange) < len(cells) / 2:
-                warnings.append(_ask(sheet, name, strange))
-            continue
-        if not (numbers[1.0] or numbers[0.0]):
-            continue
-        if _NO_LABEL.match(name.strip()):
-            warnings.append(f"column {name!r} has two values and is not taken for a finding")
-        elif _canonical(name) == NO_FINDING:
-            warnings.append(f"column {name!r} says that nothing was found; it is not taken for a class")
-        else:
-            labels.append(name)
-    return labels, warnings
-
-
-def _ask(sheet: Sheet, name: str, strange: list[str]) -> str:
-    words = strange[:_FEW]
-    example = ", ".join(f"{json.dumps(word, ensure_ascii=False)} = ?" for word in words)
-    return (
-        f"{sheet.path}, column {name!r}: what do {', '.join(map(repr, words))} mean? If it is a finding, "
-        f'write values = {{ {example} }} with 1, 0 or "unknown" for each, and add it to labels'
-    )
-
-
-def _finding_column(sheet: Sheet, taken: set[str]) -> tuple[str, str, list[str]] | None:
-    """The column that lists findings of the vocabulary, its separator and the classes in it."""
-    best: tuple[float, str, str, list[str]] | None = None
-    for name in (c for c in sheet.header if c and c not in taken):
-        cells = [cell for cell in sheet.cells(sheet.header.index(name)) if cell]
-        for separator in _LIST_SEPARATORS:
-            parts = Counter(part.strip() for cell in cells for part in cell.split(separator) if part.strip())
-            if not parts or len(parts) > _MOST_CLASSES:
-                continue
-            share = sum(n for part, n in parts.items() if _known(part)) / parts.total()
-            if share >= 0.5 and (best is None or share > best[0]):
-                classes = sorted({c for p in parts if (c := _canonical(p)) and c != NO_FINDING})
-                best = (share, name, separator, classes)
-    return best[1:] if best else None
-
-
-def _known(name: str) -> bool:
-    return _canonical(name) in CANONICAL
-
-
-def _canonical(name: str) -> str | None:
-    try:
-        return canonical(name)
-    except LabelError:
-        return None

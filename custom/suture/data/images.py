@@ -19,6 +19,7 @@ from suture.core.errors import DataError
 from suture.core.files import contained
 from suture.data.archives import Unpacked, tar_of
 from suture.data.decoding import SUFFIXES, Pixels, decode_image
+from suture.data.image_names import stem
 from suture.data.limits import FOLLOW, file_bytes
 from suture.data.table import Table
 
@@ -82,18 +83,18 @@ class ImageSource:
             file.close()
         self._open.clear()
 
-    def __contains__(self, name: str) -> bool:
-        return self.missing(name) is None
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and self.missing(name) is None
 
     def paths(self) -> list[str]:
         """The paths of all images."""
-        return sorted(path for path in self._index[0] if os.path.splitext(path)[1].lower() in SUFFIXES)
+        return sorted(path for path in self._index[0] if path.lower().endswith(SUFFIXES))
 
     def stems(self) -> dict[str, str]:
         """The path of each image by its file name without the suffix, where that is unique."""
         found: dict[str, list[str]] = {}
         for path in self.paths():
-            found.setdefault(Path(path).stem, []).append(path)
+            found.setdefault(stem(path), []).append(path)
         return {stem: paths[0] for stem, paths in found.items() if len(paths) == 1}
 
     def position(self, name: str) -> tuple[str, int]:

@@ -77,6 +77,7 @@ class Findings:
         empty: classes without any positive label in the training rows.
         problems: faults that must be corrected before the site can join.
         warnings: what a person should know.
+        notes: what was taken for granted.
         words: statistics of the documents; None where the data are images.
         pictures: the images that can be read, in the order of the table.
     """
@@ -88,6 +89,7 @@ class Findings:
     empty: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     words: Words | None = None
     pictures: tuple[Picture, ...] = ()
 
@@ -126,6 +128,7 @@ def check(config: SiteConfig) -> Findings:
             *seen.warnings,
             *_warnings(reading, used, empty),
         ),
+        notes=reading.notes,
         words=_words(used.texts) if used.texts else None,
         pictures=seen.pictures,
     )
@@ -155,6 +158,7 @@ def render(findings: Findings) -> RenderableType:
         *statistics,
         *(f"[bold red]problem[/] {escape(text)}" for text in findings.problems),
         *(f"[bold yellow]warning[/] {escape(text)}" for text in findings.warnings),
+        *(f"[dim]note[/] {escape(text)}" for text in findings.notes),
         *(f"[dim]unreadable[/] {escape(text)}" for text in findings.unreadable[:20]),
     ]
     if len(findings.unreadable) > 20:
@@ -244,7 +248,6 @@ def _warnings(reading: Reading, used: Table, empty: tuple[str, ...]) -> list[str
         warnings.append(f"rows without an image, left out as [data] partial says: {reading.absent}")
     elif reading.absent:
         warnings.append(f"rows without text, left out: {reading.absent}")
-    warnings += reading.notes
     if len(used) < len(reading.table):
         warnings.append(f"rows of no split, not used: {len(reading.table) - len(used)}")
     if not used.split.count("train"):

@@ -1,4 +1,4 @@
-"""What the readers of all data sets share: a CSV as text, and the faults of its rows."""
+"""What the readers of all data sets share: a table as text, and the faults of its rows."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import csv
 import gzip
 import io
 import math
+import re
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import compress, islice
 from operator import not_
@@ -23,6 +24,7 @@ from suture.core.labels import LabelSet
 from suture.data.dataset import DatasetConfig
 from suture.data.limits import LONGEST_LINE, MOST_CELLS, MOST_TEXT, ROW
 from suture.data.table import Table
+from suture.data.workbooks import is_workbook, workbook_rows
 
 UTF8 = "utf-8-sig"
 """UTF-8, with or without a byte order mark."""
@@ -51,13 +53,13 @@ class Reading:
 
 @dataclass(frozen=True)
 class Sheet:
-    """A CSV as text.
+    """A table as text.
 
     Attributes:
         path: the file, for messages.
         header: names of the columns, without outer white space.
         rows: as many cells in each row as in the header.
-        numbers: the number of each row as a spreadsheet shows it (the header is row 1).
+        numbers: the number of each row as a spreadsheet shows it (the header is mostly row 1).
     """
 
     path: Path
@@ -111,8 +113,8 @@ def read_sheet(path: Path, delimiter: str = ",", encoding: str = UTF8) -> Sheet:
     """Reads a table with a header; blank lines are left out but counted.
 
     Args:
-        path: a text file, gzipped or not.
-        delimiter: what separates the cells of a row.
+        path: a text file, gzipped or not, or one of `suture.data.workbooks`.
+        delimiter: what separates the cells of a row of a text file.
 
     Raises:
         DataError: the file cannot be read, has no row, a row has more or fewer cells than the header, or it
@@ -120,11 +122,9 @@ def read_sheet(path: Path, delimiter: str = ",", encoding: str = UTF8) -> Sheet:
     """
     rows: list[tuple[str, ...]] = []
     numbers: list[int] = []
-    with _readable(path, delimiter, encoding), _opened(path, MOST_TEXT, encoding) as file:
-        # Tuples, because the collector of cycles looks through lists again and again: half of the time.
-        records = map(tuple, csv.reader(file, strict=True, delimiter=delimiter))
-        header = next(records, ())
-        number = 2
+    with _readable(path, delimiter, encoding), closing(_records(path, delimiter, encoding)) as records:
+        numbered = enumerate(islice(records, MOST_CELLS // ROW), 2)
+        number, header = next(((number, row) for number, row in numbered if any(row)), (2, ()))
         while part := list(islice(records, _TOGETHER)):
             used = list(map(any, part))
             for row, width in enumerate(map(len, part)):
@@ -140,6 +140,26 @@ def read_sheet(path: Path, delimiter: str = ",", encoding: str = UTF8) -> Sheet:
     if not rows:
         raise DataError(f"{path} has a header and no rows; it needs one row per image")
     return Sheet(path, tuple(map(str.strip, header)), tuple(rows), tuple(numbers))
+
+
+def _records(path: Path, delimiter: str, encoding: str) -> Generator[tuple[str, ...]]:
+    """The rows of a table; without the line in which Excel is told the delimiter, which it does not count."""
+    if is_workbook(path):
+        yield from workbook_rows(path)
+        return
+    with _opened(path, MOST_TEXT, encoding) as file:
+        # Tuples, because the collector of cycles looks through lists again and again: half of the time.
+        records = map(tuple, csv.reader(file, strict=True, delimiter=delimiter))
+        first = next(records, ())
+        if not told_delimiter(delimiter.join(first)):
+            yield first
+        yield from records
+
+
+def told_delimiter(line: str) -> str:
+    """The delimiter that a first line such as ``sep=;`` tells Excel; empty for another line."""
+    told = re.fullmatch(r"sep=(.)[;,\t| ]*", line.rstrip("\r\n"), re.IGNORECASE)
+    return told[1] if told else ""
 
 
 def read_columns(path: Path, names: Sequence[str], key: str) -> Iterator[tuple[str, ...]]:

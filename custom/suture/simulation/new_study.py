@@ -5,16 +5,17 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import tomli_w
 
-from suture.core.errors import ConfigError, DataError
+from suture.core.errors import ConfigError, DataError, LabelError
 from suture.core.files import atomic_write
 from suture.core.names import check_sites
+from suture.core.printable import escaped
 from suture.data.config import parse_data
-from suture.data.discovery import Discovery, discover
+from suture.data.discovery import Answers, Discovery, discover
 from suture.data.readers import read_table
 from suture.simulation.partition import SERVER
 from suture.simulation.study import CONFIG
@@ -46,8 +47,11 @@ device = "cpu"       # "cuda" where there is a GPU
 """
 
 
-def look(sites: Mapping[str, Path]) -> dict[str, Discovery]:
+def look(sites: Mapping[str, Path], answers: Mapping[str, Answers] | None = None) -> dict[str, Discovery]:
     """Look at the data of each site, by its name.
+
+    Args:
+        answers: what a person has said about a site.
 
     Raises:
         ConfigError: a site has a name that cannot be used.
@@ -61,10 +65,23 @@ def look(sites: Mapping[str, Path]) -> dict[str, Discovery]:
     found = {}
     for name, path in sites.items():
         try:
-            found[name] = discover(path)
-        except DataError as error:
+            found[name] = discover(path, (answers or {}).get(name, Answers()))
+        except (DataError, LabelError) as error:
             raise DataError(f"{name}: {error}") from error
     return found
+
+
+def refuse_existing(study: Path, sites: Iterable[str]) -> None:
+    """Refuse to write a study over another.
+
+    Raises:
+        ConfigError: the study is a file, or a site has a suture.toml already.
+    """
+    if study.exists() and not study.is_dir():
+        raise ConfigError(f"{study} is a file; name a folder for the study")
+    there = [path for name in sites if (path := study / name / CONFIG).exists()]
+    if there:
+        raise ConfigError(f"{there[0]} exists; edit it, or remove it to have it written anew")
 
 
 def write_study(study: Path, found: Mapping[str, Discovery]) -> list[Path]:
@@ -73,11 +90,7 @@ def write_study(study: Path, found: Mapping[str, Discovery]) -> list[Path]:
     Raises:
         ConfigError: a site has a suture.toml already; then nothing is written.
     """
-    if study.exists() and not study.is_dir():
-        raise ConfigError(f"{study} is a file; name a folder for the study")
-    there = [path for name in found if (path := study / name / CONFIG).exists()]
-    if there:
-        raise ConfigError(f"{there[0]} exists; edit it, or remove it to have it written anew")
+    refuse_existing(study, found)
     written = []
     for name, guess in found.items():
         folder = study / name
@@ -116,7 +129,11 @@ def as_toml(guess: Discovery) -> str:
         data |= {"split": "file", "split_file": SPLITS}
         reasons["split"] = "the table has no splits; they were made once, by patient"
     lines = ["# Written by `suture init` after a look at the data. Check each line.", ""]
-    lines += [f"# {warning}" for warning in guess.warnings]
+    for warning in guess.warnings:
+        lines += [f"# {escaped(line)}" for line in warning.split("\n")]
+    if guess.left_out:
+        lines += ["# Columns that are no labels:"]
+        lines += [f"#   {escaped(f'{name!r}: {why}')}" for name, why in guess.left_out.items()]
     lines.append("[data]")
     for key, value in data.items():
         text = tomli_w.dumps({key: value}).rstrip()

@@ -47,7 +47,7 @@ DATASETS: dict[str, DataSet] = {
     "hospital": DataSet(
         HospitalConfig,
         read_hospital,
-        "a hospital's own CSV: image or text, patient, split, one column per label",
+        "a hospital's own table: image or text, patient, split, one column per label",
     ),
     "nih": DataSet(
         NihConfig,

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -25,6 +24,7 @@ from pydantic import Field
 
 from suture.core.errors import ConfigError, DataError, nearest
 from suture.data.dataset import SitePath
+from suture.data.image_names import image_name, is_foreign, stem
 from suture.data.images import ImageSource
 from suture.data.readers.hospital_labels import LabelConfig, find_labels
 from suture.data.reading import UTF8, Reading, Sheet, fault, read_sheet, row_faults
@@ -43,7 +43,7 @@ SPLIT_WORDS = {
 
 
 class HospitalConfig(LabelConfig):
-    """A hospital's own table; `table` is a CSV with one row for each image or document.
+    """A hospital's own table; `table` (CSV, .xlsx or .parquet) has a row for each image or document.
 
     Attributes:
         image_column: the column of image names within `root`, or of what names a document.
@@ -51,8 +51,8 @@ class HospitalConfig(LabelConfig):
         patient_column: the column of patient identifiers.
         attribute_column: the column by which figures are broken down, such as skin tone. It is no label, and
             training does not see it.
-        delimiter: what separates the cells of a row.
-        encoding: of the table, as Python calls it.
+        delimiter: what separates the cells of a row of a text file.
+        encoding: of a text file, as Python calls it.
         image_match: ``path`` finds an image by its path or file name, ``stem`` by its file name without the
             suffix.
         repeated: several rows of one image: ``refuse`` calls it a fault, ``merge`` unites their labels, where
@@ -220,11 +220,12 @@ def _merged(sheet: Sheet, table: Table) -> tuple[Sheet, Table]:
 
 
 def _within_root(images: Sequence[str], config: HospitalConfig) -> tuple[str, ...]:
-    """The images as `ImageSource` finds them, from absolute paths within `root` or from stems."""
-    prefix = f"{config.root}/"
-    relative = tuple(name.removeprefix(prefix) for name in images)
-    if config.image_match == "path":
-        return relative
-    with ImageSource(config.root) as source:
+    """The images as `ImageSource` finds them, from absolute paths, paths of Windows or stems."""
+    root = config.root
+    if config.image_match == "path" and not any(map(is_foreign, images)):
+        return tuple(images)
+    with ImageSource(root, config.follow_links) as source:
+        if config.image_match == "path":
+            return tuple(image_name(name, root, source) for name in images)
         by_stem = source.stems()
-    return tuple(by_stem.get(Path(name).stem, name) for name in relative)
+    return tuple(by_stem.get(stem(name), name) for name in images)

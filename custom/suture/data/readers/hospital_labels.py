@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
+import tomli_w
 from numpy.typing import NDArray
 from pydantic import Field
 
 from suture.core.errors import LabelError, unknown
 from suture.core.labels import LabelSet, LabelType, canonical
+from suture.core.printable import number_of
 from suture.data.cells import Cells, Meaning
 from suture.data.dataset import DatasetConfig
 from suture.data.reading import Sheet, indicators, rows_text
 
 NO_FINDING = "No Finding"
 """In a list of findings: none of the classes is present. It is no class of its own there."""
+
+
+FEW = 6
+"""A column of so few different words may be a label."""
 
 
 class LabelConfig(DatasetConfig):
@@ -86,14 +93,25 @@ def _listed(sheet: Sheet, config: LabelConfig) -> FoundLabels:
         names = {canonical(name, config.synonyms) for name in cell.split(separator) if name.strip()}
         found.append(names - {NO_FINDING} if names else None)
     labels, y = indicators(found, sheet.path)
+    notes = blank_findings(sheet, cells, config.finding_column or "")
     if config.labels is not None:
         wanted = LabelSet.of(config.labels, config.synonyms, config.label_type)
         for name in wanted:
             if name not in labels:
                 raise unknown(f"[data] labels entry (in no row of {sheet.path})", name, labels)
         y = y[:, [labels.index(name) for name in wanted]]
-        return FoundLabels(wanted, y)
-    return FoundLabels(LabelSet(labels.names, config.label_type), y)
+        return FoundLabels(wanted, y, notes=notes)
+    return FoundLabels(LabelSet(labels.names, config.label_type), y, notes=notes)
+
+
+def blank_findings(sheet: Sheet, cells: list[str], column: str) -> tuple[str, ...]:
+    """A note of the blank cells of a column of findings, where there are any."""
+    blank = cells.count("")
+    text = (
+        f"{sheet.path}, column {column!r}: {number_of(blank, 'blank cell')}, read as unknown; "
+        f"where nothing was found write {NO_FINDING}"
+    )
+    return (text,) if blank else ()
 
 
 def _label_columns(sheet: Sheet, config: LabelConfig, others: Collection[str]) -> tuple[LabelSet, list[int]]:
@@ -123,17 +141,36 @@ def _chosen(sheet: Sheet, columns: list[tuple[str, int]], config: LabelConfig) -
 def _values(sheet: Sheet, positions: list[int], meaning: Cells) -> tuple[NDArray[np.float32], list[str]]:
     """Labels [n, c], and one fault per column with cells that have no meaning."""
     y = np.full((len(sheet.rows), len(positions)), np.nan, dtype=np.float32)
-    faults = []
+    strange: dict[int, dict[str, list[int]]] = {}
     for column, position in enumerate(positions):
         cells = sheet.cells(position)
-        numbers = [meaning.number(cell) for cell in cells]
-        bad = [row for row, number in zip(sheet.numbers, numbers, strict=True) if number is None]
-        if bad:
-            first = next(cell for cell, number in zip(cells, numbers, strict=True) if number is None)
-            faults.append(
-                f"{sheet.path} {rows_text(bad)}, column {sheet.header[position]!r}: {first!r} is not 1, 0 or "
-                f'blank (unknown); say what it means, [data] values = {{ "{first}" = 1 }}, or list the label '
-                "columns as [data] labels"
-            )
-        y[:, column] = [np.nan if number is None else number for number in numbers]
+        values = [meaning.number(cell) for cell in cells]
+        y[:, column] = [np.nan if value is None else value for value in values]
+        for cell, value, number in zip(cells, values, sheet.numbers, strict=True):
+            if value is None:
+                strange.setdefault(position, {}).setdefault(cell, []).append(number)
+    words = {word for of in strange.values() if len(of) <= FEW for word in of}
+    faults = [
+        f"{sheet.path} {rows_text(sorted(chain(*of.values())))}, column {sheet.header[position]!r}: "
+        f"{next(iter(of))!r} is not 1, 0 or blank (unknown); {_remedy(len(of), words)}"
+        for position, of in strange.items()
+    ]
     return y, faults
+
+
+def _remedy(different: int, words: set[str]) -> str:
+    """What to do about a column with so many different cells that have no meaning."""
+    others = "name the label columns as [data] labels"
+    if different > FEW:
+        return f"if the column is no label, {others}"
+    return f"add this line to [data], with 1 or 0 for what is known, or {others}:\n{values_line(words)}"
+
+
+def values_line(words: Iterable[str]) -> str:
+    """The line of a suture.toml that takes these cells for unknown, where a person writes what they mean.
+
+    >>> values_line(["nein", "ja"])
+    'values = { "ja" = "unknown", "nein" = "unknown" }'
+    """
+    entries = (f'{tomli_w.dumps({"word": word})[7:-1]} = "unknown"' for word in sorted(words))
+    return f"values = {{ {', '.join(entries)} }}"

@@ -1,0 +1,45 @@
+"""From the cells of a table to the names of images within a root."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container
+from pathlib import Path
+
+_ABSOLUTE = re.compile(r"/|[A-Za-z]:/")
+
+_MOST_PARTS = 64
+"""Folders of an absolute path that are looked at."""
+
+
+def is_foreign(cell: str) -> bool:
+    """Whether a cell is an absolute path, or one with the backslashes of Windows."""
+    return "\\" in cell or _ABSOLUTE.match(cell) is not None
+
+
+def image_name(cell: str, root: Path, images: Container[str]) -> str:
+    r"""Return the name of an image within a root, from a cell that may be an absolute path, or of Windows.
+
+    An absolute path of another machine is found by its end: the longest that is an image of the root.
+
+    Args:
+        images: the images of the root.
+
+    >>> image_name(r"C:\study\ward 7\a.png", Path("/data"), {"ward 7/a.png"})
+    'ward 7/a.png'
+    """
+    name = cell.removeprefix(f"{root}/").removeprefix("./")
+    if name in images or not is_foreign(name):
+        return name
+    name = name.replace("\\", "/").removeprefix("./")
+    if not _ABSOLUTE.match(name):
+        return name
+    parts = [part for part in name.split("/") if part][-_MOST_PARTS:]
+    ends = ("/".join(parts[start:]) for start in range(len(parts)))
+    return next((end for end in ends if end in images), parts[-1] if parts else cell)
+
+
+def stem(cell: str) -> str:
+    """Return the file name of a cell without its suffix."""
+    name = cell.replace("\\", "/")
+    return Path(name[:-3] if name.lower().endswith(".nii.gz") else name).stem

@@ -1,0 +1,105 @@
+"""The tables of a folder, and how each is written: its encoding and its delimiter."""
+
+from __future__ import annotations
+
+import csv
+import io
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from suture.core.errors import DataError
+from suture.data.reading import UTF8, Sheet, read_sheet, read_text, told_delimiter
+from suture.data.workbooks import WORKBOOKS, is_workbook
+
+TABLES = (".csv", ".tsv", ".txt", ".csv.gz", *WORKBOOKS)
+
+_DELIMITERS = (",", ";", "\t", "|")
+
+_LOOKED_AT = 200
+"""Rows that decide about the delimiter."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """A table and how it is written.
+
+    Attributes:
+        data: the keys of [data] that say so.
+        reasons: why, by key.
+    """
+
+    sheet: Sheet
+    data: dict[str, Any]
+    reasons: dict[str, str]
+
+
+def is_hidden(name: str) -> bool:
+    """Whether a program has left this file or folder for itself: macOS, or Excel while a table is open."""
+    return name.startswith((".", "~$", "__MACOSX"))
+
+
+def tables(folder: Path) -> list[list[Path]]:
+    """The tables of a folder, and those of the folders in it."""
+
+    def those(paths: list[Path]) -> list[Path]:
+        return sorted(p for p in paths if _is_table(p) and not is_hidden(p.parent.name) and p.is_file())
+
+    return [those(list(folder.glob("*"))), those(list(folder.glob("*/*")))]
+
+
+def _is_table(path: Path) -> bool:
+    return path.name != "splits.csv" and path.name.lower().endswith(TABLES) and not is_hidden(path.name)
+
+
+def read_form(path: Path) -> Form:
+    """Read a table whose encoding and delimiter are not known.
+
+    Raises:
+        DataError: as `read_sheet`.
+    """
+    if is_workbook(path):
+        return Form(read_sheet(path), {}, {})
+    encoding = _encoding(path)
+    delimiter, why = _delimiter(read_text(path, encoding))
+    data: dict[str, Any] = {}
+    reasons: dict[str, str] = {}
+    if delimiter != ",":
+        data["delimiter"], reasons["delimiter"] = delimiter, why
+    if encoding != UTF8:
+        data["encoding"], reasons["encoding"] = encoding, "the table is not UTF-8"
+    return Form(read_sheet(path, delimiter, encoding), data, reasons)
+
+
+def _encoding(path: Path) -> str:
+    with path.open("rb") as file:
+        if file.read(2) in (b"\xff\xfe", b"\xfe\xff"):
+            return "utf-16"
+    for encoding in (UTF8, "cp1252"):  # that of Windows; Latin-1 but for characters that few tables have
+        try:
+            read_text(path, encoding)
+        except DataError as error:
+            if not isinstance(error.__cause__, UnicodeError):
+                raise
+        else:
+            return encoding
+    return "latin-1"
+
+
+def _delimiter(text: str) -> tuple[str, str]:
+    """The delimiter and why: the first line names it, or most rows have it as often as the header."""
+    if told := told_delimiter(text.partition("\n")[0]):
+        return told, "the first line of the table says so"
+
+    def fit(delimiter: str) -> tuple[float, int]:
+        try:
+            rows = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+            widths = [len(row) for row in islice(filter(any, rows), _LOOKED_AT)]
+        except csv.Error:
+            return 0, 0
+        if not widths or widths[0] < 2:
+            return 0, 0
+        return widths.count(widths[0]) / len(widths), widths[0]
+
+    return max(_DELIMITERS, key=fit), "divides the rows into as many cells as the header"

@@ -1,0 +1,235 @@
+"""Tables of .xlsx and .parquet as rows of text: what a person sees in each cell.
+
+Both are read by optional packages, `pip install "suture[tables]"`.
+"""
+
+from __future__ import annotations
+
+import warnings
+import zipfile
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from datetime import date, datetime, time
+from decimal import Decimal
+from functools import partial
+from pathlib import Path
+from typing import Any
+from xml.parsers import expat
+
+from suture.core.errors import DataError
+from suture.data.limits import LONGEST_LINE, MOST_CELLS, MOST_TEXT, ROW
+
+WORKBOOKS = (".xlsx", ".parquet")
+
+MOST_ROWS = 2**20
+"""Rows of a sheet of a workbook; no spreadsheet program has more."""
+
+_MOST_HELD = 2**22
+"""Elements and attributes of a part of a workbook that openpyxl holds: those that are not within a row."""
+
+_MOST_IN_ROW = 2**17
+"""Elements of one row, or of one string; a sheet has 16,384 columns, with about three for each cell."""
+
+_ROW, _STRING, _CELL, _FORMULA, _VALUE = (
+    f"http://schemas.openxmlformats.org/spreadsheetml/2006/main {name}"
+    for name in ("row", "si", "c", "f", "v")
+)
+
+_PARQUET_ROWS = 64
+"""Rows that are decoded at a time."""
+
+
+def is_workbook(path: Path) -> bool:
+    """Whether a table is read by `workbook_rows`."""
+    return path.name.lower().endswith(WORKBOOKS)
+
+
+def workbook_rows(path: Path) -> Iterator[tuple[str, ...]]:
+    """Yield the rows of a table, the header first, as many cells in each as in the header or more.
+
+    A whole number has no decimal point, a date is as in ISO 8601, and a missing value is a blank cell. Of an
+    .xlsx the only sheet that is visible and not empty is read, with the stored results of formulas.
+
+    Raises:
+        DataError: the package that reads it is not installed, or the file is damaged, has several sheets, or
+            exceeds the limits.
+    """
+    rows = _xlsx(path) if path.name.lower().endswith(".xlsx") else _parquet(path)
+    try:
+        yield from _rectangular(rows)
+    except DataError:
+        raise
+    except ImportError:
+        raise DataError(
+            f'{path}: such a table needs another package: pip install "suture[tables]"; or save it as CSV'
+        ) from None
+    except Exception as error:  # readers of damaged files raise nearly anything
+        raise DataError(f"{path} cannot be read: {str(error) or type(error).__name__}") from error
+
+
+def _rectangular(rows: Iterable[list[str]]) -> Iterator[tuple[str, ...]]:
+    """Rows without the blank cells beyond the header."""
+    width = 0
+    for row in rows:
+        while len(row) > width and not row[-1]:
+            row.pop()
+        width = width or len(row)
+        yield (*row, *[""] * (width - len(row)))
+
+
+def _xlsx(path: Path) -> Iterator[list[str]]:
+    import openpyxl
+
+    _check_parts(path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what it leaves out, such as the list of a drop-down menu
+        with closing(openpyxl.load_workbook(path, read_only=True, data_only=True, keep_links=False)) as book:
+            sheets = [sheet for sheet in book.worksheets if sheet.sheet_state == "visible"]
+            for sheet in sheets:
+                sheet.reset_dimensions()  # what the file says of its own size may be wrong
+            filled = [sheet for sheet in sheets if any(map(any, _cells(path, sheet)))]
+            if len(filled) > 1:
+                names = ", ".join(repr(sheet.title) for sheet in filled)
+                raise DataError(
+                    f"{path} has {len(filled)} sheets, {names}; save the one to use as its own file"
+                )
+            for sheet in filled:
+                yield from _cells(path, sheet)
+
+
+def _cells(path: Path, sheet: Any) -> Iterator[list[str]]:
+    cells = 0
+    for row in sheet.iter_rows(max_row=MOST_ROWS):
+        cells += len(row) + ROW
+        if cells > MOST_CELLS:
+            raise DataError(f"{path} has more than {MOST_CELLS:,} cells; leave out columns or rows")
+        yield [_shown(cell.value, cell) for cell in row]
+
+
+def _check_parts(path: Path) -> None:
+    """Refuse a workbook that takes much more memory than it has bytes; openpyxl itself has no limit.
+
+    Raises:
+        DataError: it is no workbook, or too large.
+    """
+    try:
+        packed = zipfile.ZipFile(path)
+    except zipfile.BadZipFile as error:
+        raise DataError(f"{path} is no .xlsx ({error}); save it as one, without a password") from error
+    with packed:
+        total = sum(part.file_size for part in packed.infolist())
+        if total > MOST_TEXT:
+            raise DataError(f"{path} unpacks to {total:,} bytes, and at most {MOST_TEXT:,} are read")
+        for part in packed.infolist():
+            with packed.open(part) as file:
+                _check_elements(path, iter(partial(file.read, 2**16), b""))
+
+
+def _check_elements(path: Path, chunks: Iterator[bytes]) -> None:
+    """Check a part of a workbook before openpyxl reads it; errors as of `_Elements`."""
+    parser = expat.ParserCreate(namespace_separator=" ")
+    elements = _Elements(path)
+    parser.StartElementHandler, parser.EndElementHandler = elements.start, elements.end
+    parser.CharacterDataHandler, parser.StartDoctypeDeclHandler = elements.text, elements.doctype
+    try:
+        for chunk in chunks:
+            parser.Parse(chunk)
+    except expat.ExpatError:
+        return  # a picture, or what openpyxl cannot read beyond this either
+
+
+class _Elements:
+    """Counts the elements of a part as a parser meets them; openpyxl drops those of a row with the row.
+
+    Raises:
+        DataError: openpyxl would hold too many, the part declares entities, or a formula has no stored
+            result, so that its cell would be taken for blank.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._held = self._inside = self._depth = 0
+        self._formula = self._result = self._in_value = False
+
+    def start(self, name: str, attributes: dict[str, str]) -> None:
+        if self._depth or name in (_ROW, _STRING):
+            self._depth += 1
+            self._inside = self._inside + 1 + len(attributes) if self._depth > 1 else 0
+        if self._depth < 2:
+            self._held += 1 if self._depth else 1 + 4 * len(attributes)
+        if self._held > _MOST_HELD or self._inside > _MOST_IN_ROW:
+            raise DataError(f"{self._path} has more rows or cells than are read; is it a table?")
+        if name == _CELL:  # a formula may well have an empty text for a result
+            self._formula, self._result = False, attributes.get("t") == "str"
+        self._formula = self._formula or name == _FORMULA
+        self._in_value = name == _VALUE
+
+    def text(self, _: str) -> None:
+        self._result = self._result or self._in_value
+
+    def end(self, name: str) -> None:
+        self._depth = max(self._depth - 1, 0)
+        self._in_value = False
+        if name == _CELL and self._formula and not self._result:
+            raise DataError(f"{self._path} has formulas without results; open it in Excel, and save it")
+
+    def doctype(self, *_: object) -> None:
+        raise DataError(f"{self._path} declares entities, which no spreadsheet program writes; save it anew")
+
+
+def _parquet(path: Path) -> Iterator[list[str]]:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    with parquet.ParquetFile(path) as plain:
+        meta, schema = plain.metadata, plain.schema_arrow
+        text = [field.name for field in schema if _is_text(field.type)]
+        for name, kind in zip(schema.names, schema.types, strict=True):
+            if pa.types.is_nested(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+                raise DataError(f"{path}: column {name!r} holds {kind}; write it as text, or leave it out")
+    size = sum(meta.row_group(group).total_byte_size for group in range(meta.num_row_groups))
+    if size > MOST_TEXT or meta.num_rows * (meta.num_columns + ROW) > MOST_CELLS:
+        raise DataError(f"{path} has {meta.num_rows:,} rows of {size:,} bytes; leave out columns or rows")
+    yield list(schema.names)
+    # A text that is repeated is held once, however long: so it can be measured before it is copied.
+    with parquet.ParquetFile(path, read_dictionary=text, memory_map=True) as file:
+        for batch in file.iter_batches(_PARQUET_ROWS, use_threads=False):
+            columns = [_values(path, column) for column in batch.columns]
+            yield from ([_shown(value) for value in row] for row in zip(*columns, strict=True))
+
+
+def _is_text(kind: Any) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _values(path: Path, column: Any) -> list[Any]:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if not pa.types.is_dictionary(column.type):
+        return list(column.to_pylist())
+    if _is_text(column.type.value_type):
+        longest = pc.max(pc.binary_length(column.dictionary)).as_py() or 0
+        if longest > LONGEST_LINE:
+            raise DataError(f"{path} has a cell of {longest:,} bytes, and at most {LONGEST_LINE:,} are read")
+    return list(column.dictionary_decode().to_pylist())
+
+
+def _shown(value: Any, cell: Any = None) -> str:
+    """A value as a spreadsheet shows it, but dates as in ISO 8601 and numbers with all of their digits."""
+    if value is None or value != value:
+        return ""
+    if isinstance(value, bool):
+        return str(value).upper()
+    if isinstance(value, (int, float, Decimal)):
+        number = float(value)
+        whole = str(int(value)) if number.is_integer() and abs(number) < 1e15 else str(value)
+        zeros = str(cell.number_format) if cell is not None else ""
+        return whole.zfill(len(zeros)) if zeros and not zeros.strip("0") else whole  # 00017
+    if isinstance(value, datetime):
+        return str(value.date() if value.time() == time() else value)
+    if isinstance(value, date):
+        return value.isoformat()
+    return str(value)
