@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -197,8 +198,9 @@ def _export(
 
 def run_job_file(job: Job) -> None:
     """Run the command line of a job.py: the options of `suture run` without the job's name."""
-    from suture.simulation.job import with_settings
+    from suture.simulation.job import beside, with_settings
 
+    job = beside(job, Path(sys.argv[0]).resolve().parent)
     file_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
     @file_app.command(help=job.title)

@@ -29,7 +29,7 @@ def init(
     found = look(_sites(site))
     for name, guess in found.items():
         console.print(f"[bold]{escape(name)}[/]")
-        print_line(as_toml(guess))
+        print_line(as_toml(guess, study / name))
     if dry_run:
         return
     if not yes and not sys.stdin.isatty():

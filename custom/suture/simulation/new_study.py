@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,18 +13,18 @@ import tomli_w
 
 from suture.core.errors import ConfigError, DataError
 from suture.core.files import atomic_write
-from suture.core.names import check_sites
+from suture.core.names import as_job
 from suture.data.config import parse_data
 from suture.data.discovery import Discovery, discover
 from suture.data.readers import read_table
-from suture.simulation.partition import SERVER
-from suture.simulation.study import CONFIG
+from suture.simulation.study import CONFIG, check_names
 
 SPLITS = "splits.csv"
 """Name of the file of a site's splits, where its table has none."""
 
 _JOB = """\
 # What is trained. Every key of a job may be set here; docs/reference/configuration.md lists them.
+name = {name}  # of its runs; every party sees it
 title = {title}
 rounds = 15
 
@@ -53,11 +54,7 @@ def look(sites: Mapping[str, Path]) -> dict[str, Discovery]:
         ConfigError: a site has a name that cannot be used.
         DataError: the data of one cannot be made out; names the site.
     """
-    check_sites(sites)
-    if SERVER in sites:
-        raise ConfigError(
-            f"{SERVER!r} is the name of the folder of the server's data; name the site otherwise"
-        )
+    check_names(sites)
     found = {}
     for name, path in sites.items():
         try:
@@ -85,13 +82,12 @@ def write_study(study: Path, found: Mapping[str, Discovery]) -> list[Path]:
         if not guess.has_splits:
             atomic_write(folder / SPLITS, splits(guess).encode())
             written.append(folder / SPLITS)
-        atomic_write(folder / CONFIG, as_toml(guess).encode())
+        atomic_write(folder / CONFIG, as_toml(guess, folder).encode())
         written.append(folder / CONFIG)
     if not any((study / name).exists() for name in ("job.toml", "job.py")):
-        atomic_write(
-            study / "job.toml",
-            _JOB.format(title=json.dumps(study.resolve().name, ensure_ascii=False)).encode(),
-        )
+        title = study.resolve().name
+        name, title = (json.dumps(text, ensure_ascii=False) for text in (as_job(title), title))
+        atomic_write(study / "job.toml", _JOB.format(name=name, title=title).encode())
         written.append(study / "job.toml")
     return written
 
@@ -109,9 +105,16 @@ def splits(guess: Discovery) -> str:
     return text.getvalue()
 
 
-def as_toml(guess: Discovery) -> str:
-    """Return a suture.toml that says of each key why it is so."""
+def as_toml(guess: Discovery, folder: Path) -> str:
+    """Return a suture.toml of a site's folder that says of each key why it is so.
+
+    Paths of data that lie within the study start at that folder, so that the study can be moved as a whole.
+    """
     data, reasons = dict(guess.data), dict(guess.reasons)
+    here = folder.resolve()
+    for key in ("root", "table"):
+        if Path(data[key]).is_relative_to(here.parent):
+            data[key] = Path(os.path.relpath(data[key], here)).as_posix()
     if not guess.has_splits:
         data |= {"split": "file", "split_file": SPLITS}
         reasons["split"] = "the table has no splits; they were made once, by patient"
