@@ -7,10 +7,15 @@ import shutil
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from hospitals import german
 from small_hospitals import JOB_TOML, LABELS, small_study, write_hospital
-from suture.core.errors import ConfigError
+from suture.cli.app import app
+from suture.core.errors import ConfigError, DataError
 from suture.core.files import hold
+from suture.data.config import load_site_config
+from suture.data.readers import load_table
 from suture.simulation.job import load_job, with_settings
 from suture.simulation.new_study import look, write_study
 from suture.simulation.run import run_job
@@ -76,6 +81,43 @@ def test_a_job_py_gives_the_same_model_as_a_job_toml(
     for word in ("study", "study/job.py", str(study)):
         assert load_job(word).simulation.configs().keys() == LABELS.keys()  # type: ignore[union-attr]
     assert model(run("study", tmp_path / "py" / "r")) == model(toml)
+
+
+def test_a_study_of_two_jobs_asks_which(study: Path) -> None:
+    (study / "job.py").write_text(JOB_PY.format(simulation="None"))
+    with pytest.raises(ConfigError, match=r"study holds a job\.py and a job\.toml; name the one"):
+        load_job(study)
+    assert load_job(study / "job.py").rounds == load_job(study / "job.toml").rounds
+
+
+def test_a_study_runs_from_within(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its runs are no sites of it."""
+    monkeypatch.chdir(study)
+    out = run_job(with_settings(load_job("."), ["rounds=1"]))
+    assert out.is_relative_to(study / "runs")
+    assert load_job(".").simulation.configs().keys() == LABELS.keys()  # type: ignore[union-attr]
+
+
+def test_the_sites_of_a_study_are_not_written_over(study: Path) -> None:
+    before = (study / "alpha" / "suture.toml").read_bytes()
+    result = CliRunner().invoke(app, ["data", "simulate", str(study), "--out", str(study)])
+    assert isinstance(result.exception, ConfigError)
+    assert "folders already" in str(result.exception)
+    assert (study / "alpha" / "suture.toml").read_bytes() == before
+
+
+def test_a_hospital_takes_its_folder_of_the_study_along(tmp_path: Path) -> None:
+    """Its suture.toml and its splits, to local/ of its kit; without the splits the error names them."""
+    write_study(tmp_path / "study", look({"alpha": german(tmp_path / "data")}))
+    local = tmp_path / "kit" / "local"
+    local.mkdir(parents=True)
+    shutil.copy(tmp_path / "study" / "alpha" / "suture.toml", local)
+    config = load_site_config(local / "suture.toml")
+    with pytest.raises(DataError, match=r"kit/local/splits\.csv"):
+        load_table(config.data)
+    shutil.copy(tmp_path / "study" / "alpha" / "splits.csv", local)
+    shutil.rmtree(tmp_path / "study")
+    assert len(load_table(config.data)) == 30
 
 
 def test_the_folder_of_a_job_toml_starts_at_the_file(

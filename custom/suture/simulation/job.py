@@ -188,12 +188,16 @@ def _job_file(job: str | Path) -> Path:
     """Return the absolute path of a job's file.
 
     Raises:
-        ConfigError: there is none; names the nearest job.
+        ConfigError: there is none (names the nearest job), or the folder holds two.
     """
     path, jobs = Path(job).expanduser(), known_jobs()
     if path.suffix not in (".py", ".toml"):
-        inside = (path / name for name in ("job.py", "job.toml"))
-        path = next(filter(Path.is_file, inside), jobs.get(str(job), path))
+        inside = [file for name in ("job.py", "job.toml") if (file := path / name).is_file()]
+        if len(inside) > 1:
+            raise ConfigError(
+                f"{path} holds a job.py and a job.toml; name the one to run, or remove the other"
+            )
+        path = inside[0] if inside else jobs.get(str(job), path)
     if not path.is_file() and not jobs:
         raise ConfigError(f"no job {str(job)!r}: {jobs_folder()} holds none; give the path of a job file")
     if not path.is_file():
