@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shutil
 from pathlib import Path
@@ -11,6 +12,7 @@ from typer.testing import CliRunner
 
 from hospitals import german
 from small_hospitals import JOB_TOML, LABELS, small_study, write_hospital
+from suture.cli import run_job_file
 from suture.cli.app import app
 from suture.core.errors import ConfigError, DataError
 from suture.core.files import hold
@@ -81,6 +83,24 @@ def test_a_job_py_gives_the_same_model_as_a_job_toml(
     for word in ("study", "study/job.py", str(study)):
         assert load_job(word).simulation.configs().keys() == LABELS.keys()  # type: ignore[union-attr]
     assert model(run("study", tmp_path / "py" / "r")) == model(toml)
+
+
+def test_a_job_py_of_a_study_is_a_command_too(
+    study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (study / "job.toml").unlink()
+    (study / "job.py").write_text(JOB_PY.format(simulation="StudySites()"))
+    monkeypatch.chdir(tmp_path)
+    out = tmp_path / "r"
+    monkeypatch.setattr("sys.argv", ["study/job.py", "--env", "local", "--rounds", "1", "--out", str(out)])
+    spec = importlib.util.spec_from_file_location("own_job", study / "job.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    with pytest.raises(SystemExit, match="0"):
+        run_job_file(module.JOB)
+    assert json.loads((out / "run.json").read_text())["status"] == "finished"
 
 
 def test_a_study_of_two_jobs_asks_which(study: Path) -> None:
