@@ -189,7 +189,10 @@ def simulate(job: Job, folder: Path) -> tuple[list[str], Path]:
         ConfigError: the job simulates no sites.
     """
     if job.simulation is None:
-        raise ConfigError(f"{job.name} simulates no sites; write each site's local/suture.toml yourself")
+        raise ConfigError(
+            f"{job.name} simulates no sites, and no folder beside its file has a suture.toml; write them "
+            "with `suture init`, or each site's local/suture.toml yourself"
+        )
     data = data_of(job, folder)
     make_folder(data)
     return job.simulation.prepare(data, data / "runs", job.seed, job.method), data

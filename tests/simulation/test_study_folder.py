@@ -18,6 +18,7 @@ from suture.core.errors import ConfigError, DataError
 from suture.core.files import hold
 from suture.data.config import load_site_config
 from suture.data.readers import load_table
+from suture.flare.admin.poc import simulate
 from suture.simulation.job import load_job, with_settings
 from suture.simulation.new_study import look, write_study
 from suture.simulation.run import run_job
@@ -101,6 +102,15 @@ def test_a_job_py_of_a_study_is_a_command_too(
     with pytest.raises(SystemExit, match="0"):
         run_job_file(module.JOB)
     assert json.loads((out / "run.json").read_text())["status"] == "finished"
+
+
+def test_a_job_without_sites_says_how_to_get_some(tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text(JOB_PY.format(simulation="None"))
+    with pytest.raises(ConfigError, match=r"no folder beside its file has a suture\.toml; .*`suture init`"):
+        run_job(load_job(tmp_path), "local", tmp_path / "r")
+    with pytest.raises(ConfigError, match=r"no folder beside its file has a suture\.toml; .*`suture init`"):
+        simulate(load_job(tmp_path), tmp_path / "poc")
+    assert [path.name for path in tmp_path.iterdir()] == ["job.py"]
 
 
 def test_a_study_of_two_jobs_asks_which(study: Path) -> None:
