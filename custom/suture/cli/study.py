@@ -24,12 +24,12 @@ def init(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be written.")] = False,
 ) -> None:
     """Look at the data of some hospitals and write a suture.toml for each, and a job."""
-    from suture.simulation.new_study import as_toml, look, write_study
+    from suture.simulation.new_study import as_toml, look, movable, write_study
 
     found = look(_sites(site))
     for name, guess in found.items():
         console.print(f"[bold]{escape(name)}[/]")
-        print_line(as_toml(guess, study / name))
+        print_line(as_toml(movable(guess, study / name)))
     if dry_run:
         return
     if not yes and not sys.stdin.isatty():

@@ -7,6 +7,7 @@ import io
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import tomli_w
@@ -82,7 +83,7 @@ def write_study(study: Path, found: Mapping[str, Discovery]) -> list[Path]:
         if not guess.has_splits:
             atomic_write(folder / SPLITS, splits(guess).encode())
             written.append(folder / SPLITS)
-        atomic_write(folder / CONFIG, as_toml(guess, folder).encode())
+        atomic_write(folder / CONFIG, as_toml(movable(guess, folder)).encode())
         written.append(folder / CONFIG)
     if not any((study / name).exists() for name in ("job.toml", "job.py")):
         title = study.resolve().name
@@ -105,16 +106,20 @@ def splits(guess: Discovery) -> str:
     return text.getvalue()
 
 
-def as_toml(guess: Discovery, folder: Path) -> str:
-    """Return a suture.toml of a site's folder that says of each key why it is so.
+def movable(guess: Discovery, folder: Path) -> Discovery:
+    """Return the guess for a site's folder of a study, with paths of data in the study from there on.
 
-    Paths of data that lie within the study start at that folder, so that the study can be moved as a whole.
+    A study that holds its data can then be moved as a whole.
     """
-    data, reasons = dict(guess.data), dict(guess.reasons)
     here = folder.resolve()
-    for key in ("root", "table"):
-        if Path(data[key]).is_relative_to(here.parent):
-            data[key] = Path(os.path.relpath(data[key], here)).as_posix()
+    inside = {k: v for k in ("root", "table") if Path(v := guess.data[k]).is_relative_to(here.parent)}
+    near = {key: Path(os.path.relpath(path, here)).as_posix() for key, path in inside.items()}
+    return replace(guess, data=guess.data | near)
+
+
+def as_toml(guess: Discovery) -> str:
+    """Return a suture.toml that says of each key why it is so."""
+    data, reasons = dict(guess.data), dict(guess.reasons)
     if not guess.has_splits:
         data |= {"split": "file", "split_file": SPLITS}
         reasons["split"] = "the table has no splits; they were made once, by patient"
