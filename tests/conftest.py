@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import csv
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from example_run import history_records, metrics_record, run_record, write_run
+from small_hospitals import LABELS, write_hospital
 from suture.data.augmentation import Augmentation
 from suture.data.config import SiteConfig, load_site_config
 from suture.federation.loop import Loop, federate
@@ -26,8 +24,6 @@ from suture.protocol.messages import Payload
 from suture.protocol.packing import pack, unpack
 from suture.reports.report import write_report
 
-LABELS = {"alpha": ("Mass", "Nodule"), "beta": ("Nodule", "Hernia"), "gamma": ("Fibrosis", "Nodule", "Mass")}
-EVERY = ("Fibrosis", "Hernia", "Mass", "Nodule")
 CNN = ModelSpec("cnn", size=16)
 
 
@@ -53,29 +49,6 @@ def data_root() -> Path:
     if not root:
         pytest.skip("SUTURE_DATA is not set")
     return Path(root).resolve()
-
-
-def write_hospital(folder: Path, labels: tuple[str, ...], n: int, seed: int, view: str = "all") -> Path:
-    """A hospital of n small images; a bright band at a place of its own marks each class."""
-    rng = np.random.default_rng(seed)
-    (folder / "images").mkdir(parents=True)
-    rows = []
-    for i in range(n):
-        y = rng.integers(0, 2, len(EVERY))
-        image = rng.integers(60, 110, (16, 16))
-        for band in np.flatnonzero(y):
-            image[4 * band : 4 * band + 3] += 90
-        Image.fromarray(image.astype(np.uint8)).save(folder / "images" / f"{i:03d}.png")
-        split = ("train", "train", "train", "validation", "test")[i % 5]
-        rows.append([f"{i:03d}.png", f"p{i}", split, *(y[EVERY.index(label)] for label in labels)])
-    with (folder / "labels.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([["image", "patient", "split", *labels], *rows])
-    config = folder / "suture.toml"
-    config.write_text(
-        f'[data]\ndataset = "hospital"\nroot = "images"\ntable = "labels.csv"\ntarget = "{labels[0]}"\n'
-        f'[privacy]\nlabel_view = "{view}"\nmin_count = 0\nmin_loss = 0\n'
-    )
-    return config
 
 
 @pytest.fixture

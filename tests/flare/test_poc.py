@@ -12,15 +12,24 @@ import pytest
 import yaml
 
 from own_poc import own_port, wait_until_joined
+from small_hospitals import small_study
 from suture.data.config import load_site_config
 from suture.federation.loop import Loop, federate
 from suture.federation.server.server import open_server
 from suture.federation.site.site import Site
 from suture.flare.admin.kit import kits_in
-from suture.flare.admin.poc import parties, project_of, project_template, provision
+from suture.flare.admin.poc import (
+    parties,
+    place_configs,
+    project_of,
+    project_template,
+    provision,
+    simulate,
+)
 from suture.flare.admin.policy import allow_classes, make_strict, missing_classes
 from suture.flare.admin.processes import start, stop
 from suture.simulation.job import load_job, with_settings
+from suture.simulation.run import run_job
 
 pytestmark = pytest.mark.flare
 
@@ -32,9 +41,9 @@ OPEN = {"gamma": ("Mass", "Hernia")}
 SITES = STRICT | OPEN
 
 
-def suture(*words: str) -> subprocess.CompletedProcess[str]:
+def suture(*words: str, job: str = "demo") -> subprocess.CompletedProcess[str]:
     options = [part for setting in SETTINGS for part in ("--set", setting)]
-    command = [sys.executable, "-m", "suture", "run", "demo", "--env", "poc", *words, *options]
+    command = [sys.executable, "-m", "suture", "run", job, "--env", "poc", *words, *options]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
@@ -65,6 +74,11 @@ def test_code_travels_or_is_installed_and_the_figures_are_the_loops(
         both = ("--sites", ",".join(STRICT))
         run = suture(*both, "--out", str(tmp_path / "run"))
         refused = suture("--bundle", *both, "--out", str(tmp_path / "refused"))
+        study = small_study(tmp_path / "study")
+        own = with_settings(load_job(study), SETTINGS)
+        other = suture(*both, "--out", str(tmp_path / "poc" / "other"), job=str(study))
+        place_configs(own, *simulate(own, root), kits)
+        studied = suture(*both, "--out", str(tmp_path / "studied" / "same"), job=str(study))
     finally:
         stop(root)
     assert travelled.returncode == 0, travelled.stderr
@@ -76,6 +90,14 @@ def test_code_travels_or_is_installed_and_the_figures_are_the_loops(
     assert "alpha refuses jobs that bring their code" in refused.stderr
     assert "permissions.project_admin in local/authorization.json" in refused.stderr
     assert not any(party.process() for party in begun)
+
+    assert other.returncode == 2, "the sites have other data than the study"
+    assert "alpha/local/suture.toml is not what" in other.stderr
+    assert studied.returncode == 0, studied.stderr
+    (study / "gamma" / "suture.toml").unlink()  # which did not take part
+    loop = run_job(own, "local", tmp_path / "loop of the study" / "same")
+    for name in ("metrics.json", "model/model.safetensors"):
+        assert (tmp_path / "studied" / "same" / name).read_bytes() == (loop / name).read_bytes(), name
 
     job = with_settings(load_job("demo"), SETTINGS)
     members = {

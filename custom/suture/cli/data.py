@@ -29,12 +29,13 @@ def simulate(
     device: Device = None,
 ) -> None:
     """Write the sites of a job's simulation as ordinary hospital folders, for a POC on this machine."""
+    from suture.simulation import StudySites
     from suture.simulation.sites import compute_on
 
     compute_on(device)
     chosen = job_with(job, settings)
-    if chosen.simulation is None:
-        raise ConfigError(f"{chosen.name} simulates no sites")
+    if chosen.simulation is None or isinstance(chosen.simulation, StudySites):
+        raise ConfigError(f"{chosen.name} simulates no sites; those of a study are folders already")
     out = out.resolve()
     names = chosen.simulation.prepare(out, out, chosen.seed, chosen.method)
     for name in [*names, "server"]:

@@ -90,12 +90,16 @@ def run_remotely(
 ) -> None:
     """Run a job in a POC or in production, and show its table; Ctrl-C does not stop the job."""
     from suture.flare.admin.kit import admin_kit
+    from suture.flare.admin.poc import check_study
     from suture.flare.admin.remote import submit
     from suture.simulation.job import check_federated, check_finetuning
 
     check_federated(job)
     check_finetuning(job)
     kit = admin_kit(startup_kit, env)
+    if env == "poc":
+        # A kit lies in FOLDER/PROJECT/prod_NN/NAME.
+        check_study(job, kit.folder.resolve().parents[2], how.sites)
     job_id = submit(job, env, kit, folder, experiment, how)
     if _follow(job.title, env, kit, folder, job_id, detach):
         if job.finetuning:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import shlex
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from shutil import which
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -86,6 +89,12 @@ def demo(
 ) -> None:
     """Run the main job on embedded data: three sites with different findings."""
     run("demo", env=env, rounds=rounds, seed=seed, out=out, device=device)
+    # As it was called: `make demo` has it in an environment that is not active.
+    suture = "suture" if which("suture") else shlex.quote(sys.argv[0])
+    print_line("your own hospitals:")
+    print_line(f"  {suture} init study/ --site alpha=DIR_OR_TABLE --site beta=DIR_OR_TABLE")
+    print_line(f"  {suture} check study/")
+    print_line(f"  {suture} run study/ --env local")
 
 
 def run(
@@ -197,8 +206,9 @@ def _export(
 
 def run_job_file(job: Job) -> None:
     """Run the command line of a job.py: the options of `suture run` without the job's name."""
-    from suture.simulation.job import with_settings
+    from suture.simulation.job import beside, with_settings
 
+    job = beside(job, Path(sys.argv[0]).resolve().parent)
     file_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
     @file_app.command(help=job.title)

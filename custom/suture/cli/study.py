@@ -29,7 +29,7 @@ def init(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be written.")] = False,
 ) -> None:
     """Look at the data of some hospitals and write a suture.toml for each, and a job."""
-    from suture.simulation.new_study import as_toml, look, refuse_existing, write_study
+    from suture.simulation.new_study import as_toml, look, movable, refuse_existing, write_study
 
     sites = _sites(site)
     if not dry_run:
@@ -40,7 +40,7 @@ def init(
     def show(some: dict[str, Discovery]) -> None:
         for name, guess in some.items():
             console.print(f"[bold]{escape(name)}[/]")
-            print_line(as_toml(guess))
+            print_line(as_toml(movable(guess, study / name)))
 
     found = look(sites)
     show(found)

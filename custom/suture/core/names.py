@@ -58,6 +58,11 @@ def check_job(name: str) -> str:
     return name
 
 
+def as_job(text: str) -> str:
+    """Return a text, such as the name of a folder, as a name of a job, with '_' for other characters."""
+    return re.sub(r"[^A-Za-z0-9_.-]", "_", text)[:64].lstrip(".") or "study"
+
+
 def shown_name(name: object) -> str:
     """Return the name of a job or site that another party chose, quoted if Suture would refuse it."""
     text = str(name)

@@ -19,7 +19,7 @@ from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
 from suture.core.errors import ConfigError, SutureError, unknown
-from suture.core.names import check_job
+from suture.core.names import as_job, check_job
 from suture.core.validation import LARGEST_SEED, LIMIT, parse
 from suture.data.augmentation import Augmentation
 from suture.federation.plan import Plan, Quorum, Schedule, Selection, code_hash
@@ -146,7 +146,19 @@ def load_job(job: str | Path) -> Job:
     defined = getattr(module, "JOB", None)
     if not isinstance(defined, Job):
         raise ConfigError(f"{path} defines no JOB; it needs a line JOB = Job(...)")
-    return defined
+    return beside(defined, path.parent)
+
+
+def beside(job: Job, folder: Path) -> Job:
+    """Return the job of a file in a folder: its study is there, or where a path from there leads to.
+
+    A job without a simulation has the sites of its folder, if there are any.
+    """
+    sites = job.simulation or StudySites()
+    if not isinstance(sites, StudySites):
+        return job
+    within = sites.within(folder)
+    return dataclasses.replace(job, simulation=within) if job.simulation or within.found() else job
 
 
 def _read_toml(path: Path) -> Job:
@@ -167,21 +179,25 @@ def _read_toml(path: Path) -> Job:
     parameters = {key: value for key, value in chosen.items() if key != "name"}
     method = parse(method_class(chosen["name"]), parameters, f"{path}: [method]")
     folder = path.parent
-    given = {"name": folder.name, "title": folder.name, **values, "method": method}
-    sites = {"folder": str(folder), **given.pop("simulation", {})}
-    return parse(Job, given | {"simulation": parse(StudySites, sites, f"{path}: [simulation]")}, str(path))
+    given = {"name": as_job(folder.name), "title": folder.name, **values, "method": method}
+    sites = parse(StudySites, given.pop("simulation", {}), f"{path}: [simulation]")
+    return beside(parse(Job, given | {"simulation": sites}, str(path)), folder)
 
 
 def _job_file(job: str | Path) -> Path:
     """Return the absolute path of a job's file.
 
     Raises:
-        ConfigError: there is none; names the nearest job.
+        ConfigError: there is none (names the nearest job), or the folder holds two.
     """
     path, jobs = Path(job).expanduser(), known_jobs()
     if path.suffix not in (".py", ".toml"):
-        inside = (path / name for name in ("job.py", "job.toml"))
-        path = next(filter(Path.is_file, inside), jobs.get(str(job), path))
+        inside = [file for name in ("job.py", "job.toml") if (file := path / name).is_file()]
+        if len(inside) > 1:
+            raise ConfigError(
+                f"{path} holds a job.py and a job.toml; name the one to run, or remove the other"
+            )
+        path = inside[0] if inside else jobs.get(str(job), path)
     if not path.is_file() and not jobs:
         raise ConfigError(f"no job {str(job)!r}: {jobs_folder()} holds none; give the path of a job file")
     if not path.is_file():

@@ -5,26 +5,28 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import tomli_w
 
 from suture.core.errors import ConfigError, DataError, LabelError
 from suture.core.files import atomic_write
-from suture.core.names import check_sites
+from suture.core.names import as_job
 from suture.core.printable import escaped
 from suture.data.config import parse_data
 from suture.data.discovery import Answers, Discovery, discover
 from suture.data.readers import read_table
-from suture.simulation.partition import SERVER
-from suture.simulation.study import CONFIG
+from suture.simulation.study import CONFIG, check_names
 
 SPLITS = "splits.csv"
 """Name of the file of a site's splits, where its table has none."""
 
 _JOB = """\
 # What is trained. Every key of a job may be set here; docs/reference/configuration.md lists them.
+name = {name}  # of its runs; every party sees it
 title = {title}
 rounds = 15
 
@@ -57,11 +59,7 @@ def look(sites: Mapping[str, Path], answers: Mapping[str, Answers] | None = None
         ConfigError: a site has a name that cannot be used.
         DataError: the data of one cannot be made out; names the site.
     """
-    check_sites(sites)
-    if SERVER in sites:
-        raise ConfigError(
-            f"{SERVER!r} is the name of the folder of the server's data; name the site otherwise"
-        )
+    check_names(sites)
     found = {}
     for name, path in sites.items():
         try:
@@ -98,13 +96,12 @@ def write_study(study: Path, found: Mapping[str, Discovery]) -> list[Path]:
         if not guess.has_splits:
             atomic_write(folder / SPLITS, splits(guess).encode())
             written.append(folder / SPLITS)
-        atomic_write(folder / CONFIG, as_toml(guess).encode())
+        atomic_write(folder / CONFIG, as_toml(movable(guess, folder)).encode())
         written.append(folder / CONFIG)
     if not any((study / name).exists() for name in ("job.toml", "job.py")):
-        atomic_write(
-            study / "job.toml",
-            _JOB.format(title=json.dumps(study.resolve().name, ensure_ascii=False)).encode(),
-        )
+        title = study.resolve().name
+        name, title = (json.dumps(text, ensure_ascii=False) for text in (as_job(title), title))
+        atomic_write(study / "job.toml", _JOB.format(name=name, title=title).encode())
         written.append(study / "job.toml")
     return written
 
@@ -120,6 +117,17 @@ def splits(guess: Discovery) -> str:
     writer.writerow(("patient", "split"))
     writer.writerows(sorted(by_patient.items()))
     return text.getvalue()
+
+
+def movable(guess: Discovery, folder: Path) -> Discovery:
+    """Return the guess for a site's folder of a study, with paths of data in the study from there on.
+
+    A study that holds its data can then be moved as a whole.
+    """
+    here = folder.resolve()
+    inside = {k: v for k in ("root", "table") if Path(v := guess.data[k]).is_relative_to(here.parent)}
+    near = {key: Path(os.path.relpath(path, here)).as_posix() for key, path in inside.items()}
+    return replace(guess, data=guess.data | near)
 
 
 def as_toml(guess: Discovery) -> str:

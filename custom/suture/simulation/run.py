@@ -113,7 +113,10 @@ def _check(job: Job, env: str, folder: Path) -> None:
         check_federated(job)
     check_finetuning(job)
     if job.simulation is None:
-        raise ConfigError(f"{job.name} simulates no sites; submit it with --env poc or --env prod")
+        raise ConfigError(
+            f"{job.name} simulates no sites, and no folder beside its file has a suture.toml; write them "
+            "with `suture init`, or submit it with --env poc or --env prod"
+        )
     check_experiment(folder.name)
 
 

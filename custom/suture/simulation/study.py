@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from pydantic.dataclasses import dataclass
@@ -31,11 +33,12 @@ class StudySites:
     the run. The folder ``server``, if there is one, describes the server's labelled data.
 
     Attributes:
-        folder: of the study; each of its folders with a suture.toml is a site.
+        folder: of the study; each of its folders with a suture.toml is a site. A relative one starts at the
+            folder of the job's file, and in Python at the working directory.
         sites: the sites that take part; all of them by default.
     """
 
-    folder: str
+    folder: str = "."
     sites: tuple[str, ...] = ()
 
     def prepare(self, folder: Path, runs: Path, seed: int, method: type[Method] | Method) -> list[str]:  # noqa: ARG002
@@ -56,29 +59,63 @@ class StudySites:
             write_site_config(folder / name / CONFIG, config)
         return list(found)
 
+    def within(self, folder: Path) -> StudySites:
+        """Return these sites with a relative folder of the study taken from the given folder."""
+        return replace(self, folder=str(folder / Path(self.folder).expanduser()))
+
     def configs(self) -> dict[str, SiteConfig]:
         """Return the configuration of each site by name.
 
         Raises:
             ConfigError: as `prepare`.
         """
-        root = Path(self.folder).expanduser().resolve()
-        here = sorted(path.parent.name for path in root.glob(f"*/{CONFIG}") if path.parent.name != SERVER)
+        root, here = self._root(), self.found()
         if not here:
             raise ConfigError(f"{root} holds no site; a site is a folder with a {CONFIG}: suture init {root}")
         for name in self.sites:
             if name not in here:
                 raise unknown("site of simulation.sites", name, here)
         names = list(self.sites) or here
-        check_sites(names)
+        check_names(names)
         return {name: load_site_config(root / name / CONFIG) for name in names}
 
+    def found(self) -> list[str]:
+        """Return the names of the folders with a suture.toml, but for the server's."""
+        folders = (path.parent.name for path in self._root().glob(f"*/{CONFIG}"))
+        return sorted(name for name in folders if name != SERVER)
+
+    def _root(self) -> Path:
+        return Path(self.folder).expanduser().resolve()
+
+    def held_out(self) -> SiteConfig | None:
+        """Return the configuration of the server's labelled data, if it has any.
+
+        Raises:
+            ConfigError: its suture.toml is wrong.
+        """
+        path = self._root() / SERVER / CONFIG
+        return load_server_config(path).held_out if path.is_file() else None
+
     def _server(self, folder: Path, runs: Path) -> SiteConfig | ServerConfig:
-        path = Path(self.folder).expanduser().resolve() / SERVER / CONFIG
-        own = load_server_config(path).held_out if path.is_file() else None
+        own = self.held_out()
         if own is None:
             return ServerConfig(storage=StorageConfig(state=runs, cache=folder / SERVER / "cache"))
         return own.model_copy(update={"storage": _storage(own, runs)})
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Check the names of a study's sites, which are the same in every environment.
+
+    Raises:
+        ConfigError: one cannot be used, by FLARE's rule for clients or by ours, or is that of the server.
+    """
+    names = list(names)
+    check_sites(names)
+    for name in names:
+        if "." in name:
+            raise ConfigError(f"{name!r} is no name of a site: FLARE takes no '.' in it; write '-'")
+        if name == SERVER:
+            raise ConfigError(f"{name!r} is the folder of the server's data; name the site otherwise")
 
 
 def _storage(config: SiteConfig, state: Path) -> StorageConfig:

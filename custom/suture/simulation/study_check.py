@@ -13,6 +13,7 @@ from suture.core.labels import lookalikes
 from suture.data.config import SiteConfig
 from suture.data.quality import Count, Findings
 from suture.data.table import SPLITS, Split
+from suture.protocol.privacy import PrivacyConfig
 from suture.simulation.site_images import (
     ROWS,
     ImageSummary,
@@ -77,12 +78,12 @@ def _problems(configs: Mapping[str, SiteConfig], findings: Mapping[str, Findings
     if len({config.data.color for config in configs.values()}) > 1:
         yield "some sites read images in colour and some in gray; set [data] color alike at all"
     if not any(
-        found.images.get("validation", 0) >= max(configs[site].privacy.min_loss, 1)
+        _behind_the_loss(found, configs[site].privacy) >= max(configs[site].privacy.min_loss, 1)
         for site, found in findings.items()
     ):
         yield (
-            "no site has enough validation images for its [privacy] min_loss, so no round can be selected; "
-            'lower it, or set selection = "last" in job.toml'
+            "no site has enough validation images for its [privacy] min_loss and min_count, so no round can "
+            'be selected; lower them, or set selection = "last" in job.toml'
         )
 
 
@@ -106,11 +107,13 @@ def _warnings(
         for split, what in SAY.items():
             if found.images and not found.images.get(split):
                 yield f"{site} has no {split} images: it has no say in {what}"
-        n, least = found.images.get("validation", 0), configs[site].privacy.min_loss
-        if 0 < n < least:
+        limits = configs[site].privacy
+        n, least = _behind_the_loss(found, limits), limits.min_loss
+        if found.images.get("validation") and n < least:
             yield (
-                f"{site} has {n} validation images, fewer than its [privacy] min_loss = {least}: it sends no "
-                "loss, by which rounds are selected"
+                f"{site} has {n} validation images of classes with [privacy] min_count = {limits.min_count} "
+                f"present and absent ones, fewer than min_loss = {least}: it sends no loss, by which rounds "
+                "are selected"
             )
 
 
@@ -131,6 +134,13 @@ def _unmeasured(findings: Mapping[str, Findings]) -> Iterator[str]:
             f"{site} has no positive {split} image of {', '.join(map(repr, labels))}: in {SAY[split]}, "
             f"{'it is' if len(labels) == 1 else 'they are'} measured at other sites alone"
         )
+
+
+def _behind_the_loss(found: Findings, limits: PrivacyConfig) -> int:
+    """The largest number of validation images that a site's loss may be of: withheld classes do not count."""
+    of = [counts["validation"] for counts in found.counts.values()]
+    shown = [c for c in of if min(c.positives, c.negatives) >= limits.min_count]
+    return min(found.images.get("validation", 0), sum(c.positives + c.negatives for c in shown))
 
 
 def render_matrix(findings: Mapping[str, Findings], together: Together) -> RenderableType:

@@ -12,11 +12,13 @@ from startup_kits import MakeKit
 
 from outside_method import MODULE, NAME, install, on_path
 from own_poc import own_port
+from small_hospitals import small_study
 from suture.core.errors import ConfigError
 from suture.data.config import load_site_config
 from suture.flare.admin.kit import kits_in
 from suture.flare.admin.poc import (
     _set_policies,
+    check_study,
     clear,
     free_port,
     place_configs,
@@ -103,6 +105,49 @@ def test_each_party_finds_its_own_data(make_kit: MakeKit, tmp_path: Path) -> Non
         assert config.data.root == data / name / "images"
         assert config.data.table.is_file()
     assert load_site_config(kits["server"].folder / "local" / "suture.toml").storage.state == data / "runs"
+
+
+def test_each_party_of_a_study_finds_the_data_where_they_lie(make_kit: MakeKit, tmp_path: Path) -> None:
+    study = small_study(tmp_path / "study")
+    (study / "gamma").rename(study / "server")
+    for name in ("alpha", "beta"):
+        make_kit("site", name)
+    make_kit("server", "server")
+    job, kits = load_job(study), kits_in(tmp_path)
+    names, data = simulate(job, tmp_path)
+    assert names == ["alpha", "beta"]
+    place_configs(job, names, data, kits)
+    for name in (*names, "server"):
+        config = load_site_config(kits[name].folder / "local" / "suture.toml")
+        assert config.data.root == study / name / "images"
+        assert config.storage.state.is_relative_to(data), "a POC keeps its states to itself"
+    assert not list(study.rglob("state"))
+    check_study(job, tmp_path)
+    check_study(small(), tmp_path)
+
+
+def test_a_study_that_the_poc_does_not_hold_is_not_run_there(make_kit: MakeKit, tmp_path: Path) -> None:
+    """Otherwise its job would run on the data of another one."""
+    study = small_study(tmp_path / "study")
+    for name in ("alpha", "beta"):
+        make_kit("site", name)
+    make_kit("server", "server")
+    job, kits = load_job(study), kits_in(tmp_path)
+    with pytest.raises(ConfigError, match=r"sites alpha, beta, and .*study has alpha, beta, gamma; .*poc up"):
+        check_study(job, tmp_path)
+    with pytest.raises(ConfigError, match=r"alpha/local/suture\.toml is not what .* says now; suture poc up"):
+        check_study(job, tmp_path, ["alpha"])
+    (study / "gamma" / "suture.toml").unlink()
+    place_configs(job, *simulate(job, tmp_path), kits)
+    check_study(job, tmp_path)
+    config = study / "beta" / "suture.toml"
+    config.write_text(config.read_text().replace("min_count = 0", "min_count = 7"))
+    with pytest.raises(ConfigError, match=r"beta/local/suture\.toml is not what .* says now"):
+        check_study(job, tmp_path)
+    check_study(job, tmp_path, ["alpha"])
+    for path in study.rglob("suture.toml"):
+        path.unlink()
+    check_study(job, tmp_path)  # a job alone, as in production
 
 
 @pytest.mark.parametrize("loose", [False, True])

@@ -14,6 +14,7 @@ import yaml
 
 from suture.core.errors import ConfigError, FederationError
 from suture.core.files import atomic_write, make_folder, replacing, writing
+from suture.data.config import SiteConfig, load_server_config
 from suture.flare.admin.kit import Kit, kits_in, poc_folder
 from suture.flare.admin.policy import (
     allow_classes,
@@ -27,6 +28,7 @@ from suture.methods import entry_of
 from suture.methods.source import list_entry
 from suture.simulation.job import Job, jobs_folder
 from suture.simulation.partition import SERVER
+from suture.simulation.study import CONFIG, StudySites
 
 _DATA = "data"
 
@@ -187,7 +189,10 @@ def simulate(job: Job, folder: Path) -> tuple[list[str], Path]:
         ConfigError: the job simulates no sites.
     """
     if job.simulation is None:
-        raise ConfigError(f"{job.name} simulates no sites; write each site's local/suture.toml yourself")
+        raise ConfigError(
+            f"{job.name} simulates no sites, and no folder beside its file has a suture.toml; write them "
+            "with `suture init`, or each site's local/suture.toml yourself"
+        )
     data = data_of(job, folder)
     make_folder(data)
     return job.simulation.prepare(data, data / "runs", job.seed, job.method), data
@@ -220,6 +225,40 @@ def place_configs(job: Job, names: Sequence[str], data: Path, kits: dict[str, Ki
                 shutil.copy2(source, temporary)
         else:
             target.unlink(missing_ok=True)
+
+
+def check_study(job: Job, folder: Path, sites: Sequence[str] = ()) -> None:
+    """Check that a POC runs a study on the sites and the data that its folder describes now.
+
+    Args:
+        job: nothing is checked where its sites are not those of a study on this machine.
+        folder: of the POC.
+        sites: those that take part; by default all.
+
+    Raises:
+        ConfigError: the POC has other sites, or one has other data or settings.
+    """
+    study = job.simulation
+    if not isinstance(study, StudySites) or not study.found():
+        return
+    configs, (server, here) = study.configs(), parties(kits_in(folder))
+    again = f"suture poc up {study.folder}"
+    if (set(sites) or configs.keys() | here.keys()) - (configs.keys() & here.keys()):
+        raise ConfigError(
+            f"{server.folder.parent} has the sites {', '.join(sorted(here))}, and {study.folder} has "
+            f"{', '.join(configs)}; {again} --overwrite, or choose --sites"
+        )
+    described = {name: configs[name] for name in sites or configs} | {SERVER: study.held_out()}
+    for name, config in described.items():
+        path = (server if name == SERVER else here[name]).folder / "local" / CONFIG
+        placed = load_server_config(path).held_out if path.is_file() else None
+        if _without_storage(placed) != _without_storage(config):
+            raise ConfigError(f"{path} is not what {study.folder}/{name}/{CONFIG} says now; {again}")
+
+
+def _without_storage(config: SiteConfig | None) -> SiteConfig | None:
+    """Where a party keeps the states of a run is no part of what it trains on."""
+    return config and config.model_copy(update={"storage": None})
 
 
 def chosen_folder(folder: Path | None) -> Path:

@@ -1,0 +1,87 @@
+"""Hospitals as they come go from the folder to a model without an edit; `check` names every planted fault.
+
+`python benchmarks/own_hospitals.py` is the whole of it; its hospitals and faults are used here.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from hostile_hospitals import CLASSES, write_hospitals
+from planted_faults import FAULTS, Fault, found, sound_study
+from typer.testing import CliRunner
+
+from suture.cli.app import app
+from suture.cli.common import console
+from suture.simulation.job import load_job, with_settings
+from suture.simulation.run import run_job
+
+
+@pytest.fixture(autouse=True)
+def wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No sentence is broken within a path."""
+    monkeypatch.setattr(console, "width", 500)
+
+
+def suture(*words: str) -> tuple[str, int]:
+    """What a command prints, and its exit code; an error of the user counts as 1."""
+    result = CliRunner().invoke(app, list(words))
+    return result.output, result.exit_code
+
+
+def three_commands(folder: Path, images: int) -> Path:
+    """A study of the hospitals, checked; returns its folder."""
+    sites = write_hospitals(folder / "hospitals", images)
+    study = folder / "study"
+    said, code = suture(
+        "init", str(study), *(f"--site={name}={path}" for name, path in sites.items()), "--yes"
+    )
+    assert code == 0, said
+    said, code = suture("check", str(study))
+    assert code == 0, said
+    return study
+
+
+def test_hospitals_as_they_come_give_a_model(tmp_path: Path) -> None:
+    study, out = three_commands(tmp_path, 100), tmp_path / "r"
+    small = ("--rounds", "6", "--set", "size=32", "--set", "lr=3e-3")
+    said, code = suture("run", str(study), "--env", "local", "--out", str(out), *small)
+    assert code == 0, said
+    metrics = json.loads((out / "metrics.json").read_text())
+    assert metrics["auroc"].keys() == set(CLASSES)
+    assert metrics["mean_auroc"] > 0.7
+    assert (out / "report.html").is_file()
+
+
+@pytest.mark.flare
+def test_a_study_gives_the_same_bytes_in_the_loop_and_in_the_simulator(tmp_path: Path) -> None:
+    job = with_settings(load_job(three_commands(tmp_path, 100)), ["rounds=2"])
+    runs = [run_job(job, env, tmp_path / env / "same") for env in ("local", "sim")]  # type: ignore[arg-type]
+    for name in ("metrics.json", "model/model.safetensors"):
+        loop, simulator = ((run / name).read_bytes() for run in runs)
+        assert loop == simulator, name
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A study without a fault."""
+    return sound_study(tmp_path_factory.mktemp("sound") / "study")
+
+
+def test_a_sound_study_has_no_problem_and_none_of_the_faults(sound: Path) -> None:
+    said, code = suture("check", str(sound))
+    assert code == 0, said
+    assert "problem" not in said
+    for fault in FAULTS:
+        assert not found(fault, said, int(fault.stops)), f"{fault.name}: its sentence is there without it"
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_check_names_a_planted_fault(fault: Fault, sound: Path, tmp_path: Path) -> None:
+    study = shutil.copytree(sound, tmp_path / "study")
+    fault.plant(study)
+    said, code = suture("check", str(study))
+    assert found(fault, said, code), said

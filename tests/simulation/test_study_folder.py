@@ -1,0 +1,231 @@
+"""A study folder on this machine: moved, called from elsewhere, continued, and with a site more."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from hospitals import german
+from small_hospitals import JOB_TOML, LABELS, small_study, write_hospital
+from suture.cli import run_job_file
+from suture.cli.app import app
+from suture.core.errors import ConfigError, DataError
+from suture.core.files import hold
+from suture.data.config import load_site_config
+from suture.data.readers import load_table
+from suture.flare.admin.poc import simulate
+from suture.simulation.job import load_job, with_settings
+from suture.simulation.new_study import look, write_study
+from suture.simulation.run import run_job
+
+JOB_PY = """\
+from suture.learning.training import LocalTraining
+from suture.methods.surgical import SurgicalAggregation
+from suture.models import ModelSpec
+from suture.simulation import StudySites
+from suture.simulation.job import Job
+
+JOB = Job(
+    name="study",
+    title="a small study",
+    method=SurgicalAggregation(local=LocalTraining(lr=1e-3, batch_size=16)),
+    model=ModelSpec("cnn", size=16),
+    rounds=2,
+    seed=3,
+    simulation={simulation},
+)
+"""
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Path:
+    """Three sites and a job.toml."""
+    return small_study(tmp_path / "study")
+
+
+def model(out: Path) -> bytes:
+    return (out / "model" / "model.safetensors").read_bytes()
+
+
+def run(study: Path | str, out: Path, *settings: str, resume: bool = False) -> Path:
+    return run_job(with_settings(load_job(study), settings), "local", out, resume=resume)
+
+
+def test_a_study_runs_from_another_folder_and_after_it_was_moved(
+    study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    job = load_job("study")
+    before = run_job(job, "local", "one/r")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    moved = study.rename(tmp_path / "other name")
+    after = run("../other name", Path("two/r"), "name=study")
+    assert model(after) == model(before)
+    named = json.loads((after / "run.json").read_text())
+    assert run(moved, tmp_path / "three").exists()
+    assert named["status"] == "finished"
+    assert not study.exists(), "nothing was written where the study was"
+
+
+@pytest.mark.parametrize("simulation", ["None", "StudySites()", "StudySites(folder='../study')"])
+def test_a_job_py_gives_the_same_model_as_a_job_toml(
+    simulation: str, study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toml = run(study, tmp_path / "toml" / "r")
+    (study / "job.toml").unlink()
+    (study / "job.py").write_text(JOB_PY.format(simulation=simulation))
+    monkeypatch.chdir(tmp_path)
+    for word in ("study", "study/job.py", str(study)):
+        assert load_job(word).simulation.configs().keys() == LABELS.keys()  # type: ignore[union-attr]
+    assert model(run("study", tmp_path / "py" / "r")) == model(toml)
+
+
+def test_a_job_py_of_a_study_is_a_command_too(
+    study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (study / "job.toml").unlink()
+    (study / "job.py").write_text(JOB_PY.format(simulation="StudySites()"))
+    monkeypatch.chdir(tmp_path)
+    out = tmp_path / "r"
+    monkeypatch.setattr("sys.argv", ["study/job.py", "--env", "local", "--rounds", "1", "--out", str(out)])
+    spec = importlib.util.spec_from_file_location("own_job", study / "job.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    with pytest.raises(SystemExit, match="0"):
+        run_job_file(module.JOB)
+    assert json.loads((out / "run.json").read_text())["status"] == "finished"
+
+
+def test_a_job_without_sites_says_how_to_get_some(tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text(JOB_PY.format(simulation="None"))
+    with pytest.raises(ConfigError, match=r"no folder beside its file has a suture\.toml; .*`suture init`"):
+        run_job(load_job(tmp_path), "local", tmp_path / "r")
+    with pytest.raises(ConfigError, match=r"no folder beside its file has a suture\.toml; .*`suture init`"):
+        simulate(load_job(tmp_path), tmp_path / "poc")
+    assert [path.name for path in tmp_path.iterdir()] == ["job.py"]
+
+
+def test_a_study_of_two_jobs_asks_which(study: Path) -> None:
+    (study / "job.py").write_text(JOB_PY.format(simulation="None"))
+    with pytest.raises(ConfigError, match=r"study holds a job\.py and a job\.toml; name the one"):
+        load_job(study)
+    assert load_job(study / "job.py").rounds == load_job(study / "job.toml").rounds
+
+
+def test_a_study_runs_from_within(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its runs are no sites of it."""
+    monkeypatch.chdir(study)
+    out = run_job(with_settings(load_job("."), ["rounds=1"]))
+    assert out.is_relative_to(study / "runs")
+    assert load_job(".").simulation.configs().keys() == LABELS.keys()  # type: ignore[union-attr]
+
+
+def test_the_sites_of_a_study_are_not_written_over(study: Path) -> None:
+    before = (study / "alpha" / "suture.toml").read_bytes()
+    result = CliRunner().invoke(app, ["data", "simulate", str(study), "--out", str(study)])
+    assert isinstance(result.exception, ConfigError)
+    assert "folders already" in str(result.exception)
+    assert (study / "alpha" / "suture.toml").read_bytes() == before
+
+
+def test_a_hospital_takes_its_folder_of_the_study_along(tmp_path: Path) -> None:
+    """Its suture.toml and its splits, to local/ of its kit; without the splits the error names them."""
+    write_study(tmp_path / "study", look({"alpha": german(tmp_path / "data")}))
+    local = tmp_path / "kit" / "local"
+    local.mkdir(parents=True)
+    shutil.copy(tmp_path / "study" / "alpha" / "suture.toml", local)
+    config = load_site_config(local / "suture.toml")
+    with pytest.raises(DataError, match=r"kit/local/splits\.csv"):
+        load_table(config.data)
+    shutil.copy(tmp_path / "study" / "alpha" / "splits.csv", local)
+    shutil.rmtree(tmp_path / "study")
+    assert len(load_table(config.data)) == 30
+
+
+def test_the_folder_of_a_job_toml_starts_at_the_file(
+    study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "jobs" / "job.toml").write_text(
+        JOB_TOML + '[simulation]\nfolder = "../study"\nsites = ["beta"]\n'
+    )
+    monkeypatch.chdir("/")
+    assert list(load_job(tmp_path / "jobs").simulation.configs()) == ["beta"]  # type: ignore[union-attr]
+
+
+def test_a_run_continues_with_the_same_bytes_and_another_begins_elsewhere(
+    study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    whole = run(study, tmp_path / "whole" / "r")
+    cut = run(study, tmp_path / "cut" / "r", "rounds=1")
+    moved = study.rename(tmp_path / "moved")
+    assert model(run(moved, cut, "name=study", resume=True)) == model(whole)
+    with pytest.raises(ConfigError, match="--resume or replace it with --overwrite"):
+        run(moved, cut, "name=study")
+    with hold(cut / ".lock", 0), pytest.raises(ConfigError, match="another run is using"):
+        run(moved, cut, "rounds=3", "name=study", resume=True)
+    first = run_job(with_settings(load_job(moved), ["rounds=1"]))
+    assert first.parent == tmp_path / "runs"
+    assert first.name.startswith("moved-")
+
+
+def test_a_site_added_later_takes_part(study: Path, tmp_path: Path) -> None:
+    out = run(study, tmp_path / "r", "rounds=1")
+    write_hospital(study / "delta", ("Hernia",), 25, 9)
+    run(study, out, resume=True)
+    assert set(json.loads((out / "run.json").read_text())["threads"]) == {*LABELS, "delta", "server"}
+    last = json.loads((out / "history.jsonl").read_text().splitlines()[-1])
+    assert set(last["sites"]) == {*LABELS, "delta"}
+
+
+def test_two_runs_at_once_keep_apart(study: Path, tmp_path: Path) -> None:
+    """A run writes nothing into the study but the cache of decoded images."""
+    before = {path.relative_to(study) for path in study.rglob("*")}
+    run(study, tmp_path / "r")
+    new = {path.relative_to(study) for path in study.rglob("*")} - before
+    assert {path.parts[1] for path in new} <= {"cache"}
+
+
+def test_data_within_the_study_move_with_it(study: Path, tmp_path: Path) -> None:
+    for path in study.rglob("suture.toml"):
+        path.unlink()
+    write_study(study, look({name: study / name for name in LABELS}))
+    text = (study / "alpha" / "suture.toml").read_text()
+    assert str(tmp_path) not in text
+    assert 'root = "images"' in text
+    moved = shutil.move(study, tmp_path / "moved")
+    assert load_job(moved).simulation.configs()["alpha"].data.root == tmp_path / "moved" / "alpha" / "images"
+
+
+@pytest.mark.parametrize("name", ['my "study" of 2026', "Größe", ".hidden", "a b"])
+def test_a_study_in_a_folder_of_any_name_has_a_job_with_a_valid_one(name: str, study: Path) -> None:
+    (study / "job.toml").unlink()
+    named = study.rename(study.parent / name)
+    for path in named.rglob("suture.toml"):
+        path.unlink()
+    write_study(named, look({site: named / site for site in LABELS}))
+    job = load_job(named)
+    assert job.title == name
+    (named / "job.toml").write_text(JOB_TOML)
+    assert load_job(named).name == job.name
+
+
+@pytest.mark.parametrize(("site", "says"), [("st.mary", "FLARE takes no '.'"), ("server", "server's data")])
+def test_a_name_that_another_environment_refuses_is_refused_at_once(
+    site: str, says: str, study: Path
+) -> None:
+    with pytest.raises(ConfigError, match=says):
+        look({site: study / "alpha"})
+    (study / "alpha").rename(study / site)
+    if site != "server":
+        with pytest.raises(ConfigError, match=says):
+            load_job(study).simulation.configs()  # type: ignore[union-attr]
