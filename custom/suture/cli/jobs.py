@@ -165,6 +165,8 @@ def show_run(folder: Path) -> None:
         console.print(class_table(run_facts, metrics))
     if tuned:
         console.print(finetuning_table(tuned))
+    for sentence in run_facts.left_out:
+        print_line(f"left out: {sentence}", style="yellow")
     print_line(f"report: {folder / 'report.html'}")
 
 

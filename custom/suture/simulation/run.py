@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -37,6 +38,7 @@ from suture.federation.server.record import Record, describe
 from suture.federation.server.registry import Member
 from suture.federation.server.server import open_server
 from suture.federation.site.diagnostics import collect
+from suture.federation.site.left_out import read_left_out, write_left_out
 from suture.federation.site.site import Site
 from suture.federation.store import Rounds
 from suture.learning.finetuning import FILE, tune_targets
@@ -136,7 +138,15 @@ def _finish(job: Job, folder: Path) -> None:
     if job.finetuning:
         tune_targets(folder, job.finetuning, job.seed)
     collect(folder)
+    _note_left_out(folder)
     write_report(folder)
+
+
+def _note_left_out(folder: Path) -> None:
+    """Add to run.json what the sites left out of their data: they are on this machine, and tell no server."""
+    record = Record(folder)
+    found, known = read_left_out(folder, folder.name), record.run.get("left_out", [])
+    record.update(left_out=[*known, *(line for line in found if line not in known)])
 
 
 @contextmanager
@@ -155,6 +165,8 @@ def _recorded_end(folder: Path) -> Iterator[None]:
     except (SutureError, OSError) as error:
         whole = _first_error(folder, str(error))
         Record(folder).give_up("failed", whole)
+        with suppress(SutureError, OSError):
+            _note_left_out(folder)
         try_report(folder)
         raise FederationError(whole) from error
     except Exception as error:  # of a method's own code: its author needs the traceback
@@ -203,7 +215,9 @@ def _members(
     parts, origins = {}, {}
     for name, config in configs.items():
         every = config.data.model_copy(update={"labels": None}) if job.method.labels.complete else config.data
-        labels, samples = load_samples(config.model_copy(update={"data": every}), job.model, name)
+        noted = partial(write_left_out, out / "sites" / name / "state" / plan.experiment)
+        every_label = config.model_copy(update={"data": every})
+        labels, samples = load_samples(every_label, job.model, name, left_out=noted)
         own = config.data.labels or labels.names
         origins[name] = Member(own, own, {s: len(part) for s, part in samples.items()}, threads=1)
         parts[name] = labels, samples
