@@ -41,7 +41,7 @@ from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec
 from suture.models.classifier import NormPolicy
-from suture.simulation.run import _simulate
+from suture.simulation.simulator import simulate
 
 SITES = ("a", "b", "c", "d")
 MODELS = {"0.25 MB": ModelSpec("cnn", size=16), "28 MB": ModelSpec("cnn", size=16, hidden=54_000)}
@@ -146,7 +146,7 @@ def flare(chosen: Idle, out: Path) -> None:
     describe(Record(out), plan, schedule)
     content = {"name": "cost", "plan": plan.to_dict(), "schedule": schedule.to_dict(), "sites": list(SITES)}
     write_json(out / "job.json", content)
-    _simulate(out, None)
+    simulate(out, len(SITES))
 
 
 def run(federation: Callable[[Idle, Path], None], chosen: Idle) -> Cost:

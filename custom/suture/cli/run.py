@@ -49,7 +49,10 @@ Seed = Annotated[int | None, typer.Option(help="Seed of initialisation, shufflin
 Out = Annotated[Path | None, typer.Option(help="Folder of the run; by default runs/JOB-TIME.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue the unfinished run in --out.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run in --out.")]
-Threads = Annotated[int | None, typer.Option(help="Simulator processes; fewer than sites share them.")]
+Threads = Annotated[
+    int | None,
+    typer.Option(min=1, help="Processes of the simulator, at most one for each site; fewer are shared."),
+]
 Sites = Annotated[str | None, typer.Option(help="Names of the sites, comma-separated: an app for each.")]
 Bundle = Annotated[
     bool,
@@ -155,8 +158,11 @@ def execute(job: Job, env: Env, how: Execution) -> None:
     from suture.simulation.run import run_folder, run_job
 
     if env in (Env.poc, Env.prod):
+        from suture.core.errors import ConfigError
         from suture.flare.admin.remote import Submission
 
+        if how.threads is not None:
+            raise ConfigError(f"--threads is for --env sim; --env {env.value} has no simulator's processes")
         new = run_folder(job)
         folder = run_folder(job, how.out) if how.out else new
         submission = Submission(how.sites, how.bundle, how.resume, how.overwrite)
