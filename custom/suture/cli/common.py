@@ -132,7 +132,5 @@ def guarded(command: Callable[[], Any]) -> None:
         _print_error(DiskError(error.errno, error.strerror, str(error.filename or "a file of this command")))
         sys.exit(1)
     except KeyboardInterrupt:
-        Console(stderr=True).print(
-            "interrupted; committed rounds are saved, continue with --resume", style="yellow"
-        )
+        Console(stderr=True).print("interrupted", style="yellow")  # before a command has begun
         sys.exit(130)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -79,6 +80,19 @@ def results(
     show_run(fetch(admin_kit(startup_kit), job_id, out))
 
 
+def abort(
+    job_id: Annotated[str, typer.Argument(help="FLARE's id of the job; `suture status` lists them.")],
+    startup_kit: StartupKit = None,
+) -> None:
+    """Abort a job of a running federation; its committed rounds stay (`suture resume`)."""
+    from suture.flare.admin.kit import admin_kit
+    from suture.flare.admin.session import connected
+
+    with connected(admin_kit(startup_kit)) as federation:
+        federation.abort(job_id)
+    print_line(f"aborted: {job_id}")
+
+
 def run_remotely(
     job: Job,
     env: str,
@@ -142,16 +156,26 @@ def _follow(title: str, env: str, kit: Kit, folder: Path, job_id: str, detach: b
     """Show the progress of a job and download its results; return False where the user does not wait."""
     from suture.flare.admin.remote import follow
 
-    later = f"when it has ended: suture results {job_id} --out {folder} --startup-kit {kit.folder}"
     if detach:
-        print_line(f"submitted as {job_id}; {later}")
+        print_line(f"submitted as {job_id}\n{_later(kit, folder, job_id)}")
         return False
     try:
         follow(title, env, kit, folder, job_id)
     except KeyboardInterrupt:
-        print_line(f"the job continues at the server; {later}")
+        print_line(f"the job continues at the server\n{_later(kit, folder, job_id)}", style="yellow")
         raise typer.Exit(130) from None
     return True
+
+
+def _later(kit: Kit, folder: Path, job_id: str) -> str:
+    """Return the commands for a job that nobody waits for, a line each."""
+    own = ["--startup-kit", str(kit.folder)]
+    commands = {
+        "how far it is": ["suture", "status", job_id, *own],
+        "its results, when it has ended": ["suture", "results", job_id, "--out", str(folder), *own],
+        "end it": ["suture", "abort", job_id, *own],
+    }
+    return "\n".join(f"{what}: {shlex.join(words)}" for what, words in commands.items())
 
 
 def show_run(folder: Path) -> None:

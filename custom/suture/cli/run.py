@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -72,6 +74,7 @@ class Execution:
         resume, overwrite: what happens to a run that the folder holds.
         threads: number of processes of the simulator.
         startup_kit, sites, bundle, detach: of a job that is submitted to a POC or in production.
+        command: the words of the command line that continues a run of simulated sites, but for its folder.
     """
 
     out: Path | None = None
@@ -82,6 +85,7 @@ class Execution:
     sites: Sequence[str] = ()
     bundle: bool = False
     detach: bool = False
+    command: Sequence[str] = ()
 
 
 def demo(
@@ -112,8 +116,11 @@ def run(
 ) -> None:
     """Run a job."""
     _compute_on(env, device, site_threads, amp)
-    chosen = job_with(job, _all_settings(rounds, seed, settings, accept_labels))
-    how = Execution(out, resume, overwrite, threads, startup_kit, _names(sites), bundle, detach)
+    every = _all_settings(rounds, seed, settings, accept_labels)
+    chosen = job_with(job, every)
+    options = {"--device": device, "--site-threads": site_threads, "--threads": threads}
+    again = ["suture", "run", job, *_words(env, every, options), *(["--amp"] if amp else [])]
+    how = Execution(out, resume, overwrite, threads, startup_kit, _names(sites), bundle, detach, again)
     execute(chosen, env, how)
 
 
@@ -135,6 +142,14 @@ def _compute_on(env: Env, device: str | None, threads: int | None, amp: bool) ->
         )
 
 
+def _words(env: Env, settings: Sequence[str], options: Mapping[str, object]) -> list[str]:
+    """Return the words of a command line that has these settings, and the options that were given."""
+    words = ["--env", env.value, *(word for setting in settings for word in ("--set", setting))]
+    for name, value in options.items():
+        words += [] if value is None else [name, str(value)]
+    return words
+
+
 def _names(sites: str | None) -> tuple[str, ...]:
     return tuple(name.strip() for name in (sites or "").split(",") if name.strip())
 
@@ -154,7 +169,7 @@ def _all_settings(
 
 
 def execute(job: Job, env: Env, how: Execution) -> None:
-    """Run a job and show its table."""
+    """Run a job and show its table; Ctrl-C says how to go on."""
     from suture.simulation.run import run_folder, run_job
 
     if env in (Env.poc, Env.prod):
@@ -169,16 +184,29 @@ def execute(job: Job, env: Env, how: Execution) -> None:
         # The parties store their states under the new name, whatever the folder is called here.
         run_remotely(job, env.value, folder, new.name, how.startup_kit, submission, how.detach)
         return
-    folder = run_job(
-        job,
-        "local" if env is Env.local else "sim",
-        how.out,
-        resume=how.resume,
-        overwrite=how.overwrite,
-        threads=how.threads,
-        progress=True,
-    )
-    show_run(folder)
+    folder = run_folder(job, how.out)
+    try:
+        run_job(
+            job,
+            "local" if env is Env.local else "sim",
+            folder,
+            resume=how.resume,
+            overwrite=how.overwrite,
+            threads=how.threads,
+            progress=True,
+        )
+        show_run(folder)
+    except KeyboardInterrupt:
+        print_line(_how_to_go_on(folder, how.command), style="yellow")
+        raise typer.Exit(130) from None
+
+
+def _how_to_go_on(folder: Path, command: Sequence[str]) -> str:
+    """Say what an interruption has left, and the command that continues it."""
+    if not (folder / "run.json").is_file():
+        return "interrupted before the run had begun; nothing of it is left"
+    again = shlex.join([*command, "--out", str(folder), "--resume"])
+    return f"interrupted; every committed round is saved. Continue with:\n{again}"
 
 
 def export(
@@ -223,11 +251,13 @@ def run_job_file(job: Job) -> None:
         export_dir: Annotated[Path, typer.Option(help="Folder for --export.")] = Path("exported"),
         startup_kit: StartupKit = None,
     ) -> None:
-        chosen = with_settings(job, _all_settings(rounds, seed, settings, None))
+        every = _all_settings(rounds, seed, settings, None)
+        chosen = with_settings(job, every)
         if export:
             _export(chosen, export_dir)
             return
         _compute_on(env, device, None, amp=False)
-        execute(chosen, env, Execution(out, resume, overwrite, startup_kit=startup_kit))
+        again = ["python", sys.argv[0], *_words(env, every, {"--device": device})]
+        execute(chosen, env, Execution(out, resume, overwrite, startup_kit=startup_kit, command=again))
 
     guarded(file_app)
