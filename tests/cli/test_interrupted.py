@@ -125,5 +125,5 @@ def test_a_job_that_is_no_longer_followed_goes_on_and_its_commands_are_named(
         "how far it is: suture status j1 --startup-kit 'my kits/admin'",
         f"its results, when it has ended: suture results j1 --out {tmp_path / 'r'} --startup-kit "
         "'my kits/admin'",
-        "end it: suture abort j1 --startup-kit 'my kits/admin'",
+        "end it: nvflare job abort j1 --startup-kit 'my kits/admin'",
     ]

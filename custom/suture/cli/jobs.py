@@ -80,19 +80,6 @@ def results(
     show_run(fetch(admin_kit(startup_kit), job_id, out))
 
 
-def abort(
-    job_id: Annotated[str, typer.Argument(help="FLARE's id of the job; `suture status` lists them.")],
-    startup_kit: StartupKit = None,
-) -> None:
-    """Abort a job of a running federation; its committed rounds stay (`suture resume`)."""
-    from suture.flare.admin.kit import admin_kit
-    from suture.flare.admin.session import connected
-
-    with connected(admin_kit(startup_kit)) as federation:
-        federation.abort(job_id)
-    print_line(f"aborted: {job_id}")
-
-
 def run_remotely(
     job: Job,
     env: str,
@@ -173,7 +160,7 @@ def _later(kit: Kit, folder: Path, job_id: str) -> str:
     commands = {
         "how far it is": ["suture", "status", job_id, *own],
         "its results, when it has ended": ["suture", "results", job_id, "--out", str(folder), *own],
-        "end it": ["suture", "abort", job_id, *own],
+        "end it": ["nvflare", "job", "abort", job_id, *own],
     }
     return "\n".join(f"{what}: {shlex.join(words)}" for what, words in commands.items())
 

@@ -61,11 +61,11 @@ def _start(root: Path, kits: dict[str, Kit]) -> list[str]:
     """
     from suture.flare.admin.kit import project_admin
     from suture.flare.admin.poc import parties
-    from suture.flare.admin.processes import check_alive, parties_of, running, start
+    from suture.flare.admin.processes import check_alive, last_error, parties_of, running, start
     from suture.flare.admin.session import wait_for_sites
 
     server, sites = parties(kits)
-    alive, since = running(root), time.monotonic()
+    alive, since, clock = running(root), time.monotonic(), time.strftime("%Y-%m-%d %H:%M:%S")
     started = start(root, (server, *sites.values()))
     if not started:
         return list(sites)
@@ -76,9 +76,13 @@ def _start(root: Path, kits: dict[str, Kit]) -> list[str]:
         project_admin(root), set(sites), _WAIT, lambda: check_alive(parties_of(root), kits)
     )
     if missing:
+        asked = [server, *(sites[name] for name in sorted(missing))]
+        errors = {kit.name: last_error(kit, clock) for kit in asked}
+        said = "".join(f"\n- {name}: {error}" for name, error in errors.items() if error)
         raise FederationError(
-            f"{', '.join(sorted(missing))} did not register within {_WAIT:.0f} s; see poc_console.log in "
-            f"their folders in {server.folder.parent}, and stop the rest: suture poc down"
+            f"{', '.join(sorted(missing))} did not register within {_WAIT:.0f} s; see log.txt and "
+            f"poc_console.log in their folders in {server.folder.parent}, and stop the rest: suture poc down"
+            f"{said}"
         )
     print_line(f"ready after {time.monotonic() - since:.0f} s")
     return list(sites)

@@ -7,21 +7,18 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
-from suture.core.errors import DataError, FederationError
-from suture.core.files import read_records
+from suture.core.errors import FederationError
 from suture.core.printable import printable
 from suture.federation.server.record import Record
+from suture.federation.site.abstention import first_recorded
 
 LOG = "flare.log"
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _ENTRY = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} - ")
-_ERROR = re.compile(rf"{_ENTRY.pattern}(?:.* - )?(?:ERROR|CRITICAL) - (.*)")
+_ERROR = re.compile(rf"{_ENTRY.pattern}(?:\S+ - )?(?:ERROR|CRITICAL) - (.*)")
 _RAISED = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception|Mismatch|InUse|Aborted|Refused)\b(?:: .*)?")
 _OWN = re.compile(r"suture\.core\.errors\.\w+: ")
 _KILLED = re.compile(r"return code (?:-9|137)\b")
@@ -100,18 +97,7 @@ def _raised(lines: list[str]) -> str | None:
 
 def with_first_error(out: Path, message: str) -> str:
     """Return, in one line, the earliest error that a site of this run has recorded, then the message."""
-    notes = list(_recorded(out))
-    if not notes:
-        return message
-    first = min(notes, key=lambda note: str(note.get("time")))
-    site, text = str(first.get("site")), str(first.get("message"))
-    return f"{text if site in text else f'{site}: {text}'} ({message})"
-
-
-def _recorded(out: Path) -> Iterator[dict[str, Any]]:
-    """Yield the errors that the sites have recorded since the run began or was continued."""
-    since = str(Record(out).run.get("started", ""))
     patterns = ("sites/*/state/*/errors.jsonl", "flare/**/suture/errors.jsonl")
-    for path in sorted(path for pattern in patterns for path in out.glob(pattern)):
-        with suppress(DataError):  # the message must not be lost to a damaged note
-            yield from (note for note in read_records(path) if str(note.get("time")) >= since)
+    paths = [path for pattern in patterns for path in out.glob(pattern)]
+    first = first_recorded(paths, str(Record(out).run.get("started", "")))
+    return f"{first} ({message})" if first else message
