@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from suture.core.errors import FULL, LOCKED, ConfigError, DiskError, SutureError
 from suture.core.printable import printable_lines
@@ -29,7 +30,18 @@ class Part(StrEnum):
     test = "test"
 
 
-JobName = Annotated[str, typer.Argument(help="A name in jobs/, or a path.")]
+def known_names(incomplete: str) -> list[str]:
+    """Return the jobs that a word may become: those of jobs/, and the studies of the working directory.
+
+    It imports nothing: a shell waits for it.
+    """
+    folders = {Path(__file__).resolve().parents[3] / "jobs", Path("jobs").resolve()}
+    names = [path.parent.name for folder in folders for path in folder.glob("*/job.py")]
+    names += [path.parent.name for path in Path().glob("*/job.toml")]
+    return sorted(name for name in set(names) if name.startswith(incomplete))
+
+
+JobName = Annotated[str, typer.Argument(help="A name in jobs/, or a path.", autocompletion=known_names)]
 Sets = Annotated[list[str] | None, typer.Option("--set", help="Change a setting: key=value. Repeatable.")]
 StartupKit = Annotated[
     Path | None,
@@ -95,6 +107,17 @@ def load_sources(paths: Iterable[Path]) -> dict[str, SiteConfig]:
             )
         found[name] = path
     return {name: load_site_config(path) for name, path in found.items()}
+
+
+def literal(app: typer.Typer) -> Any:
+    """Return the command line of an app with help texts as they are written: `[data]` is no style of rich."""
+    commands: list[Any] = [typer.main.get_command(app)]
+    for command in commands:
+        commands += getattr(command, "commands", {}).values()
+        for part in (command, *command.params):
+            if getattr(part, "help", None):
+                part.help = escape(part.help)
+    return commands[0]
 
 
 def renamed(app: typer.Typer, old: str, new: str) -> None:

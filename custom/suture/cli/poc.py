@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from suture.cli.common import Sets, job_with, print_line, renamed
+from suture.cli.common import Sets, job_with, known_names, print_line, renamed
 from suture.core.errors import ConfigError, FederationError
 
 if TYPE_CHECKING:
@@ -17,7 +17,11 @@ if TYPE_CHECKING:
 poc_app = typer.Typer(help="A federation of processes with TLS on this machine.", no_args_is_help=True)
 
 SimulatedJob = Annotated[
-    str, typer.Argument(help="A name in jobs/, or a path: the job whose simulated sites take part.")
+    str,
+    typer.Argument(
+        help="A name in jobs/, or a path: the job whose simulated sites take part.",
+        autocompletion=known_names,
+    ),
 ]
 Dir = Annotated[Path | None, typer.Option("--dir", help="Folder of the POC; by default FLARE's own.")]
 _WAIT = 120.0

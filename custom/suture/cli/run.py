@@ -23,6 +23,7 @@ from suture.cli.common import (
     StartupKit,
     guarded,
     job_with,
+    literal,
     print_line,
 )
 from suture.cli.jobs import run_remotely, show_run
@@ -260,4 +261,4 @@ def run_job_file(job: Job) -> None:
         again = ["python", sys.argv[0], *_words(env, every, {"--device": device})]
         execute(chosen, env, Execution(out, resume, overwrite, startup_kit=startup_kit, command=again))
 
-    guarded(file_app)
+    guarded(literal(file_app))
