@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from suture.core.errors import FULL, LOCKED, ConfigError, DiskError, SutureError
+from suture.core.errors import FULL, LOCKED, MISPLACED, ConfigError, DiskError, SutureError
 from suture.core.printable import printable_lines
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ def guarded(command: Callable[[], Any]) -> None:
         _print_error(error)
         sys.exit(2 if isinstance(error, ConfigError) else 1)
     except OSError as error:
-        if error.errno not in (*FULL, *LOCKED):
+        if error.errno not in (*FULL, *LOCKED, *MISPLACED):
             raise
         _print_error(DiskError(error.errno, error.strerror, str(error.filename or "a file of this command")))
         sys.exit(1)
