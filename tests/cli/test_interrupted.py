@@ -80,6 +80,21 @@ def test_an_interruption_before_the_run_leaves_nothing(
     assert not (tmp_path / "r").exists()
 
 
+def test_an_interruption_after_the_end_names_the_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: Any, **__: Any) -> None:
+        (tmp_path / "run.json").write_text('{"status": "finished"}')
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("suture.simulation.run.run_job", stop)
+    done = CliRunner().invoke(app, ["run", "demo", "--env", "local", "--out", str(tmp_path)])
+    assert (done.exit_code, done.output.strip()) == (
+        130,
+        f"interrupted after the end of the run. Its table: suture report {tmp_path}",
+    )
+
+
 def test_every_option_of_the_run_is_in_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def stop(*_: Any, **__: Any) -> None:
         (tmp_path / "r").mkdir()

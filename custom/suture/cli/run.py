@@ -204,8 +204,12 @@ def execute(job: Job, env: Env, how: Execution) -> None:
 
 def _how_to_go_on(folder: Path, command: Sequence[str]) -> str:
     """Say what an interruption has left, and the command that continues it."""
+    from suture.core.files import read_json
+
     if not (folder / "run.json").is_file():
         return "interrupted before the run had begun; nothing of it is left"
+    if read_json(folder / "run.json").get("status") == "finished":
+        return f"interrupted after the end of the run. Its table: {shlex.join(['suture', 'report', str(folder)])}"
     again = shlex.join([*command, "--out", str(folder), "--resume"])
     return f"interrupted; every committed round is saved. Continue with:\n{again}"
 
