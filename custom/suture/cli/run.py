@@ -209,7 +209,8 @@ def _how_to_go_on(folder: Path, command: Sequence[str]) -> str:
     if not (folder / "run.json").is_file():
         return "interrupted before the run had begun; nothing of it is left"
     if read_json(folder / "run.json").get("status") == "finished":
-        return f"interrupted after the end of the run. Its table: {shlex.join(['suture', 'report', str(folder)])}"
+        shows = shlex.join(["suture", "report", str(folder)])
+        return f"interrupted after the end of the run. Its table: {shows}"
     again = shlex.join([*command, "--out", str(folder), "--resume"])
     return f"interrupted; every committed round is saved. Continue with:\n{again}"
 
