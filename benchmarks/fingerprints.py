@@ -61,7 +61,7 @@ FLARE = {
 }
 CONTINUED = {"continued": PHANTOMS, "continued-fedlsm": HERE["fedlsm"]}
 
-IGNORED = {"seconds", "bytes_down", "bytes_up", "notes"}
+IGNORED = {"seconds", "bytes_down", "bytes_up", "notes", "unmeasured"}
 
 
 def run(settings: tuple[str, ...], out: Path, env: str, rounds: int, *more: str) -> None:
@@ -107,7 +107,7 @@ def tensors(path: Path) -> list[str]:
 
 
 def plain(value: Any) -> Any:
-    """The value without times, sizes and sentences."""
+    """The value without times, sizes, sentences and classes that were not measured."""
     if isinstance(value, dict):
         return {key: plain(inner) for key, inner in sorted(value.items()) if key not in IGNORED}
     return [plain(inner) for inner in value] if isinstance(value, list) else value

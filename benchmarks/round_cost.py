@@ -30,8 +30,10 @@ from rich.console import Console
 from rich.table import Table
 
 from suture.core.files import write_json
+from suture.data.augmentation import Augmentation
 from suture.data.config import load_site_config
 from suture.federation.loop import Loop, federate
+from suture.federation.plan import Plan, Schedule, code_hash
 from suture.federation.server.record import Record, describe
 from suture.federation.server.server import open_server
 from suture.federation.site.site import Site
@@ -39,8 +41,7 @@ from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec
 from suture.models.classifier import NormPolicy
-from suture.simulation.job import Job
-from suture.simulation.run import _simulate
+from suture.simulation.simulator import simulate
 
 SITES = ("a", "b", "c", "d")
 MODELS = {
@@ -66,10 +67,20 @@ def write_site(folder: Path, state: Path) -> None:
     )
 
 
-def job(model: ModelSpec, rounds: int, batch_norm: NormPolicy = "average") -> Job:
-    """Surgical Aggregation without local work."""
-    method = SurgicalAggregation(local=LocalTraining(epochs=0), batch_norm=batch_norm)
-    return Job(name="cost", title="cost of a round", method=method, model=model, rounds=rounds)
+@dataclass(frozen=True)
+class Idle:
+    """Surgical Aggregation without local work, which no `Job` may be."""
+
+    model: ModelSpec
+    rounds: int
+    batch_norm: NormPolicy = "average"
+
+    def plan(self, experiment: str) -> Plan:
+        method = SurgicalAggregation(local=LocalTraining(epochs=0), batch_norm=self.batch_norm)
+        return Plan(method, self.model, Augmentation(), 1, experiment, code_hash(type(method)))
+
+    def schedule(self) -> Schedule:
+        return Schedule(self.rounds, "cost", "cost of a round")
 
 
 class Watch:
@@ -120,7 +131,7 @@ class Cost:
     whole: float
 
 
-def loop(chosen: Job, out: Path) -> None:
+def loop(chosen: Idle, out: Path) -> None:
     """The federation in this process."""
     torch.set_num_threads(1)
     plan = chosen.plan(out.name)
@@ -132,16 +143,16 @@ def loop(chosen: Job, out: Path) -> None:
     federate(open_server(plan, chosen.schedule(), None, out.parent), Loop(sites))
 
 
-def flare(chosen: Job, out: Path) -> None:
+def flare(chosen: Idle, out: Path) -> None:
     """The federation in FLARE's simulator."""
     plan, schedule = chosen.plan(out.name), chosen.schedule()
     describe(Record(out), plan, schedule)
     content = {"name": "cost", "plan": plan.to_dict(), "schedule": schedule.to_dict(), "sites": list(SITES)}
     write_json(out / "job.json", content)
-    _simulate(out, None)
+    simulate(out, len(SITES))
 
 
-def run(federation: Callable[[Job, Path], None], chosen: Job) -> Cost:
+def run(federation: Callable[[Idle, Path], None], chosen: Idle) -> Cost:
     """One federation in a temporary folder."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / federation.__name__
@@ -168,7 +179,7 @@ def costs(rounds: int) -> Table:
     table = Table("weights", "env", "seconds", "pace", "MB down", "MB up", "peak MiB", "in all, s", box=None)
     for size, model in MODELS.items():
         for federation in (loop, flare):
-            cost = run(federation, job(model, rounds))
+            cost = run(federation, Idle(model, rounds))
             table.add_row(
                 size,
                 federation.__name__,
@@ -187,7 +198,7 @@ def frozen() -> Table:
     table = Table("batch norm", *(f"round {i}, bytes down / up" for i in (1, 2, 3)), box=None)
     policies: tuple[NormPolicy, ...] = ("average", "frozen")
     for policy in policies:
-        lines = run(loop, job(MODELS["0.25 MB"], 3, policy)).lines
+        lines = run(loop, Idle(MODELS["0.25 MB"], 3, policy)).lines
         table.add_row(policy, *(f"{line['bytes_down']:,} / {line['bytes_up']:,}" for line in lines))
     return table
 

@@ -78,6 +78,30 @@ def test_a_model_is_called_on_tensors_and_on_files(results: suture.Results) -> N
     pd.testing.assert_frame_equal(model.predict(folder).iloc[:3], frame)
 
 
+@pytest.mark.parametrize("kind", [str, Path])
+def test_paths_are_text_or_paths_and_start_where_the_call_is(
+    kind: type, results: suture.Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = results.folder.parent
+    monkeypatch.chdir(runs)
+    first, model = kind("first"), kind("first/model")
+    found = [suture.open_results(first), suture.Results(first)]
+    network = suture.load_model(model)
+    frame = network.predict(kind("first/sites/harbor/images"))
+    (runs / "mine").mkdir(exist_ok=True)
+    job = '[method]\nname = "surgical"\n[model]\nname = "cnn"\n'
+    (runs / "mine" / "job.toml").write_text(f"rounds = 1\n{job}")
+    loaded = suture.load_job(kind("mine"))
+    monkeypatch.chdir(tmp_path)
+    assert [one.folder for one in found] == [results.folder] * 2
+    assert [one.info.status for one in found] == ["finished"] * 2
+    assert len(frame)
+    assert loaded.simulation is not None
+    assert loaded.simulation.folder == str(runs / "mine")
+    with pytest.raises(suture.SutureError, match="holds no site"):
+        suture.run(loaded, out=kind("r"))
+
+
 @pytest.mark.parametrize(
     "images",
     [

@@ -121,7 +121,7 @@ def test_a_site_that_flare_cannot_decode_ends_no_job(tmp_path: Path, monkeypatch
     def hostile(command: list[str], **how: Any) -> Any:
         return start([command[0], hostile_site.__file__, *command[3:]], **how)
 
-    monkeypatch.setattr("suture.simulation.run.subprocess.Popen", hostile)
+    monkeypatch.setattr("suture.simulation.simulator.subprocess.Popen", hostile)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     out = run("sim", tmp_path / "r", settings=["rounds=2", "min_sites=2", "selection=last"])
     lines = [json.loads(text) for text in (out / "history.jsonl").read_text().splitlines()]

@@ -86,3 +86,18 @@ def test_an_unknown_key_of_a_plan_or_schedule_is_named() -> None:
         Plan.from_dict({**plan, "extra": 1})
     with pytest.raises(ConfigError, match="did you mean 'rounds'"):
         Schedule.from_dict({"round": 3})
+
+
+def test_a_job_that_trains_nothing_is_refused_in_one_line() -> None:
+    demo = load_job("demo")
+    for setting, says in (
+        ("epochs=0", "trains nothing; set 1 or more"),
+        ("rounds=0", "rounds: .*greater than or equal to 1"),
+        ("lr=0", "lr: .*greater than 0"),
+        ("batch_size=0", "batch_size: .*greater than or equal to 1"),
+    ):
+        with pytest.raises(ConfigError, match=says) as caught:
+            with_settings(demo, [setting])
+        assert "\n" not in str(caught.value)
+    steps = with_settings(demo, ["iterations=2", "epochs=0"])
+    assert (steps.method.local.iterations, steps.method.local.epochs) == (2, 0)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable
+from functools import partial
+from importlib.metadata import version
+from typing import Annotated
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
-from suture.cli.common import console, guarded
+from suture.cli.common import console, guarded, literal, print_line
 from suture.cli.data import data_app, vocab
 from suture.cli.finetune import finetune
 from suture.cli.jobs import report, results, resume, status
@@ -19,14 +23,30 @@ from suture.cli.reference import reference
 from suture.cli.research import compare, evaluate, experiment, latent, predict, relate
 from suture.cli.run import demo, export, run
 from suture.cli.study import check, init
+from suture.core import VERSION
 from suture.core.errors import ConfigError
 
 app = typer.Typer(
-    help="Train one model over sites that annotate different labels.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        others = (f"{package} {version(package)}" for package in ("nvflare", "torch"))
+        print_line(f"suture {VERSION}, {', '.join(others)}, Python {platform.python_version()}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    versions: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Show the versions and end."),
+    ] = False,
+) -> None:
+    """Train one model over sites that annotate different labels."""
 
 
 def list_() -> None:
@@ -79,4 +99,4 @@ app.add_typer(poc_app, name="poc")
 
 def main() -> None:
     """Run the command line; the entry point of `suture`."""
-    guarded(app)
+    guarded(partial(literal(app), prog_name="suture"))

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
-from suture.core.errors import FULL, LOCKED, ConfigError, DiskError, SutureError
+from suture.core.errors import FULL, LOCKED, MISPLACED, ConfigError, DiskError, SutureError
 from suture.core.printable import printable_lines
 
 if TYPE_CHECKING:
@@ -29,7 +30,18 @@ class Part(StrEnum):
     test = "test"
 
 
-JobName = Annotated[str, typer.Argument(help="A name in jobs/, or a path.")]
+def known_names(incomplete: str) -> list[str]:
+    """Return the jobs that a word may become: those of jobs/, and the studies of the working directory.
+
+    It imports nothing: a shell waits for it.
+    """
+    folders = {Path(__file__).resolve().parents[3] / "jobs", Path("jobs").resolve()}
+    names = [path.parent.name for folder in folders for path in folder.glob("*/job.py")]
+    names += [path.parent.name for path in Path().glob("*/job.toml")]
+    return sorted(name for name in set(names) if name.startswith(incomplete))
+
+
+JobName = Annotated[str, typer.Argument(help="A name in jobs/, or a path.", autocompletion=known_names)]
 Sets = Annotated[list[str] | None, typer.Option("--set", help="Change a setting: key=value. Repeatable.")]
 StartupKit = Annotated[
     Path | None,
@@ -97,6 +109,17 @@ def load_sources(paths: Iterable[Path]) -> dict[str, SiteConfig]:
     return {name: load_site_config(path) for name, path in found.items()}
 
 
+def literal(app: typer.Typer) -> Any:
+    """Return the command line of an app with help texts as they are written: `[data]` is no style of rich."""
+    commands: list[Any] = [typer.main.get_command(app)]
+    for command in commands:
+        commands += getattr(command, "commands", {}).values()
+        for part in (command, *command.params):
+            if getattr(part, "help", None):
+                part.help = escape(part.help)
+    return commands[0]
+
+
 def renamed(app: typer.Typer, old: str, new: str) -> None:
     """Add a hidden command that refuses the former name of a command and names the present one.
 
@@ -127,12 +150,10 @@ def guarded(command: Callable[[], Any]) -> None:
         _print_error(error)
         sys.exit(2 if isinstance(error, ConfigError) else 1)
     except OSError as error:
-        if error.errno not in (*FULL, *LOCKED):
+        if error.errno not in (*FULL, *LOCKED, *MISPLACED):
             raise
         _print_error(DiskError(error.errno, error.strerror, str(error.filename or "a file of this command")))
         sys.exit(1)
     except KeyboardInterrupt:
-        Console(stderr=True).print(
-            "interrupted; committed rounds are saved, continue with --resume", style="yellow"
-        )
+        Console(stderr=True).print("interrupted", style="yellow")  # before a command has begun
         sys.exit(130)

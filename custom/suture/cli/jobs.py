@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -146,16 +147,26 @@ def _follow(title: str, env: str, kit: Kit, folder: Path, job_id: str, detach: b
     """Show the progress of a job and download its results; return False where the user does not wait."""
     from suture.flare.admin.remote import follow
 
-    later = f"when it has ended: suture results {job_id} --out {folder} --startup-kit {kit.folder}"
     if detach:
-        print_line(f"submitted as {job_id}; {later}")
+        print_line(f"submitted as {job_id}\n{_later(kit, folder, job_id)}")
         return False
     try:
         follow(title, env, kit, folder, job_id)
     except KeyboardInterrupt:
-        print_line(f"the job continues at the server; {later}")
+        print_line(f"the job continues at the server\n{_later(kit, folder, job_id)}", style="yellow")
         raise typer.Exit(130) from None
     return True
+
+
+def _later(kit: Kit, folder: Path, job_id: str) -> str:
+    """Return the commands for a job that nobody waits for, a line each."""
+    own = ["--startup-kit", str(kit.folder)]
+    commands = {
+        "how far it is": ["suture", "status", job_id, *own],
+        "its results, when it has ended": ["suture", "results", job_id, "--out", str(folder), *own],
+        "end it": ["nvflare", "job", "abort", job_id, *own],
+    }
+    return "\n".join(f"{what}: {shlex.join(words)}" for what, words in commands.items())
 
 
 def show_run(folder: Path) -> None:
@@ -169,6 +180,8 @@ def show_run(folder: Path) -> None:
         console.print(class_table(run_facts, metrics))
     if tuned:
         console.print(finetuning_table(tuned))
+    for sentence in run_facts.left_out:
+        print_line(f"left out: {sentence}", style="yellow")
     print_line(f"report: {folder / 'report.html'}")
 
 

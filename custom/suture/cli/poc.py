@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from suture.cli.common import Sets, job_with, print_line, renamed
+from suture.cli.common import Sets, job_with, known_names, print_line, renamed
 from suture.core.errors import ConfigError, FederationError
 
 if TYPE_CHECKING:
@@ -17,7 +17,11 @@ if TYPE_CHECKING:
 poc_app = typer.Typer(help="A federation of processes with TLS on this machine.", no_args_is_help=True)
 
 SimulatedJob = Annotated[
-    str, typer.Argument(help="A name in jobs/, or a path: the job whose simulated sites take part.")
+    str,
+    typer.Argument(
+        help="A name in jobs/, or a path: the job whose simulated sites take part.",
+        autocompletion=known_names,
+    ),
 ]
 Dir = Annotated[Path | None, typer.Option("--dir", help="Folder of the POC; by default FLARE's own.")]
 _WAIT = 120.0
@@ -61,11 +65,11 @@ def _start(root: Path, kits: dict[str, Kit]) -> list[str]:
     """
     from suture.flare.admin.kit import project_admin
     from suture.flare.admin.poc import parties
-    from suture.flare.admin.processes import check_alive, parties_of, running, start
+    from suture.flare.admin.processes import check_alive, last_error, parties_of, running, start
     from suture.flare.admin.session import wait_for_sites
 
     server, sites = parties(kits)
-    alive, since = running(root), time.monotonic()
+    alive, since, clock = running(root), time.monotonic(), time.strftime("%Y-%m-%d %H:%M:%S")
     started = start(root, (server, *sites.values()))
     if not started:
         return list(sites)
@@ -76,9 +80,13 @@ def _start(root: Path, kits: dict[str, Kit]) -> list[str]:
         project_admin(root), set(sites), _WAIT, lambda: check_alive(parties_of(root), kits)
     )
     if missing:
+        asked = [server, *(sites[name] for name in sorted(missing))]
+        errors = {kit.name: last_error(kit, clock) for kit in asked}
+        said = "".join(f"\n- {name}: {error}" for name, error in errors.items() if error)
         raise FederationError(
-            f"{', '.join(sorted(missing))} did not register within {_WAIT:.0f} s; see poc_console.log in "
-            f"their folders in {server.folder.parent}, and stop the rest: suture poc down"
+            f"{', '.join(sorted(missing))} did not register within {_WAIT:.0f} s; see log.txt and "
+            f"poc_console.log in their folders in {server.folder.parent}, and stop the rest: suture poc down"
+            f"{said}"
         )
     print_line(f"ready after {time.monotonic() - since:.0f} s")
     return list(sites)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -24,6 +24,7 @@ from suture.cli.common import (
     StartupKit,
     guarded,
     job_with,
+    literal,
     print_line,
 )
 from suture.cli.jobs import run_remotely, show_run
@@ -52,7 +53,10 @@ Seed = Annotated[int | None, typer.Option(help="Seed of initialisation, shufflin
 Out = Annotated[Path | None, typer.Option(help="Folder of the run; by default runs/JOB-TIME.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue the unfinished run in --out.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run in --out.")]
-Threads = Annotated[int | None, typer.Option(help="Simulator processes; fewer than sites share them.")]
+Threads = Annotated[
+    int | None,
+    typer.Option(min=1, help="Processes of the simulator, at most one for each site; fewer are shared."),
+]
 Sites = Annotated[str | None, typer.Option(help="Names of the sites, comma-separated: an app for each.")]
 Bundle = Annotated[
     bool,
@@ -72,6 +76,7 @@ class Execution:
         resume, overwrite: what happens to a run that the folder holds.
         threads: number of processes of the simulator.
         startup_kit, sites, bundle, detach: of a job that is submitted to a POC or in production.
+        command: the words of the command line that continues a run of simulated sites, but for its folder.
     """
 
     out: Path | None = None
@@ -82,6 +87,7 @@ class Execution:
     sites: Sequence[str] = ()
     bundle: bool = False
     detach: bool = False
+    command: Sequence[str] = ()
 
 
 def demo(
@@ -118,8 +124,11 @@ def run(
 ) -> None:
     """Run a job."""
     _compute_on(env, device, site_threads, amp)
-    chosen = job_with(job, _all_settings(rounds, seed, settings, accept_labels))
-    how = Execution(out, resume, overwrite, threads, startup_kit, _names(sites), bundle, detach)
+    every = _all_settings(rounds, seed, settings, accept_labels)
+    chosen = job_with(job, every)
+    options = {"--device": device, "--site-threads": site_threads, "--threads": threads}
+    again = ["suture", "run", job, *_words(env, every, options), *(["--amp"] if amp else [])]
+    how = Execution(out, resume, overwrite, threads, startup_kit, _names(sites), bundle, detach, again)
     execute(chosen, env, how)
 
 
@@ -141,6 +150,14 @@ def _compute_on(env: Env, device: str | None, threads: int | None, amp: bool) ->
         )
 
 
+def _words(env: Env, settings: Sequence[str], options: Mapping[str, object]) -> list[str]:
+    """Return the words of a command line that has these settings, and the options that were given."""
+    words = ["--env", env.value, *(word for setting in settings for word in ("--set", setting))]
+    for name, value in options.items():
+        words += [] if value is None else [name, str(value)]
+    return words
+
+
 def _names(sites: str | None) -> tuple[str, ...]:
     return tuple(name.strip() for name in (sites or "").split(",") if name.strip())
 
@@ -160,28 +177,49 @@ def _all_settings(
 
 
 def execute(job: Job, env: Env, how: Execution) -> None:
-    """Run a job and show its table."""
+    """Run a job and show its table; Ctrl-C says how to go on."""
     from suture.simulation.run import run_folder, run_job
 
     if env in (Env.poc, Env.prod):
+        from suture.core.errors import ConfigError
         from suture.flare.admin.remote import Submission
 
+        if how.threads is not None:
+            raise ConfigError(f"--threads is for --env sim; --env {env.value} has no simulator's processes")
         new = run_folder(job)
         folder = run_folder(job, how.out) if how.out else new
         submission = Submission(how.sites, how.bundle, how.resume, how.overwrite)
         # The parties store their states under the new name, whatever the folder is called here.
         run_remotely(job, env.value, folder, new.name, how.startup_kit, submission, how.detach)
         return
-    folder = run_job(
-        job,
-        "local" if env is Env.local else "sim",
-        how.out,
-        resume=how.resume,
-        overwrite=how.overwrite,
-        threads=how.threads,
-        progress=True,
-    )
-    show_run(folder)
+    folder = run_folder(job, how.out)
+    try:
+        run_job(
+            job,
+            "local" if env is Env.local else "sim",
+            folder,
+            resume=how.resume,
+            overwrite=how.overwrite,
+            threads=how.threads,
+            progress=True,
+        )
+        show_run(folder)
+    except KeyboardInterrupt:
+        print_line(_how_to_go_on(folder, how.command), style="yellow")
+        raise typer.Exit(130) from None
+
+
+def _how_to_go_on(folder: Path, command: Sequence[str]) -> str:
+    """Say what an interruption has left, and the command that continues it."""
+    from suture.core.files import read_json
+
+    if not (folder / "run.json").is_file():
+        return "interrupted before the run had begun; nothing of it is left"
+    if read_json(folder / "run.json").get("status") == "finished":
+        shows = shlex.join(["suture", "report", str(folder)])
+        return f"interrupted after the end of the run. Its table: {shows}"
+    again = shlex.join([*command, "--out", str(folder), "--resume"])
+    return f"interrupted; every committed round is saved. Continue with:\n{again}"
 
 
 def export(
@@ -227,11 +265,13 @@ def run_job_file(job: Job) -> None:
         export_dir: Annotated[Path, typer.Option(help="Folder for --export.")] = Path("exported"),
         startup_kit: StartupKit = None,
     ) -> None:
-        chosen = with_settings(job, _all_settings(rounds, seed, settings, None))
+        every = _all_settings(rounds, seed, settings, None)
+        chosen = with_settings(job, every)
         if export:
             _export(chosen, export_dir)
             return
         _compute_on(env, device, None, amp=False)
-        execute(chosen, env, Execution(out, resume, overwrite, startup_kit=startup_kit))
+        again = ["python", sys.argv[0], *_words(env, every, {"--device": device})]
+        execute(chosen, env, Execution(out, resume, overwrite, startup_kit=startup_kit, command=again))
 
-    guarded(file_app)
+    guarded(literal(file_app))

@@ -54,10 +54,15 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 LOCKED = (errno.EROFS, errno.EACCES, errno.EPERM)
 """The system's numbers of a read-only disk and of missing rights."""
 
+MISPLACED = (errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG)
+"""The system's numbers of a place where no such file or folder can be made."""
+
 _REMEDIES = {
     **dict.fromkeys(FULL, "make room there, then try again"),
     **dict.fromkeys(LOCKED, "make it writable, or choose another place"),
     **dict.fromkeys((errno.ENOENT, errno.ENOTDIR), "create its folder, or choose another place"),
+    **dict.fromkeys((errno.EEXIST, errno.EISDIR), "choose another name, or remove what has it"),
+    errno.ENAMETOOLONG: "choose a shorter name",
 }
 
 

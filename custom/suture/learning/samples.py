@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -15,7 +15,8 @@ from suture.core.labels import LabelSet, canonical
 from suture.data.batch import Samples, columns
 from suture.data.config import SiteConfig
 from suture.data.image_cache import decode
-from suture.data.readers import load_table
+from suture.data.readers import load_reading
+from suture.data.reading import Reading
 from suture.data.table import SPLITS, Split, Table
 from suture.models import MODELS, ModelSpec, vocabulary_of
 
@@ -26,7 +27,13 @@ TARGET = "Target"
 """The one class of a method in which each site trains a class of its own."""
 
 
-def load_samples(config: SiteConfig, spec: ModelSpec, site: str, only: Split | None = None) -> SiteSamples:
+def load_samples(
+    config: SiteConfig,
+    spec: ModelSpec,
+    site: str,
+    only: Split | None = None,
+    left_out: Callable[[list[str]], None] = lambda _: None,
+) -> SiteSamples:
     """Load all samples of a site.
 
     Args:
@@ -34,6 +41,7 @@ def load_samples(config: SiteConfig, spec: ModelSpec, site: str, only: Split | N
         spec: the model; it decides the size of the images, or the vocabulary.
         site: name of the site, for messages.
         only: read this split alone.
+        left_out: called with a sentence for each kind of rows that are in no split of the result.
 
     Returns:
         the site's own classes, and the samples of each of the three splits. Their inputs are images under
@@ -45,12 +53,14 @@ def load_samples(config: SiteConfig, spec: ModelSpec, site: str, only: Split | N
         ConfigError: the data are text and the model reads images, or the reverse.
         SutureError: the table has a fault, or the images cannot be read or cached.
     """
-    table = load_table(config.data)
+    reading = load_reading(config.data)
+    table = reading.table
     _check_kind(table, config, spec, site)
     # One split after the other, so that each is a stretch of one memory-mapped file rather than a copy.
     split = np.array(table.split)
     order = np.concatenate([np.flatnonzero(split == name) for name in SPLITS if only in (None, name)])
     inputs, table = _inputs(table.rows(order), config, spec, site)
+    left_out(_losses(reading, config, wanted=len(order), read=len(table)))
     y = torch.from_numpy(table.y)
     samples: dict[Split, Samples] = {}
     start = 0
@@ -62,6 +72,27 @@ def load_samples(config: SiteConfig, spec: ModelSpec, site: str, only: Split | N
         samples[name] = Samples(part, y[rows], table.patients[rows], table.images[rows], attributes)
         start = stop
     return table.labels, samples
+
+
+def _losses(reading: Reading, config: SiteConfig, wanted: int, read: int) -> list[str]:
+    """Return a sentence for each kind of rows that are left out: without an image, unreadable.
+
+    None names an image, whose name may tell of a patient.
+
+    Args:
+        wanted, read: number of rows of the splits that are read, and of those of them that could be.
+    """
+    absent, rows = reading.absent, len(reading.table) + reading.absent
+    what, where = ("image", config.data.root) if reading.table.texts is None else ("text", config.data.table)
+    found = []
+    if absent:
+        found.append(f"{absent:,} of {rows:,} rows have no {what} in {where} and are left out")
+    if wanted > read:
+        found.append(
+            f"{wanted - read:,} of {wanted:,} images cannot be read and are left out; `suture data check` of "
+            "its suture.toml names them"
+        )
+    return found
 
 
 def _check_kind(table: Table, config: SiteConfig, spec: ModelSpec, site: str) -> None:

@@ -56,7 +56,8 @@ class LocalTraining:
 
     Attributes:
         lr: learning rate; a site may set its own.
-        epochs: passes over the local data a round (E of the paper); 0 trains nothing, to time the rest.
+        epochs: passes over the local data a round (E of the paper); 0 trains nothing, to time
+            the rest; a job needs 1 or more, or `iterations`.
         batch_size: images a step; a site may set its own.
         iterations: steps a round in place of epochs, over batches without end; None for epochs.
         optimiser: ``adam``, or ``sgd`` with Nesterov momentum.

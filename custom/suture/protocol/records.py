@@ -57,6 +57,7 @@ class Run:
 
     Attributes:
         notes: sentences for the reader of the report.
+        left_out: sentences on the data, sites and classes that a figure of the run does not cover.
         prior: name and digest of the frozen network that all sites held; empty where there was none.
     """
 
@@ -83,6 +84,7 @@ class Run:
     # Runs of former versions name it "task".
     label_type: Annotated[str, Field(validation_alias=AliasChoices("label_type", "task"))] = "multilabel"
     notes: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
     prior: dict[str, str] = field(default_factory=dict)
 
     def owners(self, label: str) -> tuple[str, ...]:
@@ -123,12 +125,17 @@ class SiteRound:
 
 @dataclass(frozen=True)
 class Validation:
-    """The evaluation of a round's model after aggregation: means over the sites, and at the server."""
+    """The evaluation of a round's model after aggregation: means over the sites, and at the server.
+
+    Attributes:
+        unmeasured: classes whose AUROC no site could measure.
+    """
 
     loss: Number = None
     auroc: Number = None
     server_auroc: Number = None
     server_balanced_accuracy: Number = None
+    unmeasured: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,13 @@ class Results:
     """A run folder.
 
     Attributes:
-        folder: of the run; see the documentation for its files.
+        folder: of the run; see the documentation for its files. A relative one is resolved at once.
     """
 
     folder: Path
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "folder", Path(self.folder).expanduser().resolve())
 
     @cached_property
     def info(self) -> Run:
@@ -132,6 +135,6 @@ def open_results(folder: str | Path) -> Results:
     Raises:
         DataError: the folder is no run folder.
     """
-    results = Results(Path(folder).expanduser().resolve())
+    results = Results(Path(folder))
     _ = results.info
     return results

@@ -27,6 +27,14 @@ _MARKS = {
     "missing": "[red]?[/]",
 }
 
+_FIGURES = {
+    "loss": ("validation loss", 4),
+    "auroc": ("AUROC", 3),
+    "server_auroc": ("AUROC at the server", 3),
+    "server_balanced_accuracy": ("balanced accuracy at the server", 3),
+}
+"""The figures of a round's model, each with its name and its digits."""
+
 
 class Progress:
     """The state of a run as its events describe it; rich renders it as the live display."""
@@ -35,8 +43,7 @@ class Progress:
         self.title = f"{title} [{env}]"
         self.round, self.rounds = 0, 0
         self.sites: dict[str, str] = {}
-        self.loss: float | None = None
-        self.auroc: float | None = None
+        self.figures = ""
         self.doing = "preparing the sites"
         self._done_rounds = 0
         self._since = time.monotonic()
@@ -70,15 +77,11 @@ class Progress:
         elif kind == "back":
             line = f"{event['site']} is back"
         elif kind == "validated":
-            self.loss, self.auroc = (
-                None if event[key] is None else float(event[key]) for key in ("loss", "auroc")
-            )
+            line = self._validated(event)
         elif kind == "committed":
             self._done_rounds += 1
             self.doing = "evaluating" if self.round == self.rounds else "training"
-            line = (
-                f"round {self.round}/{self.rounds}  {event['seconds']:.1f} s{self._figures()}{self._left()}"
-            )
+            line = f"round {self.round}/{self.rounds}  {event['seconds']:.1f} s{self._left()}"
         elif kind in ("unchanged", "rolled_back"):
             line = event["why"]
         elif kind == "note":
@@ -97,9 +100,19 @@ class Progress:
         refused = (f"\n{site} does not take part: {reason}" for site, reason in event["refused"].items())
         return line + "".join(refused)
 
-    def _figures(self) -> str:
-        loss = "" if self.loss is None else f"  validation loss {self.loss:.4f}"
-        return loss + ("" if self.auroc is None else f"  AUROC {self.auroc:.3f}")
+    def _validated(self, event: dict[str, Any]) -> str | None:
+        """Return the figures of a round's model, which the sites measure when they get it for the next."""
+        found = [
+            f"{name} {float(event[key]):.{digits}f}"
+            for key, (name, digits) in _FIGURES.items()
+            if event.get(key) is not None
+        ]
+        if not found:
+            return None
+        measured = event.get("sites", self.sites)
+        by = f"  ({len(measured)} of {len(self.sites)} sites)" if len(measured) < len(self.sites) else ""
+        self.figures = f"round {int(event['round'])}: {', '.join(found)}{by}"
+        return self.figures
 
     def _left(self) -> str:
         if not self._done_rounds or self.round >= self.rounds:
@@ -113,13 +126,14 @@ class Progress:
         grid.add_row(
             Text.from_markup(f"round [b]{self.round}[/]/{self.rounds or '?'}"),
             ProgressBar(total=max(self.rounds, 1), completed=self._done_rounds, width=30),
-            Text(self.doing + self._figures() + self._left()),
+            Text(f"{self.doing}{self._left()}"),
         )
         marks = "   ".join(
             f"{_MARKS.get(status, '[dim]…[/]')} {escape(printable(site, 80))}"
             for site, status in self.sites.items()
         )
-        return Group(Text(self.title, style="bold"), grid, Text.from_markup(marks))
+        figures = [Text(self.figures)] if self.figures else []
+        return Group(Text(self.title, style="bold"), grid, *figures, Text.from_markup(marks))
 
 
 class _Follower(threading.Thread):

@@ -47,7 +47,7 @@ class Job:
         The other attributes are those of `Plan` and `Schedule`.
 
     Raises:
-        ConfigError: the name cannot be used in a path.
+        ConfigError: the name cannot be used in a path, or the sites would train nothing.
     """
 
     name: str
@@ -72,6 +72,10 @@ class Job:
 
     def __post_init__(self) -> None:
         check_job(self.name)
+        if not (self.method.local.epochs or self.method.local.iterations):
+            raise ConfigError(
+                f"{self.name}: method.local.epochs=0 trains nothing; set 1 or more, or local.iterations"
+            )
 
     def plan(self, experiment: str) -> Plan:
         """Return the part of the job that every party receives.

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import logging
-import os
 import shutil
-import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from suture.core.errors import ConfigError, DataError, FederationError, InUse, SutureError, unknown
 from suture.core.files import (
@@ -21,7 +18,6 @@ from suture.core.files import (
     hold,
     is_temporary,
     read_json,
-    read_records,
     write_json,
     writing,
 )
@@ -37,6 +33,7 @@ from suture.federation.server.record import Record, describe
 from suture.federation.server.registry import Member
 from suture.federation.server.server import open_server
 from suture.federation.site.diagnostics import collect
+from suture.federation.site.left_out import read_left_out, write_left_out
 from suture.federation.site.site import Site
 from suture.federation.store import Rounds
 from suture.learning.finetuning import FILE, tune_targets
@@ -46,6 +43,7 @@ from suture.reports.progress import following
 from suture.reports.report import try_report, write_report
 from suture.simulation.job import Job, check_federated, check_finetuning
 from suture.simulation.partition import SERVER
+from suture.simulation.simulator import simulate, with_first_error
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +71,8 @@ def run_job(
         out: run folder, by default ``runs/JOB-TIME``; its last part is the name of the experiment.
         resume: continue the unfinished run in the folder.
         overwrite: delete the content of the folder first.
-        threads: number of processes of the simulator; fewer than sites share them.
+        threads: number of processes of the simulator, of which no more are started than there are sites;
+            fewer are shared.
         progress: show the progress on the standard output, as a live display where that is a terminal.
 
     Raises:
@@ -81,7 +80,7 @@ def run_job(
         FederationError: the run failed; run.json and the message hold the first error of a site.
     """
     folder = run_folder(job, out)
-    _check(job, env, folder)
+    _check(job, env, folder, threads)
     check_folder(folder, job, resume=resume, overwrite=overwrite)
     with locked(folder):
         with preparing(folder, job, resume=resume, overwrite=overwrite):
@@ -91,7 +90,7 @@ def run_job(
                 if env == "local":
                     _loop(job, folder, sites)
                 else:
-                    _simulate(folder, threads)
+                    simulate(folder, min(threads or len(sites), len(sites)))
             _finish(job, folder)
     return folder
 
@@ -101,17 +100,23 @@ def run_folder(job: Job, out: str | Path | None = None) -> Path:
     return Path(out or Path("runs") / f"{job.name}-{datetime.now():%Y%m%d-%H%M%S}").expanduser().resolve()
 
 
-def _check(job: Job, env: str, folder: Path) -> None:
+def _check(job: Job, env: str, folder: Path, threads: int | None) -> None:
     """Check everything that can be checked before anything is written.
 
     Raises:
-        ConfigError: the environment is unknown, the job cannot run in it, or the folder's name is not valid.
+        ConfigError: the environment is unknown, the job or a number of threads does not fit it, or the
+            folder's name is not valid.
     """
     if env not in get_args(Environment):
         raise unknown("environment of simulated sites", env, get_args(Environment))
     if env != "local":
         check_federated(job)
     check_finetuning(job)
+    if threads is not None and (env != "sim" or threads < 1):
+        raise ConfigError(
+            f"--threads {threads}: it is the number of the simulator's processes, from 1 to the number of "
+            "sites, and the loop has one; --site-threads gives each site threads of torch"
+        )
     if job.simulation is None:
         raise ConfigError(
             f"{job.name} simulates no sites, and no folder beside its file has a suture.toml; write them "
@@ -139,7 +144,15 @@ def _finish(job: Job, folder: Path) -> None:
     if job.finetuning:
         tune_targets(folder, job.finetuning, job.seed)
     collect(folder)
+    _note_left_out(folder)
     write_report(folder)
+
+
+def _note_left_out(folder: Path) -> None:
+    """Add to run.json what the sites left out of their data: they are on this machine, and tell no server."""
+    record = Record(folder)
+    found, known = read_left_out(folder, folder.name), record.run.get("left_out", [])
+    record.update(left_out=[*known, *(line for line in found if line not in known)])
 
 
 @contextmanager
@@ -156,8 +169,10 @@ def _recorded_end(folder: Path) -> Iterator[None]:
         try_report(folder)
         raise
     except (SutureError, OSError) as error:
-        whole = _first_error(folder, str(error))
+        whole = with_first_error(folder, str(error))
         Record(folder).give_up("failed", whole)
+        with suppress(SutureError, OSError):
+            _note_left_out(folder)
         try_report(folder)
         raise FederationError(whole) from error
     except Exception as error:  # of a method's own code: its author needs the traceback
@@ -206,7 +221,9 @@ def _members(
     parts, origins = {}, {}
     for name, config in configs.items():
         every = config.data.model_copy(update={"labels": None}) if job.method.labels.complete else config.data
-        labels, samples = load_samples(config.model_copy(update={"data": every}), job.model, name)
+        noted = partial(write_left_out, out / "sites" / name / "state" / plan.experiment)
+        every_label = config.model_copy(update={"data": every})
+        labels, samples = load_samples(every_label, job.model, name, left_out=noted)
         own = config.data.labels or labels.names
         origins[name] = Member(own, own, {s: len(part) for s, part in samples.items()}, threads=1)
         parts[name] = labels, samples
@@ -218,43 +235,6 @@ def _without_own_rate(config: SiteConfig) -> SiteConfig:
     """Return a site's configuration without its own learning rate: training on pooled data uses the job's."""
     training = config.training.model_copy(update={"learning_rate": None})
     return config.model_copy(update={"training": training})
-
-
-def _simulate(out: Path, threads: int | None) -> None:
-    """Run FLARE's simulator in another process; its output goes to flare.log of the run folder."""
-    command = [sys.executable, "-m", "suture.flare.simulate", str(out), *([str(threads)] if threads else [])]
-    environment = {**os.environ, "SUTURE_SITES": str((out / "sites").resolve())}
-    with (out / "flare.log").open("ab") as printed:
-        process = subprocess.Popen(
-            command, env=environment, stdout=printed, stderr=subprocess.STDOUT, start_new_session=True
-        )
-        try:
-            code = process.wait()
-        except BaseException:
-            # The simulator ends its own children when it is interrupted.
-            os.killpg(process.pid, signal.SIGINT)
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-            raise
-    status = Record(out).run
-    if status.get("status") != "finished":
-        raise FederationError(
-            status.get("error") or f"the simulator ended with code {code}; see {out / 'flare.log'}"
-        )
-
-
-def _first_error(out: Path, message: str) -> str:
-    """Return the message, preceded by the earliest error that a site recorded."""
-    notes: list[dict[str, Any]] = []
-    for path in sorted((out / "sites").glob("*/state/*/errors.jsonl")):
-        with suppress(DataError):  # the message must not be lost to a damaged note
-            notes += read_records(path)
-    if not notes:
-        return message
-    first = min(notes, key=lambda note: str(note.get("time")))
-    return f"{first.get('message')}\n({message})"
 
 
 # The folder of a run

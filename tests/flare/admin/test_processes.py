@@ -13,10 +13,11 @@ import psutil
 import pytest
 from startup_kits import MakeKit
 
+from suture.cli.poc import _start
 from suture.core.errors import FederationError
 from suture.core.files import write_json
 from suture.flare.admin.kit import Kit, read_kit
-from suture.flare.admin.processes import check_alive, parties_of, running, start, stop
+from suture.flare.admin.processes import check_alive, last_error, parties_of, running, start, stop
 
 SCRIPT = 'test "$1" = --once || exit 9\necho "$SUTURE_SITES|$(which python3)"\nsleep 300 &\nsleep 300\n'
 
@@ -87,3 +88,38 @@ def test_a_process_that_ends_at_once_is_told_with_its_words(make_kit: MakeKit, t
     with pytest.raises(FederationError, match=r"(?s)process of a has ended.*port taken"):
         check_alive(begun, {"a": kit})
     assert stop(tmp_path) == []
+
+
+LOG = """2026-11-22 09:00:00,100 - Cell - ERROR - of yesterday
+2026-11-22 23:00:01,100 - Cell - INFO - ERROR - is a word here
+2026-11-22 23:00:02,100 - Cell - ERROR - cannot listen
+2026-11-22 23:00:03,100 - FederatedServer - CRITICAL - port 8002: address already in use
+2026-11-22 23:00:04,100 - Cell - INFO - bye
+"""
+
+
+def test_the_last_error_of_a_party_is_that_of_this_start(make_kit: MakeKit) -> None:
+    kit = kit_of(make_kit, "a")
+    assert last_error(kit, "") is None
+    (kit.folder / "log.txt").write_text(LOG)
+    assert last_error(kit, "2026-11-22 23:00:00") == "port 8002: address already in use"
+    assert last_error(kit, "2026-11-22 23:00:04") is None
+
+
+def test_sites_that_do_not_register_are_told_with_their_last_errors(
+    make_kit: MakeKit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kits = {name: kit_of(make_kit, name) for name in ("harbor", "lakeside")}
+    kits["server"] = read_kit(make_kit("server", "server"))
+    later = LOG.replace("2026-", "2999-")
+    (kits["server"].folder / "log.txt").write_text(later)
+    (kits["harbor"].folder / "log.txt").write_text(later.replace("port 8002: address", "no such host"))
+    monkeypatch.setattr("suture.flare.admin.processes.start", lambda _, kits: list(kits))
+    monkeypatch.setattr("suture.flare.admin.kit.project_admin", lambda _: None)
+    monkeypatch.setattr("suture.flare.admin.session.wait_for_sites", lambda *_: {"harbor"})
+    with pytest.raises(FederationError, match="harbor did not register within 120 s") as caught:
+        _start(tmp_path, kits)
+    assert str(caught.value).splitlines()[1:] == [
+        "- server: port 8002: address already in use",
+        "- harbor: no such host already in use",
+    ]

@@ -90,4 +90,12 @@ def test_an_end_without_words_says_where_to_look() -> None:
     assert "aborted" in explain("j-1", {"status": "FINISHED:ABORTED"}, {}, {})
     failed = explain("j-1", META, {}, {"error": "harbor: FLARE answered EXECUTION_EXCEPTION"})
     assert "suture doctor" in failed
+    assert "memory" in explain("j-1", {"status": "FINISHED:EXECUTION_EXCEPTION"}, {}, {})
     assert "two sites are needed" in explain("j-1", META, {}, {"error": "two sites are needed"})
+
+
+def test_an_error_of_labels_is_not_said_to_be_one_of_memory() -> None:
+    """FLARE gives the job that the server ended for it the status of a crash."""
+    why = "these names of different sites are nearly the same: 'Nodul' (beta) and 'Nodule' (alpha)"
+    text = explain("j-1", {"status": "FINISHED:EXECUTION_EXCEPTION"}, {}, {"error": why})
+    assert text == f"job j-1 ended as FINISHED:EXECUTION_EXCEPTION:\n- {why}"

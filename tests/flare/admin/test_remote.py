@@ -14,6 +14,7 @@ from startup_kits import MakeKit
 
 from suture.cli.jobs import status
 from suture.core.errors import ConfigError, DataError, FederationError
+from suture.federation.ownership import Submitter, claim
 from suture.federation.server.record import Record, describe
 from suture.flare.admin.kit import Kit, read_kit
 from suture.flare.admin.remote import Tail, download, state, submit
@@ -112,6 +113,24 @@ def test_a_run_that_failed_tells_the_servers_own_reason(done: Path, tmp_path: Pa
     with pytest.raises(FederationError, match="two rounds failed"):
         download(Remote(done, {"status": "FINISHED:ABNORMAL"}), KIT, "j", tmp_path / "mine")  # type: ignore[arg-type]
     assert (tmp_path / "mine" / "history.jsonl").is_file()
+
+
+@pytest.mark.parametrize("owner", ["admin", "another"])
+def test_the_first_error_of_a_site_on_this_machine_is_told_to_the_submitter(
+    owner: str, done: Path, tmp_path: Path, make_kit: MakeKit
+) -> None:
+    run = json.loads((done / "run.json").read_text())
+    (done / "run.json").write_text(json.dumps({**run, "status": "failed", "error": "too few updates"}))
+    site, admin = make_kit("site", "harbor"), read_kit(make_kit("admin", "admin@trial.org"))
+    state = site / "local" / "state" / "demo-1"
+    state.mkdir(parents=True)
+    (site / "local" / "suture.toml").write_text('[data]\ndataset = "hospital"\nroot = "."\ntable = "t.csv"\n')
+    claim(state, Submitter(admin.name if owner == "admin" else "x@trial.org", "trial"), None)
+    note = {"time": "2999-01-01T00:00:00+00:00", "site": "harbor", "message": "t.csv, row 3: write 0 or 1"}
+    (state / "errors.jsonl").write_text(json.dumps(note) + "\n")
+    with pytest.raises(FederationError, match="too few updates") as caught:
+        download(Remote(done, {"status": "FINISHED:ABNORMAL"}), admin, "j", tmp_path / "mine")  # type: ignore[arg-type]
+    assert ("\n- harbor: t.csv, row 3: write 0 or 1" in str(caught.value)) == (owner == "admin")
 
 
 CRASHED = {"status": "FINISHED:EXECUTION_EXCEPTION", "cloned_from": "first"}

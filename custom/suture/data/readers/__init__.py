@@ -142,7 +142,12 @@ def read_table(config: DatasetConfig) -> Reading:
 
 
 def load_table(config: DatasetConfig) -> Table:
-    """Reads a site's table for training.
+    """Reads a site's table for training; see `load_reading`."""
+    return load_reading(config).table
+
+
+def load_reading(config: DatasetConfig) -> Reading:
+    """Reads a site's table for training, with the number of its rows that are left out.
 
     Raises:
         SutureError: the table cannot be read, or has any fault; the message gives the first.
@@ -155,4 +160,4 @@ def load_table(config: DatasetConfig) -> Table:
     if reading.absent:
         what = "image" if reading.table.texts is None else "text"
         LOG.warning("%s: %d rows of %s have no %s", config.root, reading.absent, config.table, what)
-    return reading.table
+    return reading

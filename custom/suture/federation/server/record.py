@@ -126,5 +126,6 @@ def describe(record: Record, plan: Plan, schedule: Schedule, **facts: Any) -> No
         finished=None,
         selected_round=None,
         selection=schedule.selection,
+        left_out=[],
         **{"env": record.run.get("env", "flare"), **facts},
     )

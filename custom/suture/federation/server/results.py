@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from suture.core.errors import LabelError
 from suture.federation.differential_privacy import describe_spent
+from suture.federation.server.coverage import test_gaps, validation_gaps
 from suture.federation.server.global_model import export
 from suture.federation.server.scores import (
     Plain,
@@ -27,7 +28,7 @@ from suture.federation.server.server import Server
 from suture.learning.metrics import mean_defined
 from suture.methods.base import GlobalModel
 from suture.protocol.messages import ClassScore, Metrics, Spent
-from suture.protocol.records import Round, read_history
+from suture.protocol.records import Round, read_history, read_metrics
 
 log = logging.getLogger(__name__)
 
@@ -55,8 +56,11 @@ def finish(server: Server, tested: Mapping[str, Metrics], fault: Exception | Non
         added = [*server.record.run.get("notes", []), *_notes(server)]
         server.record.update(selected_round=selected, selection=server.schedule.selection, notes=added)
 
+    def left_out() -> None:
+        server.record.update(left_out=_left_out(server, tested))
+
     export_model, metrics = partial(_export, server, model), partial(_write_metrics, server, model, tested)
-    for step in (export_model, metrics, notes):
+    for step in (export_model, metrics, notes, left_out):
         try:
             step()
         except Exception as error:
@@ -89,6 +93,17 @@ def _notes(server: Server) -> list[str]:
     if server.plan.method.labels.pseudo:
         notes += run_away(history, _owners(server))
     return notes
+
+
+def _left_out(server: Server, tested: Mapping[str, Metrics]) -> list[str]:
+    """Return what the figures do not cover; see `suture.federation.server.coverage`."""
+    folder, members, held_out = server.record.folder, server.registry.members, server.held_out
+    at_server = held_out.measured("validation") if held_out else ()
+    found = validation_gaps(
+        read_history(folder), members, server.registry.labels, server.schedule.selection, at_server
+    )
+    figures = read_metrics(folder)
+    return found + (test_gaps(figures, tested, members) if figures else [])
 
 
 def _write_metrics(server: Server, model: GlobalModel, tested: Mapping[str, Metrics]) -> None:

@@ -212,6 +212,14 @@ class HeldOut:
         """Whether a split has any samples."""
         return split in self._samples and len(self._samples[split]) > 0
 
+    def measured(self, split: Split) -> Labels:
+        """The classes whose AUROC a split defines: they have a positive and a negative there."""
+        if not self.has(split):
+            return ()
+        y = self._samples[split].y
+        both = (y == 1).any(dim=0) & (y == 0).any(dim=0)
+        return tuple(name for name, some in zip(self.labels, both.tolist(), strict=True) if some)
+
     def tested(
         self, model: GlobalModel, of_round: int, bootstrap: int
     ) -> tuple[Metrics, tuple[float, float] | None]:

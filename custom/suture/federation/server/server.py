@@ -292,11 +292,13 @@ class Server:
             line = self._pending["sites"].setdefault(site, joined)
             line |= {"validation_loss": value, "validation_auroc": condensed(metrics[site]).auroc}
         scores = {s: self.registry.classes_from_site(s, m) for s, m in metrics.items()}
-        areas = [score.auroc for score in across_sites(scores).values()]
-        loss, auroc = mean_defined(losses.values()), mean_defined(areas)
-        self._pending["validation"] |= {"loss": loss, "auroc": auroc}
+        areas = {name: score.auroc for name, score in across_sites(scores).items()}
+        loss, auroc = mean_defined(losses.values()), mean_defined(areas.values())
+        figures = self._pending["validation"] | {"loss": loss, "auroc": auroc}
+        unmeasured = [name for name in self.registry.labels if areas.get(name) is None]
+        self._pending["validation"] = figures | ({"unmeasured": unmeasured} if unmeasured else {})
         self.record.history(self._pending)
-        self.record.event("validated", round=self.round, loss=loss, auroc=auroc)
+        self.record.event("validated", round=self.round, sites=sorted(losses), **figures)
         self._pending = None
         if self.schedule.selection == "site_loss" and loss is not None:
             self.standings.note_loss(Best(self.round, -loss, auroc or 0.0))

@@ -5,7 +5,10 @@ from __future__ import annotations
 import errno
 import logging
 import traceback
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -18,7 +21,7 @@ from suture.core.errors import (
     RescueFactorError,
     SutureError,
 )
-from suture.core.files import append_line, make_folder
+from suture.core.files import append_line, make_folder, read_records
 from suture.learning.training import NonFiniteLoss
 from suture.protocol.messages import Abstain, Payload, Reason
 
@@ -97,6 +100,24 @@ def record_error(folder: Path, site: str, task: Payload, error: Exception) -> No
         append_line(folder / "errors.jsonl", record)
     except OSError as full:
         log.error("%s: the error could not be recorded: %s", site, full.strerror)
+
+
+def first_recorded(paths: Iterable[Path], since: str) -> str | None:
+    """Return the earliest error that sites have recorded, with the name of the site; None without any.
+
+    Args:
+        paths: files that `record_error` has written, or that are not there.
+        since: time before which errors are of an earlier run, in ISO 8601.
+    """
+    notes: list[dict[str, Any]] = []
+    for path in sorted(paths):
+        with suppress(DataError):  # a damaged note must not hide the others
+            notes += [note for note in read_records(path) if str(note.get("time")) >= since]
+    if not notes:
+        return None
+    first = min(notes, key=lambda note: str(note.get("time")))
+    site, text = str(first.get("site")), str(first.get("message"))
+    return text if site in text else f"{site}: {text}"
 
 
 def kind(error: BaseException) -> str:

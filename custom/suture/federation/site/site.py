@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Literal
 
@@ -31,6 +31,7 @@ from suture.federation.site.diagnostics import Diagnostics, Watch
 from suture.federation.site.first_counts import first_counts, with_first_counts
 from suture.federation.site.ledger import FILE as LEDGER
 from suture.federation.site.ledger import Ledger, release_of
+from suture.federation.site.left_out import write_left_out
 from suture.federation.site.state import (
     fixed_tensors,
     group,
@@ -101,7 +102,8 @@ class Site:
         self.rounds = rounds
         self.folder = state
         self.states = Rounds(state)
-        self._load = load or (lambda: load_samples(config, plan.model, name))
+        noted = partial(write_left_out, state)
+        self._load = load or (lambda: load_samples(config, plan.model, name, left_out=noted))
         self._samples: SiteSamples | None = None
         self._diagnostics: Diagnostics | None = None
         self._cache: dict[str, Tensor] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -14,11 +15,13 @@ import psutil
 
 from suture.core.errors import FederationError
 from suture.core.files import write_json
+from suture.core.printable import printable
 from suture.flare.admin.kit import Kit
 
 _STARTED = "suture-poc.json"
 _LOG = "poc_console.log"
 _GRACE = 10.0
+_LOGGED = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),\d{3} - (?:\S+ - )?(?:ERROR|CRITICAL) - (.+)")
 
 
 @dataclass(frozen=True)
@@ -113,6 +116,18 @@ def check_alive(parties: Iterable[Party], kits: dict[str, Kit]) -> None:
         if party.process() is None:
             printed = (kits[party.name].folder / _LOG).read_text(errors="replace").splitlines()[-8:]
             raise FederationError(f"the process of {party.name} has ended:\n" + "\n".join(printed))
+
+
+def last_error(kit: Kit, since: str) -> str | None:
+    """Return the last error in the log of a party; None where there is none.
+
+    Args:
+        since: time before which its entries are of an earlier start, as FLARE's logs write it.
+    """
+    path = kit.folder / "log.txt"
+    lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
+    errors = [found[2] for line in lines if (found := _LOGGED.match(line)) and found[1] >= since]
+    return printable(errors[-1]) if errors else None
 
 
 def stop(folder: Path) -> list[str]:

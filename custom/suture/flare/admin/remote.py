@@ -7,15 +7,19 @@ import shutil
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from suture.core.errors import ConfigError, FederationError
+from suture.core.errors import ConfigError, FederationError, SutureError
 from suture.core.files import append_line, make_folder, read_json, read_records, replacing, writing
 from suture.core.names import check_experiment, shown_name
 from suture.core.printable import printable
+from suture.data.config import load_site_config
+from suture.federation.ownership import may_use
 from suture.federation.server.record import Record, describe
+from suture.federation.site.abstention import first_recorded
 from suture.flare.admin.kit import Kit
 from suture.flare.admin.recovery import experiment_of, how_to_continue, state_on_this_machine
 from suture.reports.progress import following
@@ -228,6 +232,8 @@ def download(
         if target and run.get("status") == "finished":
             return target
         reason = _reason(federation, job_id, workspace, run)
+        if run and (first := _error_on_this_machine(kit, run)):
+            reason += f"\n- {printable(first)}"
         if experiment and not refusals(federation.meta(job_id), {}):
             reason += f"\n- {how_to_continue(experiment, kit)}"
         if target and (target / "run.json").exists():
@@ -265,6 +271,21 @@ def _reason(federation: Connection, job_id: str, workspace: Path, run: Mapping[s
     return explain(job_id, federation.meta(job_id), logs, run)
 
 
+def _error_on_this_machine(kit: Kit, run: Mapping[str, Any]) -> str | None:
+    """Return the first error of a site that runs on this machine, as in a POC, since the run began.
+
+    It is that of the experiment, which another submitter may not read, or of a site that could not open it.
+    """
+    experiment, paths = check_experiment(str(run["experiment"])), []
+    for startup in sorted(kit.folder.parent.glob("*/startup/fed_client.json")):
+        root = startup.parents[1]
+        with suppress(SutureError, OSError):
+            state = load_site_config(root / "local" / "suture.toml").storage.state
+            if may_use(state / experiment, kit.name):
+                paths += [state / experiment / "errors.jsonl", root / "suture" / "errors.jsonl"]
+    return first_recorded(paths, str(run.get("started", "")))
+
+
 def explain(job_id: str, meta: Mapping[str, Any], logs: Mapping[str, str], run: Mapping[str, Any]) -> str:
     """Return why a job ended as it did, in plain words.
 
@@ -273,7 +294,8 @@ def explain(job_id: str, meta: Mapping[str, Any], logs: Mapping[str, str], run: 
     """
     status = str(meta.get("status"))
     reasons = refusals(meta, logs) + ([printable(run["error"])] if run.get("error") else [])
-    if "EXECUTION_EXCEPTION" in f"{status} {reasons}":
+    # The status of a job that the server ended for its own reason is that of a crash, too.
+    if "EXECUTION_EXCEPTION" in (" ".join(reasons) or status):
         reasons.append(
             "a process at a site failed, or was killed for lack of memory; its messages stay there: in "
             f"WORKSPACE/{job_id}/log.txt, or in the system's log; `suture doctor` there may tell too"

@@ -1,0 +1,103 @@
+"""FLARE's simulator in a process of its own, and the first real error of a run that failed."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from suture.core.errors import FederationError
+from suture.core.printable import printable
+from suture.federation.server.record import Record
+from suture.federation.site.abstention import first_recorded
+
+LOG = "flare.log"
+
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_ENTRY = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} - ")
+_ERROR = re.compile(rf"{_ENTRY.pattern}(?:\S+ - )?(?:ERROR|CRITICAL) - (.*)")
+_RAISED = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception|Mismatch|InUse|Aborted|Refused)\b(?:: .*)?")
+_OWN = re.compile(r"suture\.core\.errors\.\w+: ")
+_KILLED = re.compile(r"return code (?:-9|137)\b")
+
+
+def simulate(out: Path, processes: int) -> None:
+    """Run the job of a run folder in FLARE's simulator; its output goes to flare.log of the folder.
+
+    Args:
+        processes: of the sites, at most one for each.
+
+    Raises:
+        FederationError: it failed; the message is its first error.
+    """
+    command = [sys.executable, "-m", "suture.flare.simulate", str(out), str(processes)]
+    environment = {**os.environ, "SUTURE_SITES": str((out / "sites").resolve())}
+    with (out / LOG).open("ab") as printed:
+        start = printed.tell()
+        process = subprocess.Popen(
+            command, env=environment, stdout=printed, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            code = process.wait()
+        except BaseException:
+            # The simulator ends its own children when it is interrupted.
+            os.killpg(process.pid, signal.SIGINT)
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+            raise
+    status = Record(out).run
+    if status.get("status") != "finished":
+        raise FederationError(status.get("error") or _why(out, start, code))
+
+
+def _why(out: Path, start: int, code: int) -> str:
+    """Return why the simulator ended, where the server recorded no reason.
+
+    Args:
+        start: length of flare.log before the simulator was started.
+        code: its exit code.
+    """
+    with (out / LOG).open("rb") as file:
+        file.seek(start)
+        text = file.read().decode(errors="replace")
+    if code in (-signal.SIGKILL, 128 + signal.SIGKILL) or _KILLED.search(text):
+        why = "it was killed, as the system does when memory is full; try fewer --threads"
+    else:
+        why = first_logged(text) or f"it ended with code {code}"
+    return f"FLARE's simulator: {why}; {out / LOG} and the logs in {out / 'flare'} say more"
+
+
+def first_logged(text: str) -> str | None:
+    """Return the first error in a log of FLARE, with the exception that it caught; None without one."""
+    lines = _COLOUR.sub("", text).splitlines()
+    for number, line in enumerate(lines):
+        if logged := _ERROR.match(line):
+            raised = _raised(lines[number + 1 :])
+            return printable(f"{logged[1]}: {raised}" if raised else logged[1])
+        if line.startswith("Traceback (most recent call last)"):
+            return printable(_raised(lines[number + 1 :]) or line)
+    return None
+
+
+def _raised(lines: list[str]) -> str | None:
+    """Return the last exception of the lines before the next entry of a log."""
+    found = None
+    for line in lines:
+        if _ENTRY.match(line):
+            break
+        if _RAISED.fullmatch(line):
+            found = _OWN.sub("", line)
+    return found
+
+
+def with_first_error(out: Path, message: str) -> str:
+    """Return, in one line, the earliest error that a site of this run has recorded, then the message."""
+    patterns = ("sites/*/state/*/errors.jsonl", "flare/**/suture/errors.jsonl")
+    paths = [path for pattern in patterns for path in out.glob(pattern)]
+    first = first_recorded(paths, str(Record(out).run.get("started", "")))
+    return f"{first} ({message})" if first else message

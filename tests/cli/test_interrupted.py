@@ -1,0 +1,144 @@
+"""Ctrl-C ends a run with code 130, says the command that continues it, and that command does."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from suture.cli.app import app
+from suture.cli.jobs import _follow
+from suture.flare.admin.kit import Kit
+
+SMALL = ["--set", "images=40", "--set", "held_out=60"]
+
+
+def start(folder: Path, *words: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "suture", "run", "demo", "--env", "local", *words],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        # A test run in the background hands SIGINT down as ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+
+
+def test_an_interrupted_loop_says_the_command_that_continues_it(tmp_path: Path) -> None:
+    out = tmp_path / "my runs" / "r"
+    process = start(tmp_path, "--rounds", "200", *SMALL, "--out", "my runs/r")
+    events, end = out / "events.jsonl", time.monotonic() + 120
+    while not (events.exists() and '"committed"' in events.read_text()):
+        assert process.poll() is None
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    os.kill(process.pid, signal.SIGINT)
+    children = psutil.Process(process.pid).children(recursive=True)
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert not any(child.is_running() for child in children)
+    assert "Traceback" not in said
+    *_, before, command = said.splitlines()
+    assert before == "interrupted; every committed round is saved. Continue with:"
+    words = shlex.split(command)
+    assert words[-3:] == ["--out", str(out), "--resume"]
+    assert json.loads((out / "run.json").read_text())["status"] == "interrupted"
+    assert list(out.rglob("*.tmp")) == []
+    done = CliRunner().invoke(app, [*words[1:], "--set", f"rounds={rounds(out) + 1}"])
+    assert done.exit_code == 0, done.output
+    assert json.loads((out / "run.json").read_text())["status"] == "finished"
+
+
+def rounds(out: Path) -> int:
+    return max(int(path.stem.rpartition("-")[2]) for path in (out / "state").glob("round-*.safetensors"))
+
+
+def test_an_interruption_before_the_run_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("suture.simulation.run._begin", stop)
+    done = CliRunner().invoke(app, ["run", "demo", "--env", "local", "--out", str(tmp_path / "r")])
+    assert (done.exit_code, done.output.strip()) == (
+        130,
+        "interrupted before the run had begun; nothing of it is left",
+    )
+    assert not (tmp_path / "r").exists()
+
+
+def test_an_interruption_after_the_end_names_the_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: Any, **__: Any) -> None:
+        (tmp_path / "run.json").write_text('{"status": "finished"}')
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("suture.simulation.run.run_job", stop)
+    done = CliRunner().invoke(app, ["run", "demo", "--env", "local", "--out", str(tmp_path)])
+    assert (done.exit_code, done.output.strip()) == (
+        130,
+        f"interrupted after the end of the run. Its table: suture report {tmp_path}",
+    )
+
+
+def test_every_option_of_the_run_is_in_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*_: Any, **__: Any) -> None:
+        (tmp_path / "r").mkdir()
+        (tmp_path / "r" / "run.json").write_text("{}")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("suture.simulation.run.run_job", stop)
+    given = [
+        "--env",
+        "sim",
+        "--device",
+        "cpu",
+        "--site-threads",
+        "2",
+        "--threads",
+        "2",
+        "--amp",
+        "--seed",
+        "3",
+    ]
+    given += ["--set", "title=two words", "--accept-labels", "all", "--overwrite"]
+    done = CliRunner().invoke(app, ["run", "demo", *given, "--out", str(tmp_path / "r")])
+    assert done.exit_code == 130
+    assert done.output.splitlines()[-1] == (
+        "suture run demo --env sim --set 'title=two words' --set seed=3 --set accept_labels=true "
+        f"--device cpu --site-threads 2 --threads 2 --amp --out {tmp_path / 'r'} --resume"
+    )
+
+
+def test_a_job_that_is_no_longer_followed_goes_on_and_its_commands_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("suture.flare.admin.remote.follow", stop)
+    kit = Kit(Path("my kits/admin"), "admin", "admin@trial.org", "trial", "localhost", 8002)
+    with pytest.raises(typer.Exit) as caught:
+        _follow("demo", "poc", kit, tmp_path / "r", "j1", False)
+    assert caught.value.exit_code == 130
+    assert capsys.readouterr().out.splitlines() == [
+        "the job continues at the server",
+        "how far it is: suture status j1 --startup-kit 'my kits/admin'",
+        f"its results, when it has ended: suture results j1 --out {tmp_path / 'r'} --startup-kit "
+        "'my kits/admin'",
+        "end it: nvflare job abort j1 --startup-kit 'my kits/admin'",
+    ]

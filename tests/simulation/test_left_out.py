@@ -1,0 +1,90 @@
+"""What a run's figures do not cover is said in run.json, in the report and on the terminal."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from suture.cli.jobs import show_run
+from suture.learning.training import LocalTraining
+from suture.methods.surgical import SurgicalAggregation
+from suture.models import ModelSpec
+from suture.simulation import StudySites
+from suture.simulation.job import Job
+from suture.simulation.run import run_job
+
+LABELS = {"alpha": ("Mass", "Nodule"), "beta": ("Nodule", "Hernia"), "gamma": ("Fibrosis", "Nodule")}
+
+
+@pytest.fixture
+def study(tmp_path: Path, hospital: Callable[..., Path]) -> Job:
+    """Of alpha's 40 images five are missing and one is broken; beta validates and tests nothing."""
+    folder = tmp_path / "study"
+    for seed, (name, labels) in enumerate(LABELS.items()):
+        hospital(folder / name, labels, 40, seed)
+    alpha, beta = folder / "alpha", folder / "beta" / "labels.csv"
+    for number in range(5):
+        (alpha / "images" / f"00{number}.png").unlink()
+    (alpha / "images" / "011.png").write_bytes(b"no image")
+    toml = (alpha / "suture.toml").read_text()
+    (alpha / "suture.toml").write_text(toml.replace("[data]", "[data]\npartial = true"))
+    beta.write_text(beta.read_text().replace(",validation,", ",train,").replace(",test,", ",train,"))
+    return Job(
+        "study",
+        "a study",
+        SurgicalAggregation(local=LocalTraining(lr=1e-2, batch_size=8)),
+        ModelSpec("cnn", size=16),
+        rounds=1,
+        simulation=StudySites(str(folder)),
+    )
+
+
+def test_images_sites_and_classes_that_no_figure_covers_are_named(
+    study: Job, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = run_job(study, out=tmp_path / "r", progress=True)
+    printed = capsys.readouterr().out
+    images = tmp_path / "study" / "alpha" / "images"
+    whole = {
+        f"alpha: 5 of 40 rows have no image in {images} and are left out",
+        "alpha: 1 of 35 images cannot be read and are left out; `suture data check` of its suture.toml "
+        "names them",
+        "The round was selected by the validation losses of alpha and gamma alone: beta has no validation "
+        "images",
+        "The final figures are those of alpha and gamma alone: beta has no test images",
+        "Never validated: Hernia. No AUROC of it could be measured on validation data, which lack a positive "
+        "or a negative, or are fewer than min_count",
+        "Never tested: Hernia (not evaluated)",
+    }
+    said = json.loads((out / "run.json").read_text())["left_out"]
+    assert set(said) == whole
+    show_run(out)
+    shown = " ".join(capsys.readouterr().out.split())
+    page = " ".join((out / "report.html").read_text().split())
+    for sentence in whole:
+        assert f"left out: {sentence}" in shown
+        assert f"<li>{sentence}</li>" in page
+    assert "(2 of 3 sites)" in printed
+    everything = "".join((out / name).read_text() for name in ("history.jsonl", "events.jsonl"))
+    assert "cannot be read" not in everything, "the count stays at the site"
+
+
+def test_a_run_again_says_it_once_and_a_whole_one_nothing(study: Job, tmp_path: Path) -> None:
+    out = run_job(study, out=tmp_path / "r")
+    before = json.loads((out / "run.json").read_text())["left_out"]
+    run_job(study, out=out, overwrite=True)
+    assert json.loads((out / "run.json").read_text())["left_out"] == before
+    only = Job(
+        "one",
+        "one",
+        study.method,
+        study.model,
+        1,
+        simulation=study.simulation.__class__(study.simulation.folder, sites=("gamma",)),
+    )
+    alone = run_job(only, out=tmp_path / "alone")
+    assert json.loads((alone / "run.json").read_text())["left_out"] == []
+    assert "What was left out" not in (alone / "report.html").read_text()
