@@ -60,6 +60,9 @@ def job_with(name: str, settings: list[str] | None) -> Job:
     Raises:
         ConfigError: there is no such job, or a setting does not fit.
     """
+    from suture.cli.catalogue import check_names
+
+    check_names(name, settings or [])  # first: the next line imports torch, which takes seconds
     from suture.simulation.job import load_job, with_settings
 
     return with_settings(load_job(name), settings or [])

@@ -108,8 +108,8 @@ def run(
     detach: Detach = False,
 ) -> None:
     """Run a job."""
-    _compute_on(env, device, site_threads, amp)
     chosen = job_with(job, _all_settings(rounds, seed, settings, accept_labels))
+    _compute_on(env, device, site_threads, amp)
     how = Execution(out, resume, overwrite, threads, startup_kit, _names(sites), bundle, detach)
     execute(chosen, env, how)
 

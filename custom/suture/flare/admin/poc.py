@@ -25,7 +25,8 @@ from suture.flare.admin.policy import (
 )
 from suture.methods import entry_of
 from suture.methods.source import list_entry
-from suture.simulation.job import Job, jobs_folder
+from suture.simulation.job import Job
+from suture.simulation.job_files import jobs_folder
 from suture.simulation.partition import SERVER
 
 _DATA = "data"
