@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from suture.cli import catalogue
+from suture.cli import app, catalogue
 from suture.cli.catalogue import check_names, from_registries, rows, stored
 from suture.core.errors import ConfigError
 
@@ -16,6 +17,19 @@ def test_the_stored_descriptions_are_those_of_the_registries() -> None:
     found, kept = from_registries(), stored()
     assert found == kept, "generate it again: suture reference -o docs"
     assert [list(entries) for entries in found.values()] == [list(entries) for entries in kept.values()]
+
+
+def test_the_reference_renews_the_stored_descriptions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = tmp_path / "catalogue.json"
+    old.write_text("{}")
+    kept = catalogue.FILE.read_bytes()
+    monkeypatch.setattr(catalogue, "FILE", old)
+    done = CliRunner().invoke(app, ["reference", "-o", str(tmp_path / "docs")])
+    assert done.exit_code == 0, done.output
+    assert str(old) in "".join(done.output.split())
+    assert old.read_bytes() == kept
 
 
 def test_every_kind_is_listed_with_a_description() -> None:
