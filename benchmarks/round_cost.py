@@ -43,7 +43,10 @@ from suture.simulation.job import Job
 from suture.simulation.run import _simulate
 
 SITES = ("a", "b", "c", "d")
-MODELS = {"0.25 MB": ModelSpec("cnn", size=16), "28 MB": ModelSpec("cnn", size=16, hidden=54_000)}
+MODELS = {
+    "0.25 MB": ModelSpec("cnn", size=16),
+    "28 MB": ModelSpec("cnn", size=16, hidden=2_300, projection=600),
+}
 _TICK = 0.01  # seconds between two looks at the events
 LABELS = ("Edema", "Mass")
 

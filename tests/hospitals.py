@@ -39,7 +39,7 @@ def listed(folder: Path, n: int = 30) -> Path:
     """A column that lists findings, images named without a suffix, several rows of one image."""
     rows = [["study", "mrn", "Findings"]]
     for i in range(n):
-        image(folder / "files" / f"s{i}.png", 100 + i)
+        image(folder / "files" / f"s{i}.png", 1000 + i)
         rows.append([f"s{i}", f"p{i}", ("Mass|Nodule", "No Finding", "Nodule", "")[i % 4]])
     rows.append(["s1", "p1", "Mass"])
     return table(folder / "findings.tsv", rows, "\t").parent
@@ -51,6 +51,6 @@ def plain(folder: Path, n: int = 30) -> Path:
     for i in range(n):
         split = ("train", "train", "validation", "test")[i % 4]
         if i:
-            image(folder / "images" / f"{i}.png", 200 + i)
+            image(folder / "images" / f"{i}.png", 2000 + i)
         rows.append([f"{i}.png", f"q{i}", split, str(i % 2), "ja" if i % 5 else "nein"])
     return table(folder / "labels.csv", rows).parent

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from typer.testing import CliRunner
 
 from hospitals import german, image, listed, plain, table
@@ -92,6 +94,48 @@ def test_an_image_in_two_splits_and_names_that_look_alike_are_found(tmp_path: Pa
     assert "'Pneumothorax' (a) and 'Pneumotorax' (b) look alike" in said
     assert 'accept_labels = ["Pneumotorax"]' in said
     assert isinstance(result.exception, SutureError)
+
+
+def test_an_image_that_one_site_trains_on_and_another_tests_with_is_a_problem(tmp_path: Path) -> None:
+    for site, first, top in (("a", 0, 255), ("b", 8, 4095)):
+        rows = [["image", "patient", "split", "Mass"]]
+        for i in range(first, first + 12):
+            image(tmp_path / site / f"{i}.png", i, 255 if i == 8 else top)
+            rows.append([f"{i}.png", f"p{i}", ("train", "validation", "test")[i % 3], str(i % 4 // 2)])
+        table(tmp_path / site / "t.csv", rows)
+    rows[1][2] = "train"
+    table(tmp_path / "b" / "t.csv", rows)
+    study = tmp_path / "s"
+    said = suture("init", str(study), f"--site=a={tmp_path / 'a'}", f"--site=b={tmp_path / 'b'}", "--yes")
+    assert "bits = 12  # of 12 images looked at, 11 store 16 bits; their largest value is" in said
+    result = RUNNER.invoke(app, ["check", str(study)])
+    said = " ".join(result.output.split())
+    assert "problem 1 image is at several sites: '8.png' of a (test) = '8.png' of b (train)" in said
+    assert "leave the split of such a row blank at one of the sites" in said
+    assert "warning stored with 8 bits: a; with more: b." in said
+    assert "nearly" not in said
+    assert isinstance(result.exception, SutureError), "after the page was written"
+    assert f"page: {study / 'check.html'} (images of patients: it stays on this machine)" in said
+    assert (study / "check.html").is_file()
+
+
+def test_colour_that_is_read_as_gray_and_a_missing_depth_are_told(tmp_path: Path) -> None:
+    rows = [["image", "patient", "split", "Mass"]]
+    for i in range(8):
+        image(tmp_path / "a" / f"{i}.png", i, 4095)
+        rows.append([f"{i}.png", f"p{i}", ("train", "validation", "test", "test")[i % 4], str(i // 4)])
+    Image.new("RGB", (24, 24), (250, 10, 10)).save(tmp_path / "a" / "3.png")
+    table(tmp_path / "a" / "t.csv", rows)
+    suture("init", str(tmp_path / "s"), f"--site=a={tmp_path / 'a'}", "--yes")
+    config = tmp_path / "s" / "a" / "suture.toml"
+    config.write_text(re.sub(r"^bits = .*\n", "", config.read_text(), flags=re.MULTILINE))
+    said = " ".join(RUNNER.invoke(app, ["check", str(tmp_path / "s")]).output.split())
+    assert (
+        "1 of 8 images are in colour and read as gray; to read their colours, write [data] color = true"
+        in said
+    )
+    assert "7 images store 16 bits and have no value above" in said
+    assert "write [data] bits = 12, or a model sees them 16 times too dark" in said
 
 
 def test_bad_input_is_one_sentence(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from suture.core.errors import ConfigError, DataError, as_word, shown
 from suture.core.files import read_json, read_records
-from suture.core.plain import DEEPEST, LARGEST_FILE, check_plain, parse_json, read_toml
+from suture.core.plain import DEEPEST, LARGEST_TOML, MOST_VALUES, check_plain, parse_json, read_toml
 from suture.core.validation import parse
 from suture.federation.plan import Schedule
 
@@ -64,11 +64,20 @@ def test_a_file_of_no_object_is_named(content: bytes, tmp_path: Path) -> None:
 def test_a_file_without_an_end_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "large.toml"
     with path.open("wb") as file:
-        file.truncate(LARGEST_FILE + 1)
-    with pytest.raises(ConfigError, match=r"large\.toml is not valid TOML: it is larger than 64 MiB"):
+        file.truncate(LARGEST_TOML + 1)
+    with pytest.raises(ConfigError, match=r"large\.toml is not valid TOML: it is larger than 4 MiB"):
         read_toml(path)
     with pytest.raises(DataError, match="larger than 64 MiB"):
         read_json(Path("/dev/zero"))
+
+
+@pytest.mark.parametrize("text", ["[" + "0," * MOST_VALUES + "0]", b"[" + b"{}," * MOST_VALUES + b"0]"])
+def test_json_of_too_many_values_is_refused_before_it_is_parsed(
+    text: str | bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("json.loads", None)
+    with pytest.raises(ValueError, match="more than 2,000,000 values"):
+        parse_json(text)
 
 
 @pytest.mark.parametrize(

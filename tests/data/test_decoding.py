@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,14 @@ from pydicom.dataset import FileDataset, FileMetaDataset
 from pydicom.uid import ExplicitVRLittleEndian, SecondaryCaptureImageStorage, generate_uid
 
 from suture.core.errors import DataError
-from suture.data.decoding import decode_image, images_to_predict, read_image, resize_pad
+from suture.data.decoding import (
+    decode_image,
+    images_to_predict,
+    needed_bits,
+    open_image,
+    read_image,
+    resize_pad,
+)
 
 GRAY = np.array([[0, 100], [200, 255]], dtype=np.uint8)
 
@@ -170,3 +178,58 @@ def test_what_to_predict_is_a_folder_a_table_or_an_image(tmp_path: Path) -> None
         images_to_predict(tmp_path / "none")
     with pytest.raises(DataError, match=r"c\.png cannot be read: No such file"):
         read_image(tmp_path / "c.png", color=False)
+
+
+DEEP = np.array([[0, 1024], [2048, 4095]], dtype=np.uint16)
+
+
+def packed_tiff(values: list[int]) -> bytes:
+    """A TIFF of one row of 12-bit values, packed as TIFF 6.0 has it: two of them in three bytes."""
+    pairs = zip(values[::2], values[1::2], strict=True)
+    strip = b"".join(bytes([a >> 4, (a & 15) << 4 | b >> 8, b & 255]) for a, b in pairs)
+    tags = [(256, len(values)), (257, 1), (258, 12), (259, 1), (262, 1), (273, 0), (277, 1), (278, 1)]
+    tags.append((279, len(strip)))
+    start = 8 + 2 + 12 * len(tags) + 4
+    entries = (struct.pack("<HHII", tag, 4, 1, start if tag == 273 else value) for tag, value in tags)
+    head = b"II*\0" + struct.pack("<IH", 8, len(tags))
+    return head + b"".join(entries) + struct.pack("<I", 0) + strip
+
+
+@pytest.mark.parametrize("form", ["PNG", "TIFF"])
+def test_values_of_fewer_bits_are_scaled_by_their_true_depth(form: str) -> None:
+    data = encoded(Image.fromarray(DEEP), form)
+    assert decode_image(data, "a", color=False).tolist() == [[0, 4], [8, 16]]
+    assert decode_image(data, "a", color=False, bits=12).tolist() == [[0, 64], [128, 255]]
+    # Whatever the other values of the image: 2048 is the same gray in all of them.
+    darker = encoded(Image.fromarray(DEEP[:, :1].copy()), form)
+    assert decode_image(darker, "a", color=False, bits=12).tolist() == [[0], [128]]
+    assert decode_image(encoded(Image.fromarray(GRAY), form), "a", False, bits=12).tolist() == GRAY.tolist()
+
+
+def test_a_value_beyond_the_depth_is_not_cut_off() -> None:
+    data = encoded(Image.fromarray(DEEP + np.uint16(1)))
+    with pytest.raises(DataError, match=r"value 4,096, .* more than 12 bits; set \[data\] bits = 14"):
+        decode_image(data, "a", color=False, bits=12)
+    for value, said in ((-5, "-5"), (70000, "70,000")):
+        with pytest.raises(DataError, match=f"holds the value {said}; save it with 16 bits"):
+            decode_image(encoded(Image.fromarray(np.full((2, 2), value, np.int32)), "TIFF"), "a", False)
+
+
+@pytest.mark.parametrize("bits", [None, 10, 14])
+def test_a_tiff_says_its_depth_itself(bits: int | None) -> None:
+    data = packed_tiff([0, 1024, 2048, 4095])
+    assert decode_image(data, "a", color=False, bits=bits).tolist() == [[0, 64, 128, 255]]
+    assert open_image(data, "a", bits).bits == 12
+
+
+def test_dicom_says_its_stored_bits_and_needs_no_depth() -> None:
+    data = dicom(DEEP, BitsStored=12, HighBit=11)
+    assert open_image(data, "a").bits == 12
+    assert decode_image(data, "a", False, bits=16).tolist() == decode_image(data, "a", False).tolist()
+
+
+@pytest.mark.parametrize(
+    ("highest", "bits"), [(0, 8), (255, 8), (256, 10), (1024, 12), (4095, 12), (4096, 14), (16384, 16)]
+)
+def test_the_depth_that_a_value_needs(highest: int, bits: int) -> None:
+    assert needed_bits(highest) == bits

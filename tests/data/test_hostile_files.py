@@ -257,7 +257,7 @@ def test_full_memory_is_a_fault_of_the_image(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.undo()
     (tmp_path / "a.png").write_bytes(png(4, 4, 8))
     with ImageSource(tmp_path) as source:
-        [(_, result)] = read_all(source, ["a.png"], False, finish=full)  # type: ignore[arg-type]
+        [(_, result)] = read_all(source, ["a.png"], full)
     assert isinstance(result, DataError)
 
 

@@ -9,6 +9,7 @@ import os
 import random
 import signal
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -270,3 +271,13 @@ def _entry_names(table: Table, folder: Path) -> list[str]:
     for path in folder.iterdir():
         path.unlink()
     return names
+
+
+def test_another_depth_is_another_entry(tmp_path: Path, folder: Path) -> None:
+    pixels = np.full((4, 4), 2048, dtype=np.uint16)
+    Image.fromarray(pixels).save(tmp_path / "deep.png")
+    labels = LabelSet(("Mass",))
+    table = Table(labels, ("deep.png",), ("p",), np.ones((1, 1), np.float32), ("train",), tmp_path)
+    read = {bits: decode(replace(table, bits=bits), 4, False, folder)[0] for bits in (None, 12)}
+    assert {bits: int(image[0, 0, 0, 0]) for bits, image in read.items()} == {None: 8, 12: 128}
+    assert replace(table, bits=12).of("train").bits == 12, "the rows of a table keep it"

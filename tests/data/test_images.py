@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import tarfile
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from PIL import Image
 
 from suture.core.errors import DataError
 from suture.core.labels import LabelSet
+from suture.data.decoding import decode_image
 from suture.data.images import ImageSource, present, read_all
 from suture.data.table import Table
 
@@ -63,10 +65,10 @@ def test_an_image_is_found_by_path_and_by_base_name(tmp_path: Path, layout: str)
 def test_many_are_read_at_once_and_each_fault_is_kept(tmp_path: Path, layout: str) -> None:
     root = laid_out(tmp_path, layout)
     with ImageSource(root) as source:
-        results = dict(read_all(source, ["c.png", "gone.png", "a.png"], True, lambda image: image[:1]))
-    np.testing.assert_array_equal(results[0], np.full((1, 2, 3), 3))
+        results = dict(read_all(source, ["c.png", "gone.png", "a.png"], partial(decode_image, color=True)))
+    np.testing.assert_array_equal(results[0], np.full((2, 2, 3), 3))
     assert isinstance(results[1], DataError)
-    np.testing.assert_array_equal(results[2], np.full((1, 2, 3), 1))
+    np.testing.assert_array_equal(results[2], np.full((2, 2, 3), 1))
 
 
 def test_an_archive_is_read_forwards(tmp_path: Path) -> None:

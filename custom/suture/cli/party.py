@@ -123,14 +123,16 @@ def _ledger_tables(found: Statement) -> Iterator[Table]:
             escape(name),
             _number(line.clip, "none"),
             _number(line.noise or None, "none"),
-            *map(str, (line.answers, found.answers_left[name], found.anew_left[name], line.updates)),
+            str(line.answers),
+            *map(_left, (found.answers_left[name], found.anew_left[name])),
+            str(line.updates),
             _number(line.epsilon, "∞"),
             *map(str, (sum(line.figures.values()), line.numbers, line.last)),
         )
     yield table
     table = _table("class", "figures", "left")
     for name, times in found.figures.items():
-        table.add_row(escape(name), str(times), str(found.figures_left[name]))
+        table.add_row(escape(name), str(times), _left(found.figures_left[name]))
     yield table
 
 
@@ -139,6 +141,11 @@ def _table(*heads: str) -> Table:
     for head in heads:
         table.add_column(head, justify="left" if head in ("experiment", "class") else "right")
     return table
+
+
+def _left(budget: int) -> str:
+    """A budget in few columns; that of public data has no end for people."""
+    return str(budget) if budget < 10**6 else "≥ 10⁶"
 
 
 def _number(value: float | None, otherwise: str) -> str:

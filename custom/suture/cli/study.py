@@ -55,20 +55,27 @@ def _sites(given: list[str]) -> dict[str, Path]:
 
 
 def check(study: Study) -> None:
-    """Check the data of all sites of a study together: counts, names that look alike, faults."""
+    """Check the data of all sites of a study together: counts, names that look alike, faults.
+
+    Also writes check.html, a page with a few images of each site as the model sees them.
+    """
     from suture.data.quality import check as check_data
     from suture.data.quality import render
     from suture.simulation.study import StudySites
     from suture.simulation.study_check import compare, render_matrix
+    from suture.simulation.study_page import image_size, write_page
 
     configs = StudySites(str(study)).configs()
+    size, job_fault = image_size(study)
     findings = {name: check_data(config) for name, config in configs.items()}
     for name, found in findings.items():
         console.rule(f"[bold]{escape(name)}")
         console.print(render(found))
     console.rule("[bold]all sites")
-    together = compare(configs, findings)
+    together = compare(configs, findings, job_fault)
     console.print(render_matrix(findings, together))
+    page = write_page(study, size, configs, findings, together)
+    print_line(f"page: {page} (images of patients: it stays on this machine)")
     problems = sum(len(found.problems) for found in findings.values()) + len(together.problems)
     if problems:
         raise SutureError(f"{study}: {problems} problems; correct them before you run it")

@@ -17,7 +17,13 @@ from typing import Any, NoReturn
 from suture.core.errors import ConfigError
 
 LARGEST_FILE = 64 * 2**20
-"""Largest number of bytes of a file of JSON or TOML."""
+"""Largest number of bytes of a file of JSON."""
+
+LARGEST_TOML = 4 * 2**20
+"""Largest number of bytes of a file of TOML, which a person writes and the standard library reads slowly."""
+
+MOST_VALUES = 2_000_000
+"""Largest number of values of a text of JSON: an empty list takes two of its bytes and 64 of memory."""
 
 DEEPEST = 32
 """Largest depth to which plain values are nested."""
@@ -50,12 +56,18 @@ def _inside(value: object) -> Iterable[object]:
     return ()
 
 
+_MARKS: dict[type, tuple[Any, ...]] = {str: ("[", "{", ","), bytes: (b"[", b"{", b",")}
+"""What comes before each value but the first."""
+
+
 def parse_json(text: str | bytes) -> Any:
     """Parse strict JSON (RFC 8259) within the bounds of `check_plain`.
 
     Raises:
         ValueError: it is none, or too large.
     """
+    if sum(map(text.count, _MARKS[type(text)])) > MOST_VALUES:
+        raise ValueError(f"it has more than {MOST_VALUES:,} values")
     try:
         value = json.loads(text, parse_constant=_no_constant)
     except RecursionError:
@@ -76,7 +88,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         ConfigError: it is too large, no UTF-8 or no TOML.
     """
     try:
-        raw = tomllib.loads(read_bounded(path).decode("utf-8-sig"))
+        raw = tomllib.loads(read_bounded(path, LARGEST_TOML).decode("utf-8-sig"))
         check_plain(raw)
     except RecursionError:
         raise ConfigError(f"{path} is nested more than {DEEPEST} levels deep; write it flat") from None
@@ -85,17 +97,21 @@ def read_toml(path: Path) -> dict[str, Any]:
     return raw
 
 
-def read_bounded(path: Path) -> bytes:
+def read_bounded(path: Path, most: int | None = None) -> bytes:
     """Return the bytes of a file, but never of one that has no end.
+
+    Args:
+        most: number of bytes, `LARGEST_FILE` by default.
 
     Raises:
         OSError: the file cannot be read.
         ValueError: it is too large.
     """
+    most = LARGEST_FILE if most is None else most
     with path.open("rb") as file:
-        data = file.read(LARGEST_FILE + 1)
-    if len(data) > LARGEST_FILE:
-        raise ValueError(f"it is larger than {LARGEST_FILE >> 20} MiB")
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise ValueError(f"it is larger than {most >> 20} MiB")
     return data
 
 

@@ -37,6 +37,9 @@ class DatasetConfig(Section):
         synonyms: maps a spelling of the table to the name of the label that it stands for.
         seed: seed of every random split.
         color: read images as RGB; the default is gray.
+        bits: the true depth of images that are stored with 16 bits, such as 12 of a detector: values from 0
+            to 2^bits - 1 become the gray levels. By default all 16. A TIFF whose tags say fewer bits has
+            those, and DICOM spans the range of each image.
         partial: `table` may list images (or reports) that `root` does not hold; their rows are left out and
             counted. Without it, a missing image counts as an unreadable one.
         follow_links: read images (or reports) that links within `root` place outside of it. By default such
@@ -55,6 +58,7 @@ class DatasetConfig(Section):
     synonyms: dict[str, LabelName] = Field(default_factory=dict)
     seed: int = Field(default=1337, ge=0)
     color: bool = False
+    bits: int | None = Field(default=None, ge=8, le=16)
     partial: bool = False
     follow_links: bool = False
     target: LabelName | None = None

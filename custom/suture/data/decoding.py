@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,34 +31,76 @@ FORMATS = ("PNG", "JPEG", "TIFF", "BMP")
 _TILE = (322, 323)
 """Tags of the width and the length of a tile (TIFF 6.0, section 15)."""
 
+_BITS_PER_SAMPLE = 258
+"""Tag of the depth (TIFF 6.0, section 8). MaxSampleValue is not for display, and differs by image."""
 
-def decode_image(data: bytes, name: str, color: bool) -> Pixels:
+
+@dataclass(frozen=True)
+class Opened:
+    """An image with 8 bits a channel, and what its file stores.
+
+    Attributes:
+        image: as a model sees it, before it becomes gray or RGB.
+        bits: of a stored value, as the file says.
+        highest: the largest stored value of an image that is scaled by its depth; None of any other.
+    """
+
+    image: Image.Image
+    bits: int
+    highest: int | None = None
+
+    def pixels(self, color: bool) -> Pixels:
+        """The image as uint8, [h, w] or (color) [h, w, 3]."""
+        return np.asarray(self.image.convert("RGB" if color else "L"))
+
+
+def decode_image(data: bytes, name: str, color: bool, bits: int | None = None) -> Pixels:
     """Decode an image to uint8, [h, w] or (color) [h, w, 3].
 
-    16-bit images are scaled from their full range; transparency is ignored. A gray image becomes three equal
-    channels, a colour image its luminance (ITU-R 601-2), as `color` requires. DICOM: see `decode_dicom`.
+    Gray images of more than 8 bits are scaled from the full range of their depth; transparency is ignored. A
+    gray image becomes three equal channels, a colour image its luminance (ITU-R 601-2), as `color` requires.
+    DICOM: see `decode_dicom`.
 
     Args:
         data: the bytes of the file.
         name: for the message.
         color: return three channels rather than one.
+        bits: the true depth of images that are stored with 16 bits; None for all 16. It must be the same for
+            all images of a site, since it decides how bright they are. A TIFF whose tags say fewer bits has
+            those.
 
     Raises:
-        DataError: the bytes cannot be read as an image, or it would need more memory than there is.
+        DataError: the bytes cannot be read as an image, it would need more memory than there is, or a value
+            has more bits than the depth.
     """
+    opened = open_image(data, name, bits)
+    with readable(name):
+        return opened.pixels(color)
+
+
+def open_image(data: bytes, name: str, bits: int | None = None) -> Opened:
+    """Open an image, and say what its file stores; arguments and errors as in `decode_image`."""
     if not data:
         raise DataError(f"image {name!r} is an empty file")
+    with readable(name):
+        opened = Opened(*decode_dicom(data)) if _is_dicom(data, name) else _pillow(data, bits)
+        opened.image.load()
+        return opened
+
+
+@contextmanager
+def readable(name: str) -> Iterator[None]:
+    """Raise any error within as the `DataError` of the image of that name."""
     try:
-        image = decode_dicom(data) if _is_dicom(data, name) else _pillow(data)
-        return np.asarray(image.convert("RGB" if color else "L"))
+        yield
     except Exception as error:  # decoders of damaged files raise nearly anything
         raise DataError(f"image {name!r} cannot be read: {str(error) or type(error).__name__}") from error
 
 
-def read_image(path: Path, color: bool) -> Pixels:
+def read_image(path: Path, color: bool, bits: int | None = None) -> Pixels:
     """Read the image of a file; see `decode_image`."""
     try:
-        return decode_image(file_bytes(path), str(path), color)
+        return decode_image(file_bytes(path), str(path), color, bits)
     except OSError as error:
         raise DataError(f"image {path} cannot be read: {error.strerror}") from error
 
@@ -116,15 +161,34 @@ def _is_dicom(data: bytes, name: str) -> bool:
     return data[128:132] == b"DICM" or name.lower().endswith((".dcm", ".dicom"))
 
 
-def _pillow(data: bytes) -> Image.Image:
+def _pillow(data: bytes, bits: int | None) -> Opened:
     image = Image.open(io.BytesIO(data), formats=FORMATS)
     check_pixels(*image.size)
-    if tags := getattr(image, "tag_v2", None):
-        # A tile is unpacked whole, whatever the size of the image.
-        check_pixels(*(int(tags.get(tag, 1)) for tag in _TILE))
-    if image.mode.startswith("I"):  # 16 bits; Pillow's own conversion to "L" clips at 255
-        return Image.fromarray(scaled(np.asarray(image), 0.0, 65535.0))
+    tags = getattr(image, "tag_v2", None) or {}
+    # A tile is unpacked whole, whatever the size of the image.
+    check_pixels(*(int(tags.get(tag, 1)) for tag in _TILE))
+    if image.mode.startswith("I"):  # Pillow's own conversion to "L" clips at 255
+        return _scaled(np.asarray(image), min(16, int(np.min(tags.get(_BITS_PER_SAMPLE, 16)))), bits)
     if image.mode == "F":
         raise ValueError("floating-point pixels have no agreed range; save it with 8 or 16 bits")
     # A palette may hold transparency, which a direct conversion would not drop.
-    return image.convert("RGBA") if image.mode in ("P", "PA") else image
+    return Opened(image.convert("RGBA") if image.mode in ("P", "PA") else image, 8)
+
+
+def _scaled(values: NDArray[np.integer[Any]], stored: int, bits: int | None) -> Opened:
+    """Scale gray values from the range of their depth; one that lies outside of it would be cut off."""
+    depth = stored if stored < 16 else bits or 16
+    lowest, highest = int(values.min()), int(values.max())
+    if lowest < 0 or highest >= 2**16:
+        raise ValueError(f"it holds the value {lowest if lowest < 0 else highest:,}; save it with 16 bits")
+    if highest >= 2**depth:
+        raise ValueError(
+            f"it holds the value {highest:,}, which has more than {depth} bits; set [data] bits = "
+            f"{needed_bits(highest)}, or remove the key"
+        )
+    return Opened(Image.fromarray(scaled(values, 0.0, 2.0**depth - 1)), stored, highest)
+
+
+def needed_bits(highest: int) -> int:
+    """Return the smallest usual depth whose range has a value; detectors have 10, 12, 14 or 16 bits."""
+    return next((bits for bits in (8, 10, 12, 14) if highest < 2**bits), 16)

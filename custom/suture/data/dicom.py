@@ -29,11 +29,12 @@ _LONGEST_RUN = 64
 """Bytes that one encoded byte can unpack to at most: 128 for the two of a run (PS3.5 G.3)."""
 
 
-def decode_dicom(data: bytes) -> Image.Image:
-    """Decode a single gray or RGB frame.
+def decode_dicom(data: bytes) -> tuple[Image.Image, int]:
+    """Decode a single gray or RGB frame; return it with 8 bits a channel, and its BitsStored.
 
     Modality LUT or rescale slope and intercept (PS3.3 C.11.1), then the first VOI LUT or window (C.11.2),
-    then the range of the result onto 0..255, inverted for MONOCHROME1.
+    then the range of the result onto 0..255, inverted for MONOCHROME1. Colours are
+    scaled by BitsStored.
 
     Raises:
         Exception: the file is damaged, too large or holds no such frame; decoders raise nearly anything.
@@ -42,12 +43,11 @@ def decode_dicom(data: bytes) -> Image.Image:
     _check_syntax(file)
     dataset = pydicom.dcmread(file, force=True)
     _check_frame(dataset)
-    pixels = dataset.pixel_array
+    pixels, bits = dataset.pixel_array, int(dataset.BitsStored)
     if pixels.ndim == 3:
-        most = 2.0 ** int(dataset.BitsStored) - 1
-        return Image.fromarray(scaled(pixels, 0.0, most))
+        return Image.fromarray(scaled(pixels, 0.0, 2.0**bits - 1)), bits
     _check_rescaling(dataset)
-    return Image.fromarray(by_value(pixels, lambda values: _shown(values, dataset)))
+    return Image.fromarray(by_value(pixels, lambda values: _shown(values, dataset))), bits
 
 
 def _shown(values: NDArray[np.generic], dataset: Dataset) -> NDArray[np.uint8]:

@@ -8,7 +8,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from suture.core.vocabulary import CANONICAL
 from suture.data.cells import Cells
 from suture.data.decoding import SUFFIXES
 from suture.data.images import ARCHIVES, ImageSource
+from suture.data.inspection import true_depth
 from suture.data.readers.hospital import SPLIT_WORDS
 from suture.data.readers.hospital_labels import NO_FINDING
 from suture.data.reading import UTF8, Sheet, read_sheet, read_text, rows_text
@@ -81,7 +82,16 @@ def discover(path: Path) -> Discovery:
     if len(fitting) > 1:
         names = " and ".join(sheet.sheet.path.name for sheet, _ in fitting)
         raise DataError(f"{names} of {folder} both name its images; give the path of the table to use")
-    return _describe(*fitting[0], root)
+    return _with_depth(_describe(*fitting[0], root), root, images)
+
+
+def _with_depth(found: Discovery, root: Path, images: set[str]) -> Discovery:
+    """Add the true depth of images that store 16 bits and use fewer."""
+    depth = true_depth(root, images)
+    if depth is None:
+        return found
+    bits, why = depth
+    return replace(found, data=found.data | {"bits": bits}, reasons=found.reasons | {"bits": why})
 
 
 @dataclass(frozen=True)

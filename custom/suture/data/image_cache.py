@@ -11,7 +11,6 @@ import hashlib
 import json
 import logging
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -22,13 +21,13 @@ from torch import Tensor
 
 from suture.core.errors import FULL, DataError
 from suture.core.files import only_maker, replacing, write_json
-from suture.data.decoding import resize_pad
+from suture.data.decoding import Pixels, decode_image, resize_pad
 from suture.data.images import ImageSource, read_all
 from suture.data.table import Table
 
 LOG = logging.getLogger(__name__)
 
-FORMAT = 1
+FORMAT = 2
 """The version of the format of an entry; a new number invalidates every older entry."""
 
 
@@ -76,7 +75,7 @@ def decode(
     if not len(table):
         raise DataError(f"site {site!r}: the table of {table.root} has no row to decode")
     with ImageSource(table.root, table.follow_links) as source:
-        key = [FORMAT, str(table.root), table.images, source.stamp(table.images), size, color]
+        key = [FORMAT, str(table.root), table.images, source.stamp(table.images), size, color, table.bits]
         name = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:32]
         entry = _Entry(cache_dir / f"{name}.npy", cache_dir / f"{name}.json", 3 if color else 1, size)
         unreadable = _seal(entry, len(table))
@@ -165,8 +164,11 @@ def _write(file: BinaryIO, entry: _Entry, table: Table, source: ImageSource) -> 
     start = _header(file, entry.shape(len(table)))
     length = entry.channels * entry.size**2
     faults: dict[int, DataError] = {}
-    fit = partial(resize_pad, size=entry.size)
-    for row, image in read_all(source, table.images, entry.channels == 3, fit):
+
+    def fitted(data: bytes, name: str) -> Pixels:
+        return resize_pad(decode_image(data, name, entry.channels == 3, table.bits), entry.size)
+
+    for row, image in read_all(source, table.images, fitted):
         if isinstance(image, DataError):
             LOG.info("unreadable: %s", image)
             faults[row] = image

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -20,6 +21,8 @@ from suture.data.archives import Unpacked, tar_of
 from suture.data.decoding import SUFFIXES, Pixels, decode_image
 from suture.data.limits import FOLLOW, file_bytes
 from suture.data.table import Table
+
+T = TypeVar("T")
 
 ARCHIVES = (".tar", ".tar.gz", ".tgz")
 
@@ -197,26 +200,22 @@ def present(table: Table, source: ImageSource) -> tuple[Table, int]:
 
 
 def read_all(
-    source: ImageSource, names: Sequence[str], color: bool, finish: Callable[[Pixels], Pixels] | None = None
-) -> Iterator[tuple[int, Pixels | DataError]]:
+    source: ImageSource, names: Sequence[str], read: Callable[[bytes, str], T]
+) -> Iterator[tuple[int, T | DataError]]:
     """Read many images: bytes in the order of the archives, decoded on a few threads.
 
     Args:
         source: holds the images.
         names: names of the images.
-        color: as in `ImageSource.read`.
-        finish: a further step for each image, such as resizing, done on the same threads.
+        read: makes something of the bytes and the name of an image, such as `decode_image`.
 
     Yields:
-        for each name, in any order, its position in `names`, and the image or its error.
+        for each name, in any order, its position in `names`, and what `read` made of it, or its error.
     """
 
-    def work(row: int, data: bytes | DataError) -> tuple[int, Pixels | DataError]:
+    def work(row: int, data: bytes | DataError) -> tuple[int, T | DataError]:
         try:
-            if isinstance(data, DataError):
-                return row, data
-            image = decode_image(data, names[row], color)
-            return row, finish(image) if finish else image
+            return row, data if isinstance(data, DataError) else read(data, names[row])
         except DataError as error:
             return row, error
         except MemoryError:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,13 +17,11 @@ from suture.core.labels import lookalikes
 from suture.core.vocabulary import CANONICAL
 from suture.data.config import SiteConfig
 from suture.data.images import ImageSource, read_all
+from suture.data.inspection import ImageFacts, depth_warnings, inspect
 from suture.data.readers import read_table
 from suture.data.reading import Reading
 from suture.data.table import SPLITS, Split, Table
 from suture.data.text import clinical_vocabulary, counted, coverage, tokenise
-
-_DARK = 32
-"""Images whose brightest pixel lies below this are nearly black to a model."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +49,23 @@ class Words:
 
 
 @dataclass(frozen=True)
+class Picture:
+    """An image in use.
+
+    Attributes:
+        name: within the root.
+        split: that it is in.
+        present: the classes that are present.
+        facts: what its file holds.
+    """
+
+    name: str
+    split: str
+    present: tuple[str, ...]
+    facts: ImageFacts
+
+
+@dataclass(frozen=True)
 class Findings:
     """The result of `check`. It stays at the site, because it names files and holds exact counts.
 
@@ -62,6 +78,7 @@ class Findings:
         problems: faults that must be corrected before the site can join.
         warnings: what a person should know.
         words: statistics of the documents; None where the data are images.
+        pictures: the images that can be read, in the order of the table.
     """
 
     images: dict[Split, int] = field(default_factory=dict)
@@ -72,6 +89,7 @@ class Findings:
     problems: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     words: Words | None = None
+    pictures: tuple[Picture, ...] = ()
 
 
 def check(config: SiteConfig) -> Findings:
@@ -109,6 +127,7 @@ def check(config: SiteConfig) -> Findings:
             *_warnings(reading, used, empty),
         ),
         words=_words(used.texts) if used.texts else None,
+        pictures=seen.pictures,
     )
 
 
@@ -158,10 +177,12 @@ class _Seen:
     """What the images of a table show.
 
     Attributes:
+        pictures: those that can be read, in the order of the rows.
         unreadable: one message per image that cannot be read, in the order of the rows.
         problems, warnings: as in `Findings`.
     """
 
+    pictures: tuple[Picture, ...] = ()
     unreadable: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
@@ -170,34 +191,45 @@ class _Seen:
 def _look(table: Table, color: bool) -> _Seen:
     """Decode every image of a table."""
     faults: dict[int, str] = {}
-    same: dict[bytes, list[int]] = {}
-    brightest = 0
+    facts: dict[int, ImageFacts] = {}
+    read = partial(inspect, color=color, bits=table.bits)
     try:
         with ImageSource(table.root, table.follow_links) as source:
-            for row, result in read_all(source, table.images, color):
+            for row, result in read_all(source, table.images, read):
                 if isinstance(result, DataError):
                     faults[row] = str(result)
-                    continue
-                content = f"{result.shape}".encode() + result.tobytes()
-                same.setdefault(hashlib.blake2b(content, digest_size=16).digest(), []).append(row)
-                brightest = max(brightest, int(result.max(initial=0)))
+                else:
+                    facts[row] = result
     except DataError as error:
         return _Seen(problems=(str(error),))
-    problems, warnings = _twins(table, [rows for rows in same.values() if len(rows) > 1])
-    if same and brightest < _DARK:
+    pictures = [_picture(table, row, facts[row]) for row in sorted(facts)]
+    problems, warnings = _twins(pictures)
+    warnings += depth_warnings(facts.values(), table.bits)
+    if not color and (coloured := sum(one.colour for one in facts.values())):
         warnings.append(
-            f"no pixel of any image is brighter than {brightest} of 255; do the files hold fewer bits than "
-            "they could?"
+            f"{coloured} of {len(facts)} images are in colour and read as gray; to read their colours, write "
+            "[data] color = true at all sites, and color = true under [model] of the job"
         )
-    return _Seen(tuple(faults[row] for row in sorted(faults)), tuple(problems), tuple(warnings))
+    return _Seen(
+        tuple(pictures), tuple(faults[row] for row in sorted(faults)), tuple(problems), tuple(warnings)
+    )
 
 
-def _twins(table: Table, groups: list[list[int]]) -> tuple[list[str], list[str]]:
+def _picture(table: Table, row: int, facts: ImageFacts) -> Picture:
+    present = tuple(name for name, value in zip(table.labels, table.y[row], strict=True) if value == 1)
+    return Picture(table.images[row], table.split[row], present, facts)
+
+
+def _twins(pictures: Sequence[Picture]) -> tuple[list[str], list[str]]:
     """Problems and warnings of images with the same pixels under several names."""
-    torn = [rows for rows in groups if len({table.split[row] for row in rows}) > 1]
+    same: dict[bytes, list[Picture]] = {}
+    for picture in pictures:
+        same.setdefault(picture.facts.pixels, []).append(picture)
+    groups = [group for group in same.values() if len(group) > 1]
+    torn = [group for group in groups if len({picture.split for picture in group}) > 1]
     problems, warnings = [], []
     if torn:
-        a, b = (table.images[row] for row in sorted(torn[0])[:2])
+        a, b = (picture.name for picture in torn[0][:2])
         problems.append(
             f"{len(torn)} images lie in two splits under two names, such as {a!r} and {b!r}; remove one"
         )

@@ -32,6 +32,7 @@ class Table:
         attributes: the value of each row by which figures are broken down (such as a skin tone), empty where
             unknown; None where the site names no such column. Training does not see it.
         follow_links: whether images may lie where links within `root` lead out of it.
+        bits: the true depth of images that are stored with 16 bits; None for all 16.
     """
 
     labels: LabelSet
@@ -43,6 +44,7 @@ class Table:
     texts: tuple[str, ...] | None = None
     attributes: tuple[str, ...] | None = None
     follow_links: bool = False
+    bits: int | None = None
 
     def __post_init__(self) -> None:
         n = len(self.images)
@@ -71,6 +73,7 @@ class Table:
             None if self.texts is None else tuple(self.texts[i] for i in where),
             None if self.attributes is None else tuple(self.attributes[i] for i in where),
             self.follow_links,
+            self.bits,
         )
 
     def of(self, split: Split) -> Table:

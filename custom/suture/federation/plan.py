@@ -175,8 +175,8 @@ class Schedule:
             part, rounded up; None means all of them. At the start, the run needs that number of sites, or
             that share of the sites that were requested.
         round_timeout: seconds that a site has for a task.
-        grace: seconds that a round waits for more updates once it has `min_sites`; None waits for all of
-            them until the timeout. Later updates are dropped.
+        grace: seconds that a round waits for more updates once it has `min_sites`; None waits until the
+            timeout for all sites that fetch their tasks. Later updates are dropped.
         selection: how the round is selected whose model is the result: by the lowest mean validation loss of
             the sites (`site_loss`; of equal ones, by the highest AUROC there), by the highest mean AUROC on
             the server's validation data (`server_metric`) or, for multiclass labels, the highest balanced

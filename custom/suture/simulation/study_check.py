@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rich.console import Group, RenderableType
 from rich.markup import escape
@@ -11,8 +11,17 @@ from rich.table import Table as Grid
 
 from suture.core.labels import lookalikes
 from suture.data.config import SiteConfig
-from suture.data.quality import Findings
+from suture.data.quality import Count, Findings
 from suture.data.table import SPLITS, Split
+from suture.simulation.site_images import (
+    ROWS,
+    ImageSummary,
+    Shared,
+    describe,
+    differences,
+    shared,
+    summarise,
+)
 
 SAY: dict[Split, str] = {"validation": "the selection of the round", "test": "the final figures"}
 """What a split of a site has a say in."""
@@ -25,19 +34,27 @@ class Together:
     Attributes:
         problems: what stops a run.
         warnings: what a person should know.
+        images: a summary for each site; None where its data are text, or no image can be read.
     """
 
     problems: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    images: Mapping[str, ImageSummary | None] = field(default_factory=dict)
 
 
-def compare(configs: Mapping[str, SiteConfig], findings: Mapping[str, Findings]) -> Together:
+def compare(
+    configs: Mapping[str, SiteConfig], findings: Mapping[str, Findings], job_fault: str | None = None
+) -> Together:
     """Compare the sites of a study.
 
     Args:
         configs, findings: of each site.
+        job_fault: what is wrong with the job, if anything is.
     """
-    return Together(tuple(_problems(configs, findings)), tuple(_warnings(configs, findings)))
+    images = {site: summarise(found, configs[site]) for site, found in findings.items()}
+    twins = shared(findings)
+    problems = [*filter(None, [job_fault]), *_problems(configs, findings), *_torn(twins)]
+    return Together(tuple(problems), tuple(_warnings(configs, findings, twins)), images)
 
 
 def _owners(findings: Mapping[str, Findings]) -> dict[str, list[str]]:
@@ -69,11 +86,22 @@ def _problems(configs: Mapping[str, SiteConfig], findings: Mapping[str, Findings
         )
 
 
-def _warnings(configs: Mapping[str, SiteConfig], findings: Mapping[str, Findings]) -> Iterator[str]:
-    for label, sites in _owners(findings).items():
-        for split in SAY:
-            if not any(findings[site].counts[label][split].positives for site in sites):
-                yield f"{label!r}: no site has a positive {split} image, so it is not measured"
+def _torn(twins: Shared) -> Iterator[str]:
+    if twins.torn:
+        yield (
+            f"{describe(twins)}. {twins.torn:,} of them: for training at one site and for validation or test "
+            "at another, so the figures would be of images that the model has learned; leave the split of "
+            "such a row blank at one of the sites, or remove the row"
+        )
+
+
+def _warnings(
+    configs: Mapping[str, SiteConfig], findings: Mapping[str, Findings], twins: Shared
+) -> Iterator[str]:
+    yield from _unmeasured(findings)
+    if twins.images and not twins.torn:
+        yield f"{describe(twins)}. Each counts once for each site"
+    yield from differences(findings)
     for site, found in findings.items():
         for split, what in SAY.items():
             if found.images and not found.images.get(split):
@@ -86,23 +114,61 @@ def _warnings(configs: Mapping[str, SiteConfig], findings: Mapping[str, Findings
             )
 
 
+def _unmeasured(findings: Mapping[str, Findings]) -> Iterator[str]:
+    """Classes without a positive image in a split, anywhere or at a site that annotates them."""
+    lacking: dict[tuple[str, Split], list[str]] = {}
+    for label, sites in _owners(findings).items():
+        for split in SAY:
+            without = [site for site in sites if not findings[site].counts[label][split].positives]
+            if len(without) == len(sites):
+                yield f"{label!r}: no site has a positive {split} image, so it is not measured"
+                continue
+            for site in without:
+                if findings[site].images.get(split):
+                    lacking.setdefault((site, split), []).append(label)
+    for (site, split), labels in lacking.items():
+        yield (
+            f"{site} has no positive {split} image of {', '.join(map(repr, labels))}: in {SAY[split]}, "
+            f"{'it is' if len(labels) == 1 else 'they are'} measured at other sites alone"
+        )
+
+
 def render_matrix(findings: Mapping[str, Findings], together: Together) -> RenderableType:
     """Render classes by sites: present / absent / unknown images over all splits."""
     grid = Grid(title="Images of each class at each site: present / absent / unknown")
     grid.add_column("class")
     for site, found in findings.items():
         grid.add_column(f"{escape(site)}\n{sum(found.images.values()):,} images", justify="right")
-    labels = sorted({label for found in findings.values() for label in found.counts})
-    for label in labels:
-        grid.add_row(escape(label), *(_cell(found, label) for found in findings.values()))
+    for label, cells in matrix(findings).items():
+        grid.add_row(escape(label), *map(_cell, cells))
     lines = [f"[bold red]problem[/] {escape(text)}" for text in together.problems]
     lines += [f"[bold yellow]warning[/] {escape(text)}" for text in together.warnings]
-    return Group(grid, *lines)
+    grids = [grid, _image_grid(together)] if any(together.images.values()) else [grid]
+    return Group(*grids, *lines)
 
 
-def _cell(found: Findings, label: str) -> str:
+def _image_grid(together: Together) -> Grid:
+    grid = Grid(title="Images of each site")
+    grid.add_column("")
+    for site in together.images:
+        grid.add_column(escape(site), justify="right")
+    for key, name in ROWS.items():
+        grid.add_row(name, *(getattr(summary, key, "–") for summary in together.images.values()))
+    return grid
+
+
+def matrix(findings: Mapping[str, Findings]) -> dict[str, list[Count | None]]:
+    """Return, for each class, the labels of each site over all splits; None where a site lacks the class."""
+    labels = sorted({label for found in findings.values() for label in found.counts})
+    return {label: [_count(found, label) for found in findings.values()] for label in labels}
+
+
+def _count(found: Findings, label: str) -> Count | None:
     if label not in found.counts:
-        return "–"
+        return None
     of = [found.counts[label][split] for split in SPLITS]
-    present, absent = sum(c.positives for c in of), sum(c.negatives for c in of)
-    return f"{present:,} / {absent:,} / {sum(c.unknown for c in of):,}"
+    return Count(*(sum(getattr(c, kind) for c in of) for kind in ("positives", "negatives", "unknown")))
+
+
+def _cell(count: Count | None) -> str:
+    return f"{count.positives:,} / {count.negatives:,} / {count.unknown:,}" if count else "–"

@@ -128,7 +128,8 @@ def read_table(config: DatasetConfig) -> Reading:
         SutureError: the table cannot be read at all.
     """
     reading = DATASETS[config.dataset].read(config)
-    reading = replace(reading, table=replace(reading.table, follow_links=config.follow_links))
+    table = replace(reading.table, follow_links=config.follow_links, bits=config.bits)
+    reading = replace(reading, table=table)
     if not config.partial or reading.table.texts is not None:
         return reading
     with ImageSource(config.root, config.follow_links) as source:

@@ -1,0 +1,124 @@
+"""What the file of an image holds, and how it looks to a model."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from suture.core.errors import DataError
+from suture.data.decoding import needed_bits, open_image, readable
+from suture.data.images import ImageSource
+
+SAMPLE = 32
+"""Images of a site that are opened to guess at their depth."""
+
+_DARK = 32
+"""Images whose brightest pixel lies below this are nearly black to a model."""
+
+_GRAY = ("1", "L", "LA")
+
+
+@dataclass(frozen=True)
+class ImageFacts:
+    """One image.
+
+    Attributes:
+        file, pixels: digests of the bytes of the file, and of the pixels that a model sees before they are
+            resized.
+        width, height: in pixels.
+        bits: of a stored value, as the file says.
+        highest: the largest stored value of an image that is scaled by its depth; None of any other.
+        colour: whether its channels differ.
+        mean, brightest: mean and maximum of the gray levels (or channels) that a model sees, 0 to 255.
+    """
+
+    file: bytes
+    pixels: bytes
+    width: int
+    height: int
+    bits: int
+    highest: int | None
+    colour: bool
+    mean: float
+    brightest: int
+
+
+def inspect(data: bytes, name: str, color: bool, bits: int | None = None) -> ImageFacts:
+    """Open an image and describe it; arguments and errors as in `suture.data.decoding.decode_image`."""
+    opened = open_image(data, name, bits)
+    with readable(name):
+        pixels = opened.pixels(color)
+        colour = _in_colour(opened.image)
+    height, width = pixels.shape[:2]
+    return ImageFacts(
+        file=_digest(data),
+        pixels=_digest(f"{pixels.shape}".encode() + pixels.tobytes()),
+        width=width,
+        height=height,
+        bits=opened.bits,
+        highest=opened.highest,
+        colour=colour,
+        mean=float(pixels.mean()),
+        brightest=int(pixels.max()),
+    )
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=16).digest()
+
+
+def _in_colour(image: Image.Image) -> bool:
+    """Whether the channels differ: many files of gray images have three that are equal."""
+    if image.mode in _GRAY:
+        return False
+    channels = np.asarray(image.convert("RGB"))
+    return bool((channels != channels[..., :1]).any())
+
+
+def true_depth(root: Path, images: Collection[str]) -> tuple[int, str] | None:
+    """Return the depth that 16-bit images of a folder have in truth, with the reason; None for all 16.
+
+    At most `SAMPLE` images are opened, evenly over their sorted names; an image that turns out to have a
+    larger value cannot be read with that depth.
+    """
+    names = sorted(images)[:: -(-len(images) // SAMPLE)]
+    highest = []
+    with ImageSource(root) as source:
+        for name in names:
+            try:
+                opened = open_image(source.raw(name), name)
+            except DataError:
+                continue  # `check` names it
+            if opened.bits == 16 and opened.highest is not None:
+                highest.append(opened.highest)
+    if not highest or needed_bits(max(highest)) == 16:
+        return None
+    return needed_bits(max(highest)), (
+        f"of {len(names)} images looked at, {len(highest)} store 16 bits; their largest value is "
+        f"{max(highest):,}"
+    )
+
+
+def depth_warnings(facts: Iterable[ImageFacts], bits: int | None) -> list[str]:
+    """Return what seems wrong with the depth by which the images of a site are scaled.
+
+    Args:
+        bits: the depth that the site has set.
+    """
+    facts = list(facts)
+    highest = [one.highest for one in facts if one.bits == 16 and one.highest is not None]
+    if not highest and bits is not None:
+        return [f"[data] bits = {bits} has no effect: no image stores 16 bits"]
+    if highest and bits is None and (needed := needed_bits(max(highest))) < 16:
+        return [
+            f"{len(highest)} images store 16 bits and have no value above {max(highest):,}: write [data] "
+            f"bits = {needed}, or a model sees them {2 ** (16 - needed)} times too dark"
+        ]
+    if facts and (brightest := max(one.brightest for one in facts)) < _DARK:
+        return [f"no pixel of any image is brighter than {brightest} of 255"]
+    return []

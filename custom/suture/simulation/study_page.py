@@ -1,0 +1,139 @@
+"""The check of a study as a page: check.html, with a few images of each site as the model sees them."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from PIL import Image
+
+import suture.reports
+from suture.core.errors import DataError, SutureError
+from suture.core.files import atomic_write
+from suture.data.config import SiteConfig
+from suture.data.decoding import decode_image, resize_pad
+from suture.data.images import ImageSource
+from suture.data.quality import Findings, Picture
+from suture.data.table import SPLITS
+from suture.models import ModelSpec
+from suture.reports.formatting import count
+from suture.simulation.job import load_job
+from suture.simulation.site_images import ROWS
+from suture.simulation.study_check import Together, matrix
+
+PAGE = "check.html"
+
+EXAMPLES = 6
+"""Images that are shown of a site."""
+
+MOST_UNREADABLE = 20
+"""Unreadable images of a site that are named."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """An image on the page.
+
+    Attributes:
+        picture: its name, split and labels.
+        source: the decoded and resized image, as a URI that holds a PNG.
+    """
+
+    picture: Picture
+    source: str
+
+
+def image_size(study: Path) -> tuple[int, str | None]:
+    """Return the side [pixels] of the images that the model of a study's job sees, and the fault of the job.
+
+    The side is that of the default model where the job is faulty or there is none.
+    """
+    folder = study.expanduser().resolve()
+    if not any((folder / name).is_file() for name in ("job.py", "job.toml")):
+        return ModelSpec().size, None
+    try:
+        return load_job(folder).model.size, None
+    except SutureError as error:
+        return ModelSpec().size, str(error)
+
+
+def write_page(
+    study: Path,
+    size: int,
+    configs: Mapping[str, SiteConfig],
+    findings: Mapping[str, Findings],
+    together: Together,
+) -> Path:
+    """Write check.html into the folder of a study and return its path. It holds images of patients.
+
+    Args:
+        size: side of the images, in pixels.
+        configs, findings: of each site.
+        together: what only shows when sites are compared.
+
+    Raises:
+        DiskError: the folder cannot be written to.
+    """
+    folder = study.expanduser().resolve()
+    page = (
+        _environment()
+        .get_template("study.html")
+        .render(
+            study=folder.name,
+            size=size,
+            findings=findings,
+            together=together,
+            matrix=matrix(findings),
+            rows=ROWS,
+            splits=SPLITS,
+            most=MOST_UNREADABLE,
+            examples={site: list(_examples(configs[site], found, size)) for site, found in findings.items()},
+        )
+    )
+    atomic_write(folder / PAGE, page.encode())
+    return folder / PAGE
+
+
+def _environment() -> Environment:
+    folders = [Path(__file__).parent, *map(Path, suture.reports.__path__)]
+    environment = Environment(
+        loader=FileSystemLoader(folders),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["count"] = count
+    return environment
+
+
+def _examples(config: SiteConfig, found: Findings, size: int) -> Iterator[Example]:
+    """The images of a site that the page shows: decoded, scaled and resized, without augmentation."""
+    chosen = choose(found.pictures)
+    if not chosen:
+        return
+    data = config.data
+    with ImageSource(data.root, data.follow_links) as source:
+        for picture in chosen:
+            try:
+                image = decode_image(source.raw(picture.name), picture.name, data.color, data.bits)
+            except DataError:
+                continue  # it was readable a moment ago; the next check names it
+            file = io.BytesIO()
+            Image.fromarray(resize_pad(image, size)).save(file, "PNG")
+            yield Example(picture, f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}")
+
+
+def choose(pictures: Sequence[Picture], most: int = EXAMPLES) -> list[Picture]:
+    """Choose a few images: the first of each class while there is room, then others evenly over the table."""
+    first: dict[str, int] = {}
+    for row, picture in enumerate(pictures):
+        for label in picture.present:
+            first.setdefault(label, row)
+    evenly = range(0, len(pictures), max(1, len(pictures) // most))
+    rows = dict.fromkeys([*sorted(first.values()), *evenly, *range(len(pictures))])
+    return [pictures[row] for row in sorted(list(rows)[:most])]

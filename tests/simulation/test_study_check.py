@@ -1,0 +1,37 @@
+"""suture.simulation.study_check: what only shows when sites are compared."""
+
+from __future__ import annotations
+
+import pytest
+
+from suture.data.config import SiteConfig
+from suture.data.quality import Count, Findings
+from suture.data.table import SPLITS, Split
+from suture.simulation.study_check import compare
+
+CONFIG = SiteConfig.model_validate({"data": {"dataset": "hospital", "root": "r", "table": "t"}})
+
+
+def site(without: Split | None = None) -> Findings:
+    """30 images in each split, 10 with a mass and 20 without, but for the split `without`."""
+    counts = {split: Count(0, 30, 0) if split == without else Count(10, 20, 0) for split in SPLITS}
+    return Findings(images=dict.fromkeys(SPLITS, 30), counts={"Mass": counts})
+
+
+@pytest.mark.parametrize("split", ["validation", "test"])
+def test_a_site_that_cannot_measure_a_class_is_named(split: Split) -> None:
+    findings = {"alpha": site(split), "beta": site()}
+    together = compare(dict.fromkeys(findings, CONFIG), findings)
+    [warning] = together.warnings
+    assert warning.startswith(f"alpha has no positive {split} image of 'Mass'")
+    assert together.problems == ()
+
+
+def test_a_class_that_no_site_can_measure_is_told_once() -> None:
+    findings = {"alpha": site("test"), "beta": site("test")}
+    together = compare(dict.fromkeys(findings, CONFIG), findings)
+    assert together.warnings == ("'Mass': no site has a positive test image, so it is not measured",)
+
+
+def test_a_faulty_job_is_a_problem() -> None:
+    assert compare({"alpha": CONFIG}, {"alpha": site()}, "job.toml: no").problems == ("job.toml: no",)
