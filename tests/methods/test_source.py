@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import suture
 from suture.cli.app import list_
 from suture.core.errors import ConfigError
 from suture.methods import METHODS, _load, method_class, outside
@@ -53,7 +54,8 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
         return info
 
     yield make
-    sys.modules.pop("near_method", None)
+    for module in ("near_method", "far_method"):
+        sys.modules.pop(module, None)
     _load.cache_clear()
     _hash.cache_clear()
 
@@ -94,15 +96,43 @@ def test_a_second_package_beside_it_is_refused(install: Install) -> None:
         source_of(method_class("near"))
 
 
+@pytest.mark.parametrize(
+    ("entry", "text", "says"),
+    [
+        (
+            "near = near_method:Near",
+            "raise RuntimeError('no\\nway')",
+            "near 1.0 (near_method:Near) cannot be",
+        ),
+        ("near = near_method:Near", "raise SystemExit", "cannot be imported: SystemExit"),
+        ("surgical = near_method:Near", MODULE, "registers a method 'surgical', and so does suture"),
+    ],
+)
 def test_one_broken_package_does_not_hide_the_others(
-    install: Install, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    install: Install,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    entry: str,
+    text: str,
+    says: str,
 ) -> None:
-    install(text="raise RuntimeError('no')")
+    install("far = far_method:Near", dist="far").with_name("far_method.py").write_text(
+        MODULE.replace('"near"', '"far"')
+    )
+    install(entry, text)
     monkeypatch.setenv("COLUMNS", "300")
     list_()
-    printed = capsys.readouterr().out
-    assert "surgical" in printed
-    assert "not usable: the method 'near' of near 1.0" in " ".join(printed.split())
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "method surgical Surgical Aggregation" in printed
+    assert "method far Near (nobody, 2026)" in printed
+    assert "not usable: " in printed
+    assert says in printed
+    with pytest.warns(UserWarning, match="left out: ") as warned:
+        assert {"surgical", "far"} <= set(known := suture.known_methods())
+    assert len(warned) == 1
+    assert known["surgical"] is SurgicalAggregation
+    assert "near" not in known
+    assert method_class("far") is known["far"]
 
 
 @pytest.mark.parametrize(

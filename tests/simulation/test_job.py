@@ -9,7 +9,8 @@ import pytest
 from suture.core.errors import ConfigError
 from suture.federation.plan import Plan, Schedule
 from suture.methods.surgical import SurgicalAggregation
-from suture.simulation.job import known_jobs, load_job, with_settings
+from suture.simulation.job import load_job, with_settings
+from suture.simulation.job_files import known_jobs
 
 
 def test_settings_by_path_by_last_word_and_by_method() -> None:

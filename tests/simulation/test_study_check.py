@@ -9,7 +9,9 @@ from suture.data.quality import Count, Findings
 from suture.data.table import SPLITS, Split
 from suture.simulation.study_check import compare
 
-CONFIG = SiteConfig.model_validate({"data": {"dataset": "hospital", "root": "r", "table": "t"}})
+CONFIG = SiteConfig.model_validate(
+    {"data": {"dataset": "hospital", "root": "r", "table": "t"}, "privacy": {"min_count": 0}}
+)
 
 
 def site(without: Split | None = None) -> Findings:

@@ -31,14 +31,11 @@ class Part(StrEnum):
 
 
 def known_names(incomplete: str) -> list[str]:
-    """Return the jobs that a word may become: those of jobs/, and the studies of the working directory.
+    """Return the jobs that a word may become: those of jobs/, and the studies of the working directory."""
+    from suture.simulation.job_files import known_jobs
 
-    It imports nothing: a shell waits for it.
-    """
-    folders = {Path(__file__).resolve().parents[3] / "jobs", Path("jobs").resolve()}
-    names = [path.parent.name for folder in folders for path in folder.glob("*/job.py")]
-    names += [path.parent.name for path in Path().glob("*/job.toml")]
-    return sorted(name for name in set(names) if name.startswith(incomplete))
+    names = {*known_jobs(), *(path.parent.name for path in Path().glob("*/job.toml"))}
+    return sorted(name for name in names if name.startswith(incomplete))
 
 
 JobName = Annotated[str, typer.Argument(help="A name in jobs/, or a path.", autocompletion=known_names)]
@@ -72,6 +69,9 @@ def job_with(name: str, settings: list[str] | None) -> Job:
     Raises:
         ConfigError: there is no such job, or a setting does not fit.
     """
+    from suture.cli.catalogue import check_names
+
+    check_names(name, settings or [])  # first: the next line imports torch, which takes seconds
     from suture.simulation.job import load_job, with_settings
 
     return with_settings(load_job(name), settings or [])

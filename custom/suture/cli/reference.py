@@ -20,9 +20,13 @@ def reference(
     out: Annotated[Path, typer.Option("-o", "--out", help="The folder of the documentation.")] = Path("docs"),
 ) -> None:
     """Write the reference pages: methods, configuration, command line and what leaves a site."""
+    from suture.cli import catalogue
     from suture.cli.app import app
-    from suture.core.files import atomic_write, make_folder
+    from suture.core.files import atomic_write, make_folder, write_json
 
+    if (own := catalogue.from_registries()) != catalogue.stored():
+        write_json(catalogue.FILE, own)
+        typer.echo(f"written: {catalogue.FILE}")
     for name, text in pages(typer.main.get_command(app)).items():
         make_folder((out / name).parent)
         atomic_write(out / name, text.encode())
@@ -69,7 +73,8 @@ def _methods() -> dict[str, Any]:
 
 
 def _jobs_by_method() -> dict[str, list[str]]:
-    from suture.simulation.job import known_jobs, load_job
+    from suture.simulation.job import load_job
+    from suture.simulation.job_files import known_jobs
 
     used: dict[str, list[str]] = {}
     for job, path in known_jobs().items():

@@ -123,9 +123,9 @@ def run(
     detach: Detach = False,
 ) -> None:
     """Run a job."""
-    _compute_on(env, device, site_threads, amp)
     every = _all_settings(rounds, seed, settings, accept_labels)
     chosen = job_with(job, every)
+    _compute_on(env, device, site_threads, amp)
     options = {"--device": device, "--site-threads": site_threads, "--threads": threads}
     again = ["suture", "run", job, *_words(env, every, options), *(["--amp"] if amp else [])]
     how = Execution(out, resume, overwrite, threads, startup_kit, _names(sites), bundle, detach, again)

@@ -28,6 +28,9 @@ LIMIT = 10**6
 LARGEST_SEED = 2**63 - 1
 """Largest seed: numbers in a message have 64 bits."""
 
+MOST_ATTRIBUTES = 20
+"""Largest number of values of an attribute; a column with more is no attribute."""
+
 
 class Section(BaseModel):
     """A section of a configuration: unknown keys are errors, and values are immutable."""

@@ -16,6 +16,7 @@ from nvflare.job_config.api import FedJob
 from nvflare.job_config.defs import FilterType
 from nvflare.recipe.spec import Recipe
 
+from suture.core.entry_points import GROUP
 from suture.core.errors import ConfigError
 from suture.core.files import writing
 from suture.core.names import check_sites
@@ -26,7 +27,6 @@ from suture.flare.event_feed import EXPERIMENT
 from suture.flare.executor import SiteExecutor
 from suture.flare.filters import EgressFilter
 from suture.flare.workspace import SHARED_WITH
-from suture.methods import GROUP
 from suture.methods.source import Source, source_of
 from suture.protocol.privacy import NO_ENCRYPTION
 from suture.simulation.job import Job, check_federated

@@ -61,6 +61,11 @@ def load_samples(
     order = np.concatenate([np.flatnonzero(split == name) for name in SPLITS if only in (None, name)])
     inputs, table = _inputs(table.rows(order), config, spec, site)
     left_out(_losses(reading, config, wanted=len(order), read=len(table)))
+    return table.labels, _by_split(inputs, table)
+
+
+def _by_split(inputs: dict[str, Tensor], table: Table) -> dict[Split, Samples]:
+    """Cut rows that lie in the order of their splits."""
     y = torch.from_numpy(table.y)
     samples: dict[Split, Samples] = {}
     start = 0
@@ -71,7 +76,7 @@ def load_samples(
         attributes = () if table.attributes is None else table.attributes[rows]
         samples[name] = Samples(part, y[rows], table.patients[rows], table.images[rows], attributes)
         start = stop
-    return table.labels, samples
+    return samples
 
 
 def _losses(reading: Reading, config: SiteConfig, wanted: int, read: int) -> list[str]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from typing import Any, cast
 
+from suture.core.entry_points import package_of, registered
 from suture.core.errors import ConfigError, unknown
 from suture.methods.base import Method
 from suture.methods.central import Central, CentralFull
@@ -20,9 +21,6 @@ from suture.methods.partial import PartialLoss
 from suture.methods.pfl import PersonalisedFL
 from suture.methods.surgical import SurgicalAggregation
 from suture.methods.vanilla import VanillaFL
-
-GROUP = "suture.methods"
-"""The entry points by which another package names its methods."""
 
 METHODS: dict[str, type[Method]] = {
     method.about.name: method
@@ -49,20 +47,34 @@ def method_class(name: str) -> type[Method]:
     """The method of that name, of this package or of an installed one.
 
     Raises:
-        ConfigError: unknown (names the nearest); or its package cannot be imported, takes another method's
-            name, or registers something that is no method.
+        ConfigError: unknown (names the nearest), or as `outside_method`.
     """
     if name in METHODS:
         return METHODS[name]
-    found = outside()
+    found = registered()
     if name not in found:
         raise unknown("method", name, {*METHODS, *found})
-    return _load(found[name])
+    return outside_method(name)
+
+
+def outside_method(name: str) -> type[Method]:
+    """The method that an installed package registers under a name.
+
+    Raises:
+        ConfigError: its package cannot be imported, takes another method's name, or registers something
+            that is no method.
+    """
+    return _load(_only(name, registered()[name]))
 
 
 def entry_of(name: str) -> EntryPoint | None:
-    """The entry point of a method; None for one of this package. Raises as `outside`."""
-    return None if name in METHODS else outside().get(name)
+    """The entry point of a method; None for one of this package, of this process or unknown.
+
+    Raises:
+        ConfigError: two packages register it.
+    """
+    found = registered()
+    return None if name in METHODS or name not in found else _only(name, found[name])
 
 
 def outside() -> dict[str, EntryPoint]:
@@ -71,24 +83,27 @@ def outside() -> dict[str, EntryPoint]:
     Raises:
         ConfigError: two packages register one name, or a package the name of a method of this one.
     """
-    found: dict[str, EntryPoint] = {}
-    for point in entry_points(group=GROUP):
-        if point.name in METHODS or found.get(point.name, point) != point:
-            other = "suture" if point.name in METHODS else _package(found[point.name])
-            raise ConfigError(
-                f"{_package(point)} registers a method {point.name!r}, and so does {other}; "
-                "rename one, or uninstall it"
-            )
-        found[point.name] = point
-    return found
+    return {name: _only(name, points) for name, points in registered().items()}
+
+
+def _only(name: str, points: list[EntryPoint]) -> EntryPoint:
+    """The entry point of a name that one package registers."""
+    first, *others = points
+    if name in METHODS or others:
+        rival, other = (first, "suture") if name in METHODS else (others[0], package_of(first))
+        raise ConfigError(
+            f"{package_of(rival)} registers a method {name!r}, and so does {other}; "
+            "rename one, or uninstall it"
+        )
+    return first
 
 
 @cache
 def _load(point: EntryPoint) -> type[Method]:
-    where = f"the method {point.name!r} of {_package(point)} ({point.value})"
+    where = f"the method {point.name!r} of {package_of(point)} ({point.value})"
     try:
         kind: Any = point.load()
-    except Exception as error:  # whatever another package does when it is imported
+    except (Exception, SystemExit) as error:  # whatever another package does when it is imported
         raise ConfigError(f"{where} cannot be imported: {type(error).__name__}: {error}") from error
     check_kind(kind, where)
     if kind.about.name != point.name:
@@ -109,7 +124,3 @@ def check_kind(kind: Any, where: str) -> None:
         raise ConfigError(f"{where} has no {' and no '.join(missing)}; see suture.Method")
     if "__pydantic_fields__" not in vars(kind):
         raise ConfigError(f"{where} is not decorated; write @hyperparameters above the class")
-
-
-def _package(point: EntryPoint) -> str:
-    return f"{point.dist.name} {point.dist.version}" if point.dist else "an unknown package"

@@ -11,7 +11,7 @@ from importlib.metadata import Distribution, EntryPoint
 from pathlib import Path
 
 from suture.core.errors import ConfigError
-from suture.methods import outside
+from suture.methods import entry_of
 from suture.methods.base import Method
 
 _ROOT = Path(__file__).parents[1]
@@ -62,7 +62,7 @@ def source_of(kind: type[Method]) -> Source | None:
     """
     if kind.__module__.partition(".")[0] == "suture":
         return None
-    point = outside().get(kind.about.name)
+    point = entry_of(kind.about.name)
     package = kind.__module__.partition(".")[0]
     file = getattr(sys.modules.get(package), "__file__", None)
     if point is None or point.dist is None or point.load() is not kind:

@@ -19,7 +19,7 @@ from torch import Tensor
 from suture.core.errors import LabelError
 from suture.core.labels import LabelType
 from suture.core.names import LONGEST, check_label
-from suture.core.validation import STRICT
+from suture.core.validation import MOST_ATTRIBUTES, STRICT
 from suture.protocol.privacy import check_protection
 
 MOST = 2_000
@@ -96,9 +96,6 @@ class ClassScore:
 
 
 KEYS = ("accuracy", "balanced_accuracy", "precision", "recall", "f1")
-
-MOST_ATTRIBUTES = 20
-"""Largest number of values of an attribute; a column with more is no attribute."""
 
 
 @dataclass(frozen=True, config=STRICT)

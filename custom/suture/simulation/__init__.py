@@ -2,31 +2,24 @@
 
 A simulated site is an ordinary site: a folder with a labels.csv that holds its own columns only, and a
 suture.toml. Which site knows which classes is recorded in the run folder of the machine that simulates.
+
+The kinds of sites are imported as they are first used: they import torch, and the names of jobs do not.
 """
 
 from __future__ import annotations
 
-from suture.simulation.chest import ChestSites, NihSites
-from suture.simulation.flamby import AttributeSites, FlambySites
-from suture.simulation.hyperkvasir import HyperKvasirSites
-from suture.simulation.isic import IsicSites
-from suture.simulation.openi import OpeniSites
-from suture.simulation.phantom_hospitals import PhantomSites
-from suture.simulation.single_target import SingleTargetSites
-from suture.simulation.study import StudySites
+from typing import TYPE_CHECKING, Any
 
-Simulation = (
-    PhantomSites
-    | NihSites
-    | ChestSites
-    | IsicSites
-    | HyperKvasirSites
-    | FlambySites
-    | AttributeSites
-    | OpeniSites
-    | SingleTargetSites
-    | StudySites
-)
+if TYPE_CHECKING:
+    from suture.simulation.chest import ChestSites, NihSites
+    from suture.simulation.flamby import AttributeSites, FlambySites
+    from suture.simulation.hyperkvasir import HyperKvasirSites
+    from suture.simulation.isic import IsicSites
+    from suture.simulation.kinds import Simulation
+    from suture.simulation.openi import OpeniSites
+    from suture.simulation.phantom_hospitals import PhantomSites
+    from suture.simulation.single_target import SingleTargetSites
+    from suture.simulation.study import StudySites
 
 __all__ = [
     "AttributeSites",
@@ -41,3 +34,11 @@ __all__ = [
     "SingleTargetSites",
     "StudySites",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from suture.simulation import kinds
+
+    return getattr(kinds, name)

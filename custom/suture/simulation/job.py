@@ -28,7 +28,9 @@ from suture.methods import method_class
 from suture.methods.base import Method
 from suture.methods.source import source_of
 from suture.models import MODELS, ModelSpec, vocabulary_of
-from suture.simulation import Simulation, StudySites
+from suture.simulation.job_files import job_file
+from suture.simulation.kinds import Simulation
+from suture.simulation.study import StudySites
 
 _STRICT = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
 
@@ -111,17 +113,6 @@ class Job:
         )
 
 
-def jobs_folder() -> Path:
-    """Return the folder of the jobs: beside the source of the package, else in the working directory."""
-    beside = Path(__file__).resolve().parents[3] / "jobs"
-    return beside if beside.is_dir() else Path("jobs").resolve()
-
-
-def known_jobs() -> dict[str, Path]:
-    """Return the job files in jobs/ by name."""
-    return {path.parent.name: path for path in sorted(jobs_folder().glob("*/job.py"))}
-
-
 def load_job(job: str | Path) -> Job:
     """Return the job of that name in jobs/, or the job that a file or folder defines.
 
@@ -131,7 +122,7 @@ def load_job(job: str | Path) -> Job:
     Raises:
         ConfigError: there is none, or the file fails or defines no JOB.
     """
-    path = _job_file(job)
+    path = job_file(job)
     if path.suffix == ".toml":
         return _read_toml(path)
     spec = importlib.util.spec_from_file_location(f"suture_job_{path.parent.name}", path)
@@ -186,27 +177,6 @@ def _read_toml(path: Path) -> Job:
     given = {"name": as_job(folder.name), "title": folder.name, **values, "method": method}
     sites = parse(StudySites, given.pop("simulation", {}), f"{path}: [simulation]")
     return beside(parse(Job, given | {"simulation": sites}, str(path)), folder)
-
-
-def _job_file(job: str | Path) -> Path:
-    """Return the absolute path of a job's file.
-
-    Raises:
-        ConfigError: there is none (names the nearest job), or the folder holds two.
-    """
-    path, jobs = Path(job).expanduser(), known_jobs()
-    if path.suffix not in (".py", ".toml"):
-        inside = [file for name in ("job.py", "job.toml") if (file := path / name).is_file()]
-        if len(inside) > 1:
-            raise ConfigError(
-                f"{path} holds a job.py and a job.toml; name the one to run, or remove the other"
-            )
-        path = inside[0] if inside else jobs.get(str(job), path)
-    if not path.is_file() and not jobs:
-        raise ConfigError(f"no job {str(job)!r}: {jobs_folder()} holds none; give the path of a job file")
-    if not path.is_file():
-        raise unknown("job", str(job), jobs)
-    return path.resolve()
 
 
 def check_federated(job: Job) -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
+from suture.core.entry_points import registered
 from suture.core.errors import ConfigError
-from suture.methods import METHODS, check_kind, method_class, outside
+from suture.methods import METHODS, check_kind, outside_method
 from suture.methods.base import Method
 from suture.reports.frames import Results, open_results
 from suture.simulation.job import Job, load_job, with_settings
@@ -83,12 +85,21 @@ def register(kind: M) -> M:
     check_kind(kind, f"register({kind!r})")
     name = kind.about.name
     known = METHODS.get(name)
-    if name in outside() or (known is not None and known.__module__.startswith("suture.")):
+    if name in registered() or (known is not None and known.__module__.startswith("suture.")):
         raise ConfigError(f"there is a method {name!r} already; give {kind.__qualname__} another name")
     METHODS[name] = kind
     return kind
 
 
 def known_methods() -> dict[str, type[Method]]:
-    """The methods by name: those of suture, of installed packages and of this process."""
-    return {name: method_class(name) for name in sorted({*METHODS, *outside()})}
+    """The methods by name: those of suture, of installed packages and of this process.
+
+    One that cannot be used is left out; a warning says why.
+    """
+    found = dict(METHODS)
+    for name in registered():
+        try:
+            found[name] = outside_method(name)
+        except ConfigError as error:
+            warnings.warn(f"left out: {error}", stacklevel=2)
+    return dict(sorted(found.items()))

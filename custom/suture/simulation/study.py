@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic.dataclasses import dataclass
 
@@ -19,8 +20,10 @@ from suture.data.config import (
     load_site_config,
     write_site_config,
 )
-from suture.methods.base import Method
 from suture.simulation.partition import SERVER
+
+if TYPE_CHECKING:  # a study is written and checked without torch
+    from suture.methods.base import Method
 
 CONFIG = "suture.toml"
 

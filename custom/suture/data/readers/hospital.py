@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from suture.core.errors import ConfigError, DataError, nearest
+from suture.core.validation import MOST_ATTRIBUTES
 from suture.data.dataset import SitePath
 from suture.data.image_names import image_name, is_foreign, stem
 from suture.data.images import ImageSource
@@ -30,7 +31,6 @@ from suture.data.readers.hospital_labels import LabelConfig, find_labels
 from suture.data.reading import UTF8, Reading, Sheet, fault, read_sheet, row_faults
 from suture.data.split import by_patient
 from suture.data.table import Table
-from suture.protocol.messages import MOST_ATTRIBUTES
 
 SPLIT_WORDS = {
     "train": "train",

@@ -26,7 +26,8 @@ from suture.flare.admin.policy import (
 )
 from suture.methods import entry_of
 from suture.methods.source import list_entry
-from suture.simulation.job import Job, jobs_folder
+from suture.simulation.job import Job
+from suture.simulation.job_files import jobs_folder
 from suture.simulation.partition import SERVER
 from suture.simulation.study import CONFIG, StudySites
 

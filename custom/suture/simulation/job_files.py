@@ -1,0 +1,72 @@
+"""Where the files of jobs lie, by their names; nothing here runs one of them, or imports torch."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+from suture.core.errors import ConfigError, unknown
+
+
+def jobs_folder() -> Path:
+    """Return the folder of the jobs: beside the source of the package, else in the working directory."""
+    beside = Path(__file__).resolve().parents[3] / "jobs"
+    return beside if beside.is_dir() else Path("jobs").resolve()
+
+
+def known_jobs() -> dict[str, Path]:
+    """Return the job files in jobs/ by name."""
+    return {path.parent.name: path for path in sorted(jobs_folder().glob("*/job.py"))}
+
+
+def job_file(job: str | Path) -> Path:
+    """Return the absolute path of the file of the job of that name in jobs/, or of that file or folder.
+
+    Raises:
+        ConfigError: there is none (names the nearest job), or the folder holds two.
+    """
+    path, jobs = Path(job).expanduser(), known_jobs()
+    if path.suffix not in (".py", ".toml"):
+        inside = [file for name in ("job.py", "job.toml") if (file := path / name).is_file()]
+        if len(inside) > 1:
+            raise ConfigError(
+                f"{path} holds a job.py and a job.toml; name the one to run, or remove the other"
+            )
+        path = inside[0] if inside else jobs.get(str(job), path)
+    if not path.is_file() and not jobs:
+        raise ConfigError(f"no job {str(job)!r}: {jobs_folder()} holds none; give the path of a job file")
+    if not path.is_file():
+        raise unknown("job", str(job), jobs)
+    return path.resolve()
+
+
+def summary(path: Path) -> str:
+    """Return the first line of the docstring of a job.py; empty without one.
+
+    Raises:
+        ConfigError: the file cannot be read, or is no Python.
+    """
+    return (ast.get_docstring(_parsed(path)[0]) or "").partition("\n")[0]
+
+
+def may_register(path: Path) -> bool:
+    """Whether a job's file may bring methods of its own: it names `register`, or imports more than Suture.
+
+    Raises:
+        ConfigError: the file cannot be read, or is no Python.
+    """
+    if path.suffix == ".toml":
+        return False
+    module, source = _parsed(path)
+    imported = [name.name for node in ast.walk(module) if isinstance(node, ast.Import) for name in node.names]
+    imported += [node.module or "" for node in ast.walk(module) if isinstance(node, ast.ImportFrom)]
+    return b"register" in source or any(name.partition(".")[0] != "suture" for name in imported)
+
+
+def _parsed(path: Path) -> tuple[ast.Module, bytes]:
+    """Return a file, which is not run, as syntax and as it is."""
+    try:
+        source = path.read_bytes()
+        return ast.parse(source), source
+    except (OSError, SyntaxError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error

@@ -1,0 +1,66 @@
+"""What `suture list` shows is what there is, and what cannot be used does not hide the rest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from suture.cli import app, catalogue
+from suture.cli.catalogue import check_names, from_registries, rows, stored
+from suture.core.errors import ConfigError
+
+
+def test_the_stored_descriptions_are_those_of_the_registries() -> None:
+    """In their order, too: the first model of a list is the one to begin with."""
+    found, kept = from_registries(), stored()
+    assert found == kept, "generate it again: suture reference -o docs"
+    assert [list(entries) for entries in found.values()] == [list(entries) for entries in kept.values()]
+
+
+def test_the_reference_renews_the_stored_descriptions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = tmp_path / "catalogue.json"
+    old.write_text("{}")
+    kept = catalogue.FILE.read_bytes()
+    monkeypatch.setattr(catalogue, "FILE", old)
+    done = CliRunner().invoke(app, ["reference", "-o", str(tmp_path / "docs")])
+    assert done.exit_code == 0, done.output
+    assert str(old) in "".join(done.output.split())
+    assert old.read_bytes() == kept
+
+
+def test_every_kind_is_listed_with_a_description() -> None:
+    found = list(rows())
+    assert {kind for kind, _, _ in found} == {"method", "model", "prior", "data set", "job", "experiment"}
+    assert all(name and text and "not usable" not in text for _, name, text in found)
+
+
+def test_a_faulty_file_of_a_job_or_an_experiment_is_listed_with_its_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, experiment = tmp_path / "job.py", tmp_path / "table.toml"
+    job.write_text('"""A job.\n')
+    experiment.write_text("titel = 1")
+    monkeypatch.setattr(catalogue, "known_jobs", lambda: {"broken": job})
+    monkeypatch.setattr(catalogue, "known_experiments", lambda: {"wrong": experiment})
+    found = {name: text for _, name, text in rows()}
+    assert found["broken"].startswith(f"not usable: {job} cannot be read: unterminated")
+    assert found["wrong"].startswith(f"not usable: {experiment}")
+    assert "surgical" in found
+
+
+def test_a_slip_is_named_before_the_job_is_run(tmp_path: Path) -> None:
+    """But a name that only the job's own code registers is no slip."""
+    job = tmp_path / "job.py"
+    job.write_text("raise SystemExit")
+    check_names(str(job), ["rounds=1", "method=fedavg"])
+    with pytest.raises(ConfigError, match="unknown method 'fedavgg'; did you mean 'fedavg'"):
+        check_names(str(job), ["method=fedavgg"])
+    for text in ("import suture\nsuture.register(Mine)", "from suture import register", "import mine"):
+        job.write_text(text)
+        check_names(str(job), ["method=mine"])
+    with pytest.raises(ConfigError, match="unknown job 'dmo'; did you mean 'demo'"):
+        check_names("dmo", [])
