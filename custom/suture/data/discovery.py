@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import os
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +84,26 @@ def discover(path: Path) -> Discovery:
         names = " and ".join(sheet.sheet.path.name for sheet, _ in fitting)
         raise DataError(f"{names} of {folder} both name its images; give the path of the table to use")
     return _describe(*fitting[0], root)
+
+
+def read_any_table(path: Path) -> Sheet:
+    """Read a table whose encoding and delimiter are not known.
+
+    Raises:
+        DataError: it cannot be read; see `read_sheet`.
+    """
+    return _sheet(path).sheet
+
+
+def find_image_column(sheet: Sheet, root: Path, images: set[str]) -> str | None:
+    """Return the name of the column with the most cells that name an image; None where none names any.
+
+    Args:
+        root: the folder of the images.
+        images: their paths within it.
+    """
+    found = _image_column(sheet, root, images)
+    return found.name if found else None
 
 
 @dataclass(frozen=True)
@@ -207,11 +229,10 @@ def _encoding(path: Path) -> str:
 
 
 def _delimiter(text: str) -> str:
-    lines = [line for line in text.splitlines()[:200] if line.strip()]
-
     def columns(delimiter: str) -> int:
+        rows = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
         try:
-            widths = {len(row) for row in csv.reader(lines, delimiter=delimiter, strict=True)}
+            widths = {len(row) for row in islice(filter(any, rows), 200)}
         except csv.Error:
             return 0
         return widths.pop() if len(widths) == 1 else 0
