@@ -27,3 +27,13 @@ def test_a_site_with_such_a_device_takes_no_part(tiny: Any) -> None:
     config = site.config.model_copy(update={"training": training})
     with pytest.raises(ConfigError, match=r"^alpha: device 'gpu' cannot be used: .*; correct device under"):
         check_consent("alpha", site.plan, config)
+
+
+def test_groups_at_a_site_are_refused_as_they_do_nothing_there(tiny: Any) -> None:
+    site = tiny(SurgicalAggregation()).sites()["alpha"]
+    data = site.config.data.model_copy(update={"groups": {"head": ("Mass",)}})
+    config = site.config.model_copy(update={"data": data})
+    with pytest.raises(
+        ConfigError, match=r"^alpha: \[data\.groups\] does nothing at a site; it is for the serv"
+    ):
+        check_consent("alpha", site.plan, config)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import struct
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,14 +15,7 @@ from pydicom.dataset import FileDataset, FileMetaDataset
 from pydicom.uid import ExplicitVRLittleEndian, SecondaryCaptureImageStorage, generate_uid
 
 from suture.core.errors import DataError
-from suture.data.decoding import (
-    decode_image,
-    images_to_predict,
-    needed_bits,
-    open_image,
-    read_image,
-    resize_pad,
-)
+from suture.data.decoding import decode_image, needed_bits, open_image, resize_pad
 
 GRAY = np.array([[0, 100], [200, 255]], dtype=np.uint8)
 
@@ -158,26 +150,6 @@ def test_a_resized_image_touches_two_sides_and_keeps_its_value(
     filled = square.reshape(size, size, -1).any(axis=2)
     assert filled.any(axis=1).sum() == max(1, round(h * size / max(h, w)))
     assert filled.any(axis=0).sum() == max(1, round(w * size / max(h, w)))
-
-
-def test_what_to_predict_is_a_folder_a_table_or_an_image(tmp_path: Path) -> None:
-    (tmp_path / "sub").mkdir()
-    for name in ("b.png", "sub/a.JPG"):
-        Image.fromarray(GRAY).save(tmp_path / name)
-    (tmp_path / "list.csv").write_text("image,age\nsub/a.JPG,50\n")
-    assert images_to_predict(tmp_path) == [tmp_path / "b.png", tmp_path / "sub/a.JPG"]
-    assert images_to_predict(tmp_path / "list.csv") == [tmp_path / "sub/a.JPG"]
-    assert images_to_predict(tmp_path / "b.png") == [tmp_path / "b.png"]
-    assert read_image(tmp_path / "b.png", color=False).tolist() == GRAY.tolist()
-    with pytest.raises(DataError, match="does not exist"):
-        images_to_predict(tmp_path / "c.png")
-    with pytest.raises(DataError, match="'img'; did you mean 'image'"):
-        images_to_predict(tmp_path / "list.csv", "img")
-    (tmp_path / "none").mkdir()
-    with pytest.raises(DataError, match="holds no image"):
-        images_to_predict(tmp_path / "none")
-    with pytest.raises(DataError, match=r"c\.png cannot be read: No such file"):
-        read_image(tmp_path / "c.png", color=False)
 
 
 DEEP = np.array([[0, 1024], [2048, 4095]], dtype=np.uint16)

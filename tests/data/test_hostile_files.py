@@ -35,10 +35,11 @@ import suture.data.decoding as decoding
 from suture.core.errors import DataError
 from suture.data import dicom as dicom_module
 from suture.data.archives import reports
-from suture.data.decoding import decode_image, images_to_predict, read_image
+from suture.data.decoding import decode_image
 from suture.data.image_cache import decode
 from suture.data.images import ImageSource, read_all
-from suture.data.limits import MOST_PIXELS
+from suture.data.inputs import find_inputs
+from suture.data.limits import MOST_PIXELS, file_bytes
 from suture.data.reading import read_columns, read_sheet, read_text
 
 PEAK = 600
@@ -156,11 +157,12 @@ MEASURED = """
 import json, sys
 from pathlib import Path
 from suture.core.errors import DataError
-from suture.data.decoding import read_image
+from suture.data.decoding import decode_image
+from suture.data.limits import file_bytes
 from suture.data.reading import read_sheet, read_text
 path = Path(sys.argv[1])
 tables = {".csv.gz": read_sheet, ".xlsx": read_sheet, ".txt.gz": read_text}
-read = tables.get("".join(path.suffixes), lambda path: read_image(path, False))
+read = tables.get("".join(path.suffixes), lambda path: decode_image(file_bytes(path), str(path), False))
 try:
     read(path)
     said = ""
@@ -242,7 +244,7 @@ def test_a_page_of_postscript_never_reaches_ghostscript(
     path = tmp_path / "page.png"
     path.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n")
     with pytest.raises(DataError, match=r"page\.png' cannot be read"):
-        read_image(path, color=False)
+        decode_image(path.read_bytes(), path.name, color=False)
     assert not started
 
 
@@ -297,7 +299,7 @@ def test_pipes_and_devices_are_not_opened(tmp_path: Path) -> None:
             with pytest.raises(DataError, match=f"{name} is no regular file"):
                 source.raw(name)
             with pytest.raises(DataError, match="is no regular file"):
-                read_image(tmp_path / name, color=False)
+                file_bytes(tmp_path / name)
 
 
 def test_a_sparse_file_of_a_terabyte_is_not_read(tmp_path: Path) -> None:
@@ -363,8 +365,13 @@ def test_an_archive_that_is_a_link_out_of_the_root_is_refused(tmp_path: Path) ->
 
 
 def test_a_folder_to_predict_is_not_left_by_a_link(linked: Path) -> None:
-    with pytest.raises(DataError, match=r"out\.png leads out of"):
-        images_to_predict(linked)
+    with find_inputs([linked], "image") as inputs:
+        for name in ("out.png", "up", "ward"):
+            with pytest.raises(DataError, match="leads out of"):
+                inputs.found[str(linked / name)].read()
+        assert sorted(inputs.found) == [
+            str(linked / name) for name in ("out.png", "own.png", "up", "ward", "within.png")
+        ]
 
 
 @pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.REGTYPE])

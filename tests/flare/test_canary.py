@@ -47,11 +47,11 @@ def write(folder: Path, kind: str) -> Path:
         rows.append([name, f"{CANARY}{i}", split, i % 2, (i // 2) % 2, f"patient {CANARY} has a fever"])
     with (folder / "labels.csv").open("w", newline="") as file:
         csv.writer(file).writerows([["image", "patient", "split", *LABELS, "report"], *rows])
-    text = 'text_column = "report"\n' if kind == "reports" else ""
+    own = 'text_column = "report"\n' if kind == "reports" else f'root = "{folder}/images"\n'
     config = folder / "suture.toml"
     config.write_text(
-        f'[data]\ndataset = "hospital"\nroot = "{folder}/images"\ntable = "{folder}/labels.csv"\n'
-        f'{text}labels = ["Mass", "Nodule"]\n[privacy]\nmin_count = 0\nmin_loss = 0\n'
+        f'[data]\ndataset = "hospital"\ntable = "{folder}/labels.csv"\n'
+        f'{own}labels = ["Mass", "Nodule"]\n[privacy]\nmin_count = 0\nmin_loss = 0\n'
     )
     return config
 

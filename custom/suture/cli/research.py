@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
@@ -21,6 +23,12 @@ from suture.cli.common import (
     load_sources,
     print_line,
 )
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+_SHOWN = 5
+"""Files that are named on the terminal."""
 
 DataRoot = Annotated[Path | None, typer.Option(help="Folder of the data sets.", envvar="SUTURE_DATA")]
 
@@ -215,23 +223,98 @@ def _report(line: str) -> None:
     print_line(f"{datetime.now():%H:%M:%S} {line}")
 
 
+Sources = Annotated[
+    list[Path],
+    typer.Argument(
+        help="Images, folders or archives of them, tables that name them, or suture.toml files; for a "
+        "model of text .txt files, or tables with a text column."
+    ),
+]
+Bits = Annotated[
+    int | None,
+    typer.Option(min=8, max=16, help="True depth of images of 16 bits; a suture.toml has its own."),
+]
+
+
 def predict(
     model: Model,
-    source: Annotated[
-        Path,
-        typer.Argument(
-            help="An image, a folder of images or a CSV with an image column; or .txt files, or a CSV with a "
-            "text column."
-        ),
-    ],
+    sources: Sources,
     out: Annotated[Path, typer.Option("-o", "--out", help="CSV to write.")],
+    column: Annotated[
+        str | None, typer.Option(help="Column of a table with the images, or texts; by default it is found.")
+    ] = None,
+    root: Annotated[
+        Path | None,
+        typer.Option(help="Folder or archive of a table's images; by default that of the table."),
+    ] = None,
+    bits: Bits = None,
+    batch: Annotated[int, typer.Option(min=1, help="Images or documents at a time.")] = 64,
+    max_failed: Annotated[
+        int, typer.Option(min=0, help="Exit with 1 where more of them cannot be read.")
+    ] = 0,
     device: ModelDevice = None,
 ) -> None:
-    """Write one probability per class for each image or document."""
-    from suture.core.spreadsheets import as_cell
-    from suture.learning.prediction import predict_to_csv
+    """Write one probability per class for each image or document.
 
-    count, skipped = predict_to_csv(model, source, out, device_of(device))
-    for name in skipped:
-        print_line(f"skipped, unreadable: {as_cell(name)}", style="yellow")
-    print_line(f"{count} predicted: {out}")
+    What cannot be read, or is no image, is listed with the reason in OUT.left_out.csv beside OUT.csv.
+    """
+    from suture.learning.prediction import left_out, predict_to_csv
+
+    with _progress() as progress:
+        frame = predict_to_csv(
+            model,
+            sources,
+            out,
+            device_of(device),
+            column=column,
+            root=root,
+            bits=bits,
+            batch=batch,
+            progress=progress,
+        )
+    _print_left_out(frame, left_out(out))
+    print_line(f"{len(frame)} predicted: {out}")
+    _limit_failed(frame, left_out(out), max_failed)
+
+
+def _print_left_out(frame: DataFrame, listed: Path) -> None:
+    """Print the first of what was taken for granted, cannot be read or is no image."""
+    for note in frame.attrs["notes"]:
+        print_line(note)
+    failed, others = frame.attrs["failed"], frame.attrs["others"]
+    for reason in list(failed.values())[:_SHOWN]:
+        print_line(f"left out: {reason}", style="yellow")
+    if others:
+        first = ", ".join(list(others)[:_SHOWN])
+        print_line(f"{len(others)} other files are no {frame.index.name}s, such as {first}; see {listed}")
+
+
+def _limit_failed(frame: DataFrame, listed: Path, most: int) -> None:
+    """Check that no more inputs are unreadable than the user allows.
+
+    Raises:
+        DataError: there are more; says how many, and where the reasons are.
+    """
+    from suture.core.errors import DataError
+
+    failed = len(frame.attrs["failed"])
+    if failed > most:
+        raise DataError(
+            f"{failed} of {failed + len(frame)} {frame.index.name}s cannot be read; {listed} says why. The "
+            f"others are predicted; --max-failed {failed} accepts this"
+        )
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[int, int], None] | None]:
+    """Show what is done and the time that is left, on a terminal; nothing where the output is a pipe."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+    if not console.is_terminal:
+        yield None
+        return
+    with Progress(
+        BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console, transient=True
+    ) as shown:
+        task = shown.add_task("", total=None)
+        yield lambda done, total: shown.update(task, completed=done, total=total)

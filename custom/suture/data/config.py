@@ -206,6 +206,8 @@ def _explain(source: Path | str, fault: Any) -> str:
     value = f" = {shown(fault['input'])}" if rest else ""
     if fault["type"] == "extra_forbidden":
         return f"{source}: {_unknown_key(section, rest, dataset)}"
+    if fault["type"] == "value_error" and not rest:
+        return f"{source}: {key} {fault['ctx']['error']}"
     if fault["type"] == "missing":
         return f"{source}: {key} is missing; write it"
     if fault["type"] == "union_tag_not_found":
@@ -230,6 +232,9 @@ def _unknown_key(section: str, rest: list[str], dataset: str | None) -> str:
     name = rest[-1]
     if dataset is None:
         return f"unknown key [{section}] {name}; {nearest(name, _SECTIONS[section].model_fields)}"
+    if (dataset, name) == ("hospital", "uncertain"):
+        meanings = 'values = { "-1" = "unknown" }, or 0, or 1'
+        return f'[data] uncertain does nothing for dataset = "hospital"; write {meanings}'
     own = DATASETS[dataset].config.model_fields
     current = _RENAMED.get(name, name)
     others = [word for word, other in DATASETS.items() if current in other.config.model_fields]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 
@@ -69,6 +69,29 @@ class DatasetConfig(Section):
     def text_in_table(cls, values: dict[str, Any]) -> bool:  # noqa: ARG003
         """Whether the documents are in `table`, so that `root` can be left out."""
         return False
+
+    @property
+    def holds_text(self) -> bool:
+        """Whether these are documents rather than images."""
+        return self.text_in_table(self.__dict__)
+
+    def idle(self) -> dict[str, str]:
+        """The keys that have no effect beside the others, each with the reason and the remedy."""
+        idle: dict[str, str] = {}
+        if not (self.labels or self.groups or self.target):
+            idle["synonyms"] = "without labels, as the release's own names are known; remove it"
+        if self.holds_text:
+            idle |= dict.fromkeys(("color", "bits", "partial", "follow_links"), "for texts; remove it")
+        if self.text_in_table(self.__dict__) and self.root != self.table:
+            idle["root"] = "where the table itself has the texts; remove it"
+        return idle
+
+    @model_validator(mode="after")
+    def _every_key_has_an_effect(self) -> Self:
+        for key, why in self.idle().items():
+            if getattr(self, key) != type(self).model_fields[key].get_default(call_default_factory=True):
+                raise ValueError(f"{key} does nothing {why}")
+        return self
 
     @model_validator(mode="before")
     @classmethod

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,11 +13,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from suture.core.errors import DataError
-from suture.core.files import contained
 from suture.data.arrays import decode_array, is_array
 from suture.data.dicom import decode_dicom
-from suture.data.limits import check_pixels, file_bytes
-from suture.data.reading import read_sheet
+from suture.data.limits import check_pixels
 from suture.data.scaling import scaled
 
 Pixels = NDArray[np.uint8]
@@ -104,14 +101,6 @@ def readable(name: str) -> Iterator[None]:
         raise DataError(f"image {name!r} cannot be read: {str(error) or type(error).__name__}") from error
 
 
-def read_image(path: Path, color: bool, bits: int | None = None) -> Pixels:
-    """Read the image of a file; see `decode_image`."""
-    try:
-        return decode_image(file_bytes(path), str(path), color, bits)
-    except OSError as error:
-        raise DataError(f"image {path} cannot be read: {error.strerror}") from error
-
-
 def resize_pad(image: Pixels, size: int) -> Pixels:
     """Fit an image into a square of zeros, centred, with its aspect ratio: [size, size] or [size, size, 3].
 
@@ -127,41 +116,6 @@ def resize_pad(image: Pixels, size: int) -> Pixels:
     top, left = (size - h) // 2, (size - w) // 2
     square[top : top + h, left : left + w] = Image.fromarray(image).resize((w, h), Image.Resampling.BILINEAR)
     return square
-
-
-def images_to_predict(path: Path, column: str = "image") -> list[Path]:
-    """Return the images of a path: all of a folder, those that a CSV's column names, or the file itself.
-
-    Names in a CSV are relative to its folder.
-
-    Raises:
-        DataError: there is no such path, no image in it, or no such column; or a link of the folder leads
-            out of it.
-    """
-    if path.is_dir():
-        found = within(path, (p for p in path.rglob("*") if p.name.lower().endswith(SUFFIXES)))
-        if not found:
-            raise DataError(f"{path} holds no image ({', '.join(SUFFIXES)})")
-        return found
-    if not path.is_file():
-        raise DataError(f"{path} does not exist; give an image, a folder of images or a CSV")
-    if path.suffix.lower() != ".csv":
-        return [path]
-    sheet = read_sheet(path)
-    return [path.parent / name for name in sheet.column(column, "--column")]
-
-
-def within(folder: Path, files: Iterable[Path]) -> list[Path]:
-    """Return files that were found in a folder, sorted.
-
-    Raises:
-        DataError: one of them is a link that leads out of the folder.
-    """
-    found, inside = sorted(files), contained(folder)
-    for path in found:
-        if not inside(path):
-            raise DataError(f"{path} leads out of {folder}; remove the link, or name its file itself")
-    return found
 
 
 def _is_dicom(data: bytes, name: str) -> bool:

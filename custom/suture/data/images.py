@@ -33,11 +33,15 @@ CHUNK = 256
 
 @dataclass(frozen=True, order=True)
 class _Location:
-    """Where the bytes of an image are: a stretch of an archive's content, or (size -1) a whole file."""
+    """Where the bytes of an image are: a stretch of an archive's content, or (size -1) a whole file.
+
+    `member` is its path within the archive.
+    """
 
     file: Path
     offset: int = 0
     size: int = -1
+    member: str = ""
 
 
 class ImageSource:
@@ -86,9 +90,22 @@ class ImageSource:
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and self.missing(name) is None
 
+    def files(self) -> list[str]:
+        """The paths of all files."""
+        return sorted(self._index[0])
+
     def paths(self) -> list[str]:
         """The paths of all images."""
-        return sorted(path for path in self._index[0] if path.lower().endswith(SUFFIXES))
+        return [path for path in self.files() if path.lower().endswith(SUFFIXES)]
+
+    def path(self, name: str) -> str:
+        """The file of an image, or its archive and its path within that.
+
+        Raises:
+            DataError: there is no such image, or more than one.
+        """
+        location = self._location(name)
+        return str(location.file / location.member)
 
     def stems(self) -> dict[str, str]:
         """The path of each image by its file name without the suffix, where that is unique."""
@@ -253,7 +270,7 @@ def _members(archive: Path) -> Iterator[tuple[str, _Location]]:
             for member in tar:
                 if member.isfile():
                     name = member.name.removeprefix("./")
-                    locations[name] = _Location(archive, member.offset_data, member.size)
+                    locations[name] = _Location(archive, member.offset_data, member.size, name)
     except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
         raise DataError(f"archive {archive} is broken ({error}); fetch it again") from error
     return iter(locations.items())

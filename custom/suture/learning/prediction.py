@@ -2,29 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import errno
+import os
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from suture.core.environment import unusable
-from suture.core.errors import ConfigError, DataError
-from suture.core.files import atomic_write, make_folder
+from suture.core.errors import ConfigError, DataError, DiskError
+from suture.core.files import make_folder, replacing
+from suture.core.printable import number_of
 from suture.core.spreadsheets import as_cell
-from suture.data.decoding import images_to_predict, read_image, resize_pad, within
-from suture.data.limits import MOST_TEXT, file_bytes
-from suture.data.reading import read_sheet
+from suture.data.decoding import needed_bits, open_image, readable, resize_pad
+from suture.data.inputs import Input, Kind, find_inputs
 from suture.learning.losses import probabilities
 from suture.models import MODELS, ModelSpec, vocabulary_of
 from suture.models.classifier import Classifier, Preprocessing
 from suture.models.saved import load_model, load_spec
 
-_BATCH = 64
+BATCH = 64
+"""Images or documents that are computed at a time."""
 
-Inputs = dict[str, Tensor]
+_AHEAD = 64
+"""Images or documents that are read before they are needed."""
+
+Value = Tensor | str
+Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -68,42 +82,134 @@ class Model:
             raise DataError(f"got {images.dtype} {list(images.shape)}, and the model reads {reads}")
         return self._probabilities({"image": self.prepare(images)})
 
-    @torch.no_grad()
-    def predict(self, source: str | Path | Sequence[str | Path]) -> pd.DataFrame:
+    def predict(
+        self,
+        source: str | Path | Sequence[str | Path],
+        *,
+        column: str | None = None,
+        root: str | Path | None = None,
+        bits: int | None = None,
+        batch: int = BATCH,
+        progress: Progress | None = None,
+    ) -> pd.DataFrame:
         """Return one row of probabilities for each image or document.
 
         Args:
-            source: an image, a folder of images, a CSV with an ``image`` column, or several of these; for a
-                model that reads text a .txt file, a folder of them, or a CSV with a ``text`` column (and
-                names under ``document``).
+            source: an image, a folder or archive of images, a table that names them, a suture.toml, or
+                several of these; for a model that reads text .txt files in place of images, or a table of
+                texts (and of their names under ``document``).
+            column, root: of a table, as in `find_inputs`.
+            bits: the true depth of images that are stored with 16 bits; a suture.toml has its own.
+            batch: images or documents that are computed at a time.
+            progress: called with the number of those that are done, and of all.
 
         Returns:
-            a column for each class, and the names as the index; ``frame.attrs["skipped"]`` lists unreadable
-            images.
+            a column for each class, and the paths as the index. ``frame.attrs`` has ``failed``, the reason
+            for each input that cannot be read, ``others``, the reason why another file of a folder is none,
+            both by path, and ``notes``, what was taken for granted.
 
         Raises:
             DataError: there is no image or document, or none can be read.
+            ConfigError: `column` or `root` without a table, a faulty suture.toml, or a `batch` below 1.
         """
-        sources = [source] if isinstance(source, (str, Path)) else source
-        names: list[str] = []
-        skipped: list[str] = []
-        rows = []
-        for path in map(Path, sources):
-            for part, inputs in (
-                _documents(path, self.spec) if self.reads_text else _images(path, self.prepare, skipped)
-            ):
-                names += part
-                rows.append(self._probabilities(inputs))
-        if not names and not skipped:
-            raise DataError(f"{source or 'an empty list'} holds nothing to predict")
-        if not names:
-            raise DataError(f"none of the {len(skipped)} images of {source} can be read; first {skipped[0]}")
-        index = pd.Index(names, name="document" if self.reads_text else "image")
-        frame = pd.DataFrame(torch.cat(rows).numpy(), index, list(self.labels))
-        frame.attrs["skipped"] = skipped
+        frame = self.frame(source, column, root, bits, batch, progress)
+        if frame.empty:
+            raise none_read(frame)
         return frame
 
-    def _probabilities(self, inputs: Inputs) -> Tensor:
+    @torch.no_grad()
+    def frame(
+        self,
+        source: str | Path | Sequence[str | Path],
+        column: str | None,
+        root: str | Path | None,
+        bits: int | None,
+        batch: int,
+        progress: Progress | None,
+    ) -> pd.DataFrame:
+        """Return what `predict` returns, also where no input can be read: the frame has no row then."""
+        if batch < 1:
+            raise ConfigError(f"batch={batch}: at least one is computed at a time")
+        given = [source] if isinstance(source, (str, Path)) else source
+        sources = [Path(one).expanduser() for one in given]
+        if not sources:
+            raise DataError("an empty list holds nothing to predict")
+        base = None if root is None else Path(root).expanduser()
+        kind: Kind = "text" if self.reads_text else "image"
+        with find_inputs(sources, kind, column, base, bits) as inputs:
+            found = list(inputs.found.values())
+            # Of 100,000 images this is a few megabytes; it is the images that must not be held.
+            scores = np.full((len(found), len(self.labels)), np.nan, dtype=np.float32)
+            highest: list[int] = []
+            failed = self._fill(scores, found, highest, batch, progress)
+        # Of objects, because the name of a file may be no text of Unicode.
+        kind_name = "document" if self.reads_text else "image"
+        index = pd.Index([one.name for one in found], dtype=object, name=kind_name)
+        frame = pd.DataFrame(scores, index, list(self.labels))[~index.isin(failed)]
+        notes = [*inputs.notes, *_too_dark(highest)]
+        frame.attrs |= {"failed": failed, "others": inputs.others, "notes": notes}
+        return frame
+
+    def _fill(
+        self,
+        scores: NDArray[np.float32],
+        found: Sequence[Input],
+        highest: list[int],
+        size: int,
+        progress: Progress | None,
+    ) -> dict[str, str]:
+        """Write the probabilities of each input into its row; return why some have none, by name.
+
+        Args:
+            highest: takes the largest value of each image of 16 bits whose true depth nobody has said.
+        """
+        failed: dict[str, str] = {}
+        order = sorted(range(len(found)), key=lambda row: found[row].at)
+        done = 0
+        with closing(_converted([found[row] for row in order], partial(self._value, highest))) as values:
+            results = zip(order, values, strict=True)
+            while part := list(islice(results, size)):
+                rows = [row for row, value in part if not isinstance(value, DataError)]
+                if rows:
+                    read = [value for _, value in part if not isinstance(value, DataError)]
+                    scores[rows] = self._probabilities(self._inputs(read)).numpy()
+                failed |= {found[row].name: str(value) for row, value in part if isinstance(value, DataError)}
+                done += len(part)
+                if progress is not None:
+                    progress(done, len(found))
+        return failed
+
+    def _value(self, highest: list[int], one: Input, data: bytes | DataError | None) -> Value | DataError:
+        """Return an image as the data set's own batches hold it, uint8 [1 or 3, h, w], or a text."""
+        data = _bytes(one) if data is None else data
+        if isinstance(data, DataError):
+            return data
+        try:
+            if self.reads_text:
+                return data.decode("utf-8-sig")
+            opened = open_image(data, one.name, one.bits)
+            if one.bits is None and opened.bits == 16 and opened.highest is not None:
+                highest.append(opened.highest)
+            with readable(one.name):
+                pixels = opened.pixels(self.prepare.color)
+            image = torch.from_numpy(resize_pad(pixels, self.prepare.size).copy())
+            return image.permute(2, 0, 1) if self.prepare.color else image[None]
+        except UnicodeDecodeError as error:
+            return DataError(f"{one.name} cannot be read as text: {error}")
+        except DataError as error:
+            return error
+        except MemoryError:
+            return DataError(f"{one.name} takes more memory than there is")
+
+    def _inputs(self, values: Sequence[Value]) -> dict[str, Tensor]:
+        """Return images, or texts, as a batch of the network."""
+        if self.reads_text:
+            texts = [value for value in values if isinstance(value, str)]
+            tokens, length = vocabulary_of(self.spec).encode(texts, self.spec.longest)
+            return {"tokens": tokens, "length": length}
+        return {"image": self.prepare(torch.stack([v for v in values if isinstance(v, Tensor)]))}
+
+    def _probabilities(self, inputs: dict[str, Tensor]) -> Tensor:
         on_device = {key: tensor.to(self.device) for key, tensor in inputs.items()}
         found = probabilities(self.network(on_device), self.network.labels.label_type).cpu()
         if not bool(torch.isfinite(found).all()):
@@ -130,75 +236,118 @@ def open_model(folder: str | Path, device: str = "cpu") -> Model:
     return Model(network.to(device), load_spec(folder), prepare, device)
 
 
-def predict_to_csv(model_folder: Path, source: Path, out: Path, device: str = "cpu") -> tuple[int, list[str]]:
+def predict_to_csv(
+    model_folder: Path,
+    source: Path | Sequence[Path],
+    out: Path,
+    device: str = "cpu",
+    *,
+    column: str | None = None,
+    root: Path | None = None,
+    bits: int | None = None,
+    batch: int = BATCH,
+    progress: Progress | None = None,
+) -> pd.DataFrame:
     """Write a CSV with the column ``image`` or ``document``, and a column of probabilities for each class.
 
-    Names are written by `as_cell`, so that none is a formula or moves the cursor of a terminal.
+    What was left out, and why, is written beside it (`left_out`). Names are written by `as_cell`, so that
+    none is a formula or moves the cursor of a terminal.
 
     Args:
-        model_folder, source: as in `open_model` and `Model.predict`.
+        model_folder, device: as in `open_model`.
+        source, column, root, bits, batch, progress: as in `Model.predict`.
 
     Returns:
-        the number of predictions, and the names of images that cannot be read.
-    """
-    frame = open_model(model_folder, device).predict(source).rename(index=as_cell, columns=as_cell)
-    make_folder(out.parent)
-    atomic_write(out, frame.to_csv(float_format="%.6f", lineterminator="\n").encode())
-    return len(frame), frame.attrs["skipped"]
-
-
-def _images(
-    source: Path, prepare: Preprocessing, skipped: list[str]
-) -> Iterator[tuple[Sequence[str], Inputs]]:
-    """Yield batches of images and their names; names of unreadable images are added to `skipped`."""
-    paths = images_to_predict(source)
-    for start in range(0, len(paths), _BATCH):
-        names, pixels = [], []
-        for path in paths[start : start + _BATCH]:
-            try:
-                image = torch.tensor(resize_pad(read_image(path, prepare.color), prepare.size))
-            except DataError:
-                skipped.append(str(path))
-                continue
-            names.append(str(path))
-            pixels.append(image.permute(2, 0, 1) if prepare.color else image[None])
-        if names:
-            yield names, {"image": prepare(torch.stack(pixels))}
-
-
-def _documents(source: Path, spec: ModelSpec) -> Iterator[tuple[Sequence[str], Inputs]]:
-    """Yield batches of documents and their names."""
-    named = documents_to_predict(source)
-    vocabulary = vocabulary_of(spec)
-    for start in range(0, len(named), _BATCH):
-        part = named[start : start + _BATCH]
-        tokens, length = vocabulary.encode([text for _, text in part], spec.longest)
-        yield [name for name, _ in part], {"tokens": tokens, "length": length}
-
-
-def documents_to_predict(source: Path) -> list[tuple[str, str]]:
-    """Return name and text of each document of a path: a .txt file, a folder of them, or a CSV.
+        as `Model.predict`.
 
     Raises:
-        DataError: the path does not exist or has no document, the CSV no column ``text``, a file is no UTF-8,
-            or a link leads out of the folder.
+        ConfigError: `out` is no name of a CSV.
+        DiskError: it cannot be written; no file of its name is then new.
+        SutureError: as `Model.predict`.
     """
-    if source.suffix.lower() == ".csv" and source.is_file():
-        sheet = read_sheet(source)
-        texts = sheet.cells(sheet.position("text", "the documents"))
-        named = "document" in sheet.header
-        names = sheet.cells(sheet.position("document", "")) if named else map(str, sheet.numbers)
-        return list(zip(names, texts, strict=True))
+    _check_output(out)
+    frame = open_model(model_folder, device).frame(source, column, root, bits, batch, progress)
+    _write_left_out(frame, left_out(out))
+    if frame.empty:
+        raise none_read(frame)
+    with replacing(out) as temporary:
+        safe = frame.rename(index=as_cell, columns=as_cell)
+        safe.to_csv(temporary, float_format="%.6f", lineterminator="\n", encoding="utf-8")
+    return frame
+
+
+def _check_output(out: Path) -> None:
+    """Make the folder of a CSV, and check before hours of work that it can be written.
+
+    Raises:
+        ConfigError, DiskError: as `predict_to_csv`.
+    """
+    if out.suffix.lower() != ".csv" or out.is_dir():
+        raise ConfigError(f"{out}: predictions are written as CSV; give a file name that ends in .csv")
+    make_folder(out.parent)
+    if not os.access(out.parent, os.W_OK):
+        raise DiskError(errno.EACCES, os.strerror(errno.EACCES), str(out))
+
+
+def _write_left_out(frame: pd.DataFrame, path: Path) -> None:
+    """Write a CSV of what has no prediction, and why; where there is none, delete that of an earlier call."""
+    reasons = frame.attrs["failed"] | frame.attrs["others"]
+    rows = [(as_cell(name), as_cell(why)) for name, why in reasons.items()]
+    if not rows:
+        path.unlink(missing_ok=True)
+        return
+    with replacing(path) as temporary:
+        table = pd.DataFrame(rows, columns=[str(frame.index.name), "reason"])
+        table.to_csv(temporary, index=False, lineterminator="\n", encoding="utf-8")
+
+
+def left_out(out: Path) -> Path:
+    """The CSV beside that of the predictions which says what has none, and why."""
+    return out.with_suffix(".left_out.csv")
+
+
+def none_read(frame: pd.DataFrame) -> DataError:
+    """Return the error of a frame without a row."""
+    failed = frame.attrs["failed"]
+    first = next(iter(failed.values()))
+    return DataError(f"none of the {len(failed)} {frame.index.name}s can be read; the first: {first}")
+
+
+def _converted(
+    found: Sequence[Input], value: Callable[[Input, bytes | DataError | None], Value | DataError]
+) -> Generator[Value | DataError, None, None]:
+    """Read and convert inputs on a few threads, in their order and a little ahead of their use.
+
+    The bytes of an archive are read here, one after the other: a thread that came late would lead it back.
+    """
+    pool = ThreadPoolExecutor(min(4, os.cpu_count() or 1))
+    waiting: deque[Future[Value | DataError]] = deque()
     try:
-        there = source.exists()
-    except OSError:  # the text itself, too long for a name
-        there = False
-    paths = within(source, source.rglob("*.txt")) if there and source.is_dir() else [source]
-    if not paths or not there:
-        raise DataError(
-            f"{str(source)[:80]!r} holds no document; give a .txt file, a folder of them or a CSV"
-        )
+        for one in found:
+            waiting.append(pool.submit(value, one, _bytes(one) if one.at[0] else None))
+            if len(waiting) == _AHEAD:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _too_dark(highest: Sequence[int]) -> list[str]:
+    """Say that images of 16 bits are predicted darker than they are."""
+    if not highest or (needed := needed_bits(max(highest))) == 16:
+        return []
+    return [
+        f"{number_of(len(highest), 'image')} with 16 bits and no value above {max(highest):,}: the model "
+        f"sees them {2 ** (16 - needed)} times too dark, unless those that it has learned were read so too; "
+        f"--bits {needed} scales them"
+    ]
+
+
+def _bytes(one: Input) -> bytes | DataError:
     try:
-        return [(str(path), file_bytes(path, MOST_TEXT).decode("utf-8-sig")) for path in paths]
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{source} cannot be read as text: {error}") from error
+        return one.read()
+    except DataError as error:
+        return error
+    except OSError as error:
+        return DataError(f"{one.name} cannot be read: {error.strerror or error}")

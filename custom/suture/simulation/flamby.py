@@ -167,11 +167,12 @@ def flamby_config(root: Path, lists: Path, split: Split, seed: int) -> FlambyCon
     Raises:
         ConfigError: the lists are not there.
     """
+    cut = "lesions" if split == "folds" else split  # `FlambySites` makes the folds itself
     return FlambyConfig(
         root=images_in(root),
         table=official(lists, TRUTH),
-        lists=root,
-        split="lesions" if split == "folds" else split,  # `FlambySites` makes the folds itself
+        lists=root if cut == "lesions" else None,
+        split=cut,
         seed=seed,
         color=True,
         partial=True,

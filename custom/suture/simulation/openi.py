@@ -44,7 +44,7 @@ class OpeniSites:
         table = root / "NLMCXR_reports.tgz"
         if not table.exists():
             raise ConfigError(f"{root} has no {table.name}; name its folder with --set simulation.root=DIR")
-        pooled = load_table(OpeniConfig(root=root, table=table, labels=FINDINGS, seed=self.seed))
+        pooled = load_table(OpeniConfig(root=table, table=table, labels=FINDINGS, seed=self.seed))
         lists = class_lists(
             self.classes, pooled.labels, self.clients, seed=self.seed, per_client=self.per_client
         )

@@ -16,9 +16,9 @@ from suture.core.errors import ConfigError, DataError, unknown
 from suture.core.labels import LabelSet, canonical
 from suture.core.seeds import seed_for
 from suture.core.validation import LARGEST_SEED, LIMIT, STRICT
-from suture.data.config import SiteConfig, write_site_config
+from suture.data.config import SiteConfig, parse_data, write_site_config
 from suture.data.readers import DataConfig, load_table
-from suture.data.readers.eicu import TEXTS, EicuConfig, EicuText
+from suture.data.readers.eicu import TEXTS, EicuText
 from suture.data.readers.hospital import HospitalConfig
 from suture.data.readers.mimic import MimicReportsConfig
 from suture.data.readers.openi import FINDINGS, OpeniConfig
@@ -35,6 +35,8 @@ _FOLDERS: dict[Corpus, tuple[str, str]] = {
     "eicu": ("eicu_demo", "eICU"),
     "mimic_reports": ("mimic_cxr", "MIMIC-CXR's reports"),
 }
+_EICU = ("labels_from", "texts", "leaking_text", "admission_paths")
+
 _TABLES: dict[Corpus, str] = {
     "openi": "NLMCXR_reports.tgz",
     "eicu": "patient.csv*",
@@ -109,18 +111,12 @@ class SingleTargetSites:
                 "simulation.root=DIR"
             )
         if self.corpus == "openi":
-            return OpeniConfig(root=root, table=tables[0], labels=self.order)
+            return OpeniConfig(root=tables[0], table=tables[0], labels=self.order)
         if self.corpus == "mimic_reports":
             archives = [path for path in (root / name for name in _REPORTS) if path.exists()]
             return MimicReportsConfig(root=(*archives, root)[0], table=tables[0], labels=self.order)
-        return EicuConfig(
-            root=root,
-            table=tables[0],
-            labels_from=self.labels_from,
-            texts=self.texts,
-            leaking_text=self.leaking_text,
-            admission_paths=self.admission_paths,
-        )
+        values = {key: getattr(self, key) for key in _EICU}
+        return parse_data({"dataset": "eicu", "table": tables[0], **values}, "simulation")
 
 
 def _check(order: tuple[str, ...], training: tuple[str, ...], targets: tuple[str, ...]) -> None:

@@ -187,7 +187,7 @@ def test_a_column_of_documents(tmp_path: Path) -> None:
     assert table.root == path
     assert table.of("test").restrict(LabelSet(("Edema",))).texts == ("Mass.",)
     with pytest.raises(DataError, match=r"no column 'reprot'.*\[data\] text_column"):
-        load_table(config(path, image_column="study", text_column="reprot"))
+        load_table(HospitalConfig(table=path, image_column="study", text_column="reprot"))
     path.write_text(path.read_text().replace("Mass.,1", ",1"))
     with pytest.raises(DataError, match=r"row 3: no text in column 'report'"):
-        load_table(config(path, **own))
+        load_table(HospitalConfig(table=path, **own))

@@ -64,6 +64,11 @@ class ChexpertConfig(ReleaseConfig):
     views: Literal["frontal", "all"] = "frontal"
     uncertain: Uncertain = "zeros"
 
+    def idle(self) -> dict[str, str]:
+        """As in the base, and `lists` where the split reads none."""
+        unread = {"lists": 'with split = "patients"; remove it'} if self.split == "patients" else {}
+        return super().idle() | unread
+
 
 @dataclass(frozen=True)
 class _Part:

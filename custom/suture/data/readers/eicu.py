@@ -60,6 +60,11 @@ class EicuConfig(ReleaseConfig):
     leaking_text: bool = False
     admission_paths: Literal["all", "last"] = "all"
 
+    def idle(self) -> dict[str, str]:
+        """As in the base, and what chooses among entries that are not read."""
+        remedy = {"admission_paths": "without leaking_text = true; remove it"}
+        return super().idle() | ({} if self.leaking_text else remedy)
+
     @classmethod
     def text_in_table(cls, values: dict[str, Any]) -> bool:  # noqa: ARG003
         """True: the documents are made of the database's tables."""

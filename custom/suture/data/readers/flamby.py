@@ -55,6 +55,11 @@ class FlambyConfig(ReleaseConfig):
     dataset: Literal["flamby_isic"] = "flamby_isic"
     split: Literal["official", "lesions", "images"] = "official"
 
+    def idle(self) -> dict[str, str]:
+        """As in the base, and `lists` where the split reads none."""
+        remedy = f'with split = "{self.split}"; remove it, or write split = "lesions"'
+        return super().idle() | ({} if self.split == "lesions" else {"lists": remedy})
+
 
 def read_flamby(config: FlambyConfig) -> Reading:
     """Reads either table; each image is of exactly one of the eight classes.

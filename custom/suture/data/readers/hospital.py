@@ -76,6 +76,19 @@ class HospitalConfig(LabelConfig):
     split_column: str = "split"
     split_file: SitePath | None = None
 
+    def idle(self) -> dict[str, str]:
+        """As in the base, and what another split, or images, would need."""
+        idle = super().idle()
+        if self.text_column is not None:
+            idle["image_match"] = "for texts; remove it"
+        if self.split != "patients":
+            idle["seed"] = f'with split = "{self.split}"; remove it, or write split = "patients"'
+        if self.split != "file":
+            idle["split_file"] = f'with split = "{self.split}"; remove it, or write split = "file"'
+        if self.split != "column" and (self.labels is not None or self.finding_column is not None):
+            idle["split_column"] = f'with split = "{self.split}"; remove it, or write split = "column"'
+        return idle
+
     @classmethod
     def text_in_table(cls, values: dict[str, Any]) -> bool:
         """Whether the site names a column of documents."""

@@ -43,6 +43,14 @@ class LabelConfig(DatasetConfig):
     values: dict[str, Meaning] = Field(default_factory=dict)
     label_type: LabelType = "multilabel"
 
+    def idle(self) -> dict[str, str]:
+        """As in the base, but for `synonyms`; and what is for the other way to give labels."""
+        idle = {key: why for key, why in super().idle().items() if key != "synonyms"}
+        if self.finding_column is None:
+            remedy = "without finding_column; remove it, or name that column"
+            return idle | {"finding_separator": remedy}
+        return idle | {"values": "with finding_column, whose cells list classes; remove it"}
+
 
 @dataclass(frozen=True)
 class FoundLabels:

@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from suture.core.errors import ConfigError, DataError, LabelError, nearest
 from suture.core.labels import LabelSet, canonical
@@ -48,11 +48,10 @@ class HyperKvasirConfig(ReleaseConfig):
     split: Literal["folds", "images"] = "folds"
     fold: int = Field(default=0, ge=0)
 
-    @model_validator(mode="after")
-    def _fold_is_used(self) -> HyperKvasirConfig:
-        if self.fold and self.split != "folds":
-            raise ValueError(f"fold = {self.fold} needs split = 'folds'; remove it")
-        return self
+    def idle(self) -> dict[str, str]:
+        """As in the base, and `fold` and `lists` where the split has no folds."""
+        remedy = 'with split = "images"; remove it, or write split = "folds"'
+        return super().idle() | (dict.fromkeys(("fold", "lists"), remedy) if self.split == "images" else {})
 
 
 def read_hyperkvasir(config: HyperKvasirConfig) -> Reading:

@@ -48,6 +48,11 @@ class IsicConfig(ReleaseConfig):
     dataset: Literal["isic2018"] = "isic2018"
     split: Literal["lesions", "images"] = "lesions"
 
+    def idle(self) -> dict[str, str]:
+        """As in the base, and `lists` where the split reads none."""
+        unread = {"lists": 'with split = "images"; remove it'} if self.split == "images" else {}
+        return super().idle() | unread
+
 
 def read_isic(config: IsicConfig) -> Reading:
     """Reads either official table; each image is of exactly one of the seven classes.

@@ -21,7 +21,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from suture.core.errors import DataError
+from suture.core.errors import ConfigError, DataError
 from suture.core.files import contained
 from suture.core.labels import LabelSet
 from suture.data.archives import reports
@@ -50,6 +50,11 @@ _PARTS = {"train": "train", "validate": "validation", "test": "test"}
 _KEY = 'dataset = "mimic"'
 
 
+def _undrawn(split: str) -> dict[str, str]:
+    remedy = f'with split = "{split}"; remove it, or write split = "patients"'
+    return {} if split == "patients" else {"seed": remedy}
+
+
 class MimicConfig(ReleaseConfig):
     """MIMIC-CXR-JPG; `table` is mimic-cxr-2.0.0-chexpert.csv or a table of CXR-LT.
 
@@ -65,6 +70,10 @@ class MimicConfig(ReleaseConfig):
     split: Literal["test", "official", "patients"] = "test"
     views: Literal["frontal", "all"] = "frontal"
     uncertain: Uncertain = "zeros"
+
+    def idle(self) -> dict[str, str]:
+        """As in the base, and `seed` where nothing is drawn."""
+        return super().idle() | _undrawn(self.split)
 
 
 @dataclass(frozen=True)
@@ -97,6 +106,8 @@ def read_mimic(config: MimicConfig) -> Reading:
     """
     sheet = read_sheet(config.table)
     per_image = "dicom_id" in sheet.header
+    if per_image and config.uncertain != "zeros":
+        raise ConfigError(f"[data] uncertain does nothing for {config.table}, which has no -1; remove it")
     names = _classes(sheet) if per_image else SPELLINGS
     y, faults = values(sheet, names, _KEY, None if per_image else config.uncertain)
     found = _own_images(sheet, config) if per_image else _images_of_studies(sheet, config)
@@ -221,6 +232,16 @@ class MimicReportsConfig(DatasetConfig):
     dataset: Literal["mimic_reports"] = "mimic_reports"
     split: Literal["patients", "test"] = "patients"
     uncertain: Uncertain = "zeros"
+
+    @property
+    def holds_text(self) -> bool:
+        """True: the reports are files."""
+        return True
+
+    def idle(self) -> dict[str, str]:
+        """As in the base, but for the files of reports; and `seed` where nothing is drawn."""
+        idle = {key: why for key, why in super().idle().items() if key not in ("partial", "follow_links")}
+        return idle | _undrawn(self.split)
 
 
 def read_mimic_reports(config: MimicReportsConfig) -> Reading:

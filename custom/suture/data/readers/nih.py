@@ -63,6 +63,11 @@ class NihConfig(ReleaseConfig):
     dataset: Literal["nih"] = "nih"
     split: Literal["official", "patients"] = "official"
 
+    def idle(self) -> dict[str, str]:
+        """As in the base, and `lists` where the split reads none."""
+        unread = {"lists": 'with split = "patients"; remove it'} if self.split == "patients" else {}
+        return super().idle() | unread
+
 
 def read_nih(config: NihConfig) -> Reading:
     """Reads the official table; every one of the fourteen findings is known (1 or 0) in every row.

@@ -44,6 +44,10 @@ class OpeniConfig(DatasetConfig):
 
     dataset: Literal["openi"] = "openi"
 
+    def idle(self) -> dict[str, str]:
+        """As in the base, but for links: the reports are files."""
+        return {key: why for key, why in super().idle().items() if key != "follow_links"}
+
     @classmethod
     def text_in_table(cls, values: dict[str, Any]) -> bool:  # noqa: ARG003
         """True: the reports are in the archive."""

@@ -373,6 +373,8 @@ def check_consent(site: str, plan: Plan, config: SiteConfig) -> None:
             f"{site}: {plan.method.about.title} shows every class name of the federation to each "
             'site; permit it with label_view = "all" under [privacy] in suture.toml'
         )
+    if config.data.groups:
+        raise ConfigError(f"{site}: [data.groups] does nothing at a site; it is for the server's suture.toml")
     training = config.training
     if reason := unusable(training.device):
         raise ConfigError(

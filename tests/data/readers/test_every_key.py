@@ -1,0 +1,380 @@
+"""Every key of every data set changes what is read, or is refused: none is passed over without a word."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from official import write_chexpert, write_ham10000, write_mimic, write_nih, write_openi
+from suture.core.errors import ConfigError, SutureError
+from suture.data.config import load_site_config, parse_data
+from suture.data.decoding import decode_image
+from suture.data.images import ImageSource
+from suture.data.readers import DATASETS, read_table
+
+Values = dict[str, Any]
+
+ELSEWHERE = {
+    "dataset": "chooses the reader",
+    "target": "tests/learning: the class of methods that train one",
+    "truth": "tests/federation: what pseudo-labels are compared with",
+    "groups": "tests/federation: the server's figures; a site refuses it, see below",
+}
+
+
+def lines(path: Path, *rows: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(rows) + "\n")
+    return path
+
+
+def hospital(root: Path) -> Values:
+    write_ham10000(root)
+    splits = ("train", "test")
+    rows = [
+        f"ISIC_{i:07d}.jpg,P{i},{splits[i % 2]},{i % 2},{i % 3 // 2},{'yn'[i % 2]},lump|b;c,{i % 4},v"
+        for i in range(40)
+    ]
+    header = "image,patient,split,Mass,lump,Edema,found,other,tone"
+    table = lines(root / "list.csv", header, *rows)
+    return {"root": root / "images", "table": table, "labels": ["Mass", "lump", "Edema"]}
+
+
+def documents(root: Path) -> Values:
+    rows = (f"{i},P{i},train,{i % 2},{'yn'[i % 2]},lump|x,x{i},{i % 4},v" for i in range(30))
+    table = lines(root / "list.csv", "image,patient,split,Mass,lump,found,text,other,tone", *rows)
+    return {"table": table, "text_column": "text", "labels": ["Mass", "lump"]}
+
+
+def listed(root: Path) -> Values:
+    given = hospital(root)
+    return {"root": given["root"], "table": given["table"], "finding_column": "found"}
+
+
+def nih(root: Path) -> Values:
+    write_nih(root)
+    return {"root": root / "images", "table": root / "Data_Entry_2017.csv", "split": "patients"}
+
+
+def official_nih(root: Path) -> Values:
+    names = [f"{i:08d}_000.png" for i in range(120)]
+    given = nih(root)
+    for folder, cut in ((root, 90), (root / "other", 60)):
+        lines(folder / "train_val_list.txt", *names[:cut])
+        lines(folder / "test_list.txt", *names[cut:])
+    return given | {"split": "official"}
+
+
+def chexpert(root: Path) -> Values:
+    write_chexpert(root)
+    return {"root": root, "table": root / "train.csv"}
+
+
+def official_chexpert(root: Path) -> Values:
+    given = chexpert(root)
+    text = (root / "valid.csv").read_text().splitlines()
+    lines(root / "other" / "valid.csv", *text[:5])
+    return given | {"split": "official"}
+
+
+def mimic(root: Path) -> Values:
+    write_mimic(root)
+    header, first, *rest = (root / "mimic-cxr-2.0.0-metadata.csv").read_text().splitlines()
+    lines(
+        root / "other" / "mimic-cxr-2.0.0-metadata.csv",
+        header,
+        first.replace("PA", "LATERAL"),
+        *rest,
+    )
+    return {"root": root, "table": root / "mimic-cxr-2.0.0-chexpert.csv"}
+
+
+def cxr_lt(root: Path) -> Values:
+    return mimic(root) | {"table": root / "cxr-lt.csv", "split": "patients"}
+
+
+def isic(root: Path) -> Values:
+    write_ham10000(root)
+    names = [f"ISIC_{i:07d}" for i in range(140)]
+    classes = ("MEL", "NV", "BCC", "AKIEC", "BKL", "DF", "VASC")
+    rows = [",".join([n, *(str(float(k == i % 7)) for k in range(7))]) for i, n in enumerate(names)]
+    table = lines(root / "truth.csv", f"image,{','.join(classes)}", *rows)
+    for folder, of in ((root, 1), (root / "other", 7)):
+        groups = (f"{n},L{i // of},x" for i, n in enumerate(names))
+        lines(folder / "ISIC2018_Task3_Training_LesionGroupings.csv", "image,lesion_id,x", *groups)
+    return {"root": root / "images", "table": table}
+
+
+def isic_images(root: Path) -> Values:
+    return isic(root) | {"split": "images"}
+
+
+def flamby(root: Path) -> Values:
+    write_ham10000(root)
+    table = lines(root / "list.csv", ",image_name,dx", *(f"{i},ISIC_{i:07d},{i % 8}" for i in range(140)))
+    for folder, of in ((root, 1), (root / "other", 8)):
+        of_lesion = (f"ISIC_{i:07d},L{i % 8}-{i // 8 // of}" for i in range(140))
+        lines(folder / "ISIC_2019_Training_Metadata.csv", "image,lesion_id", *of_lesion)
+    return {"root": root / "images", "table": table, "split": "lesions"}
+
+
+def official_flamby(root: Path) -> Values:
+    return flamby(root) | {"split": "official"}
+
+
+def hyperkvasir(root: Path) -> Values:
+    write_ham10000(root)
+    names = [f"ISIC_{i:07d}" for i in range(140)]
+    table = lines(root / "labels.csv", "Video file,Finding", *(f"{n},polyps" for n in names))
+    for folder, shift in ((root, 0), (root / "other", 1)):
+        folds = (f"{n}.jpg;polyp;{(i + shift) % 5}" for i, n in enumerate(names))
+        lines(folder / "5_fold_split.csv", "file-name;class-name;split-index", *folds)
+    return {"root": root / "images", "table": table}
+
+
+def images_of_hyperkvasir(root: Path) -> Values:
+    return hyperkvasir(root) | {"split": "images"}
+
+
+def openi(root: Path) -> Values:
+    path = write_openi(root, [(f"a{i}", "b", ("Opacity", "Mass")) for i in range(110)])
+    (root / "linked").mkdir()
+    (root / "linked" / "1.xml").symlink_to(root / "ecgen-radiology" / "1.xml")
+    return {"table": path.parent / "ecgen-radiology", "labels": ["Opacity"]}
+
+
+def eicu(root: Path) -> Values:
+    stays = range(40)
+    for folder, word in ((root, "x"), (root / "other", "y")):
+        for name, column in (
+            ("admissionDrug", "drugname"),
+            ("pastHistory", "pasthistorypath"),
+            ("medication", "drugname"),
+            ("admissionDx", "admitdxpath"),
+            ("diagnosis", "diagnosisstring"),
+        ):
+            rows = (f"{i},{name}{word}{k}" for i in stays for k in (1, 2))
+            lines(folder / f"{name}.csv", f"patientunitstayid,{column}", *rows)
+    rows = (f"{i},{('Sepsis', 'CHF')[i % 2]},P{i}" for i in stays)
+    table = lines(root / "patient.csv", "patientunitstayid,apacheadmissiondx,uniquepid", *rows)
+    return {"table": table, "labels": ["Sepsis", "CHF"]}
+
+
+def leaking_eicu(root: Path) -> Values:
+    return eicu(root) | {"leaking_text": True}
+
+
+def mimic_reports(root: Path) -> Values:
+    given = mimic(root)
+    for i in range(30):
+        lines(root / f"files/p10/p1{i:07d}/s5{i:07d}.txt", f"report {i}")
+    return given | {"split": "patients"}
+
+
+def reports_to_test(root: Path) -> Values:
+    return mimic_reports(root) | {"split": "test"}
+
+
+def mtsamples(root: Path) -> Values:
+    rows = (f"{i},{('Surgery', 'Urology')[i % 2]},note {i}" for i in range(40))
+    return {"table": lines(root / "t.csv", "note_id,medical_specialty,transcription", *rows)}
+
+
+CASES: dict[str, tuple[str, Callable[[Path], Values]]] = {
+    "hospital": ("hospital", hospital),
+    "hospital, drawn": ("hospital", lambda root: hospital(root) | {"split": "patients"}),
+    "hospital, texts": ("hospital", documents),
+    "hospital, findings": ("hospital", listed),
+    "nih": ("nih", nih),
+    "nih, official": ("nih", official_nih),
+    "chexpert": ("chexpert", chexpert),
+    "chexpert, official": ("chexpert", official_chexpert),
+    "mimic": ("mimic", mimic),
+    "mimic, CXR-LT": ("mimic", cxr_lt),
+    "isic2018": ("isic2018", isic),
+    "isic2018, images": ("isic2018", isic_images),
+    "flamby_isic": ("flamby_isic", flamby),
+    "flamby_isic, official": ("flamby_isic", official_flamby),
+    "hyperkvasir": ("hyperkvasir", hyperkvasir),
+    "hyperkvasir, images": ("hyperkvasir", images_of_hyperkvasir),
+    "openi": ("openi", openi),
+    "eicu": ("eicu", eicu),
+    "eicu, leaking": ("eicu", leaking_eicu),
+    "mimic_reports": ("mimic_reports", mimic_reports),
+    "mimic_reports, test": ("mimic_reports", reports_to_test),
+    "mtsamples": ("mtsamples", mtsamples),
+}
+
+OTHER: Values = {
+    "root": "elsewhere",
+    "table": "elsewhere.csv",
+    "synonyms": {"lump": "Nodule"},
+    "seed": 2,
+    "color": True,
+    "bits": 12,
+    "partial": True,
+    "follow_links": True,
+    "lists": "other",
+    "views": "all",
+    "uncertain": "ignore",
+    "fold": 1,
+    "labels_from": "diagnosis",
+    "texts": ["medication"],
+    "leaking_text": True,
+    "admission_paths": "last",
+    "image_column": "patient",
+    "text_column": "found",
+    "patient_column": "image",
+    "attribute_column": "tone",
+    "delimiter": ";",
+    "encoding": "utf-16",
+    "image_match": "stem",
+    "repeated": "merge",
+    "split_column": "tone",
+    "split_file": "splits.csv",
+    "finding_column": "found",
+    "finding_separator": ";",
+    "values": {"y": 0, "n": 1},
+    "label_type": "multiclass",
+}
+"""Another value of each key; those of labels and split depend on the data set."""
+
+
+def spoiled(root: Path, given: Values, key: str) -> None:
+    """Give the data what a key is for: a link, a missing image, an uncertain label, several rows."""
+    table = given["table"]
+    if key == "repeated":
+        text = table.read_text()
+        table.write_text(text + text.splitlines()[-1] + "\n")
+    if key == "bits":
+        deep = Image.fromarray(np.full((8, 8), 2048, dtype=np.uint16))
+        for path in (p for p in root.rglob("*") if p.suffix in (".png", ".jpg")):
+            deep.save(path, "PNG")
+    if key == "uncertain":
+        table.write_text(table.read_text().replace("1.0", "-1.0"))
+    if key == "views":
+        for name in ("train.csv", "mimic-cxr-2.0.0-metadata.csv"):
+            if (path := root / name).exists():
+                path.write_text(
+                    path.read_text().replace(",Frontal,", ",Lateral,", 1).replace(",AP", ",LL", 1)
+                )
+    if key == "image_match":
+        table.write_text(table.read_text().replace(".jpg", ""))
+    if key == "partial":
+        found = [p for p in root.rglob("*") if p.suffix in (".png", ".jpg") or p.parent.name[0] == "p"]
+        for path in sorted(filter(Path.is_file, found), key=lambda p: (p.suffix != ".txt", p))[:1]:
+            path.unlink()
+    if key == "follow_links" and table.is_dir():
+        (root / "elsewhere.xml").write_text((table / "1.xml").read_text())
+        (table / "1.xml").unlink()
+        (table / "1.xml").symlink_to(root / "elsewhere.xml")
+    elif key == "follow_links":
+        for path in (p for p in sorted(root.rglob("*")) if p.suffix in (".jpg", ".png", ".txt")):
+            away = root.parent / "away" / path.name
+            away.parent.mkdir(exist_ok=True)
+            path.rename(away)
+            path.symlink_to(away)
+
+
+def outcome(values: Values) -> Any:
+    """What is read: a table with its first images, or the text of the error."""
+    try:
+        config = parse_data(values, "suture.toml")
+        reading = read_table(config)
+    except SutureError as error:
+        return str(error)
+    table = reading.table
+    pixels: Any = None
+    if table.texts is None:
+        try:
+            with ImageSource(table.root, table.follow_links) as source:
+                first = table.images[0]
+                pixels = decode_image(source.raw(first), first, config.color, config.bits).tolist()
+        except SutureError as error:
+            pixels = str(error)
+    shown = (table.labels, table.images, table.patients, table.y.tobytes(), table.split, table.texts)
+    return *shown, table.attributes, reading.faults, reading.absent, pixels
+
+
+@pytest.mark.parametrize(
+    ("case", "key"),
+    [
+        (case, key)
+        for case, (word, _) in CASES.items()
+        for key in DATASETS[word].config.model_fields
+        if key not in ELSEWHERE
+    ],
+)
+def test_a_key_changes_something_or_is_refused(case: str, key: str, tmp_path: Path) -> None:
+    word, write = CASES[case]
+    root = tmp_path / "data"
+    root.mkdir()
+    given = {"dataset": word, **write(root)}
+    spoiled(root, given, key)
+    given = {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
+    if key == "synonyms" and word != "hospital":
+        given.pop("labels", None)
+    if key == "text_column":
+        given.pop("root", None)  # which is for images
+    before = outcome(given)
+    if key == "labels":
+        assert not isinstance(before, str), before
+        value: Any = [before[0].names[-1]] if len(before[0]) > 1 else ["Mass"]
+    elif key == "split":
+        words = DATASETS[word].config.model_fields["split"].annotation.__args__  # type: ignore[union-attr]
+        value = next(one for one in words if one != given.get("split", words[0]))
+    else:
+        value = OTHER[key]
+        assert key in OTHER, f"add another value of the new key {key!r}"
+    if value in ("other", "elsewhere", "elsewhere.csv"):
+        value = str(root / value)
+    if given.get(key) == value:
+        value = {"text_column": None, "finding_column": None, "leaking_text": False}[key]
+    after = outcome(given | {key: value})
+    if isinstance(after, str) and "does nothing" in after:
+        assert f"[data] {key} does nothing " in after
+    else:
+        assert after != before, f"{key} = {value!r} is passed over"
+
+
+def test_every_data_set_is_tried() -> None:
+    assert {word for word, _ in CASES.values()} == set(DATASETS)
+
+
+@pytest.mark.parametrize(
+    ("case", "more", "says"),
+    [
+        ("hospital", {"finding_separator": ";"}, "finding_separator does nothing without finding_column"),
+        ("hospital", {"seed": 2}, 'seed does nothing with split = "column"; remove it, or write split'),
+        ("hospital", {"split_file": "a.csv"}, 'split_file does nothing with split = "column"'),
+        ("hospital, findings", {"values": {"y": 1}}, "values does nothing with finding_column"),
+        ("hospital, texts", {"color": True}, "color does nothing for texts; remove it"),
+        ("hospital, texts", {"image_match": "stem"}, "image_match does nothing for texts"),
+        ("hospital", {"uncertain": "zeros"}, 'uncertain does nothing for dataset = "hospital"; write values'),
+        ("eicu", {"partial": True}, "partial does nothing for texts"),
+        ("eicu", {"admission_paths": "last"}, "admission_paths does nothing without leaking_text = true"),
+        ("nih", {"lists": "other"}, 'lists does nothing with split = "patients"'),
+        ("nih", {"synonyms": {"a": "Mass"}}, "synonyms does nothing without labels"),
+        ("mimic", {"seed": 2}, 'seed does nothing with split = "test"'),
+    ],
+)
+def test_what_is_refused_says_the_remedy(case: str, more: Values, says: str, tmp_path: Path) -> None:
+    word, write = CASES[case]
+    given = {"dataset": word, **write(tmp_path), **more}
+    with pytest.raises(ConfigError) as caught:
+        parse_data(given, "suture.toml")
+    assert f"suture.toml: [data] {says}" in str(caught.value)
+
+
+def test_a_default_that_is_written_out_is_no_fault(tmp_path: Path) -> None:
+    """Sites of a simulation are written with every key."""
+    given = hospital(tmp_path)
+    toml = f'[data]\ndataset = "hospital"\nroot = "{given["root"]}"\ntable = "{given["table"]}"\n'
+    more = 'seed = 1337\nfinding_separator = "|"\nsynonyms = {}\nvalues = {}\n'
+    lines(tmp_path / "suture.toml", toml + more)
+    assert load_site_config(tmp_path / "suture.toml").data.seed == 1337
