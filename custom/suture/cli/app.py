@@ -12,6 +12,7 @@ from suture.cli.common import console, guarded
 from suture.cli.data import data_app, vocab
 from suture.cli.finetune import finetune
 from suture.cli.jobs import report, results, resume, status
+from suture.cli.live import track, watch
 from suture.cli.party import doctor, egress, ledger, policy
 from suture.cli.poc import poc_app
 from suture.cli.pretrain import pretrain
@@ -66,7 +67,7 @@ def _described(method: str) -> str:
 
 
 COMMANDS: tuple[Callable[..., None], ...] = (
-    *(demo, init, check, run, export, status, results, resume, report),
+    *(demo, init, check, run, export, status, results, resume, report, watch, track),
     *(predict, evaluate, compare, relate, latent, experiment, pretrain, finetune, vocab),
     *(doctor, policy, ledger, egress, reference),
 )

@@ -24,6 +24,7 @@ from suture.cli.common import (
     print_line,
 )
 from suture.cli.jobs import run_remotely, show_run
+from suture.cli.live import Tracker, accompanied
 
 if TYPE_CHECKING:
     from suture.simulation.job import Job
@@ -55,6 +56,8 @@ Bundle = Annotated[
     bool,
     typer.Option(help="Whether the package travels with the job; otherwise it is installed at every party."),
 ]
+Watched = Annotated[bool, typer.Option("--watch", help="Serve its page while it works: see suture watch.")]
+Track = Annotated[Tracker | None, typer.Option(help="Write its history there too: see suture track.")]
 Accept = Annotated[
     list[str] | None, typer.Option(help="A look-alike label that is a class of its own, or 'all'.")
 ]
@@ -69,6 +72,8 @@ class Execution:
         resume, overwrite: what happens to a run that the folder holds.
         threads: number of processes of the simulator.
         startup_kit, sites, bundle, detach: of a job that is submitted to a POC or in production.
+        watch: whether its page is served.
+        track: where its history is written, besides the run folder.
     """
 
     out: Path | None = None
@@ -79,6 +84,8 @@ class Execution:
     sites: Sequence[str] = ()
     bundle: bool = False
     detach: bool = False
+    watch: bool = False
+    track: Tracker | None = None
 
 
 def demo(
@@ -106,11 +113,15 @@ def run(
     sites: Sites = None,
     bundle: Bundle = False,
     detach: Detach = False,
+    watch: Watched = False,
+    track: Track = None,
 ) -> None:
     """Run a job."""
     _compute_on(env, device, site_threads, amp)
+    if detach and (watch or track):
+        raise typer.BadParameter("--watch and --track need a command that waits: leave out --detach")
     chosen = job_with(job, _all_settings(rounds, seed, settings, accept_labels))
-    how = Execution(out, resume, overwrite, threads, startup_kit, _names(sites), bundle, detach)
+    how = Execution(out, resume, overwrite, threads, startup_kit, _names(sites), bundle, detach, watch, track)
     execute(chosen, env, how)
 
 
@@ -161,17 +172,20 @@ def execute(job: Job, env: Env, how: Execution) -> None:
         folder = run_folder(job, how.out) if how.out else new
         submission = Submission(how.sites, how.bundle, how.resume, how.overwrite)
         # The parties store their states under the new name, whatever the folder is called here.
-        run_remotely(job, env.value, folder, new.name, how.startup_kit, submission, how.detach)
+        with accompanied(folder, how.watch, how.track):
+            run_remotely(job, env.value, folder, new.name, how.startup_kit, submission, how.detach)
         return
-    folder = run_job(
-        job,
-        "local" if env is Env.local else "sim",
-        how.out,
-        resume=how.resume,
-        overwrite=how.overwrite,
-        threads=how.threads,
-        progress=True,
-    )
+    folder = run_folder(job, how.out)
+    with accompanied(folder, how.watch, how.track):
+        run_job(
+            job,
+            "local" if env is Env.local else "sim",
+            folder,
+            resume=how.resume,
+            overwrite=how.overwrite,
+            threads=how.threads,
+            progress=True,
+        )
     show_run(folder)
 
 
