@@ -36,6 +36,8 @@ def started(statement: str, *words: str, cwd: Path) -> tuple[str, set[str]]:
     ("words", "says", "may_import"),
     [
         (["--help"], "Train one model", set()),
+        (["--version"], "nvflare 2.", set()),
+        (["--show-completion", "bash"], "complete", set()),
         (["run", "--help"], "--rounds", set()),
         (["predict", "--help"], "--device", set()),
         (["list"], "chest_all", set()),

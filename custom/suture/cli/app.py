@@ -16,6 +16,7 @@ from suture.cli.common import console, guarded, literal, print_line
 from suture.cli.data import data_app, vocab
 from suture.cli.finetune import finetune
 from suture.cli.jobs import report, results, resume, status
+from suture.cli.live import track, watch
 from suture.cli.party import doctor, egress, ledger, policy
 from suture.cli.poc import poc_app
 from suture.cli.pretrain import pretrain
@@ -61,7 +62,7 @@ def list_() -> None:
 
 
 COMMANDS: tuple[Callable[..., None], ...] = (
-    *(demo, init, check, run, export, status, results, resume, report),
+    *(demo, init, check, run, export, status, results, resume, report, watch, track),
     *(predict, evaluate, compare, relate, latent, experiment, pretrain, finetune, vocab),
     *(doctor, policy, ledger, egress, reference),
 )

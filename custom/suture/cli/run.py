@@ -28,6 +28,7 @@ from suture.cli.common import (
     print_line,
 )
 from suture.cli.jobs import run_remotely, show_run
+from suture.cli.live import Tracker, accompanied
 
 if TYPE_CHECKING:
     from suture.simulation.job import Job
@@ -62,6 +63,8 @@ Bundle = Annotated[
     bool,
     typer.Option(help="Whether the package travels with the job; otherwise it is installed at every party."),
 ]
+Watched = Annotated[bool, typer.Option("--watch", help="Serve its page while it works: see suture watch.")]
+Track = Annotated[Tracker | None, typer.Option(help="Write its history there too: see suture track.")]
 Accept = Annotated[
     list[str] | None, typer.Option(help="A look-alike label that is a class of its own, or 'all'.")
 ]
@@ -77,6 +80,8 @@ class Execution:
         threads: number of processes of the simulator.
         startup_kit, sites, bundle, detach: of a job that is submitted to a POC or in production.
         command: the words of the command line that continues a run of simulated sites, but for its folder.
+        watch: whether its page is served.
+        track: where its history is written, besides the run folder.
     """
 
     out: Path | None = None
@@ -88,6 +93,8 @@ class Execution:
     bundle: bool = False
     detach: bool = False
     command: Sequence[str] = ()
+    watch: bool = False
+    track: Tracker | None = None
 
 
 def demo(
@@ -121,14 +128,21 @@ def run(
     sites: Sites = None,
     bundle: Bundle = False,
     detach: Detach = False,
+    watch: Watched = False,
+    track: Track = None,
 ) -> None:
     """Run a job."""
+    if detach and (watch or track):
+        raise typer.BadParameter("--watch and --track need a command that waits: leave out --detach")
     every = _all_settings(rounds, seed, settings, accept_labels)
     chosen = job_with(job, every)
     _compute_on(env, device, site_threads, amp)
-    options = {"--device": device, "--site-threads": site_threads, "--threads": threads}
-    again = ["suture", "run", job, *_words(env, every, options), *(["--amp"] if amp else [])]
-    how = Execution(out, resume, overwrite, threads, startup_kit, _names(sites), bundle, detach, again)
+    options = {"--device": device, "--site-threads": site_threads, "--threads": threads, "--track": track}
+    flags = [name for name, given in (("--amp", amp), ("--watch", watch)) if given]
+    again = ["suture", "run", job, *_words(env, every, options), *flags]
+    how = Execution(
+        out, resume, overwrite, threads, startup_kit, _names(sites), bundle, detach, again, watch, track
+    )
     execute(chosen, env, how)
 
 
@@ -190,19 +204,21 @@ def execute(job: Job, env: Env, how: Execution) -> None:
         folder = run_folder(job, how.out) if how.out else new
         submission = Submission(how.sites, how.bundle, how.resume, how.overwrite)
         # The parties store their states under the new name, whatever the folder is called here.
-        run_remotely(job, env.value, folder, new.name, how.startup_kit, submission, how.detach)
+        with accompanied(folder, how.watch, how.track):
+            run_remotely(job, env.value, folder, new.name, how.startup_kit, submission, how.detach)
         return
     folder = run_folder(job, how.out)
     try:
-        run_job(
-            job,
-            "local" if env is Env.local else "sim",
-            folder,
-            resume=how.resume,
-            overwrite=how.overwrite,
-            threads=how.threads,
-            progress=True,
-        )
+        with accompanied(folder, how.watch, how.track):
+            run_job(
+                job,
+                "local" if env is Env.local else "sim",
+                folder,
+                resume=how.resume,
+                overwrite=how.overwrite,
+                threads=how.threads,
+                progress=True,
+            )
         show_run(folder)
     except KeyboardInterrupt:
         print_line(_how_to_go_on(folder, how.command), style="yellow")

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from suture.core.printable import printable, printable_lines, printable_values
+from suture.reports.follow import followed
 
 _MARKS = {
     "accepted": "[green]✓[/]",
@@ -136,49 +136,18 @@ class Progress:
         return Group(Text(self.title, style="bold"), grid, *figures, Text.from_markup(marks))
 
 
-class _Follower(threading.Thread):
-    """Reads the events that are appended to a run's events.jsonl from now on, and prints their lines.
+def _printer(progress: Progress, console: Console, live: Live | None) -> Callable[[str], None]:
+    """Return the function that prints the line of an event; a live display shows the rounds itself."""
 
-    Args:
-        live: the display that shows the rounds, or None where they are printed too.
-    """
-
-    def __init__(self, events: Path, progress: Progress, console: Console, live: Live | None) -> None:
-        super().__init__(daemon=True)
-        self._events, self._progress, self._console, self._live = events, progress, console, live
-        self._position = events.stat().st_size if events.exists() else 0
-        self._ending = threading.Event()
-
-    def run(self) -> None:
-        last = False
-        while not last:
-            last = self._ending.is_set()  # one more look after the end of the run
-            if self._events.exists():
-                self._read()
-            if not last:
-                self._ending.wait(0.1)
-
-    def end(self) -> None:
-        """Read what is left and wait for the end of the thread."""
-        self._ending.set()
-        self.join()
-
-    def _line(self, text: str) -> str | None:
+    def take(text: str) -> None:
         try:
-            return self._progress.take(json.loads(text))
+            line = progress.take(json.loads(text))
         except (ValueError, RecursionError):
-            return f"an event that cannot be read: {printable(text, 80)}"
+            line = f"an event that cannot be read: {printable(text, 80)}"
+        if line and (live is None or not line.startswith("round")):
+            console.print(line, highlight=False, markup=False)
 
-    def _read(self) -> None:
-        with self._events.open("rb") as file:
-            file.seek(self._position)
-            for raw in file:
-                if not raw.endswith(b"\n"):
-                    return
-                self._position += len(raw)
-                line = self._line(raw.decode(errors="replace"))
-                if line and (self._live is None or not line.startswith("round")):
-                    self._console.print(line, highlight=False, markup=False)
+    return take
 
 
 @contextmanager
@@ -193,15 +162,13 @@ def following(out: Path, title: str, env: str) -> Iterator[None]:
     console = Console(file=sys.stdout)
     progress = Progress(title, env)
     live = Live(progress, console=console, refresh_per_second=4) if console.is_terminal else None
-    follower = _Follower(out / "events.jsonl", progress, console, live)
     if live is None:
         console.print(f"{title} [{env}]", highlight=False, markup=False)
     else:
         live.start()
-    follower.start()
     try:
-        yield
+        with followed(out / "events.jsonl", _printer(progress, console, live)):
+            yield
     finally:
-        follower.end()
         if live:
             live.stop()

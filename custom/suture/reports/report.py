@@ -6,6 +6,8 @@ import itertools
 import logging
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -32,30 +34,67 @@ from suture.reports.tables import UNIQUE, class_groups, kind, overall, shown
 
 log = logging.getLogger(__name__)
 
+
+@dataclass(frozen=True)
+class Live:
+    """What only a page that is served while the run works shows.
+
+    Attributes:
+        version: of the run's files; the page loads itself again when another one is served.
+        now: what the run does.
+        lines: what happened last.
+        at: time of the last event; None before the first.
+    """
+
+    version: str
+    now: str
+    lines: Sequence[str] = ()
+    at: datetime | None = None
+
+
 FORMATS = ("area", "interval", "count", "size", "duration", "date_time", "percent", "setting", "leaves")
 
 
 def write_report(run_dir: Path) -> Path:
-    """Write report.html beside run.json and return its path.
-
-    history.jsonl and metrics.json may be absent, as they are when a run has failed; the page then states it.
-    diagnostics.jsonl, which only a simulation has, adds the quality of pseudo-labels; tuned.json adds the
-    results of fine-tuning, which replace the run's own figures where all of those are undefined.
+    """Write report.html beside run.json and return its path; see `render_report`.
 
     Raises:
         DataError: run.json is absent, or a file cannot be read.
         OSError: the folder cannot be written to.
     """
-    run, history, metrics = read_run(run_dir), read_history(run_dir), read_metrics(run_dir)
+    page = render_report(run_dir)
+    path = run_dir / "report.html"
+    atomic_write(path, page.encode())
+    return path
+
+
+def render_report(run_dir: Path, live: Live | None = None) -> str:
+    """Return the page of a run, which may still work.
+
+    history.jsonl and metrics.json may be absent, as they are when a run has failed; the page then states it.
+    diagnostics.jsonl, which only a simulation has, adds the quality of pseudo-labels; tuned.json adds the
+    results of fine-tuning, which replace the run's own figures where all of those are undefined.
+
+    Args:
+        live: what the run does now, for a page that is served while it works.
+
+    Raises:
+        DataError: run.json is absent, or a file cannot be read.
+    """
+    run, history = read_run(run_dir), read_history(run_dir)
+    # Those of a run that is continued are of an earlier model.
+    metrics = None if run.status == "running" else read_metrics(run_dir)
     tuned = read_finetuning_results(run_dir)
     if tuned and nothing_measured(metrics):
         metrics = None
     content = _content(run, history, metrics) | section(tuned)
     content |= method_sections(run, history, read_diagnostics(run_dir), _phase_starts(history))
-    page = _environment().get_template("report.html").render(**content)
-    path = run_dir / "report.html"
-    atomic_write(path, page.encode())
-    return path
+    return _environment().get_template("report.html").render(**content, live=live)
+
+
+def render_waiting(live: Live) -> str:
+    """Return the page that is served before there is a run to show."""
+    return _environment().get_template("waiting.html").render(live=live)
 
 
 def try_report(run_dir: Path) -> None:

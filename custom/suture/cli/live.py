@@ -1,0 +1,69 @@
+"""`suture watch` and `suture track`: a run while it works, in a browser, TensorBoard or MLflow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from suture.cli.common import print_line
+
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")]
+
+
+class Tracker(StrEnum):
+    """Where the history of a run is written, besides its folder."""
+
+    tensorboard = "tensorboard"
+    mlflow = "mlflow"
+
+
+def watch(
+    run: Run,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Port; by default 6016, or a free one.")
+    ] = None,
+) -> None:
+    """Serve the report of a run while it works, to browsers on this machine alone; Ctrl-C ends it."""
+    from suture.reports.watch import served, states
+
+    try:
+        with served(run, port) as page:
+            print_line(f"{page.url} shows {run}; Ctrl-C ends it")
+            for line in states(run):
+                print_line(line)
+    except KeyboardInterrupt:
+        print_line("no longer served; the run, if it works, goes on")
+
+
+def track(run: Run, tracker: Annotated[Tracker, typer.Argument(help="Where to.")]) -> None:
+    """Write the history of a run for TensorBoard or to MLflow, in place of what was written there of it."""
+    from suture.reports.tracking import Tracking
+
+    tracking = Tracking(run, tracker.value)
+    print_line(f"written: {tracking.finish()}")
+
+
+@contextmanager
+def accompanied(folder: Path, watched: bool, tracker: Tracker | None) -> Iterator[None]:
+    """Serve the page of a run, and track it, while the block runs it; neither ever fails the run.
+
+    Raises:
+        ConfigError: the tracker is not installed.
+    """
+    from suture.reports.tracking import tracked
+    from suture.reports.watch import served
+
+    with ExitStack() as stack:
+        if tracker:
+            stack.enter_context(tracked(folder, tracker.value))
+        if watched:
+            try:
+                print_line(f"watch it at {stack.enter_context(served(folder)).url}")
+            except OSError as error:
+                print_line(f"its page cannot be served: {error.strerror}", style="yellow")
+        yield

@@ -1,0 +1,171 @@
+"""Where a run can be tracked besides its folder: TensorBoard's event files, and MLflow."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from time import time_ns
+from typing import Any, Literal, Protocol
+
+from suture.core.errors import ConfigError
+from suture.core.files import atomic_write, make_folder, read_json, writing
+
+log = logging.getLogger(__name__)
+
+Tracker = Literal["tensorboard", "mlflow"]
+
+_OTHER = re.compile(r"[^\w\- .]|^\.|^ ")
+"""What a part of a name may not have; MLflow refuses it."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a tracker is told of a run besides numbers.
+
+    Attributes:
+        settings: of the job, by dotted name.
+        tags: experiment, method, version and code.
+        started: seconds since 1970.
+    """
+
+    job: str
+    experiment: str
+    settings: dict[str, str]
+    tags: dict[str, str]
+    started: float
+
+
+class Sink(Protocol):
+    """Where numbers are written."""
+
+    def begin(self, facts: Facts) -> None:
+        """Delete what was written of this run before, and begin anew."""
+
+    def write(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Write the numbers of a round."""
+
+    def close(self, status: str) -> str:
+        """End, with the status of run.json; return where everything is."""
+
+
+def open_sink(tracker: Tracker, folder: Path) -> Sink:
+    """Return where a tracker writes the numbers of a run folder.
+
+    Raises:
+        ConfigError: the tracker is not installed.
+    """
+    if find_spec(tracker) is None:
+        raise ConfigError(
+            f"tracking needs {tracker}, which is not installed: pip install 'suture[{tracker}]'"
+        )
+    return _TensorBoard(folder) if tracker == "tensorboard" else _MLflow(folder)
+
+
+def part_of_name(name: str) -> str:
+    """Return a name as a part of a path that MLflow takes: ``Mass (left)`` is ``Mass _28_left_29_``."""
+    return _OTHER.sub(lambda found: f"_{ord(found[0]):x}_", name)
+
+
+class _TensorBoard:
+    """Event files in tensorboard/ of the run folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / "tensorboard"
+        self._writer: Any = None
+
+    def begin(self, facts: Facts) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        if self._writer:
+            self._writer.close()
+        with writing(self._folder):
+            for path in self._folder.glob("events.out.tfevents.*"):
+                path.unlink()
+        make_folder(self._folder)
+        self._writer = SummaryWriter(str(self._folder))
+        self._writer.add_text("settings", _table(facts.settings), 0)
+        self._writer.add_text("tags", _table(facts.tags), 0)
+
+    def write(self, step: int, scalars: Mapping[str, float]) -> None:
+        for name, value in scalars.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def close(self, status: str) -> str:
+        self._writer.add_text("status", status, 0)
+        self._writer.close()
+        return f"{self._folder}; look at it with: tensorboard --logdir {self._folder}"
+
+
+def _table(values: Mapping[str, str]) -> str:
+    """Return values as a table of Markdown."""
+    rows = [f"| {key} | {value.replace('|', chr(92) + '|')} |" for key, value in values.items()]
+    return "\n".join(["| name | value |", "|---|---|", *rows])
+
+
+class _MLflow:
+    """A run at MLFLOW_TRACKING_URI, or in mlflow.db of the run folder; mlflow.json there keeps its id."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{folder / 'mlflow.db'}"
+        self._client: Any = None
+        self._run = ""
+
+    def begin(self, facts: Facts) -> None:
+        client = self._client = self._connected()
+        from mlflow.entities import Param
+        from mlflow.exceptions import MlflowException
+
+        note = self._folder / "mlflow.json"
+        if note.is_file():
+            try:
+                client.delete_run(read_json(note, "run_id")["run_id"])
+            except MlflowException:
+                log.info("the run of %s is not at this server", note)
+        experiment = client.get_experiment_by_name(facts.job)
+        self._run = client.create_run(
+            experiment.experiment_id if experiment else self._new_experiment(facts.job),
+            start_time=int(1000 * facts.started),
+            tags=facts.tags,
+            run_name=facts.experiment,
+        ).info.run_id
+        atomic_write(note, json.dumps({"run_id": self._run}).encode())
+        params = [Param(part_of_name(key), value[:6000]) for key, value in facts.settings.items()]
+        for first in range(0, len(params), 100):  # as many as MLflow takes at a time
+            client.log_batch(self._run, params=params[first : first + 100])
+
+    def _connected(self) -> Any:
+        # Neither usage data nor minutes of waiting for a server that is down, unless the user wants them.
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
+        from mlflow.tracking import MlflowClient
+
+        return MlflowClient(self._uri)
+
+    def _new_experiment(self, job: str) -> str:
+        local = self._uri.startswith("sqlite:///")
+        place = (self._folder / "mlruns").as_uri() if local else None
+        return str(self._client.create_experiment(job, artifact_location=place))
+
+    def write(self, step: int, scalars: Mapping[str, float]) -> None:
+        from mlflow.entities import Metric
+
+        now = time_ns() // 10**6
+        metrics = [Metric(name, value, now, step) for name, value in scalars.items()]
+        for first in range(0, len(metrics), 1000):
+            self._client.log_batch(self._run, metrics=metrics[first : first + 1000])
+
+    def close(self, status: str) -> str:
+        ends = {"finished": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
+        if status in ends:
+            self._client.set_terminated(self._run, ends[status])
+        return f"run {self._run} of MLflow" + (
+            f" in {self._folder / 'mlflow.db'}" if self._uri.startswith("sqlite:///") else ""
+        )
