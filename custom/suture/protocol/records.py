@@ -58,6 +58,7 @@ class Run:
     Attributes:
         notes: sentences for the reader of the report.
         prior: name and digest of the frozen network that all sites held; empty where there was none.
+        command: the command line that runs the same job again; None where none does.
     """
 
     job: str
@@ -84,6 +85,7 @@ class Run:
     label_type: Annotated[str, Field(validation_alias=AliasChoices("label_type", "task"))] = "multilabel"
     notes: list[str] = field(default_factory=list)
     prior: dict[str, str] = field(default_factory=dict)
+    command: str | None = None
 
     def owners(self, label: str) -> tuple[str, ...]:
         """Return the sites that annotate a class."""
