@@ -50,6 +50,7 @@ def test_a_tie_is_no_win(tmp_path) -> None:  # type: ignore[no-untyped-def]
     sentence = said(tmp_path, near, THEIRS)
     assert "does not differ significantly from Vanilla FL (\u2212.002, 95 % \u2212.027 to .023" in sentence
     assert "beats" not in sentence
+    assert "(.000, p = 1.000)" in said(tmp_path / "same", THEIRS, THEIRS)
 
 
 def test_too_few_seeds_prove_nothing(tmp_path) -> None:  # type: ignore[no-untyped-def]

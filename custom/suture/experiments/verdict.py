@@ -31,7 +31,7 @@ def verdict(experiment: Experiment, preset: Preset, outcome: Outcome) -> str:
         return f"Nothing can be said yet: {name} has no {column.name} ({own.why or 'undefined'})."
     if not found:
         return f"{name} has {column.name} {_number(own.mean)}; it is compared with nothing."
-    one, many = _OVER["runs" if experiment.series else experiment.pairs_in(preset)]
+    one, many = ("run", "runs") if experiment.series else _OVER[experiment.pairs_in(preset)]
     numbers = {estimate.against.n for estimate in found.values() if estimate.against and estimate.against.n}
     over = f", over {min(numbers)} {one if numbers == {1} else many}" if len(numbers) == 1 else ""
     said: dict[str, list[str]] = {}
@@ -78,7 +78,10 @@ def _facts(against: Comparison, flip: bool) -> str:
     """Return interval and p of a comparison; `flip` says that the difference is shown negated."""
     low, high = (-against.high, -against.low) if flip else (against.low, against.high)
     p = p_value(against.p)
-    return f"95 % {_number(low)} to {_number(high)}, p {p if p.startswith('<') else f'= {p}'}"
+    bounds = (
+        "" if math.isnan(low) else f"95 % {_number(low)} to {_number(high)}, "
+    )  # none if all pairs are alike
+    return f"{bounds}p {p if p.startswith('<') else f'= {p}'}"
 
 
 def _listed(parts: Sequence[str]) -> str:
