@@ -8,6 +8,7 @@ from typing import Any
 
 from suture.core.files import write_json
 from suture.federation.server.results import AT_SERVER, Results
+from suture.federation.server.scores import across_sites
 from suture.protocol.messages import ClassScore, Metrics
 
 SITES: dict[str, dict[str, Any]] = {
@@ -207,3 +208,38 @@ def write_run(
 
 def _write_lines(path: Path, lines: list[dict[str, Any]]) -> None:
     path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+
+
+MANY = [
+    "Atelectasis", "Cardiomegaly", "Consolidation", "Edema", "Effusion", "Emphysema", "Fibrosis", "Hernia",
+    "Infiltration", "Mass", "Nodule", "Pleural Thickening", "Pneumonia", "Enlarged Cardiomediastinum",
+]  # fmt: skip
+
+
+def write_large_run(folder: Path) -> Path:
+    """A run of 14 classes at 8 sites with long names; without test data at the server."""
+    names = [f"university-hospital-{town}" for town in ("north", "south", "east", "west")] + list("abcd")
+    sites: dict[str, dict[str, Any]] = {
+        site: {
+            "labels": [name for k, name in enumerate(MANY) if (k + i) % 3 == 0],
+            "n": {"train": 90_000 - 9_000 * i, "validation": 9_000, "test": 9_000},
+        }
+        for i, site in enumerate(names)
+    }
+    at = {
+        site: {
+            name: ClassScore(0.95 - 0.02 * k - 0.01 * i, None, None, 40 + 3 * k, 800 + 10 * i)
+            for k, name in enumerate(MANY)
+            if name in sites[site]["labels"]
+        }
+        for i, site in enumerate(names)
+    }
+    owners = {name: [s for s in names if name in sites[s]["labels"]] for name in MANY}
+    history = [{**line, "sites": _of_many(line, names)} for line in history_records()]
+    measured = Metrics(6, "test", 72_000, None, across_sites(at))
+    metrics = Results(MANY, owners, measured, "sites' test data", at).to_dict()
+    return write_run(folder, {**run_record(), "labels": MANY, "sites": sites}, history, metrics)
+
+
+def _of_many(line: dict[str, Any], names: list[str]) -> dict[str, Any]:
+    return {name: site_round(line["round"], i) for i, name in enumerate(names)}

@@ -51,8 +51,8 @@ def test_every_mark_lies_within_the_frame(values: list[float | None]) -> None:
         return
     for run in chart.traces[0].runs:
         for x, y in run:
-            assert 40 <= x <= 328
-            assert 12 <= y <= 174
+            assert chart.left <= x <= chart.right
+            assert chart.top <= y <= chart.bottom
 
 
 def test_ticks_are_round_and_written_alike() -> None:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
+from jinja2 import Template
 
 from suture.core.files import atomic_write, make_folder
 from suture.experiments.cells import (
@@ -24,8 +24,10 @@ from suture.experiments.outcome import ClassComparison, Outcome
 from suture.experiments.results import Result
 from suture.experiments.spec import OWN_COLUMNS, Column, Experiment, Preset, Value
 from suture.experiments.tuned_columns import shown, task_cells
+from suture.experiments.verdict import verdict
 from suture.federation.server.results import AT_SERVER
 from suture.reports.formatting import count
+from suture.reports.report import templates
 
 MARKS = "ns p ≥ .05, * p < .05, ** p < .01, *** p < .001; † differences that are not normal (Shapiro-Wilk)"
 
@@ -63,9 +65,12 @@ def write_tables(
     figures = [(captions[file], svg.decode()) for file, svg in made.items()]
     for file, caption in existing_plots(experiment, folder, name).items():
         figures.append((caption, (folder / file).read_text()))
-    page = _template().render(title=experiment.title, facts=facts, tables=tables, figures=figures)
+    said = verdict(experiment, preset, outcome)
+    page = _template().render(
+        title=experiment.title, verdict=said, facts=facts, tables=tables, figures=figures
+    )
     written = {
-        folder / f"{name}.md": markdown(experiment.title, facts, tables).encode(),
+        folder / f"{name}.md": markdown(experiment.title, said, facts, tables).encode(),
         folder / f"{name}.html": page.encode(),
         **{folder / file: svg for file, svg in made.items()},
     }
@@ -255,9 +260,9 @@ def _tested_on(columns: Sequence[Column], results: Sequence[Result]) -> str:
     )
 
 
-def markdown(title: str, facts: Sequence[tuple[str, str]], tables: Sequence[Table]) -> str:
+def markdown(title: str, said: str, facts: Sequence[tuple[str, str]], tables: Sequence[Table]) -> str:
     """Return the tables of an experiment as Markdown; its figures are on the HTML page alone."""
-    parts = [f"# {title}", "\n".join(f"- {key}: {value}" for key, value in facts)]
+    parts = [f"# {title}", said, "\n".join(f"- {key}: {value}" for key, value in facts)]
     for table in tables:
         grid = [table.heads, ["---"] * len(table.heads), *table.rows]
         body = "\n".join("| " + " | ".join(row) + " |" for row in grid)
@@ -278,5 +283,4 @@ def _value(value: Value) -> str:
 
 
 def _template() -> Template:
-    loader = FileSystemLoader(Path(__file__).parent)
-    return Environment(loader=loader, autoescape=True, undefined=StrictUndefined).get_template("table.html")
+    return templates(Path(__file__).parent).get_template("table.html")

@@ -74,6 +74,7 @@ class Comparison:
         p: of the t-test; NaN with fewer than two pairs, 1 where all differences are 0.
         normal_p: of the Shapiro-Wilk test on the differences; NaN with fewer than three pairs.
         why: why the test is undefined; empty if it is defined.
+        low, high: 95 % interval of the mean difference, of the same t distribution; NaN with the test.
     """
 
     n: int
@@ -81,6 +82,8 @@ class Comparison:
     p: float
     normal_p: float
     why: str = ""
+    low: float = math.nan
+    high: float = math.nan
 
     @property
     def significant(self) -> bool:
@@ -205,8 +208,8 @@ def paired(a: Sequence[float | None], b: Sequence[float | None]) -> Comparison:
     if np.ptp(d) < _ROUNDING:
         p = 1.0 if abs(mean) < _ROUNDING else 0.0
         return Comparison(len(d), mean, p, math.nan, "all pairs differ alike")
-    p = float(stats.ttest_1samp(d, 0.0).pvalue)
+    test = stats.ttest_1samp(d, 0.0)
+    low, high = (float(bound) for bound in test.confidence_interval(0.95))
     normal = float(stats.shapiro(d).pvalue) if len(d) > 2 else math.nan
-    return Comparison(
-        len(d), mean, p, normal, "" if len(d) > 2 else "two pairs cannot be tested for normality"
-    )
+    why = "" if len(d) > 2 else "two pairs cannot be tested for normality"
+    return Comparison(len(d), mean, float(test.pvalue), normal, why, low, high)

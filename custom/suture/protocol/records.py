@@ -59,6 +59,7 @@ class Run:
         notes: sentences for the reader of the report.
         left_out: sentences on the data, sites and classes that a figure of the run does not cover.
         prior: name and digest of the frozen network that all sites held; empty where there was none.
+        command: the command line that runs the same job again; None where none does.
     """
 
     job: str
@@ -86,6 +87,7 @@ class Run:
     notes: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
     prior: dict[str, str] = field(default_factory=dict)
+    command: str | None = None
 
     def owners(self, label: str) -> tuple[str, ...]:
         """Return the sites that annotate a class."""

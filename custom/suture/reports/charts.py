@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from matplotlib.ticker import MaxNLocator
 
 from suture.reports.formatting import count
 
-WIDTH, HEIGHT = 340.0, 200.0
+# No screen shows a chart narrower than this, so that its 11 px letters are at least that.
+WIDTH, HEIGHT = 280.0, 176.0
 LEFT, RIGHT, TOP, BOTTOM = 40.0, 12.0, 12.0, 26.0
 
 
@@ -74,6 +76,13 @@ class Chart:
     traces: tuple[Trace, ...]
     phases: tuple[float, ...] = ()
     selected: float | None = None
+    # The SVG, and the edges of the plot in it.
+    width: ClassVar = WIDTH
+    height: ClassVar = HEIGHT
+    left: ClassVar = LEFT
+    right: ClassVar = WIDTH - RIGHT
+    top: ClassVar = TOP
+    bottom: ClassVar = HEIGHT - BOTTOM
 
 
 def line_chart(

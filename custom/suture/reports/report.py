@@ -28,6 +28,7 @@ from suture.protocol.records import (
 )
 from suture.reports import formatting as formats
 from suture.reports.charts import Chart, Scale, Series, Tick, bar_chart, line_charts
+from suture.reports.configuration import configuration
 from suture.reports.finetuning_results import nothing_measured, read_finetuning_results, section
 from suture.reports.method_sections import method_sections
 from suture.reports.tables import UNIQUE, class_groups, kind, overall, shown
@@ -89,12 +90,12 @@ def render_report(run_dir: Path, live: Live | None = None) -> str:
         metrics = None
     content = _content(run, history, metrics) | section(tuned)
     content |= method_sections(run, history, read_diagnostics(run_dir), _phase_starts(history))
-    return _environment().get_template("report.html").render(**content, live=live)
+    return templates().get_template("report.html").render(**content, live=live)
 
 
 def render_waiting(live: Live) -> str:
     """Return the page that is served before there is a run to show."""
-    return _environment().get_template("waiting.html").render(live=live)
+    return templates().get_template("waiting.html").render(live=live)
 
 
 def try_report(run_dir: Path) -> None:
@@ -105,9 +106,10 @@ def try_report(run_dir: Path) -> None:
         log.exception("%s: the report could not be written", run_dir)
 
 
-def _environment() -> Environment:
+def templates(*folders: Path) -> Environment:
+    """Return the templates of this folder, its style and macros among them, and of further folders."""
     environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
+        loader=FileSystemLoader([*folders, Path(__file__).parent]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -121,6 +123,7 @@ def _content(run: Run, history: list[Round], metrics: Metrics | None) -> dict[st
     """Return the values of the template that every run has."""
     return {
         "run": run,
+        "configuration": configuration(run),
         "metrics": metrics,
         "history": history,
         "seconds": (run.finished - run.started).total_seconds() if run.finished else None,

@@ -6,6 +6,7 @@ Each `jobs/NAME/job.py` defines one; a study folder has a `job.toml`.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib.util
 import json
 import sys
@@ -254,6 +255,15 @@ def _leaves(value: Any, prefix: tuple[str, ...] = ()) -> dict[str, tuple[str, ..
         else:
             found[".".join(path)] = path
     return found
+
+
+def settings_of(job: Job) -> dict[str, Any]:
+    """Return the value of every setting of a job by its dotted name."""
+    return {name: _at(job, path) for name, path in _leaves(job).items()}
+
+
+def _at(value: Any, path: tuple[str, ...]) -> Any:
+    return functools.reduce(getattr, path, value)
 
 
 def _path(job: Job, key: str) -> tuple[str, ...]:

@@ -41,6 +41,7 @@ from suture.learning.samples import SiteSamples, load_samples, pooled
 from suture.models import CORPUS
 from suture.reports.progress import following
 from suture.reports.report import try_report, write_report
+from suture.simulation.again import command
 from suture.simulation.job import Job, check_federated, check_finetuning
 from suture.simulation.partition import SERVER
 from suture.simulation.simulator import simulate, with_first_error
@@ -127,12 +128,12 @@ def _check(job: Job, env: str, folder: Path, threads: int | None) -> None:
 
 def _begin(job: Job, folder: Path, env: str) -> tuple[Job, list[str]]:
     """Write the simulated sites and describe the run; return the job with its vocabulary, and the sites."""
-    simulation = job.simulation
+    simulation, again = job.simulation, command(job, env)
     assert simulation is not None
     sites = simulation.prepare(folder / "sites", folder.parent, job.seed, job.method)
     job = _with_vocabulary(job, folder / "sites")
     plan, schedule = job.plan(folder.name), job.schedule()
-    describe(Record(folder), plan, schedule, env=env)
+    describe(Record(folder), plan, schedule, env=env, command=again)
     content = {"name": job.name, "plan": plan.to_dict(), "schedule": schedule.to_dict(), "sites": sites}
     write_json(folder / "job.json", {**content, "simulation": asdict(simulation)})
     (folder / FILE).unlink(missing_ok=True)  # the figures of an earlier model, which is now trained further

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from suture.core.errors import LabelError
 from suture.federation.differential_privacy import describe_spent
+from suture.federation.server import intervals
 from suture.federation.server.coverage import test_gaps, validation_gaps
 from suture.federation.server.global_model import export
 from suture.federation.server.scores import (
@@ -120,18 +121,18 @@ def _results(server: Server, model: GlobalModel, tested: Mapping[str, Metrics]) 
     history = read_history(server.record.folder)
     selected, held_out = server.selected_round, server.held_out
     source: Source = "sites' test data"
-    interval = None
+    by_site = {site: server.registry.classes_from_site(site, m) for site, m in sorted(tested.items())}
     if held_out and held_out.has("test") and server.plan.method.personal == "nothing":
         source = AT_SERVER
         measured, interval = held_out.tested(model, selected, _BOOTSTRAP)
     else:
-        measured = mean_over_sites(server.registry, tested, selected)
+        measured, interval = mean_over_sites(server.registry, tested, selected), intervals.of_mean(by_site)
     return Results(
         model.labels,
         _owners(server),
         measured,
         source,
-        {site: server.registry.classes_from_site(site, metrics) for site, metrics in sorted(tested.items())},
+        by_site,
         interval,
         held_out.groups if held_out else {},
         {
@@ -159,7 +160,7 @@ class Results:
             that is missing was not evaluated.
         source: where the test data of `measured` lie.
         sites: scores of the classes evaluated at each site.
-        mean_interval: 95 % interval of the mean AUROC; there is none over the data of several sites.
+        mean_interval: 95 % interval of the mean AUROC; over the sites' data see `intervals.of_mean`.
         frequency: names of the common, medium and rare classes; see `by_frequency`.
         local: figures of the global model and of the site's own model at each site; see `local_and_global`.
         weighting: see `suture.federation.server.scores.weighting`.

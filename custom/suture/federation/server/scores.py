@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from suture.federation.server import intervals
 from suture.federation.server.registry import SiteRegistry
 from suture.learning.metrics import mean_defined
 from suture.protocol.messages import ClassScore, Figures, Metrics
@@ -51,8 +52,8 @@ def _mean(parts: list[Figures]) -> Figures:
 def across_sites(sites: Mapping[str, Mapping[str, ClassScore]]) -> dict[str, ClassScore]:
     """Return for each class the unweighted mean of AUROC and recall over the sites that define them.
 
-    Counts are sums over all sites that evaluated the class, None where one of them withholds its own. The
-    interval is None unless a single site defines the AUROC: intervals of different sites do not average.
+    Counts are sums over all sites that evaluated the class, None where one of them withholds its own. For
+    the interval see `intervals.of_class`.
     """
     return {
         name: _across([at[name] for at in sites.values() if name in at])
@@ -62,7 +63,7 @@ def across_sites(sites: Mapping[str, Mapping[str, ClassScore]]) -> dict[str, Cla
 
 def _across(scores: Sequence[ClassScore]) -> ClassScore:
     defined = [s for s in scores if s.auroc is not None]
-    low, high = (defined[0].low, defined[0].high) if len(defined) == 1 else (None, None)
+    low, high = intervals.of_class(defined) or (None, None)
     return ClassScore(
         mean_defined(s.auroc for s in defined),
         low,

@@ -1,0 +1,86 @@
+"""The pages in a real browser, at the width of a screen and of a phone, in the light and in the dark.
+
+It needs the extra `browser` and a Chromium: SUTURE_CHROMIUM, or one on the PATH.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from example_pages import PAGES, write_page
+
+SMALLEST = 11.0
+_SMALL = """least => [...document.querySelectorAll("body *")].filter(e => {
+  const own = [...e.childNodes].some(n => n.nodeType === 3 && n.textContent.trim());
+  if (!own || !e.checkVisibility() || e.closest(".unseen, .drawing svg")) return false;
+  const scale = e.getScreenCTM ? e.getScreenCTM().a : 1;
+  return parseFloat(getComputedStyle(e).fontSize) * scale < least - 0.01;
+}).map(e => e.tagName + ": " + e.textContent.trim())"""
+_FOLDED = """[...document.querySelectorAll("details:not([open]) > :not(summary)")]
+  .filter(e => !e.checkVisibility()).length"""
+
+
+def _chromium() -> str | None:
+    names = ("chromium", "google-chrome", "chromium-browser")
+    return os.environ.get("SUTURE_CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    api = pytest.importorskip(
+        "playwright.sync_api", reason="playwright is not there: pip install -e .[browser]"
+    )
+    path = _chromium()
+    if path is None:
+        pytest.skip("no Chromium: install one, or set SUTURE_CHROMIUM to its path")
+    with api.sync_playwright() as driver:
+        opened = driver.chromium.launch(executable_path=path)
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="module")
+def axe() -> str:
+    """The source of axe-core, of a package or at SUTURE_AXE."""
+    if path := os.environ.get("SUTURE_AXE"):
+        return Path(path).read_text(encoding="utf-8")
+    package = pytest.importorskip(
+        "axe_playwright_python", reason="there is no axe: pip install -e .[browser]"
+    )
+    return next(Path(package.__file__).parent.glob("**/axe.min.js")).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_fits_is_legible_and_accessible(name: str, browser: Any, axe: str, tmp_path: Path) -> None:
+    url = write_page(name, tmp_path).as_uri()
+    for width in (1280, 390):
+        for scheme in ("light", "dark"):
+            page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+            page.goto(url)
+            where = f"{name}, {width} px, {scheme}"
+            assert page.evaluate("document.documentElement.scrollWidth") == width, where
+            assert page.evaluate(_SMALL, SMALLEST) == [], where
+            page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
+            assert page.evaluate("document.documentElement.scrollWidth") == width, f"{where}, unfolded"
+            page.evaluate(axe)
+            violations = page.evaluate("axe.run()")["violations"]
+            assert [(v["id"], v["nodes"][0]["html"]) for v in violations] == [], where
+            page.close()
+
+
+def test_a_printed_page_is_light_and_folds_nothing(browser: Any, tmp_path: Path) -> None:
+    page = browser.new_page(color_scheme="dark")
+    page.goto(write_page("small", tmp_path).as_uri())
+    paper = "getComputedStyle(document.body).backgroundColor"
+    assert page.evaluate(_FOLDED) > 0
+    assert page.evaluate(paper) != "rgb(255, 255, 255)"
+    page.emulate_media(media="print")
+    assert page.evaluate(_FOLDED) == 0
+    assert page.evaluate(paper) == "rgb(255, 255, 255)"
+    page.close()
