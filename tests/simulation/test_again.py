@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from suture.simulation.again import command
-from suture.simulation.job import Job, known_jobs, load_job, with_settings
+from suture.simulation.job import Job, load_job, with_settings
+from suture.simulation.job_files import known_jobs
 
 
 def parsed(line: str) -> Job:
