@@ -23,7 +23,14 @@ from suture.reports import trackers, watch
 def test_ctrl_c_ends_watching_cleanly(tmp_path: Path) -> None:
     write_run(tmp_path, run_record(), history_records(), metrics_record())
     command = [sys.executable, "-m", "suture", "watch", str(tmp_path), "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # A test run in the background hands SIGINT down as ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    ) as process:
         assert process.stdout
         url = process.stdout.readline().split()[0]
         assert url.startswith("http://127.0.0.1:")

@@ -37,7 +37,6 @@ def started(statement: str, *words: str, cwd: Path) -> tuple[str, set[str]]:
     [
         (["--help"], "Train one model", set()),
         (["--version"], "nvflare 2.", set()),
-        (["--show-completion", "bash"], "complete", set()),
         (["run", "--help"], "--rounds", set()),
         (["predict", "--help"], "--device", set()),
         (["list"], "chest_all", set()),

@@ -168,7 +168,7 @@ def of_test(metrics: Metrics) -> dict[str, float]:
     return found
 
 
-def _named(prefix: str, values: Mapping[str, float | None]) -> dict[str, float]:
-    return {
-        f"{prefix}/{part_of_name(key)}": float(value) for key, value in values.items() if value is not None
-    }
+def _named(prefix: str, values: Mapping[str, object]) -> dict[str, float]:
+    """The numbers among some values, by name."""
+    numbers = {key: float(value) for key, value in values.items() if isinstance(value, (int, float))}
+    return {f"{prefix}/{part_of_name(key)}": number for key, number in numbers.items()}

@@ -164,10 +164,11 @@ def write_partitioned(
     data: dict[str, DataConfig] = {}
     for name, table in sites.items():
         folder = to.folder / name
+        written, texts = write_site(folder, table, table.labels), pooled.texts is not None
         data[name] = HospitalConfig(
-            root=pooled.root,
-            table=write_site(folder, table, table.labels),
-            text_column=None if pooled.texts is None else TEXT,
+            root=written if texts else pooled.root,
+            table=written,
+            text_column=TEXT if texts else None,
             labels=own[name].names if name in own else None,
             label_type=pooled.labels.label_type,
             color=color,
