@@ -10,7 +10,7 @@ import typer
 from pydantic import BaseModel, Field
 from typer.testing import CliRunner
 
-from suture.cli import app
+from suture.cli import app, catalogue
 from suture.cli.reference import _alternatives, _rows, _sections, pages
 from suture.data.config import SiteConfig
 from suture.methods import METHODS
@@ -24,7 +24,9 @@ def test_the_committed_page_is_what_the_code_generates(name: str) -> None:
     assert (DOCS / name).read_text() == pages(ROOT)[name], "generate it again: suture reference -o docs"
 
 
-def test_the_command_writes_every_page(tmp_path: Path) -> None:
+def test_the_command_writes_every_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalogue, "FILE", tmp_path / "catalogue.json")
+    (tmp_path / "catalogue.json").write_text("{}")
     result = CliRunner().invoke(app, ["reference", "-o", str(tmp_path)])
     assert result.exit_code == 0, result.output
     found = {str(path.relative_to(tmp_path)): path.read_text() for path in tmp_path.rglob("*.md")}

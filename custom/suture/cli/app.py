@@ -6,6 +6,7 @@ import platform
 from collections.abc import Callable
 from functools import partial
 from importlib.metadata import version
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -20,7 +21,6 @@ from suture.cli.live import track, watch
 from suture.cli.party import doctor, egress, ledger, policy
 from suture.cli.poc import poc_app
 from suture.cli.pretrain import pretrain
-from suture.cli.reference import reference
 from suture.cli.research import compare, evaluate, experiment, latent, predict, relate
 from suture.cli.run import demo, export, run
 from suture.cli.study import check, init
@@ -59,6 +59,15 @@ def list_() -> None:
     for row in rows():
         table.add_row(*map(escape, row))  # "suture[lite]" is no markup
     console.print(table)
+
+
+def reference(
+    out: Annotated[Path, typer.Option("-o", "--out", help="The folder of the documentation.")] = Path("docs"),
+) -> None:
+    """Write the reference pages: methods, configuration, command line and what leaves a site."""
+    from suture.cli.reference import write_pages
+
+    write_pages(typer.main.get_command(app), out)  # anew: of the one in use, help texts are escaped
 
 
 COMMANDS: tuple[Callable[..., None], ...] = (

@@ -66,10 +66,12 @@ def from_registries() -> dict[str, dict[str, str]]:
     from suture.models import MODELS
     from suture.models.priors import PRIORS
 
-    own = {name: kind for name, kind in METHODS.items() if kind.__module__.startswith("suture.")}
+    def ours(made: Any) -> bool:
+        return str(made.__module__).startswith("suture.")  # others may have been registered meanwhile
+
     return {
-        "method": {name: _titled(own[name]) for name in sorted(own)},
-        "model": {name: entry.text for name, entry in MODELS.items()},
+        "method": {name: _titled(kind) for name, kind in sorted(METHODS.items()) if ours(kind)},
+        "model": {name: entry.text for name, entry in MODELS.items() if ours(entry.build)},
         "prior": {name: str(entry) for name, entry in PRIORS.items()},
         "data set": {name: entry.description for name, entry in DATASETS.items()},
     }
