@@ -57,6 +57,13 @@ def test_names_are_not_markup() -> None:
     assert any(r[0] == "[bold]y" for r in rows)
 
 
+def test_the_caption_shows_numbers_as_people_write_them() -> None:
+    run = run_record()
+    (last,) = [r for r in shown(run, metrics_record() | {"n": 25_596}) if "cases" in r[0]]
+    assert last[0].startswith("25\u202f596 cases, ")
+    assert "\\u" not in last[0]
+
+
 def test_a_missing_field_is_named() -> None:
     metrics = metrics_record()
     del metrics["counts"]
