@@ -185,9 +185,23 @@ def show_run(folder: Path) -> None:
     print_line(f"report: {folder / 'report.html'}")
 
 
-def report(directory: Annotated[Path, typer.Argument(help="Folder of a run.")]) -> None:
+def report(
+    directory: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    examples: Annotated[
+        bool,
+        typer.Option(
+            "--examples",
+            help="Also write report_with_examples.html: test images of each class, if they are here.",
+        ),
+    ] = False,
+) -> None:
     """Render the report of a run again, and show its table."""
-    from suture.reports.report import write_report
+    from suture.reports.report import write_report, write_report_with_examples
 
     write_report(directory)
     show_run(directory)
+    if examples:
+        from suture.simulation.example_images import example_images
+
+        path = write_report_with_examples(directory, example_images(directory))
+        print_line(f"with images of patients: {path}", style="yellow")

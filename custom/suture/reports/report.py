@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -53,6 +53,24 @@ class Live:
     at: datetime | None = None
 
 
+@dataclass(frozen=True)
+class Example:
+    """An image of a class.
+
+    Attributes:
+        site: that has the image.
+        source: the image as the model sees it, as a URI that holds a PNG.
+        probability: that the model gives the class.
+    """
+
+    site: str
+    source: str
+    probability: float
+
+
+Examples = Mapping[str, Sequence[Example]]
+"""Images of each class, by its name."""
+
 FORMATS = ("area", "interval", "count", "size", "duration", "date_time", "percent", "setting", "leaves")
 
 
@@ -69,7 +87,20 @@ def write_report(run_dir: Path) -> Path:
     return path
 
 
-def render_report(run_dir: Path, live: Live | None = None) -> str:
+def write_report_with_examples(run_dir: Path, examples: Examples) -> Path:
+    """Write report_with_examples.html, which holds images of patients, and return its path.
+
+    report.html is left as it is, so that a page that may be passed on never becomes one that may not.
+
+    Raises:
+        DataError, OSError: as `write_report`.
+    """
+    path = run_dir / "report_with_examples.html"
+    atomic_write(path, render_report(run_dir, examples=examples).encode())
+    return path
+
+
+def render_report(run_dir: Path, live: Live | None = None, examples: Examples | None = None) -> str:
     """Return the page of a run, which may still work.
 
     history.jsonl and metrics.json may be absent, as they are when a run has failed; the page then states it.
@@ -78,6 +109,7 @@ def render_report(run_dir: Path, live: Live | None = None) -> str:
 
     Args:
         live: what the run does now, for a page that is served while it works.
+        examples: images of patients, which the page then holds.
 
     Raises:
         DataError: run.json is absent, or a file cannot be read.
@@ -90,6 +122,8 @@ def render_report(run_dir: Path, live: Live | None = None) -> str:
         metrics = None
     content = _content(run, history, metrics) | section(tuned)
     content |= method_sections(run, history, read_diagnostics(run_dir), _phase_starts(history))
+    ranked = [row.name for group in content["groups"] for row in group.rows] or run.labels
+    content["examples"] = {name: examples[name] for name in ranked if name in examples} if examples else {}
     return templates().get_template("report.html").render(**content, live=live)
 
 

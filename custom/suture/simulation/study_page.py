@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import base64
-import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from PIL import Image
 
 import suture.reports
 from suture.core.errors import DataError, SutureError
@@ -21,6 +18,7 @@ from suture.data.quality import Findings, Picture
 from suture.data.table import SPLITS
 from suture.models import ModelSpec
 from suture.reports.formatting import count
+from suture.simulation.example_images import png_uri
 from suture.simulation.job import load_job
 from suture.simulation.site_images import ROWS
 from suture.simulation.study_check import Together, matrix
@@ -123,9 +121,7 @@ def _examples(config: SiteConfig, found: Findings, size: int) -> Iterator[Exampl
                 image = decode_image(source.raw(picture.name), picture.name, data.color, data.bits)
             except DataError:
                 continue  # it was readable a moment ago; the next check names it
-            file = io.BytesIO()
-            Image.fromarray(resize_pad(image, size)).save(file, "PNG")
-            yield Example(picture, f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}")
+            yield Example(picture, png_uri(resize_pad(image, size)))
 
 
 def choose(pictures: Sequence[Picture], most: int = EXAMPLES) -> list[Picture]:
