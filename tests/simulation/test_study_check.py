@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from small_job import SMALL
 from suture.data.config import SiteConfig
 from suture.data.quality import Count, Findings
 from suture.data.table import SPLITS, Split
@@ -36,4 +39,18 @@ def test_a_class_that_no_site_can_measure_is_told_once() -> None:
 
 
 def test_a_faulty_job_is_a_problem() -> None:
-    assert compare({"alpha": CONFIG}, {"alpha": site()}, "job.toml: no").problems == ("job.toml: no",)
+    assert compare({"alpha": CONFIG}, {"alpha": site()}, None, "job.toml: no").problems == ("job.toml: no",)
+
+
+def test_the_remedies_that_a_problem_names_settle_it() -> None:
+    counts = {split: Count(1, 2, 0) for split in SPLITS}
+    few = {
+        "alpha": Findings(images=dict.fromkeys(SPLITS, 3), counts={"Xanthosis": counts}),
+        "beta": Findings(images=dict.fromkeys(SPLITS, 3), counts={"Xanthosys": counts}),
+    }
+    configs = dict.fromkeys(few, CONFIG)
+    alike, lossless = compare(configs, few, SMALL).problems
+    assert 'accept_labels = ["Xanthosys"]' in alike
+    assert 'selection = "last"' in lossless
+    assert compare(configs, few, replace(SMALL, accept_labels=("Xanthosys",))).problems == (lossless,)
+    assert compare(configs, few, replace(SMALL, accept_labels=True, selection="last")).problems == ()

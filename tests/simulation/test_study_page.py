@@ -18,7 +18,7 @@ from suture.data.quality import Picture, check
 from suture.simulation.new_study import look, write_study
 from suture.simulation.study import StudySites
 from suture.simulation.study_check import compare
-from suture.simulation.study_page import EXAMPLES, choose, image_size, write_page
+from suture.simulation.study_page import EXAMPLES, choose, job_of, write_page
 
 HOSTILE = "<script>alert(1)</script>"
 
@@ -40,7 +40,7 @@ def study(tmp_path: Path) -> Path:
 def page_of(study: Path) -> str:
     configs = StudySites(str(study)).configs()
     findings = {site: check(config) for site, config in configs.items()}
-    return write_page(study, image_size(study)[0], configs, findings, compare(configs, findings)).read_text()
+    return write_page(study, job_of(study)[0], configs, findings, compare(configs, findings)).read_text()
 
 
 def shown(page: str) -> list[np.ndarray]:
@@ -83,15 +83,19 @@ def test_a_page_is_whole_or_the_old_one(study: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_the_size_is_that_of_the_job(study: Path) -> None:
-    job = study / "job.toml"
-    job.write_text(job.read_text().replace("size = 64", "size = 48"))
-    assert image_size(study) == (48, None)
-    job.write_text(job.read_text().replace("size = 48", "size = 2"))
-    size, fault = image_size(study)
-    assert size == 64
+    file = study / "job.toml"
+    file.write_text(file.read_text().replace("size = 64", "size = 48"))
+    job, fault = job_of(study)
+    assert job
+    assert (job.model.size, fault) == (48, None)
+    assert "48 × 48" in page_of(study)
+    file.write_text(file.read_text().replace("size = 48", "size = 2"))
+    job, fault = job_of(study)
+    assert job is None
     assert "size" in str(fault)
-    job.unlink()
-    assert image_size(study) == (64, None)
+    assert "64 × 64" in page_of(study)
+    file.unlink()
+    assert job_of(study) == (None, None)
 
 
 def test_a_few_images_of_each_class_are_chosen() -> None:

@@ -113,18 +113,18 @@ def check(study: Study) -> None:
     from suture.data.quality import render
     from suture.simulation.study import StudySites
     from suture.simulation.study_check import compare, render_matrix
-    from suture.simulation.study_page import image_size, write_page
+    from suture.simulation.study_page import job_of, write_page
 
     configs = StudySites(str(study)).configs()
-    size, job_fault = image_size(study)
+    job, job_fault = job_of(study)
     findings = {name: check_data(config) for name, config in configs.items()}
     for name, found in findings.items():
         console.rule(f"[bold]{escape(name)}")
         console.print(render(found))
     console.rule("[bold]all sites")
-    together = compare(configs, findings, job_fault)
+    together = compare(configs, findings, job, job_fault)
     console.print(render_matrix(findings, together))
-    page = write_page(study, size, configs, findings, together)
+    page = write_page(study, job, configs, findings, together)
     print_line(f"page: {page} (images of patients: it stays on this machine)")
     problems = sum(len(found.problems) for found in findings.values()) + len(together.problems)
     if problems:

@@ -9,11 +9,12 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table as Grid
 
-from suture.core.labels import lookalikes
+from suture.core.labels import canonical, lookalikes
 from suture.data.config import SiteConfig
 from suture.data.quality import Count, Findings
 from suture.data.table import SPLITS, Split
 from suture.protocol.privacy import PrivacyConfig
+from suture.simulation.job import Job
 from suture.simulation.site_images import (
     ROWS,
     ImageSummary,
@@ -44,17 +45,21 @@ class Together:
 
 
 def compare(
-    configs: Mapping[str, SiteConfig], findings: Mapping[str, Findings], job_fault: str | None = None
+    configs: Mapping[str, SiteConfig],
+    findings: Mapping[str, Findings],
+    job: Job | None = None,
+    job_fault: str | None = None,
 ) -> Together:
     """Compare the sites of a study.
 
     Args:
         configs, findings: of each site.
+        job: of the study; it may accept names that look alike, and select no round by a loss.
         job_fault: what is wrong with the job, if anything is.
     """
     images = {site: summarise(found, configs[site]) for site, found in findings.items()}
     twins = shared(findings)
-    problems = [*filter(None, [job_fault]), *_problems(configs, findings), *_torn(twins)]
+    problems = [*filter(None, [job_fault]), *_problems(configs, findings, job), *_torn(twins)]
     return Together(tuple(problems), tuple(_warnings(configs, findings, twins)), images)
 
 
@@ -67,9 +72,14 @@ def _owners(findings: Mapping[str, Findings]) -> dict[str, list[str]]:
     return owners
 
 
-def _problems(configs: Mapping[str, SiteConfig], findings: Mapping[str, Findings]) -> Iterator[str]:
-    owners = _owners(findings)
-    for a, b in lookalikes(owners):
+def _problems(
+    configs: Mapping[str, SiteConfig], findings: Mapping[str, Findings], job: Job | None
+) -> Iterator[str]:
+    owners, accept = _owners(findings), job.accept_labels if job else ()
+    accepted = {canonical(name) for name in accept} if isinstance(accept, tuple) else set()
+    for a, b in () if accept is True else lookalikes(owners):
+        if {a, b} & accepted:
+            continue
         yield (
             f"{a!r} ({', '.join(owners[a])}) and {b!r} ({', '.join(owners[b])}) look alike. If they are one "
             f'class, write under [data.synonyms] of {owners[b][0]}: "{b}" = "{a}"; if not, in job.toml: '
@@ -77,7 +87,8 @@ def _problems(configs: Mapping[str, SiteConfig], findings: Mapping[str, Findings
         )
     if len({config.data.color for config in configs.values()}) > 1:
         yield "some sites read images in colour and some in gray; set [data] color alike at all"
-    if not any(
+    by_loss = job is None or job.selection == "site_loss"
+    if by_loss and not any(
         _behind_the_loss(found, configs[site].privacy) >= max(configs[site].privacy.min_loss, 1)
         for site, found in findings.items()
     ):

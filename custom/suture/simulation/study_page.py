@@ -19,7 +19,7 @@ from suture.data.table import SPLITS
 from suture.models import ModelSpec
 from suture.reports.formatting import count
 from suture.simulation.example_images import png_uri
-from suture.simulation.job import load_job
+from suture.simulation.job import Job, load_job
 from suture.simulation.site_images import ROWS
 from suture.simulation.study_check import Together, matrix
 
@@ -45,23 +45,20 @@ class Example:
     source: str
 
 
-def image_size(study: Path) -> tuple[int, str | None]:
-    """Return the side [pixels] of the images that the model of a study's job sees, and the fault of the job.
-
-    The side is that of the default model where the job is faulty or there is none.
-    """
+def job_of(study: Path) -> tuple[Job | None, str | None]:
+    """Return the job of a study, and its fault; None where there is none, or none that can be read."""
     folder = study.expanduser().resolve()
     if not any((folder / name).is_file() for name in ("job.py", "job.toml")):
-        return ModelSpec().size, None
+        return None, None
     try:
-        return load_job(folder).model.size, None
+        return load_job(folder), None
     except SutureError as error:
-        return ModelSpec().size, str(error)
+        return None, str(error)
 
 
 def write_page(
     study: Path,
-    size: int,
+    job: Job | None,
     configs: Mapping[str, SiteConfig],
     findings: Mapping[str, Findings],
     together: Together,
@@ -69,14 +66,14 @@ def write_page(
     """Write check.html into the folder of a study and return its path. It holds images of patients.
 
     Args:
-        size: side of the images, in pixels.
+        job: of the study; its model decides the size of the images. None: the default model does.
         configs, findings: of each site.
         together: what only shows when sites are compared.
 
     Raises:
         DiskError: the folder cannot be written to.
     """
-    folder = study.expanduser().resolve()
+    folder, size = study.expanduser().resolve(), (job.model if job else ModelSpec()).size
     page = (
         _environment()
         .get_template("study.html")
