@@ -179,9 +179,10 @@ class Fetching(Tasks):
 
     def __init__(self, answers: dict[str, Any], fetches: tuple[str, ...], timeout: int) -> None:
         super().__init__(answers)
-        self._fetches, self._end = fetches, time.monotonic() + timeout
+        self._fetches, self._timeout, self._end = fetches, timeout, 0.0
 
     def broadcast(self, task: Any, fl_ctx: Any, targets: list[str], min_responses: int) -> None:
+        self._end = time.monotonic() + self._timeout  # as FLARE, which counts from here
         self.open[targets[0]] = task
         if targets[0] in (*self.answers, *self._fetches):
             self.fetch(targets[0])
