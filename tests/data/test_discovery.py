@@ -298,7 +298,8 @@ def test_a_readme_does_not_hide_the_tables_below(tmp_path: Path) -> None:
     found = discover(tmp_path)
     assert found.data["table"] == str(tmp_path / "tables" / "labels.csv")
     assert [w for w in found.warnings if "not looked at" in w] == [
-        f"not looked at: {tmp_path / 'codes.csv'} row 2 has 3 cells where the header has 2"
+        f"not looked at: {tmp_path / 'codes.csv'} row 2 has 3 cells where the header has 2; "
+        "remove lines above the header, and quote cells that hold the delimiter"
     ]
 
 

@@ -101,6 +101,23 @@ def test_a_site_without_training_rows_can_only_evaluate(config: SiteConfig, tmp_
     assert any("can only evaluate" in text for text in findings.warnings)
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "torn"),
+    [("00007", "7", True), ("7.0", "7", True), ("P7", "p7", True), ("7", "07", False), ("70", "7", None)],
+)
+def test_a_patient_written_in_two_ways_is_pointed_out(
+    config: SiteConfig, tmp_path: Path, first: str, second: str, torn: bool | None
+) -> None:
+    table = tmp_path / "labels.csv"
+    text = table.read_text().replace(",P1,", f",{first},")
+    table.write_text(text.replace(",P4," if torn else ",P2,", f",{second},"))
+    findings = check(config)
+    said = [text for text in (*findings.problems, *findings.warnings) if "in two ways" in text]
+    assert len(said) == (torn is not None)
+    assert all(repr(first) in text and repr(second) in text for text in said)
+    assert any("in two ways" in text for text in findings.problems) == bool(torn)
+
+
 def test_documents_are_counted_with_their_lengths(tmp_path: Path) -> None:
     rows = [f"{i},P{i},{'train' if i else 'test'},{'no mass ' * i + '.'},{i % 2}" for i in range(11)]
     (tmp_path / "reports.csv").write_text("\n".join(["image,patient,split,report,Mass", *rows]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -113,6 +113,7 @@ def check(config: SiteConfig) -> Findings:
     }
     trains = len(parts["train"]) > 0
     empty = tuple(name for name, of in counts.items() if trains and not of["train"].positives)
+    torn, spelt = _spellings(used)
     lost, most = len(seen.unreadable), config.privacy.max_faults
     too_many = lost > most * len(used)
     lost_text = f"{lost} of {len(used)} images cannot be read ([privacy] max_faults tolerates {most:.0%})"
@@ -122,10 +123,11 @@ def check(config: SiteConfig) -> Findings:
         counts=counts,
         unreadable=seen.unreadable,
         empty=empty,
-        problems=(*reading.faults, *seen.problems, *([lost_text] if too_many else [])),
+        problems=(*reading.faults, *seen.problems, *torn, *([lost_text] if too_many else [])),
         warnings=(
             *([lost_text] if lost and not too_many else []),
             *seen.warnings,
+            *spelt,
             *_warnings(reading, used, empty),
         ),
         notes=reading.notes,
@@ -240,6 +242,31 @@ def _twins(pictures: Sequence[Picture]) -> tuple[list[str], list[str]]:
     if others := len(groups) - len(torn):
         warnings.append(f"{others} images are there under two names")
     return problems, warnings
+
+
+def _spellings(used: Table) -> tuple[list[str], list[str]]:
+    """Problems and warnings of patients that are written in several ways, as spreadsheets make 7 of 00007."""
+    splits: dict[str, dict[str, set[str]]] = {}
+    for patient, split in zip(used.patients, used.split, strict=True):
+        splits.setdefault(_plain(patient), {}).setdefault(patient, set()).add(split)
+    several = [written for written in splits.values() if len(written) > 1]
+    torn = [written for written in several if len(set().union(*written.values())) > 1]
+    together = [written for written in several if written not in torn]
+    return (
+        [f"{_some(torn)} they lie in two splits; write each in one way"] if torn else [],
+        [f"{_some(together)} each counts as two; write it in one way"] if together else [],
+    )
+
+
+def _some(several: Sequence[Mapping[str, object]]) -> str:
+    a, b = sorted(several[0])[:2]
+    return f"patients written in two ways: {len(several)}, such as {a!r} and {b!r};"
+
+
+def _plain(patient: str) -> str:
+    """A patient's name without what differs between its spellings."""
+    number = patient.removesuffix(".0")
+    return number.lstrip("0") if number.isdigit() else patient.casefold()
 
 
 def _warnings(reading: Reading, used: Table, empty: tuple[str, ...]) -> list[str]:

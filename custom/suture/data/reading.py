@@ -204,7 +204,10 @@ def _readable(path: Path, delimiter: str = ",", encoding: str = UTF8) -> Iterato
 
 
 def _other_width(path: Path, number: int, width: int, header: int) -> DataError:
-    return DataError(f"{path} row {number} has {width} cells where the header has {header}")
+    return DataError(
+        f"{path} row {number} has {width} cells where the header has {header}; "
+        "remove lines above the header, and quote cells that hold the delimiter"
+    )
 
 
 class _Bounded(io.BufferedIOBase):
