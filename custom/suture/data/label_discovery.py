@@ -107,6 +107,8 @@ def _doubt(columns: list[str]) -> list[str]:
 
 def _no_labels(sheet: Sheet, warnings: Collection[str]) -> DataError:
     asked = "".join(f"\n{warning}" for warning in warnings)
+    if warnings:
+        asked += "\nNo suture.toml is written yet: write 1 and 0 into the table, or it by hand (docs/data.md)"
     return DataError(
         f"{sheet.path} has no column of labels: none has only 1, 0, yes, no or blank cells, and none "
         f"lists findings; its columns are {', '.join(filter(None, sheet.header))}{asked}"
