@@ -124,10 +124,10 @@ def test_an_age_is_no_label_and_absolute_paths_are_found(tmp_path: Path) -> None
         ),
         (
             lambda folder: (
-                *(image(folder / f"{i}.png", i) for i in range(4)),
+                *(image(folder / f"{i}.png", i) for i in range(20)),
                 table(
                     folder / "t.csv",
-                    [["image", "Mass"], *([f"{i}.png", ("ja", "nein")[i % 2]] for i in range(4))],
+                    [["image", "Mass"], *([f"{i}.png", ("ja", "nein")[i % 2]] for i in range(20))],
                 ),
             ),
             "No suture.toml is written yet: write 1 and 0 into the table",
