@@ -26,7 +26,8 @@ from suture.methods.parameters import local_parameters, parts, shared_parameters
 from suture.methods.share import Share, cut, put
 from suture.models import ModelSpec
 from suture.models.backbones import text_lstm
-from suture.models.classifier import Classifier, head_rows, load_tensors, split_state
+from suture.models.classifier import Classifier, load_tensors, split_state
+from suture.models.heads import head_rows
 from suture.protocol.messages import Payload, Update, ones
 
 TARGET = LabelSet(("target",))

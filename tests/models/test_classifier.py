@@ -11,7 +11,8 @@ from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
 from suture.core.validation import parse
 from suture.models import ModelSpec, build
-from suture.models.classifier import Layout, head_rows, relabelled, shared_names, split_state
+from suture.models.classifier import Layout, relabelled, shared_names, split_state
+from suture.models.heads import head_rows
 
 AB = LabelSet(("Edema", "Mass"))
 

@@ -91,7 +91,7 @@ def _method_row(name: str, kind: Any, jobs: list[str]) -> list[str]:
     else:
         run = f"jobs {', '.join(jobs)}" if jobs else f"`--set method={name}`"
     title = f"`{name}` [{method.about.title}](../methods/{_PAGES.get(name, 'surgical')}.md)"
-    seen = "every class name" if method.labels.view == "all" else "its own classes"
+    seen = "every class name" if method.label_use.view == "all" else "its own classes"
     return [title, _linked(method.about.paper), module, _sent(method), seen, run]
 
 
@@ -116,7 +116,7 @@ def _sent(method: Any) -> str:
     part = "gradient" if egress.kind == "gradient" else "weights"
     parts = [f"{part} of the backbone" + (" (a share of the rows)" if method.share else "")]
     if method.personal == "nothing" and method.share is None:
-        parts.append("all rows of the head" if method.labels.view == "all" else "rows of its own classes")
+        parts.append("all rows of the head" if method.label_use.view == "all" else "rows of its own classes")
     if egress.weight == IMAGES:
         parts.append("its number of training images")
     elif egress.weight != (1.0, 1.0):

@@ -113,6 +113,36 @@ def endless(n: int, size: int, generator: torch.Generator) -> Iterator[Tensor]:
         rest = rest[size:]
 
 
+IN_A_ROW = 4
+"""Images of a class that `class_aware` draws before it goes on to the next class."""
+
+
+def class_aware(y: Tensor, size: int, generator: torch.Generator) -> Iterator[Tensor]:
+    """Yield row numbers ``[size]`` of one epoch in which every class is drawn equally often.
+
+    Classes come in shuffled cycles; of each, `IN_A_ROW` images are drawn from a shuffled cycle of its own. An
+    epoch draws as many images as the largest class has, times the classes (Kang et al., Decoupling
+    Representation and Classifier, ICLR 2020, class-balanced sampling). Only classes with a positive image
+    count; an image of several classes belongs to each.
+
+    Args:
+        y: labels ``[n, c]``, NaN where unknown.
+    """
+    positive = [rows for rows in (column.eq(1).nonzero().squeeze(1) for column in y.T) if len(rows)]
+    classes = endless(len(positive), 1, generator)
+    images = [endless(len(rows), 1, generator) for rows in positive]
+    left = max(map(len, positive), default=0) * len(positive)
+    drawn: list[int] = []
+    while left:
+        which = int(next(classes))
+        for _ in range(min(IN_A_ROW, left)):
+            drawn.append(int(positive[which][next(images[which])]))
+            left -= 1
+        while len(drawn) >= size or (drawn and not left):
+            yield torch.tensor(drawn[:size])
+            drawn = drawn[size:]
+
+
 def columns(samples: Samples, own: LabelSet, wanted: LabelSet, *, absent: bool = False) -> Samples:
     """Return the samples with one label column for each wanted class, NaN for the classes of other sites.
 

@@ -63,6 +63,8 @@ class Plan:
 
     def __post_init__(self) -> None:
         check_experiment(self.experiment)
+        # Here, so that every party settles it alike, whoever made the plan.
+        object.__setattr__(self, "model", self.method.adapted(self.model))
         check_portable(self.model, "a job")
         if self.method.batch_norm == "local" and self.method.personal == "nothing":
             raise ConfigError(

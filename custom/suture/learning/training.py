@@ -20,7 +20,7 @@ from suture.core.errors import SutureError
 from suture.core.seeds import generator_for, seed_for, seeded
 from suture.core.validation import LIMIT, STRICT
 from suture.data.augmentation import Augmentation, augment
-from suture.data.batch import Batch, Samples, endless
+from suture.data.batch import Batch, Samples, class_aware, endless
 from suture.data.table import Split
 from suture.models.classifier import (
     Classifier,
@@ -71,6 +71,8 @@ class LocalTraining:
         warmup_init: what that round begins with: the ``common`` head and hidden block, or ``independent``
             ones, which each site draws for itself, so that unaligned units are averaged after it.
         clip: the largest norm of a step's gradient, over all that is trained; None leaves it as it is.
+        sampling: ``shuffled`` images, each once in an epoch; or ``class_aware``, every class that the site
+            has equally often (Kang et al., ICLR 2020; see `suture.data.batch.class_aware`).
     """
 
     lr: Annotated[float, Field(gt=0)] = 5e-5
@@ -86,6 +88,7 @@ class LocalTraining:
     warmup_lr: Annotated[float, Field(gt=0)] = 5e-3
     warmup_init: Literal["common", "independent"] = "common"
     clip: Annotated[float, Field(gt=0)] | None = None
+    sampling: Literal["shuffled", "class_aware"] = "shuffled"
 
     def lr_of(self, round_: int, rounds: int) -> float:
         """The learning rate of round `round_` (from 1) of `rounds`."""
@@ -111,6 +114,8 @@ class SiteContext:
         observe: receives pseudo-labels; a simulation counts how many are right.
         record: receives figures of each class by name, ``[c]``; a simulation writes them to its diagnostics.
         cache_dir: folder of the site's `[storage] cache`; None keeps nothing on disk.
+        min_count: images below which a site says nothing of a class: a method that sends tensors of classes
+            gives such a class the weight 0 there, and zeros.
     """
 
     name: str
@@ -128,6 +133,7 @@ class SiteContext:
     observe: Observer | None = None
     record: Callable[[Mapping[str, Tensor]], None] | None = None
     cache_dir: Path | None = None
+    min_count: int = 0
 
     def own(self, local: LocalTraining) -> LocalTraining:
         """A method's local training with the site's own learning rate and batch size."""
@@ -145,6 +151,10 @@ class LocalRound:
         optimiser_state: of the round before; empty in the first round of a phase.
         head_only: whether the backbone rests, in eval mode, and only the head is trained.
         keep_best: the validation loss by which the best epoch is kept; None keeps the last epoch.
+        phase, phase_round, phase_rounds: name of the phase, the round within it from 1, and their number.
+        fresh_head: whether the head is drawn anew before the round.
+        kept: what the method kept at the site in its last round, beside the state of the optimiser; the rows
+            under `ROWS` are those of the model's classes, zeros for a class that is new.
     """
 
     local: LocalTraining
@@ -154,6 +164,11 @@ class LocalRound:
     optimiser_state: Mapping[str, Tensor] = field(default_factory=dict)
     head_only: bool = False
     keep_best: Loss | None = None
+    phase: str = "main"
+    phase_round: int = 1
+    phase_rounds: int = 1
+    fresh_head: bool = False
+    kept: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -218,6 +233,8 @@ def _prepared(site: SiteContext, round_: LocalRound) -> torch.optim.Optimizer:
         raise SutureError(f"{site.name} has no training images; give it a split with some")
     if round_.head_only and round_.local.warmup_init == "independent":
         redraw_head(model, seed_for(round_.seed, site.name, "init"))
+    elif round_.fresh_head:
+        redraw_head(model, seed_for(round_.seed, "head", round_.round))
     rest(model, round_.head_only)
     set_training(model, round_.norm, round_.head_only)
     optimiser = optimiser_of(model, round_.local)
@@ -306,20 +323,37 @@ def set_training(model: Classifier, policy: NormPolicy, head_only: bool) -> None
 
 
 def training_batches(
-    site: SiteContext, local: LocalTraining, shuffle: torch.Generator, noise: torch.Generator
+    site: SiteContext,
+    local: LocalTraining,
+    shuffle: torch.Generator,
+    noise: torch.Generator,
+    seen: Callable[[Batch, torch.Generator], Batch] | None = None,
 ) -> Iterator[Batch]:
-    """The augmented, normalised batches of one epoch, or of `local.iterations` steps."""
-    train = site.samples["train"]
-    for batch in (
-        train.batches(local.batch_size, shuffle)
-        if local.iterations is None
-        else map(train.batch, islice(endless(len(train), local.batch_size, shuffle), local.iterations))
-    ):
-        ready = ready_inputs(site, batch).to(site.device)
-        image = ready.inputs.get("image")
-        if image is not None:
-            ready = replace(ready, inputs={**ready.inputs, "image": view(site, image, noise)})
-        yield ready
+    """The augmented, normalised batches of one epoch, or of `local.iterations` steps.
+
+    Args:
+        seen: what the model sees of a normalised batch; by default its `first_view`.
+    """
+    seen = seen or partial(first_view, site)
+    for batch in _drawn(site.samples["train"], local, shuffle):
+        yield seen(ready_inputs(site, batch).to(site.device), noise)
+
+
+def _drawn(train: Samples, local: LocalTraining, shuffle: torch.Generator) -> Iterator[Batch]:
+    size = local.batch_size
+    if local.sampling == "class_aware":
+        return map(train.batch, islice(class_aware(train.y, size, shuffle), local.iterations))
+    if local.iterations is None:
+        return train.batches(size, shuffle)
+    return map(train.batch, islice(endless(len(train), size, shuffle), local.iterations))
+
+
+def first_view(site: SiteContext, batch: Batch, noise: torch.Generator) -> Batch:
+    """A normalised batch with its image under the job's augmentation; other inputs pass as they are."""
+    image = batch.inputs.get("image")
+    if image is None:
+        return batch
+    return replace(batch, inputs={**batch.inputs, "image": view(site, image, noise)})
 
 
 def view(

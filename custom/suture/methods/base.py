@@ -22,11 +22,21 @@ from suture.learning.losses import LabelLoss, masked_loss
 from suture.learning.training import LocalRound, LocalTraining, Loss, SiteContext
 from suture.methods.share import Share
 from suture.models import ModelSpec
-from suture.models.classifier import Layout, NormPolicy
+from suture.models.classifier import Layout, NormPolicy, Shapes
 from suture.models.priors import PriorSpec
 from suture.protocol.egress import Egress
-from suture.protocol.messages import Counts, Labels, Payload, Update
+from suture.protocol.messages import Counts, Labels, Payload, Update, by_name
 from suture.protocol.packing import Packed
+
+Question = Literal["labels missing", "classes rare", "sites differ", "few labels", "text", "references"]
+"""labels missing: sites annotate different classes. classes rare: few classes have most images. sites differ:
+in scanners or patients. few labels: a new class with few examples. references: no federation at all."""
+
+KEPT = "kept/"
+"""Before the name of a tensor that `Method.train` returns to be kept, beside the state of the optimiser."""
+
+ROWS = "rows/"
+"""After it, before the name of one whose first axis is the classes of the model, in their order."""
 
 LabelView = Literal["own", "all"]
 Personal = Literal["nothing", "head", "model"]
@@ -41,6 +51,8 @@ class Phase:
         lr: constant learning rate of the phase; None takes the method's, or the site's own.
         epochs: passes over the local data a round; None takes the method's.
         keep_best: a site returns the epoch of the lowest validation loss rather than the last.
+        local: how a site trains in it; None for the method's local training.
+        fresh_head: whether the head is drawn anew before its first round, at every site alike.
     """
 
     name: str
@@ -49,6 +61,8 @@ class Phase:
     lr: float | None = None
     epochs: int | None = None
     keep_best: bool = False
+    local: LocalTraining | None = None
+    fresh_head: bool = False
 
 
 @dataclass(frozen=True)
@@ -76,6 +90,8 @@ class GlobalModel:
         fixed: tensors that no round changes, sent to a site once.
         memory: further state of the method at the server, such as that of an optimiser.
         label_type: of the federation.
+        class_tensors: further tensors of each class, ``[len(labels), ...]``, sent with every round: to each
+            site the rows that it may see; an axis of `CLASSES` is cut and ordered by name like the first.
     """
 
     labels: Labels
@@ -84,6 +100,7 @@ class GlobalModel:
     fixed: Mapping[str, Tensor] = field(default_factory=dict)
     memory: Mapping[str, Tensor] = field(default_factory=dict)
     label_type: LabelType = "multilabel"
+    class_tensors: Mapping[str, Tensor] = field(default_factory=dict)
 
     def rows(self, labels: Labels) -> dict[str, Tensor]:
         """The head's rows of `labels`, in that order."""
@@ -145,13 +162,15 @@ class About:
 
     Attributes:
         name: word of the command line and of a job's configuration.
-        title: for people.
+        title: for people; of a method whose sources do not suffice it ends with "(reconstruction)".
         paper: for people: authors, year, and the section or algorithm.
+        question: what it is an answer to; see `Question`.
     """
 
     name: str
     title: str
     paper: str
+    question: Question = "labels missing"
 
 
 @dataclass(frozen=True)
@@ -237,6 +256,23 @@ class Method(ABC):
         warm_up = Phase("warm-up", 1, "head", local.warmup_lr, local.warmup_epochs, keep_best=True)
         return (warm_up, Phase("main", rounds - 1)) if rounds > 1 else (warm_up,)
 
+    @property
+    def label_use(self) -> LabelUse:
+        """`labels`; a method of which a job may choose the view says here what was chosen."""
+        return self.labels
+
+    @property
+    def label_types(self) -> tuple[LabelType, ...]:
+        """The types of labels that the method is defined for; a federation of another one is refused."""
+        return ("multilabel", "multiclass")
+
+    def adapted(self, spec: ModelSpec) -> ModelSpec:
+        """The model that the method trains, from the one that a job names; by default the same.
+
+        Only what the method cannot do without is set, such as the neck of MOON.
+        """
+        return spec
+
     def check_model(self, spec: ModelSpec) -> None:  # noqa: B027 - most methods train any model
         """Refuse a model that the method cannot train, before a job begins; by default none is refused.
 
@@ -262,7 +298,9 @@ class Method(ABC):
             round_: learning rate, epochs, batch size, phase, seed and optimiser state, all settled.
 
         Returns:
-            the update, and the optimiser state for the next round.
+            the update, and what the site keeps for the next round: the state of the optimiser, which a new
+            phase drops, and under `KEPT` tensors that the next round finds in ``round_.kept``. A round that
+            is not committed leaves neither.
 
         Raises:
             NonFiniteLoss: the loss is no longer a number.
@@ -294,15 +332,38 @@ class Method(ABC):
         """What the server sends to the sites about each class, after the handshake; by default nothing."""
         return ClassFacts()
 
+    def class_state(self, layout: Layout) -> Shapes:
+        """Shape of a row and type of each of the `GlobalModel.class_tensors`; by default there are none.
+
+        They begin as zeros, as does the row of a new class. Sites find them in ``received.class_tensors``.
+        """
+        return {}
+
+    def served_head(self, class_tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The head's rows that predict, where they are others than those that are trained on; else nothing.
+
+        With them the model is measured, selected and exported; training goes on from the merged rows.
+
+        Args:
+            class_tensors: the global model's, or those that a site has received.
+        """
+        return {}
+
     @abstractmethod
     def aggregate(self, previous: GlobalModel, updates: Iterable[Update], ctx: RoundContext) -> GlobalModel:
         """The next global model.
 
         Args:
             previous: the model that this round started from.
-            updates: the accepted ones in the order of the sites' names, under the federation's class names;
-                an iterator that can be consumed once.
+            updates: the accepted ones in the order of the sites' names, under the federation's class names.
+                They can be walked through more than once; each time they are read from disk one by one, so
+                that memory does not grow with the number of sites.
         """
+
+
+def label_use(method: Method | type[Method]) -> LabelUse:
+    """The use of labels of a method, or of its class as it is by default."""
+    return method.labels if isinstance(method, type) else method.label_use
 
 
 def local_round(method: Method, site: SiteContext, state: Packed, ctx: RoundContext) -> LocalRound:
@@ -311,15 +372,26 @@ def local_round(method: Method, site: SiteContext, state: Packed, ctx: RoundCont
     Args:
         state: what the site stored after its last round; its optimiser state ends with its phase.
     """
-    phase, label_type = ctx.phase, site.model.labels.label_type
+    phase, labels = ctx.phase, site.model.labels
+    kept = {name.removeprefix(KEPT): t for name, t in state.tensors.items() if name.startswith(KEPT)}
+    moments = {name: t for name, t in state.tensors.items() if not name.startswith(KEPT)}
+    before = tuple(state.header.get("labels", labels.names))
     return LocalRound(
-        in_phase(site.own(method.local), ctx),
+        in_phase(site.own(phase.local or method.local), ctx),
         method.batch_norm,
         ctx.seed,
         ctx.round,
-        state.tensors if state.header.get("phase") == phase.name else {},
+        moments if state.header.get("phase") == phase.name else {},
         phase.trainable == "head",
-        loss_of(method.loss, label_type) if phase.keep_best else None,
+        loss_of(method.loss, labels.label_type) if phase.keep_best else None,
+        phase.name,
+        ctx.phase_round,
+        phase.rounds,
+        phase.fresh_head and ctx.phase_round == 1,
+        {
+            name: by_name(tensor, before, labels.names) if name.startswith(ROWS) else tensor
+            for name, tensor in kept.items()
+        },
     )
 
 

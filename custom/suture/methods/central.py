@@ -21,7 +21,9 @@ _WHY = "pools the images of all sites"
 class Central(LocalAveraging):
     """Pooled data; what a site does not annotate is absent. See `LocalAveraging` for the fields."""
 
-    about = About("central", "Centralised training", "Kulkarni et al. 2024, Sec. 3.3.1")
+    about = About(
+        "central", "Centralised training", "Kulkarni et al. 2024, Sec. 3.3.1", question="references"
+    )
     labels = LabelUse(view="own", unknown="negative")
     limits = Limits(pooled=True, here_only=_WHY)
 
@@ -31,7 +33,10 @@ class CentralFull(LocalAveraging):
     """Pooled data of which every label is known. See `LocalAveraging` for the fields."""
 
     about = About(
-        "central_full", "Centralised training on complete labels", "Kulkarni et al. 2024, Sec. 4.2.1"
+        "central_full",
+        "Centralised training on complete labels",
+        "Kulkarni et al. 2024, Sec. 4.2.1",
+        question="references",
     )
     labels = LabelUse(view="own", complete=True)
     limits = Limits(pooled=True, here_only=_WHY)

@@ -88,7 +88,7 @@ class FedMAS(LocalAveraging):
             global one (pFL and gFL, Table 8).
     """
 
-    about = About("fedmas", "Fed-MAS", "Elbatel et al., MICCAI 2023")
+    about = About("fedmas", "Fed-MAS", "Elbatel et al., MICCAI 2023", question="classes rare")
     labels = LabelUse(view="all")
     limits = Limits(images_only=True)
     prior: PriorSpec = field(default_factory=PriorSpec)

@@ -20,6 +20,8 @@ class Individual(LocalAveraging):
     """Individual training; see `LocalAveraging` for the fields."""
 
     personal: ClassVar[Personal] = "model"
-    about = About("individual", "Individual training", "Kulkarni et al. 2024, Sec. 3.2.1")
+    about = About(
+        "individual", "Individual training", "Kulkarni et al. 2024, Sec. 3.2.1", question="references"
+    )
     labels = LabelUse(view="own")
     limits = Limits(here_only="trains every site by itself and exchanges nothing")

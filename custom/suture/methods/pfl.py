@@ -23,5 +23,5 @@ class PersonalisedFL(LocalAveraging):
     """Personalised FL; see `LocalAveraging` for the fields."""
 
     personal: ClassVar[Personal] = "head"
-    about = About("pfl", "Personalised FL", "Kulkarni et al. 2024, Sec. 3.2.2")
+    about = About("pfl", "Personalised FL", "Kulkarni et al. 2024, Sec. 3.2.2", question="sites differ")
     labels = LabelUse(view="own")

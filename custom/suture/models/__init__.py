@@ -32,10 +32,10 @@ from suture.models.classifier import (
     Mean,
     Preprocessing,
     Std,
-    head_rows,
     load_tensors,
     set_momentum,
 )
+from suture.models.heads import HeadKind, head_rows
 
 __all__ = [
     "CORPUS",
@@ -138,6 +138,8 @@ class ModelSpec:
         projection: width of the projector of methods that compare features with a frozen prior's (the prior's
             width), 0 for none.
         second_head: whether the projection has a head of its own, as in the published program of Fed-MAS.
+        neck: width of a neck between backbone and head (Linear, ReLU, Linear; 256 in MOON), 0 for none.
+        head: ``linear``; ``dot``, without a bias; or ``cosine``, scaled cosines of features and rows.
         weights: path of pretrained weights in a simulation; at a real server, which alone reads them, the
             bare name of a file in ``[storage] files``. ``download`` fetches torchvision's, ``package`` reads
             those in the backbone's package.
@@ -159,6 +161,8 @@ class ModelSpec:
     norm_momentum: Annotated[float, Field(gt=0, le=1)] | None = None
     projection: Width = 0
     second_head: bool = False
+    neck: Width = 0
+    head: HeadKind = "linear"
     weights: str | None = None
     mean: tuple[Mean, ...] | None = None
     std: tuple[Std, ...] | None = None
@@ -237,6 +241,8 @@ def build(spec: ModelSpec, labels: LabelSet, seed: int, *, pretrained: bool) -> 
             spec.projection,
             spec.second_head,
             INPUTS[MODELS[spec.name].reads],
+            spec.neck,
+            spec.head,
         )
     if spec.norm_momentum is not None:
         set_momentum(model, spec.norm_momentum)
@@ -267,6 +273,8 @@ def _check(spec: ModelSpec) -> None:
         raise ConfigError("model.dropout is that of the hidden block; set model.hidden, or remove it")
     if spec.second_head and not spec.projection:
         raise ConfigError("model.second_head is that of the projection; set model.projection, or remove it")
+    if spec.neck and spec.projection:
+        raise ConfigError("model.neck and model.projection do not go together; set one of them to 0")
     if spec.padding and spec.longest is None:
         raise ConfigError(
             "model.padding fills every document up to model.longest; set that, to the longest document of "

@@ -14,8 +14,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from suture.core.errors import ConfigError, as_word
 from suture.core.labels import LabelSet
-from suture.core.seeds import generator_for, seeded
+from suture.core.seeds import seeded
 from suture.core.validation import STRICT
+from suture.models.heads import HeadKind, head_rows, make_head
 
 Shapes = Mapping[str, tuple[tuple[int, ...], str]]
 
@@ -29,6 +30,11 @@ class Layout:
 
     shared: Shapes
     head: Shapes
+
+    @property
+    def features(self) -> int:
+        """Number of features that the head reads; 0 where the layout has no head."""
+        return self.head["head.weight"][0][0] if "head.weight" in self.head else 0
 
     @classmethod
     def of(cls, shared: Mapping[str, Tensor], head: Mapping[str, Tensor]) -> Layout:
@@ -93,6 +99,9 @@ class Classifier(nn.Module):
         second_head: whether the projection has a head of its own, one row per class (``second_head.*``); it
             is trained like the other, but not used for prediction.
         reads: names of the backbone's inputs, in order.
+        neck: width of a neck before the head (Linear, ReLU, Linear; ``neck.*``), 0 for none. It is shared,
+            too; features are its output.
+        kind: of the head.
 
     Attributes:
         projected: width of the projector's output, or of the head's input where there is no projector.
@@ -108,6 +117,8 @@ class Classifier(nn.Module):
         projection: int = 0,
         second_head: bool = False,
         reads: tuple[str, ...] = ("image",),
+        neck: int = 0,
+        kind: HeadKind = "linear",
     ) -> None:
         super().__init__()
         self.labels = labels
@@ -119,7 +130,7 @@ class Classifier(nn.Module):
             else nn.Identity()
         )
         width = hidden or features
-        self.head = nn.Linear(width, len(labels))
+        self.head = make_head(kind, neck or width, len(labels))
         self.projector: nn.Module = (
             nn.Sequential(
                 nn.Linear(width, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Linear(width, projection)
@@ -129,10 +140,15 @@ class Classifier(nn.Module):
         )
         self.projected = projection or width
         self.second_head = nn.Linear(projection, len(labels)) if second_head else None
+        self.neck: nn.Module = (
+            nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, neck))
+            if neck
+            else nn.Identity()
+        )
 
     def features(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """Return the input of the head, ``[n, d]``."""
-        out: Tensor = self.hidden(self.backbone(*(inputs[name] for name in self.reads)))
+        out: Tensor = self.neck(self.hidden(self.backbone(*(inputs[name] for name in self.reads))))
         return out
 
     def forward(self, inputs: Mapping[str, Tensor]) -> Tensor:
@@ -142,32 +158,14 @@ class Classifier(nn.Module):
 
 
 def redraw_head(model: Classifier, seed: int) -> None:
-    """Initialise the hidden block and the head anew, as those of a model of this seed."""
+    """Initialise the hidden block, the neck and the head anew, as those of a model of this seed."""
     fresh = head_rows(model.labels, model.head.in_features, seed)
-    for name, layer in model.hidden.named_children():
-        if isinstance(layer, nn.Linear):
+    for name, layer in model.named_modules():
+        if name.startswith(("hidden.", "neck.")) and isinstance(layer, nn.Linear):
             with seeded(seed):
                 drawn = nn.Linear(layer.in_features, layer.out_features)
-            fresh |= {f"hidden.{name}.{key}": tensor for key, tensor in drawn.state_dict().items()}
+            fresh |= {f"{name}.{key}": tensor for key, tensor in drawn.state_dict().items()}
     load_tensors(model, fresh)
-
-
-def head_rows(labels: LabelSet, features: int, seed: int, head: str = "head") -> dict[str, Tensor]:
-    """Return the initial rows of a head, each from a seed of its class name.
-
-    So the row of a class does not depend on the other classes, nor on their order.
-
-    Returns:
-        ``head.weight`` [c, features] and ``head.bias`` [c], or those of another head by its name, uniform in
-        +-1/sqrt(features) as in `nn.Linear`.
-    """
-    bound = features**-0.5
-    rows = [
-        torch.empty(features + 1).uniform_(-bound, bound, generator=generator_for(seed, head, name))
-        for name in labels.names
-    ]
-    stacked = torch.stack(rows)
-    return {f"{head}.weight": stacked[:, :-1].contiguous(), f"{head}.bias": stacked[:, -1].contiguous()}
 
 
 def relabelled(
@@ -184,6 +182,7 @@ def relabelled(
     for name, rows in head.items():
         if name.endswith(".weight"):
             fresh |= head_rows(LabelSet(labels), rows.shape[1], seed, name.removesuffix(".weight"))
+    fresh = {name: rows for name, rows in fresh.items() if name in head}  # not every head has a bias
     known = [name for name in labels if name in before]
     to = torch.tensor([labels.index(name) for name in known], dtype=torch.long)
     source = torch.tensor([before.index(name) for name in known], dtype=torch.long)

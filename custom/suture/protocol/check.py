@@ -11,7 +11,7 @@ from torch import Tensor
 
 from suture.core.errors import RejectedUpdate
 from suture.protocol.disclosure import BOUND, may_be
-from suture.protocol.egress import IMAGES, WEIGHT, Egress, Range
+from suture.protocol.egress import IMAGES, WEIGHT, Egress, Range, whole
 from suture.protocol.messages import (
     KEYS,
     LARGEST,
@@ -239,7 +239,7 @@ def _check_rounded(name: str, value: float | None, declared: Range = (-math.inf,
 def _with_rows(
     declared: Mapping[str, tuple[tuple[int, ...], str]], rows: int
 ) -> dict[str, tuple[tuple[int, ...], str]]:
-    return {name: ((rows, *shape), dtype) for name, (shape, dtype) in declared.items()}
+    return {name: (whole(shape, rows), dtype) for name, (shape, dtype) in declared.items()}
 
 
 def _difference(group: str, found: object, declared: object) -> str:

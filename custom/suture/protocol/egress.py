@@ -20,6 +20,15 @@ OWNERS: Literal["owners"] = "owners"
 """Likewise, but only for the classes that the site annotates; every other row has weight 0."""
 
 
+CLASSES = -1
+"""In the shape of a row, in place of a length: the number of classes that the site has been sent."""
+
+
+def whole(row: tuple[int, ...], classes: int) -> tuple[int, ...]:
+    """The shape of a tensor of so many classes whose rows have the given shape."""
+    return (classes, *(classes if length == CLASSES else length for length in row))
+
+
 @dataclass(frozen=True)
 class Egress:
     """Everything that may leave a site in an update; the site's filter and the server both check against it.
@@ -27,7 +36,7 @@ class Egress:
     Attributes:
         shared: shape and type of each shared tensor, by name.
         head: shape of one row and type of each tensor of the head, by name.
-        class_tensors: likewise, of further tensors with one row per class.
+        class_tensors: likewise, of further tensors with one row per class; see `CLASSES`.
         weight: closed range of the site's weight; `IMAGES` for the number of training images.
         weight_name: name of the weight in error messages.
         class_weight: closed range of the class weights; `WEIGHT` or `OWNERS` for the site's own weight.

@@ -288,6 +288,15 @@ def ones(labels: Labels) -> Tensor:
     return torch.ones(len(labels), dtype=torch.float64)
 
 
+def by_name(tensor: Tensor, before: Labels, now: Labels, *, axis: int = 0) -> Tensor:
+    """Return the tensor with its axis of the classes `before` as that of `now`; a new class gets zeros."""
+    index = {name: i for i, name in enumerate(before)}
+    known = [i for i, name in enumerate(now) if name in index]
+    source = torch.tensor([index[now[i]] for i in known], dtype=torch.long)
+    fresh = tensor.new_zeros((*tensor.shape[:axis], len(now), *tensor.shape[axis + 1 :]))
+    return fresh.index_copy_(axis, torch.tensor(known, dtype=torch.long), tensor.index_select(axis, source))
+
+
 @overload
 def rounded(value: float) -> float: ...
 @overload

@@ -155,7 +155,7 @@ def _sent(method: Method, egress: Egress) -> Iterable[tuple[str, str]]:
         yield "shared", f"{types} {what} outside the head{part}, {norm}"
     if egress.head:
         own, every = "each of the site's classes", "every class of the federation"
-        yield "head", f"a row of {what} for {every if method.labels.view == 'all' else own}"
+        yield "head", f"a row of {what} for {every if method.label_use.view == 'all' else own}"
     yield "weight", shown["weight"]
     yield "class_weights", shown["class_weights"]
     yield from numbers(egress)

@@ -15,7 +15,7 @@ from suture.data.readers.chexpert import LABELS as CHEXPERT
 from suture.data.readers.chexpert import ChexpertConfig
 from suture.data.readers.nih import LABELS as NIH
 from suture.data.readers.nih import NihConfig
-from suture.methods.base import Method
+from suture.methods.base import Method, label_use
 from suture.simulation.partition import Classes, class_lists, subset
 from suture.simulation.public_data import data_folder, images_in
 from suture.simulation.sites import Destination, Validation, write_partitioned, write_sites
@@ -120,7 +120,7 @@ class ChestSites:
 
     def prepare(self, folder: Path, runs: Path, seed: int, method: type[Method] | Method) -> list[str]:  # noqa: ARG002
         """Write the suture.toml of both sites; the data stay where they are. See `PhantomSites.prepare`."""
-        if method.labels.complete:
+        if label_use(method).complete:
             raise ConfigError(
                 f"{method.about.title} needs every label of every image, which NIH and CheXpert do not have; "
                 "use central"

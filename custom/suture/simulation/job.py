@@ -237,12 +237,25 @@ def with_settings(job: Job, settings: Iterable[str]) -> Job:
 
 
 def _with_method(job: Job, name: str) -> Job:
-    """Return the job with another method, its title, and the hyperparameters that both methods have."""
+    """Return the job with another method, its title, and what the job has set that both methods have.
+
+    What the job has left at its method's default takes that of the other method; local training and batch
+    norm are the job's in any case, so that both methods train alike.
+    """
     kind = method_class(name)
     fields = {f.name for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
-    shared = {f.name: getattr(job.method, f.name) for f in dataclasses.fields(job.method) if f.name in fields}  # type: ignore[arg-type]
+    shared = {}
+    for field in dataclasses.fields(job.method):  # type: ignore[arg-type]
+        value = getattr(job.method, field.name)
+        if field.name in fields and (field.name in ("local", "batch_norm") or value != _default(field)):
+            shared[field.name] = value
     title = job.title.replace(job.method.about.title, kind.about.title)
     return dataclasses.replace(job, method=parse(kind, shared, "method"), title=title)
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    made = field.default_factory
+    return field.default if made is dataclasses.MISSING else made()
 
 
 def _leaves(value: Any, prefix: tuple[str, ...] = ()) -> dict[str, tuple[str, ...]]:

@@ -35,8 +35,6 @@ SMALL = ModelSpec("cnn", size=16)
 RATE = 1e-2
 """A learning rate at which the small network moves."""
 
-SEVERAL: tuple[LabelType, ...] = ("multilabel", "multiclass")
-
 
 @dataclass(frozen=True)
 class Subject:
@@ -57,7 +55,12 @@ class Subject:
     @cached_property
     def label_types(self) -> tuple[LabelType, ...]:
         """The types of labels that it is tried with."""
-        return ("multilabel",) if self.method.labels.single_target else SEVERAL
+        return ("multilabel",) if self.method.label_use.single_target else self.method.label_types
+
+    @property
+    def first(self) -> LabelType:
+        """The type of labels of the checks that one type is enough for."""
+        return self.label_types[0]
 
     def trial(self, label_type: LabelType, **more: Any) -> Trial:
         """A small federation of the method; see `Trial`."""
@@ -188,13 +191,13 @@ def aggregation_is_a_function_of_the_updates(subject: Subject) -> None:
         _an_update(method, before, own, seed) for seed, own in enumerate((("A", "B"), ("B", "C"), ("B",)))
     ]
     one, two, other = (
-        _tensors(method.aggregate(before, iter(u), FIRST)) for u in (updates, updates, updates[::-1])
+        _tensors(method.aggregate(before, u, FIRST)) for u in (updates, updates, updates[::-1])
     )
     for name, tensor in one.items():
         _ensure(torch.equal(tensor, two[name]), f"{name}: the same updates give other bytes")
         _ensure(torch.allclose(tensor, other[name], 1e-6, 1e-7), f"{name}: the order of the sites matters")
     still = [_an_update(method, before, own, 0, noise=0.0) for own in (("A", "B"), ("B", "C"))]
-    after = _tensors(method.aggregate(before, iter(still), FIRST))
+    after = _tensors(method.aggregate(before, still, FIRST))
     for name, tensor in _tensors(before).items():
         _ensure(
             torch.allclose(after[name], tensor, 1e-6, 1e-7), f"{name}: unchanged updates change the model"
@@ -205,7 +208,7 @@ def one_site_alone_decides(subject: Subject) -> None:
     """The aggregate of one site is what it sent, or a step against its gradient."""
     method, before = subject.method, _a_model(subject.method)
     update = _an_update(method, before, LABELS, 3)
-    after = _tensors(method.aggregate(before, iter([update]), FIRST))
+    after = _tensors(method.aggregate(before, [update], FIRST))
     for name, sent in {**update.shared, **update.head}.items():
         if update.kind == "weights":
             _ensure(
@@ -219,10 +222,10 @@ def one_site_alone_decides(subject: Subject) -> None:
 def a_class_that_nobody_sent_keeps_its_row(subject: Subject) -> None:
     """Where sites see their own rows only."""
     method, before = subject.method, _a_model(subject.method)
-    if method.labels.view == "all":
+    if method.label_use.view == "all":
         return
     sent = [_an_update(method, before, ("A",), 1), _an_update(method, before, ("B",), 2)]
-    after = method.aggregate(before, iter(sent), FIRST)
+    after = method.aggregate(before, sent, FIRST)
     for name, rows in before.head.items():
         _ensure(
             torch.equal(after.head[name][2], rows[2]), f"{name}: the row of a class that nobody sent changed"
@@ -245,7 +248,7 @@ def unknown_labels_have_no_gradient(subject: Subject) -> None:
 
 def unknown_labels_are_not_trained(subject: Subject) -> None:
     """Where unknown labels are masked, what a batch holds in their place does not change the update."""
-    if subject.method.labels.unknown != "masked":
+    if subject.method.label_use.unknown != "masked":
         return
     for label_type in subject.label_types:
         # A batch has 0 there, so a method may count positives by `y == 1` without the mask: hence not 1.
@@ -271,7 +274,7 @@ def federations_run_and_repeat(subject: Subject) -> None:
             _same(one.server.model, two.server.model, f"{label_type}: a second run gives other bytes")
             for site, labels in one.seen.items():
                 registered = one.server.registry.members[site].names
-                allowed = one.server.registry.labels if subject.method.labels.view == "all" else registered
+                allowed = one.server.registry.labels if subject.method.label_use.view == "all" else registered
                 _ensure(labels <= set(allowed), f"{label_type}: {site} saw {sorted(labels - set(allowed))}")
                 rows = one.seen_rows[site]
                 _ensure(
@@ -297,7 +300,7 @@ def training_lowers_the_loss(subject: Subject) -> None:
 def _loss_of(method: Method, line: Mapping[str, Any], label_type: LabelType) -> float:
     """The loss of a round that training must lower."""
     gradients = method.egress(Layout({}, {})).kind == "gradient"
-    if gradients or method.labels.single_target:
+    if gradients or method.label_use.single_target:
         # A model that sends gradients is one to adapt, and a single row that means another class at each site
         # fits none of them: neither need predict as it is, and the sites' own losses tell whether it learns.
         word = "query_loss" if gradients else "train_loss"
@@ -316,9 +319,9 @@ def a_sites_own_learning_rate_is_used(subject: Subject) -> None:
     own = RATE / 8
     slower = replace(subject, method=_changed(subject.method, local=replace(subject.method.local, lr=own)))
     with (
-        subject.trial("multilabel", rates={"alpha": own}) as site,
-        slower.trial("multilabel") as job,
-        subject.trial("multilabel") as plain,
+        subject.trial(subject.first, rates={"alpha": own}) as site,
+        slower.trial(subject.first) as job,
+        subject.trial(subject.first) as plain,
     ):
         found, expected, other = (trial.update("alpha") for trial in (site, job, plain))
         if not {**found.shared, **found.head}:
@@ -335,7 +338,7 @@ def a_warm_up_trains_the_head_alone(subject: Subject) -> None:
         )
     except (SutureError, ValidationError):
         return  # the method has no warm-up and says so
-    with replace(subject, method=method).trial("multilabel", rounds=2) as trial:
+    with replace(subject, method=method).trial(subject.first, rounds=2) as trial:
         payload, update = trial.payload("alpha"), trial.update("alpha")
         backbone = [name for name in update.shared if name.startswith("backbone.")]
         moved = [name for name in backbone if not torch.equal(update.shared[name], payload.shared[name])]
@@ -350,7 +353,7 @@ def optimiser_state_carries_over(subject: Subject) -> None:
     local, method = subject.method.local, subject.method
     if method.limits.fixed_batches or (local.optimiser == "sgd" and not local.momentum):
         return
-    with subject.trial("multilabel", rounds=2) as trial:
+    with subject.trial(subject.first, rounds=2) as trial:
         payload = trial.payload("alpha")
 
         def train(state: Packed, number: int) -> tuple[Update, dict[str, Tensor]]:
@@ -451,7 +454,7 @@ def _an_update(
     method: Method, previous: GlobalModel, own: tuple[str, ...], seed: int, noise: float = 1.0
 ) -> Update:
     """What a site of `own` classes sends: the model moved by noise, or noise as a gradient."""
-    labels = LABELS if method.labels.view == "all" else own
+    labels = LABELS if method.label_use.view == "all" else own
     g, kind = torch.Generator().manual_seed(seed), method.egress(Layout({}, {})).kind
     shared, rows = parts(method, previous.shared, previous.rows(labels))
 

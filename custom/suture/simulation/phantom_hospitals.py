@@ -24,7 +24,7 @@ from suture.data.readers import DataConfig
 from suture.data.readers.hospital import HospitalConfig
 from suture.data.split import by_patient
 from suture.data.table import Table
-from suture.methods.base import Method
+from suture.methods.base import Method, label_use
 from suture.simulation.partition import SERVER
 from suture.simulation.phantom import FINDINGS, Anatomy, Image, Rng, chest
 from suture.simulation.sites import Destination, write_site, write_sites
@@ -298,11 +298,11 @@ class PhantomSites:
             self.held_out,
             contrast=self.contrast,
             shift=self.shift,
-            every_label=self.every_label or method.labels.complete,
+            every_label=self.every_label or label_use(method).complete,
         )
         tables = write_hospitals(folder, spec, seed if self.seed is None else self.seed)
         # A reference method gets every label; the site still names the ones that it annotates.
-        own = {hospital.name: hospital.labels for hospital in HOSPITALS} if method.labels.complete else {}
+        own = {hospital.name: hospital.labels for hospital in HOSPITALS} if label_use(method).complete else {}
         data: dict[str, DataConfig] = {
             name: HospitalConfig(root=folder / name / "images", table=table, labels=own.get(name))
             for name, table in tables.items()

@@ -221,14 +221,16 @@ def _members(
         return {name: site(name, config) for name, config in configs.items()}, None
     parts, origins = {}, {}
     for name, config in configs.items():
-        every = config.data.model_copy(update={"labels": None}) if job.method.labels.complete else config.data
+        every = (
+            config.data.model_copy(update={"labels": None}) if job.method.label_use.complete else config.data
+        )
         noted = partial(write_left_out, out / "sites" / name / "state" / plan.experiment)
         every_label = config.model_copy(update={"data": every})
         labels, samples = load_samples(every_label, job.model, name, left_out=noted)
         own = config.data.labels or labels.names
         origins[name] = Member(own, own, {s: len(part) for s, part in samples.items()}, threads=1)
         parts[name] = labels, samples
-    together = pooled(parts, absent=job.method.labels.unknown == "negative")
+    together = pooled(parts, absent=job.method.label_use.unknown == "negative")
     return {POOLED: site(POOLED, _without_own_rate(configs[sites[0]]), lambda: together)}, origins
 
 

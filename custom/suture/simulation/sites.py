@@ -32,7 +32,7 @@ from suture.data.readers import DataConfig
 from suture.data.readers.hospital import HospitalConfig
 from suture.data.split import long_tail_groups, training_counts
 from suture.data.table import Split, Table
-from suture.methods.base import Method
+from suture.methods.base import Method, label_use
 from suture.protocol.privacy import PrivacyConfig
 from suture.simulation.partition import SERVER, partition_table
 
@@ -116,7 +116,7 @@ def _site_config(to: Destination, name: str, data: DataConfig) -> SiteConfig:
     return SiteConfig(
         data=data,
         training=this_machine().model_copy(update=own),
-        privacy=PrivacyConfig.of_public_data(to.method.labels.view),
+        privacy=PrivacyConfig.of_public_data(label_use(to.method).view),
         storage=StorageConfig(
             state=to.runs if name == SERVER else folder / "state",
             cache=cache_folder(folder, data.root),
@@ -155,12 +155,12 @@ def write_partitioned(
         the names of the sites, without the server's.
     """
     every, held_out = (pooled.labels,) * len(lists), to.server_splits
-    known = every if to.method.labels.complete else lists
+    known = every if label_use(to.method).complete else lists
     sites = partition_table(pooled, known, seed, test=to.tests_at_sites, held_out=held_out)
     names = [name for name in sites if name != SERVER]
     # A reference method gets every label; the site still names the ones that it annotates.
-    own = dict(zip(names, lists, strict=True)) if to.method.labels.complete else {}
-    truth = partition_table(pooled, every, seed, held_out=held_out) if to.method.labels.pseudo else {}
+    own = dict(zip(names, lists, strict=True)) if label_use(to.method).complete else {}
+    truth = partition_table(pooled, every, seed, held_out=held_out) if label_use(to.method).pseudo else {}
     data: dict[str, DataConfig] = {}
     for name, table in sites.items():
         folder = to.folder / name
@@ -205,7 +205,7 @@ def write_parts(to: Destination, pooled: Table, sites: Sequence[str]) -> list[st
             color=True,
             groups=groups if name == SERVER else {},
             # Every label is known here: pseudo-labels are compared with the site's own table.
-            truth=table if to.method.labels.pseudo and name != SERVER else None,
+            truth=table if label_use(to.method).pseudo and name != SERVER else None,
         )
     return write_sites(to, data)
 

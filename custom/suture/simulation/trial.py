@@ -134,9 +134,9 @@ class Trial:
         data = {"dataset": "hospital", "root": folder, "table": folder / "labels.csv"}
         config = SiteConfig.model_validate(
             {
-                "data": data | ({"target": own[0]} if method.labels.single_target else {}),
+                "data": data | ({"target": own[0]} if method.label_use.single_target else {}),
                 "training": training,
-                "privacy": PrivacyConfig.of_public_data(method.labels.view),
+                "privacy": PrivacyConfig.of_public_data(method.label_use.view),
                 "storage": {"state": folder / "state", "cache": folder / "cache"},
             }
         )

@@ -13,7 +13,9 @@ from suture.federation.expectation import expected_answer
 from suture.federation.server.registry import SiteRegistry
 from suture.methods.base import GlobalModel, Method
 from suture.methods.parameters import parts
+from suture.models.classifier import Layout
 from suture.protocol.check import Expectation
+from suture.protocol.egress import CLASSES
 from suture.protocol.messages import Labels, Payload, TaskName
 
 
@@ -69,7 +71,7 @@ class Assigner:
         return parts(self.method, self.model.shared, self.model.head)
 
     def _payload(self, task: Task, site: str) -> Payload:
-        rows = self.registry.rows_for(site, self.method.labels.view)
+        rows = self.registry.rows_for(site, self.method.label_use.view)
         shared, head = self._exchanged
         return Payload(
             task.name,
@@ -81,9 +83,20 @@ class Assigner:
             shared,
             self.model.rows(rows) if head else {},
             {} if site in self.holders else self._sent_once(rows),
-            {name: tensor[self.model.where(rows)] for name, tensor in self.class_tensors.items()},
+            self._class_tensors(rows),
             self.best[site],
         )
+
+    def _class_tensors(self, rows: Labels) -> dict[str, Tensor]:
+        """Return the facts and the method's tensors of the classes that a site may see."""
+        where = self.model.where(rows)
+        sent = {name: tensor[where] for name, tensor in self.class_tensors.items()}
+        for name, (shape, _) in self.method.class_state(Layout.of(*self._exchanged)).items():
+            tensor = self.model.class_tensors[name][where]
+            for axis, length in enumerate(shape, 1):
+                tensor = tensor.index_select(axis, where) if length == CLASSES else tensor
+            sent[name] = tensor
+        return sent
 
     def _sent_once(self, rows: Labels) -> dict[str, Tensor]:
         """Return what a site receives once and then keeps: its local parameters at the beginning."""

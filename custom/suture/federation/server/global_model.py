@@ -19,14 +19,15 @@ from suture.core.validation import OPEN, flat, parse
 from suture.federation.plan import Plan
 from suture.federation.store import Rounds
 from suture.methods.base import GlobalModel
-from suture.methods.parameters import local_parameters, shared_parameters
+from suture.methods.parameters import local_parameters, parts, shared_parameters
 from suture.models import build
-from suture.models.classifier import Classifier, check_tensors, relabelled, split_state
+from suture.models.classifier import Classifier, Layout, Shapes, check_tensors, relabelled, split_state
 from suture.models.saved import save_model
-from suture.protocol.messages import Count, Labels, Word
+from suture.protocol.egress import CLASSES, whole
+from suture.protocol.messages import Count, Labels, Word, by_name
 from suture.protocol.packing import Packed
 
-_GROUPS = ("shared", "head", "fixed", "memory")
+_GROUPS = ("shared", "head", "fixed", "memory", "class_tensors")
 
 _FIXED_SETTINGS = {
     "seed": "seed",
@@ -46,18 +47,38 @@ def initial(
     state, head = split_state(model.state_dict())
     shared = shared_parameters(model, plan.method)
     fixed = set(local_parameters(model, plan.method)) - {*shared, *head}
-    return GlobalModel(
+    begun = GlobalModel(
         labels,
         {name: state[name].clone() for name in shared},
         {name: rows.clone() for name, rows in head.items()},
         {name: state[name].clone() for name in sorted(fixed)},
         label_type=label_type,
     )
+    zeros = {
+        name: torch.zeros(whole(row, len(labels)), dtype=getattr(torch, dtype.removeprefix("torch.")))
+        for name, (row, dtype) in _class_state(begun, plan).items()
+    }
+    return replace(begun, class_tensors=zeros)
+
+
+def _class_state(model: GlobalModel, plan: Plan) -> Shapes:
+    return plan.method.class_state(Layout.of(*parts(plan.method, model.shared, model.head)))
 
 
 def with_labels(model: GlobalModel, labels: Labels, plan: Plan) -> GlobalModel:
     """Return the model with a row for each of `labels`: known classes keep theirs, others are initialised."""
-    return replace(model, labels=labels, head=relabelled(model.head, model.labels, labels, plan.seed))
+    head = relabelled(model.head, model.labels, labels, plan.seed)
+    tensors = dict(model.class_tensors)
+    for name, (row, _) in _class_state(model, plan).items():
+        for axis, length in enumerate((CLASSES, *row)):
+            if length == CLASSES:
+                tensors[name] = by_name(tensors[name], model.labels, labels, axis=axis)
+    return replace(model, labels=labels, head=head, class_tensors=tensors)
+
+
+def served(model: GlobalModel, plan: Plan) -> GlobalModel:
+    """Return the model that predicts; see `Method.served_head`."""
+    return replace(model, head={**model.head, **plan.method.served_head(model.class_tensors)})
 
 
 def pack_model(model: GlobalModel, header: Mapping[str, Any]) -> Packed:
@@ -101,7 +122,7 @@ def read_model(packed: Packed, plan: Plan, where: str) -> GlobalModel:
     """
     model = unpack_model(packed, where)
     expected = initial(plan, model.labels, model.label_type, pretrained=False)
-    for group in ("shared", "head", "fixed"):
+    for group in ("shared", "head", "fixed", "class_tensors"):
         check_tensors(getattr(model, group), getattr(expected, group), where)
     return model
 

@@ -91,7 +91,7 @@ def _notes(server: Server) -> list[str]:
     history = read_history(server.record.folder)
     notes = describe_spent(server.record.run.get("protection", {}), _stated(server, history))
     notes += dominant(history)
-    if server.plan.method.labels.pseudo:
+    if server.plan.method.label_use.pseudo:
         notes += run_away(history, _owners(server))
     return notes
 

@@ -7,13 +7,14 @@ FLARE.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from suture.core.errors import ConfigError, FederationError
+from suture.core.labels import LabelType
 from suture.core.names import check_sites
 from suture.data.config import ServerConfig, SiteConfig, StorageConfig, find_site_config, load_server_config
 from suture.federation.expectation import expected_answer
@@ -27,6 +28,7 @@ from suture.federation.server.global_model import (
     pack_model,
     read_model,
     read_progress,
+    served,
     with_labels,
 )
 from suture.federation.server.norm_bound import destroyer
@@ -45,11 +47,22 @@ from suture.federation.server.scores import across_sites, condensed
 from suture.federation.server.selection import MEASURED_HERE, Best, HeldOut, Standings, check_selection
 from suture.federation.store import Rounds
 from suture.learning.metrics import mean_defined
-from suture.methods.base import ClassFacts, GlobalModel, RoundContext
-from suture.protocol.messages import Metrics, Payload
+from suture.methods.base import ClassFacts, GlobalModel, Method, RoundContext
+from suture.protocol.messages import Metrics, Payload, Update
 from suture.protocol.packing import Packed
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Updates:
+    """The accepted updates under the federation's class names; each walk reads them from disk again."""
+
+    collector: UpdateCollector
+    registry: SiteRegistry
+
+    def __iter__(self) -> Iterator[Update]:
+        return (self.registry.from_site(site, update) for site, update in self.collector.updates())
 
 
 class Server:
@@ -126,6 +139,7 @@ class Server:
             infos = without(infos, unfit, lines, self.schedule.min_sites)
         # Where the others are too few, `agree` raises and says what all sites have.
         self.registry = agree(infos, previous, named, accepted, prior)
+        check_label_type(self.plan.method, self.registry.label_type)
         if found:
             self._restore(found)
             self.model = with_labels(found.model, self.registry.labels, self.plan)
@@ -226,8 +240,7 @@ class Server:
             return
         self._failures = 0
         self._note_validation()
-        updates = (self.registry.from_site(site, update) for site, update in self.collector.updates())
-        self.model = self.plan.method.aggregate(self.model, updates, ctx)
+        self.model = self.plan.method.aggregate(self.model, _Updates(self.collector, self.registry), ctx)
         self._holders |= set(usable)
         self._norms = {site: self.collector.norms[site].update for site in usable}
         self._pending = self._summary(ctx)
@@ -311,7 +324,7 @@ class Server:
         if self.schedule.selection == "last":
             self.standings.best = Best(number, 0.0)
         elif (by := MEASURED_HERE.get(self.schedule.selection)) and self.held_out and self._pending:
-            found = self.held_out.validate(self.model)
+            found = self.held_out.validate(served(self.model, self.plan))
             self._pending["validation"] |= found
             if (value := found[by]) is not None:
                 self.standings.note(Best(number, value))
@@ -320,7 +333,7 @@ class Server:
 
     def assign_validation(self) -> dict[str, Packed]:
         """Return the task to compute the validation losses of the last round's model."""
-        return self._send(Task("evaluate", self.round, "evaluate"), self.model)
+        return self._send(Task("evaluate", self.round, "evaluate"), served(self.model, self.plan))
 
     def close_validation(self, missing: Mapping[str, str]) -> None:
         """Select the round whose model is the result.
@@ -352,17 +365,17 @@ class Server:
         return self.standings.best.round if self.standings.best else self.round
 
     def selected(self) -> GlobalModel:
-        """Read the model of the selected round; where none could be selected, it is the last one.
+        """Read the model that predicts of the selected round; where none could be selected, of the last one.
 
         Raises:
             SutureError: its file is corrupt; says what to do.
             ConfigError: it holds no model of this experiment.
         """
         if self.standings.best is None:
-            return self.model
+            return served(self.model, self.plan)
         number = self.selected_round
         where = f"the state of round {number} in {self.states.folder}"
-        return read_model(self.states.read_best(number), self.plan, where)
+        return served(read_model(self.states.read_best(number), self.plan, where), self.plan)
 
     # Used by several steps
 
@@ -392,6 +405,21 @@ class Server:
     def _keep_best(self) -> None:
         if self.standings.best is not None:
             self.states.keep(self.standings.best.round)
+
+
+def check_label_type(method: Method, label_type: LabelType) -> None:
+    """Refuse a federation of labels that the method is not defined for.
+
+    Raises:
+        ConfigError: names the methods that are.
+    """
+    if label_type in method.label_types:
+        return
+    kind = {"multilabel": "several labels an image", "multiclass": "one label an image"}[label_type]
+    raise ConfigError(
+        f"{method.about.title} is not defined for {kind}, as the sites have; choose another method "
+        "(`suture list methods` shows what each is for)"
+    )
 
 
 def open_server(

@@ -34,8 +34,9 @@ from suture.federation.site.ledger import Ledger, release_of
 from suture.federation.site.left_out import write_left_out
 from suture.federation.site.state import (
     fixed_tensors,
-    group,
+    kept_by_method,
     local_model,
+    predicting,
     restored,
     with_own_initialisation,
 )
@@ -43,7 +44,7 @@ from suture.federation.store import Rounds
 from suture.learning.evaluation import Measurement, class_counts, measure
 from suture.learning.samples import SiteSamples, load_samples, single_target
 from suture.learning.training import SiteContext
-from suture.methods.base import RoundContext, local_round
+from suture.methods.base import KEPT, RoundContext, local_round
 from suture.methods.parameters import parts, shared_parameters, stored_parameters
 from suture.methods.share import put
 from suture.models import build
@@ -213,7 +214,8 @@ class Site:
     def _train(self, task: Payload) -> Update:
         state = self._state(task)
         context = self._context(task, state)
-        metrics = self._measure(context, "validation", task.committed, bootstrap=0)
+        with predicting(context.model, self.plan.method, task):
+            metrics = self._measure(context, "validation", task.committed, bootstrap=0)
         ctx = round_context(self.plan, self.rounds, task.round)
         context, update, keep = self._trained(context, task, state, ctx)
         header = {
@@ -223,7 +225,7 @@ class Site:
             "round": task.round,
         }
         own = stored_parameters(context.model, self.plan.method) | {
-            f"optimiser/{k}": t for k, t in keep.items()
+            k if k.startswith(KEPT) else f"optimiser/{k}": t for k, t in keep.items()
         }
         self.states.save(task.round, Packed(own, header), task.committed)
         method, images = self.plan.method, len(self._data()[1]["train"])
@@ -252,7 +254,7 @@ class Site:
     ) -> tuple[SiteContext, Update, dict[str, Tensor]]:
         watch = self._watching(context)
         observed = watch.over(context) if watch else context
-        last = Packed(group(state, "optimiser/"), state.header)
+        last = Packed(kept_by_method(state), state.header)
         method = self.plan.method
         update, keep = method.train(observed, task, local_round(method, observed, last, ctx))
         if watch:
@@ -281,14 +283,14 @@ class Site:
             data, method = self._load(), self.plan.method
             self._samples = (
                 single_target(data, self.config.data.target, self.name)
-                if method.labels.single_target
+                if method.label_use.single_target
                 else data
             )
         return self._samples
 
     def _watching(self, context: SiteContext) -> Watch | None:
         """Return what records the diagnostics of a round, where the configuration requests them."""
-        guesses = self.config.data.truth is not None and self.plan.method.labels.pseudo
+        guesses = self.config.data.truth is not None and self.plan.method.label_use.pseudo
         if not guesses and not self.config.storage.diagnostics:
             return None
         if self._diagnostics is None:
@@ -315,7 +317,7 @@ class Site:
         load_tensors(model, put(self.plan.method.share, own_part, {**task.shared, **task.head}))
         own, samples = self._data()
         wanted = LabelSet(task.labels, own.label_type)
-        absent = self.plan.method.labels.unknown == "negative"
+        absent = self.plan.method.label_use.unknown == "negative"
         training = self.config.training
         return SiteContext(
             self.name,
@@ -331,6 +333,7 @@ class Site:
             self._cache,
             torch.tensor([name in own for name in wanted]),
             cache_dir=self.config.storage.cache,
+            min_count=self.config.privacy.min_count,
         )
 
     @cached_property
@@ -368,13 +371,18 @@ def check_consent(site: str, plan: Plan, config: SiteConfig) -> None:
         ConfigError: the site sets something that the method would ignore, or a device that cannot be used.
     """
     plan.check_code(site)
-    if plan.method.labels.view == "all" and config.privacy.label_view != "all":
+    if plan.method.label_use.view == "all" and config.privacy.label_view != "all":
         raise LabelViewRefused(
             f"{site}: {plan.method.about.title} shows every class name of the federation to each "
             'site; permit it with label_view = "all" under [privacy] in suture.toml'
         )
     if config.data.groups:
         raise ConfigError(f"{site}: [data.groups] does nothing at a site; it is for the server's suture.toml")
+    if config.privacy.clip is not None and (sent := plan.method.egress(Layout({}, {})).class_tensors):
+        raise ConfigError(
+            f"{site}: [privacy] clip and noise do not cover {min(sent)}, which {plan.method.about.title} "
+            "sends of each class; remove them, or take part in jobs of another method"
+        )
     training = config.training
     if reason := unusable(training.device):
         raise ConfigError(

@@ -1,12 +1,14 @@
 """The state of a site between rounds: how it is restored, and which of the model's tensors it provides.
 
 A state has the site's local parameters under ``fixed/``, the rest of the model that the site trained under
-``local/`` (where the method keeps local models), and the optimiser state under ``optimiser/``.
+``local/`` (where the method keeps local models), the optimiser state under ``optimiser/``, and what else the
+method keeps under ``kept/``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 
 from pydantic.dataclasses import dataclass
@@ -18,10 +20,10 @@ from suture.core.validation import OPEN, parse
 from suture.federation.plan import Plan
 from suture.federation.site.abstention import MissingState, ThreadsChanged
 from suture.federation.store import Rounds
-from suture.methods.base import Method
+from suture.methods.base import KEPT, Method
 from suture.methods.parameters import local_parameters
 from suture.models import build
-from suture.models.classifier import HEADS, Classifier, check_tensors, relabelled
+from suture.models.classifier import HEADS, Classifier, check_tensors, load_tensors, relabelled
 from suture.protocol.messages import Count, Labels, Payload
 from suture.protocol.packing import Packed
 
@@ -76,6 +78,12 @@ def group(state: Packed, prefix: str) -> dict[str, Tensor]:
     return {k.removeprefix(prefix): t for k, t in state.tensors.items() if k.startswith(prefix)}
 
 
+def kept_by_method(state: Packed) -> dict[str, Tensor]:
+    """Return what the method has kept, as it returned it: the optimiser state, and the rest under `KEPT`."""
+    kept = {name: tensor for name, tensor in state.tensors.items() if name.startswith(KEPT)}
+    return group(state, "optimiser/") | kept
+
+
 def fixed_tensors(
     task: Payload, state: Packed, model: Classifier, method: Method, seed: int
 ) -> dict[str, Tensor]:
@@ -89,6 +97,18 @@ def fixed_tensors(
     if missing:
         raise MissingState(f"the site no longer holds {missing[0]} and {len(missing) - 1} more tensors")
     return _with_rows({name: held[name] for name in names}, task, state, model, seed)
+
+
+@contextmanager
+def predicting(model: Classifier, method: Method, task: Payload) -> Iterator[None]:
+    """Give the received model the head that predicts, while it is measured; see `Method.served_head`."""
+    rows = method.served_head(task.class_tensors)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items() if name in rows}
+    load_tensors(model, rows)
+    try:
+        yield
+    finally:
+        load_tensors(model, before)
 
 
 def local_model(

@@ -29,7 +29,7 @@ from suture.protocol.messages import Payload, Update
 class FL(LocalAveraging):
     """FedAvg of the inner loop; see `MetaLearning` for the fields."""
 
-    about = About("fl", "FL (of the inner loop)", "Zhang et al. 2021, Eqs. 1 and 2")
+    about = About("fl", "FL (of the inner loop)", "Zhang et al. 2021, Eqs. 1 and 2", question="few labels")
     labels = LabelUse(view="own", single_target=True)
     limits = Limits(fixed_batches=True)
 

@@ -24,4 +24,4 @@ from suture.methods.meta.inner_loop import MetaLearning
 class MetaFL(MetaLearning):
     """MetaFL; see `MetaLearning` for the fields."""
 
-    about = About("metafl", "MetaFL", "Zhang et al. 2021, Algorithm 1")
+    about = About("metafl", "MetaFL", "Zhang et al. 2021, Algorithm 1", question="few labels")

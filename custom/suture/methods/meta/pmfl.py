@@ -33,6 +33,6 @@ class PMFL(MetaLearning):
         The rest as in `MetaLearning`.
     """
 
-    about = About("pmfl", "PMFL", "Zhang et al. 2021, Algorithm 2")
+    about = About("pmfl", "PMFL", "Zhang et al. 2021, Algorithm 2", question="few labels")
 
     share: Share = field(default_factory=Share)

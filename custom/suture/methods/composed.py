@@ -1,0 +1,217 @@
+"""Local training put together from roles, and a mean in which sites count by their images.
+
+    at site k:   minimise  L = L_sup + sum_j T_j                                       (roles.py)
+    server:      w     = sum_k a_k w_k / sum_k a_k,    a_k = n_k, or 1
+                 psi_c = the same over all sites, or over those that annotate class c
+
+The published methods that are FedAvg but for one of these each derive from `Composed` and set what they
+change; `weights`, `rows`, `label_view` and `batch_norm` mean the same in all of them.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from suture.core.errors import ConfigError
+from suture.core.labels import LabelType
+from suture.data.batch import Batch
+from suture.learning.training import (
+    LocalRound,
+    LocalTraining,
+    SiteContext,
+    first_view,
+    fit,
+    training_batches,
+    view,
+)
+from suture.methods.averaging import WHY, LocalAveraging, owned, trained
+from suture.methods.base import (
+    KEPT,
+    ClassFacts,
+    LabelStatistics,
+    LabelUse,
+    LabelView,
+    hyperparameters,
+)
+from suture.methods.class_weights import ClassWeights, class_weights, counted, why_counted
+from suture.methods.roles import (
+    BalancedSoftmax,
+    CrossEntropy,
+    Part,
+    Step,
+    Supervised,
+    Term,
+    check_needs,
+    label_types_of,
+)
+from suture.models import MODELS, ModelSpec
+from suture.models.classifier import Classifier, Layout
+from suture.protocol.egress import IMAGES, OWNERS, WEIGHT, Egress
+from suture.protocol.messages import Payload, Update, ones
+
+
+@hyperparameters
+class Composed(LocalAveraging):
+    """FedAvg put together from roles; see `LocalAveraging` for `local` and `batch_norm`.
+
+    Attributes:
+        rows: of the head, the mean of ``all`` sites, or of the ``owners`` of each class: the task-dependent
+            aggregation of Dong et al. (FPSL), IEEE TMI 2022, the star in the tables of FedLSM.
+        weights: a site counts with its number of training ``images``, or all count ``equal``.
+        label_view: a site sees the names of ``all`` classes, or its ``own``; then it sends only their rows.
+        unknown: a class that the site does not annotate is taught as absent (``negative``), or left out
+            (``masked``); where a site sees its own classes, there is none.
+        class_weights: of positives in the binary cross-entropy; see `class_weights.py`.
+        softmax: of a multiclass task: ``plain``, or ``balanced`` by the site's own counts (Ren et al. 2020).
+        keep_local: see `FedMAS`.
+    """
+
+    rows: Literal["all", "owners"] = "all"
+    weights: Literal["images", "equal"] = "images"
+    label_view: LabelView = "all"
+    unknown: Literal["negative", "masked"] = "negative"
+    class_weights: ClassWeights = "known"
+    softmax: Literal["plain", "balanced"] = "plain"
+    keep_local: bool = False
+
+    def __post_init__(self) -> None:
+        check_needs(self._parts, self.label_use)
+
+    @property
+    def supervised(self) -> Supervised:
+        """The loss of known labels."""
+        return BalancedSoftmax() if self.softmax == "balanced" else CrossEntropy(self.class_weights)
+
+    @property
+    def terms(self) -> tuple[Term, ...]:
+        """What is added to it."""
+        return ()
+
+    @property
+    def _parts(self) -> tuple[Part, ...]:
+        return (self.supervised, *self.terms)
+
+    @property
+    def label_use(self) -> LabelUse:
+        return replace(self.labels, view=self.label_view, unknown=self.unknown)
+
+    def check_model(self, spec: ModelSpec) -> None:
+        if MODELS[spec.name].reads != "image":
+            for term in self.terms:
+                if term.second_view:
+                    raise ConfigError(
+                        f"{type(term).__name__} sees images twice, and the model {spec.name!r} reads "
+                        f"{MODELS[spec.name].reads}s; choose a model of images, or leave it out"
+                    )
+
+    @property
+    def label_types(self) -> tuple[LabelType, ...]:
+        return label_types_of(self._parts)
+
+    def egress(self, layout: Layout) -> Egress:
+        return Egress(
+            shared=layout.shared,
+            head=layout.head,
+            weight=IMAGES if self.weights == "images" else (1.0, 1.0),
+            class_weight=OWNERS if self.rows == "owners" else WEIGHT,
+            counts=counted(self.class_weights),
+            why=_WHY | why_counted(self.class_weights),
+        )
+
+    def weight(self, site: SiteContext) -> float:
+        return float(len(site.samples["train"])) if self.weights == "images" else 1.0
+
+    def row_weights(self, site: SiteContext, received: Payload) -> Tensor:
+        return self.weight(site) * (owned(site) if self.rows == "owners" else ones(received.labels))
+
+    def train(
+        self, site: SiteContext, received: Payload, round_: LocalRound
+    ) -> tuple[Update, dict[str, Tensor]]:
+        terms = tuple(term for term in self.terms if term.active)
+        training = _Training(self.supervised, terms, site, received, round_)
+        fitted = fit(site, training.objective, round_, batches=partial(training.batches, round_.local))
+        update = replace(
+            trained(site, received, round_, fitted),
+            weight=self.weight(site),
+            class_weights=self.row_weights(site, received).to(torch.float64),
+        )
+        kept = {name: t.detach().cpu().clone() for term in terms for name, t in term.kept(site.model).items()}
+        return update, fitted.optimiser_state | {f"{KEPT}{name}": tensor for name, tensor in kept.items()}
+
+    def class_facts(self, statistics: LabelStatistics) -> ClassFacts:
+        return class_weights(statistics, self.class_weights)
+
+
+_WHY = WHY | {
+    "head": "rows of the classes that the site sees",
+    "weight": "n_k or 1, how much the site counts in the mean",
+    "class_weights": "the same, or 0 for a class that the site does not annotate: how much its row counts",
+}
+
+SECOND = "image, seen again"
+"""Name of the second views among a batch's inputs, ``[m, channels, h, w]``."""
+
+SECOND_OF = "images seen again"
+"""Name of the numbers of their images, ``[m]``."""
+
+
+class _Training:
+    """One round of a composed method at a site: its batches, and what a step minimises."""
+
+    def __init__(
+        self,
+        supervised: Supervised,
+        terms: tuple[Term, ...],
+        site: SiteContext,
+        received: Payload,
+        round_: LocalRound,
+    ) -> None:
+        self._site = site
+        self._loss = supervised.of(site, received, round_)
+        self._begun = [term.begin(site, round_) for term in terms]
+        self._seeing = next((term for term in terms if term.second_view), None)
+        # A copy takes memory and time: made only where a term may look at it.
+        self._received = copy.deepcopy(site.model).eval().requires_grad_(False) if self._begun else site.model
+
+    def batches(
+        self, local: LocalTraining, shuffle: torch.Generator, noise: torch.Generator
+    ) -> Iterator[Batch]:
+        """The batches of an epoch, with the second views that a term asks for."""
+        seen = self._seen_twice if self._seeing else None
+        return training_batches(self._site, local, shuffle, noise, seen)
+
+    def _seen_twice(self, batch: Batch, noise: torch.Generator) -> Batch:
+        """The first view, and the second one of the images that the term wants to see again."""
+        first = first_view(self._site, batch, noise)
+        assert self._seeing is not None
+        rows = self._seeing.seen_again(batch)
+        if not len(rows):
+            return first
+        again = view(self._site, batch.inputs["image"][rows], noise, self._seeing.second_view)
+        return replace(first, inputs={**first.inputs, SECOND: again, SECOND_OF: rows})
+
+    def objective(self, model: Classifier, batch: Batch) -> Tensor:
+        """L_sup + the terms."""
+        rows, strong = batch.inputs.get(SECOND_OF), None
+        if rows is None:
+            features = model.features(batch.inputs)
+            logits = model.head(features)
+        else:  # both views in one pass: batch norm sees them together
+            both = torch.cat([batch.inputs["image"], batch.inputs[SECOND]])
+            n = len(batch)
+            features = model.features({"image": both})
+            logits, strong = model.head(features).split([n, len(rows)])
+            features = features[:n]
+        total = self._loss(logits, batch.y, batch.known)
+        if self._begun:
+            step = Step(model, self._received, batch, features, logits, rows, strong)
+            for value in self._begun:
+                total = total + value(step)
+        return total
