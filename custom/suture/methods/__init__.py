@@ -14,6 +14,7 @@ from suture.methods.condist import ConDist
 from suture.methods.fedavg import FedAvg
 from suture.methods.fedlsm.fedlsm import FedLSM
 from suture.methods.fedmas import FedMAS
+from suture.methods.fssl import FSSL
 from suture.methods.individual import Individual
 from suture.methods.meta.fl import FL
 from suture.methods.meta.metafl import MetaFL
@@ -32,6 +33,7 @@ METHODS: dict[str, type[Method]] = {
         FedAvg,
         FedLSM,
         ConDist,
+        FSSL,
         FedMAS,
         FL,
         MetaFL,
