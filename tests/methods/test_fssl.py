@@ -144,7 +144,7 @@ def test_it_is_the_slow_transcription(label_type: LabelType, site: str) -> None:
             doubled = {k: v.double() if k != SECOND_OF else v for k, v in one.inputs.items()}
             batch = Batch(doubled, one.y.double(), one.known)
             expected = slow(copy.deepcopy(model), received, batch, label_type)
-            assert float(training.objective(model, batch)) == pytest.approx(expected, abs=1e-10)
+            assert training.objective(model, batch).item() == pytest.approx(expected, abs=1e-10)
 
 
 @pytest.mark.parametrize("other", [{"unknown": "negative"}, {"label_view": "own"}])

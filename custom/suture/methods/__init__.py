@@ -14,6 +14,7 @@ from suture.methods.condist import ConDist
 from suture.methods.fedavg import FedAvg
 from suture.methods.fedlsm.fedlsm import FedLSM
 from suture.methods.fedmas import FedMAS
+from suture.methods.fedvls import FedVLS
 from suture.methods.fssl import FSSL
 from suture.methods.individual import Individual
 from suture.methods.meta.fl import FL
@@ -34,6 +35,7 @@ METHODS: dict[str, type[Method]] = {
         FedLSM,
         ConDist,
         FSSL,
+        FedVLS,
         FedMAS,
         FL,
         MetaFL,
