@@ -19,6 +19,9 @@ EXEMPT = {
     "fedlsm": {f"teaching.{name}" for name in ("weak", "strong", "mixed_positive", "mixed_negative", "ema")},
     # What the prior sees differs under augmentation alone; the program's loss needs a second head.
     "fedmas": {"prior_view", "supervision"},
+    # Their terms take one value of these; the other one is refused. Thresholds and views as for FedLSM.
+    "condist": {"label_view", "unknown"},
+    "fssl": {"label_view", "unknown", "received_labels.thresholds", "received_labels.strong"},
     # Whole units are those of an LSTM.
     "pmfl": {"share.of"},
 }
