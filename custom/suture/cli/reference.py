@@ -95,9 +95,13 @@ def _method_row(name: str, kind: Any, jobs: list[str]) -> list[str]:
     return [title, _linked(method.about.paper), module, _sent(method), seen, run]
 
 
-_PAGES = {"fedlsm": "fedlsm", "fedavg": "fedlsm", "fedmas": "fedmas"} | dict.fromkeys(
-    ("fl", "metafl", "pmfl"), "pmfl"
-)
+_PAGES = {
+    **{name: name for name in ("fedlsm", "fedmas", "fedprox", "moon", "fedrs", "focal")},
+    "fedavg": "fedlsm",
+    "fl": "pmfl",
+    "metafl": "pmfl",
+    "pmfl": "pmfl",
+}
 """The page that explains a method, beside those it is compared with; `surgical` has all others."""
 
 
