@@ -14,6 +14,7 @@ from suture.methods.condist import ConDist
 from suture.methods.fedavg import FedAvg
 from suture.methods.fedlsm.fedlsm import FedLSM
 from suture.methods.fedmas import FedMAS
+from suture.methods.fedprox import FedProx
 from suture.methods.fssl import FSSL
 from suture.methods.individual import Individual
 from suture.methods.meta.fl import FL
@@ -35,6 +36,7 @@ METHODS: dict[str, type[Method]] = {
         ConDist,
         FSSL,
         FedMAS,
+        FedProx,
         FL,
         MetaFL,
         PMFL,
