@@ -10,6 +10,7 @@ from suture.core.entry_points import package_of, registered
 from suture.core.errors import ConfigError, unknown
 from suture.methods.base import Method
 from suture.methods.central import Central, CentralFull
+from suture.methods.combined import Combined
 from suture.methods.condist import ConDist
 from suture.methods.fedavg import FedAvg
 from suture.methods.fedlsm.fedlsm import FedLSM
@@ -42,6 +43,7 @@ METHODS: dict[str, type[Method]] = {
         PMFL,
         PersonalisedFL,
         Individual,
+        Combined,
         Central,
         CentralFull,
     )
