@@ -12,15 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from one_step import ROUND, federated, same, site_of, step_of
+from federated import LOCAL, ROUND, federated, same
+from one_step import site_of, step_of
 from suture.core.errors import ConfigError
 from suture.federation.server.server import check_label_type
-from suture.learning.training import LocalTraining
 from suture.methods.fedavg import FedAvg
 from suture.methods.fedvls import FedVLS, LogitSuppression, VacantDistillation, suppressed
 from suture.simulation import trial
 
-LOCAL = LocalTraining(lr=1e-2, batch_size=8)
 NONE: Any = None
 EVERY = [True] * 4
 
@@ -46,7 +45,7 @@ def test_the_example() -> None:
 
 
 def test_the_image_of_a_class_enters_its_sum_as_one() -> None:
-    """One image of each class: ln((1 + e^a) / 2), a = 2 - ln .5 + ln .5 = 2 for class 0, and -1 for class 1."""
+    """One image of each class: ln((1 + e^a) / 2), a = 2 - ln .5 + ln .5 for class 0, and -1 for class 1."""
     y, prior = torch.eye(2), torch.tensor([0.5, 0.5])
     z = torch.tensor([[5.0, -1], [2, 7]])
     expected = 0.5 * math.log((1 + math.exp(2)) / 2) + 0.5 * math.log((1 + math.exp(-1)) / 2)

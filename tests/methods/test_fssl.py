@@ -11,12 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from one_step import ROUND, federated, same, site_of, step_of
+from federated import LOCAL, ROUND, federated, same
+from one_step import equal, site_of, step_of
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelType
 from suture.data.augmentation import WEAK
 from suture.data.batch import Batch
-from suture.learning.training import LocalTraining, fit
+from suture.learning.training import fit
 from suture.methods.composed import SECOND, SECOND_OF, _Training
 from suture.methods.confident import Thresholds
 from suture.methods.fedavg import FedAvg
@@ -24,7 +25,6 @@ from suture.methods.fssl import FSSL, ReceivedLabels
 from suture.simulation import trial
 from suture.simulation.method_checks import SMALL
 
-LOCAL = LocalTraining(lr=1e-2, batch_size=8)
 EASY = Thresholds(positive=0.501, negative=0.499, best=0.26)
 """Thresholds that a model of random weights passes, too."""
 BOTH = pytest.mark.parametrize("label_type", ["multilabel", "multiclass"])
@@ -131,12 +131,12 @@ def test_it_is_the_slow_transcription(label_type: LabelType, site: str) -> None:
         fit(
             context,
             training.objective,
-            replace(ROUND, local=LOCAL),
+            ROUND,
             batches=lambda s, n: training.batches(LOCAL, s, n),
         )
         received, model = training._received, context.model
-        assert same(before, received.state_dict())  # it rests, and so does its batch norm
-        assert not same(before, model.state_dict())
+        assert equal(before, received.state_dict())  # it rests, and so does its batch norm
+        assert not equal(before, model.state_dict())
         for network in (received, model):
             network.double()
         shuffle, noise = (torch.Generator().manual_seed(seed) for seed in (1, 2))

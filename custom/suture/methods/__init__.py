@@ -10,10 +10,12 @@ from suture.core.entry_points import package_of, registered
 from suture.core.errors import ConfigError, unknown
 from suture.methods.base import Method
 from suture.methods.central import Central, CentralFull
+from suture.methods.combined import Combined
 from suture.methods.condist import ConDist
 from suture.methods.fedavg import FedAvg
 from suture.methods.fedlsm.fedlsm import FedLSM
 from suture.methods.fedmas import FedMAS
+from suture.methods.fedprox import FedProx
 from suture.methods.fedvls import FedVLS
 from suture.methods.fssl import FSSL
 from suture.methods.individual import Individual
@@ -37,11 +39,13 @@ METHODS: dict[str, type[Method]] = {
         FSSL,
         FedVLS,
         FedMAS,
+        FedProx,
         FL,
         MetaFL,
         PMFL,
         PersonalisedFL,
         Individual,
+        Combined,
         Central,
         CentralFull,
     )
