@@ -57,7 +57,9 @@ def test_the_single_label_example() -> None:
 
 @BOTH
 def test_without_weight_it_is_fedavg_of_known_labels(label_type: LabelType) -> None:
-    fedavg = federated(FedAvg(local=LOCAL, rows="owners", unknown="masked"), label_type)
+    """With one label an image, what FedAvg teaches as absent is true: a labelled image has no other class."""
+    unknown: Any = "masked" if label_type == "multilabel" else "negative"
+    fedavg = federated(FedAvg(local=LOCAL, rows="owners", unknown=unknown), label_type)
     term = ReceivedLabels(weight=0, thresholds=EASY)
     assert same(federated(FSSL(local=LOCAL, received_labels=term), label_type), fedavg)
     assert not same(federated(FSSL(local=LOCAL, received_labels=replace(term, weight=1)), label_type), fedavg)
@@ -94,7 +96,7 @@ def slow(model: Any, received: Any, batch: Batch, label_type: LabelType) -> floa
                 supervised -= math.log(p[c] if batch.y[i, c] == 1 else 1 - p[c])
         elif any(batch.y[i, c] == 1 for c in known):
             labels += 1
-            supervised -= math.log(sum(p[c] * float(batch.y[i, c]) for c in known) / sum(p[c] for c in known))
+            supervised -= math.log(sum(p[c] * float(batch.y[i, c]) for c in known))
     for place, i in enumerate(rows):
         q, p = squashed(taught[i], label_type), squashed(both[n + place], label_type)
         if label_type == "multilabel":
@@ -145,6 +147,16 @@ def test_it_is_the_slow_transcription(label_type: LabelType, site: str) -> None:
             batch = Batch(doubled, one.y.double(), one.known)
             expected = slow(copy.deepcopy(model), received, batch, label_type)
             assert training.objective(model, batch).item() == pytest.approx(expected, abs=1e-10)
+
+
+def test_the_validation_loss_is_of_all_classes_too() -> None:
+    """z = (1, 0, 0), class 0 of the annotated 0 and 1: ln(1 + 2/e), not ln(1 + 1/e)."""
+    z, y, known = (
+        torch.tensor([[1.0, 0, 0]]),
+        torch.tensor([[1.0, 0, 0]]),
+        torch.tensor([[True, True, False]]),
+    )
+    assert FSSL().loss(z, y, known, "multiclass").item() == pytest.approx(math.log(1 + 2 / math.e))
 
 
 @pytest.mark.parametrize("other", [{"unknown": "negative"}, {"label_view": "own"}])
