@@ -16,12 +16,15 @@ from suture.methods.fedavg import FedAvg
 from suture.methods.fedlsm.fedlsm import FedLSM
 from suture.methods.fedmas import FedMAS
 from suture.methods.fedprox import FedProx
+from suture.methods.fedrs import FedRS
 from suture.methods.fedvls import FedVLS
+from suture.methods.focal import FocalFedAvg
 from suture.methods.fssl import FSSL
 from suture.methods.individual import Individual
 from suture.methods.meta.fl import FL
 from suture.methods.meta.metafl import MetaFL
 from suture.methods.meta.pmfl import PMFL
+from suture.methods.moon import MOON
 from suture.methods.partial import PartialLoss
 from suture.methods.pfl import PersonalisedFL
 from suture.methods.surgical import SurgicalAggregation
@@ -40,6 +43,9 @@ METHODS: dict[str, type[Method]] = {
         FedVLS,
         FedMAS,
         FedProx,
+        MOON,
+        FedRS,
+        FocalFedAvg,
         FL,
         MetaFL,
         PMFL,
