@@ -44,8 +44,6 @@ def test_keeps_the_contract(name: str, check: Any) -> None:
     check(subject(name))
 
 
-# Of one label an image: tests/federation/test_multiclass.py
-@pytest.mark.parametrize("name", [n for n in sorted(METHODS) if "multilabel" in METHODS[n]().label_types])
 @pytest.mark.parametrize("name", [n for n in sorted(METHODS) if "multilabel" in conformant(n).label_types])
 def test_figures_of_every_class_are_written(name: str, tiny: Any) -> None:
     """Of images with several labels; those of a single one are among the checks."""
