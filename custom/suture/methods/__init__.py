@@ -11,9 +11,11 @@ from suture.core.errors import ConfigError, unknown
 from suture.methods.base import Method
 from suture.methods.central import Central, CentralFull
 from suture.methods.fedavg import FedAvg
+from suture.methods.fedlc import FedLC
 from suture.methods.fedlsm.fedlsm import FedLSM
 from suture.methods.fedmas import FedMAS
 from suture.methods.individual import Individual
+from suture.methods.ldam import LDAM
 from suture.methods.meta.fl import FL
 from suture.methods.meta.metafl import MetaFL
 from suture.methods.meta.pmfl import PMFL
@@ -31,6 +33,8 @@ METHODS: dict[str, type[Method]] = {
         FedAvg,
         FedLSM,
         FedMAS,
+        FedLC,
+        LDAM,
         FL,
         MetaFL,
         PMFL,

@@ -553,7 +553,7 @@ def _alternatives(subject: Subject, name: str) -> Iterator[Method]:
 
 def _fits(method: Method, model: ModelSpec) -> bool:
     try:
-        method.check_model(model)
+        method.check_model(method.adapted(model))
     except SutureError:
         return False
     return True
