@@ -101,6 +101,7 @@ _PAGES = {
     "fedmas": "fedmas",
     "fedlc": "fedlc",
     "ldam": "ldam",
+    "crt": "crt",
 } | dict.fromkeys(("fl", "metafl", "pmfl"), "pmfl")
 """The page that explains a method, beside those it is compared with; `surgical` has all others."""
 

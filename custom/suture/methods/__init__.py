@@ -10,6 +10,7 @@ from suture.core.entry_points import package_of, registered
 from suture.core.errors import ConfigError, unknown
 from suture.methods.base import Method
 from suture.methods.central import Central, CentralFull
+from suture.methods.crt import Decoupling
 from suture.methods.fedavg import FedAvg
 from suture.methods.fedlc import FedLC
 from suture.methods.fedlsm.fedlsm import FedLSM
@@ -35,6 +36,7 @@ METHODS: dict[str, type[Method]] = {
         FedMAS,
         FedLC,
         LDAM,
+        Decoupling,
         FL,
         MetaFL,
         PMFL,
