@@ -21,6 +21,7 @@ from suture.methods.fedlc import Calibrated, FedLC, calibration, ce_against_othe
 from suture.methods.ldam import LDAM
 from suture.methods.roles import Supervised
 from suture.models import ModelSpec
+from suture.models.classifier import Layout
 from suture.protocol.messages import Payload
 from suture.simulation.trial import Trial
 
@@ -130,6 +131,7 @@ def test_another_softmax_is_refused(kind: type) -> None:
 @pytest.mark.parametrize("method", [FedLC(), LDAM()])
 def test_several_labels_an_image_are_refused(method: FedLC | LDAM) -> None:
     assert method.label_types == ("multiclass",)
+    assert method.egress(Layout({}, {})).counts == ()
     title = method.about.title
     with (
         Trial(method, SMALL, "multilabel") as trial,

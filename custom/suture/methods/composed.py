@@ -120,13 +120,14 @@ class Composed(LocalAveraging):
         return tuple(kind for kind in super().label_types if kind in label_types_of(self._parts))
 
     def egress(self, layout: Layout) -> Egress:
+        counts = tuple(kind for kind in counted(self.class_weights) if kind in self.label_types)
         return Egress(
             shared=layout.shared,
             head=layout.head,
             weight=IMAGES if self.weights == "images" else (1.0, 1.0),
             class_weight=OWNERS if self.rows == "owners" else WEIGHT,
-            counts=counted(self.class_weights),
-            why=_WHY | why_counted(self.class_weights),
+            counts=counts,
+            why=_WHY | (why_counted(self.class_weights) if counts else {}),
         )
 
     def weight(self, site: SiteContext) -> float:
