@@ -342,7 +342,7 @@ def training_batches(
 def _drawn(train: Samples, local: LocalTraining, shuffle: torch.Generator) -> Iterator[Batch]:
     size = local.batch_size
     if local.sampling == "class_aware":
-        return map(train.batch, islice(class_aware(train.y, size, shuffle), local.iterations))
+        return map(train.batch, class_aware(train.y, size, shuffle, local.iterations))
     if local.iterations is None:
         return train.batches(size, shuffle)
     return map(train.batch, islice(endless(len(train), size, shuffle), local.iterations))

@@ -12,7 +12,9 @@ from suture.methods.base import Method
 from suture.methods.central import Central, CentralFull
 from suture.methods.combined import Combined
 from suture.methods.condist import ConDist
+from suture.methods.crt import Decoupling
 from suture.methods.fedavg import FedAvg
+from suture.methods.fedlc import FedLC
 from suture.methods.fedlsm.fedlsm import FedLSM
 from suture.methods.fedmas import FedMAS
 from suture.methods.fedprox import FedProx
@@ -21,6 +23,7 @@ from suture.methods.fedvls import FedVLS
 from suture.methods.focal import FocalFedAvg
 from suture.methods.fssl import FSSL
 from suture.methods.individual import Individual
+from suture.methods.ldam import LDAM
 from suture.methods.meta.fl import FL
 from suture.methods.meta.metafl import MetaFL
 from suture.methods.meta.pmfl import PMFL
@@ -46,6 +49,9 @@ METHODS: dict[str, type[Method]] = {
         MOON,
         FedRS,
         FocalFedAvg,
+        FedLC,
+        LDAM,
+        Decoupling,
         FL,
         MetaFL,
         PMFL,

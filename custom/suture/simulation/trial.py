@@ -41,6 +41,7 @@ class Trial:
     """A federation of the small sites, in a folder that vanishes with it.
 
     Args:
+        rounds: those that the method needs are added, but for one.
         rates: learning rates of sites that have one of their own.
         hidden: the number that stands in a batch where a label is unknown. Each site then leaves every third
             label of its first class unknown; None leaves its classes known, and 0 stands for the others.
@@ -64,6 +65,7 @@ class Trial:
         self._folder = tempfile.TemporaryDirectory()
         self.folder = Path(self._folder.name)
         self.plan = Plan(method, model, Augmentation(), 1, "run", code_hash(type(method)))
+        rounds += method.least_rounds - 1
         self.server = Server(self.plan, Schedule(rounds=rounds), self.folder / "run", None)
         self.sites = {name: self._site(name, rounds) for name in SITES}
         self.seen: dict[str, set[str]] = {name: set() for name in SITES}
