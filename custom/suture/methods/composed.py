@@ -87,6 +87,11 @@ class Composed(LocalAveraging):
 
     def __post_init__(self) -> None:
         check_needs(self._parts, self.label_use)
+        if self.softmax == "balanced" and not any(isinstance(part, BalancedSoftmax) for part in self._parts):
+            raise ConfigError(
+                f"method.softmax=balanced: {type(self.supervised).__name__} is the loss already; set "
+                "method.softmax=plain"
+            )
 
     @property
     def supervised(self) -> Supervised:
@@ -106,7 +111,14 @@ class Composed(LocalAveraging):
     def label_use(self) -> LabelUse:
         return replace(self.labels, view=self.label_view, unknown=self.unknown)
 
+    def adapted(self, spec: ModelSpec) -> ModelSpec:
+        for part in self._parts:
+            spec = part.adapted(spec)
+        return spec
+
     def check_model(self, spec: ModelSpec) -> None:
+        for part in self._parts:
+            part.check_model(spec)
         if MODELS[spec.name].reads != "image":
             for term in self.terms:
                 if term.second_view:

@@ -20,7 +20,6 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass as validated
 from torch import Tensor
 
-from suture.core.errors import ConfigError
 from suture.core.validation import STRICT
 from suture.learning.losses import masked_ce
 from suture.learning.training import LocalRound, Loss, SiteContext
@@ -86,11 +85,6 @@ class FedLC(Composed):
     about = About("fedlc", "FedLC", "Zhang et al., ICML 2022", question="classes rare")
     labels = LabelUse(view="all", unknown="negative")
     calibrated: Calibrated = field(default_factory=Calibrated)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.softmax != "plain":
-            raise ConfigError("FedLC calibrates the softmax itself; set method.softmax=plain")
 
     @property
     def supervised(self) -> Supervised:

@@ -28,7 +28,6 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass as validated
 from torch import Tensor
 
-from suture.core.errors import ConfigError
 from suture.core.validation import STRICT
 from suture.learning.losses import masked_ce
 from suture.learning.training import LocalRound, Loss, SiteContext
@@ -118,12 +117,8 @@ class FedVLS(Composed):
     """FedVLS; see `Composed` for the other fields.
 
     Attributes:
-        softmax: ``plain``; the method adjusts its logits itself.
         suppression: the loss of known labels.
         vacant: what is added to it.
-
-    Raises:
-        ConfigError: another softmax is asked for.
     """
 
     about = About("fedvls", "FedVLS", "Guo et al., AAAI 2025, arXiv:2401.02329")
@@ -131,13 +126,6 @@ class FedVLS(Composed):
 
     suppression: LogitSuppression = field(default_factory=LogitSuppression)
     vacant: VacantDistillation = field(default_factory=VacantDistillation)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.softmax != "plain":
-            raise ConfigError(
-                "FedVLS adjusts its logits by the site's counts itself; set method.softmax=plain"
-            )
 
     @property
     def supervised(self) -> Supervised:

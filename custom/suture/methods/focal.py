@@ -19,7 +19,6 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass as validated
 from torch import Tensor
 
-from suture.core.errors import ConfigError
 from suture.core.validation import STRICT
 from suture.learning.losses import ce_of_rows
 from suture.learning.training import LocalRound, Loss, SiteContext
@@ -67,14 +66,6 @@ class FocalFedAvg(Composed):
     about = About("focal", "FedAvg with focal loss", "Lin et al., ICCV 2017, Eq. 4", question="classes rare")
     labels = LabelUse(view="all", unknown="negative")
     focal: Focal = field(default_factory=Focal)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.softmax != "plain":
-            raise ConfigError(
-                f"method.softmax={self.softmax}: the focal loss has a softmax of its own; set "
-                "method.softmax=plain, or method=fedavg"
-            )
 
     @property
     def supervised(self) -> Supervised:

@@ -53,6 +53,15 @@ class LabelDistributionMargin(Supervised):
     beta: Annotated[float, Field(ge=0, lt=1)] = 0.9999
     start: Annotated[float, Field(ge=0, le=1)] = 0.8
 
+    def adapted(self, spec: ModelSpec) -> ModelSpec:
+        return replace(spec, head="cosine") if spec.head == "linear" else spec
+
+    def check_model(self, spec: ModelSpec) -> None:
+        if spec.head != "cosine":
+            raise ConfigError(
+                f"LDAM's margins are of cosines, and model.head={spec.head} has none; set model.head=cosine"
+            )
+
     def of(self, site: SiteContext, received: Payload, round_: LocalRound) -> Loss:
         counts = class_counts(site).double()
         shift = SCALE * margins(counts, self.largest)
@@ -111,21 +120,6 @@ class LDAM(Composed):
     labels = LabelUse(view="all", unknown="negative")
     margin: LabelDistributionMargin = field(default_factory=LabelDistributionMargin)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.softmax != "plain":
-            raise ConfigError("LDAM has margins in its softmax already; set method.softmax=plain")
-
     @property
     def supervised(self) -> Supervised:
         return self.margin
-
-    def adapted(self, spec: ModelSpec) -> ModelSpec:
-        return replace(spec, head="cosine") if spec.head == "linear" else spec
-
-    def check_model(self, spec: ModelSpec) -> None:
-        super().check_model(spec)
-        if spec.head != "cosine":
-            raise ConfigError(
-                f"LDAM's margins are of cosines, and model.head={spec.head} has none; set model.head=cosine"
-            )

@@ -57,6 +57,9 @@ class Contrastive(Term):
     def active(self) -> bool:
         return self.mu > 0
 
+    def adapted(self, spec: ModelSpec) -> ModelSpec:
+        return replace(spec, neck=spec.neck or NECK, projection=0, second_head=False)
+
     def begin(self, site: SiteContext, round_: LocalRound) -> Value:
         previous = _previous(site, round_)
         if previous is None:
@@ -116,6 +119,3 @@ class MOON(Composed):
     @property
     def terms(self) -> tuple[Term, ...]:
         return (self.contrastive,)
-
-    def adapted(self, spec: ModelSpec) -> ModelSpec:
-        return replace(spec, neck=spec.neck or NECK)
