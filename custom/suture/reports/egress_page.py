@@ -35,8 +35,8 @@ _FIELDS: Mapping[type[Any], Mapping[str, str]] = {
         "class_weights": "a number for each row: see the method",
         "weight": "a number: see the method",
         "kind": "`weights` or `gradient`",
-        "class_tensors": "tensors with a row for each class, zeros for one of fewer images than `min_count`: see "
-        "the method; a site with `clip` refuses a method that has any",
+        "class_tensors": "tensors with a row for each class, zeros for one of fewer images than `min_count`: "
+        "see the method; a site with `clip` refuses a method that has any",
         "scalars": "numbers: see the method; six digits",
         "train_loss": "mean loss of the local steps, at most 5 and on a grid; withheld where they saw fewer "
         "samples than `min_loss`",
