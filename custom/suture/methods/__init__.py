@@ -12,6 +12,7 @@ from suture.methods.base import Method
 from suture.methods.central import Central, CentralFull
 from suture.methods.combined import Combined
 from suture.methods.condist import ConDist
+from suture.methods.creff.creff import CReFF
 from suture.methods.crt import Decoupling
 from suture.methods.fedavg import FedAvg
 from suture.methods.fedlc import FedLC
@@ -52,6 +53,7 @@ METHODS: dict[str, type[Method]] = {
         FedLC,
         LDAM,
         Decoupling,
+        CReFF,
         FL,
         MetaFL,
         PMFL,
