@@ -10,6 +10,7 @@ from suture.core.entry_points import package_of, registered
 from suture.core.errors import ConfigError, unknown
 from suture.methods.base import Method
 from suture.methods.central import Central, CentralFull
+from suture.methods.fedalign import FedAlign
 from suture.methods.fedavg import FedAvg
 from suture.methods.fedlsm.fedlsm import FedLSM
 from suture.methods.fedmas import FedMAS
@@ -31,6 +32,7 @@ METHODS: dict[str, type[Method]] = {
         FedAvg,
         FedLSM,
         FedMAS,
+        FedAlign,
         FL,
         MetaFL,
         PMFL,
