@@ -288,6 +288,7 @@ def _twice(
 _WHY = WHY | {
     "head": "anchors of all classes, averaged over the sites that annotate them",
     "class_weights": "1 for each class that the site annotates, else 0: whether its anchor counts",
-    "class_tensors": "F1 of the site's classes on its validation data, and whether it was measured; the mean "
-    "decides which classes get positive pseudo-labels at other sites",
+    F1: "F1 of the site's own classes on its validation data, on a grid; the mean of all sites decides which "
+    "classes get positive pseudo-labels",
+    MEASURED: "1 where it was measured, 0 for classes of others and for too few images",
 }

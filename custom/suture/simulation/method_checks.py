@@ -26,8 +26,7 @@ from suture.core.validation import parse
 from suture.methods.base import About, GlobalModel, LabelUse, Method, Phase, RoundContext, local_round
 from suture.methods.parameters import parts
 from suture.models import ModelSpec
-from suture.models.classifier import Layout, Shapes
-from suture.protocol.egress import whole
+from suture.models.classifier import Layout
 from suture.protocol.messages import Abstain, Update, ones
 from suture.protocol.packing import Packed, load
 from suture.simulation.trial import SITES, Trial
@@ -448,13 +447,7 @@ def _a_model(method: Method) -> GlobalModel:
     g = torch.Generator().manual_seed(0)
     head = {"head.weight": torch.randn(3, 4, generator=g), "head.bias": torch.randn(3, generator=g)}
     shared = {} if method.personal == "model" else {"w": torch.randn(5, generator=g)}
-    state = method.class_state(Layout.of(*parts(method, shared, head)))
-    return GlobalModel(LABELS, shared, head, class_tensors=_class_tensors(state, 3))
-
-
-def _class_tensors(rows: Shapes, classes: int) -> dict[str, Tensor]:
-    """Tensors of classes that a method declares, all ones."""
-    return {name: torch.ones(whole(row, classes)) for name, (row, _) in rows.items()}
+    return GlobalModel(LABELS, shared, head)
 
 
 def _an_update(
@@ -462,9 +455,7 @@ def _an_update(
 ) -> Update:
     """What a site of `own` classes sends: the model moved by noise, or noise as a gradient."""
     labels = LABELS if method.label_use.view == "all" else own
-    g = torch.Generator().manual_seed(seed)
-    declared = method.egress(Layout.of(*parts(method, previous.shared, previous.head)))
-    kind = declared.kind
+    g, kind = torch.Generator().manual_seed(seed), method.egress(Layout({}, {})).kind
     shared, rows = parts(method, previous.shared, previous.rows(labels))
 
     def moved(tensor: Tensor) -> Tensor:
@@ -472,8 +463,7 @@ def _an_update(
         return change if kind == "gradient" else tensor + change
 
     shared, rows = ({name: moved(t) for name, t in group.items()} for group in (shared, rows))
-    sent = _class_tensors(declared.class_tensors, len(labels))
-    return Update(1, labels, shared, rows, ones(labels), class_tensors=sent, kind=kind)
+    return Update(1, labels, shared, rows, ones(labels), kind=kind)
 
 
 def _tensors(model: GlobalModel) -> dict[str, Tensor]:
