@@ -86,6 +86,11 @@ class Plan:
                 f"{self.method.about.title} needs images, and the model {self.model.name!r} reads {reads}; "
                 f"choose a model of images, or one of the methods that take both: {others}"
             )
+        if self.model.name_vectors and self.method.part_at_site:
+            raise ConfigError(
+                f"model.name_vectors: only the server reads the file, and {self.method.about.title} begins "
+                "rows at the sites; remove it, as named rows need no file"
+            )
         self.method.check_model(self.model)
 
     def to_dict(self) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
@@ -23,6 +23,7 @@ from suture.data.augmentation import Augmentation, augment
 from suture.data.batch import Batch, Samples, class_aware, endless
 from suture.data.table import Split
 from suture.models.classifier import (
+    HEADS,
     Classifier,
     NormPolicy,
     Preprocessing,
@@ -192,18 +193,20 @@ def fit(
     batches: Batches | None = None,
     after_step: Callable[[], None] | None = None,
     after_epoch: Callable[[], None] | None = None,
+    head_rate: float = 1.0,
 ) -> Fitted:
     """Train the site's model in place for one round.
 
     Args:
         batches: of one epoch; by default `training_batches`.
+        head_rate: learning rate of the head's rows, relative to that of the rest.
         after_step, after_epoch: called then; the latter may change the model's tensors.
 
     Raises:
         NonFiniteLoss: naming site, round and step.
     """
     local = round_.local
-    optimiser = _prepared(site, round_)
+    optimiser = _prepared(site, round_, head_rate)
     best = BestEpoch(site, round_.keep_best) if round_.keep_best else None
     make = batches or partial(training_batches, site, local)
     where = (round_.seed, site.name, round_.round)
@@ -226,7 +229,7 @@ def fit(
     return Fitted(total / steps if steps else None, optimiser_state_of(optimiser, site.model))
 
 
-def _prepared(site: SiteContext, round_: LocalRound) -> torch.optim.Optimizer:
+def _prepared(site: SiteContext, round_: LocalRound, head_rate: float) -> torch.optim.Optimizer:
     """Set what of the model is trained; return its optimiser as the round before left it."""
     model, local = site.model, round_.local
     if (local.epochs or local.iterations) and not len(site.samples["train"]):
@@ -237,7 +240,7 @@ def _prepared(site: SiteContext, round_: LocalRound) -> torch.optim.Optimizer:
         redraw_head(model, seed_for(round_.seed, "head", round_.round))
     rest(model, round_.head_only)
     set_training(model, round_.norm, round_.head_only)
-    optimiser = optimiser_of(model, round_.local)
+    optimiser = optimiser_of(model, round_.local, head_rate)
     load_optimiser_state(optimiser, model, round_.optimiser_state)
     return optimiser
 
@@ -270,17 +273,27 @@ def validation_loss(site: SiteContext, loss: Loss) -> float | None:
     return float(loss(predict(site, part), *part.targets()))
 
 
-def optimiser_of(model: nn.Module, local: LocalTraining) -> torch.optim.Optimizer:
-    """The optimiser of the trainable parameters; it clips the gradient of each step where `clip` is set."""
-    trained, decay = [p for p in model.parameters() if p.requires_grad], local.weight_decay
+def optimiser_of(model: nn.Module, local: LocalTraining, head_rate: float = 1.0) -> torch.optim.Optimizer:
+    """The optimiser of the trainable parameters; it clips the gradient of each step where `clip` is set.
+
+    Args:
+        head_rate: learning rate of the head's rows, relative to `local.lr`.
+    """
+    decay = local.weight_decay
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    rows = [p for name, p in named if name.startswith(HEADS)]
+    groups: list[dict[str, Any]] = [
+        {"params": [p for name, p in named if not name.startswith(HEADS)]},
+        {"params": rows, "lr": head_rate * local.lr},
+    ]
     optimiser: torch.optim.Optimizer
     if local.optimiser == "sgd":
         nesterov = local.momentum > 0
-        optimiser = torch.optim.SGD(trained, local.lr, local.momentum, 0, decay, nesterov)
+        optimiser = torch.optim.SGD(groups, local.lr, local.momentum, 0, decay, nesterov)
     else:
-        optimiser = torch.optim.Adam(trained, local.lr, local.betas, weight_decay=decay)
+        optimiser = torch.optim.Adam(groups, local.lr, local.betas, weight_decay=decay)
     if local.clip is not None:
-        optimiser.register_step_pre_hook(partial(_clip, trained, local.clip))
+        optimiser.register_step_pre_hook(partial(_clip, [p for _, p in named], local.clip))
     return optimiser
 
 

@@ -14,6 +14,7 @@ from suture.methods.combined import Combined
 from suture.methods.condist import ConDist
 from suture.methods.creff.creff import CReFF
 from suture.methods.crt import Decoupling
+from suture.methods.fedalign import FedAlign
 from suture.methods.fedavg import FedAvg
 from suture.methods.fedlc import FedLC
 from suture.methods.fedlsm.fedlsm import FedLSM
@@ -54,6 +55,7 @@ METHODS: dict[str, type[Method]] = {
         LDAM,
         Decoupling,
         CReFF,
+        FedAlign,
         FL,
         MetaFL,
         PMFL,

@@ -67,7 +67,8 @@ def _class_state(model: GlobalModel, plan: Plan) -> Shapes:
 
 def with_labels(model: GlobalModel, labels: Labels, plan: Plan) -> GlobalModel:
     """Return the model with a row for each of `labels`: known classes keep theirs, others are initialised."""
-    head = relabelled(model.head, model.labels, labels, plan.seed)
+    spec = plan.model
+    head = relabelled(model.head, model.labels, labels, plan.seed, spec.rows, spec.name_vectors)
     tensors = dict(model.class_tensors)
     for name, (row, _) in _class_state(model, plan).items():
         for axis, length in enumerate((CLASSES, *row)):

@@ -268,7 +268,8 @@ class Site:
         if task.split == "validation":
             return Evaluation(self._measure(context, "validation", task.round, bootstrap=0))
         measured, own = self._measure(context, "test", task.round, _BOOTSTRAP), None
-        if trained := local_model(task, state, context.model, self.plan.method, self.plan.seed):
+        plan = self.plan
+        if trained := local_model(task, state, context.model, plan.method, plan.seed, plan.model.rows):
             load_tensors(context.model, trained)
             own = self._measure(context, "test", task.round, bootstrap=0)
         if trained or self.plan.method.part_at_site:
@@ -315,7 +316,7 @@ class Site:
         """Return the model with all received tensors, and the data with the columns of its classes."""
         model = self._model(task.labels)
         check_class_tensors(task, Layout.of(task.shared, task.head), self.plan.method)
-        own_part = fixed_tensors(task, state, model, self.plan.method, self.plan.seed)
+        own_part = fixed_tensors(task, state, model, self.plan.method, self.plan.seed, self.plan.model.rows)
         load_tensors(model, put(self.plan.method.share, own_part, {**task.shared, **task.head}))
         own, samples = self._data()
         wanted = LabelSet(task.labels, own.label_type)

@@ -25,6 +25,7 @@ from suture.methods.base import KEPT, Method
 from suture.methods.parameters import local_parameters
 from suture.models import build
 from suture.models.classifier import HEADS, Classifier, Layout, check_tensors, load_tensors, relabelled
+from suture.models.heads import RowStart
 from suture.protocol.egress import whole
 from suture.protocol.messages import Count, Labels, Payload
 from suture.protocol.packing import Packed
@@ -87,9 +88,12 @@ def kept_by_method(state: Packed) -> dict[str, Tensor]:
 
 
 def fixed_tensors(
-    task: Payload, state: Packed, model: Classifier, method: Method, seed: int
+    task: Payload, state: Packed, model: Classifier, method: Method, seed: int, start: RowStart = "drawn"
 ) -> dict[str, Tensor]:
     """Return the site's local parameters, with a row of the head for each class of the task.
+
+    Args:
+        start: of the row of a class that is new.
 
     Raises:
         MissingState: the site no longer holds some of them.
@@ -98,7 +102,7 @@ def fixed_tensors(
     missing = [name for name in names if name not in held]
     if missing:
         raise MissingState(f"the site no longer holds {missing[0]} and {len(missing) - 1} more tensors")
-    return _with_rows({name: held[name] for name in names}, task, state, model, seed)
+    return _with_rows({name: held[name] for name in names}, task, state, model, seed, start)
 
 
 def check_class_tensors(task: Payload, layout: Layout, method: Method) -> None:
@@ -130,17 +134,22 @@ def predicting(model: Classifier, method: Method, task: Payload) -> Iterator[Non
 
 
 def local_model(
-    task: Payload, state: Packed, model: Classifier, method: Method, seed: int
+    task: Payload, state: Packed, model: Classifier, method: Method, seed: int, start: RowStart = "drawn"
 ) -> dict[str, Tensor]:
     """Return the model that the site trained in the evaluated round; {} if it keeps none, or was absent."""
     trained = group(state, "local/")
     if not (method.keep_local and trained) or state.header.get("round") != task.round:
         return {}
-    return _with_rows(trained, task, state, model, seed)
+    return _with_rows(trained, task, state, model, seed, start)
 
 
 def _with_rows(
-    tensors: Mapping[str, Tensor], task: Payload, state: Packed, model: Classifier, seed: int
+    tensors: Mapping[str, Tensor],
+    task: Payload,
+    state: Packed,
+    model: Classifier,
+    seed: int,
+    start: RowStart,
 ) -> dict[str, Tensor]:
     """Return the tensors with a row of the head, if it is among them, for each class of the task.
 
@@ -156,4 +165,4 @@ def _with_rows(
         elif name in tensors:
             expected[name] = tensor
     check_tensors(tensors, expected, f"the site's state of round {state.header.get('round')}")
-    return {**tensors, **(relabelled(head, before, task.labels, seed) if head else {})}
+    return {**tensors, **(relabelled(head, before, task.labels, seed, start) if head else {})}
