@@ -19,6 +19,8 @@ EXEMPT = {
     "fedlsm": {f"teaching.{name}" for name in ("weak", "strong", "mixed_positive", "mixed_negative", "ema")},
     # What the prior sees differs under augmentation alone; the program's loss needs a second head.
     "fedmas": {"prior_view", "supervision"},
+    # It takes one value of these; the other one is refused. A few steps on 18 images do not show its views.
+    "fedmlp": {"label_view", "unknown", "weak"},
     # Whole units are those of an LSTM.
     "pmfl": {"share.of"},
 }

@@ -116,6 +116,7 @@ class SiteContext:
         cache_dir: folder of the site's `[storage] cache`; None keeps nothing on disk.
         min_count: images below which a site says nothing of a class: a method that sends tensors of classes
             gives such a class the weight 0 there, and zeros.
+        round_counts: numbers of images of a class that leave are rounded to multiples of this.
     """
 
     name: str
@@ -134,6 +135,7 @@ class SiteContext:
     record: Callable[[Mapping[str, Tensor]], None] | None = None
     cache_dir: Path | None = None
     min_count: int = 0
+    round_counts: int = 1
 
     def own(self, local: LocalTraining) -> LocalTraining:
         """A method's local training with the site's own learning rate and batch size."""

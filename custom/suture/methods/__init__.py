@@ -13,6 +13,7 @@ from suture.methods.central import Central, CentralFull
 from suture.methods.fedavg import FedAvg
 from suture.methods.fedlsm.fedlsm import FedLSM
 from suture.methods.fedmas import FedMAS
+from suture.methods.fedmlp import FedMLP
 from suture.methods.individual import Individual
 from suture.methods.meta.fl import FL
 from suture.methods.meta.metafl import MetaFL
@@ -31,6 +32,7 @@ METHODS: dict[str, type[Method]] = {
         FedAvg,
         FedLSM,
         FedMAS,
+        FedMLP,
         FL,
         MetaFL,
         PMFL,

@@ -26,7 +26,8 @@ from suture.core.validation import parse
 from suture.methods.base import About, GlobalModel, LabelUse, Method, Phase, RoundContext, local_round
 from suture.methods.parameters import parts
 from suture.models import ModelSpec
-from suture.models.classifier import Layout
+from suture.models.classifier import Layout, Shapes
+from suture.protocol.egress import whole
 from suture.protocol.messages import Abstain, Update, ones
 from suture.protocol.packing import Packed, load
 from suture.simulation.trial import SITES, Trial
@@ -447,7 +448,13 @@ def _a_model(method: Method) -> GlobalModel:
     g = torch.Generator().manual_seed(0)
     head = {"head.weight": torch.randn(3, 4, generator=g), "head.bias": torch.randn(3, generator=g)}
     shared = {} if method.personal == "model" else {"w": torch.randn(5, generator=g)}
-    return GlobalModel(LABELS, shared, head)
+    state = method.class_state(Layout.of(*parts(method, shared, head)))
+    return GlobalModel(LABELS, shared, head, class_tensors=_of_classes(state, LABELS, g))
+
+
+def _of_classes(declared: Shapes, labels: tuple[str, ...], g: torch.Generator) -> dict[str, Tensor]:
+    """Class tensors of the declared shapes; none below 0, because some of them are counts."""
+    return {name: torch.rand(whole(row, len(labels)), generator=g) for name, (row, _) in declared.items()}
 
 
 def _an_update(
@@ -455,15 +462,16 @@ def _an_update(
 ) -> Update:
     """What a site of `own` classes sends: the model moved by noise, or noise as a gradient."""
     labels = LABELS if method.label_use.view == "all" else own
-    g, kind = torch.Generator().manual_seed(seed), method.egress(Layout({}, {})).kind
     shared, rows = parts(method, previous.shared, previous.rows(labels))
+    g, egress = torch.Generator().manual_seed(seed), method.egress(Layout.of(shared, rows))
 
     def moved(tensor: Tensor) -> Tensor:
         change = noise * torch.randn(tensor.shape, generator=g)
-        return change if kind == "gradient" else tensor + change
+        return change if egress.kind == "gradient" else tensor + change
 
     shared, rows = ({name: moved(t) for name, t in group.items()} for group in (shared, rows))
-    return Update(1, labels, shared, rows, ones(labels), kind=kind)
+    further = _of_classes(egress.class_tensors, labels, g)
+    return Update(1, labels, shared, rows, ones(labels), kind=egress.kind, class_tensors=further)
 
 
 def _tensors(model: GlobalModel) -> dict[str, Tensor]:
