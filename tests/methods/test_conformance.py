@@ -21,6 +21,8 @@ EXEMPT = {
     "fedmas": {"prior_view", "supervision"},
     # It takes one value of these; the other one is refused. A few steps on 18 images do not show its views.
     "fedmlp": {"label_view", "unknown", "weak"},
+    # Likewise; and two rounds have no second refinement.
+    "fednml": {"label_view", "unknown", "soft_labels.every"},
     # Whole units are those of an LSTM.
     "pmfl": {"share.of"},
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,13 +24,9 @@ from suture.methods.base import GlobalModel, LabelStatistics, Phase, RoundContex
 from suture.methods.fedavg import FedAvg
 from suture.methods.fedmlp import (
     ABSENT,
-    OF,
     PRESENT,
-    TAGS,
     FedMLP,
     Tagging,
-    checksum,
-    kept_tags,
     objective,
     with_tags,
 )
@@ -296,16 +293,13 @@ def test_tags_follow_their_class_when_another_one_joins(tiny: Any) -> None:
     assert not after["kept/rows/tags"][1:].any()
 
 
-@pytest.mark.parametrize("change", ["fewer", "others", "order"])
-def test_tags_of_other_images_are_refused(change: str) -> None:
-    y = torch.full((4, 2), math.nan)
-    names = {"fewer": ("a", "b", "c"), "others": ("a", "b", "c", "e"), "order": ("b", "a", "c", "d")}[change]
-    then = features_as_they_are(torch.ones(4, 2), y, of=("a", "b", "c", "d"))
-    now = features_as_they_are(torch.ones(len(names), 2), y[: len(names)], of=names)
-    kept = {TAGS: torch.zeros(2, 4, dtype=torch.int8), OF: checksum(then)}
-    assert kept_tags(then, kept).shape == (4, 2)
-    with pytest.raises(ConfigError, match=rf"alpha has tagged 4 training images, and now has {len(names)}"):
-        kept_tags(now, kept)
+def test_tags_of_other_images_are_refused(tiny: Any) -> None:
+    _, one = tagging_round(tiny)
+    method = FedMLP(local=LOCAL)
+    context, task = bench_of(tiny, method)
+    fewer = context.samples["train"].rows(torch.arange(14))
+    with pytest.raises(ConfigError, match=r"alpha has labelled 15 training images .* and now has 14"):
+        train_round(method, replace(context, samples={"train": fewer}), task, STAGE_2, Packed(one, {}))
 
 
 def test_tags_are_labels_of_the_loss() -> None:

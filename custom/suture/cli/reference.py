@@ -95,9 +95,13 @@ def _method_row(name: str, kind: Any, jobs: list[str]) -> list[str]:
     return [title, _linked(method.about.paper), module, _sent(method), seen, run]
 
 
-_PAGES = {"fedlsm": "fedlsm", "fedavg": "fedlsm", "fedmas": "fedmas", "fedmlp": "fedmlp"} | dict.fromkeys(
-    ("fl", "metafl", "pmfl"), "pmfl"
-)
+_PAGES = {
+    "fedlsm": "fedlsm",
+    "fedavg": "fedlsm",
+    "fedmas": "fedmas",
+    "fedmlp": "fedmlp",
+    "fednml": "fednml",
+} | dict.fromkeys(("fl", "metafl", "pmfl"), "pmfl")
 """The page that explains a method, beside those it is compared with; `surgical` has all others."""
 
 

@@ -60,7 +60,8 @@ class LocalTraining:
             the rest; a job needs 1 or more, or `iterations`.
         batch_size: images a step; a site may set its own.
         iterations: steps a round in place of epochs, over batches without end; None for epochs.
-        optimiser: ``adam``, or ``sgd`` with Nesterov momentum.
+        optimiser: ``adam``; ``adamw``, whose weight decay is apart from the gradient; or ``sgd`` with
+            Nesterov momentum.
         weight_decay: L2 penalty.
         betas: decay of Adam's two moments.
         momentum: of SGD.
@@ -79,7 +80,7 @@ class LocalTraining:
     epochs: Annotated[int, Field(ge=0, le=LIMIT)] = 1
     batch_size: Annotated[int, Field(ge=1, le=LIMIT)] = 64
     iterations: Annotated[int, Field(ge=1, le=LIMIT)] | None = None
-    optimiser: Literal["adam", "sgd"] = "adam"
+    optimiser: Literal["adam", "adamw", "sgd"] = "adam"
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
@@ -280,7 +281,8 @@ def optimiser_of(model: nn.Module, local: LocalTraining) -> torch.optim.Optimize
         nesterov = local.momentum > 0
         optimiser = torch.optim.SGD(trained, local.lr, local.momentum, 0, decay, nesterov)
     else:
-        optimiser = torch.optim.Adam(trained, local.lr, local.betas, weight_decay=decay)
+        adam = torch.optim.AdamW if local.optimiser == "adamw" else torch.optim.Adam
+        optimiser = adam(trained, local.lr, local.betas, weight_decay=decay)
     if local.clip is not None:
         optimiser.register_step_pre_hook(partial(_clip, trained, local.clip))
     return optimiser

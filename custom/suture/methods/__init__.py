@@ -14,6 +14,7 @@ from suture.methods.fedavg import FedAvg
 from suture.methods.fedlsm.fedlsm import FedLSM
 from suture.methods.fedmas import FedMAS
 from suture.methods.fedmlp import FedMLP
+from suture.methods.fednml import FedNML
 from suture.methods.individual import Individual
 from suture.methods.meta.fl import FL
 from suture.methods.meta.metafl import MetaFL
@@ -33,6 +34,7 @@ METHODS: dict[str, type[Method]] = {
         FedLSM,
         FedMAS,
         FedMLP,
+        FedNML,
         FL,
         MetaFL,
         PMFL,

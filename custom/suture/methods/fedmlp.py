@@ -26,8 +26,7 @@ neither is done here.
 from __future__ import annotations
 
 import copy
-import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import field, replace
 from functools import partial
 from typing import Annotated, ClassVar, Literal
@@ -37,7 +36,6 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass as validated
 from torch import Tensor
 
-from suture.core.errors import ConfigError
 from suture.core.validation import LIMIT, STRICT
 from suture.data.augmentation import Augmentation
 from suture.data.batch import Batch
@@ -53,8 +51,6 @@ from suture.learning.training import (
 )
 from suture.methods.averaging import WeightedMean, trained
 from suture.methods.base import (
-    KEPT,
-    ROWS,
     About,
     ClassFacts,
     GlobalModel,
@@ -64,9 +60,11 @@ from suture.methods.base import (
     Phase,
     RoundContext,
     hyperparameters,
+    in_two,
 )
 from suture.methods.class_weights import ClassWeights
 from suture.methods.composed import Composed
+from suture.methods.image_memory import remember, remembered
 from suture.methods.prototypes import IMAGES, PROTOTYPES, WHY, Merged, measured, nothing, shapes, similarity
 from suture.methods.roles import Needs, Part
 from suture.models.classifier import Classifier, Layout, Shapes
@@ -77,9 +75,6 @@ STAGE_1, STAGE_2 = "stage-1", "stage-2"
 
 ABSENT, PRESENT = -1, 1
 """Tags of an image and a class; 0 where it has none."""
-
-TAGS, OF = f"{ROWS}tags", "tagged_images"
-"""What a site keeps: its tags ``[c, n]``, and a checksum of the images that they are of."""
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -162,12 +157,7 @@ class FedMLP(Composed):
 
     def phases(self, rounds: int) -> tuple[Phase, ...]:
         """The warm-up, if there is one, and the two stages in the place of the main phase."""
-        *before, last = super().phases(rounds)
-        if last.trainable == "head":
-            return (last,)
-        first = min(last.rounds, max(1, round(self.stage1 * last.rounds))) if self.stage1 else 0
-        stages = ((STAGE_1, first), (STAGE_2, last.rounds - first))
-        return (*before, *(replace(last, name=name, rounds=length) for name, length in stages if length))
+        return in_two(super().phases(rounds), self.stage1, STAGE_1, STAGE_2)
 
     def egress(self, layout: Layout) -> Egress:
         declared = super().egress(layout)
@@ -194,7 +184,9 @@ class FedMLP(Composed):
     def train(
         self, site: SiteContext, received: Payload, round_: LocalRound
     ) -> tuple[Update, dict[str, Tensor]]:
-        tags, second = kept_tags(site, round_.kept), round_.phase == STAGE_2
+        tags, second = remembered(site, round_.kept, "tags"), round_.phase == STAGE_2
+        if tags is None:
+            tags = torch.zeros(site.samples["train"].y.shape, dtype=torch.int8)
         if second:
             tags = self._tagged(site, received.class_tensors[PROTOTYPES], tags)
         held = self.consistency or not second
@@ -215,8 +207,7 @@ class FedMLP(Composed):
             class_weights=self.row_weights(site, received).to(torch.float64),
             class_tensors=measured(site) if due else nothing(site),
         )
-        kept = {TAGS: tags.T.contiguous(), OF: checksum(site)} if second else {}
-        return update, fitted.optimiser_state | {f"{KEPT}{name}": tensor for name, tensor in kept.items()}
+        return update, fitted.optimiser_state | (remember(site, tags=tags) if second else {})
 
     def _tagged(self, site: SiteContext, prototypes: Tensor, tags: Tensor) -> Tensor:
         """The tags ``[n, c]`` with those of a new round, under the received model."""
@@ -273,28 +264,3 @@ def with_tags(site: SiteContext, tags: Tensor) -> SiteContext:
     train = site.samples["train"]
     y = torch.where(train.y.isnan() & (tags != 0), (tags == PRESENT).to(train.y), train.y)
     return replace(site, samples={**site.samples, "train": replace(train, y=y)})
-
-
-# Tags
-
-
-def kept_tags(site: SiteContext, kept: Mapping[str, Tensor]) -> Tensor:
-    """The tags of earlier rounds, ``[n, c]`` int8.
-
-    Raises:
-        ConfigError: they are of other images than the site has now.
-    """
-    n, classes = len(site.samples["train"]), len(site.model.labels)
-    if TAGS not in kept:
-        return torch.zeros(n, classes, dtype=torch.int8)
-    if (before := kept[TAGS].shape[1]) != n or not torch.equal(kept[OF], checksum(site)):
-        raise ConfigError(
-            f"{site.name} has tagged {before} training images, and now has {n}, not the same in the same "
-            "order; put back the images and the table of the experiment, or begin a new one"
-        )
-    return kept[TAGS].T
-
-
-def checksum(site: SiteContext) -> Tensor:
-    """A number that changes with the names of the training images or their order."""
-    return torch.tensor(zlib.crc32("\0".join(site.samples["train"].names).encode()))
