@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from typer.testing import CliRunner
@@ -10,6 +11,8 @@ from typer.testing import CliRunner
 from suture.cli import app, catalogue
 from suture.cli.catalogue import check_names, from_registries, rows, stored
 from suture.core.errors import ConfigError
+from suture.methods import METHODS
+from suture.methods.base import Question
 
 
 def test_the_stored_descriptions_are_those_of_the_registries() -> None:
@@ -64,3 +67,29 @@ def test_a_slip_is_named_before_the_job_is_run(tmp_path: Path) -> None:
         check_names(str(job), ["method=mine"])
     with pytest.raises(ConfigError, match="unknown job 'dmo'; did you mean 'demo'"):
         check_names("dmo", [])
+
+
+def test_methods_are_listed_by_what_they_answer() -> None:
+    found = CliRunner().invoke(app, ["list", "methods"], env={"COLUMNS": "200"})
+    assert found.exit_code == 0, found.output
+    heads = [line.strip() for line in found.output.splitlines() if line.strip() in get_args(Question)]
+    assert set(heads) == {kind.about.question for kind in METHODS.values()}
+    assert heads[-1] == "references"
+    for name in METHODS:
+        assert any(line.split()[:1] == [name] for line in found.output.splitlines()), name
+
+
+def test_a_kind_is_listed_alone_and_a_slip_is_named() -> None:
+    found = CliRunner().invoke(app, ["list", "models"])
+    assert "densenet121" in found.output
+    assert "surgical" not in found.output
+    assert CliRunner().invoke(app, ["list", "datasets"]).output.count("data set") > 1
+    slip = CliRunner().invoke(app, ["list", "method"])
+    assert slip.exit_code == 2
+    assert "methods" in slip.output
+
+
+def test_the_cost_of_every_federated_method_was_measured() -> None:
+    entries = stored()["method"]
+    unmeasured = {name for name, entry in entries.items() if entry["cost"] is None}
+    assert unmeasured == {name for name in entries if METHODS[name].limits.here_only}

@@ -79,9 +79,11 @@ def test_pages_that_messages_of_the_package_name_exist() -> None:
             assert (ROOT / name).is_file(), f"{module}: {name} does not exist"
 
 
-@pytest.mark.parametrize(("name", "language"), [("suture_fedprox.py", "python"), ("pyproject.toml", "toml")])
+@pytest.mark.parametrize(
+    ("name", "language"), [("suture_fedprox_l1.py", "python"), ("pyproject.toml", "toml")]
+)
 def test_the_page_on_adding_a_method_quotes_the_example(name: str, language: str) -> None:
-    page, file = ROOT / "docs" / "adding_a_method.md", ROOT / "examples" / "suture-fedprox" / name
+    page, file = ROOT / "docs" / "adding_a_method.md", ROOT / "examples" / "suture-fedprox-l1" / name
     assert f"```{language}\n{file.read_text()}```\n" in page.read_text(), f"quote {file} verbatim"
 
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import hypothesis.strategies as st
 import torch
 from hypothesis import given, settings
 
 from suture.methods.averaging import WeightedMean
+from suture.methods.base import GlobalModel, Phase, RoundContext
+from suture.methods.partial import PartialLoss
 from suture.protocol.messages import Update, ones
 
 C = ("A", "B", "C")
+FIRST = RoundContext(1, Phase("main", 1), 0)
 
 
 def update(labels: tuple[str, ...], kernel: list[list[float]], bias: list[float], shared: float) -> Update:
@@ -35,6 +40,15 @@ def test_surgical_example_of_two_clients() -> None:
     torch.testing.assert_close(mean.head()["weight"].T, expected, rtol=0, atol=1e-6)
     torch.testing.assert_close(mean.head()["bias"], torch.tensor([0.1, 0.3, 0.8]), rtol=0, atol=1e-6)
     assert mean.shared()["w"].item() == 20.0  # 1/K, whatever the sites' sizes
+
+
+def test_with_partial_loss_the_sites_that_do_not_know_a_class_return_its_row_as_it_was() -> None:
+    previous = GlobalModel(
+        C, {"w": torch.tensor([0.0])}, {k: torch.full_like(v, 7) for k, v in start().head().items()}
+    )
+    after = PartialLoss().aggregate(previous, [ONE, TWO, replace(TWO, labels=("A", "C"))], FIRST)
+    a, b, c = after.head["bias"].tolist()  # A: .1, .4 and 7; B: .2, .4 and 7; C: .8, .8 and 7
+    assert [round(x, 5) for x in (a, b, c)] == [2.5, 2.53333, 2.86667]
 
 
 def test_batch_norm_of_two_sites_is_averaged_like_any_tensor() -> None:

@@ -23,6 +23,9 @@ EXEMPT = {
     "fedmlp": {"label_view", "unknown", "weak"},
     # Likewise; and two rounds have no second refinement.
     "fednml": {"label_view", "unknown", "soft_labels.every"},
+    # Their terms take one value of these; the other one is refused. Thresholds and views as for FedLSM.
+    "condist": {"label_view", "unknown"},
+    "fssl": {"label_view", "unknown", "received_labels.thresholds", "received_labels.strong"},
     # Whole units are those of an LSTM.
     "pmfl": {"share.of"},
 }

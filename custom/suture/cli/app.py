@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable
+from enum import StrEnum
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -49,16 +50,66 @@ def options(
     """Train one model over sites that annotate different labels."""
 
 
-def list_() -> None:
+class Kind(StrEnum):
+    """What can be listed by itself."""
+
+    methods = "methods"
+    models = "models"
+    priors = "priors"
+    datasets = "datasets"
+    jobs = "jobs"
+    experiments = "experiments"
+
+
+def list_(
+    kind: Annotated[
+        Kind | None, typer.Argument(help="List these alone; methods by what they answer.")
+    ] = None,
+) -> None:
     """List methods, models, priors, data sets, jobs and experiments."""
+    if kind is Kind.methods:
+        _list_methods()
+        return
     from suture.cli.catalogue import rows
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("kind", "name", "description"):
-        table.add_column(column)
-    for row in rows():
-        table.add_row(*map(escape, row))  # "suture[lite]" is no markup
+    table = _table("kind", "name", "description")
+    for of, *row in rows():
+        if kind in (None, f"{of.replace(' ', '')}s"):
+            table.add_row(*map(escape, (of, *row)))  # "suture[lite]" is no markup
     console.print(table)
+
+
+def _list_methods() -> None:
+    """Print the methods by question: paper, labels, what a site sends and what a round costs."""
+    from suture.cli.catalogue import by_question, rows
+
+    table = _table("method", "paper", "labels an image", "a site sends", "cost")
+    listed = set()
+    for question, methods in by_question().items():
+        table.add_section()
+        table.add_row(f"[bold]{question}[/bold]")
+        for name, entry in methods.items():
+            cost = "" if entry["cost"] is None else f"{entry['cost']:.1f}"
+            about = escape(f"{entry['title']}, {entry['paper']}")
+            table.add_row(escape(name), about, entry["labels"], entry["sends"], cost)
+            listed.add(name)
+    others = [(name, text) for of, name, text in rows() if of == "method" and name not in listed]
+    if others:
+        table.add_section()
+        table.add_row("[bold]of other packages[/bold]")
+        for name, text in others:
+            table.add_row(escape(name), escape(text))
+    console.print(table)
+    console.print(
+        "cost: a round relative to FedAvg's on the same labels; docs/reference/methods.md", style="dim"
+    )
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column, no_wrap=column in ("kind", "method"))
+    return table
 
 
 def reference(

@@ -8,6 +8,7 @@ compares with them. Only a method of another package is imported: nothing else t
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,6 +20,8 @@ from suture.experiments.loading import known_experiments, load_experiment
 from suture.simulation.job_files import job_file, known_jobs, may_register, summary
 
 FILE = Path(__file__).with_name("catalogue.json")
+COSTS = Path(__file__).with_name("method_costs.json")
+"""What a round of each method costs, relative to FedAvg; benchmarks/method_cost.py writes it."""
 
 T = TypeVar("T")
 
@@ -26,8 +29,8 @@ T = TypeVar("T")
 def rows() -> Iterator[tuple[str, str, str]]:
     """Yield kind, name and description of everything; of what cannot be used, the reason."""
     own = stored()
-    for name, text in own.pop("method").items():
-        yield "method", name, text
+    for name, entry in own.pop("method").items():
+        yield "method", name, f"{entry['title']} ({entry['paper']})"
     for name in sorted(registered()):
         yield "method", name, _or_reason(_outside, name)
     for kind, entries in own.items():
@@ -53,13 +56,13 @@ def check_names(job: str, settings: Iterable[str]) -> None:
             raise unknown("method", name, names)
 
 
-def stored() -> dict[str, dict[str, str]]:
-    """Return what catalogue.json holds: description by kind and name."""
-    found: dict[str, dict[str, str]] = json.loads(FILE.read_bytes())
+def stored() -> dict[str, dict[str, Any]]:
+    """Return what catalogue.json holds: by kind and name a description, or the entry of a method."""
+    found: dict[str, dict[str, Any]] = json.loads(FILE.read_bytes())
     return found
 
 
-def from_registries() -> dict[str, dict[str, str]]:
+def from_registries() -> dict[str, dict[str, Any]]:
     """Return what catalogue.json has to hold."""
     from suture.data.readers import DATASETS
     from suture.methods import METHODS
@@ -70,11 +73,63 @@ def from_registries() -> dict[str, dict[str, str]]:
         return str(made.__module__).startswith("suture.")  # others may have been registered meanwhile
 
     return {
-        "method": {name: _titled(kind) for name, kind in sorted(METHODS.items()) if ours(kind)},
+        "method": {name: method_entry(name, kind) for name, kind in sorted(METHODS.items()) if ours(kind)},
         "model": {name: entry.text for name, entry in MODELS.items() if ours(entry.build)},
         "prior": {name: str(entry) for name, entry in PRIORS.items()},
         "data set": {name: entry.description for name, entry in DATASETS.items()},
     }
+
+
+def method_entry(name: str, kind: Any) -> dict[str, Any]:
+    """Return what is said of a method: title, paper, question, labels an image, what is sent, cost."""
+    method, about = kind(), kind.about
+    types = {"multilabel": "several", "multiclass": "one"}
+    labels = (
+        "one target a site" if kind.labels.single_target else "; ".join(types[t] for t in method.label_types)
+    )
+    return {
+        "title": about.title,
+        "paper": about.paper,
+        "question": about.question,
+        "labels": labels,
+        "sends": _sent(method),
+        "cost": json.loads(COSTS.read_bytes()).get(name),
+    }
+
+
+def by_question() -> dict[str, dict[str, dict[str, Any]]]:
+    """Return the entries of the methods of this package by question and name; the most asked first."""
+    methods = stored()["method"]
+    asked = Counter(entry["question"] for entry in methods.values())
+    order = [question for question, _ in asked.most_common() if question != "references"]
+    return {
+        question: {name: entry for name, entry in methods.items() if entry["question"] == question}
+        for question in [*order, "references"]
+    }
+
+
+def _sent(method: Any) -> str:
+    """Return what a site sends in a round besides its figures, in words."""
+    from suture.models.classifier import Layout
+    from suture.protocol.egress import IMAGES
+
+    if method.limits.here_only:
+        return "nothing: it is a reference, not a federation"
+    egress = method.egress(Layout({}, {}))
+    part = "gradient" if egress.kind == "gradient" else "weights"
+    parts = [f"backbone {part}" + (" (a share of the rows)" if method.share else "")]
+    if method.personal == "nothing" and method.share is None:
+        parts.append("all rows" if method.label_use.view == "all" else "own rows")
+    if egress.weight == IMAGES:
+        parts.append("number of images")
+    elif egress.weight != (1.0, 1.0):
+        parts.append(egress.weight_name)
+    parts += [name.replace("_", " ") for name in (*egress.class_tensors, *egress.scalars, *egress.losses)]
+    if egress.counts:
+        parts.append("label counts (once)")
+    if egress.prior:
+        parts.append("digest of its prior (once)")
+    return ", ".join(parts)
 
 
 def _or_reason(describe: Callable[[T], str], what: T) -> str:

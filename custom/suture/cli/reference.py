@@ -60,9 +60,13 @@ def methods_page() -> str:
     intro = (
         "A job names its method; `--set method=NAME` replaces it. [What leaves a site](../egress.md) lists "
         "the type and range of every item that a method sends, [Configuration](configuration.md) its "
-        "hyperparameters.\n"
+        "hyperparameters. What a round costs is relative to FedAvg on the same labels, as "
+        "`benchmarks/method_cost.py` measured it on small images.\n"
     )
-    head = ("method", "paper", "module", "a site sends", "a site sees", "run it with")
+    head = (
+        *("method", "question", "paper", "module", "labels an image", "a site sends", "a site sees"),
+        *("a round costs", "run it with"),
+    )
     return "\n".join([HEAD, "# Methods\n", intro, _table(head, rows)])
 
 
@@ -84,53 +88,32 @@ def _jobs_by_method() -> dict[str, list[str]]:
 
 
 def _method_row(name: str, kind: Any, jobs: list[str]) -> list[str]:
+    from suture.cli.catalogue import method_entry
+
     method = kind()
     module = f"`{kind.__module__.removeprefix('suture.').replace('.', '/')}.py`"
     if method.limits.here_only:
         run = f"`--set method={name}`, `--env local` only"
     else:
         run = f"jobs {', '.join(jobs)}" if jobs else f"`--set method={name}`"
-    title = f"`{name}` [{method.about.title}](../methods/{_PAGES.get(name, 'surgical')}.md)"
+    title = f"`{name}` [{method.about.title}](../methods/{_PAGES.get(name, name)}.md)"
     seen = "every class name" if method.label_use.view == "all" else "its own classes"
-    return [title, _linked(method.about.paper), module, _sent(method), seen, run]
+    about = method_entry(name, kind)
+    cost = "" if about["cost"] is None else f"{about['cost']:.1f}"
+    paper = _linked(method.about.paper)
+    return [title, method.about.question, paper, module, about["labels"], about["sends"], seen, cost, run]
 
 
 _PAGES = {
-    "fedlsm": "fedlsm",
+    **dict.fromkeys(("vanilla", "partial", "pfl", "individual", "central", "central_full"), "surgical"),
+    **dict.fromkeys(("fl", "metafl"), "pmfl"),
     "fedavg": "fedlsm",
-    "fedmas": "fedmas",
-    "fedmlp": "fedmlp",
-    "fednml": "fednml",
-} | dict.fromkeys(("fl", "metafl", "pmfl"), "pmfl")
-"""The page that explains a method, beside those it is compared with; `surgical` has all others."""
+}
+"""The page that explains a method beside another one; the others have a page of their own."""
 
 
 def _linked(paper: str) -> str:
     return re.sub(r"arXiv:(\d+\.\d+)", r"[arXiv:\1](https://arxiv.org/abs/\1)", paper)
-
-
-def _sent(method: Any) -> str:
-    """Return what a site sends in a round besides its figures, in words."""
-    from suture.models.classifier import Layout
-    from suture.protocol.egress import IMAGES
-
-    if method.limits.here_only:
-        return "nothing: it is a reference, not a federation"
-    egress = method.egress(Layout({}, {}))
-    part = "gradient" if egress.kind == "gradient" else "weights"
-    parts = [f"{part} of the backbone" + (" (a share of the rows)" if method.share else "")]
-    if method.personal == "nothing" and method.share is None:
-        parts.append("all rows of the head" if method.label_use.view == "all" else "rows of its own classes")
-    if egress.weight == IMAGES:
-        parts.append("its number of training images")
-    elif egress.weight != (1.0, 1.0):
-        parts.append(f"its {egress.weight_name}")
-    parts += [name.replace("_", " ") for name in (*egress.scalars, *egress.losses)]
-    if egress.counts:
-        parts.append("counts of its labels, once")
-    if egress.prior:
-        parts.append("digest of its prior, once")
-    return ", ".join(parts)
 
 
 # Configuration

@@ -93,8 +93,8 @@ def parse(kind: type[T], values: Mapping[str, Any], where: str) -> T:
 def _fields(kind: Any, path: list[str]) -> list[str]:
     """Return the valid keys at a place inside a nested type; none where they cannot be determined."""
     for part in path:
-        kind = _at(_bare(kind), part)
-    kind = _bare(kind)
+        kind = _at(bare(kind), part)
+    kind = bare(kind)
     if _is_model(kind):
         return list(kind.model_fields)
     return [f.name for f in dataclasses.fields(kind)] if dataclasses.is_dataclass(kind) else []
@@ -110,7 +110,7 @@ def _at(kind: Any, part: str) -> Any:
     return inner[-1] if inner else None
 
 
-def _bare(kind: Any) -> Any:
+def bare(kind: Any) -> Any:
     """Return a type without its constraints, and without None where it is optional."""
     while get_origin(kind) in (Annotated, Union, UnionType):
         first, *others = (one for one in get_args(kind) if one is not NoneType)

@@ -10,11 +10,15 @@ from suture.core.entry_points import package_of, registered
 from suture.core.errors import ConfigError, unknown
 from suture.methods.base import Method
 from suture.methods.central import Central, CentralFull
+from suture.methods.combined import Combined
+from suture.methods.condist import ConDist
 from suture.methods.fedavg import FedAvg
 from suture.methods.fedlsm.fedlsm import FedLSM
 from suture.methods.fedmas import FedMAS
 from suture.methods.fedmlp import FedMLP
 from suture.methods.fednml import FedNML
+from suture.methods.fedprox import FedProx
+from suture.methods.fssl import FSSL
 from suture.methods.individual import Individual
 from suture.methods.meta.fl import FL
 from suture.methods.meta.metafl import MetaFL
@@ -32,14 +36,18 @@ METHODS: dict[str, type[Method]] = {
         PartialLoss,
         FedAvg,
         FedLSM,
+        ConDist,
+        FSSL,
         FedMAS,
         FedMLP,
         FedNML,
+        FedProx,
         FL,
         MetaFL,
         PMFL,
         PersonalisedFL,
         Individual,
+        Combined,
         Central,
         CentralFull,
     )

@@ -191,7 +191,7 @@ class _Training:
         """The first view, and the second one of the images that the term wants to see again."""
         first = first_view(self._site, batch, noise)
         assert self._seeing is not None
-        rows = self._seeing.seen_again(batch)
+        rows = self._seeing.seen_again(batch, self._site.model.labels.label_type)
         if not len(rows):
             return first
         again = view(self._site, batch.inputs["image"][rows], noise, self._seeing.second_view)

@@ -116,7 +116,7 @@ class Term(Part, ABC):
         """How it sees some images again, in one forward pass with the first view; None if it does not."""
         return None
 
-    def seen_again(self, batch: Batch) -> Tensor:
+    def seen_again(self, batch: Batch, label_type: LabelType) -> Tensor:
         """The images that it sees a second time, ``[m]``; without any, no second view is drawn."""
         return torch.arange(0)
 

@@ -21,7 +21,7 @@ from pydantic.dataclasses import dataclass
 
 from suture.core.errors import ConfigError, SutureError, unknown
 from suture.core.names import as_job, check_job
-from suture.core.validation import LARGEST_SEED, LIMIT, parse
+from suture.core.validation import LARGEST_SEED, LIMIT, bare, parse
 from suture.data.augmentation import Augmentation
 from suture.federation.plan import Plan, Quorum, Schedule, Selection, code_hash
 from suture.learning.finetuning import FineTuning
@@ -258,16 +258,30 @@ def _default(field: dataclasses.Field[Any]) -> Any:
     return field.default if made is dataclasses.MISSING else made()
 
 
-def _leaves(value: Any, prefix: tuple[str, ...] = ()) -> dict[str, tuple[str, ...]]:
-    """Return the path of every setting of a value by its dotted name; a table of free keys counts as one."""
+def _leaves(value: Any, prefix: tuple[str, ...] = (), *, absent: bool = False) -> dict[str, tuple[str, ...]]:
+    """Return the path of every setting of a value by its dotted name; a table of free keys counts as one.
+
+    Args:
+        absent: with the settings of optional parts that are not there, which setting one of them adds.
+    """
     found: dict[str, tuple[str, ...]] = {}
     for field in dataclasses.fields(value):
         path, inner = (*prefix, field.name), getattr(value, field.name)
-        if dataclasses.is_dataclass(inner):
-            found |= _leaves(inner, path)
-        else:
+        if not dataclasses.is_dataclass(inner):
             found[".".join(path)] = path
+            inner = _optional_part(value, field.name) if absent and inner is None else None
+        if inner is not None:
+            found |= _leaves(inner, path, absent=absent)
     return found
+
+
+def _optional_part(value: Any, name: str) -> Any:
+    """Return the part that an optional field would hold, as it is by default; None if it holds none."""
+    kind: Any = bare(type(value).__pydantic_fields__[name].annotation)
+    if not dataclasses.is_dataclass(kind):
+        return None
+    make: Any = kind
+    return make()
 
 
 def settings_of(job: Job) -> dict[str, Any]:
@@ -281,8 +295,8 @@ def _at(value: Any, path: tuple[str, ...]) -> Any:
 
 def _path(job: Job, key: str) -> tuple[str, ...]:
     leaves = _leaves(job)
-    if key in leaves:
-        return leaves[key]
+    if path := (leaves.get(key) or _leaves(job, absent=True).get(key)):
+        return path
     if key.startswith("label_map."):
         return ("label_map", key.removeprefix("label_map."))
     ends = [path for path in leaves.values() if path[-1] == key]
@@ -298,6 +312,9 @@ def _set(value: Any, path: tuple[str, ...], new: Any, key: str) -> Any:
     name, *rest = path
     if isinstance(value, dict):
         return {**value, name: new}
-    inner = _set(getattr(value, name), tuple(rest), new, key) if rest else new
+    part = getattr(value, name)
+    if part is None and rest:
+        part = _optional_part(value, name)
+    inner = _set(part, tuple(rest), new, key) if rest else new
     fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
     return parse(type(value), {**fields, name: inner}, f"--set {key}")

@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, cast, get_args, get_origin, get_type_hints
 
 import torch
 from pydantic import ValidationError
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from suture.core.errors import ConfigError, SutureError, unknown
 from suture.core.labels import LabelType
-from suture.core.validation import parse
+from suture.core.validation import bare, parse
 from suture.methods.base import About, GlobalModel, LabelUse, Method, Phase, RoundContext, local_round
 from suture.methods.parameters import parts
 from suture.models import ModelSpec
@@ -576,6 +576,8 @@ def _candidates(method: Method, name: str) -> Sequence[Any]:
     ]
     if words:
         return [word for word in words if word != value]
+    if value is None and dataclasses.is_dataclass(part := bare(hint)):
+        return [cast(Any, part)()]
     if isinstance(value, bool):
         return [not value]
     if isinstance(value, int):

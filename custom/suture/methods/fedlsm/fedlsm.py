@@ -51,8 +51,10 @@ class FedLSM(LocalAveraging):
         batch_norm: ``average`` or ``frozen``; running statistics are averaged like weights.
         teaching: pseudo-labels and what goes with them.
         class_weights: of positives in the binary cross-entropy; see `class_weights.py`.
-        proxies: whose rows of the head count: as ``counted`` in Eq. 7 (AWPA), or those of the ``owners`` by
-            their numbers of images (the ablation without AWPA).
+        proxies: whose rows of the head count: as ``counted`` in Eq. 7 (AWPA); ``bounded``, counted, but at a
+            site that does not know a class no more than it would have if the class were as frequent there as
+            where it is known (ours); or those of the ``owners`` by their numbers of images (the ablation
+            without AWPA).
     """
 
     about = About("fedlsm", "FedLSM", "Deng et al., MICCAI 2023")
@@ -64,7 +66,7 @@ class FedLSM(LocalAveraging):
     )
     teaching: Teaching = field(default_factory=Teaching)
     class_weights: ClassWeights = "known"
-    proxies: Literal["counted", "owners"] = "counted"
+    proxies: Literal["counted", "bounded", "owners"] = "counted"
 
     @property
     def _most(self) -> float:
@@ -102,10 +104,19 @@ class FedLSM(LocalAveraging):
         update = replace(
             trained(site, received, round_, fitted),
             weight=float(images),
-            class_weights=teacher.drawn if self.proxies == "counted" else images * owned(site),
+            class_weights=self._proxies(teacher, site, weight),
             scalars={"pseudo_positive": teacher.positive, "pseudo_negative": teacher.negative},
         )
         return update, fitted.optimiser_state
+
+    def _proxies(self, teacher: MeanTeacher, site: SiteContext, weight: Tensor | None) -> Tensor:
+        """How much the site's row of each class counts, ``[c]``."""
+        if self.proxies == "owners":
+            return len(site.samples["train"]) * owned(site)
+        if self.proxies == "counted" or weight is None:
+            return teacher.drawn
+        expected = teacher.images / (1 + weight.double().cpu())  # w = negatives / positives where it is known
+        return torch.where(owned(site) > 0, teacher.drawn, torch.minimum(teacher.drawn, expected))
 
     def class_facts(self, statistics: LabelStatistics) -> ClassFacts:
         return class_weights(statistics, self.class_weights)

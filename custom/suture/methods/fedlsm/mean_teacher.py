@@ -107,6 +107,7 @@ class MeanTeacher:
 
     Attributes:
         drawn: q_c, how often each class was drawn positive, by a label or a pseudo-label, ``[c]``.
+        images: how many images were drawn.
         positive, negative: pseudo-labels among the images drawn.
 
     Raises:
@@ -138,6 +139,7 @@ class MeanTeacher:
         self._shares = np.random.default_rng(seed_for(round_.seed, site.name, round_.round, "mixup"))
         self.drawn = torch.zeros(len(site.model.labels), dtype=torch.float64)
         self.positive = self.negative = 0.0
+        self.images = 0
 
     def batches(self, shuffle: torch.Generator, noise: torch.Generator) -> Iterator[Batch]:
         """The batches of an epoch, or of all iterations; each is made when the teacher has learned from the
@@ -217,6 +219,7 @@ class MeanTeacher:
 
     def _count(self, rows: Tensor, targets: Targets) -> None:
         guessed = targets.made & (targets.y == 1)
+        self.images += len(rows)
         self.drawn += targets.positives().sum(dim=0).double().cpu()
         self.positive += float(guessed.sum())
         if self._task == "multilabel":

@@ -1,0 +1,111 @@
+"""What a round of each method costs, relative to FedAvg on the same data.
+
+Three sites with 192 images of 32 px, a small ResNet, one torch thread; rounds two and three of a federation
+in one process (some methods begin in the second), without the evaluation of the last model. Each is paired
+with a run of FedAvg right before it, with labels of the same type; the median of the pairs is written to
+custom/suture/cli/method_costs.json, which `suture list methods` shows.
+
+    python benchmarks/method_cost.py [--pairs 3] [METHOD ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from machine import machine
+
+from suture.core.labels import LabelType
+from suture.federation.loop import Loop
+from suture.learning.training import LocalTraining
+from suture.methods import METHODS
+from suture.methods.base import Method
+from suture.methods.meta.inner_loop import INNER
+from suture.models import ModelSpec
+from suture.simulation import trial
+from suture.simulation.trial import Trial
+
+FILE = Path(__file__).parents[1] / "custom" / "suture" / "cli" / "method_costs.json"
+MODEL = ModelSpec("resnet_small", size=32)
+ROUNDS = 3
+
+
+class _Timed(Trial):
+    """A federation whose training rounds are timed at the sites and at the server."""
+
+    def seconds(self) -> float:
+        """The seconds of rounds two and three."""
+        self.payload("alpha")  # the handshake and the first task
+        loop, total = Loop(self.sites), 0.0
+        for number in range(1, ROUNDS + 1):
+            began = time.perf_counter()
+            tasks = self.server.assign()
+            missing = loop.exchange("train", tasks, self.server.receiver())
+            self.server.close_round(missing)
+            total += (time.perf_counter() - began) if number > 1 else 0.0
+        return total
+
+
+def _larger(images: Any) -> Any:
+    def samples(site: str, label_type: LabelType) -> Any:
+        own, parts = images(site, label_type)
+        grown = {
+            split: replace(part, inputs={"image": part.inputs["image"].repeat(1, 1, 2, 2)})
+            for split, part in parts.items()
+        }
+        return own, grown
+
+    return samples
+
+
+def method_of(name: str) -> Method:
+    """The method with a round of one epoch in batches of 16; as its paper has it otherwise."""
+    kind: Any = METHODS[name]
+    if kind.labels.single_target:
+        made = kind(local=replace(INNER, iterations=3), batches=4)
+    else:
+        made = kind(local=LocalTraining(lr=1e-3, batch_size=16))
+    return made  # type: ignore[no-any-return]
+
+
+def seconds(method: Method, label_type: LabelType) -> float:
+    with _Timed(method, MODEL, label_type, rounds=ROUNDS) as federation:
+        return federation.seconds()
+
+
+def cost(name: str, pairs: int) -> float | None:
+    """The median ratio to FedAvg; None of a method that trains in no federation."""
+    method = method_of(name)
+    if method.limits.here_only:
+        return None
+    label_type = method.label_types[0]
+    plain = method_of("fedavg")
+    ratios = [seconds(method, label_type) / seconds(plain, label_type) for _ in range(pairs)]
+    print(f"{name:16s} {statistics.median(ratios):5.2f}   {min(ratios):.2f} to {max(ratios):.2f}", flush=True)
+    return round(statistics.median(ratios), 1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("methods", nargs="*")
+    chosen = parser.parse_args()
+    torch.set_num_threads(1)
+    trial.SIZES = {"train": 192, "validation": 32, "test": 0}
+    trial._samples = _larger(trial._samples)
+    print(machine())
+    known = json.loads(FILE.read_text()) if FILE.exists() else {}
+    names = chosen.methods or list(METHODS)
+    found = {name: cost(name, chosen.pairs) for name in names}
+    kept = {name: value for name, value in ({**known, **found}).items() if name in METHODS}
+    FILE.write_text(json.dumps(kept, indent=2, sort_keys=True) + "\n")
+
+
+if __name__ == "__main__":
+    main()

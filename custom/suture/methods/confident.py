@@ -1,0 +1,116 @@
+"""Confident pseudo-labels: what a model is sure of in a weak view is taught in a strong one.
+
+    Sohn et al. FixMatch. NeurIPS 2020, Eq. 4; class by class as in Deng et al. (FedLSM), MICCAI 2023, Eq. 5.
+
+    p: probabilities of the weak view, from the model that labels; z: logits of the strong view
+
+    several labels an image:  y_c = 1 if p_c >= tau_p, 0 if p_c <= tau_n; otherwise the entry is left out
+                              L = 1/(unknown entries) sum_{kept} BCE(z_c, y_c)
+    one label an image:       y = argmax_c p_c; kept if p_y >= tau
+                              L = 1/(unlabelled images) sum_{kept} CE(z, y)
+
+The divisors count what was left out, too: a model that is rarely sure teaches little. A method chooses the
+model that labels: the student itself (FixMatch), or the received model (FSSL).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from pydantic.dataclasses import dataclass as validated
+from torch import Tensor
+
+from suture.core.errors import ConfigError
+from suture.core.labels import LabelType
+from suture.core.validation import STRICT
+from suture.data.batch import Batch
+
+Probability = Annotated[float, Field(ge=0, le=1)]
+
+
+@validated(frozen=True, config=STRICT)
+class Thresholds:
+    """How sure the model that labels must be.
+
+    Attributes:
+        positive, negative: tau_p and tau_n, of a class by itself (multilabel): at least, and at most.
+        best: tau, of an image's most likely class (multiclass).
+
+    Raises:
+        ConfigError: one probability would be both positive and negative.
+    """
+
+    positive: Probability = 0.85
+    negative: Probability = 0.005
+    best: Probability = 0.95
+
+    def __post_init__(self) -> None:
+        if self.negative >= self.positive:
+            raise ConfigError(
+                f"thresholds: negative ({self.negative}) is not below positive ({self.positive}); lower it"
+            )
+
+
+def unknown_entries(batch: Batch, label_type: LabelType) -> Tensor:
+    """What pseudo-labels may be of, boolean ``[n, c]``.
+
+    Multilabel: the unknown entries. Multiclass: all classes of the unlabelled images, whose known entries are
+    all 0.
+    """
+    if label_type == "multilabel":
+        return ~batch.known
+    unlabelled = ~((batch.y == 1) & batch.known).any(dim=1, keepdim=True)
+    return unlabelled.expand_as(batch.known)
+
+
+def multilabel_targets(
+    p: Tensor, unknown: Tensor, positive: float = 0.85, negative: float = 0.005
+) -> tuple[Tensor, Tensor]:
+    """The pseudo-labels of single entries.
+
+    Args:
+        p: probabilities of the weak view, ``[n, c]``.
+        unknown: the entries that have no label, boolean ``[n, c]``.
+
+    Returns:
+        targets ``[n, c]``, 1 or 0, and which of them count, boolean ``[n, c]``.
+    """
+    present, absent = p >= positive, p <= negative
+    return present.to(p.dtype), unknown & (present | absent)
+
+
+def multilabel_loss(p: Tensor, strong_logits: Tensor, unknown: Tensor, thresholds: Thresholds) -> Tensor:
+    """The binary cross-entropy of kept entries over the number of all unknown ones; ``[n, c]`` each."""
+    targets, kept = multilabel_targets(p, unknown, thresholds.positive, thresholds.negative)
+    each = F.binary_cross_entropy_with_logits(strong_logits, targets.to(strong_logits), reduction="none")
+    return torch.where(kept, each, 0.0).sum() / unknown.sum().clamp(min=1)
+
+
+def single_label_loss(p: Tensor, strong_logits: Tensor, unknown: Tensor, thresholds: Thresholds) -> Tensor:
+    """The cross-entropy of kept images over the number of all unlabelled ones; ``[n, c]`` each.
+
+    An image is unlabelled where any entry is unknown; its label is the likeliest class among those entries.
+    """
+    best, which = torch.where(unknown, p, -1.0).max(dim=1)
+    each = F.cross_entropy(strong_logits, which, reduction="none")
+    return torch.where(best >= thresholds.best, each, 0.0).sum() / unknown.any(dim=1).sum().clamp(min=1)
+
+
+def pseudo_loss(
+    weak_p: Tensor, strong_logits: Tensor, unknown: Tensor, label_type: LabelType, thresholds: Thresholds
+) -> Tensor:
+    """The loss of the strong view under pseudo-labels of the weak one.
+
+    Args:
+        weak_p: probabilities of the model that labels, ``[n, c]``, without gradient.
+        strong_logits: of the student, ``[n, c]``.
+        unknown: see `unknown_entries`, of the same images, boolean ``[n, c]``.
+
+    Returns:
+        a scalar; 0 if nothing is kept.
+    """
+    loss = multilabel_loss if label_type == "multilabel" else single_label_loss
+    return loss(weak_p, strong_logits, unknown, thresholds)

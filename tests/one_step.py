@@ -1,0 +1,66 @@
+"""What a part of local training is given in one step, by hand; and small federations to compare."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from suture.core.labels import LabelSet, LabelType
+from suture.data.batch import Batch
+from suture.learning.training import LocalRound, LocalTraining
+from suture.methods.base import Method
+from suture.methods.roles import Step
+from suture.simulation.method_checks import SMALL
+from suture.simulation.trial import Trial
+
+ROUND = LocalRound(LocalTraining(), "average", 1, 1)
+
+
+class Answers(nn.Module):
+    """A model whose inputs are its logits."""
+
+    def features(self, inputs: dict[str, Tensor]) -> Tensor:
+        return inputs["received"]
+
+    def head(self, features: Tensor) -> Tensor:
+        return 1 * features  # a tensor of its own, without gradient where none is computed
+
+
+def site_of(label_type: LabelType, identified: list[bool] | Tensor, y: Tensor | None = None) -> Any:
+    """A site of classes A, B, ... that annotates some, with training labels where a part looks at them."""
+    names = tuple("ABCDEFGHIJ"[: len(identified)])
+    return SimpleNamespace(
+        model=SimpleNamespace(labels=LabelSet(names, label_type)),
+        identified=torch.as_tensor(identified),
+        device=torch.device("cpu"),
+        samples={} if y is None else {"train": SimpleNamespace(y=y)},
+    )
+
+
+def step_of(
+    z: Tensor,
+    received: Tensor,
+    y: Tensor,
+    known: Tensor,
+    rows: Tensor | None = None,
+    strong: Tensor | None = None,
+) -> Step:
+    """One step in which the model answers z, and the received model `received`, ``[n, c]`` each."""
+    model: Any = Answers()
+    return Step(model, model, Batch({"received": received}, y, known), z, z, rows, strong)
+
+
+def federated(method: Method, label_type: LabelType, rounds: int = 2) -> dict[str, Tensor]:
+    """The model after a small federation."""
+    with Trial(method, SMALL, label_type, rounds=rounds) as trial:
+        trial.run()
+        model = trial.server.model
+        return {**model.shared, **model.head}
+
+
+def same(one: dict[str, Tensor], two: dict[str, Tensor]) -> bool:
+    """Whether they have the same tensors, bit for bit."""
+    return one.keys() == two.keys() and all(torch.equal(tensor, two[name]) for name, tensor in one.items())
