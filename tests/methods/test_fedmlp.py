@@ -384,7 +384,16 @@ def test_the_rounding_of_counts_is_the_sites_setting(tiny: Any) -> None:
     federation.configs["alpha"] = config.model_copy(update={"privacy": privacy})
     site = federation.sites()["alpha"]
     model = initial(site.plan, EVERY)
-    task = Payload("train", 1, 0, labels=EVERY, shared=dict(model.shared), head=dict(model.head))
+    tensors = dict(model.class_tensors)
+    task = Payload(
+        "train",
+        1,
+        0,
+        labels=EVERY,
+        shared=dict(model.shared),
+        head=dict(model.head),
+        class_tensors=tensors,
+    )
     assert site._context(task, site._state(task)).round_counts == 7
 
 

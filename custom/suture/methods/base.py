@@ -349,13 +349,15 @@ class Method(ABC):
         """
         return {}
 
-    def served_head(self, class_tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def served_head(
+        self, head: Mapping[str, Tensor], class_tensors: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
         """The head's rows that predict, where they are others than those that are trained on; else nothing.
 
         With them the model is measured, selected and exported; training goes on from the merged rows.
 
         Args:
-            class_tensors: the global model's, or those that a site has received.
+            head, class_tensors: the global model's, or those that a site has received.
         """
         return {}
 

@@ -26,7 +26,7 @@ from suture.core.validation import bare, parse
 from suture.methods.base import About, GlobalModel, LabelUse, Method, Phase, RoundContext, local_round
 from suture.methods.parameters import parts
 from suture.models import ModelSpec
-from suture.models.classifier import Layout, Shapes
+from suture.models.classifier import Layout
 from suture.protocol.egress import whole
 from suture.protocol.messages import Abstain, Update, ones
 from suture.protocol.packing import Packed, load
@@ -192,7 +192,7 @@ def aggregation_is_a_function_of_the_updates(subject: Subject) -> None:
         _an_update(method, before, own, seed) for seed, own in enumerate((("A", "B"), ("B", "C"), ("B",)))
     ]
     one, two, other = (
-        _tensors(method.aggregate(before, u, FIRST)) for u in (updates, updates, updates[::-1])
+        _all_tensors(method.aggregate(before, u, FIRST)) for u in (updates, updates, updates[::-1])
     )
     for name, tensor in one.items():
         _ensure(torch.equal(tensor, two[name]), f"{name}: the same updates give other bytes")
@@ -420,6 +420,19 @@ def losses_are_never_negative(subject: Subject) -> None:
                 )
 
 
+def class_tensors_respect_the_smallest_count(subject: Subject) -> None:
+    """Where a site has fewer images than its `min_count`, every tensor of classes that it sends is zero."""
+    for label_type in subject.label_types:
+        with subject.trial(label_type, min_count=1000) as trial:
+            for site in SITES:
+                for name, tensor in trial.update(site).class_tensors.items():
+                    _ensure(
+                        not bool(tensor.any()),
+                        f"{label_type}: {name} of classes with fewer images than min_count leaves {site}; "
+                        "send zeros for a class with fewer than site.min_count",
+                    )
+
+
 CHECKS: tuple[Callable[[Subject], None], ...] = (
     it_describes_itself,
     aggregation_is_a_function_of_the_updates,
@@ -435,6 +448,7 @@ CHECKS: tuple[Callable[[Subject], None], ...] = (
     a_repeated_round_gives_the_same_update,
     every_hyperparameter_matters,
     losses_are_never_negative,
+    class_tensors_respect_the_smallest_count,
 )
 
 
@@ -448,13 +462,9 @@ def _a_model(method: Method) -> GlobalModel:
     g = torch.Generator().manual_seed(0)
     head = {"head.weight": torch.randn(3, 4, generator=g), "head.bias": torch.randn(3, generator=g)}
     shared = {} if method.personal == "model" else {"w": torch.randn(5, generator=g)}
-    state = method.class_state(Layout.of(*parts(method, shared, head)))
-    return GlobalModel(LABELS, shared, head, class_tensors=_of_classes(state, LABELS, g))
-
-
-def _of_classes(declared: Shapes, labels: tuple[str, ...], g: torch.Generator) -> dict[str, Tensor]:
-    """Class tensors of the declared shapes; none below 0, because some of them are counts."""
-    return {name: torch.rand(whole(row, len(labels)), generator=g) for name, (row, _) in declared.items()}
+    rows = method.class_state(Layout.of(*parts(method, shared, head)))
+    tensors = {name: torch.zeros(whole(row, 3), dtype=_type(dtype)) for name, (row, dtype) in rows.items()}
+    return GlobalModel(LABELS, shared, head, class_tensors=tensors)
 
 
 def _an_update(
@@ -464,22 +474,37 @@ def _an_update(
     labels = LABELS if method.label_use.view == "all" else own
     shared, rows = parts(method, previous.shared, previous.rows(labels))
     g, egress = torch.Generator().manual_seed(seed), method.egress(Layout.of(shared, rows))
+    kind = egress.kind
 
     def moved(tensor: Tensor) -> Tensor:
         change = noise * torch.randn(tensor.shape, generator=g)
-        return change if egress.kind == "gradient" else tensor + change
+        return change if kind == "gradient" else tensor + change
 
     shared, rows = ({name: moved(t) for name, t in group.items()} for group in (shared, rows))
-    further = _of_classes(egress.class_tensors, labels, g)
-    return Update(1, labels, shared, rows, ones(labels), kind=egress.kind, class_tensors=further)
+    tensors = {
+        name: (noise * torch.rand(whole(row, len(labels)), generator=g)).to(_type(dtype))
+        for name, (row, dtype) in egress.class_tensors.items()
+    }
+    return Update(1, labels, shared, rows, ones(labels), kind=kind, class_tensors=tensors)
+
+
+def _type(name: str) -> torch.dtype:
+    found = getattr(torch, name.removeprefix("torch."))
+    assert isinstance(found, torch.dtype)
+    return found
 
 
 def _tensors(model: GlobalModel) -> dict[str, Tensor]:
     return {**model.shared, **model.head}
 
 
+def _all_tensors(model: GlobalModel) -> dict[str, Tensor]:
+    """What aggregation makes: the model, and the tensors of classes."""
+    return {**_tensors(model), **{f"class_tensors/{name}": t for name, t in model.class_tensors.items()}}
+
+
 def _same(one: GlobalModel, two: GlobalModel, text: str) -> None:
-    a, b = _tensors(one), _tensors(two)
+    a, b = _all_tensors(one), _all_tensors(two)
     _ensure(a.keys() == b.keys() and all(torch.equal(t, b[name]) for name, t in a.items()), text)
 
 
@@ -512,7 +537,7 @@ def _effect(subject: Subject, label_type: LabelType) -> str:
         except SutureError as error:
             return f"{type(error).__name__}: {error}"
         model = trial.server.model
-        tensors = {**_tensors(model), **model.memory}
+        tensors = {**_all_tensors(model), **model.memory}
         numbers = [float(tensor.double().sum()) for _, tensor in sorted(tensors.items())]
         lines = trial.history()
         facts = [

@@ -78,7 +78,7 @@ def with_labels(model: GlobalModel, labels: Labels, plan: Plan) -> GlobalModel:
 
 def served(model: GlobalModel, plan: Plan) -> GlobalModel:
     """Return the model that predicts; see `Method.served_head`."""
-    return replace(model, head={**model.head, **plan.method.served_head(model.class_tensors)})
+    return replace(model, head={**model.head, **plan.method.served_head(model.head, model.class_tensors)})
 
 
 def pack_model(model: GlobalModel, header: Mapping[str, Any]) -> Packed:

@@ -33,6 +33,7 @@ from suture.federation.site.ledger import FILE as LEDGER
 from suture.federation.site.ledger import Ledger, release_of
 from suture.federation.site.left_out import write_left_out
 from suture.federation.site.state import (
+    check_class_tensors,
     fixed_tensors,
     kept_by_method,
     local_model,
@@ -313,6 +314,7 @@ class Site:
     def _context(self, task: Payload, state: Packed) -> SiteContext:
         """Return the model with all received tensors, and the data with the columns of its classes."""
         model = self._model(task.labels)
+        check_class_tensors(task, Layout.of(task.shared, task.head), self.plan.method)
         own_part = fixed_tensors(task, state, model, self.plan.method, self.plan.seed)
         load_tensors(model, put(self.plan.method.share, own_part, {**task.shared, **task.head}))
         own, samples = self._data()

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
+from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
 from suture.core.seeds import seed_for
 from suture.core.validation import OPEN, parse
@@ -23,7 +24,8 @@ from suture.federation.store import Rounds
 from suture.methods.base import KEPT, Method
 from suture.methods.parameters import local_parameters
 from suture.models import build
-from suture.models.classifier import HEADS, Classifier, check_tensors, load_tensors, relabelled
+from suture.models.classifier import HEADS, Classifier, Layout, check_tensors, load_tensors, relabelled
+from suture.protocol.egress import whole
 from suture.protocol.messages import Count, Labels, Payload
 from suture.protocol.packing import Packed
 
@@ -99,10 +101,26 @@ def fixed_tensors(
     return _with_rows({name: held[name] for name in names}, task, state, model, seed)
 
 
+def check_class_tensors(task: Payload, layout: Layout, method: Method) -> None:
+    """Check that the tensors of classes that the server sent are those that the method declares.
+
+    Raises:
+        ConfigError: names the first tensor that is missing or has another form.
+    """
+    for name, (row, dtype) in method.class_state(layout).items():
+        sent, needs = task.class_tensors.get(name), f"{whole(row, len(task.labels))} {dtype}"
+        has = "missing" if sent is None else f"{tuple(sent.shape)} {sent.dtype}"
+        if has != needs:
+            raise ConfigError(
+                f"the server's {name} of round {task.round} is {has} instead of {needs}; run the same "
+                "version of suture on both sides"
+            )
+
+
 @contextmanager
 def predicting(model: Classifier, method: Method, task: Payload) -> Iterator[None]:
     """Give the received model the head that predicts, while it is measured; see `Method.served_head`."""
-    rows = method.served_head(task.class_tensors)
+    rows = method.served_head(task.head, task.class_tensors)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items() if name in rows}
     load_tensors(model, rows)
     try:
