@@ -42,7 +42,7 @@ def test_of_other_images_it_is_refused(names: str) -> None:
         remembered(replace(site_of(*names), name="alpha"), kept, "guess")
 
 
-def test_a_site_whose_images_changed_abstains(tiny: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_site_whose_images_changed_abstains(tiny: Any) -> None:
     """It labelled 15 images in the first round; before the second one of them is taken out of its table."""
     federation = tiny(FedMLP(stage1=0.0), rounds=2)
     server, sites = federation.server(), federation.sites()
@@ -55,7 +55,11 @@ def test_a_site_whose_images_changed_abstains(tiny: Any, caplog: pytest.LogCaptu
     table.write_text("\n".join([rows[0], *rows[2:]]))
     task = unpack(server.assign()["alpha"])
     assert isinstance(task, Payload)
-    answer = federation.sites()["alpha"].answer(task)
+    site = federation.sites()["alpha"]
+    answer = site.answer(task)
     assert isinstance(answer, Abstain)
     assert answer.reason == "configuration"
-    assert "alpha has labelled 15 training images in earlier rounds, and now has 14" in caplog.text
+    assert (
+        "alpha has labelled 15 training images in earlier rounds, and now has 14"
+        in (site.folder / "errors.jsonl").read_text()
+    )
