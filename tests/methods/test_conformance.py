@@ -26,6 +26,10 @@ EXEMPT = {
     # What it restricts, and its own softmax; the other value is refused.
     "fedrs": {"label_view", "unknown"},
     "focal": {"softmax"},
+    # It takes one value of these; the other one is refused. A few steps on 18 images do not show its views.
+    "fedmlp": {"label_view", "unknown", "weak"},
+    # Likewise; and two rounds have no second refinement.
+    "fednml": {"label_view", "unknown", "soft_labels.every"},
     # Their terms take one value of these; the other one is refused. Thresholds and views as for FedLSM.
     "condist": {"label_view", "unknown"},
     "fssl": {"label_view", "unknown", "received_labels.thresholds", "received_labels.strong"},

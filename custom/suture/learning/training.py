@@ -61,7 +61,8 @@ class LocalTraining:
             the rest; a job needs 1 or more, or `iterations`.
         batch_size: images a step; a site may set its own.
         iterations: steps a round in place of epochs, over batches without end; None for epochs.
-        optimiser: ``adam``, or ``sgd`` with Nesterov momentum.
+        optimiser: ``adam``; ``adamw``, whose weight decay is apart from the gradient; or ``sgd`` with
+            Nesterov momentum.
         weight_decay: L2 penalty.
         betas: decay of Adam's two moments.
         momentum: of SGD.
@@ -80,7 +81,7 @@ class LocalTraining:
     epochs: Annotated[int, Field(ge=0, le=LIMIT)] = 1
     batch_size: Annotated[int, Field(ge=1, le=LIMIT)] = 64
     iterations: Annotated[int, Field(ge=1, le=LIMIT)] | None = None
-    optimiser: Literal["adam", "sgd"] = "adam"
+    optimiser: Literal["adam", "adamw", "sgd"] = "adam"
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
@@ -117,6 +118,7 @@ class SiteContext:
         cache_dir: folder of the site's `[storage] cache`; None keeps nothing on disk.
         min_count: images below which a site says nothing of a class: a method that sends tensors of classes
             gives such a class the weight 0 there, and zeros.
+        round_counts: numbers of images of a class that leave are rounded to multiples of this.
     """
 
     name: str
@@ -135,6 +137,7 @@ class SiteContext:
     record: Callable[[Mapping[str, Tensor]], None] | None = None
     cache_dir: Path | None = None
     min_count: int = 0
+    round_counts: int = 1
 
     def own(self, local: LocalTraining) -> LocalTraining:
         """A method's local training with the site's own learning rate and batch size."""
@@ -291,7 +294,8 @@ def optimiser_of(model: nn.Module, local: LocalTraining, head_rate: float = 1.0)
         nesterov = local.momentum > 0
         optimiser = torch.optim.SGD(groups, local.lr, local.momentum, 0, decay, nesterov)
     else:
-        optimiser = torch.optim.Adam(groups, local.lr, local.betas, weight_decay=decay)
+        adam = torch.optim.AdamW if local.optimiser == "adamw" else torch.optim.Adam
+        optimiser = adam(groups, local.lr, local.betas, weight_decay=decay)
     if local.clip is not None:
         optimiser.register_step_pre_hook(partial(_clip, [p for _, p in named], local.clip))
     return optimiser

@@ -19,6 +19,8 @@ from suture.methods.fedavg import FedAvg
 from suture.methods.fedlc import FedLC
 from suture.methods.fedlsm.fedlsm import FedLSM
 from suture.methods.fedmas import FedMAS
+from suture.methods.fedmlp import FedMLP
+from suture.methods.fednml import FedNML
 from suture.methods.fedprox import FedProx
 from suture.methods.fedrs import FedRS
 from suture.methods.fedvls import FedVLS
@@ -47,6 +49,8 @@ METHODS: dict[str, type[Method]] = {
         FSSL,
         FedVLS,
         FedMAS,
+        FedMLP,
+        FedNML,
         FedProx,
         MOON,
         FedRS,

@@ -72,6 +72,16 @@ class Phase:
     selectable: bool = True
 
 
+def in_two(phases: tuple[Phase, ...], share: float, first: str, then: str) -> tuple[Phase, ...]:
+    """The phases with the main one in two; a share of its rounds, 0 or one round at least, is the first."""
+    *before, main = phases
+    if main.name != "main":
+        return phases
+    rounds = min(main.rounds, max(1, round(share * main.rounds))) if share else 0
+    both = ((first, rounds), (then, main.rounds - rounds))
+    return (*before, *(replace(main, name=name, rounds=length) for name, length in both if length))
+
+
 @dataclass(frozen=True)
 class RoundContext:
     """Where a federation stands; the same for every site of a round.

@@ -337,6 +337,7 @@ class Site:
             torch.tensor([name in own for name in wanted]),
             cache_dir=self.config.storage.cache,
             min_count=self.config.privacy.min_count,
+            round_counts=self.config.privacy.round_counts,
         )
 
     @cached_property
