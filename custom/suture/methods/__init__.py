@@ -16,6 +16,7 @@ from suture.methods.fedavg import FedAvg
 from suture.methods.fedlsm.fedlsm import FedLSM
 from suture.methods.fedmas import FedMAS
 from suture.methods.fedprox import FedProx
+from suture.methods.fedpu import FedPU
 from suture.methods.fssl import FSSL
 from suture.methods.individual import Individual
 from suture.methods.meta.fl import FL
@@ -36,6 +37,7 @@ METHODS: dict[str, type[Method]] = {
         FedLSM,
         ConDist,
         FSSL,
+        FedPU,
         FedMAS,
         FedProx,
         FL,
