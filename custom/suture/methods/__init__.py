@@ -17,6 +17,7 @@ from suture.methods.fedlsm.fedlsm import FedLSM
 from suture.methods.fedmas import FedMAS
 from suture.methods.fedprox import FedProx
 from suture.methods.fedpu import FedPU
+from suture.methods.fpsl import FPSL
 from suture.methods.fssl import FSSL
 from suture.methods.individual import Individual
 from suture.methods.meta.fl import FL
@@ -38,6 +39,7 @@ METHODS: dict[str, type[Method]] = {
         ConDist,
         FSSL,
         FedPU,
+        FPSL,
         FedMAS,
         FedProx,
         FL,
