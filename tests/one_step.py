@@ -1,4 +1,4 @@
-"""What a part of local training is given in one step, by hand; and small federations to compare."""
+"""What a part of local training is given in one step, by hand."""
 
 from __future__ import annotations
 
@@ -10,13 +10,7 @@ from torch import Tensor, nn
 
 from suture.core.labels import LabelSet, LabelType
 from suture.data.batch import Batch
-from suture.learning.training import LocalRound, LocalTraining
-from suture.methods.base import Method
 from suture.methods.roles import Step
-from suture.simulation.method_checks import SMALL
-from suture.simulation.trial import Trial
-
-ROUND = LocalRound(LocalTraining(), "average", 1, 1)
 
 
 class Answers(nn.Module):
@@ -53,14 +47,6 @@ def step_of(
     return Step(model, model, Batch({"received": received}, y, known), z, z, rows, strong)
 
 
-def federated(method: Method, label_type: LabelType, rounds: int = 2) -> dict[str, Tensor]:
-    """The model after a small federation."""
-    with Trial(method, SMALL, label_type, rounds=rounds) as trial:
-        trial.run()
-        model = trial.server.model
-        return {**model.shared, **model.head}
-
-
-def same(one: dict[str, Tensor], two: dict[str, Tensor]) -> bool:
-    """Whether they have the same tensors, bit for bit."""
+def equal(one: dict[str, Tensor], two: dict[str, Tensor]) -> bool:
+    """Whether two models have the same tensors, bit for bit."""
     return one.keys() == two.keys() and all(torch.equal(tensor, two[name]) for name, tensor in one.items())

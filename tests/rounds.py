@@ -10,9 +10,19 @@ from torch import Tensor
 from suture.learning.training import LocalTraining, SiteContext
 from suture.methods import METHODS
 from suture.methods.base import Method, RoundContext, local_round
+from suture.methods.creff.creff import ClassGradients
+from suture.methods.creff.federated_features import FederatedFeatures
 from suture.methods.meta.inner_loop import INNER, ServerStep
 from suture.protocol.messages import Payload, Update
 from suture.protocol.packing import Packed
+
+_QUICK: dict[str, dict[str, Any]] = {
+    "creff": {
+        "class_gradients": ClassGradients(draws=2, images=2),
+        "federated_features": FederatedFeatures(per_class=20),
+    }
+}
+"""Hyperparameters that do fewer steps than by default, or that 18 images are enough for."""
 
 NEW = Packed({}, {})
 
@@ -28,6 +38,6 @@ def conformant(name: str) -> Method:
     """The method with a learning rate and batches at which a tiny network moves."""
     kind: Any = METHODS[name]
     if not kind.labels.single_target:
-        return kind(local=LocalTraining(lr=1e-2, batch_size=8))  # type: ignore[no-any-return]
+        return kind(local=LocalTraining(lr=1e-2, batch_size=8), **_QUICK.get(name, {}))  # type: ignore[no-any-return]
     method = kind(local=replace(INNER, lr=0.1, iterations=3), batches=1)
     return method if name == "fl" else replace(method, server=ServerStep(lr=1e-2))

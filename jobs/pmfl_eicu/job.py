@@ -19,10 +19,10 @@ from suture.simulation.job import Job
 JOB = Job(
     name="pmfl_eicu",
     title="eICU at three sites with a diagnosis each, PMFL",
-    method=PMFL(batches=23),  # the smallest site has 186 stays: batches of 8
+    method=PMFL(batches=20),  # the smallest site trains on 167 stays: batches of 8
     model=ModelSpec("lstm"),
     rounds=400,
-    selection="last",  # a site trains on all its data: a new task is the judge
+    selection="last",  # no site has validation data: a new task is the judge
     simulation=SingleTargetSites(
         corpus="eicu",
         order=("CVA", "CHF", "Pneumonia", "Pulmonary", "Sepsis"),

@@ -23,8 +23,8 @@ JOB = Job(
     title="MIMIC-CXR reports at five sites with a finding each, PMFL",
     method=PMFL(batches=100),
     model=ModelSpec("lstm"),
-    rounds=2000,  # 20 passes
-    selection="last",  # a site trains on all its data: a new task is the judge
+    rounds=2000,  # 20 passes, as in the published program
+    selection="last",  # no site has validation data: a new task is the judge
     simulation=SingleTargetSites(
         corpus="mimic_reports",
         order=DISEASES,

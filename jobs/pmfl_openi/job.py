@@ -17,10 +17,10 @@ from suture.simulation.job import Job
 JOB = Job(
     name="pmfl_openi",
     title="Open-i reports at five sites with a finding each, PMFL",
-    method=PMFL(batches=23),  # the smallest site has 184 documents: batches of 8
+    method=PMFL(batches=20),  # the smallest site trains on 166 documents: batches of 8
     model=ModelSpec("lstm"),
     rounds=400,
-    selection="last",  # a site trains on all its data: a new task is the judge
+    selection="last",  # no site has validation data: a new task is the judge
     simulation=SingleTargetSites(),
     finetuning=FineTuning(few=100),
 )

@@ -76,7 +76,7 @@ def accuracy(folder: Path, site: Path, own: tuple[str, ...], candidates: tuple[s
     return sum(right) / len(right)
 
 
-@pytest.mark.parametrize("name", ["surgical", "vanilla", "fedavg", "fedlsm"])
+@pytest.mark.parametrize("name", ["surgical", "vanilla", "fedavg", "fedlsm", "condist", "fssl", "fedvls"])
 def test_a_federation_ends_with_a_model_of_one_class_an_image(name: str, data: Path, tiny: Any) -> None:
     more = {"iterations": 4} if name == "fedlsm" else {}
     server = tiny(method(name, **more), LABELS, rounds=3).run()

@@ -17,12 +17,14 @@ import pytest
 import torch
 
 from official import Report, write_openi
+from rounds import conformant
+from small_hospitals import write_hospital
 from suture.core.errors import FederationError
 from suture.learning.finetuning import FineTuning
 from suture.methods.meta.pmfl import PMFL
 from suture.models import ModelSpec
 from suture.protocol.packing import load
-from suture.simulation import PhantomSites, SingleTargetSites
+from suture.simulation import PhantomSites, SingleTargetSites, StudySites
 from suture.simulation.job import Job, load_job, with_settings
 from suture.simulation.run import run_job
 
@@ -113,6 +115,38 @@ def test_gradients_of_half_a_text_model_cross_as_in_the_loop(tmp_path: Path) -> 
     for name, tensor in one.items():
         torch.testing.assert_close(two[name], tensor, rtol=0, atol=1e-6)
     assert (tmp_path / "loop" / "tuned.json").read_bytes() == (out / "tuned.json").read_bytes()
+
+
+def one_label_an_image(folder: Path) -> Job:
+    """CReFF over two hospitals whose images have one class each, in another order at each site."""
+    for seed, (site, own) in enumerate({"alpha": ("Mass", "Nodule"), "beta": ("Nodule", "Hernia")}.items()):
+        config = write_hospital(folder / "study" / site, own, 40, seed)
+        config.write_text(config.read_text().replace("[privacy]", 'label_type = "multiclass"\n[privacy]'))
+        table = config.parent / "labels.csv"
+        table.write_text(table.read_text().replace(",1,1\n", ",1,0\n"))
+    return Job(
+        name="small",
+        title="classes, CReFF",
+        method=conformant("creff"),
+        model=ModelSpec("cnn", size=16),
+        rounds=2,
+        simulation=StudySites(str(folder / "study")),
+    )
+
+
+def test_tensors_of_classes_and_the_head_that_predicts_cross_as_in_the_loop(tmp_path: Path) -> None:
+    made, out = one_label_an_image(tmp_path), tmp_path / "same"
+    run_job(made, "local", out, resume=False, overwrite=False, threads=None)
+    out.rename(tmp_path / "loop")
+    run_job(made, "sim", out, resume=False, overwrite=False, threads=None)
+    states = [
+        load(folder / "state" / "round-000002.safetensors").tensors for folder in (tmp_path / "loop", out)
+    ]
+    assert {"class_tensors/retrained", "memory/features/Mass"} < states[0].keys()
+    for name, tensor in states[0].items():
+        assert torch.equal(states[1][name], tensor), name
+    for file in ("model/model.safetensors", "metrics.json"):
+        assert (tmp_path / "loop" / file).read_bytes() == (out / file).read_bytes()
 
 
 def test_a_site_that_flare_cannot_decode_ends_no_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,16 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from one_step import ROUND, federated, same, site_of, step_of
+from federated import LOCAL, ROUND, federated, same
+from one_step import site_of, step_of
 from suture.core.errors import ConfigError
-from suture.learning.training import LocalTraining
 from suture.methods.fedavg import FedAvg
 from suture.methods.fedpu import FedPU, PositiveUnlabelled, unlabelled_risk
 from suture.methods.roles import Step
 from suture.protocol.messages import Payload
 from suture.simulation import trial
 
-LOCAL = LocalTraining(lr=1e-2, batch_size=8)
 P = torch.tensor([[0.7, 0.2, 0.1], [0.3, 0.6, 0.1], [0.2, 0.3, 0.5], [0.1, 0.1, 0.8]], dtype=torch.float64)
 """Two labelled images, of classes 0 and 1, and two unlabelled ones; the site annotates classes 0 and 1."""
 Y = torch.tensor([[1.0, 0, 0], [0, 1, 0], [0, 0, 0], [0, 0, 0]], dtype=torch.float64)

@@ -79,6 +79,19 @@ def test_equal_losses_with_different_gradients_move_the_server_differently() -> 
     assert moved == pytest.approx([-1e-3, 1e-3])
 
 
+def test_fl_counts_every_site_once_or_by_its_samples() -> None:
+    """phi = 1 at a site of 10 samples and 4 at one of 30: (1 + 4)/2, and (10 * 1 + 30 * 4)/40 of Eq. 2."""
+    model = GlobalModel((), {"w": torch.zeros(1, dtype=torch.float64)}, {})
+    phi = {n: {"w": torch.full((1,), w, dtype=torch.float64)} for n, w in ((10, 1.0), (30, 4.0))}
+    for weights, after in (("equal", 2.5), ("images", 3.25)):
+        method = FL(weights=weights)
+        updates = [
+            Update(1, (), own, {}, ones(()), weight=method.weight(context("a", text_model(0), silo(0, n))))
+            for n, own in phi.items()
+        ]
+        assert method.aggregate(model, updates, at(1)).shared["w"].item() == after
+
+
 # Which rows are half of a model
 
 
@@ -113,9 +126,9 @@ def silo(seed: int, n: int = 24) -> Samples:
     return Samples({"tokens": tokens, "length": length}, y, tuple(map(str, range(n))))
 
 
-def order_of(site: str) -> Tensor:
-    """The order in which a site takes its 24 rows: one permutation, of the seed 0 and its name."""
-    return torch.randperm(24, generator=generator_for(0, site, "batches"))
+def order_of(site: str, n: int) -> Tensor:
+    """The order in which a site takes its n rows: one permutation, of the seed 0 and its name."""
+    return torch.randperm(n, generator=generator_for(0, site, "batches"))
 
 
 def context(name: str, model: Classifier, samples: Samples) -> SiteContext:
@@ -123,7 +136,9 @@ def context(name: str, model: Classifier, samples: Samples) -> SiteContext:
     return SiteContext(name, model, {"train": samples}, prepare, Augmentation(), cpu)
 
 
-def federation(method: Any, rounds: int) -> tuple[list[dict[str, Tensor]], dict[str, dict[str, Tensor]]]:
+def federation(
+    method: Any, rounds: int, sizes: tuple[int, ...] = (24, 24)
+) -> tuple[list[dict[str, Tensor]], dict[str, dict[str, Tensor]]]:
     """The method's own halves, round after round; the server's tensors after each, and the sites' models."""
     models = {site: text_model(0).double() for site in SITES}
     state, head = split_state(text_model(0).double().state_dict())
@@ -137,7 +152,7 @@ def federation(method: Any, rounds: int) -> tuple[list[dict[str, Tensor]], dict[
             load_tensors(model, put(method.share, model.state_dict(), {**shared, **rows}))
             update, _ = train_round(
                 method,
-                context(site, model, silo(i)),
+                context(site, model, silo(i, sizes[i])),
                 Payload("train", labels=TARGET.names, shared=shared, head=rows),
                 at(round_),
             )
@@ -148,7 +163,13 @@ def federation(method: Any, rounds: int) -> tuple[list[dict[str, Tensor]], dict[
 
 
 def reference(
-    rounds: int, order: int, half: bool, algorithm: Literal["meta", "fl"] = "meta", batches: int = 3
+    rounds: int,
+    order: int,
+    half: bool,
+    algorithm: Literal["meta", "fl"] = "meta",
+    batches: int = 3,
+    sizes: tuple[int, ...] = (24, 24),
+    shares: tuple[float, ...] = (1 / 2, 1 / 2),
 ) -> tuple[list[dict[str, Tensor]], dict[str, dict[str, Tensor]]]:
     """The same as a plain program: models side by side, slices, and one optimiser."""
     theta = text_model(0).double()
@@ -164,8 +185,8 @@ def reference(
             for n, p in theta.named_parameters():
                 phi[n][: rows[n]] = p.detach()[: rows[n]]
             start = [phi[n].requires_grad_() for n in names]
-            data, size = silo(i), 24 // batches
-            data = data.rows(order_of(site))
+            data, size = silo(i, sizes[i]), sizes[i] // batches
+            data = data.rows(order_of(site, sizes[i]))
             first = round_ % batches * size
             support = data.batch(torch.arange(first, first + size // 2))
             query = data.batch(torch.arange(first + size // 2, first + size))
@@ -189,7 +210,8 @@ def reference(
         if algorithm == "fl":
             with torch.no_grad():
                 for k, p in enumerate(theta.parameters()):
-                    p.copy_(sum(list(m.parameters())[k] for m in locals_.values()) / len(SITES))
+                    own = [list(m.parameters())[k] for m in locals_.values()]
+                    p.copy_(sum(share * phi for share, phi in zip(shares, own, strict=True)))
         else:
             for (n, p), g in zip(theta.named_parameters(), total, strict=True):
                 g[rows[n] :] = 0
@@ -221,9 +243,12 @@ def test_twenty_server_steps_equal_the_program_in_one_process(order: Literal[1, 
             close(own[site], locals_[site])
 
 
-def test_the_baseline_is_the_mean_of_the_adapted_models() -> None:
-    ours, _ = federation(FL(local=LOCAL, batches=3), 5)
-    for one, two in zip(ours, reference(5, 1, False, "fl")[0], strict=True):
+@pytest.mark.parametrize(("weights", "shares"), [("equal", (1 / 2, 1 / 2)), ("images", (24 / 60, 36 / 60))])
+def test_the_baseline_is_the_mean_of_the_adapted_models(weights: Any, shares: tuple[float, ...]) -> None:
+    sizes = (24, 36)
+    ours, _ = federation(FL(local=LOCAL, batches=3, weights=weights), 5, sizes)
+    theirs, _ = reference(5, 1, False, "fl", sizes=sizes, shares=shares)
+    for one, two in zip(ours, theirs, strict=True):
         close(one, two)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +17,7 @@ from suture.data.batch import Samples
 from suture.data.config import TrainingConfig
 from suture.learning.training import SiteContext
 from suture.methods import METHODS
+from suture.methods.meta.fl import FL
 from suture.methods.meta.inner_loop import INNER, batch_of
 from suture.methods.meta.metafl import MetaFL
 from suture.methods.meta.pmfl import PMFL
@@ -108,6 +110,19 @@ def test_settings_that_the_inner_loop_would_ignore_are_refused(name: str, wrong:
     kind: Any = METHODS[name]
     with pytest.raises(ConfigError, match=r"inner loop|batch norm"):
         kind(**wrong)
+
+
+@pytest.mark.parametrize(("weights", "sent"), [("equal", [1.0, 1.0]), ("images", [15.0, 6.0])])
+def test_a_site_of_fl_sends_its_number_of_images_where_that_counts(
+    weights: Any, sent: list[float], tiny: Any
+) -> None:
+    """The server takes no other weight from it than it announced: exactly 1, or its 15 or 6 images."""
+    made = tiny(FL(batches=2, weights=weights), {"alpha": ("Mass",), "beta": ("Nodule",)})
+    table = made.configs["beta"].data.table
+    table.write_text("\n".join(table.read_text().splitlines()[:11]) + "\n")  # 6 of its 15 training images
+    made.run()
+    lines = (made.folder / "run" / "history.jsonl").read_text().splitlines()
+    assert [[site["weight"] for site in json.loads(line)["sites"].values()] for line in lines] == [sent] * 2
 
 
 def test_a_part_without_any_row_is_refused(tiny: Any) -> None:

@@ -13,12 +13,15 @@ from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
 from suture.core.seeds import seed_for
 from suture.federation.plan import round_context
-from suture.learning.training import BestEpoch, LocalTraining, validation_loss
-from suture.methods.base import Phase, RoundContext, in_phase, loss_of
+from suture.learning.training import BestEpoch, LocalTraining, fit, validation_loss
+from suture.methods.base import Phase, RoundContext, in_phase, local_round, loss_of
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec, build
 from suture.models.classifier import redraw_head
+from suture.models.heads import head_rows
 from suture.protocol.messages import Payload
+from suture.protocol.packing import Packed
+from suture.simulation.trial import Trial
 
 
 def test_a_learning_rate_falls_along_half_a_cosine() -> None:
@@ -97,6 +100,63 @@ def test_moments_of_the_warm_up_end_with_it(tiny: Any) -> None:
 
     newest = sorted((federation.folder / "run" / "sites" / "alpha").glob("round-*"))[-1]
     assert float(load(newest).tensors["optimiser/head.weight/step"]) == 2  # 15 images, batches of 8
+
+
+def test_a_phase_may_have_local_training_of_its_own() -> None:
+    """The site's own batches hold in it too; its learning rate is the phase's, where that names one."""
+    method = SurgicalAggregation(local=LocalTraining(lr=1e-2, epochs=3, batch_size=8))
+    own = LocalTraining(lr=0.3, batch_size=512, optimiser="sgd", sampling="class_aware")
+    with Trial(method, ModelSpec("cnn", size=16), "multiclass") as trial:
+        site = replace(trial.context("alpha", trial.payload("alpha")), lr=1e-4, batch_size=4)
+
+    def of(phase: Phase) -> LocalTraining:
+        return local_round(method, site, Packed({}, {}), RoundContext(1, phase, 1)).local
+
+    assert of(Phase("main", 2)) == replace(method.local, lr=1e-4, batch_size=4)
+    assert of(Phase("later", 2, local=own)) == replace(own, lr=1e-4, batch_size=4)
+    assert of(Phase("later", 2, lr=0.2, epochs=5, local=own)) == replace(own, lr=0.2, epochs=5, batch_size=4)
+
+
+@pytest.mark.parametrize(
+    ("rounds", "rates"),
+    [
+        (1, [0.2]),
+        (2, [0.2, 0.1]),
+        (5, [0.2, 0.180902, 0.130902, 0.069098, 0.019098]),
+    ],
+)
+def test_an_annealed_phase_begins_with_its_rate_and_ends_above_0(rounds: int, rates: list[float]) -> None:
+    """Also where it has a single round, which would teach nothing at a rate of 0."""
+    phase = Phase("later", rounds, lr=0.2, annealed=True)
+    found = [in_phase(LocalTraining(lr=7.0), RoundContext(9, phase, 1, r + 1)).lr for r in range(rounds)]
+    assert found == pytest.approx(rates, abs=1e-6)
+
+
+def test_a_fresh_head_is_the_same_at_every_site_and_drawn_once() -> None:
+    method = SurgicalAggregation()
+    phase = Phase("later", 2, "head", lr=1e-30, fresh_head=True, local=LocalTraining(optimiser="sgd"))
+    with Trial(method, ModelSpec("cnn", size=16, hidden=8), "multiclass") as trial:
+        sent = {}
+        for name in ("alpha", "gamma"):
+            for phase_round in (1, 2):
+                site = trial.context(name, trial.payload(name))
+                ctx = RoundContext(4 + phase_round, phase, 1, phase_round)
+                received = {key: tensor.clone() for key, tensor in site.model.state_dict().items()}
+                round_ = local_round(method, site, Packed({}, {}), ctx)
+                fit(site, lambda model, batch: model(batch.inputs).sum(), round_)
+                state = site.model.state_dict()
+                assert all(torch.equal(t, received[k]) for k, t in state.items() if k.startswith("backbone."))
+                same = torch.equal(state["head.weight"], received["head.weight"])
+                assert same is torch.equal(state["hidden.0.weight"], received["hidden.0.weight"])
+                assert same is (phase_round == 2)
+                sent[name, phase_round] = (site.model.labels, state)
+    labels, state = sent["alpha", 1]
+    other, there = sent["gamma", 1]
+    assert torch.equal(state["hidden.0.weight"], there["hidden.0.weight"])
+    for name in set(labels) & set(other):
+        row, same_row = labels.names.index(name), other.names.index(name)
+        assert torch.equal(state["head.weight"][row], there["head.weight"][same_row])
+    assert torch.equal(state["head.weight"], head_rows(labels, 8, seed_for(1, "head", 5))["head.weight"])
 
 
 def test_the_best_epoch_is_kept(tiny: Any) -> None:

@@ -62,11 +62,24 @@ def test_each_training_disease_is_a_site_and_each_target_lies_beside_them(
         assert config.data.target == name
         assert table.labels.names == (name,)
         assert len(table) == 2 * table.y.sum() >= 20
-        assert set(table.split) == {"train"}
+        assert set(table.split) == ({"train", "test"} if place.name in names else {"train"})
         assert not used & set(table.images)
         used |= set(table.images)
         assert table.texts is not None
         assert {text for text, y in zip(table.texts, table.y[:, 0], strict=True) if not y} >= {"Clear."}
+
+
+@pytest.mark.parametrize(("test", "expected"), [(0.1, [4, 4]), (0.25, [10, 8]), (0, [0, 0])])
+def test_sites_of_40_and_32_documents_test_on_a_share_of_them(
+    test: float, expected: list[int], openi: Path, tmp_path: Path
+) -> None:
+    """A tenth in the paper (Sec. IV-A); half of them are positive. A site of its program trains on all."""
+    folder = tmp_path / "s"
+    names = replace(SITES, root=str(openi), test=test).prepare(folder, tmp_path, 1, METHODS["pmfl"])
+    for name, rows, n in zip(names, (40, 32), expected, strict=True):
+        table = load_table(load_site_config(folder / name / "suture.toml").data)
+        held = [y for y, split in zip(table.y[:, 0], table.split, strict=True) if split == "test"]
+        assert (len(table), len(held), sum(held)) == (rows, n, n / 2)
 
 
 @pytest.mark.parametrize(
@@ -181,11 +194,9 @@ def test_a_run_ends_with_its_model_fine_tuned_and_a_page_that_says_so(openi: Pat
     (task,) = json.loads(tuned)["targets"].values()
     data = load_table(load_site_config(out / "sites" / "targets" / "edema" / "suture.toml").data)
     assert [one["train"] + one["test"] for one in task["runs"]] == [len(data)] * 2
-    assert json.loads((out / "metrics.json").read_text())["auroc"] == {"Target": None}
+    assert json.loads((out / "metrics.json").read_text())["n"] == 2 * 4
     page = (out / "report.html").read_text()
     assert "Fine-tuned on tasks that no site has" in page
-    assert "How well each class is found" not in page
-    assert "0 images" not in page
     with pytest.raises(ConfigError, match="with all its 2 rounds"):
         run(job(openi), out, resume=True)
     (out / "tuned.json").unlink()
@@ -193,6 +204,16 @@ def test_a_run_ends_with_its_model_fine_tuned_and_a_page_that_says_so(openi: Pat
     before = (out / "tuned.json").stat().st_mtime_ns
     run(with_settings(job(openi), ["rounds=3"]), out, resume=True)
     assert (out / "tuned.json").stat().st_mtime_ns > before
+
+
+def test_where_no_site_tests_the_page_shows_the_tasks_alone(openi: Path, tmp_path: Path) -> None:
+    out = tmp_path / "r"
+    run(with_settings(job(openi), ["simulation.test=0"]), out)
+    assert json.loads((out / "metrics.json").read_text())["auroc"] == {"Target": None}
+    page = (out / "report.html").read_text()
+    assert "Fine-tuned on tasks that no site has" in page
+    assert "How well each class is found" not in page
+    assert "0 images" not in page
 
 
 def test_what_cannot_be_fine_tuned_is_refused_before_anything_is_trained(openi: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -90,17 +91,18 @@ class Samples:
         return Batch({k: v[rows] for k, v in self.inputs.items()}, *self.targets(rows))
 
     def batches(self, size: int, generator: torch.Generator | None = None) -> Iterator[Batch]:
-        """Iterate over all rows once, shuffled if a generator is given.
-
-        A last batch of a single row joins the batch before it: batch norm has no variance of one value.
-        """
+        """Iterate over all rows once, shuffled if a generator is given, in `parts` of `size`."""
         n = len(self)
         order = torch.arange(n) if generator is None else torch.randperm(n, generator=generator)
-        cuts = list(range(0, n, size))
-        if len(cuts) > 1 and n - cuts[-1] == 1:
-            cuts.pop()
-        for start, stop in zip(cuts, [*cuts[1:], n], strict=True):
-            yield self.batch(order[start:stop])
+        return map(self.batch, parts(order, size))
+
+
+def parts(rows: Tensor, size: int) -> Iterator[Tensor]:
+    """The rows, `size` at a time.
+
+    A last batch of a single row joins the batch before it: batch norm has no variance of one value.
+    """
+    return iter(rows.tensor_split(list(range(size, len(rows) - 1, size))) if len(rows) else ())
 
 
 def endless(n: int, size: int, generator: torch.Generator) -> Iterator[Tensor]:
@@ -117,30 +119,35 @@ IN_A_ROW = 4
 """Images of a class that `class_aware` draws before it goes on to the next class."""
 
 
-def class_aware(y: Tensor, size: int, generator: torch.Generator) -> Iterator[Tensor]:
-    """Yield row numbers ``[size]`` of one epoch in which every class is drawn equally often.
+def class_aware(
+    y: Tensor, size: int, generator: torch.Generator, steps: int | None = None
+) -> Iterator[Tensor]:
+    """Yield the row numbers of batches in which every class is drawn equally often.
 
     Classes come in shuffled cycles; of each, `IN_A_ROW` images are drawn from a shuffled cycle of its own. An
     epoch draws as many images as the largest class has, times the classes (Kang et al., Decoupling
-    Representation and Classifier, ICLR 2020, class-balanced sampling). Only classes with a positive image
-    count; an image of several classes belongs to each.
+    Representation and Classifier, ICLR 2020, class-balanced sampling), and is cut into `parts`. Only classes
+    with a positive image count; an image of several classes belongs to each.
 
     Args:
         y: labels ``[n, c]``, NaN where unknown.
+        steps: number of batches, all of `size`, in place of an epoch.
     """
     positive = [rows for rows in (column.eq(1).nonzero().squeeze(1) for column in y.T) if len(rows)]
-    classes = endless(len(positive), 1, generator)
-    images = [endless(len(rows), 1, generator) for rows in positive]
-    left = max(map(len, positive), default=0) * len(positive)
-    drawn: list[int] = []
-    while left:
-        which = int(next(classes))
-        for _ in range(min(IN_A_ROW, left)):
-            drawn.append(int(positive[which][next(images[which])]))
-            left -= 1
-        while len(drawn) >= size or (drawn and not left):
-            yield torch.tensor(drawn[:size])
-            drawn = drawn[size:]
+    if not positive:
+        return iter(())
+    epoch = max(map(len, positive)) * len(positive)
+    drawn = islice(_in_turn(positive, generator), epoch if steps is None else steps * size)
+    rows = torch.tensor(list(drawn))
+    return parts(rows, size) if steps is None else iter(rows.view(-1, size))
+
+
+def _in_turn(classes: list[Tensor], generator: torch.Generator) -> Iterator[int]:
+    """Yield the row numbers of images of one class after the other, without end."""
+    images = [endless(len(rows), 1, generator) for rows in classes]
+    for which in endless(len(classes), 1, generator):
+        for _ in range(IN_A_ROW):
+            yield int(classes[which][next(images[which])])
 
 
 def columns(samples: Samples, own: LabelSet, wanted: LabelSet, *, absent: bool = False) -> Samples:

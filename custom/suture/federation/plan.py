@@ -86,6 +86,11 @@ class Plan:
                 f"{self.method.about.title} needs images, and the model {self.model.name!r} reads {reads}; "
                 f"choose a model of images, or one of the methods that take both: {others}"
             )
+        if self.model.name_vectors and self.method.part_at_site:
+            raise ConfigError(
+                f"model.name_vectors: only the server reads the file, and {self.method.about.title} begins "
+                "rows at the sites; remove it, as named rows need no file"
+            )
         self.method.check_model(self.model)
 
     def to_dict(self) -> dict[str, Any]:
@@ -182,7 +187,8 @@ class Schedule:
         selection: how the round is selected whose model is the result: by the lowest mean validation loss of
             the sites (`site_loss`; of equal ones, by the highest AUROC there), by the highest mean AUROC on
             the server's validation data (`server_metric`) or, for multiclass labels, the highest balanced
-            accuracy on them (`server_balanced_accuracy`); or the `last` round.
+            accuracy on them (`server_balanced_accuracy`); or the `last` round. Where the head is re-trained,
+            it is one of those rounds.
         patience: number of rounds without improvement after which training stops; None trains all `rounds`.
         max_failed_rounds: number of consecutive rounds without enough updates after which the job stops.
         max_update: an update is rejected whose norm is more than this many times the round's median (of three

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
@@ -94,16 +95,20 @@ def with_own_prior(plan: Plan, folder: Path) -> Plan:
 
 
 def with_own_weights(plan: Plan, folder: Path) -> Plan:
-    """Return the plan with the pretrained weights that it names as a file of the server's own folder.
+    """Return the plan with what it names as files of the server's own folder: weights and name vectors.
 
     Raises:
         ConfigError: see `named_file`.
     """
-    weights = plan.model.weights
-    if weights is None or weights in MODELS[plan.model.name].weights or _simulated():
-        return plan
-    path = named_file(weights, folder, "model.weights")
-    return replace(plan, model=replace(plan.model, weights=str(path)))
+    spec = plan.model
+    named = {"weights": spec.weights, "name_vectors": spec.name_vectors}
+    if spec.weights in MODELS[spec.name].weights:  # a word, and no file
+        del named["weights"]
+    for key, name in named.items():
+        if name is not None and not _simulated():
+            found: dict[str, Any] = {key: str(named_file(name, folder, f"model.{key}"))}
+            spec = replace(spec, **found)
+    return replace(plan, model=spec)
 
 
 def _simulated() -> bool:

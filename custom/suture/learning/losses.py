@@ -44,11 +44,22 @@ def masked_ce(logits: Tensor, y: Tensor, known: Tensor) -> Tensor:
     Returns:
         a scalar; 0 with a zero gradient if no row is labelled.
     """
-    target = torch.where(known, y, 0.0)
-    labelled = target.sum(dim=1) > 0
-    visible = torch.where(known, logits, torch.finfo(logits.dtype).min)
-    each = -(target * F.log_softmax(visible, dim=1)).sum(dim=1)
+    each, labelled = ce_of_rows(logits, y, known)
     return torch.where(labelled, each, 0.0).sum() / labelled.sum().clamp(min=1)
+
+
+def ce_of_rows(logits: Tensor, y: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the cross-entropy of each row over its known classes, and whether the row is labelled.
+
+    Args:
+        logits, y, known: ``[n, c]``, as for `masked_ce`.
+
+    Returns:
+        ``[n]`` and ``[n]`` boolean; the cross-entropy of a row without a label is 0.
+    """
+    target = torch.where(known, y, 0.0)
+    visible = torch.where(known, logits, torch.finfo(logits.dtype).min)
+    return -(target * F.log_softmax(visible, dim=1)).sum(dim=1), target.sum(dim=1) > 0
 
 
 def masked_loss(logits: Tensor, y: Tensor, known: Tensor, label_type: LabelType) -> Tensor:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
@@ -23,6 +23,7 @@ from suture.data.augmentation import Augmentation, augment
 from suture.data.batch import Batch, Samples, class_aware, endless
 from suture.data.table import Split
 from suture.models.classifier import (
+    HEADS,
     Classifier,
     NormPolicy,
     Preprocessing,
@@ -60,7 +61,8 @@ class LocalTraining:
             the rest; a job needs 1 or more, or `iterations`.
         batch_size: images a step; a site may set its own.
         iterations: steps a round in place of epochs, over batches without end; None for epochs.
-        optimiser: ``adam``, or ``sgd`` with Nesterov momentum.
+        optimiser: ``adam``; ``adamw``, whose weight decay is apart from the gradient; or ``sgd`` with
+            Nesterov momentum.
         weight_decay: L2 penalty.
         betas: decay of Adam's two moments.
         momentum: of SGD.
@@ -79,7 +81,7 @@ class LocalTraining:
     epochs: Annotated[int, Field(ge=0, le=LIMIT)] = 1
     batch_size: Annotated[int, Field(ge=1, le=LIMIT)] = 64
     iterations: Annotated[int, Field(ge=1, le=LIMIT)] | None = None
-    optimiser: Literal["adam", "sgd"] = "adam"
+    optimiser: Literal["adam", "adamw", "sgd"] = "adam"
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
@@ -116,6 +118,7 @@ class SiteContext:
         cache_dir: folder of the site's `[storage] cache`; None keeps nothing on disk.
         min_count: images below which a site says nothing of a class: a method that sends tensors of classes
             gives such a class the weight 0 there, and zeros.
+        round_counts: numbers of images of a class that leave are rounded to multiples of this.
     """
 
     name: str
@@ -134,6 +137,7 @@ class SiteContext:
     record: Callable[[Mapping[str, Tensor]], None] | None = None
     cache_dir: Path | None = None
     min_count: int = 0
+    round_counts: int = 1
 
     def own(self, local: LocalTraining) -> LocalTraining:
         """A method's local training with the site's own learning rate and batch size."""
@@ -192,18 +196,20 @@ def fit(
     batches: Batches | None = None,
     after_step: Callable[[], None] | None = None,
     after_epoch: Callable[[], None] | None = None,
+    head_rate: float = 1.0,
 ) -> Fitted:
     """Train the site's model in place for one round.
 
     Args:
         batches: of one epoch; by default `training_batches`.
+        head_rate: learning rate of the head's rows, relative to that of the rest.
         after_step, after_epoch: called then; the latter may change the model's tensors.
 
     Raises:
         NonFiniteLoss: naming site, round and step.
     """
     local = round_.local
-    optimiser = _prepared(site, round_)
+    optimiser = _prepared(site, round_, head_rate)
     best = BestEpoch(site, round_.keep_best) if round_.keep_best else None
     make = batches or partial(training_batches, site, local)
     where = (round_.seed, site.name, round_.round)
@@ -226,7 +232,7 @@ def fit(
     return Fitted(total / steps if steps else None, optimiser_state_of(optimiser, site.model))
 
 
-def _prepared(site: SiteContext, round_: LocalRound) -> torch.optim.Optimizer:
+def _prepared(site: SiteContext, round_: LocalRound, head_rate: float) -> torch.optim.Optimizer:
     """Set what of the model is trained; return its optimiser as the round before left it."""
     model, local = site.model, round_.local
     if (local.epochs or local.iterations) and not len(site.samples["train"]):
@@ -237,7 +243,7 @@ def _prepared(site: SiteContext, round_: LocalRound) -> torch.optim.Optimizer:
         redraw_head(model, seed_for(round_.seed, "head", round_.round))
     rest(model, round_.head_only)
     set_training(model, round_.norm, round_.head_only)
-    optimiser = optimiser_of(model, round_.local)
+    optimiser = optimiser_of(model, round_.local, head_rate)
     load_optimiser_state(optimiser, model, round_.optimiser_state)
     return optimiser
 
@@ -270,17 +276,28 @@ def validation_loss(site: SiteContext, loss: Loss) -> float | None:
     return float(loss(predict(site, part), *part.targets()))
 
 
-def optimiser_of(model: nn.Module, local: LocalTraining) -> torch.optim.Optimizer:
-    """The optimiser of the trainable parameters; it clips the gradient of each step where `clip` is set."""
-    trained, decay = [p for p in model.parameters() if p.requires_grad], local.weight_decay
+def optimiser_of(model: nn.Module, local: LocalTraining, head_rate: float = 1.0) -> torch.optim.Optimizer:
+    """The optimiser of the trainable parameters; it clips the gradient of each step where `clip` is set.
+
+    Args:
+        head_rate: learning rate of the head's rows, relative to `local.lr`.
+    """
+    decay = local.weight_decay
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    rows = [p for name, p in named if name.startswith(HEADS)]
+    groups: list[dict[str, Any]] = [
+        {"params": [p for name, p in named if not name.startswith(HEADS)]},
+        {"params": rows, "lr": head_rate * local.lr},
+    ]
     optimiser: torch.optim.Optimizer
     if local.optimiser == "sgd":
         nesterov = local.momentum > 0
-        optimiser = torch.optim.SGD(trained, local.lr, local.momentum, 0, decay, nesterov)
+        optimiser = torch.optim.SGD(groups, local.lr, local.momentum, 0, decay, nesterov)
     else:
-        optimiser = torch.optim.Adam(trained, local.lr, local.betas, weight_decay=decay)
+        adam = torch.optim.AdamW if local.optimiser == "adamw" else torch.optim.Adam
+        optimiser = adam(groups, local.lr, local.betas, weight_decay=decay)
     if local.clip is not None:
-        optimiser.register_step_pre_hook(partial(_clip, trained, local.clip))
+        optimiser.register_step_pre_hook(partial(_clip, [p for _, p in named], local.clip))
     return optimiser
 
 
@@ -342,7 +359,7 @@ def training_batches(
 def _drawn(train: Samples, local: LocalTraining, shuffle: torch.Generator) -> Iterator[Batch]:
     size = local.batch_size
     if local.sampling == "class_aware":
-        return map(train.batch, islice(class_aware(train.y, size, shuffle), local.iterations))
+        return map(train.batch, class_aware(train.y, size, shuffle, local.iterations))
     if local.iterations is None:
         return train.batches(size, shuffle)
     return map(train.batch, islice(endless(len(train), size, shuffle), local.iterations))

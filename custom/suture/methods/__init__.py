@@ -12,17 +12,28 @@ from suture.methods.base import Method
 from suture.methods.central import Central, CentralFull
 from suture.methods.combined import Combined
 from suture.methods.condist import ConDist
+from suture.methods.creff.creff import CReFF
+from suture.methods.crt import Decoupling
+from suture.methods.fedalign import FedAlign
 from suture.methods.fedavg import FedAvg
+from suture.methods.fedlc import FedLC
 from suture.methods.fedlsm.fedlsm import FedLSM
 from suture.methods.fedmas import FedMAS
+from suture.methods.fedmlp import FedMLP
+from suture.methods.fednml import FedNML
 from suture.methods.fedprox import FedProx
 from suture.methods.fedpu import FedPU
+from suture.methods.fedrs import FedRS
+from suture.methods.fedvls import FedVLS
+from suture.methods.focal import FocalFedAvg
 from suture.methods.fpsl import FPSL
 from suture.methods.fssl import FSSL
 from suture.methods.individual import Individual
+from suture.methods.ldam import LDAM
 from suture.methods.meta.fl import FL
 from suture.methods.meta.metafl import MetaFL
 from suture.methods.meta.pmfl import PMFL
+from suture.methods.moon import MOON
 from suture.methods.partial import PartialLoss
 from suture.methods.pfl import PersonalisedFL
 from suture.methods.surgical import SurgicalAggregation
@@ -40,8 +51,19 @@ METHODS: dict[str, type[Method]] = {
         FSSL,
         FedPU,
         FPSL,
+        FedVLS,
         FedMAS,
+        FedMLP,
+        FedNML,
         FedProx,
+        MOON,
+        FedRS,
+        FocalFedAvg,
+        FedLC,
+        LDAM,
+        Decoupling,
+        CReFF,
+        FedAlign,
         FL,
         MetaFL,
         PMFL,

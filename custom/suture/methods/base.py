@@ -6,6 +6,7 @@ process (`federation.py`) and under NVIDIA FLARE, and knows neither. To add one,
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -16,10 +17,12 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass as validated
 from torch import Tensor
 
+from suture.core.errors import ConfigError
 from suture.core.labels import LabelType
 from suture.core.validation import STRICT
 from suture.learning.losses import LabelLoss, masked_loss
 from suture.learning.training import LocalRound, LocalTraining, Loss, SiteContext
+from suture.methods.retraining import RETRAINING, Retraining
 from suture.methods.share import Share
 from suture.models import ModelSpec
 from suture.models.classifier import Layout, NormPolicy, Shapes
@@ -48,11 +51,13 @@ class Phase:
 
     Attributes:
         trainable: ``all`` of the model, or its ``head`` (with the hidden block) while the backbone rests.
-        lr: constant learning rate of the phase; None takes the method's, or the site's own.
+        lr: learning rate of the phase, at every site; None takes the method's, or the site's own.
+        annealed: whether that rate falls along half a cosine, which would reach 0 after the last round.
         epochs: passes over the local data a round; None takes the method's.
         keep_best: a site returns the epoch of the lowest validation loss rather than the last.
         local: how a site trains in it; None for the method's local training.
         fresh_head: whether the head is drawn anew before its first round, at every site alike.
+        selectable: whether a model of it may be the result of the run.
     """
 
     name: str
@@ -63,6 +68,18 @@ class Phase:
     keep_best: bool = False
     local: LocalTraining | None = None
     fresh_head: bool = False
+    annealed: bool = False
+    selectable: bool = True
+
+
+def in_two(phases: tuple[Phase, ...], share: float, first: str, then: str) -> tuple[Phase, ...]:
+    """The phases with the main one in two; a share of its rounds, 0 or one round at least, is the first."""
+    *before, main = phases
+    if main.name != "main":
+        return phases
+    rounds = min(main.rounds, max(1, round(share * main.rounds))) if share else 0
+    both = ((first, rounds), (then, main.rounds - rounds))
+    return (*before, *(replace(main, name=name, rounds=length) for name, length in both if length))
 
 
 @dataclass(frozen=True)
@@ -226,6 +243,7 @@ class Method(ABC):
         share: the part of the model that is shared; None for all of it. The rest is a site's own.
         keep_local: whether a site also stores the model that it trained in the best round, before
             aggregation, and in the end evaluates both on its test data; of methods with a global model.
+        retrain: the re-training of the head that ends a run; None for none.
         local, batch_norm: how a site trains, and what happens to batch norm.
     """
 
@@ -236,6 +254,7 @@ class Method(ABC):
     prior: PriorSpec | None = None
     share: Share | None = None
     keep_local: bool = False
+    retrain: Retraining | None = None
     local: LocalTraining
     batch_norm: NormPolicy
 
@@ -245,16 +264,31 @@ class Method(ABC):
         return self.personal != "nothing" or self.share is not None
 
     def phases(self, rounds: int) -> tuple[Phase, ...]:
-        """The phases of a run of `rounds` rounds: a warm-up of the head, if there is one, and the main phase.
+        """The phases of a run of `rounds` rounds: a warm-up of the head, the main phase, a re-training of it.
 
-        The warm-up is one round: each site trains the head while the backbone is frozen, and the heads are
-        aggregated as in any other round.
+        The warm-up, if there is one, is one round: each site trains the head while the backbone is frozen,
+        and the heads are aggregated as in any other round. Where a `Retraining` follows, the result of the
+        run is one of its models.
+
+        Raises:
+            ConfigError: there are too few rounds for the re-training.
         """
-        local = self.local
-        if not local.warmup_epochs:
-            return (Phase("main", rounds),)
-        warm_up = Phase("warm-up", 1, "head", local.warmup_lr, local.warmup_epochs, keep_best=True)
-        return (warm_up, Phase("main", rounds - 1)) if rounds > 1 else (warm_up,)
+        local, retrain = self.local, self.retrain
+        if retrain is None:
+            return _trained_in(local, rounds)
+        if rounds < self.least_rounds:
+            raise ConfigError(
+                f"method.retrain.rounds={retrain.rounds} are taken from the rounds of the run, and it has "
+                f"{rounds}; set rounds to {self.least_rounds} or more, or lower method.retrain.rounds"
+            )
+        before = (replace(phase, selectable=False) for phase in _trained_in(local, rounds - retrain.rounds))
+        head = Phase(RETRAINING, retrain.rounds, "head", retrain.lr, retrain.epochs, local=retrain.local)
+        return (*before, replace(head, fresh_head=True, annealed=True))
+
+    @property
+    def least_rounds(self) -> int:
+        """The fewest rounds that a run needs."""
+        return 1 + (self.retrain.rounds if self.retrain else 0)
 
     @property
     def label_use(self) -> LabelUse:
@@ -264,7 +298,7 @@ class Method(ABC):
     @property
     def label_types(self) -> tuple[LabelType, ...]:
         """The types of labels that the method is defined for; a federation of another one is refused."""
-        return ("multilabel", "multiclass")
+        return ("multiclass",) if self.retrain else ("multilabel", "multiclass")
 
     def adapted(self, spec: ModelSpec) -> ModelSpec:
         """The model that the method trains, from the one that a job names; by default the same.
@@ -339,13 +373,15 @@ class Method(ABC):
         """
         return {}
 
-    def served_head(self, class_tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def served_head(
+        self, head: Mapping[str, Tensor], class_tensors: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
         """The head's rows that predict, where they are others than those that are trained on; else nothing.
 
         With them the model is measured, selected and exported; training goes on from the merged rows.
 
         Args:
-            class_tensors: the global model's, or those that a site has received.
+            head, class_tensors: the global model's, or those that a site has received.
         """
         return {}
 
@@ -359,6 +395,14 @@ class Method(ABC):
                 They can be walked through more than once; each time they are read from disk one by one, so
                 that memory does not grow with the number of sites.
         """
+
+
+def _trained_in(local: LocalTraining, rounds: int) -> tuple[Phase, ...]:
+    """The warm-up, if there is one, and the main phase."""
+    if not local.warmup_epochs:
+        return (Phase("main", rounds),)
+    warm_up = Phase("warm-up", 1, "head", local.warmup_lr, local.warmup_epochs, keep_best=True)
+    return (warm_up, Phase("main", rounds - 1)) if rounds > 1 else (warm_up,)
 
 
 def label_use(method: Method | type[Method]) -> LabelUse:
@@ -399,6 +443,8 @@ def in_phase(local: LocalTraining, ctx: RoundContext) -> LocalTraining:
     """The local training of one round: epochs and learning rate of its phase, or else the method's."""
     phase = ctx.phase
     lr = local.lr_of(ctx.phase_round, phase.rounds) if phase.lr is None else phase.lr
+    if phase.annealed:
+        lr *= (1 + math.cos(math.pi * (ctx.phase_round - 1) / phase.rounds)) / 2
     if phase.epochs is None:
         return replace(local, lr=lr)
     return replace(local, lr=lr, epochs=phase.epochs, iterations=None)

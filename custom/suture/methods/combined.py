@@ -21,8 +21,14 @@ from suture.core.errors import ConfigError
 from suture.methods.base import About, LabelUse, hyperparameters
 from suture.methods.composed import Composed
 from suture.methods.condist import Distillation
+from suture.methods.fedlc import Calibrated
 from suture.methods.fedprox import Proximal
-from suture.methods.roles import Supervised, Term
+from suture.methods.fedrs import Restricted, Restricting
+from suture.methods.focal import Focal
+from suture.methods.fssl import ReceivedLabels
+from suture.methods.ldam import LabelDistributionMargin
+from suture.methods.moon import Contrastive
+from suture.methods.roles import Part, Supervised, Term
 
 
 @hyperparameters
@@ -32,8 +38,8 @@ class Combined(Composed):
     Attributes:
         rows: by default those of the ``owners`` of a class.
         unknown: by default ``masked``: what a site does not annotate is not taught as absent.
-        proximal: of FedProx.
-        distil: of ConDist.
+        calibrated, focal, margin, restricted: a loss, of FedLC, `FocalFedAvg`, LDAM-FL or FedRS.
+        proximal, contrastive, distil, received_labels: a term, of FedProx, MOON, ConDist or FSSL.
 
     Raises:
         ConfigError: two losses are named, or a part does not get what it needs.
@@ -44,26 +50,37 @@ class Combined(Composed):
 
     rows: Literal["all", "owners"] = "owners"
     unknown: Literal["negative", "masked"] = "masked"
+    calibrated: Calibrated | None = None
+    focal: Focal | None = None
+    margin: LabelDistributionMargin | None = None
+    restricted: Restricted | None = None
     proximal: Proximal | None = None
+    contrastive: Contrastive | None = None
     distil: Distillation | None = None
+    received_labels: ReceivedLabels | None = None
 
     def __post_init__(self) -> None:
-        named = [name for name, part in self._losses.items() if part is not None]
-        if self.softmax == "balanced":
-            named.append("softmax=balanced")
+        losses = (self.calibrated, self.focal, self.margin)
+        named = [type(part).__name__ for part in losses if part is not None]
         if len(named) > 1:
             raise ConfigError(f"{' and '.join(named)} are both the loss of known labels; leave one out")
+        if named and self.restricted:
+            raise ConfigError(
+                f"Restricted restricts the plain or the balanced softmax, not {named[0]}; leave one out"
+            )
         super().__post_init__()
 
     @property
-    def _losses(self) -> dict[str, Supervised | None]:
-        return {}
-
-    @property
     def supervised(self) -> Supervised:
-        return next((part for part in self._losses.values() if part is not None), super().supervised)
+        loss = self.calibrated or self.focal or self.margin or super().supervised
+        return Restricting(self.restricted, loss) if self.restricted else loss
 
     @property
     def terms(self) -> tuple[Term, ...]:
-        parts: tuple[Term | None, ...] = (self.proximal, self.distil)
+        parts = (self.proximal, self.contrastive, self.distil, self.received_labels)
         return tuple(part for part in parts if part is not None)
+
+    @property
+    def _parts(self) -> tuple[Part, ...]:
+        restricted = (self.restricted, super().supervised) if self.restricted else (self.supervised,)
+        return (*restricted, *self.terms)

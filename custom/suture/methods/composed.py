@@ -41,6 +41,7 @@ from suture.methods.base import (
     hyperparameters,
 )
 from suture.methods.class_weights import ClassWeights, class_weights, counted, why_counted
+from suture.methods.retraining import RETRAINING, Retraining
 from suture.methods.roles import (
     BalancedSoftmax,
     CrossEntropy,
@@ -71,6 +72,8 @@ class Composed(LocalAveraging):
         class_weights: of positives in the binary cross-entropy; see `class_weights.py`.
         softmax: of a multiclass task: ``plain``, or ``balanced`` by the site's own counts (Ren et al. 2020).
         keep_local: see `FedMAS`.
+        retrain: the re-training of the head that ends a run, with the plain cross-entropy in place of the
+            method's loss and terms; None for none.
     """
 
     rows: Literal["all", "owners"] = "all"
@@ -80,9 +83,15 @@ class Composed(LocalAveraging):
     class_weights: ClassWeights = "known"
     softmax: Literal["plain", "balanced"] = "plain"
     keep_local: bool = False
+    retrain: Retraining | None = None
 
     def __post_init__(self) -> None:
         check_needs(self._parts, self.label_use)
+        if self.softmax == "balanced" and not any(isinstance(part, BalancedSoftmax) for part in self._parts):
+            raise ConfigError(
+                f"method.softmax=balanced: {type(self.supervised).__name__} is the loss already; set "
+                "method.softmax=plain"
+            )
 
     @property
     def supervised(self) -> Supervised:
@@ -102,7 +111,14 @@ class Composed(LocalAveraging):
     def label_use(self) -> LabelUse:
         return replace(self.labels, view=self.label_view, unknown=self.unknown)
 
+    def adapted(self, spec: ModelSpec) -> ModelSpec:
+        for part in self._parts:
+            spec = part.adapted(spec)
+        return spec
+
     def check_model(self, spec: ModelSpec) -> None:
+        for part in self._parts:
+            part.check_model(spec)
         if MODELS[spec.name].reads != "image":
             for term in self.terms:
                 if term.second_view:
@@ -113,16 +129,17 @@ class Composed(LocalAveraging):
 
     @property
     def label_types(self) -> tuple[LabelType, ...]:
-        return label_types_of(self._parts)
+        return tuple(kind for kind in super().label_types if kind in label_types_of(self._parts))
 
     def egress(self, layout: Layout) -> Egress:
+        counts = tuple(kind for kind in counted(self.class_weights) if kind in self.label_types)
         return Egress(
             shared=layout.shared,
             head=layout.head,
             weight=IMAGES if self.weights == "images" else (1.0, 1.0),
             class_weight=OWNERS if self.rows == "owners" else WEIGHT,
-            counts=counted(self.class_weights),
-            why=_WHY | why_counted(self.class_weights),
+            counts=counts,
+            why=_WHY | (why_counted(self.class_weights) if counts else {}),
         )
 
     def weight(self, site: SiteContext) -> float:
@@ -134,8 +151,10 @@ class Composed(LocalAveraging):
     def train(
         self, site: SiteContext, received: Payload, round_: LocalRound
     ) -> tuple[Update, dict[str, Tensor]]:
-        terms = tuple(term for term in self.terms if term.active)
-        training = _Training(self.supervised, terms, site, received, round_)
+        supervised, terms = self.supervised, tuple(term for term in self.terms if term.active)
+        if round_.phase == RETRAINING:
+            supervised, terms = CrossEntropy(), ()
+        training = _Training(supervised, terms, site, received, round_)
         fitted = fit(site, training.objective, round_, batches=partial(training.batches, round_.local))
         update = replace(
             trained(site, received, round_, fitted),

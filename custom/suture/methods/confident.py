@@ -27,6 +27,9 @@ from suture.core.errors import ConfigError
 from suture.core.labels import LabelType
 from suture.core.validation import STRICT
 from suture.data.batch import Batch
+from suture.learning.training import LocalRound, Loss, SiteContext
+from suture.methods.roles import CrossEntropy
+from suture.protocol.messages import Payload
 
 Probability = Annotated[float, Field(ge=0, le=1)]
 
@@ -52,6 +55,26 @@ class Thresholds:
             raise ConfigError(
                 f"thresholds: negative ({self.negative}) is not below positive ({self.positive}); lower it"
             )
+
+
+@validated(frozen=True, config=STRICT)
+class LabelledCrossEntropy(CrossEntropy):
+    """The cross-entropy of known labels, by a softmax over all classes.
+
+    With one label an image, an image of an annotated class is of no other: pseudo-labels are the argmax over
+    all classes, so these must be comparable. (A balanced softmax leaves out absent classes by itself.)
+    """
+
+    def of(self, site: SiteContext, received: Payload, round_: LocalRound) -> Loss:
+        loss, label_type = super().of(site, received, round_), site.model.labels.label_type
+        return lambda logits, y, known: loss(logits, *of_no_other_class(y, known, label_type))
+
+
+def of_no_other_class(y: Tensor, known: Tensor, label_type: LabelType) -> tuple[Tensor, Tensor]:
+    """Labels and mask ``[n, c]`` in which the one label of an image tells all of its classes."""
+    if label_type == "multilabel":
+        return y, known
+    return torch.where(known, y, 0.0), torch.ones_like(known)
 
 
 def unknown_entries(batch: Batch, label_type: LabelType) -> Tensor:

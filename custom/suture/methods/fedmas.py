@@ -17,7 +17,8 @@ product (`rescue="normalised"`), which reverses who gains weight where classes a
 falls with the number of classes that a site holds, rather than rising with it. It also trains a second head,
 on the projection y, with a loss L_sup of its own, and clips the gradient (`supervision="program"`). Where an
 image may have several labels, class k is every image that has it, and L_sup the binary cross-entropy of what
-is known.
+is known. While the head is re-trained (`retrain`), backbone and projector rest, so that the distance before
+every step is w, and v = E w.
 """
 
 from __future__ import annotations
@@ -35,17 +36,19 @@ from torch import Tensor
 
 from suture.core.errors import ConfigError, RescueFactorError
 from suture.data.batch import Batch, Samples
-from suture.learning.losses import balanced_ce, masked_loss
+from suture.learning.losses import balanced_ce, masked_ce, masked_loss
 from suture.learning.training import (
     LocalRound,
     LocalTraining,
     SiteContext,
     fit,
+    on_known,
     ready_inputs,
     training_batches,
 )
 from suture.methods.averaging import WHY, LocalAveraging, trained
 from suture.methods.base import About, LabelUse, Limits, hyperparameters
+from suture.methods.retraining import RETRAINING, Retraining
 from suture.models import ModelSpec
 from suture.models.classifier import Classifier, Layout
 from suture.models.priors import PRIORS, Prior, PriorSpec, check_width
@@ -86,6 +89,7 @@ class FedMAS(LocalAveraging):
             model's second head as well, with gradients of norm `CLIP` at most.
         keep_local: sites keep the models that they trained in the selected round, and measure them beside the
             global one (pFL and gFL, Table 8).
+        retrain: the re-training of the head that ends a run, as in Table 7; None for none.
     """
 
     about = About("fedmas", "Fed-MAS", "Elbatel et al., MICCAI 2023", question="classes rare")
@@ -99,6 +103,7 @@ class FedMAS(LocalAveraging):
     prior_view: Literal["same", "plain"] = "same"
     supervision: Literal["paper", "program"] = "paper"
     keep_local: bool = False
+    retrain: Retraining | None = None
 
     def check_model(self, spec: ModelSpec) -> None:
         second, width = self.supervision == "program", PRIORS[self.prior.name].width
@@ -139,7 +144,7 @@ class FedMAS(LocalAveraging):
         local = self.local
         # Of batches without end an image can be in each one.
         passes = local.iterations * local.batch_size if local.iterations else local.epochs
-        return FARTHEST**2 * max(passes, local.warmup_epochs)
+        return FARTHEST**2 * max(passes, local.warmup_epochs, self.retrain.epochs if self.retrain else 0)
 
     def train(
         self, site: SiteContext, received: Payload, round_: LocalRound
@@ -150,10 +155,15 @@ class FedMAS(LocalAveraging):
         before = watch.under(site.model)
         if site.record:
             site.record({"images": watch.images, "divergence": before})
-        fitted = fit(site, watch.objective, round_, batches=partial(watch.batches, round_.local))
+        if round_.phase == RETRAINING:
+            fitted = fit(site, on_known(masked_ce), round_)
+            during = round_.local.epochs * before
+        else:
+            fitted = fit(site, watch.objective, round_, batches=partial(watch.batches, round_.local))
+            during = watch.while_training()
         weight = float(len(site.samples["train"]))
         if self.aggregation == "rescue":
-            weight = rescue_factor(before, watch.while_training(), self.rescue)
+            weight = rescue_factor(before, during, self.rescue)
             check_rescue(weight, site.name, round_.round)
         update = trained(site, received, round_, fitted)
         return replace(

@@ -34,6 +34,7 @@ from suture.learning.training import LocalRound, Loss, SiteContext, fit, trainin
 from suture.methods.averaging import trained
 from suture.methods.base import About, LabelUse, hyperparameters
 from suture.methods.composed import Composed
+from suture.methods.retraining import RETRAINING
 from suture.models.classifier import Classifier
 from suture.protocol.messages import Payload, Update
 
@@ -48,9 +49,8 @@ def bilevel_loss(model: Classifier, a: Batch, b: Batch, loss: Loss, eta: float) 
     Returns:
         a scalar.
     """
-    with torch.no_grad():
-        features = model.features(a.inputs)
-    of_a = loss(model.head(features), a.y, a.known)
+    # Detached, not under no_grad: in mixed precision torch 2.9 would then have weights without gradient for B.
+    of_a = loss(model.head(model.features(a.inputs).detach()), a.y, a.known)
     psi = dict(model.head.named_parameters())
     gradient = torch.autograd.grad(of_a, list(psi.values()), retain_graph=True)
     ahead = {name: p.detach() - eta * g for (name, p), g in zip(psi.items(), gradient, strict=True)}
@@ -92,6 +92,8 @@ class FPSL(Composed):
     def train(
         self, site: SiteContext, received: Payload, round_: LocalRound
     ) -> tuple[Update, dict[str, Tensor]]:
+        if round_.phase == RETRAINING:
+            return super().train(site, received, round_)
         loss = self.supervised.of(site, received, round_)
         second = generator_for(round_.seed, site.name, round_.round, "second batch")
 

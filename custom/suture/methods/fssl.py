@@ -31,8 +31,14 @@ from suture.learning.losses import probabilities
 from suture.learning.training import LocalRound, SiteContext
 from suture.methods.base import About, LabelUse, Limits, hyperparameters
 from suture.methods.composed import Composed
-from suture.methods.confident import Thresholds, pseudo_loss, unknown_entries
-from suture.methods.roles import Needs, Step, Term, Value
+from suture.methods.confident import (
+    LabelledCrossEntropy,
+    Thresholds,
+    of_no_other_class,
+    pseudo_loss,
+    unknown_entries,
+)
+from suture.methods.roles import Needs, Step, Supervised, Term, Value
 
 
 @validated(frozen=True, config=STRICT)
@@ -83,7 +89,8 @@ class FSSL(Composed):
 
     Attributes:
         rows: of the head, by default those of the ``owners`` of a class.
-        unknown: ``masked``; a class that gets pseudo-labels is not taught as absent.
+        unknown: ``masked``; a class that gets pseudo-labels is not taught as absent, except that an image
+            with its one label is of no other class.
         received_labels: the pseudo-labels; with the weight 0 it is FedAvg.
     """
 
@@ -96,6 +103,13 @@ class FSSL(Composed):
     rows: Literal["all", "owners"] = "owners"
     unknown: Literal["negative", "masked"] = "masked"
     received_labels: ReceivedLabels = field(default_factory=ReceivedLabels)
+
+    @property
+    def supervised(self) -> Supervised:
+        return super().supervised if self.softmax == "balanced" else LabelledCrossEntropy(self.class_weights)
+
+    def loss(self, logits: Tensor, y: Tensor, known: Tensor, label_type: LabelType) -> Tensor:
+        return super().loss(logits, *of_no_other_class(y, known, label_type), label_type)
 
     @property
     def terms(self) -> tuple[Term, ...]:

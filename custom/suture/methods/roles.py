@@ -27,6 +27,7 @@ from suture.learning.losses import balanced_ce, masked_loss, weighted_bce
 from suture.learning.training import LocalRound, Loss, SiteContext
 from suture.methods.base import LabelUse, LabelView
 from suture.methods.class_weights import ClassWeights, received_weights
+from suture.models import ModelSpec
 from suture.models.classifier import Classifier
 from suture.protocol.messages import Payload
 
@@ -93,6 +94,13 @@ class Part:
     """A part of local training."""
 
     needs: ClassVar[Needs] = Needs()
+
+    def adapted(self, spec: ModelSpec) -> ModelSpec:
+        """The model with what the part cannot do without; see `Method.adapted`."""
+        return spec
+
+    def check_model(self, spec: ModelSpec) -> None:
+        """Refuse a model that the part cannot be used with; see `Method.check_model`."""
 
 
 class Supervised(Part, ABC):

@@ -35,7 +35,7 @@ from suture.models.classifier import (
     load_tensors,
     set_momentum,
 )
-from suture.models.heads import HeadKind, head_rows
+from suture.models.heads import HeadKind, RowStart, head_rows
 
 __all__ = [
     "CORPUS",
@@ -139,7 +139,12 @@ class ModelSpec:
             width), 0 for none.
         second_head: whether the projection has a head of its own, as in the published program of Fed-MAS.
         neck: width of a neck between backbone and head (Linear, ReLU, Linear; 256 in MOON), 0 for none.
-        head: ``linear``; ``dot``, without a bias; or ``cosine``, scaled cosines of features and rows.
+        head: ``linear``; ``dot``, without a bias; ``cosine``, scaled cosines of features and rows; or
+            ``anchors``, as ``dot``, with rows scaled to the length 1 where an image has one label (FedAlign).
+        rows: where the rows of the head begin: ``drawn`` at random, or ``named``, at a vector of the class
+            name; a class that joins later begins likewise.
+        name_vectors: of named rows: a safetensors file with a vector for each class name, found as `weights`
+            are; None for hashed runs of the name's letters.
         weights: path of pretrained weights in a simulation; at a real server, which alone reads them, the
             bare name of a file in ``[storage] files``. ``download`` fetches torchvision's, ``package`` reads
             those in the backbone's package.
@@ -163,6 +168,8 @@ class ModelSpec:
     second_head: bool = False
     neck: Width = 0
     head: HeadKind = "linear"
+    rows: RowStart = "drawn"
+    name_vectors: str | None = None
     weights: str | None = None
     mean: tuple[Mean, ...] | None = None
     std: tuple[Std, ...] | None = None
@@ -223,7 +230,8 @@ def build(spec: ModelSpec, labels: LabelSet, seed: int, *, pretrained: bool) -> 
     """Build the model of a specification; the same seed gives the same tensors, and no global state changes.
 
     Args:
-        pretrained: whether `spec.weights` are read; a site receives its weights from the server instead.
+        pretrained: whether `spec.weights` and `spec.name_vectors` are read; a site receives what is made of
+            them from the server instead.
 
     Raises:
         ConfigError: the weights cannot be read or do not fit, or settings contradict each other.
@@ -246,7 +254,10 @@ def build(spec: ModelSpec, labels: LabelSet, seed: int, *, pretrained: bool) -> 
         )
     if spec.norm_momentum is not None:
         set_momentum(model, spec.norm_momentum)
-    load_tensors(model, head_rows(labels, model.head.in_features, seed))
+    start = spec.rows if pretrained or not spec.name_vectors else "drawn"
+    load_tensors(
+        model, head_rows(labels, model.head.in_features, seed, start=start, vectors=spec.name_vectors)
+    )
     if model.second_head is not None:
         load_tensors(model, head_rows(labels, spec.projection, seed, "second_head"))
     return model
@@ -273,6 +284,8 @@ def _check(spec: ModelSpec) -> None:
         raise ConfigError("model.dropout is that of the hidden block; set model.hidden, or remove it")
     if spec.second_head and not spec.projection:
         raise ConfigError("model.second_head is that of the projection; set model.projection, or remove it")
+    if spec.name_vectors and spec.rows != "named":
+        raise ConfigError("model.name_vectors is for named rows; set model.rows=named, or remove it")
     if spec.neck and spec.projection:
         raise ConfigError("model.neck and model.projection do not go together; set one of them to 0")
     if spec.padding and spec.longest is None:

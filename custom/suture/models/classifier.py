@@ -16,7 +16,7 @@ from suture.core.errors import ConfigError, as_word
 from suture.core.labels import LabelSet
 from suture.core.seeds import seeded
 from suture.core.validation import STRICT
-from suture.models.heads import HeadKind, head_rows, make_head
+from suture.models.heads import HeadKind, RowStart, head_rows, make_head
 
 Shapes = Mapping[str, tuple[tuple[int, ...], str]]
 
@@ -130,7 +130,7 @@ class Classifier(nn.Module):
             else nn.Identity()
         )
         width = hidden or features
-        self.head = make_head(kind, neck or width, len(labels))
+        self.head = make_head(kind, neck or width, labels)
         self.projector: nn.Module = (
             nn.Sequential(
                 nn.Linear(width, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Linear(width, projection)
@@ -158,7 +158,7 @@ class Classifier(nn.Module):
 
 
 def redraw_head(model: Classifier, seed: int) -> None:
-    """Initialise the hidden block, the neck and the head anew, as those of a model of this seed."""
+    """Draw the hidden block, the neck and the head, named rows too, as those of a model of this seed."""
     fresh = head_rows(model.labels, model.head.in_features, seed)
     for name, layer in model.named_modules():
         if name.startswith(("hidden.", "neck.")) and isinstance(layer, nn.Linear):
@@ -169,19 +169,29 @@ def redraw_head(model: Classifier, seed: int) -> None:
 
 
 def relabelled(
-    head: Mapping[str, Tensor], before: tuple[str, ...], labels: tuple[str, ...], seed: int
+    head: Mapping[str, Tensor],
+    before: tuple[str, ...],
+    labels: tuple[str, ...],
+    seed: int,
+    start: RowStart = "drawn",
+    vectors: str | None = None,
 ) -> dict[str, Tensor]:
     """Return the rows of `labels`: those of `before` keep their values, new ones are initialised.
 
     Args:
         head: ``weight`` [len(before), d] and ``bias`` [len(before)] of each head, under their full names.
+        start, vectors: see `head_rows`.
+
+    Raises:
+        ConfigError: see `head_rows`.
     """
     if before == labels:
         return dict(head)
     fresh: dict[str, Tensor] = {}
     for name, rows in head.items():
         if name.endswith(".weight"):
-            fresh |= head_rows(LabelSet(labels), rows.shape[1], seed, name.removesuffix(".weight"))
+            head_name = name.removesuffix(".weight")
+            fresh |= head_rows(LabelSet(labels), rows.shape[1], seed, head_name, start, vectors)
     fresh = {name: rows for name, rows in fresh.items() if name in head}  # not every head has a bias
     known = [name for name in labels if name in before]
     to = torch.tensor([labels.index(name) for name in known], dtype=torch.long)

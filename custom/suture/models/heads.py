@@ -10,9 +10,14 @@ from torch import Tensor, nn
 
 from suture.core.labels import LabelSet
 from suture.core.seeds import generator_for
+from suture.models.names import name_vectors
 
-HeadKind = Literal["linear", "dot", "cosine"]
-"""linear: h . w_c + b_c. dot: h . w_c, without a bias. cosine: `SCALE` times the cosine of h and w_c."""
+HeadKind = Literal["linear", "dot", "cosine", "anchors"]
+"""linear: h . w_c + b_c. dot: h . w_c, without a bias. cosine: `SCALE` times the cosine of h and w_c.
+anchors: h . w_c, and h . w_c / |w_c| where an image has one label (FedAlign)."""
+
+RowStart = Literal["drawn", "named"]
+"""drawn: at random, from a seed of the class name. named: the vector of the class name, see `names.py`."""
 
 SCALE = 30.0
 """The factor of a cosine head (Cao et al., LDAM, NeurIPS 2019): a softmax of numbers within 1 is too flat."""
@@ -29,21 +34,48 @@ class CosineHead(nn.Linear):
         return SCALE * F.linear(F.normalize(input, dim=1), F.normalize(self.weight, dim=1))
 
 
-def make_head(kind: HeadKind, features: int, classes: int) -> nn.Linear:
+class UnitRows(nn.Linear):
+    """Logits ``[n, c]`` are features ``[n, d]`` times rows ``[c, d]`` that are scaled to the length 1."""
+
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__(features, classes, bias=False)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the logits."""
+        return F.linear(input, F.normalize(self.weight, dim=1))
+
+
+def make_head(kind: HeadKind, features: int, labels: LabelSet) -> nn.Linear:
     """Return a head with one row for each class."""
-    return (
-        CosineHead(features, classes) if kind == "cosine" else nn.Linear(features, classes, kind == "linear")
-    )
+    if kind == "cosine":
+        return CosineHead(features, len(labels))
+    if kind == "anchors" and labels.label_type == "multiclass":
+        return UnitRows(features, len(labels))
+    return nn.Linear(features, len(labels), bias=kind == "linear")
 
 
-def head_rows(labels: LabelSet, features: int, seed: int, head: str = "head") -> dict[str, Tensor]:
-    """Return the initial rows of a head, each from a seed of its class name.
+def head_rows(
+    labels: LabelSet,
+    features: int,
+    seed: int,
+    head: str = "head",
+    start: RowStart = "drawn",
+    vectors: str | None = None,
+) -> dict[str, Tensor]:
+    """Return the initial rows of a head, each from its class name.
 
     So the row of a class does not depend on the other classes, nor on their order.
 
+    Args:
+        start: of the rows of the head that predicts; others are drawn, as is every bias.
+        vectors: see `name_vectors`.
+
     Returns:
-        ``head.weight`` [c, features] and ``head.bias`` [c], or those of another head by its name, uniform in
-        +-1/sqrt(features) as in `nn.Linear`.
+        ``head.weight`` [c, features] and ``head.bias`` [c], or those of another head by its name: uniform in
+        +-1/sqrt(features) as in `nn.Linear`, or named.
+
+    Raises:
+        ConfigError: see `name_vectors`.
     """
     bound = features**-0.5
     rows = [
@@ -51,4 +83,7 @@ def head_rows(labels: LabelSet, features: int, seed: int, head: str = "head") ->
         for name in labels.names
     ]
     stacked = torch.stack(rows)
-    return {f"{head}.weight": stacked[:, :-1].contiguous(), f"{head}.bias": stacked[:, -1].contiguous()}
+    weight = stacked[:, :-1].contiguous()
+    if start == "named" and head == "head":
+        weight = name_vectors(labels.names, features, vectors)
+    return {f"{head}.weight": weight, f"{head}.bias": stacked[:, -1].contiguous()}

@@ -38,7 +38,7 @@ def save_model(model: Classifier, spec: ModelSpec, folder: Path, facts: Mapping[
         "suture": VERSION,
         "labels": list(model.labels.names),
         "label_type": model.labels.label_type,
-        "model": dataclasses.asdict(spec) | {"weights": None},
+        "model": dataclasses.asdict(spec) | {"weights": None, "name_vectors": None},
         "preprocessing": dataclasses.asdict(spec.preprocessing),
         **facts,
     }

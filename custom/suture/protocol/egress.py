@@ -73,17 +73,21 @@ def declared(egress: Egress, *, local: bool = False) -> list[dict[str, str]]:
     Args:
         local: whether a site also evaluates the model that it trained itself.
     """
-    shapes = {
-        "shared": "the model's tensors",
-        "head": "one row per class of the site",
-        "weight": _weight(egress),
-        "class_weights": _class_weights(egress),
-        "counts": "two numbers per class of the site, once, at the start",
-        "train_loss": "a number",
-        "metrics": "loss, AUROC, recall and counts of the site's classes; accuracy and its like, also by "
-        "attribute where the site names one",
-        "local_metrics": "the same",
-    } | dict(numbers(egress))
+    shapes = (
+        {
+            "shared": "the model's tensors",
+            "head": "one row per class of the site",
+            "weight": _weight(egress),
+            "class_weights": _class_weights(egress),
+            "counts": "two numbers per class of the site, once, at the start",
+            "train_loss": "a number",
+            "metrics": "loss, AUROC, recall and counts of the site's classes; accuracy and its like, also by "
+            "attribute where the site names one",
+            "local_metrics": "the same",
+        }
+        | dict(class_tensors(egress))
+        | dict(numbers(egress))
+    )
     if egress.counts:
         shapes["counts"] += f", with {' or '.join(egress.counts)} labels"
     whys = {**egress.why, **({"local_metrics": _LOCAL} if local else {})}
@@ -104,6 +108,13 @@ def _class_weights(egress: Egress) -> str:
         return "the weight for each class of the site, 0 for every other"
     low, high = egress.class_weight
     return f"a number per class in [{low:g}, {high:g}]"
+
+
+def class_tensors(egress: Egress) -> Iterable[tuple[str, str]]:
+    """Yield the name and the row of each tensor of classes."""
+    for name, (row, _) in egress.class_tensors.items():
+        lengths = " × ".join("classes" if length == CLASSES else str(length) for length in row)
+        yield name, f"for each class {lengths} numbers" if row else "a number for each class"
 
 
 def numbers(egress: Egress) -> Iterable[tuple[str, str]]:

@@ -12,7 +12,7 @@ from suture.methods.base import Method
 from suture.methods.parameters import parts, shared_parameters
 from suture.models import ModelSpec, build
 from suture.models.classifier import Layout, split_state
-from suture.protocol.egress import Egress, declared, numbers
+from suture.protocol.egress import Egress, class_tensors, declared, numbers
 from suture.protocol.messages import KEYS, Abstain, ClassScore, Metrics, Reason, SiteInfo, Spent, Update
 
 _FIELDS: Mapping[type[Any], Mapping[str, str]] = {
@@ -35,7 +35,8 @@ _FIELDS: Mapping[type[Any], Mapping[str, str]] = {
         "class_weights": "a number for each row: see the method",
         "weight": "a number: see the method",
         "kind": "`weights` or `gradient`",
-        "class_tensors": "empty for the methods below",
+        "class_tensors": "tensors with a row for each class, zeros for one of fewer images than `min_count`: "
+        "see the method; a site with `clip` refuses a method that has any",
         "scalars": "numbers: see the method; six digits",
         "train_loss": "mean loss of the local steps, at most 5 and on a grid; withheld where they saw fewer "
         "samples than `min_loss`",
@@ -158,6 +159,7 @@ def _sent(method: Method, egress: Egress) -> Iterable[tuple[str, str]]:
         yield "head", f"a row of {what} for {every if method.label_use.view == 'all' else own}"
     yield "weight", shown["weight"]
     yield "class_weights", shown["class_weights"]
+    yield from class_tensors(egress)
     yield from numbers(egress)
     if egress.counts:
         yield "counts", f"two numbers per class of the site, with {' or '.join(egress.counts)} labels"

@@ -97,7 +97,12 @@ class Job:
         return dataclasses.replace(spec, vocabulary=vocabulary_of(spec).words)
 
     def schedule(self) -> Schedule:
-        """Return the part of the job that only the server receives."""
+        """Return the part of the job that only the server receives.
+
+        Raises:
+            ConfigError: the method needs more rounds.
+        """
+        self.method.phases(self.rounds)
         return Schedule(
             rounds=self.rounds,
             job=self.name,

@@ -27,6 +27,7 @@ from suture.methods.base import About, GlobalModel, LabelUse, Method, Phase, Rou
 from suture.methods.parameters import parts
 from suture.models import ModelSpec
 from suture.models.classifier import Layout
+from suture.protocol.egress import whole
 from suture.protocol.messages import Abstain, Update, ones
 from suture.protocol.packing import Packed, load
 from suture.simulation.trial import SITES, Trial
@@ -127,6 +128,8 @@ def subject_of(
     if not method.limits.fixed_batches:
         steps = local.iterations and min(local.iterations, 3)
         local = replace(local, lr=RATE, batch_size=8, iterations=steps)
+    if method.retrain:
+        method = _changed(method, retrain=replace(method.retrain, rounds=1, batch_size=8))
     return Subject(_changed(method, local=local), model or SMALL, variants or {}, exempt)
 
 
@@ -191,7 +194,7 @@ def aggregation_is_a_function_of_the_updates(subject: Subject) -> None:
         _an_update(method, before, own, seed) for seed, own in enumerate((("A", "B"), ("B", "C"), ("B",)))
     ]
     one, two, other = (
-        _tensors(method.aggregate(before, u, FIRST)) for u in (updates, updates, updates[::-1])
+        _all_tensors(method.aggregate(before, u, FIRST)) for u in (updates, updates, updates[::-1])
     )
     for name, tensor in one.items():
         _ensure(torch.equal(tensor, two[name]), f"{name}: the same updates give other bytes")
@@ -288,7 +291,7 @@ def training_lowers_the_loss(subject: Subject) -> None:
     for label_type in subject.label_types:
         with subject.trial(label_type, rounds=3) as trial:
             trial.run()
-            lines = trial.history()
+            lines = trial.history()[:3]
             rounds = [line["round"] for line in lines]
             _ensure(rounds == [1, 2, 3], f"{label_type}: the history has the rounds {rounds} of 1 to 3")
             losses = [_loss_of(subject.method, line, label_type) for line in lines]
@@ -419,6 +422,19 @@ def losses_are_never_negative(subject: Subject) -> None:
                 )
 
 
+def class_tensors_respect_the_smallest_count(subject: Subject) -> None:
+    """Where a site has fewer images than its `min_count`, every tensor of classes that it sends is zero."""
+    for label_type in subject.label_types:
+        with subject.trial(label_type, min_count=1000) as trial:
+            for site in SITES:
+                for name, tensor in trial.update(site).class_tensors.items():
+                    _ensure(
+                        not bool(tensor.any()),
+                        f"{label_type}: {name} of classes with fewer images than min_count leaves {site}; "
+                        "send zeros for a class with fewer than site.min_count",
+                    )
+
+
 CHECKS: tuple[Callable[[Subject], None], ...] = (
     it_describes_itself,
     aggregation_is_a_function_of_the_updates,
@@ -434,6 +450,7 @@ CHECKS: tuple[Callable[[Subject], None], ...] = (
     a_repeated_round_gives_the_same_update,
     every_hyperparameter_matters,
     losses_are_never_negative,
+    class_tensors_respect_the_smallest_count,
 )
 
 
@@ -447,7 +464,9 @@ def _a_model(method: Method) -> GlobalModel:
     g = torch.Generator().manual_seed(0)
     head = {"head.weight": torch.randn(3, 4, generator=g), "head.bias": torch.randn(3, generator=g)}
     shared = {} if method.personal == "model" else {"w": torch.randn(5, generator=g)}
-    return GlobalModel(LABELS, shared, head)
+    rows = method.class_state(Layout.of(*parts(method, shared, head)))
+    tensors = {name: torch.zeros(whole(row, 3), dtype=_type(dtype)) for name, (row, dtype) in rows.items()}
+    return GlobalModel(LABELS, shared, head, class_tensors=tensors)
 
 
 def _an_update(
@@ -455,23 +474,39 @@ def _an_update(
 ) -> Update:
     """What a site of `own` classes sends: the model moved by noise, or noise as a gradient."""
     labels = LABELS if method.label_use.view == "all" else own
-    g, kind = torch.Generator().manual_seed(seed), method.egress(Layout({}, {})).kind
     shared, rows = parts(method, previous.shared, previous.rows(labels))
+    g, egress = torch.Generator().manual_seed(seed), method.egress(Layout.of(shared, rows))
+    kind = egress.kind
 
     def moved(tensor: Tensor) -> Tensor:
         change = noise * torch.randn(tensor.shape, generator=g)
         return change if kind == "gradient" else tensor + change
 
     shared, rows = ({name: moved(t) for name, t in group.items()} for group in (shared, rows))
-    return Update(1, labels, shared, rows, ones(labels), kind=kind)
+    tensors = {
+        name: (noise * torch.rand(whole(row, len(labels)), generator=g)).to(_type(dtype))
+        for name, (row, dtype) in egress.class_tensors.items()
+    }
+    return Update(1, labels, shared, rows, ones(labels), kind=kind, class_tensors=tensors)
+
+
+def _type(name: str) -> torch.dtype:
+    found = getattr(torch, name.removeprefix("torch."))
+    assert isinstance(found, torch.dtype)
+    return found
 
 
 def _tensors(model: GlobalModel) -> dict[str, Tensor]:
     return {**model.shared, **model.head}
 
 
+def _all_tensors(model: GlobalModel) -> dict[str, Tensor]:
+    """What aggregation makes: the model, and the tensors of classes."""
+    return {**_tensors(model), **{f"class_tensors/{name}": t for name, t in model.class_tensors.items()}}
+
+
 def _same(one: GlobalModel, two: GlobalModel, text: str) -> None:
-    a, b = _tensors(one), _tensors(two)
+    a, b = _all_tensors(one), _all_tensors(two)
     _ensure(a.keys() == b.keys() and all(torch.equal(t, b[name]) for name, t in a.items()), text)
 
 
@@ -504,7 +539,7 @@ def _effect(subject: Subject, label_type: LabelType) -> str:
         except SutureError as error:
             return f"{type(error).__name__}: {error}"
         model = trial.server.model
-        tensors = {**_tensors(model), **model.memory}
+        tensors = {**_all_tensors(model), **model.memory}
         numbers = [float(tensor.double().sum()) for _, tensor in sorted(tensors.items())]
         lines = trial.history()
         facts = [
@@ -553,7 +588,7 @@ def _alternatives(subject: Subject, name: str) -> Iterator[Method]:
 
 def _fits(method: Method, model: ModelSpec) -> bool:
     try:
-        method.check_model(model)
+        method.check_model(method.adapted(model))
     except SutureError:
         return False
     return True
@@ -574,6 +609,9 @@ def _candidates(method: Method, name: str) -> Sequence[Any]:
         return [not value]
     if isinstance(value, int):
         return [value + 1, 2 * value + 1, max(value // 2, 1)]
+    kinds: list[Any] = [kind for kind in get_args(hint) if dataclasses.is_dataclass(kind)]
+    if value is None and kinds:
+        return [kind() for kind in kinds]
     if isinstance(value, float) or value is None:
         start = value or 1.0
         return [10 * start, start / 10, start + 0.5, 0.5, 0.0, 1.0]

@@ -189,6 +189,10 @@ def _with_vocabulary(job: Job, folder: Path) -> Job:
     configs = [load_server_config(path).held_out for path in sorted(folder.rglob("suture.toml"))]
     tables = [load_table(config.data) for config in configs if config]
     words = build_vocabulary(text for table in tables for text in table.texts or ()).words
+    return _with_words(job, words)
+
+
+def _with_words(job: Job, words: str | tuple[str, ...]) -> Job:
     return replace(job, model=replace(job.model, vocabulary=words))
 
 
@@ -301,13 +305,15 @@ def _refuse_another(out: Path, job: Job) -> None:
     path = out / "job.json"
     if not path.exists():  # a run of a server, whose plan is in its state
         return
-    now = fixed_settings(job.plan(out.name))
+    pooled_words = job.model.vocabulary == CORPUS  # which are read later, from the sites that are written
+    now = fixed_settings((_with_words(job, "clinical") if pooled_words else job).plan(out.name))
     try:
         before = dict(read_json(path, "plan")["plan"])
         if missing := now.keys() - before.keys():
             raise KeyError(min(missing))
-        if job.model.vocabulary == CORPUS:  # the words are read later, from the sites that are written
-            now["model"]["vocabulary"] = before["model"]["vocabulary"]
+        if pooled_words:
+            was = before["model"]["vocabulary"]
+            now["model"]["vocabulary"] = CORPUS if isinstance(was, str) else was
         check_unchanged(before, now, out.name)
     except DataError as error:
         raise ConfigError(str(error)) from error

@@ -22,6 +22,7 @@ from suture.data.readers.eicu import TEXTS, EicuText
 from suture.data.readers.hospital import HospitalConfig
 from suture.data.readers.mimic import MimicReportsConfig
 from suture.data.readers.openi import FINDINGS, OpeniConfig
+from suture.data.split import by_patient
 from suture.data.table import Table
 from suture.learning.finetuning import TARGETS
 from suture.methods.base import Method
@@ -62,6 +63,8 @@ class SingleTargetSites:
         targets: the diseases that the trained model is fine-tuned on; none of `training`.
         cap: the largest number of positives of a site; with eICU's rule, of negatives.
         first: see `build_disease_tables`.
+        test: share of a training site's documents that it tests on, a tenth in the paper; in its published
+            program sites train on all of them (0). Documents of a patient stay together.
         labels_from, texts, leaking_text, admission_paths: for eICU, see `EicuConfig`.
         root: folder of the data; by default that of the corpus in SUTURE_DATA.
         seed: of the disease tables.
@@ -73,6 +76,7 @@ class SingleTargetSites:
     targets: tuple[str, ...] = (FINDINGS[5], FINDINGS[6], FINDINGS[0])
     cap: Annotated[int, Field(ge=1, le=LIMIT)] | None = None
     first: First = "positives"
+    test: Annotated[float, Field(ge=0, lt=1)] = 0.1
     labels_from: Literal["apache", "diagnosis"] = "apache"
     texts: Annotated[tuple[EicuText, ...], Field(min_length=1)] = TEXTS
     leaking_text: bool = False
@@ -94,12 +98,18 @@ class SingleTargetSites:
         tables = build_disease_tables(load_table(self._pooled()), order, self.seed, self.cap, self.first)
         for name in targets:
             own = folder / TARGETS / slug(name)
-            data = _write(own, tables[name], name)
+            data = _write(own, tables[name], name, ("train",) * len(tables[name]))
             write_site_config(own / "suture.toml", SiteConfig(data=data, training=this_machine()))
         sites: dict[str, DataConfig] = {
-            slug(name): _write(folder / slug(name), tables[name], name) for name in training
+            slug(name): _write(folder / slug(name), tables[name], name, self._split(tables[name], name))
+            for name in training
         }
         return write_sites(Destination(folder, runs, method), sites)
+
+    def _split(self, table: Table, name: str) -> tuple[str, ...]:
+        """The split of each row of a training site: with as many positives as negatives in both parts."""
+        shares = (1 - self.test, 0.0, self.test)
+        return by_patient(table.patients, table.y, shares, seed_for(self.seed, "site's test", name))
 
     def _pooled(self) -> DataConfig:
         name, title = _FOLDERS[self.corpus]
@@ -130,9 +140,9 @@ def _check(order: tuple[str, ...], training: tuple[str, ...], targets: tuple[str
             raise ConfigError(f"{twice[0]!r} occurs twice in simulation.{kind}; remove one")
 
 
-def _write(folder: Path, table: Table, name: str) -> HospitalConfig:
-    """Write a disease's table as a hospital's own, all rows of which train."""
-    path = write_site(folder, replace(table, split=("train",) * len(table)), LabelSet((name,)))
+def _write(folder: Path, table: Table, name: str, split: tuple[str, ...]) -> HospitalConfig:
+    """Write a disease's table as a hospital's own."""
+    path = write_site(folder, replace(table, split=split), LabelSet((name,)))
     return HospitalConfig(root=path, table=path, text_column=TEXT, target=name)
 
 

@@ -41,9 +41,11 @@ class Trial:
     """A federation of the small sites, in a folder that vanishes with it.
 
     Args:
+        rounds: those that the method needs are added, but for one.
         rates: learning rates of sites that have one of their own.
         hidden: the number that stands in a batch where a label is unknown. Each site then leaves every third
             label of its first class unknown; None leaves its classes known, and 0 stands for the others.
+        min_count: of every site.
 
     Attributes:
         seen: the class names that each site has been sent by `run`.
@@ -59,11 +61,14 @@ class Trial:
         rounds: int = 1,
         rates: Mapping[str, float] | None = None,
         hidden: float | None = None,
+        min_count: int = 0,
     ) -> None:
         self.label_type, self._rates, self._hidden = label_type, rates or {}, hidden
+        self._min_count = min_count
         self._folder = tempfile.TemporaryDirectory()
         self.folder = Path(self._folder.name)
         self.plan = Plan(method, model, Augmentation(), 1, "run", code_hash(type(method)))
+        rounds += method.least_rounds - 1
         self.server = Server(self.plan, Schedule(rounds=rounds), self.folder / "run", None)
         self.sites = {name: self._site(name, rounds) for name in SITES}
         self.seen: dict[str, set[str]] = {name: set() for name in SITES}
@@ -131,12 +136,13 @@ class Trial:
         method, training = self.plan.method, {}
         if name in self._rates:
             training["learning_rate"] = self._rates[name]
+        public = PrivacyConfig.of_public_data(method.label_use.view)
         data = {"dataset": "hospital", "root": folder, "table": folder / "labels.csv"}
         config = SiteConfig.model_validate(
             {
                 "data": data | ({"target": own[0]} if method.label_use.single_target else {}),
                 "training": training,
-                "privacy": PrivacyConfig.of_public_data(method.label_use.view),
+                "privacy": public.model_copy(update={"min_count": self._min_count}),
                 "storage": {"state": folder / "state", "cache": folder / "cache"},
             }
         )

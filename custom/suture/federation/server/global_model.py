@@ -67,7 +67,8 @@ def _class_state(model: GlobalModel, plan: Plan) -> Shapes:
 
 def with_labels(model: GlobalModel, labels: Labels, plan: Plan) -> GlobalModel:
     """Return the model with a row for each of `labels`: known classes keep theirs, others are initialised."""
-    head = relabelled(model.head, model.labels, labels, plan.seed)
+    spec = plan.model
+    head = relabelled(model.head, model.labels, labels, plan.seed, spec.rows, spec.name_vectors)
     tensors = dict(model.class_tensors)
     for name, (row, _) in _class_state(model, plan).items():
         for axis, length in enumerate((CLASSES, *row)):
@@ -78,7 +79,7 @@ def with_labels(model: GlobalModel, labels: Labels, plan: Plan) -> GlobalModel:
 
 def served(model: GlobalModel, plan: Plan) -> GlobalModel:
     """Return the model that predicts; see `Method.served_head`."""
-    return replace(model, head={**model.head, **plan.method.served_head(model.class_tensors)})
+    return replace(model, head={**model.head, **plan.method.served_head(model.head, model.class_tensors)})
 
 
 def pack_model(model: GlobalModel, header: Mapping[str, Any]) -> Packed:

@@ -35,7 +35,11 @@ class Norms:
 
 
 def norms_of(update: Update, received: Payload) -> Norms:
-    """Return the norms of an update, in float64, reading one tensor at a time."""
+    """Return the norms of an update, in float64, reading one tensor at a time.
+
+    Tensors of classes are left out: counts and prototypes have no common measure, and none of their own in
+    what the site received.
+    """
     sent = {**update.shared, **update.head}
     base = {k: t for k, t in {**received.shared, **received.head}.items() if t.is_floating_point()}
     gradient = update.kind == "gradient"

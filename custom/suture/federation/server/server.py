@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from suture.core.errors import ConfigError, FederationError
+from suture.core.errors import ConfigError, FederationError, as_word
 from suture.core.labels import LabelType
 from suture.core.names import check_sites
 from suture.data.config import ServerConfig, SiteConfig, StorageConfig, find_site_config, load_server_config
@@ -47,7 +47,7 @@ from suture.federation.server.scores import across_sites, condensed
 from suture.federation.server.selection import MEASURED_HERE, Best, HeldOut, Standings, check_selection
 from suture.federation.store import Rounds
 from suture.learning.metrics import mean_defined
-from suture.methods.base import ClassFacts, GlobalModel, Method, RoundContext
+from suture.methods.base import ClassFacts, GlobalModel, Method, Phase, RoundContext
 from suture.protocol.messages import Metrics, Payload, Update
 from suture.protocol.packing import Packed
 
@@ -76,6 +76,7 @@ class Server:
 
     Raises:
         FederationError: the server cannot select rounds as the schedule requests.
+        ConfigError: the method needs more rounds.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class Server:
         pooled: Mapping[str, Member] | None = None,
     ) -> None:
         check_selection(schedule, plan.method, held_out)
+        plan.method.phases(schedule.rounds)  # raises where there are too few
         self.plan = plan
         self.schedule = schedule
         self.held_out = held_out
@@ -141,6 +143,7 @@ class Server:
         self.registry = agree(infos, previous, named, accepted, prior)
         check_label_type(self.plan.method, self.registry.label_type)
         if found:
+            self._check_phase(found)
             self._restore(found)
             self.model = with_labels(found.model, self.registry.labels, self.plan)
         else:
@@ -152,6 +155,21 @@ class Server:
         self.record.rewind(self.round)
         added = [name for name in self.registry.labels if found and name not in previous]
         self._record_start(added, {s: str(x["reason"]) for s, x in lines.items() if s not in infos})
+
+    def _check_phase(self, found: Progress) -> None:
+        """Refuse a number of rounds that would put the last committed round into another phase."""
+        last, rounds = found.header.pending, self.schedule.rounds
+        if last is None or found.round > rounds:
+            return
+        now = self._phase_of(found.round).name
+        if (was := last.get("phase", now)) != now:
+            raise ConfigError(
+                f"round {found.round} was one of the phase {as_word(was)}; in a run of {rounds} rounds it "
+                f"would be of the phase {now}. Set rounds as the run had it, or begin a new experiment"
+            )
+
+    def _phase_of(self, number: int) -> Phase:
+        return round_context(self.plan, self.schedule.rounds, min(number, self.schedule.rounds)).phase
 
     def _restore(self, found: Progress) -> None:
         self.round = found.round
@@ -313,7 +331,8 @@ class Server:
         self.record.history(self._pending)
         self.record.event("validated", round=self.round, sites=sorted(losses), **figures)
         self._pending = None
-        if self.schedule.selection == "site_loss" and loss is not None:
+        selectable = self._phase_of(self.round).selectable
+        if self.schedule.selection == "site_loss" and loss is not None and selectable:
             self.standings.note_loss(Best(self.round, -loss, auroc or 0.0))
         if self.plan.method.personal == "model":
             own = {site: condensed(metrics[site]).auroc or 0.0 for site in losses}
@@ -326,7 +345,7 @@ class Server:
         elif (by := MEASURED_HERE.get(self.schedule.selection)) and self.held_out and self._pending:
             found = self.held_out.validate(served(self.model, self.plan))
             self._pending["validation"] |= found
-            if (value := found[by]) is not None:
+            if (value := found[by]) is not None and self._phase_of(number).selectable:
                 self.standings.note(Best(number, value))
 
     # The end

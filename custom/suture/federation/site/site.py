@@ -33,6 +33,7 @@ from suture.federation.site.ledger import FILE as LEDGER
 from suture.federation.site.ledger import Ledger, release_of
 from suture.federation.site.left_out import write_left_out
 from suture.federation.site.state import (
+    check_class_tensors,
     fixed_tensors,
     kept_by_method,
     local_model,
@@ -267,7 +268,8 @@ class Site:
         if task.split == "validation":
             return Evaluation(self._measure(context, "validation", task.round, bootstrap=0))
         measured, own = self._measure(context, "test", task.round, _BOOTSTRAP), None
-        if trained := local_model(task, state, context.model, self.plan.method, self.plan.seed):
+        plan = self.plan
+        if trained := local_model(task, state, context.model, plan.method, plan.seed, plan.model.rows):
             load_tensors(context.model, trained)
             own = self._measure(context, "test", task.round, bootstrap=0)
         if trained or self.plan.method.part_at_site:
@@ -313,7 +315,8 @@ class Site:
     def _context(self, task: Payload, state: Packed) -> SiteContext:
         """Return the model with all received tensors, and the data with the columns of its classes."""
         model = self._model(task.labels)
-        own_part = fixed_tensors(task, state, model, self.plan.method, self.plan.seed)
+        check_class_tensors(task, Layout.of(task.shared, task.head), self.plan.method)
+        own_part = fixed_tensors(task, state, model, self.plan.method, self.plan.seed, self.plan.model.rows)
         load_tensors(model, put(self.plan.method.share, own_part, {**task.shared, **task.head}))
         own, samples = self._data()
         wanted = LabelSet(task.labels, own.label_type)
@@ -334,6 +337,7 @@ class Site:
             torch.tensor([name in own for name in wanted]),
             cache_dir=self.config.storage.cache,
             min_count=self.config.privacy.min_count,
+            round_counts=self.config.privacy.round_counts,
         )
 
     @cached_property

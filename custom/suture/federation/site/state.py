@@ -14,6 +14,7 @@ from dataclasses import replace
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
+from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
 from suture.core.seeds import seed_for
 from suture.core.validation import OPEN, parse
@@ -23,7 +24,9 @@ from suture.federation.store import Rounds
 from suture.methods.base import KEPT, Method
 from suture.methods.parameters import local_parameters
 from suture.models import build
-from suture.models.classifier import HEADS, Classifier, check_tensors, load_tensors, relabelled
+from suture.models.classifier import HEADS, Classifier, Layout, check_tensors, load_tensors, relabelled
+from suture.models.heads import RowStart
+from suture.protocol.egress import whole
 from suture.protocol.messages import Count, Labels, Payload
 from suture.protocol.packing import Packed
 
@@ -85,9 +88,12 @@ def kept_by_method(state: Packed) -> dict[str, Tensor]:
 
 
 def fixed_tensors(
-    task: Payload, state: Packed, model: Classifier, method: Method, seed: int
+    task: Payload, state: Packed, model: Classifier, method: Method, seed: int, start: RowStart = "drawn"
 ) -> dict[str, Tensor]:
     """Return the site's local parameters, with a row of the head for each class of the task.
+
+    Args:
+        start: of the row of a class that is new.
 
     Raises:
         MissingState: the site no longer holds some of them.
@@ -96,13 +102,29 @@ def fixed_tensors(
     missing = [name for name in names if name not in held]
     if missing:
         raise MissingState(f"the site no longer holds {missing[0]} and {len(missing) - 1} more tensors")
-    return _with_rows({name: held[name] for name in names}, task, state, model, seed)
+    return _with_rows({name: held[name] for name in names}, task, state, model, seed, start)
+
+
+def check_class_tensors(task: Payload, layout: Layout, method: Method) -> None:
+    """Check that the tensors of classes that the server sent are those that the method declares.
+
+    Raises:
+        ConfigError: names the first tensor that is missing or has another form.
+    """
+    for name, (row, dtype) in method.class_state(layout).items():
+        sent, needs = task.class_tensors.get(name), f"{whole(row, len(task.labels))} {dtype}"
+        has = "missing" if sent is None else f"{tuple(sent.shape)} {sent.dtype}"
+        if has != needs:
+            raise ConfigError(
+                f"the server's {name} of round {task.round} is {has} instead of {needs}; run the same "
+                "version of suture on both sides"
+            )
 
 
 @contextmanager
 def predicting(model: Classifier, method: Method, task: Payload) -> Iterator[None]:
     """Give the received model the head that predicts, while it is measured; see `Method.served_head`."""
-    rows = method.served_head(task.class_tensors)
+    rows = method.served_head(task.head, task.class_tensors)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items() if name in rows}
     load_tensors(model, rows)
     try:
@@ -112,17 +134,22 @@ def predicting(model: Classifier, method: Method, task: Payload) -> Iterator[Non
 
 
 def local_model(
-    task: Payload, state: Packed, model: Classifier, method: Method, seed: int
+    task: Payload, state: Packed, model: Classifier, method: Method, seed: int, start: RowStart = "drawn"
 ) -> dict[str, Tensor]:
     """Return the model that the site trained in the evaluated round; {} if it keeps none, or was absent."""
     trained = group(state, "local/")
     if not (method.keep_local and trained) or state.header.get("round") != task.round:
         return {}
-    return _with_rows(trained, task, state, model, seed)
+    return _with_rows(trained, task, state, model, seed, start)
 
 
 def _with_rows(
-    tensors: Mapping[str, Tensor], task: Payload, state: Packed, model: Classifier, seed: int
+    tensors: Mapping[str, Tensor],
+    task: Payload,
+    state: Packed,
+    model: Classifier,
+    seed: int,
+    start: RowStart,
 ) -> dict[str, Tensor]:
     """Return the tensors with a row of the head, if it is among them, for each class of the task.
 
@@ -138,4 +165,4 @@ def _with_rows(
         elif name in tensors:
             expected[name] = tensor
     check_tensors(tensors, expected, f"the site's state of round {state.header.get('round')}")
-    return {**tensors, **(relabelled(head, before, task.labels, seed) if head else {})}
+    return {**tensors, **(relabelled(head, before, task.labels, seed, start) if head else {})}

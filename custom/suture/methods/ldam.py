@@ -1,0 +1,125 @@
+"""LDAM-FL: larger margins for rarer classes on a cosine head, and late in the run larger weights.
+
+    Cao, Wei, Gaidon, Arechiga, Ma. Learning Imbalanced Datasets with Label-Distribution-Aware Margin Loss.
+    NeurIPS 2019 (LDAM-DRW). arXiv:1906.07413. At each site of FedAvg: Elbatel et al. (Fed-MAS), MICCAI 2023,
+    Table 1.
+
+    at site k:   s_c = <h, psi_c> of unit vectors,   m_c = m n_kc^(-1/4) / max_j n_kj^(-1/4)
+                 minimise  L = sum w_y CE(30 (s - m_y 1[c = y]), y) / sum w_y
+                 w_c = 1 in the rounds r < floor(.8 R), counted from 0; then (1 - beta) / (1 - beta^n_kc),
+                 scaled to add up to the number of classes that the site has
+    server:      as FedAvg
+
+n_kc counts the site's training images of class c; a class without any has margin and weight 0.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import field, replace
+from typing import Annotated, ClassVar
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from pydantic.dataclasses import dataclass as validated
+from torch import Tensor
+
+from suture.core.errors import ConfigError
+from suture.core.validation import STRICT
+from suture.learning.training import LocalRound, Loss, SiteContext
+from suture.methods.base import About, LabelUse, hyperparameters
+from suture.methods.composed import Composed
+from suture.methods.roles import Needs, Supervised, class_counts
+from suture.models import ModelSpec
+from suture.models.heads import SCALE
+from suture.protocol.messages import Payload
+
+
+@validated(frozen=True, config=STRICT)
+class LabelDistributionMargin(Supervised):
+    """The cross-entropy with margins, of logits that are scaled cosines.
+
+    Attributes:
+        largest: m, the margin of the site's rarest class, in cosines; 0 for none.
+        deferred: whether classes are re-weighted late in the run (DRW); otherwise all weigh 1 throughout.
+        beta: of those weights, by effective numbers of images (Cui et al., CVPR 2019).
+        start: the share of the phase's rounds after which it begins, rounded down to whole rounds.
+    """
+
+    needs: ClassVar[Needs] = Needs(label_types=("multiclass",))
+    largest: Annotated[float, Field(ge=0)] = 0.5
+    deferred: bool = True
+    beta: Annotated[float, Field(ge=0, lt=1)] = 0.9999
+    start: Annotated[float, Field(ge=0, le=1)] = 0.8
+
+    def adapted(self, spec: ModelSpec) -> ModelSpec:
+        return replace(spec, head="cosine") if spec.head == "linear" else spec
+
+    def check_model(self, spec: ModelSpec) -> None:
+        if spec.head != "cosine":
+            raise ConfigError(
+                f"LDAM's margins are of cosines, and model.head={spec.head} has none; set model.head=cosine"
+            )
+
+    def of(self, site: SiteContext, received: Payload, round_: LocalRound) -> Loss:
+        counts = class_counts(site).double()
+        shift = SCALE * margins(counts, self.largest)
+        late = self.deferred and self.begins(round_)
+        weights = effective_weights(counts, self.beta) if late else torch.ones_like(counts)
+        return lambda logits, y, known: weighted_ce(
+            logits - shift.to(logits) * (y == 1), y, known, weights.to(logits)
+        )
+
+    def begins(self, round_: LocalRound) -> bool:
+        """Whether the re-weighting has begun; in a phase of one round it begins with it."""
+        whole = math.floor(round(self.start * round_.phase_rounds, 9))
+        return round_.phase_round - 1 >= whole
+
+
+def margins(counts: Tensor, largest: float) -> Tensor:
+    """n_c^(-1/4), scaled so that the rarest of the classes present has `largest`; ``[c]``."""
+    present = counts > 0
+    raw = torch.where(present, counts.clamp(min=1).pow(-0.25), 0.0)
+    return largest * raw / raw.max() if present.any() else raw
+
+
+def effective_weights(counts: Tensor, beta: float) -> Tensor:
+    """(1 - beta) / (1 - beta^n_c), scaled to add up to the number of classes present; ``[c]``."""
+    present = counts > 0
+    raw = torch.where(present, (1 - beta) / (1 - beta ** counts.clamp(min=1)), 0.0)
+    return raw * present.sum() / raw.sum() if present.any() else raw
+
+
+def weighted_ce(logits: Tensor, y: Tensor, known: Tensor, weights: Tensor) -> Tensor:
+    """The mean of the cross-entropy of labelled rows, weighted by their classes' weights ``[c]``.
+
+    Args:
+        logits, y, known: ``[n, c]``, as for `masked_ce`.
+
+    Returns:
+        a scalar; 0 with a zero gradient if no row has a weight.
+    """
+    target = torch.where(known, y, 0.0)
+    visible = torch.where(known, logits, torch.finfo(logits.dtype).min)
+    each = -(target * F.log_softmax(visible, dim=1)).sum(dim=1)
+    weight = (target * weights).sum(dim=1)
+    total = weight.sum()
+    return (weight * each).sum() / torch.where(total > 0, total, 1.0)
+
+
+@hyperparameters
+class LDAM(Composed):
+    """LDAM-FL; it trains a cosine head.
+
+    Attributes:
+        margin: the loss; see `LabelDistributionMargin`.
+    """
+
+    about = About("ldam", "LDAM-FL", "Cao et al., NeurIPS 2019 (LDAM-DRW)", question="classes rare")
+    labels = LabelUse(view="all", unknown="negative")
+    margin: LabelDistributionMargin = field(default_factory=LabelDistributionMargin)
+
+    @property
+    def supervised(self) -> Supervised:
+        return self.margin

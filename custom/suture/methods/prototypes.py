@@ -1,0 +1,119 @@
+"""Prototypes: a class as the mean features of images without it and with it; and how sure a model is of it.
+
+Sun et al., FedMLP, MICCAI 2024; the formulas stand in `fedmlp.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from suture.data.batch import Batch
+from suture.learning.training import SiteContext, ready_inputs
+from suture.methods.averaging import WeightedMean, owned
+from suture.models.classifier import Layout, Shapes
+from suture.protocol.messages import Labels, Update
+
+PROTOTYPES, DEGREE, IMAGES = "prototypes", "learning_degree", "prototype_images"
+"""Class tensors: P ``[c, 2, d]``, d ``[c]``, and the images behind P_c0, P_c1 and d_c ``[c, 3]``."""
+
+SURE = (0.3, 0.7)
+"""Probabilities below and above which an image counts for d."""
+
+WHY = {
+    PROTOTYPES: "mean features of the site's images without each of its classes and with it: what the other "
+    "sites tag their images by. A mean of few images shows what they look like to the model",
+    DEGREE: "the share of images of which the model is sure, of each class that the site does not annotate",
+    IMAGES: "the images behind each: how much it counts. Below `min_count` images with a class, or without "
+    "it, the counts and prototypes of the class are 0",
+}
+
+
+def shapes(layout: Layout) -> Shapes:
+    """P and d, which the server keeps."""
+    return {PROTOTYPES: ((2, layout.features), "torch.float32"), DEGREE: ((), "torch.float32")}
+
+
+def nothing(site: SiteContext) -> dict[str, Tensor]:
+    """Class tensors of no images."""
+    classes, width = len(site.model.labels), site.model.head.in_features
+    return {
+        PROTOTYPES: torch.zeros(classes, 2, width),
+        DEGREE: torch.zeros(classes),
+        IMAGES: torch.zeros(classes, 3),
+    }
+
+
+@torch.no_grad()
+def measured(site: SiteContext) -> dict[str, Tensor]:
+    """The prototypes of the site's labels and the learning degree of all other classes, with their counts.
+
+    Below `SiteContext.min_count` images with a class, or without it, it says nothing of the class: where the
+    labels are complete, either number follows from the other.
+    """
+    n, classes = len(site.samples["train"]), len(site.model.labels)
+    sums, counts, sure = nothing(site)[PROTOTYPES].double(), torch.zeros(classes, 2), torch.zeros(classes)
+    for batch, f in features(site):
+        of = torch.stack([batch.known & (batch.y == y) for y in (0, 1)], dim=2).double()
+        sums += torch.einsum("ncy,nd->cyd", of, f.double()).cpu()
+        counts += of.sum(dim=0).float().cpu()
+        p = torch.sigmoid(site.model.head(f))
+        sure += ((p < SURE[0]) | (p > SURE[1])).sum(dim=0).cpu()
+    own, step = owned(site).bool(), site.round_counts
+    told = (own & (counts.amin(dim=1) >= site.min_count)).unsqueeze(1)
+    images = torch.where(told, (counts / step).round() * step, 0.0)
+    others = torch.where(own | torch.tensor(n < site.min_count), 0.0, float(n))
+    means = torch.where(images.unsqueeze(2) > 0, sums / counts.clamp(min=1).unsqueeze(2), 0.0)
+    return {
+        PROTOTYPES: means.float(),
+        DEGREE: torch.where(others > 0, sure / n, 0.0),
+        IMAGES: torch.cat([images, others.unsqueeze(1)], dim=1),
+    }
+
+
+@torch.no_grad()
+def features(site: SiteContext) -> Iterator[tuple[Batch, Tensor]]:
+    """Batches of the training images as they are, with their features ``[n, d]`` in eval mode."""
+    site.model.eval()
+    for batch in site.samples["train"].batches(site.batch_size or 256):
+        ready = ready_inputs(site, batch).to(site.device)
+        with torch.autocast(site.device.type, torch.bfloat16, enabled=site.amp):
+            f = site.model.features(ready.inputs)
+        yield ready, f.to(torch.promote_types(f.dtype, torch.float32))
+
+
+def similarity(site: SiteContext, prototypes: Tensor) -> Tensor:
+    """s = cos(f, P_c0) - cos(f, P_c1) of each training image, ``[n, c]``."""
+    absent, present = F.normalize(prototypes.to(site.device), dim=2).unbind(dim=1)
+    apart = (absent - present).T
+    return torch.cat([F.normalize(f, dim=1) @ apart.to(f) for _, f in features(site)]).cpu()
+
+
+class Merged:
+    """The means over sites of P_c0, P_c1 and d_c, each by the images behind it, one update at a time.
+
+    Args:
+        previous: what no image is behind stays as it was.
+    """
+
+    def __init__(self, labels: Labels, previous: Mapping[str, Tensor]) -> None:
+        self._means = [WeightedMean(labels, {}, part) for part in _parts(previous)]
+
+    def add(self, update: Update) -> None:
+        """Add what one site sent."""
+        images = update.class_tensors[IMAGES].unbind(dim=1)
+        for mean, part, n in zip(self._means, _parts(update.class_tensors), images, strict=True):
+            mean.add_rows(update.labels, part, n)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """P and d."""
+        absent, present, degree = (mean.head()[""] for mean in self._means)
+        return {PROTOTYPES: torch.stack([absent, present], dim=1), DEGREE: degree}
+
+
+def _parts(tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
+    """P_c0, P_c1 and d_c: what has a number of images of its own, as rows of classes."""
+    return [{"": part} for part in (*tensors[PROTOTYPES].unbind(dim=1), tensors[DEGREE])]

@@ -1,0 +1,55 @@
+"""Decoupling: after training the backbone rests, and a new head is trained on as many images of every class.
+
+    Kang, Xie, Rohrbach, Yan, Gordo, Feng, Kalantidis. Decoupling Representation and Classifier for
+    Long-Tailed Recognition. ICLR 2020 (classifier re-training, cRT). arXiv:1910.09217.
+
+It is the last phase of a run. The head is drawn anew, at every site alike; sites train it with the plain
+cross-entropy on class-aware batches (`suture.data.batch.class_aware`) of the classes that they have, without
+any other term; and rows are aggregated as before.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass as validated
+
+from suture.core.validation import LIMIT, STRICT
+from suture.learning.training import LocalTraining
+
+RETRAINING = "retraining"
+"""Name of the phase."""
+
+
+@validated(frozen=True, config=STRICT)
+class Retraining:
+    """How the head is re-trained: as published for one data set, but in rounds in place of epochs.
+
+    Attributes:
+        rounds: of the run, its last ones.
+        epochs: of class-aware batches in each.
+        lr: of SGD, at every site; it falls along half a cosine, which would reach 0 after the last round.
+        batch_size: images a step; a site may set its own.
+        momentum, weight_decay: of SGD.
+    """
+
+    rounds: Annotated[int, Field(ge=1, le=LIMIT)] = 10
+    epochs: Annotated[int, Field(ge=1, le=LIMIT)] = 1
+    lr: Annotated[float, Field(gt=0)] = 0.2
+    batch_size: Annotated[int, Field(ge=1, le=LIMIT)] = 512
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    weight_decay: Annotated[float, Field(ge=0)] = 5e-4
+
+    @property
+    def local(self) -> LocalTraining:
+        """The local training of a round, at the learning rate of the first."""
+        return LocalTraining(
+            lr=self.lr,
+            epochs=self.epochs,
+            batch_size=self.batch_size,
+            optimiser="sgd",
+            weight_decay=self.weight_decay,
+            momentum=self.momentum,
+            sampling="class_aware",
+        )

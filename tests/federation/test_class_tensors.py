@@ -1,0 +1,416 @@
+"""Tensors of classes, up and down, by name on both axes; the head that predicts; updates read twice."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+
+from suture.core.errors import RejectedUpdate
+from suture.federation.loop import Loop
+from suture.federation.server import collector
+from suture.federation.server.global_model import read_model
+from suture.federation.server.server import Server
+from suture.learning.training import LocalRound, LocalTraining, SiteContext
+from suture.methods.averaging import LocalAveraging, WeightedMean
+from suture.methods.base import (
+    About,
+    GlobalModel,
+    LabelUse,
+    LabelView,
+    Method,
+    RoundContext,
+    hyperparameters,
+)
+from suture.methods.fedavg import FedAvg
+from suture.methods.source import code_hash
+from suture.models.classifier import Layout, Shapes
+from suture.models.saved import load_model
+from suture.protocol.check import check_reply
+from suture.protocol.egress import CLASSES, Egress, declared
+from suture.protocol.messages import Abstain, Payload, Update, by_name
+from suture.protocol.packing import Packed, pack, unpack
+from suture.simulation import method_checks as checks
+from suture.simulation.method_checks import subject_of
+
+LOCAL = LocalTraining(lr=1e-2, batch_size=8)
+NUMBERS = {"Fibrosis": 1.0, "Hernia": 2.0, "Zwerchfellbruch": 2.0, "Mass": 3.0, "Nodule": 4.0}
+PAIRS: Shapes = {"pairs": ((CLASSES, 2), "torch.float32")}
+
+
+def pairs_of(labels: Iterable[str]) -> Tensor:
+    """``[c, c, 2]``: for classes i and j a one, and the number that says which two they are."""
+    number = torch.tensor([NUMBERS[name] for name in labels])
+    code = number[:, None] * 10 + number
+    return torch.stack([torch.ones_like(code), code], dim=-1)
+
+
+@hyperparameters
+class Pairs(LocalAveraging):
+    """A site sends the pairs of its classes that it has; the server sends their means down."""
+
+    about = About("pairs", "Pairs", "none")
+    labels = LabelUse(view="own")
+    received: ClassVar[list[tuple[str, Payload]]] = []
+    walks: ClassVar[list[list[Update]]] = []
+    view: LabelView = "own"
+
+    @property
+    def label_use(self) -> LabelUse:
+        return replace(self.labels, view=self.view)
+
+    def egress(self, layout: Layout) -> Egress:
+        egress = super().egress(layout)
+        return replace(egress, class_tensors=PAIRS, why={**egress.why, "pairs": "which classes a site has"})
+
+    def class_state(self, layout: Layout) -> Shapes:
+        return PAIRS
+
+    def train(
+        self, site: SiteContext, received: Payload, round_: LocalRound
+    ) -> tuple[Update, dict[str, Tensor]]:
+        self.received.append((site.name, received))
+        update, kept = super().train(site, received, round_)
+        images = torch.nan_to_num(site.samples["train"].y).sum(dim=0)
+        has = (images >= max(site.min_count, 1)).float()
+        pairs = pairs_of(received.labels) * has[:, None, None] * has[None, :, None]
+        return replace(update, class_tensors={"pairs": pairs}), kept
+
+    def aggregate(self, previous: GlobalModel, updates: Iterable[Update], ctx: RoundContext) -> GlobalModel:
+        mean = WeightedMean(previous.labels, {}, previous.class_tensors)
+        self.walks.append(list(updates))
+        self.walks.append(list(updates))
+        for update in updates:
+            pairs = by_name(update.class_tensors["pairs"], update.labels, previous.labels, axis=1)
+            mean.add_rows(update.labels, {"pairs": pairs}, pairs.flatten(1).any(dim=1))
+        return replace(super().aggregate(previous, updates, ctx), class_tensors=mean.head())
+
+
+@hyperparameters
+class Careless(Pairs):
+    """It sends what it has of every class, however few images there are."""
+
+    def train(
+        self, site: SiteContext, received: Payload, round_: LocalRound
+    ) -> tuple[Update, dict[str, Tensor]]:
+        return super().train(replace(site, min_count=0), received, round_)
+
+
+@pytest.fixture(autouse=True)
+def no_memory() -> None:
+    Pairs.received.clear()
+    Pairs.walks.clear()
+
+
+@pytest.fixture
+def federation(tiny: Any) -> Any:
+    """`tiny`, for a method of this file."""
+
+    def make(method: Method, *settings: Any, **more: Any) -> Any:
+        made = tiny(method, *settings, **more)
+        made.plan = replace(made.plan, code=code_hash(type(method)))
+        return made
+
+    return make
+
+
+def spelt(federation: Any, **more: Any) -> Any:
+    """A federation in which beta calls the Hernia by another name, and every site has another order."""
+    labels = {
+        "alpha": ("Mass", "Nodule"),
+        "beta": ("Nodule", "Zwerchfellbruch"),
+        "gamma": ("Nodule", "Fibrosis"),
+    }
+    table = federation(Pairs(), {**labels, "beta": ("Nodule", "Hernia")}).configs["beta"].data.table
+    table.write_text(table.read_text().replace("Hernia", "Zwerchfellbruch"))
+    method = Pairs(local=LOCAL, view=more.pop("view", "own"))
+    return federation(method, labels, label_map={"Zwerchfellbruch": "Hernia"}, **more)
+
+
+def check_pairs(pairs: Tensor, labels: tuple[str, ...]) -> None:
+    """Every pair that a site has, Nodule and another, carries its number; of the others nothing is known."""
+    for i, one in enumerate(labels):
+        for j, other in enumerate(labels):
+            share, code = pairs[i, j].tolist()
+            if one == other or "Nodule" in (one, other):
+                assert code == pytest.approx(share * (10 * NUMBERS[one] + NUMBERS[other]))
+                assert share > 0
+            else:
+                assert (share, code) == (0, 0)
+
+
+@pytest.mark.parametrize("view", ["own", "all"])
+def test_both_axes_go_up_and_down_by_name(view: str, federation: Any) -> None:
+    small = spelt(federation, view=view)
+    server = small.run()
+    every = ("Fibrosis", "Hernia", "Mass", "Nodule")
+    # With its own view a site sends pairs of its classes; with that of all, only its images say which it has.
+    assert server.model.labels == every
+    check_pairs(server.model.class_tensors["pairs"], every)
+    # Nodule is of three sites, each with one other class.
+    assert server.model.class_tensors["pairs"][3, :, 0].tolist() == pytest.approx([1 / 3] * 3 + [1])
+    first, second = Pairs.received[:3], Pairs.received[3:]
+    assert [site for site, _ in first] == [site for site, _ in second] == ["alpha", "beta", "gamma"]
+    for _, payload in first:
+        assert not payload.class_tensors["pairs"].any()
+    for site, payload in second:
+        own = small.sites()[site]._data()[0].names
+        assert payload.labels == own if view == "own" else set(own) < set(payload.labels)
+        check_pairs(payload.class_tensors["pairs"], payload.labels)
+
+
+def test_by_name_by_hand() -> None:
+    sent = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    assert by_name(sent, ("B", "A"), ("A", "C", "B")).tolist() == [[3, 4], [0, 0], [1, 2]]
+    assert by_name(sent, ("B", "A"), ("A", "C", "B"), axis=1).tolist() == [[2, 0, 1], [4, 0, 3]]
+    assert by_name(sent, ("B", "A"), ("A",)).tolist() == [[3, 4]]
+    assert by_name(sent, ("B", "A"), ("C",), axis=1).tolist() == [[0], [0]]
+
+
+def test_a_class_that_joins_begins_with_zeros_on_both_axes(federation: Any) -> None:
+    two = {"alpha": ("Mass", "Nodule"), "beta": ("Nodule", "Hernia")}
+    before = federation(Pairs(local=LOCAL), two, rounds=1).run().model
+    small = federation(Pairs(local=LOCAL), {**two, "gamma": ("Nodule", "Fibrosis")})
+    server, loop = small.server(), Loop(small.sites())
+    server.begin(loop.exchange("handshake", server.handshake(loop.sites), server.receiver()))
+    assert (before.labels, server.model.labels) == (
+        ("Hernia", "Mass", "Nodule"),
+        ("Fibrosis", "Hernia", "Mass", "Nodule"),
+    )
+    pairs = server.model.class_tensors["pairs"]
+    assert torch.equal(pairs[1:, 1:], before.class_tensors["pairs"])
+    assert not pairs[0].any()
+    assert not pairs[:, 0].any()
+
+
+def test_a_continued_federation_equals_a_whole_one(federation: Any) -> None:
+    federation(Pairs(local=LOCAL), rounds=1).run()
+    server, whole = (federation(Pairs(local=LOCAL), rounds=2).run(out) for out in ("run", "whole"))
+    assert (server.round, len(server.record.run["labels"])) == (2, 4)
+    assert torch.equal(server.model.class_tensors["pairs"], whole.model.class_tensors["pairs"])
+    assert whole.model.class_tensors["pairs"].any()
+    stored = read_model(server.states.newest()[1], server.plan, "")  # type: ignore[index]
+    assert torch.equal(stored.class_tensors["pairs"], server.model.class_tensors["pairs"])
+
+
+def test_a_class_that_nobody_sends_keeps_its_tensor(federation: Any) -> None:
+    """No image of beta has a Hernia any more: its pairs stay, and are no NaN."""
+    federation(Pairs(local=LOCAL), rounds=1).run()
+    small = federation(Pairs(local=LOCAL), rounds=2)
+    table = small.configs["beta"].data.table
+    header, *rows = table.read_text().splitlines()
+    table.write_text("\n".join([header, *(row.rsplit(",", 1)[0] + ",0" for row in rows)]) + "\n")
+    model = small.run().model
+    hernia = model.labels.index("Hernia")
+    kept = model.class_tensors["pairs"][hernia]
+    assert kept[hernia].tolist() == [1, 22]
+    assert bool(torch.isfinite(model.class_tensors["pairs"]).all())
+
+
+def begun(federation: Any, **more: Any) -> tuple[Server, dict[str, Any], dict[str, Payload]]:
+    """A server that has sent round 1, its sites, and what they were sent."""
+    small = federation(Pairs(local=LOCAL), **more)
+    server, sites = small.server(), small.sites()
+    loop = Loop(sites)
+    server.begin(loop.exchange("handshake", server.handshake(loop.sites), server.receiver()))
+    return server, sites, {name: _payload(packed) for name, packed in server.assign().items()}
+
+
+def _payload(packed: Packed) -> Payload:
+    message = unpack(packed)
+    assert isinstance(message, Payload)
+    return message
+
+
+@pytest.mark.parametrize(
+    ("tensors", "why"),
+    [
+        ({"pairs": torch.ones(2, 4, 2)}, r"class_tensors/pairs has shape \(2, 4, 2\) instead of \(2, 2, 2\)"),
+        ({"pairs": torch.ones(3, 2, 2)}, r"has shape \(3, 2, 2\) instead of \(2, 2, 2\)"),
+        ({"pairs": torch.ones(2, 2, 2, dtype=torch.float64)}, "is torch.float64 instead of torch.float32"),
+        ({"pairs": torch.full((2, 2, 2), torch.inf)}, "class_tensors/pairs is not finite"),
+        ({"pairs": torch.full((2, 2, 2), torch.nan)}, "class_tensors/pairs is not finite"),
+        ({}, "class_tensors/pairs is missing"),
+        ({"pairs": torch.ones(2, 2, 2), "more": torch.ones(2)}, "class_tensors/more was not declared"),
+    ],
+)
+def test_the_sites_filter_and_the_server_refuse_another_form(
+    tensors: Mapping[str, Tensor], why: str, federation: Any
+) -> None:
+    server, sites, payloads = begun(federation)
+    site, task = sites["alpha"], payloads["alpha"]
+    update = site.answer(task)
+    expected = (site.expectation(task), server.collector._expected["alpha"])
+    for one in expected:
+        check_reply(update, one)
+        with pytest.raises(RejectedUpdate, match=why):
+            check_reply(replace(update, class_tensors=tensors), one)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "why"),
+    [
+        ({"pairs": torch.ones(2, 1, 2)}, "pairs of round 1 is (2, 1, 2) torch.float32 instead of (2, 2, 2) "),
+        ({}, "pairs of round 1 is missing instead of (2, 2, 2) torch.float32; run the same version"),
+    ],
+)
+def test_a_site_trains_on_no_tensors_of_another_form(
+    tensors: Mapping[str, Tensor], why: str, federation: Any
+) -> None:
+    _, sites, payloads = begun(federation)
+    answer = sites["alpha"].answer(replace(payloads["alpha"], class_tensors=tensors))
+    assert isinstance(answer, Abstain)
+    assert (answer.reason, answer.error) == ("configuration", "ConfigError")
+    assert why in (sites["alpha"].folder / "errors.jsonl").read_text()
+
+
+def test_a_site_that_clips_takes_no_part(federation: Any) -> None:
+    path = federation(Pairs()).configs["alpha"].data.table.parent / "suture.toml"
+    path.write_text(path.read_text() + "clip = 1.0\nnoise = 0.5\n")
+    small = federation(Pairs(local=LOCAL))
+    site = small.sites()["alpha"]
+    for task in (Payload("handshake"), Payload("train", 1)):
+        answer = site.answer(task)
+        assert isinstance(answer, Abstain)
+        assert answer.reason == "configuration"
+    log = (site.folder / "errors.jsonl").read_text()
+    assert "clip and noise do not cover pairs, which Pairs sends of each class; remove them, or" in log
+
+
+def test_classes_below_the_smallest_count_are_sent_as_zeros(federation: Any) -> None:
+    """alpha has 9 training images with a Mass, and one with a Nodule."""
+    small = federation(Pairs(local=LOCAL))
+    table = small.configs["alpha"].data.table
+    header, *rows = (line.split(",") for line in table.read_text().splitlines())
+    trained = [row for row in rows if row[2] == "train"]
+    for i, row in enumerate(trained):
+        row[3:] = [str(int(i < 9)), str(int(i == 0))]
+    table.write_text("\n".join(",".join(row) for row in (header, *rows)) + "\n")
+    path = table.parent / "suture.toml"
+    path.write_text(path.read_text().replace("min_count = 0", "min_count = 5"))
+    model = federation(Pairs(local=LOCAL), rounds=1).run().model
+    nodule, mass = (model.labels.index(name) for name in ("Nodule", "Mass"))
+    alpha, _ = next((u, None) for u in Pairs.walks[0] if u.labels == ("Mass", "Nodule"))
+    assert alpha.class_tensors["pairs"].tolist() == [[[1, 33], [0, 0]], [[0, 0], [0, 0]]]
+    # gamma alone counts in the mean of Nodule beside Mass.
+    assert model.class_tensors["pairs"][nodule, mass].tolist() == [
+        pytest.approx(1 / 2),
+        pytest.approx(43 / 2),
+    ]
+
+
+def test_the_check_of_the_smallest_count_finds_a_careless_method() -> None:
+    check = checks.class_tensors_respect_the_smallest_count
+    with pytest.raises(AssertionError, match="pairs of classes with fewer images than min_count leaves"):
+        check(subject_of(Careless()))
+    check(subject_of(Pairs()))
+
+
+def test_updates_are_read_from_disk_at_each_walk(federation: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two walks are equal and share no memory; between them the server holds no tensor of a site."""
+    reads: list[str] = []
+    load = collector.load
+
+    def counted(path: Path) -> Packed:
+        reads.append(path.stem)
+        return load(path)
+
+    monkeypatch.setattr(collector, "load", counted)
+    server = federation(Pairs(local=LOCAL), rounds=1).run()
+    # Two walks of the test, one over the tensors of classes, and one of the mean.
+    assert reads == ["alpha", "beta", "gamma"] * 4
+    one, two = Pairs.walks
+    for a, b in zip(one, two, strict=True):
+        assert (a.labels, a.weight) == (b.labels, b.weight)
+        for group in ("shared", "head", "class_tensors"):
+            left, right = getattr(a, group), getattr(b, group)
+            assert left.keys() == right.keys() != set()
+            for name, tensor in left.items():
+                assert torch.equal(tensor, right[name])
+                assert tensor.data_ptr() != right[name].data_ptr()
+    for reply in server.collector._answers.values():
+        assert not getattr(reply, "class_tensors", {})
+
+
+def test_the_server_keeps_an_open_update_on_disk_alone(federation: Any) -> None:
+    server, sites, payloads = begun(federation)
+    receive = server.receiver()
+    for name, site in sites.items():
+        receive(name, pack(site.answer(payloads[name])))
+    held = server.collector._answers["alpha"]
+    assert isinstance(held, Update)
+    assert (held.shared, held.head, held.class_tensors) == ({}, {}, {})
+
+
+def test_what_leaves_is_declared() -> None:
+    layout = Layout({}, {"head.weight": ((4,), "torch.float32")})
+    row = next(r for r in declared(Pairs().egress(layout)) if r["field"] == "pairs")
+    assert row == {
+        "field": "pairs",
+        "shape": "for each class classes × 2 numbers",
+        "why": "which classes a site has",
+    }
+
+
+# The head that predicts
+
+
+@hyperparameters
+class Negated(FedAvg):
+    """FedAvg that predicts with the negative of the merged head: each AUROC becomes one minus it."""
+
+    about = About("negated", "Negated", "none")
+
+    def class_state(self, layout: Layout) -> Shapes:
+        return {"minus": ((layout.features + 1,), "torch.float32")}
+
+    def served_head(
+        self, head: Mapping[str, Tensor], class_tensors: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        rows = class_tensors["minus"]
+        assert head.keys() == {"head.weight", "head.bias"}
+        return {"head.weight": rows[:, :-1], "head.bias": rows[:, -1]}
+
+    def aggregate(self, previous: GlobalModel, updates: Iterable[Update], ctx: RoundContext) -> GlobalModel:
+        merged = super().aggregate(previous, updates, ctx)
+        rows = torch.cat([merged.head["head.weight"], merged.head["head.bias"][:, None]], dim=1)
+        return replace(merged, class_tensors={"minus": -rows})
+
+
+@pytest.mark.parametrize("selection", ["last", "server_metric"])
+def test_the_served_head_is_measured_selected_and_exported_and_training_goes_on_from_the_merged_rows(
+    selection: str, federation: Any
+) -> None:
+    sites = {"alpha": ("Mass", "Nodule"), "beta": ("Nodule", "Mass")}
+    labels = {**sites, "server": ("Mass", "Nodule")} if selection == "server_metric" else sites
+    settings = {"labels": labels, "rounds": 3, "selection": selection, "n": 60}
+    plain = federation(FedAvg(local=LOCAL), **settings).run("plain")
+    minus = federation(Negated(local=LOCAL), **settings).run("minus")
+    for group in ("shared", "head"):
+        for name, tensor in getattr(plain.model, group).items():
+            assert torch.equal(tensor, getattr(minus.model, group)[name])
+    rounds = [
+        [json.loads(x) for x in (s.record.folder / "history.jsonl").read_text().splitlines()]
+        for s in (plain, minus)
+    ]
+    key = "server_auroc" if selection == "server_metric" else "auroc"
+    measured = [[line["validation"][key] for line in lines] for lines in rounds]
+    assert [1 - a for a in measured[0]] == pytest.approx(measured[1])
+    best = measured[1].index(max(measured[1])) + 1 if selection == "server_metric" else 3
+    assert minus.selected_round == best
+    served = minus.selected().head
+    exported, _ = load_model(minus.record.folder / "model")
+    stored = read_model(minus.states.read_best(best), minus.plan, "")
+    for name, tensor in stored.head.items():
+        assert torch.equal(served[name], -tensor)
+        assert torch.equal(exported.state_dict()[name], -tensor)
+    tested = [json.loads((s.record.folder / "metrics.json").read_text()) for s in (plain, minus)]
+    if plain.selected_round == minus.selected_round:
+        for name, area in tested[0]["auroc"].items():
+            assert tested[1]["auroc"][name] == pytest.approx(1 - area)

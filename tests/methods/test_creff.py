@@ -1,0 +1,317 @@
+"""CReFF: its equations by hand and as loops, what it shares with FedAvg, and what its server keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from rounds import conformant
+from suture.core.errors import ConfigError
+from suture.core.seeds import generator_for
+from suture.data.siamese import siamese
+from suture.learning.training import SiteContext, ready_inputs
+from suture.methods.base import GlobalModel, Phase, RoundContext
+from suture.methods.creff import creff
+from suture.methods.creff.creff import GRADIENTS, RETRAINED, ClassGradients, CReFF, joined, retrained_rows
+from suture.methods.creff.federated_features import FederatedFeatures, distance, head_gradient
+from suture.methods.fedavg import FedAvg
+from suture.models import ModelSpec
+from suture.protocol.messages import Update, ones
+from suture.simulation.trial import SITES, Trial
+
+METHOD = conformant("creff")
+assert isinstance(METHOD, CReFF)
+CNN = ModelSpec("cnn", size=16)
+CTX = RoundContext(1, Phase("main", 1), 7)
+
+
+@contextmanager
+def federation(method: Any = METHOD, rounds: int = 1, **more: Any) -> Iterator[Trial]:
+    with Trial(method, CNN, "multiclass", rounds=rounds, **more) as trial:
+        yield trial
+
+
+def test_gradients_and_distances_by_hand() -> None:
+    head = torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]])  # W = I, b = 0
+    y = torch.tensor([[1.0, 0.0]])
+    measured = head_gradient(torch.eye(2), y, head)
+    # p is (.731059, .268941), and the reverse: the errors of class 0 are -.268941 and -.731059.
+    expected = [[-0.134471, -0.365529, -0.5], [0.134471, 0.365529, 0.5]]
+    assert measured.tolist() == [pytest.approx(row, abs=1e-6) for row in expected]
+    for feature, away in (((1.0, 1.0), 0.184490), ((1.0, 0.0), 1.309495)):
+        synthetic = head_gradient(torch.tensor([feature]), y, head)
+        assert float(distance(synthetic, measured)) == pytest.approx(away, abs=1e-6)
+
+
+def slow_gradient(features: Tensor, label: int, head: Tensor) -> Tensor:
+    """The gradient of the mean cross-entropy of features of one class, image by image, by autograd."""
+    total = torch.zeros_like(head)
+    for h in features:
+        layer = nn.Linear(len(h), len(head)).double()
+        with torch.no_grad():
+            layer.weight.copy_(head[:, :-1])
+            layer.bias.copy_(head[:, -1])
+        F.cross_entropy(layer(h)[None], torch.tensor([label])).backward()
+        assert layer.weight.grad is not None
+        assert layer.bias.grad is not None
+        total += torch.cat([layer.weight.grad, layer.bias.grad[:, None]], dim=1)
+    return total / len(features)
+
+
+def slow_distance(one: Tensor, other: Tensor) -> Tensor:
+    def away(a: Tensor, b: Tensor) -> Tensor:
+        return 1 - (a * b).sum() / (a.square().sum().sqrt() * b.square().sum().sqrt() + 1e-6)
+
+    rows = [away(one[m, :-1], other[m, :-1]) for m in range(len(one))]
+    return torch.stack([*rows, away(one[:, -1], other[:, -1])]).sum()
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.integers(0, 2**31), st.integers(2, 4), st.integers(1, 3), st.integers(1, 4))
+def test_the_servers_half_is_the_papers(seed: int, classes: int, width: int, n: int) -> None:
+    """Loops over classes and features, with torch's own cross-entropy, SGD and linear layer."""
+    g = torch.Generator().manual_seed(seed)
+    head = torch.randn(classes, width + 1, generator=g).double()
+    target = torch.randn(classes, classes, width + 1, generator=g).double()
+    start = torch.randn(classes, n, width, generator=g).double()
+    how = FederatedFeatures(per_class=n, steps=3, head_epochs=2, head_batch=3, head_lr=0.3)
+    found = how.matched(start, torch.arange(classes), head, target)
+    for c in range(classes):
+        features = start[c].clone().requires_grad_()
+        optimiser = torch.optim.SGD([features], lr=0.1)
+        for _ in range(3):
+            p = torch.softmax(features @ head[:, :-1].T + head[:, -1], dim=1)
+            error = p - F.one_hot(torch.tensor(c), classes)
+            gradient = torch.cat([error.T @ features, error.sum(0)[:, None]], dim=1) / n
+            assert torch.allclose(gradient, slow_gradient(features.detach(), c, head), atol=1e-10)
+            optimiser.zero_grad()
+            slow_distance(gradient, target[c]).backward()
+            optimiser.step()
+        assert torch.allclose(found[c], features.detach(), rtol=1e-10, atol=1e-10)
+    fresh = torch.randn(classes, width + 1, generator=g).double()
+    layer = nn.Linear(width, classes).double()
+    with torch.no_grad():
+        layer.weight.copy_(fresh[:, :-1])
+        layer.bias.copy_(fresh[:, -1])
+    sgd, order = torch.optim.SGD(layer.parameters(), lr=0.3), torch.Generator().manual_seed(1)
+    x, y = found.reshape(-1, width), torch.arange(classes).repeat_interleave(n)
+    for _ in range(2):
+        shuffled = torch.randperm(len(x), generator=order)
+        for i in range(0, len(x), 3):
+            sgd.zero_grad()
+            F.cross_entropy(layer(x[shuffled[i : i + 3]]), y[shuffled[i : i + 3]]).backward()
+            sgd.step()
+    rows = how.retrained(found, fresh, torch.Generator().manual_seed(1))
+    assert torch.allclose(
+        rows, torch.cat([layer.weight, layer.bias[:, None]], 1).detach(), rtol=1e-10, atol=1e-10
+    )
+
+
+def test_the_sites_half_is_the_papers() -> None:
+    """Draw by draw and image by image, under the received backbone in eval mode."""
+    with federation() as trial:
+        payload = trial.payload("gamma")
+        site = trial.context("gamma", payload)
+        head = retrained_rows(payload.head, payload.class_tensors)
+        found = ClassGradients(draws=3, images=2).of(site, head, torch.Generator().manual_seed(5))
+        expected, train = torch.zeros_like(found).double(), site.samples["train"]
+        g = torch.Generator().manual_seed(5)
+        site.model.eval().double()
+        for c in range(len(payload.labels)):
+            rows = [i for i in range(len(train)) if train.y[i, c] == 1]
+            for _ in range(3 if rows else 0):
+                picked = torch.tensor(rows)[torch.randperm(len(rows), generator=g)[:2]]
+                image = siamese(ready_inputs(site, train.batch(picked)).inputs["image"], g).double()
+                with torch.no_grad():
+                    features = site.model.features({"image": image})
+                expected[c] += slow_gradient(features, c, head.double()) / 3
+    present = expected.flatten(1).any(dim=1)
+    # gamma annotates Fibrosis, Mass and Nodule, and not Hernia.
+    assert dict(zip(payload.labels, present.tolist(), strict=True)) == {
+        "Fibrosis": True,
+        "Hernia": False,
+        "Mass": True,
+        "Nodule": True,
+    }
+    assert torch.allclose(found.double(), expected, atol=1e-6)
+    assert torch.equal(found.flatten(1).any(dim=1), present)
+
+
+def test_backbone_and_head_are_those_of_fedavg() -> None:
+    """Bit for bit: to measure gradients moves neither the model nor what training draws."""
+    plain = FedAvg(local=METHOD.local, class_weights="none")
+    with federation(rounds=2) as one, federation(plain, rounds=2) as other:
+        one.run()
+        other.run()
+        for group in ("shared", "head"):
+            for name, tensor in getattr(other.server.model, group).items():
+                assert torch.equal(getattr(one.server.model, group)[name], tensor)
+        assert not torch.equal(
+            one.server.selected().head["head.weight"], other.server.model.head["head.weight"]
+        )
+
+
+def test_it_predicts_with_the_re_trained_head() -> None:
+    with federation(rounds=1) as trial:
+        trial.payload("alpha")
+        begun = trial.server.model
+        assert METHOD.served_head(begun.head, begun.class_tensors).keys() == begun.head.keys()
+        for name, tensor in METHOD.served_head(begun.head, begun.class_tensors).items():
+            assert torch.equal(tensor, begun.head[name])  # before the first round there is no other
+    with federation(rounds=1) as trial:
+        trial.run()
+        rows = trial.server.model.class_tensors[RETRAINED]
+        assert torch.equal(joined(trial.server.selected().head), rows)
+        assert not torch.equal(rows, joined(trial.server.model.head))
+
+
+# The server, from updates by hand
+
+
+LABELS = ("A", "B", "C")
+
+
+def model(**more: Any) -> GlobalModel:
+    g = torch.Generator().manual_seed(0)
+    head = {"head.weight": torch.randn(3, 2, generator=g), "head.bias": torch.randn(3, generator=g)}
+    return GlobalModel(
+        LABELS, {"w": torch.zeros(2)}, head, class_tensors={RETRAINED: torch.zeros(3, 3)}, **more
+    )
+
+
+def sent(classes: dict[str, float], weight: float, seed: int = 0) -> Update:
+    """An update whose gradient of each of its classes is that number everywhere."""
+    g = torch.Generator().manual_seed(seed)
+    head = {"head.weight": torch.randn(3, 2, generator=g), "head.bias": torch.randn(3, generator=g)}
+    gradients = torch.stack([torch.full((3, 3), classes.get(name, 0.0)) for name in LABELS])
+    return Update(
+        1,
+        LABELS,
+        {"w": torch.randn(2, generator=g)},
+        head,
+        weight * ones(LABELS),
+        weight,
+        class_tensors={GRADIENTS: gradients},
+    )
+
+
+def test_gradients_are_averaged_equally_over_the_sites_that_have_the_class() -> None:
+    updates = [sent({"A": 1.0, "B": 2.0}, weight=100), sent({"A": 4.0}, weight=1), sent({"A": 1.0}, weight=7)]
+    mean, classes = creff.mean_gradients(model(), updates)
+    assert classes.tolist() == [0, 1]
+    assert [mean[c].unique().tolist() for c in range(3)] == [[2.0], [2.0], [0.0]]
+
+
+def test_gradients_are_averaged_by_name_on_both_axes() -> None:
+    gradients = torch.arange(27.0).view(3, 3, 3) + 1
+    update = replace(sent({}, 1), labels=("C", "A", "B"), class_tensors={GRADIENTS: gradients})
+    mean, _ = creff.mean_gradients(model(), [update])
+    order = torch.tensor([1, 2, 0])
+    assert torch.equal(mean.float(), gradients[order][:, order])
+
+
+def test_a_class_that_nobody_ever_sent_keeps_its_row_and_has_no_features() -> None:
+    one = METHOD.aggregate(model(), [sent({"A": 1.0}, 1), sent({"B": -1.0}, 1, seed=1)], CTX)
+    assert sorted(one.memory) == ["features/A", "features/B"]
+    assert torch.equal(one.class_tensors[RETRAINED][2], joined(one.head)[2])
+    for c in (0, 1):
+        assert not torch.equal(one.class_tensors[RETRAINED][c], joined(one.head)[c])
+    two = METHOD.aggregate(one, [sent({"A": 2.0}, 1)], replace(CTX, round=2))
+    assert torch.equal(two.memory["features/B"], one.memory["features/B"])
+    assert not torch.equal(two.memory["features/A"], one.memory["features/A"])
+    assert not torch.equal(two.class_tensors[RETRAINED][1], one.class_tensors[RETRAINED][1])  # drawn anew
+    assert torch.equal(two.class_tensors[RETRAINED][2], joined(two.head)[2])
+
+
+def test_with_one_site_the_merge_is_its_own_tensors() -> None:
+    update = sent({"A": 1.0, "C": 2.0}, 1)
+    after = METHOD.aggregate(model(), [update], CTX)
+    for name, tensor in {**update.shared, **update.head}.items():
+        assert torch.equal({**after.shared, **after.head}[name], tensor)
+
+
+def test_finite_gradients_of_any_size_leave_finite_features_and_rows() -> None:
+    lie = sent({"A": 3e38, "B": 1e-38}, 1)
+    one = METHOD.aggregate(model(), [lie, sent({"A": 1.0, "B": 1.0, "C": 1.0}, 1)], CTX)
+    two = METHOD.aggregate(one, [lie], replace(CTX, round=2))
+    for after in (one, two):
+        for tensor in (*after.memory.values(), after.class_tensors[RETRAINED]):
+            assert bool(torch.isfinite(tensor).all())
+
+
+def test_the_head_learns_from_gradients_alone_to_tell_classes_apart() -> None:
+    """Six clouds of features at the sites; the server sees six mean gradients, and no feature."""
+    g = torch.Generator().manual_seed(0)
+    centres = torch.randn(6, 1, 32, generator=g).double()
+
+    def features(n: int) -> Tensor:
+        return torch.relu(centres + torch.randn(6, n, 32, generator=g).double())
+
+    head = torch.randn(6, 33, generator=g).double() / 32**0.5
+    target = head_gradient(features(32), torch.eye(6).double()[:, None], head)
+    start = torch.randn(6, 100, 32, generator=g).double()
+    scores = []
+    for how in (FederatedFeatures(lr=1e-9), FederatedFeatures()):
+        found = how.matched(start, torch.arange(6), head, target)
+        rows = how.retrained(found, torch.randn(6, 33, generator=g).double() / 32**0.5, g)
+        logits = F.pad(features(100), (0, 1), value=1.0) @ rows.T
+        scores.append(float((logits.argmax(dim=2) == torch.arange(6)[:, None]).double().mean()))
+    chance, learned = scores
+    assert chance < 0.4
+    assert learned > 0.75
+
+
+def test_a_continued_federation_keeps_the_features() -> None:
+    with federation(rounds=2) as whole:
+        whole.run()
+        memory = {name: tensor.clone() for name, tensor in whole.server.model.memory.items()}
+        found = whole.server.states.newest()
+        assert found is not None
+        stored = {name: t for name, t in found[1].tensors.items() if name.startswith("memory/features/")}
+        assert stored.keys() == {f"memory/{name}" for name in memory} != set()
+        for name, tensor in memory.items():
+            assert torch.equal(stored[f"memory/{name}"], tensor)
+            assert tensor.shape == (20, 128)
+            start = torch.randn(20, 128, generator=generator_for(1, name), dtype=torch.float64)
+            assert not torch.equal(tensor, start.float())
+
+
+# What is refused
+
+
+def test_it_is_for_one_label_an_image_and_sees_all_classes() -> None:
+    assert CReFF().label_types == ("multiclass",)
+    with pytest.raises(ConfigError, match=r"ClassGradients are compared over the .*label_view=all"):
+        CReFF(label_view="own")
+
+
+@pytest.mark.parametrize(
+    "spec", [ModelSpec(head="cosine"), ModelSpec(head="dot"), ModelSpec(second_head=True)]
+)
+def test_it_re_trains_a_linear_head(spec: ModelSpec) -> None:
+    with pytest.raises(ConfigError, match=r"re-trains one linear head; set model\.head=linear"):
+        CReFF().check_model(spec)
+    CReFF().check_model(ModelSpec())
+
+
+def test_gradients_of_fewer_images_than_the_smallest_count_are_not_sent() -> None:
+    """Of the class with as many images as the smallest count the gradient leaves, of the others none does."""
+    with federation() as trial:
+        site = trial.context("gamma", trial.payload("gamma"))
+        counts = torch.nan_to_num(site.samples["train"].y).sum(dim=0)
+        most = int(counts.max())
+        assert (counts == most).sum() < (counts > 0).sum()
+        limited: SiteContext = replace(site, min_count=most)
+        head = joined(trial.payload("gamma").head)
+        found = METHOD.class_gradients.of(limited, head, torch.Generator().manual_seed(0))
+        assert found.flatten(1).any(dim=1).tolist() == (counts == most).tolist()
+    assert SITES["gamma"] == ("Fibrosis", "Mass", "Nodule")

@@ -1,0 +1,369 @@
+"""FedAlign: names as anchors, two steps a batch, pseudo-labels, and F1 of each class both ways."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from rounds import train_round
+from suture.core.errors import ConfigError
+from suture.core.labels import LabelSet
+from suture.core.seeds import generator_for
+from suture.data.batch import Samples
+from suture.federation.server.global_model import initial, with_labels
+from suture.federation.site.site import check_consent
+from suture.learning.training import LocalTraining, SiteContext
+from suture.methods.base import GlobalModel, Phase, RoundContext
+from suture.methods.fedalign import (
+    F1,
+    MEASURED,
+    FedAlign,
+    Matching,
+    class_shares,
+    matching_loss,
+    validation_f1,
+)
+from suture.models import ModelSpec
+from suture.models.names import name_vectors
+from suture.protocol.messages import Payload, Update
+
+CTX = RoundContext(1, Phase("main", 2), 0)
+EVERY = ("Fibrosis", "Hernia", "Mass", "Nodule")
+LOCAL = LocalTraining(lr=1e-2, epochs=2, batch_size=4)
+NAN = float("nan")
+
+
+def bench_of(tiny: Any, method: FedAlign, f1: float = 0.0) -> tuple[SiteContext, Payload]:
+    """Site alpha, which annotates Mass and Nodule, before the first round."""
+    site = tiny(method).sites()["alpha"]
+    model = initial(site.plan, EVERY)
+    told = {F1: torch.full((4,), f1)}
+    task = Payload(
+        "train", 1, labels=EVERY, shared=dict(model.shared), head=dict(model.head), class_tensors=told
+    )
+    return site._context(task, site._state(task)), task
+
+
+# By hand
+
+
+def test_the_loss_by_hand() -> None:
+    """N+ = 3, N- = 1: v = 2/6 for y = 1, 4/6 for y = 0; at z = 0 an entry is v ln 2, an unknown one 0."""
+    y = torch.tensor([[1.0], [1.0], [1.0], [0.0], [NAN]])
+    positive, negative = class_shares(y)
+    assert positive.tolist() == pytest.approx([1 / 3], abs=1e-6)
+    assert negative.tolist() == pytest.approx([2 / 3], abs=1e-6)
+    batch, known = torch.tensor([[1.0], [0.0], [0.0]]), torch.tensor([[True], [True], [False]])
+    loss = matching_loss(y, "multilabel")(torch.zeros(3, 1), batch, known)
+    assert float(loss) == pytest.approx((1 / 3 + 2 / 3) * 0.693147 / 3, abs=1e-6)
+
+
+def test_pseudo_labels_by_hand() -> None:
+    """Of z = 3, .4, -1 and a threshold of .5: .4 is a probability of .599, and a similarity below .5."""
+    z, y = torch.tensor([[3.0], [0.4], [-1.0]]), torch.full((3, 1), NAN)
+    foreign, sure, unsure = torch.tensor([True]), torch.tensor([0.8]), torch.tensor([0.75])
+
+    def made(f1: Tensor = sure, **how: Any) -> list[float]:
+        found = Matching(**{"rank": 0.5, **how}).labels(z, y, foreign, f1, "multilabel")
+        return found.nan_to_num(-1).squeeze(1).tolist()
+
+    assert made() == [1, -1, 0]
+    assert made(compare="similarity") == [1, -1, 0]  # below min(.5, median .4) is -1 alone
+    assert made(compare="similarity", rank=1.0) == [-1, 0, 0]
+    assert made(rank=1.0) == [-1, -1, 0]  # no image is above the largest
+    assert made(unsure) == [-1, -1, 0]  # an F1 of .75 is not above .75
+
+
+def test_pseudo_labels_of_unlabelled_images_by_hand() -> None:
+    """Class 1 is foreign; the last image is labelled with class 0 and takes no part."""
+    z = torch.tensor([[0.0, 4.0], [1.0, 3.0], [5.0, 2.0], [6.0, 1.0], [9.0, 0.0]])
+    y = torch.tensor([[0.0, NAN]] * 4 + [[1.0, NAN]])
+    foreign, f1 = torch.tensor([False, True]), torch.ones(2)
+    found = Matching(nearest=0.5, farther=0.5).labels(z, y, foreign, f1, "multiclass")
+    assert found[:, 1].nan_to_num(-1).tolist() == [1, 1, 0, 0, -1]
+    assert torch.equal(found[:, 0], y[:, 0])
+    found = Matching(nearest=0.9, farther=0.2).labels(z, y, foreign, f1, "multiclass")
+    assert found[:, 1].nan_to_num(-1).tolist() == [1, -1, -1, 0, -1]
+
+
+def test_anchors_by_owners_and_f1_by_who_measured_it() -> None:
+    """Row B: its owners send 4 and 6, mean 5; the third site's 100 earns nothing. F1 of A: (.2 + .8) / 2."""
+    before = GlobalModel(
+        ("A", "B", "C"),
+        {"w": torch.zeros(1)},
+        {"head.weight": torch.tensor([[1.0], [2.0], [3.0]])},
+        class_tensors={F1: torch.tensor([0.0, 0.4, 0.9])},
+    )
+
+    def sent(w: float, rows: list[float], own: list[float], f1: list[float], measured: list[float]) -> Update:
+        tensors = {F1: torch.tensor(f1), MEASURED: torch.tensor(measured)}
+        head = {"head.weight": torch.tensor(rows)[:, None]}
+        weights = torch.tensor(own).double()
+        return Update(1, before.labels, {"w": torch.tensor([w])}, head, weights, class_tensors=tensors)
+
+    updates = [
+        sent(1.0, [10, 4, 50], [1, 1, 0], [0.2, 0.9, 0.0], [1, 0, 0]),
+        sent(2.0, [20, 6, 50], [1, 1, 0], [0.8, 0.6, 0.0], [1, 1, 0]),
+        sent(6.0, [60, 100, 50], [0, 0, 0], [1.0, 1.0, 1.0], [0, 0, 0]),
+    ]
+    after = FedAlign().aggregate(before, updates, CTX)
+    assert after.shared["w"].tolist() == [3.0]
+    assert after.head["head.weight"].squeeze(1).tolist() == [15.0, 5.0, 3.0]
+    assert after.class_tensors[F1].tolist() == pytest.approx([0.5, 0.6, 0.9])
+    # A site that claims more than is possible counts as much as the others.
+    claimed = {F1: torch.tensor([9.0, 0, 0]), MEASURED: torch.tensor([99.0, 0, 0])}
+    loud = replace(updates[0], class_tensors=claimed)
+    assert FedAlign().aggregate(before, [loud, updates[1]], CTX).class_tensors[F1][0] == pytest.approx(0.9)
+
+
+# A literal, slow transcription, in double precision
+
+
+def slow_pseudo_labels(how: Matching, z: Any, y: Any, foreign: Any, f1: Any, several: bool) -> Any:
+    """As the equations say, image by image and class by class."""
+    n, m = z.shape
+    out = y.copy()
+    unlabelled = [i for i in range(n) if several or not any(y[i, c] == 1 for c in range(m))]
+    for c in range(m):
+        if not foreign[c] or not unlabelled:
+            continue
+        sigmoid = several and how.compare == "probability"
+        column = [1 / (1 + np.exp(-z[i, c])) if sigmoid else z[i, c] for i in unlabelled]
+        for i, s in zip(unlabelled, column, strict=True):
+            if several:
+                cut = np.quantile(column, how.rank)
+                up, down = s > max(how.threshold, cut), s < min(how.threshold, cut)
+            else:
+                top = all(z[i, c] > z[i, d] for d in range(m) if d != c)
+                up = top and s > np.quantile(column, how.nearest)
+                down = not top and s < np.quantile(column, how.farther)
+            if up and f1[c] > how.f1:
+                out[i, c] = 1.0
+            elif down:
+                out[i, c] = 0.0
+    return out
+
+
+def slow_loss(z: Any, y: Any, every: Any, several: bool) -> float:
+    """L of a batch, NaN where unknown; `every` are the labels of all images."""
+    n, m = z.shape
+    total, labelled = 0.0, 0
+    for i in range(n):
+        if several:
+            for c in range(m):
+                plus = 1 + sum(v == 1 for v in every[:, c])
+                minus = 1 + sum(v == 0 for v in every[:, c])
+                p = 1 / (1 + np.exp(-z[i, c]))
+                if y[i, c] == 1:
+                    total += minus / (plus + minus) * -np.log(p)
+                elif y[i, c] == 0:
+                    total += plus / (plus + minus) * -np.log(1 - p)
+        elif any(y[i, c] == 1 for c in range(m)):
+            labelled += 1
+            whole = sum(np.exp(z[i, c]) for c in range(m) if not np.isnan(y[i, c]))
+            total += sum(-np.log(np.exp(z[i, c]) / whole) for c in range(m) if y[i, c] == 1)
+    return total / (n * m) if several else total / max(labelled, 1)
+
+
+@pytest.mark.parametrize("label_type", ["multilabel", "multiclass"])
+@pytest.mark.parametrize("seed", range(8))
+def test_the_equations_transcribed(label_type: Any, seed: int) -> None:
+    g = torch.Generator().manual_seed(seed)
+    several, n, m = label_type == "multilabel", 23, 4
+    z = 3 * torch.randn(n, m, generator=g, dtype=torch.float64)
+    y = torch.randint(0, 2, (n, m), generator=g).double()
+    if not several:
+        y = torch.eye(m, dtype=torch.float64)[torch.randint(0, m, (n,), generator=g)]
+    foreign = torch.tensor([True, False, True, False])
+    y[:, foreign] = NAN
+    y[::5, 1] = NAN
+    f1 = torch.tensor([0.9, 0.9, 0.1 if seed % 2 else 0.9, 0.9])
+    for compare, rank in product(("probability", "similarity"), (0.5, 0.8)):
+        how = Matching(compare=compare, rank=rank, nearest=rank, farther=0.4)
+        fast = how.labels(z, y, foreign, f1, label_type)
+        slow = slow_pseudo_labels(how, z.numpy(), y.numpy(), foreign.numpy(), f1.numpy(), several)
+        assert torch.equal(fast.nan_to_num(-1), torch.from_numpy(slow).nan_to_num(-1))
+        assert fast[:, foreign].isfinite().any()
+        loss = matching_loss(fast, label_type)(z, fast.nan_to_num(0), ~fast.isnan())
+        assert float(loss) == pytest.approx(slow_loss(z.numpy(), slow, slow, several), abs=1e-10)
+
+
+@pytest.mark.parametrize("rate", [1.0, 5.0])
+def test_two_optimisers_transcribed(tiny: Any, rate: float) -> None:
+    """A round of two Adams, each over one half of the model, with the other half taken out of the graph."""
+    method = FedAlign(local=LOCAL, anchor_rate=rate)
+    context, task = bench_of(tiny, method)
+    context.model.double()
+    train = context.samples["train"]
+    double = replace(train, y=train.y.double())
+    context = replace(context, samples={"train": double}, prepare=lambda image: image.double() / 255)  # type: ignore[arg-type]
+    slow = copy.deepcopy(context.model)
+    _, state = train_round(method, context, task, CTX)
+    adams = _two_adams(slow, rate)
+    labelled = _first_pseudo_labels(method, context, slow)
+    _slow_round(slow, adams, context, labelled, 1)
+    for name, tensor in context.model.state_dict().items():
+        assert torch.allclose(tensor.double(), slow.state_dict()[name].double(), rtol=0, atol=1e-10), name
+    # The moments of both are kept, under the names of their parameters.
+    for adam, half in zip(adams, _halves(slow), strict=True):
+        for name, parameter in half:
+            kept, moment = state[f"{name}/exp_avg_sq"], adam.state[parameter]["exp_avg_sq"]
+            assert torch.allclose(kept, moment, rtol=0, atol=1e-10)
+            assert state[f"{name}/step"] == adam.state[parameter]["step"]
+
+
+def _halves(model: Any) -> tuple[list[Any], list[Any]]:
+    named = list(model.named_parameters())
+    return [x for x in named if not x[0].startswith("head.")], [x for x in named if x[0].startswith("head.")]
+
+
+def _two_adams(model: Any, rate: float) -> list[torch.optim.Adam]:
+    f, anchors = ([p for _, p in half] for half in _halves(model))
+    return [torch.optim.Adam(f, LOCAL.lr), torch.optim.Adam(anchors, rate * LOCAL.lr)]
+
+
+def _first_pseudo_labels(method: FedAlign, context: SiteContext, model: Any) -> Tensor:
+    train = context.samples["train"]
+    with torch.no_grad():
+        z = model.eval()({"image": context.prepare(train.inputs["image"])}).float()
+    foreign = np.array([True, True, False, False])
+    y = train.y.numpy()
+    return torch.from_numpy(slow_pseudo_labels(method.matching, z.numpy(), y, foreign, np.zeros(4), True))
+
+
+def _slow_round(model: Any, adams: Any, context: SiteContext, y: Tensor, number: int) -> None:
+    """Each batch first with fixed anchors, then with a fixed f."""
+    train, shuffle = context.samples["train"], generator_for(0, context.name, number, "shuffle")
+    shares = class_shares(y)
+    for _ in range(LOCAL.epochs):
+        model.train()
+        for rows in _orders(len(train), shuffle):
+            x, known = context.prepare(train.inputs["image"][rows]), ~y[rows].isnan()
+            of = y[rows].nan_to_num().double()
+            v = torch.where(of == 1, *(s.double() for s in shares))
+            for turn, adam in enumerate(adams):
+                f, e = model.features({"image": x}), model.head.weight
+                p = torch.sigmoid(f @ e.detach().T if turn == 0 else f.detach() @ e.T)
+                each = v * -(of * p.log() + (1 - of) * (1 - p).log())
+                adam.zero_grad()
+                (each * known).mean().backward()
+                adam.step()
+
+
+def _orders(n: int, shuffle: torch.Generator) -> list[Tensor]:
+    order = torch.randperm(n, generator=shuffle)
+    cuts = list(range(0, n, LOCAL.batch_size))
+    if n - cuts[-1] == 1:
+        cuts.pop()
+    return [order[a:b] for a, b in zip(cuts, [*cuts[1:], n], strict=True)]
+
+
+# The parts of a round
+
+
+def test_f1_of_the_sites_own_validation_data(tiny: Any) -> None:
+    """Mass: TP 2, FP 1, FN 1: 4 / 6. Nodule has no negative image; Fibrosis is of others."""
+    context, _ = bench_of(tiny, FedAlign(local=LOCAL))
+    z = torch.tensor([[9.0, 0, 1, 1], [9, 0, 2, 1], [9, 0, 3, 1], [9, 0, -1, 1], [9, 0, -2, 1]])
+    y = torch.tensor([[1.0, NAN, 1, 1], [1, NAN, 1, 1], [0, NAN, 0, 1], [0, NAN, 1, 1], [0, NAN, 0, 1]])
+    of = with_validation(context, z, y)
+    f1, measured = validation_f1(of)
+    assert f1.tolist() == pytest.approx([0, 0, 4 / 6, 0], abs=1e-6)
+    assert measured.tolist() == [0, 0, 1, 0]
+    for silent in (replace(of, samples={}), replace(of, min_count=3)):  # two negatives
+        assert [t.tolist() for t in validation_f1(silent)] == [[0] * 4, [0] * 4]
+
+
+def test_f1_of_one_label_an_image_is_of_the_most_likely_class(tiny: Any) -> None:
+    """Of four images predicted Mass two are, and one Mass is taken for a foreign class: 4 / (4 + 2 + 1)."""
+    context, _ = bench_of(tiny, FedAlign(local=LOCAL))
+    context.model.labels = LabelSet(EVERY, "multiclass")
+    z = torch.tensor([[0.0, 0, 1, 0]] * 4 + [[2.0, 0, 1, 0]])
+    y = torch.tensor([[NAN, NAN, 1, 0]] * 2 + [[NAN, NAN, 0, 1]] * 2 + [[NAN, NAN, 1, 0]])
+    f1, measured = validation_f1(with_validation(context, z, y))
+    assert f1.tolist() == pytest.approx([0, 0, 4 / 7, 0], abs=1e-6)
+    assert measured.tolist() == [0, 0, 1, 1]
+
+
+def test_f1_leaves_a_site_that_has_limits_rounded(tiny: Any) -> None:
+    """Of 20 images 10 are Mass, of which 7 are found: 14 / 17, where a patient counts for 2 of 17.
+
+    So F1 may move by 2 / 15, and the next coarser grid is .2. If the 10 are one patient's, all of it may.
+    """
+    context, _ = bench_of(tiny, FedAlign(local=LOCAL))
+    z, y = torch.full((20, 4), -1.0), torch.full((20, 4), NAN)
+    y[:, 2] = 0.0
+    z[:7, 2], y[:10, 2] = 1.0, 1.0
+    limited = replace(with_validation(context, z, y), min_count=5)
+    f1, measured = validation_f1(limited)
+    assert (float(f1[2]), float(measured[2])) == (pytest.approx(0.8), 1.0)
+    assert float(validation_f1(replace(limited, min_count=0))[0][2]) == pytest.approx(14 / 17)
+    part = limited.samples["validation"]
+    one = replace(part, patients=("p",) * 10 + part.patients[10:])
+    f1, measured = validation_f1(replace(limited, samples={"validation": one}))
+    assert (float(f1[2]), float(measured[2])) == (0.0, 0.0)
+
+
+def with_validation(context: SiteContext, z: Tensor, y: Tensor) -> SiteContext:
+    """The site with validation images of which its model says z."""
+    context.model.forward = lambda inputs: z[inputs["image"]]  # type: ignore[method-assign]
+    patients = tuple(f"p{i}" for i in range(len(y)))
+    samples = {"validation": Samples({"image": torch.arange(len(y))}, y, patients)}
+    return replace(context, samples=samples, prepare=lambda image: image)  # type: ignore[arg-type]
+
+
+def test_without_foreign_classes_there_are_no_pseudo_labels() -> None:
+    z, y = torch.randn(9, 2), torch.full((9, 2), NAN)
+    for label_type in ("multilabel", "multiclass"):
+        found = Matching().labels(z, y, torch.tensor([False, False]), torch.ones(2), label_type)  # type: ignore[arg-type]
+        assert found.isnan().all()
+
+
+def test_positive_pseudo_labels_wait_for_the_f1_of_their_class(tiny: Any) -> None:
+    """The site sees them from the F1 that came with the round; its own classes get none."""
+    method = FedAlign(local=LOCAL, matching=Matching(threshold=0.0, rank=0.5))
+    made = {}
+    for f1 in (0.0, 1.0):
+        context, task = bench_of(tiny, method, f1)
+        seen: list[Tensor] = []
+        observed = replace(context, observe=lambda _, guessed, seen=seen: seen.append(guessed))
+        update, _ = train_round(method, observed, task, CTX)
+        made[f1] = seen[0].sum(dim=0)
+        assert update.class_weights.tolist() == [0, 0, 1, 1]
+        assert update.class_tensors[MEASURED][:2].tolist() == [0, 0]
+    assert made[0.0].tolist() == [0, 0, 0, 0]
+    assert made[1.0][:2].min() > 0
+    assert made[1.0][2:].tolist() == [0, 0]
+
+
+def test_anchors_begin_at_names_and_so_does_a_class_that_joins(tiny: Any) -> None:
+    plan = tiny(FedAlign(local=LOCAL)).plan
+    assert (plan.model.neck, plan.model.head, plan.model.rows) == (256, "anchors", "named")
+    assert FedAlign().adapted(ModelSpec("cnn", neck=64)).neck == 64
+    begun = initial(plan, EVERY)
+    assert begun.head.keys() == {"head.weight"}
+    assert torch.equal(begun.head["head.weight"], name_vectors(EVERY, 256))
+    grown = with_labels(replace(begun, class_tensors={F1: torch.full((4,), 0.9)}), (*EVERY, "Edema"), plan)
+    assert torch.equal(grown.head["head.weight"][4], name_vectors(("Edema",), 256)[0])
+    assert grown.class_tensors[F1].tolist() == pytest.approx([0.9] * 4 + [0.0])
+
+
+def test_the_server_keeps_the_mean_f1_of_each_class(tiny: Any) -> None:
+    model = tiny(FedAlign(local=LOCAL), rounds=2).run().model
+    assert model.class_tensors.keys() == {F1}
+    assert 0 < float(model.class_tensors[F1].max()) <= 1
+
+
+def test_a_site_that_adds_noise_takes_no_part(tiny: Any) -> None:
+    plan = tiny(FedAlign(local=LOCAL))
+    config = plan.configs["alpha"]
+    noisy = config.model_copy(update={"privacy": config.privacy.model_copy(update={"clip": 1.0})})
+    with pytest.raises(ConfigError, match="clip and noise do not cover f1"):
+        check_consent("alpha", plan.plan, noisy)

@@ -1,0 +1,534 @@
+"""FedMLP: the received model holds what is unknown, then prototypes of all sites tag it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from rounds import train_round
+from suture.core.errors import ConfigError
+from suture.core.labels import LabelSet
+from suture.data.augmentation import Augmentation
+from suture.data.batch import Batch, Samples
+from suture.federation.server.global_model import initial
+from suture.learning.losses import masked_bce
+from suture.learning.training import LocalTraining, SiteContext
+from suture.methods.base import GlobalModel, LabelStatistics, Phase, RoundContext
+from suture.methods.fedavg import FedAvg
+from suture.methods.fedmlp import (
+    ABSENT,
+    PRESENT,
+    FedMLP,
+    Tagging,
+    objective,
+    with_tags,
+)
+from suture.methods.prototypes import DEGREE, IMAGES, PROTOTYPES, measured, similarity
+from suture.models import ModelSpec
+from suture.models.classifier import Classifier, Layout
+from suture.protocol.messages import Payload, Update
+from suture.protocol.packing import Packed
+
+EVERY = ("Fibrosis", "Hernia", "Mass", "Nodule")
+LOCAL = LocalTraining(lr=1e-2, batch_size=8)
+PLAIN = Augmentation()
+HALF = Tagging(negative=0.5, positive=0.5)
+STAGE_2 = RoundContext(2, Phase("stage-2", 3), 1)
+
+
+def features_as_they_are(
+    x: Tensor, y: Tensor, names: tuple[str, ...] = ("A", "B", "C"), **more: Any
+) -> SiteContext:
+    """A site whose images are features ``[n, d]``, with labels ``[n, c]``, NaN where unknown."""
+    labels = LabelSet(names[: y.shape[1]])
+    model = Classifier(nn.Identity(), x.shape[1], labels, reads=("x",)).to(x.dtype)
+    who = tuple(map(str, range(len(y))))
+    samples = Samples({"x": x}, y, who, more.pop("of", who))
+    preprocessing, identified = ModelSpec("cnn", size=16).preprocessing, ~y.isnan().any(dim=0)
+    return SiteContext(
+        "alpha",
+        model,
+        {"train": samples},
+        preprocessing,
+        PLAIN,
+        torch.device("cpu"),
+        identified=identified,
+        **more,
+    )
+
+
+def bench_of(tiny: Any, method: FedMLP, prototypes: Tensor | None = None) -> tuple[SiteContext, Payload]:
+    """A site of 15 images that annotates Mass and Nodule, and a round's payload."""
+    site = tiny(method).sites()["alpha"]
+    model = initial(site.plan, EVERY)
+    tensors = dict(model.class_tensors)
+    if prototypes is not None:
+        tensors[PROTOTYPES] = prototypes
+    task = Payload(
+        "train",
+        1,
+        0,
+        labels=EVERY,
+        shared=dict(model.shared),
+        head=dict(model.head),
+        class_tensors=tensors,
+    )
+    return site._context(task, site._state(task)), task
+
+
+def of_all(site: SiteContext, seed: int = 0) -> Tensor:
+    """Prototypes ``[4, 2, d]`` of all classes."""
+    return torch.rand(4, 2, site.model.head.in_features, generator=torch.Generator().manual_seed(seed))
+
+
+def logit(p: Tensor) -> Tensor:
+    return torch.log(p / (1 - p))
+
+
+def saying(p: Tensor) -> Any:
+    """A model of these probabilities, whatever it sees."""
+    return lambda _: logit(p)
+
+
+# By hand
+
+
+def test_stage_1_by_hand() -> None:
+    """I = {0}, y = 1: ½ (-ln .8 - ln .7) = .289909; U: the means of ½ .01 + 0 and ½ .01 + ½ .04 are .015."""
+    p = torch.tensor([[0.8, 0.6, 0.3], [0.7, 0.5, 0.4]], dtype=torch.float64)
+    received = torch.tensor([[0.9, 0.5, 0.2]] * 2, dtype=torch.float64)
+    batch = Batch({}, torch.tensor([[1.0, 0, 0]] * 2).double(), torch.tensor([[True, False, False]] * 2))
+    assert float(objective(masked_bce, None)(saying(p), batch)) == pytest.approx(0.289909, abs=1e-6)
+    both = objective(masked_bce, saying(received))
+    assert float(both(saying(p), batch)) == pytest.approx(0.304909, abs=1e-6)
+
+
+def test_prototypes_by_hand() -> None:
+    x, y = torch.tensor([[1.0, 0], [0, 1], [1, 1], [2, 1]]), torch.tensor([[0.0], [1], [0], [1]])
+    sent = measured(features_as_they_are(x, y))
+    assert sent[PROTOTYPES].tolist() == [[[1.0, 0.5], [1.0, 1.0]]]
+    assert sent[IMAGES].tolist() == [[2, 2, 0]]
+    assert sent[DEGREE].tolist() == [0]
+
+
+def an_update(prototypes: Tensor, images: Tensor, degree: Tensor, *labels: str) -> Update:
+    tensors = {PROTOTYPES: prototypes, IMAGES: images, DEGREE: degree}
+    n = torch.ones(len(labels)).double()
+    return Update(1, labels, {"w": torch.zeros(1)}, {"b": torch.zeros(len(labels))}, n, class_tensors=tensors)
+
+
+def before(width: int, *labels: str, value: float = 0.0, dtype: torch.dtype = torch.float32) -> GlobalModel:
+    tensors = {
+        PROTOTYPES: torch.full((len(labels), 2, width), value, dtype=dtype),
+        DEGREE: torch.full((len(labels),), value, dtype=dtype),
+    }
+    return GlobalModel(labels, {"w": torch.zeros(1)}, {"b": torch.zeros(len(labels))}, class_tensors=tensors)
+
+
+def test_owners_prototypes_count_by_their_images() -> None:
+    """30 and 10 images with the class, P_1 = (1, 0) and (0, 1): (.75, .25)."""
+    one = an_update(
+        torch.tensor([[[2.0, 0], [1, 0]]]), torch.tensor([[70.0, 30, 0]]), torch.tensor([0.0]), "A"
+    )
+    two = an_update(
+        torch.tensor([[[0.0, 2], [0, 1]]]), torch.tensor([[70.0, 10, 0]]), torch.tensor([0.0]), "A"
+    )
+    after = FedMLP().aggregate(before(2, "A"), [one, two], STAGE_2).class_tensors
+    assert after[PROTOTYPES].tolist() == [[[1.0, 1.0], [0.75, 0.25]]]
+
+
+def test_the_learning_degree_is_that_of_the_sites_that_do_not_annotate_a_class() -> None:
+    """.2 of 30 images and .6 of 10; the owner has no part in it: (6 + 6) / 40 = .3."""
+    zero = torch.zeros(1, 2, 1)
+    sent = [((0.0, 0, 30), 0.2), ((0.0, 0, 10), 0.6), ((50.0, 50, 0), 0.0)]
+    updates = [an_update(zero, torch.tensor([n]), torch.tensor([d]), "A") for n, d in sent]
+    after = FedMLP().aggregate(before(1, "A"), updates, STAGE_2).class_tensors
+    assert float(after[DEGREE]) == pytest.approx(0.3)
+
+
+def test_similarity_by_hand() -> None:
+    """P_0 = (1, 0), P_1 = (0, 1): f = (3, 4) has .6 - .8, f = (4, 3) the opposite, whatever their length."""
+    site = features_as_they_are(torch.tensor([[3.0, 4], [4, 3]]), torch.tensor([[math.nan], [math.nan]]))
+    for length in (1.0, 7.0):
+        s = similarity(site, length * torch.eye(2).unsqueeze(0))
+        assert s.flatten().tolist() == pytest.approx([-0.2, 0.2])
+
+
+def test_shares_by_hand() -> None:
+    """Of 1,000 candidates nearer to P_0 the 5 surest are absent, of 250 nearer to P_1 2 are present."""
+    s = torch.cat([torch.arange(1000) / 1000, -torch.arange(1, 251) / 250])
+    order = torch.randperm(1250, generator=torch.Generator().manual_seed(1))
+    tags = Tagging().tags(s[order].unsqueeze(1), torch.ones(1250, 1, dtype=torch.bool)).flatten()
+    assert sorted(order[tags == ABSENT].tolist()) == [995, 996, 997, 998, 999]
+    assert sorted(order[tags == PRESENT].tolist()) == [1248, 1249]
+
+
+def test_phases() -> None:
+    """50 of the program's 500 rounds; a warm-up comes before; a run of one round has one stage."""
+
+    def named(method: FedMLP, rounds: int) -> list[tuple[str, int]]:
+        return [(phase.name, phase.rounds) for phase in method.phases(rounds)]
+
+    assert named(FedMLP(), 500) == [("stage-1", 50), ("stage-2", 450)]
+    assert named(FedMLP(), 3) == [("stage-1", 1), ("stage-2", 2)]
+    assert named(FedMLP(), 1) == [("stage-1", 1)]
+    assert named(FedMLP(stage1=0.0), 3) == [("stage-2", 3)]
+    assert named(FedMLP(stage1=1.0), 3) == [("stage-1", 3)]
+    warm = FedMLP(stage1=0.5, local=LocalTraining(warmup_epochs=1))
+    assert named(warm, 5) == [("warm-up", 1), ("stage-1", 2), ("stage-2", 2)]
+    assert named(warm, 1) == [("warm-up", 1)]
+
+
+# Mistakes of the published program
+
+
+def test_an_owner_without_positives_does_not_shift_the_prototype() -> None:
+    x = torch.tensor([[1.0, 3], [3, 1]])
+    none = measured(features_as_they_are(x, torch.tensor([[0.0], [0]])))
+    some = measured(features_as_they_are(x, torch.tensor([[0.0], [1]])))
+    assert none[IMAGES].tolist() == [[2, 0, 0]]
+    updates = [an_update(sent[PROTOTYPES], sent[IMAGES], sent[DEGREE], "A") for sent in (none, some)]
+    after = FedMLP().aggregate(before(2, "A"), updates, STAGE_2).class_tensors[PROTOTYPES]
+    assert after[0, 1].tolist() == [3, 1]
+
+
+def test_a_class_that_nobody_counted_keeps_its_prototypes() -> None:
+    silent = an_update(torch.zeros(2, 2, 3), torch.zeros(2, 3), torch.zeros(2), "A", "B")
+    after = FedMLP().aggregate(before(3, "A", "B", value=0.7), [silent], STAGE_2).class_tensors
+    assert torch.equal(after[PROTOTYPES], torch.full((2, 2, 3), 0.7))
+    assert torch.equal(after[DEGREE], torch.full((2,), 0.7))
+
+
+@pytest.mark.parametrize(("sign", "tag"), [(-1, PRESENT), (1, ABSENT)])
+def test_images_are_tagged_present_where_none_is_absent_and_the_other_way_round(sign: int, tag: int) -> None:
+    s = sign * torch.linspace(0.1, 1, 400).unsqueeze(1)
+    tags = Tagging().tags(s, torch.ones(400, 1, dtype=torch.bool)).flatten()
+    assert set(tags.tolist()) == {0, tag}
+
+
+def test_small_sites_tag_only_where_a_minimum_says_so() -> None:
+    s, candidates = torch.linspace(-1, 1, 98).unsqueeze(1), torch.ones(98, 1, dtype=torch.bool)
+    assert not Tagging().tags(s, candidates).any()
+    tags = Tagging(minimum=2).tags(s, candidates).flatten()
+    assert tags.nonzero().flatten().tolist() == [0, 1, 96, 97]
+    assert tags[[0, 1, 96, 97]].tolist() == [PRESENT, PRESENT, ABSENT, ABSENT]
+    assert not Tagging(negative=0.0, positive=0.0, minimum=2).tags(s, candidates).any()
+    assert int(Tagging(minimum=500).tags(s, candidates).abs().sum()) == 98
+
+
+def test_a_run_notes_sites_that_are_too_small_to_tag() -> None:
+    counts: Any = {
+        name: dict.fromkeys(own) for name, own in (("a", "A"), ("b", "B"), ("c", "A"), ("d", "AB"))
+    }
+    statistics = LabelStatistics(("A", "B"), {"a": 99, "b": 150, "c": 200, "d": 10}, counts)
+    notes = FedMLP().class_facts(statistics).notes
+    assert [note.split(":")[0] for note in notes] == [
+        "a has 99 training images, too few to ever tag one as absent or present",
+        "b has 150 training images, too few to ever tag one as absent",
+    ]
+    assert all("method.tagging.minimum" in note for note in notes)
+    assert not FedMLP(tagging=Tagging(minimum=1)).class_facts(statistics).notes
+
+
+def test_shares_that_binary_fractions_miss_are_rounded_down_as_written() -> None:
+    assert 0.29 * 100 < 29
+    assert Tagging().number(0.29, 100) == 29
+
+
+def test_a_class_without_both_prototypes_is_never_tagged(tiny: Any) -> None:
+    """The server's are zeros before owners have sent some; zeros are alike to no image."""
+    method = FedMLP(local=LOCAL, tagging=Tagging(minimum=3))
+    context, _ = bench_of(tiny, method)
+    prototypes = of_all(context)
+    prototypes[0, 1] = 0  # of Fibrosis nobody has an image
+    context, task = bench_of(tiny, method, prototypes)
+    _, state = train_round(method, context, task, STAGE_2)
+    assert state["kept/rows/tags"].abs().sum(dim=1).tolist()[0] == 0
+    assert state["kept/rows/tags"].abs().sum(dim=1).tolist()[1] > 0
+
+
+# Tags at a site
+
+
+def tagging_round(
+    tiny: Any, state: dict[str, Tensor] | None = None, seed: int = 0, labels: tuple[str, ...] = EVERY
+) -> tuple[SiteContext, dict[str, Tensor]]:
+    method = FedMLP(local=LOCAL, tagging=HALF)
+    context, _ = bench_of(tiny, method)
+    context, task = bench_of(tiny, method, of_all(context, seed))
+    packed = Packed(state or {}, {"labels": list(labels), "phase": "stage-2"})
+    _, after = train_round(method, context, task, STAGE_2, packed)
+    return context, after
+
+
+def test_tags_are_of_unknown_classes_and_for_ever(tiny: Any) -> None:
+    context, one = tagging_round(tiny)
+    _, two = tagging_round(tiny, one, seed=1)
+    first, second = one["kept/rows/tags"], two["kept/rows/tags"]
+    own = torch.tensor([name in ("Mass", "Nodule") for name in EVERY])
+    assert not first[own].any()
+    assert first[~own].any(dim=1).all()
+    assert torch.equal(second[first != 0], first[first != 0])
+    assert int((second != 0).sum()) > int((first != 0).sum())
+    assert first.shape == (4, len(context.samples["train"]))
+
+
+def test_tags_follow_their_class_when_another_one_joins(tiny: Any) -> None:
+    """The state is of three classes in another order; Hernia is new and so has no tag."""
+    _, one = tagging_round(tiny)
+    tags = one["kept/rows/tags"]
+    held = one | {"kept/rows/tags": tags[[3, 0, 2]]}
+    method = FedMLP(local=LOCAL, tagging=Tagging(negative=0.0, positive=0.0))
+    context, task = bench_of(tiny, method)
+    packed = Packed(held, {"labels": ["Nodule", "Fibrosis", "Mass"], "phase": "stage-2"})
+    _, after = train_round(method, context, task, STAGE_2, packed)
+    assert torch.equal(after["kept/rows/tags"][0], tags[0])
+    assert not after["kept/rows/tags"][1:].any()
+
+
+def test_tags_of_other_images_are_refused(tiny: Any) -> None:
+    _, one = tagging_round(tiny)
+    method = FedMLP(local=LOCAL)
+    context, task = bench_of(tiny, method)
+    fewer = context.samples["train"].rows(torch.arange(14))
+    with pytest.raises(ConfigError, match=r"alpha has labelled 15 training images .* and now has 14"):
+        train_round(method, replace(context, samples={"train": fewer}), task, STAGE_2, Packed(one, {}))
+
+
+def test_tags_are_labels_of_the_loss() -> None:
+    """Where a label has come meanwhile, it counts: the first image has its first class."""
+    y = torch.tensor([[1.0, math.nan, math.nan], [0.0, math.nan, math.nan]])
+    tags = torch.tensor([[ABSENT, PRESENT, 0], [0, 0, ABSENT]], dtype=torch.int8)
+    found, known = (
+        with_tags(features_as_they_are(torch.ones(2, 2), y), tags)
+        .samples["train"]
+        .targets(torch.tensor([0, 1]))
+    )
+    assert known.tolist() == [[True, True, False], [True, False, True]]
+    assert found.tolist() == [[1, 1, 0], [0, 0, 0]]
+
+
+def test_the_second_stage_learns_from_tags(tiny: Any) -> None:
+    """One round with them and one without, from the same model."""
+    updates = []
+    for tagging in (HALF, Tagging(negative=0.0, positive=0.0)):
+        method = FedMLP(local=LOCAL, tagging=tagging, weak=PLAIN)
+        context, _ = bench_of(tiny, method)
+        context, task = bench_of(tiny, method, of_all(context))
+        updates.append(train_round(method, context, task, STAGE_2)[0])
+    assert not torch.equal(updates[0].head["head.weight"][0], updates[1].head["head.weight"][0])
+
+
+def test_the_second_stage_may_hold_what_has_no_tag(tiny: Any) -> None:
+    """By default only weight decay moves the row of a class that has neither labels nor tags."""
+    rows = []
+    for consistency in (False, True):
+        method = FedMLP(
+            local=LOCAL, tagging=Tagging(negative=0.0, positive=0.0), consistency=consistency, weak=PLAIN
+        )
+        context, task = bench_of(tiny, method)
+        update, _ = train_round(method, context, task, STAGE_2)
+        rows.append((update.head["head.bias"] - task.head["head.bias"])[:2])
+    assert not rows[0].any()
+    assert rows[1].any()
+
+
+def test_prototypes_leave_from_the_end_of_the_first_stage_on(tiny: Any) -> None:
+    method = FedMLP(local=LOCAL)
+    for name, round_, sends in (("stage-1", 1, False), ("stage-1", 2, True), ("stage-2", 1, True)):
+        context, task = bench_of(tiny, method)
+        update, _ = train_round(method, context, task, RoundContext(1, Phase(name, 2), 1, round_))
+        assert bool(update.class_tensors[PROTOTYPES].any()) == sends
+        assert bool(update.class_tensors[IMAGES].any()) == sends
+
+
+def test_prototypes_are_of_the_trained_model_and_of_plain_images(tiny: Any) -> None:
+    method = FedMLP(local=LOCAL)
+    context, task = bench_of(tiny, method)
+    update, _ = train_round(method, context, task, STAGE_2)
+    again = measured(context)  # the context holds the trained model
+    assert all(torch.equal(update.class_tensors[name], again[name]) for name in again)
+
+
+# What leaves a site
+
+
+def test_a_class_of_few_images_is_not_told() -> None:
+    """Three of A and three without: 4 withholds both, since n minus one is the other; n = 6 has a degree."""
+    x = torch.rand(6, 2, generator=torch.Generator().manual_seed(0)) + 1
+    y = torch.tensor([[1.0, 1, math.nan]] * 3 + [[0.0, 1, math.nan]] * 3)
+    for least, told in ((0, [True, True, True]), (4, [False, False, True]), (7, [False, False, False])):
+        sent = measured(features_as_they_are(x, y, min_count=least))
+        assert sent[IMAGES].any(dim=1).tolist() == told
+        assert sent[PROTOTYPES].flatten(1).any(dim=1).tolist() == [*told[:2], False]
+    assert measured(features_as_they_are(x, y))[IMAGES].tolist() == [[3, 3, 0], [0, 6, 0], [0, 0, 6]]
+
+
+def test_counts_are_rounded_as_the_site_says() -> None:
+    y = torch.tensor([[1.0]] * 7 + [[0.0]] * 14)
+    sent = measured(features_as_they_are(torch.ones(21, 2), y, round_counts=5))
+    assert sent[IMAGES].tolist() == [[15, 5, 0]]
+
+
+def test_the_rounding_of_counts_is_the_sites_setting(tiny: Any) -> None:
+    federation = tiny(FedMLP(local=LOCAL))
+    config = federation.configs["alpha"]
+    privacy = config.privacy.model_copy(update={"round_counts": 7})
+    federation.configs["alpha"] = config.model_copy(update={"privacy": privacy})
+    site = federation.sites()["alpha"]
+    model = initial(site.plan, EVERY)
+    tensors = dict(model.class_tensors)
+    task = Payload(
+        "train",
+        1,
+        0,
+        labels=EVERY,
+        shared=dict(model.shared),
+        head=dict(model.head),
+        class_tensors=tensors,
+    )
+    assert site._context(task, site._state(task)).round_counts == 7
+
+
+def test_what_crosses_is_declared() -> None:
+    layout = Layout({}, {"head.weight": ((5,), "torch.float32")})
+    declared = FedMLP().egress(layout)
+    assert {name: row for name, (row, _) in declared.class_tensors.items()} == {
+        PROTOTYPES: (2, 5),
+        DEGREE: (),
+        IMAGES: (3,),
+    }
+    assert declared.class_tensors.keys() <= declared.why.keys()
+    assert FedMLP().class_state(layout).keys() == {PROTOTYPES, DEGREE}
+
+
+# Reductions, and the equations as written
+
+
+def test_without_tags_the_second_stage_is_fedavg_of_known_labels(tiny: Any) -> None:
+    """Bit for bit over two rounds, whatever the rows and weights."""
+    for rows in ("all", "owners"):
+        shared: dict[str, Any] = {"local": LOCAL, "rows": rows, "unknown": "masked", "class_weights": "none"}
+        none = Tagging(negative=0.0, positive=0.0)
+        one = tiny(FedMLP(stage1=0.0, tagging=none, weak=PLAIN, **shared)).run(f"mlp-{rows}").model
+        two = tiny(FedAvg(**shared)).run(f"avg-{rows}").model
+        for a, b in ((one.shared, two.shared), (one.head, two.head)):
+            assert a.keys() == b.keys()
+            assert all(torch.equal(tensor, b[name]) for name, tensor in a.items())
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ({"label_view": "own"}, r"Tagging labels classes .* set method.label_view=all"),
+        ({"unknown": "negative"}, r"Tagging labels classes .* set method.unknown=masked"),
+    ],
+)
+def test_what_it_cannot_do_without_is_asked_for(wrong: Any, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        FedMLP(**wrong)
+
+
+def test_it_is_for_several_labels_an_image() -> None:
+    assert FedMLP().label_types == ("multilabel",)
+
+
+def literal_stage_1(
+    pa: Tensor, pb: Tensor, qa: Tensor, qb: Tensor, y: Tensor, known: list[list[bool]]
+) -> float:
+    """C2, stage 1: views a and b of each image, received probabilities q, one entry at a time."""
+    labelled, unlabelled = [], []
+    for i in range(len(y)):
+        for c in range(y.shape[1]):
+            if known[i][c]:
+                each = [-math.log(p[i, c] if y[i, c] == 1 else 1 - p[i, c]) for p in (pa, pb)]
+                labelled.append(0.5 * each[0] + 0.5 * each[1])
+            else:
+                unlabelled.append(
+                    0.5 * float(pa[i, c] - qa[i, c]) ** 2 + 0.5 * float(pb[i, c] - qb[i, c]) ** 2
+                )
+    return sum(labelled) / max(len(labelled), 1) + sum(unlabelled) / max(len(unlabelled), 1)
+
+
+def literal_tags(
+    f: Tensor, prototypes: Tensor, candidates: Tensor, negative: float, positive: float
+) -> list[list[int]]:
+    """Stage 2: class by class the surest candidates of either side."""
+
+    def cosine(a: Tensor, b: Tensor) -> float:
+        return float(a @ b) / math.sqrt(float(a @ a) * float(b @ b))
+
+    tags = [[0] * len(prototypes) for _ in f]
+    for c, (absent, present) in enumerate(prototypes):
+        s = {i: cosine(f[i], absent) - cosine(f[i], present) for i in range(len(f)) if candidates[i, c]}
+        like, unlike = [i for i in s if s[i] >= 0], [i for i in s if s[i] < 0]
+        for i in sorted(like, key=lambda i: -s[i])[: math.floor(negative * len(like))]:
+            tags[i][c] = ABSENT
+        for i in sorted(unlike, key=lambda i: s[i])[: math.floor(positive * len(unlike))]:
+            tags[i][c] = PRESENT
+    return tags
+
+
+def literal_prototypes(f: Tensor, y: Tensor, c: int, value: int) -> tuple[list[float], int]:
+    chosen = [f[i] for i in range(len(f)) if y[i, c] == value]
+    total = [sum(float(x[j]) for x in chosen) for j in range(f.shape[1])]
+    return [t / max(len(chosen), 1) for t in total], len(chosen)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 10**6))
+def test_the_equations_as_written(seed: int) -> None:
+    g = torch.Generator().manual_seed(seed)
+
+    def drawn(*shape: int) -> Tensor:
+        return torch.rand(*shape, generator=g, dtype=torch.float64)
+
+    n, c, d = 7, 3, 4
+    pa, pb, qa, qb = (0.05 + 0.9 * drawn(n, c) for _ in range(4))
+    y, known = (drawn(n, c) < 0.5).double(), drawn(n, c) < 0.6
+    batch = Batch({}, torch.where(known, y, 0.0).repeat(2, 1), known.repeat(2, 1))
+    found = objective(masked_bce, saying(torch.cat([qa, qb])))(saying(torch.cat([pa, pb])), batch)
+    assert float(found) == pytest.approx(literal_stage_1(pa, pb, qa, qb, y, known.tolist()), abs=1e-10)
+
+    f, prototypes = drawn(40, d), drawn(c, 2, d)
+    site = features_as_they_are(f, torch.full((40, c), math.nan))
+    s, candidates = similarity(site, prototypes), drawn(40, c) < 0.8
+    tags = Tagging(negative=0.25, positive=0.5).tags(s, candidates)
+    assert tags.tolist() == literal_tags(f, prototypes, candidates, 0.25, 0.5)
+
+    updates, sums = [], {(k, v): ([0.0] * d, 0) for k in range(c) for v in (0, 1)}
+    for _ in range(3):
+        f, y = drawn(9, d), (drawn(9, c) < 0.3).double()
+        images, means = torch.zeros(c, 3), torch.zeros(c, 2, d, dtype=torch.float64)
+        for k, v in sums:
+            mean, count = literal_prototypes(f, y, k, v)
+            total, counted = sums[k, v]
+            sums[k, v] = [t + count * m for t, m in zip(total, mean, strict=True)], counted + count
+            images[k, v], means[k, v] = count, torch.tensor(mean, dtype=torch.float64)
+        sent = measured(features_as_they_are(f, y))
+        assert torch.allclose(sent[PROTOTYPES].double(), means, atol=1e-6)
+        assert torch.equal(sent[IMAGES], images)
+        updates.append(an_update(means, images, torch.zeros(c).double(), "A", "B", "C"))
+    merged = FedMLP().aggregate(before(d, "A", "B", "C", dtype=torch.float64), updates, STAGE_2)
+    for (k, v), (total, counted) in sums.items():
+        expected = [t / max(counted, 1) for t in total]
+        assert merged.class_tensors[PROTOTYPES][k, v].tolist() == pytest.approx(expected, abs=1e-10)
+
+
+def test_the_received_model_is_left_as_it_was() -> None:
+    """It is asked in eval mode: its batch norm does not move while the student's does."""
+    labels = LabelSet(("A", "B"))
+    student, teacher = (Classifier(nn.BatchNorm1d(3), 3, labels, reads=("x",)) for _ in range(2))
+    student.train()
+    teacher.eval().requires_grad_(False)
+    batch = Batch({"x": torch.randn(8, 3) + 2}, torch.zeros(8, 2), torch.tensor([True, False]).expand(8, 2))
+    objective(masked_bce, teacher)(student, batch).backward()  # type: ignore[no-untyped-call]
+    assert not torch.equal(student.backbone.running_mean, torch.zeros(3))  # type: ignore[arg-type]
+    assert torch.equal(teacher.backbone.running_mean, torch.zeros(3))  # type: ignore[arg-type]

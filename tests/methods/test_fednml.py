@@ -1,0 +1,343 @@
+"""FedNML without its leak: soft labels of what is unknown begin as 0, those of noisy images are replaced."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from rounds import train_round
+from suture.core.errors import ConfigError
+from suture.core.seeds import seed_for
+from suture.data.batch import Batch
+from suture.federation.server.global_model import initial
+from suture.learning.training import LocalTraining, SiteContext, optimiser_of, predict
+from suture.methods.base import Phase, RoundContext
+from suture.methods.fedavg import FedAvg
+from suture.methods.fednml import FedNML, SoftLabels, agreement, noisy_images, objective
+from suture.models import ModelSpec
+from suture.models.classifier import Layout
+from suture.protocol.messages import Payload, Update
+from suture.protocol.packing import Packed
+from suture.simulation.trial import SITES, Trial
+
+EVERY = ("Fibrosis", "Hernia", "Mass", "Nodule")
+LOCAL = LocalTraining(lr=1e-2, batch_size=8, optimiser="adamw")
+METHOD = FedNML(local=LOCAL)
+
+
+def bench_of(tiny: Any) -> tuple[SiteContext, Payload]:
+    """A site of 15 images that annotates Mass and Nodule, and a round's payload."""
+    site = tiny(METHOD).sites()["alpha"]
+    model = initial(site.plan, EVERY)
+    task = Payload("train", 1, 0, labels=EVERY, shared=dict(model.shared), head=dict(model.head))
+    return site._context(task, site._state(task)), task
+
+
+def soft_round(
+    tiny: Any, number: int, state: Mapping[str, Tensor] | None = None, method: FedNML = METHOD
+) -> tuple[SiteContext, Update, dict[str, Tensor]]:
+    """A round of the second phase of 10, from a state."""
+    context, task = bench_of(tiny)
+    packed = Packed(dict(state or {}), {"labels": list(EVERY), "phase": "soft"})
+    ctx = RoundContext(number, Phase("soft", 10), 3, number)
+    return context, *train_round(method, context, task, ctx, packed)
+
+
+def logit(p: Tensor) -> Tensor:
+    return torch.log(p / (1 - p))
+
+
+def saying(z: Tensor) -> Any:
+    """A model of these logits, whatever it sees."""
+    return lambda _: z
+
+
+# By hand
+
+
+def test_omega_rises_to_its_largest_over_the_rounds() -> None:
+    """Rounds 10, 55 and 100 of 100: .8 e^-2, .8 e^-.5 and .8."""
+    found = [SoftLabels().omega(r, 90) for r in (0, 45, 90)]
+    assert found == pytest.approx([0.108268, 0.485225, 0.8], abs=1e-6)
+
+
+def test_agreement_by_hand() -> None:
+    """y = (1, 0), p = (.9, .2): A = (.9 + .8) / 2, B = (ln .9 + ln .8) / 2; of the first class .9, ln .9."""
+    z, y = logit(torch.tensor([[0.9, 0.2]])), torch.tensor([[1.0, 0.0]])
+    for seen, a, b in (([True, True], 0.85, -0.164252), ([True, False], 0.9, -0.105361)):
+        found = agreement(z, y, torch.tensor([seen]))
+        assert [float(value) for value in found] == pytest.approx([a, b], abs=1e-6)
+
+
+def test_soft_labels_by_hand() -> None:
+    """Unknown: .2 x 1, .2 x .5 and .2 x 0, the next time .36; known: replaced in a noisy image alone."""
+    p = torch.tensor([[0.95, 0.5, 0.05, 0.95]] * 2)
+    labelled, noisy = torch.tensor([[False, False, False, True]] * 2), torch.tensor([False, True])
+    one = SoftLabels().refined(torch.zeros(2, 4), p, labelled, noisy)
+    assert one.flatten().tolist() == pytest.approx([0.2, 0.1, 0, 0, 0.2, 0.1, 0, 1])
+    two = SoftLabels().refined(one, p, labelled, noisy)
+    assert two[0].tolist() == pytest.approx([0.36, 0.18, 0, 0])
+
+
+def test_a_step_by_hand() -> None:
+    """z = 0, pi = .25, y = 1, p = .5, omega = .5: a = ln .25, sigma(a) = .2, ½ .916291 + ½ 1.609438."""
+    batch = Batch({}, torch.tensor([[1.0]]), torch.tensor([[True]]))
+    value = objective(saying(torch.zeros(1, 1)), torch.tensor([0.25]), 0.5)  # type: ignore[arg-type]
+    assert float(value(saying(torch.zeros(1, 1)), batch)) == pytest.approx(1.262864, abs=1e-6)
+
+
+def test_phases() -> None:
+    """10 of 100 rounds learn known labels alone."""
+    assert [(p.name, p.rounds) for p in FedNML().phases(100)] == [("known", 10), ("soft", 90)]
+    assert [(p.name, p.rounds) for p in FedNML(start=0.0).phases(2)] == [("soft", 2)]
+    warm = FedNML(local=LocalTraining(warmup_epochs=1))
+    assert [(p.name, p.rounds) for p in warm.phases(3)] == [("warm-up", 1), ("known", 1), ("soft", 1)]
+    assert [p.name for p in warm.phases(1)] == ["warm-up"]
+
+
+# Noisy images
+
+
+def test_noisy_images_are_those_that_agree_less() -> None:
+    g = torch.Generator().manual_seed(0)
+    a = torch.cat([0.9 + 0.02 * torch.randn(60, generator=g), 0.3 + 0.02 * torch.randn(20, generator=g)])
+    found = noisy_images(a, torch.log(a.clamp(max=1)), seed=1)
+    assert torch.equal(found, torch.arange(80) >= 60)
+    assert torch.equal(found, noisy_images(a, torch.log(a.clamp(max=1)), seed=1))
+
+
+@pytest.mark.parametrize("n", [0, 1, 5])
+def test_no_image_is_noisy_where_all_are_alike(n: int) -> None:
+    assert noisy_images(torch.full((n,), 0.5), torch.full((n,), -0.7), seed=1).tolist() == [False] * n
+
+
+# The leak
+
+
+def test_unknown_labels_begin_as_0(tiny: Any) -> None:
+    """After the first refinement they are .2 q, so at most .2; a withheld label would enter with .8."""
+    context, _, kept = soft_round(tiny, 1)
+    unknown = context.samples["train"].y.isnan()
+    soft = kept["kept/rows/soft"].T
+    assert unknown.any()
+    assert float(soft[unknown].max()) <= 0.2
+    known = context.samples["train"].y[~unknown]
+    replaced = soft[~unknown] != known
+    assert not replaced.all()
+
+
+def test_what_stands_at_an_unknown_label_changes_nothing() -> None:
+    """In rounds with soft labels, with 0 or .5 there in every batch: the same update and the same state."""
+    method = FedNML(local=LOCAL, start=0.0)
+    spec = ModelSpec("cnn", size=16)
+    with (
+        Trial(method, spec, "multilabel", hidden=0.0) as one,
+        Trial(method, spec, "multilabel", hidden=0.5) as two,
+    ):
+        for site in SITES:
+            a, b = one.update(site), two.update(site)
+            assert a.train_loss == b.train_loss
+            assert all(torch.equal(tensor, b.shared[name]) for name, tensor in a.shared.items())
+            assert all(torch.equal(tensor, b.head[name]) for name, tensor in a.head.items())
+
+
+# Rounds at a site
+
+
+def test_labels_are_refined_every_fifth_round(tiny: Any) -> None:
+    _, _, one = soft_round(tiny, 1)
+    changed = []
+    for number in (2, 3, 4, 5, 6, 7):
+        _, _, after = soft_round(tiny, number, one)
+        changed.append(not torch.equal(after["kept/rows/soft"], one["kept/rows/soft"]))
+        assert torch.equal(after["kept/rows/counts"], one["kept/rows/counts"]) != changed[-1]
+    assert changed == [False] * 4 + [True, False]
+
+
+def test_a_label_that_comes_later_is_taken_as_it_is(tiny: Any) -> None:
+    """Two classes were unknown when the state was made; one of them is a class of the site's now."""
+    context, _, one = soft_round(tiny, 1)
+    own = EVERY.index("Mass")
+    held = dict(one) | {"kept/rows/soft": one["kept/rows/soft"].clone()}
+    held["kept/rows/soft"][own] = 0.15
+    held["kept/rows/labelled"] = one["kept/rows/labelled"].clone()
+    held["kept/rows/labelled"][own] = False
+    _, _, after = soft_round(tiny, 2, held)
+    assert torch.equal(after["kept/rows/soft"][own], context.samples["train"].y[:, own])
+    assert torch.equal(after["kept/rows/soft"][0], one["kept/rows/soft"][0])
+
+
+def test_a_new_class_begins_with_its_labels_and_their_count(tiny: Any) -> None:
+    """The state has every class but Nodule, which the site annotates."""
+    context, _, one = soft_round(tiny, 1)
+    held = {k: t[:3] if k.startswith("kept/rows/") else t for k, t in one.items()}
+    fresh, task = bench_of(tiny)
+    packed = Packed(held, {"labels": list(EVERY[:3]), "phase": "soft"})
+    _, after = train_round(METHOD, fresh, task, RoundContext(2, Phase("soft", 10), 3, 2), packed)
+    y = context.samples["train"].y[:, 3]
+    assert torch.equal(after["kept/rows/soft"][3], y)
+    assert after["kept/rows/counts"][3] == y.sum()
+
+
+def test_positive_guesses_are_observed(tiny: Any) -> None:
+    """A simulation counts those that are right; a soft label above one half is one."""
+    heard: list[Tensor] = []
+    method = FedNML(local=LOCAL, soft_labels=SoftLabels(stay=0.0, positive=0.0, negative=0.0))
+    context, task = bench_of(tiny)
+    context = replace(context, observe=lambda _, guessed: heard.append(guessed))
+    train_round(method, context, task, RoundContext(1, Phase("soft", 10), 3, 1))
+    assert torch.equal(heard[0], context.samples["train"].y.isnan())
+
+
+# Reductions, refusals, egress
+
+
+def test_before_the_start_it_is_fedavg_of_known_labels(tiny: Any) -> None:
+    shared: dict[str, Any] = {
+        "local": LOCAL,
+        "weights": "equal",
+        "unknown": "masked",
+        "class_weights": "none",
+    }
+    one = tiny(FedNML(start=1.0, **shared)).run("nml").model
+    two = tiny(FedAvg(**shared)).run("avg").model
+    for a, b in ((one.shared, two.shared), (one.head, two.head)):
+        assert all(torch.equal(tensor, b[name]) for name, tensor in a.items())
+
+
+def test_a_federation_through_both_phases(tiny: Any) -> None:
+    federation = tiny(FedNML(local=LOCAL, soft_labels=SoftLabels(every=2)), rounds=4)
+    one, two = (federation.run(name).model.head["head.bias"] for name in ("one", "two"))
+    assert one.isfinite().all()
+    assert torch.equal(one, two)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ({"label_view": "own"}, r"SoftLabels guess classes .* set method.label_view=all"),
+        ({"unknown": "negative"}, r"SoftLabels guess classes .* set method.unknown=masked"),
+    ],
+)
+def test_what_it_cannot_do_without_is_asked_for(wrong: Any, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        FedNML(**wrong)
+
+
+def test_nothing_but_weights_crosses(tiny: Any) -> None:
+    layout = Layout({}, {"head.weight": ((5,), "torch.float32")})
+    declared, plain = FedNML().egress(layout), FedAvg(weights="equal", class_weights="none").egress(layout)
+    assert declared == plain
+    _, update, _ = soft_round(tiny, 1)
+    assert not update.class_tensors
+    assert not update.scalars
+
+
+def test_it_is_for_several_labels_an_image() -> None:
+    assert FedNML().label_types == ("multilabel",)
+
+
+# The equations as written
+
+
+def literal_step(z: Tensor, p: Tensor, y: Tensor, prior: Tensor, omega: float) -> float:
+    total = 0.0
+    for i in range(len(z)):
+        for c in range(z.shape[1]):
+            pi = float(prior[c])
+            a = float(z[i, c]) + math.log(pi if y[i, c] == 1 else 1 - pi)
+            s = 1 / (1 + math.exp(-a))
+            for w, t in ((omega, float(p[i, c])), (1 - omega, float(y[i, c]))):
+                total -= w * (t * math.log(s) + (1 - t) * math.log(1 - s))
+    return total / z.numel()
+
+
+def literal_agreement(p: Tensor, y: Tensor, seen: Tensor) -> list[tuple[float, float]]:
+    found = []
+    for i in range(len(p)):
+        classes = [c for c in range(p.shape[1]) if seen[i, c]]
+        a = sum(float(y[i, c] * p[i, c] + (1 - y[i, c]) * (1 - p[i, c])) for c in classes)
+        b = sum(
+            float(y[i, c]) * math.log(p[i, c]) + (1 - float(y[i, c])) * math.log(1 - p[i, c]) for c in classes
+        )
+        found.append((a / max(len(classes), 1), b / max(len(classes), 1)))
+    return found
+
+
+def literal_refined(y: Tensor, p: Tensor, labelled: Tensor, noisy: Tensor) -> list[list[float]]:
+    new = y.tolist()
+    for i in range(len(y)):
+        for c in range(y.shape[1]):
+            q = 1.0 if p[i, c] > 0.9 else 0.0 if p[i, c] < 0.1 else float(p[i, c])
+            if not labelled[i, c]:
+                new[i][c] = 0.2 * q + 0.8 * float(y[i, c])
+            elif noisy[i]:
+                new[i][c] = q
+    return new
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 10**6))
+def test_the_equations_as_written(seed: int) -> None:
+    g = torch.Generator().manual_seed(seed)
+
+    def drawn(*shape: int) -> Tensor:
+        return torch.rand(*shape, generator=g, dtype=torch.float64)
+
+    n, c = 9, 4
+    z, p, prior, omega = 4 * drawn(n, c) - 2, drawn(n, c), 0.05 + 0.9 * drawn(c), float(drawn(1))
+    y = torch.where(drawn(n, c) < 0.4, 1.0, drawn(n, c))
+    batch = Batch({}, y, torch.ones(n, c, dtype=torch.bool))
+    received: Any = saying(logit(p))
+    found = objective(received, prior, omega)(saying(z), batch)
+    assert float(found) == pytest.approx(literal_step(z, p, y, prior, omega), abs=1e-10)
+
+    seen = drawn(n, c) < 0.5
+    for one, other in zip(
+        literal_agreement(p, y, seen), zip(*agreement(logit(p), y, seen), strict=True), strict=True
+    ):
+        assert [float(value) for value in other] == pytest.approx(one, abs=1e-10)
+
+    noisy = drawn(n) < 0.5
+    for one, row in zip(
+        literal_refined(y, p, seen, noisy), SoftLabels().refined(y, p, seen, noisy), strict=True
+    ):
+        assert row.tolist() == pytest.approx(one, abs=1e-10)
+
+
+def test_a_round_as_written(tiny: Any) -> None:
+    """Soft labels and counts after the 1st and the 6th round, from the received model's probabilities."""
+    context, _ = bench_of(tiny)
+    start = context.samples["train"].y
+    labelled, y = ~start.isnan(), torch.nan_to_num(start)
+    p = torch.sigmoid(predict(context, context.samples["train"]))
+    counts, state = [float(y[:, c].sum()) for c in range(4)], None
+    for number in (1, 6):
+        points = literal_agreement(p, y, labelled if number == 1 else torch.ones_like(labelled))
+        a, b = (torch.tensor(values) for values in zip(*points, strict=True))
+        noisy = noisy_images(a, b, seed_for(3, "alpha", number, "mixture") % 2**32)
+        y = torch.tensor(literal_refined(y, p, labelled, noisy))
+        omega = 0.8 * math.exp(-2 * (1 - (number - 1) / 10) ** 2)
+        counts = [omega * float(y[:, c].sum()) + (1 - omega) * counts[c] for c in range(4)]
+        _, _, state = soft_round(tiny, number, state)
+        assert torch.allclose(state["kept/rows/soft"].T, y, atol=1e-5)
+        assert state["kept/rows/counts"].tolist() == pytest.approx(counts, rel=1e-5)
+
+
+def test_adamw_decays_weights_apart_from_the_gradient() -> None:
+    """w = 2, no gradient, rate .1, decay .25: 2 (1 - .025); a step of Adam is .1 whatever the decay."""
+    for optimiser, after in (("adamw", 1.95), ("adam", 1.9)):
+        layer = torch.nn.Linear(1, 1, bias=False)
+        torch.nn.init.constant_(layer.weight, 2.0)
+        layer.weight.grad = torch.zeros(1, 1)
+        local = LocalTraining(lr=0.1, weight_decay=0.25, optimiser=optimiser)  # type: ignore[arg-type]
+        optimiser_of(layer, local).step()
+        assert layer.weight.item() == pytest.approx(after)

@@ -1,0 +1,65 @@
+"""What a site remembers of its images: of these images alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from test_fedmlp import features_as_they_are
+
+from suture.core.errors import ConfigError
+from suture.federation.loop import Loop
+from suture.learning.training import SiteContext
+from suture.methods.base import KEPT
+from suture.methods.fedmlp import FedMLP
+from suture.methods.image_memory import remember, remembered
+from suture.protocol.messages import Abstain, Payload
+from suture.protocol.packing import unpack
+
+
+def site_of(*names: str) -> SiteContext:
+    return features_as_they_are(torch.ones(len(names), 2), torch.ones(len(names), 3), of=names)
+
+
+def test_it_is_remembered_as_it_was() -> None:
+    site, values = site_of("a", "b"), torch.tensor([[1.0, 2, 3], [4, 5, 6]])
+    kept = {k.removeprefix(KEPT): t for k, t in remember(site, guess=values).items()}
+    found = remembered(site, kept, "guess")
+    assert found is not None
+    assert torch.equal(found, values)
+    assert remembered(site, {}, "guess") is None
+
+
+@pytest.mark.parametrize("names", ["ab", "abx", "acb", "abcd"])
+def test_of_other_images_it_is_refused(names: str) -> None:
+    """Fewer, others, in another order, or more."""
+    before = remember(site_of("a", "b", "c"), guess=torch.ones(3, 3))
+    kept = {k.removeprefix(KEPT): t for k, t in before.items()}
+    now = f"alpha has labelled 3 training images in earlier rounds, and now has {len(names)}"
+    with pytest.raises(ConfigError, match=now):
+        remembered(replace(site_of(*names), name="alpha"), kept, "guess")
+
+
+def test_a_site_whose_images_changed_abstains(tiny: Any) -> None:
+    """It labelled 15 images in the first round; before the second one of them is taken out of its table."""
+    federation = tiny(FedMLP(stage1=0.0), rounds=2)
+    server, sites = federation.server(), federation.sites()
+    loop = Loop(sites)
+    server.begin(loop.exchange("handshake", server.handshake(loop.sites), server.receiver()))
+    server.close_round(loop.exchange("train", server.assign(), server.receiver()))
+    table = federation.configs["alpha"].data.table
+    rows = table.read_text().splitlines()
+    assert rows[1].split(",")[2] == "train"
+    table.write_text("\n".join([rows[0], *rows[2:]]))
+    task = unpack(server.assign()["alpha"])
+    assert isinstance(task, Payload)
+    site = federation.sites()["alpha"]
+    answer = site.answer(task)
+    assert isinstance(answer, Abstain)
+    assert answer.reason == "configuration"
+    assert (
+        "alpha has labelled 15 training images in earlier rounds, and now has 14"
+        in (site.folder / "errors.jsonl").read_text()
+    )

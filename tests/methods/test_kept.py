@@ -1,0 +1,127 @@
+"""What a method keeps at a site between rounds: it outlives a phase, follows the classes, and is of committed
+rounds alone."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+
+from suture.federation.loop import Loop
+from suture.federation.server.server import Server
+from suture.learning.training import LocalRound, LocalTraining, SiteContext
+from suture.methods.averaging import LocalAveraging
+from suture.methods.base import KEPT, ROWS, About, LabelUse, hyperparameters
+from suture.protocol.messages import Payload, Update
+from suture.protocol.packing import unpack
+
+LOCAL = LocalTraining(lr=1e-2, batch_size=8)
+
+
+@hyperparameters
+class Counting(LocalAveraging):
+    """Keeps the number of its rounds, and of each class the number of rounds in which it was there."""
+
+    about = About("counting", "Counting", "a test")
+    labels = LabelUse(view="all")
+    seen: ClassVar[list[tuple[str, LocalRound]]] = []
+
+    def train(
+        self, site: SiteContext, received: Payload, round_: LocalRound
+    ) -> tuple[Update, dict[str, Tensor]]:
+        self.seen.append((site.name, round_))
+        update, state = super().train(site, received, round_)
+        rounds = round_.kept.get("rounds", torch.zeros(1)) + 1
+        of_classes = round_.kept.get(f"{ROWS}rounds", torch.zeros(len(received.labels), 2)) + 1
+        return update, state | {f"{KEPT}rounds": rounds, f"{KEPT}{ROWS}rounds": of_classes}
+
+
+@pytest.fixture(autouse=True)
+def nothing_seen() -> None:
+    Counting.seen.clear()
+
+
+def rounds_of(site: str) -> list[LocalRound]:
+    return [round_ for name, round_ in Counting.seen if name == site]
+
+
+def kept_by(site: str) -> list[float]:
+    """The number of rounds that the site had kept at the beginning of each round; 0 where it had none."""
+    return [float(r.kept["rounds"]) if r.kept else 0.0 for r in rounds_of(site)]
+
+
+def begun(server: Server, loop: Loop) -> Server:
+    server.begin(loop.exchange("handshake", server.handshake(loop.sites), server.receiver()))
+    return server
+
+
+def one_round(server: Server, loop: Loop) -> None:
+    server.close_round(loop.exchange("train", server.assign(), server.receiver()))
+
+
+def test_it_outlives_the_phase_that_moments_end_with(tiny: Any) -> None:
+    method = Counting(local=replace(LOCAL, warmup_epochs=1))
+    tiny(method, rounds=3).run()
+    rounds = rounds_of("alpha")
+    assert [r.phase for r in rounds] == ["warm-up", "main", "main"]
+    assert [bool(r.optimiser_state) for r in rounds] == [False, False, True]
+    assert kept_by("alpha") == [0, 1, 2]
+
+
+def test_it_outlives_the_process(tiny: Any) -> None:
+    tiny(Counting(local=LOCAL), rounds=2).run()
+    tiny(Counting(local=LOCAL), rounds=4).run()
+    assert kept_by("alpha") == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_round_that_is_not_committed_leaves_no_trace(restarted: bool, tiny: Any) -> None:
+    """Round 2 is trained and lost; trained again, it begins with what round 1 has left, and so do others."""
+    federation = tiny(Counting(local=LOCAL), rounds=3)
+    loop = Loop(federation.sites())
+    server = begun(federation.server(), loop)
+    one_round(server, loop)
+    lost = {name: loop._sites[name].answer(unpack(packed)) for name, packed in server.assign().items()}
+    for site in loop._sites.values():  # or it would repeat its answer without training
+        shutil.rmtree(site.folder / "answers")
+    if restarted:
+        loop = Loop(federation.sites())
+        server = begun(federation.server(), loop)
+    again = {name: loop._sites[name].answer(unpack(packed)) for name, packed in server.assign().items()}
+    assert kept_by("alpha") == [0, 1, 1]
+    for name, update in lost.items():
+        repeated = again[name]
+        assert isinstance(update, Update)
+        assert isinstance(repeated, Update)
+        assert all(torch.equal(t, repeated.shared[k]) for k, t in update.shared.items())
+    one_round(server, loop)
+    one_round(server, loop)
+    assert kept_by("alpha") == [0, 1, 1, 2]
+
+
+def test_rows_follow_their_classes_when_others_join(tiny: Any) -> None:
+    """Hernia, Mass and Nodule are three, then four: Fibrosis comes first and begins with zeros."""
+    method, both = Counting(local=LOCAL), {"alpha": ("Mass", "Nodule"), "beta": ("Nodule", "Hernia")}
+    tiny(method, both, rounds=1).run()
+    tiny(method, both | {"gamma": ("Fibrosis", "Nodule")}, rounds=3).run()
+    before, joined, after = rounds_of("alpha")
+    assert not before.kept
+    assert joined.kept[f"{ROWS}rounds"].tolist() == [[0, 0], [1, 1], [1, 1], [1, 1]]
+    assert after.kept[f"{ROWS}rounds"].tolist() == [[1, 1], [2, 2], [2, 2], [2, 2]]
+    assert joined.kept["rounds"].tolist() == [1]
+
+
+def test_a_site_that_missed_a_round_has_what_it_kept_last(tiny: Any) -> None:
+    federation = tiny(Counting(local=LOCAL), rounds=3, min_sites=2)
+    loop = Loop(federation.sites())
+    server = begun(federation.server(), loop)
+    one_round(server, loop)
+    others = {name: packed for name, packed in server.assign().items() if name != "alpha"}
+    server.close_round(loop.exchange("train", others, server.receiver()))
+    one_round(server, loop)
+    assert kept_by("alpha") == [0, 1]
+    assert kept_by("beta") == [0, 1, 2]

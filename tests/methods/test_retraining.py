@@ -1,0 +1,367 @@
+"""Re-training of the head: cRT after FedAvg, balanced softmax and Fed-MAS."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from rounds import train_round
+from suture.core.errors import ConfigError
+from suture.core.labels import LabelSet
+from suture.core.seeds import generator_for, seed_for
+from suture.data.batch import class_aware
+from suture.federation.loop import Loop, federate
+from suture.federation.plan import round_context
+from suture.federation.server.server import Server
+from suture.learning.training import LocalRound, LocalTraining, SiteContext
+from suture.methods.base import GlobalModel, Method, RoundContext
+from suture.methods.composed import Composed
+from suture.methods.crt import Decoupling
+from suture.methods.fedavg import FedAvg
+from suture.methods.fedmas import FedMAS
+from suture.methods.ldam import LDAM
+from suture.methods.retraining import RETRAINING, Retraining
+from suture.methods.roles import Step, Term, Value
+from suture.models import ModelSpec
+from suture.models.heads import head_rows
+from suture.protocol.messages import Update
+from suture.simulation.job import load_job, with_settings
+from suture.simulation.trial import SITES, Trial
+
+SMALL = ModelSpec("cnn", size=16)
+LOCAL = LocalTraining(lr=1e-2, batch_size=8)
+RETRAIN = Retraining(rounds=2, epochs=2, batch_size=8)
+CRT = Decoupling(local=LOCAL, retrain=RETRAIN)
+
+
+def tensors(model: GlobalModel) -> dict[str, Tensor]:
+    return {**model.shared, **model.head}
+
+
+def same(one: GlobalModel, two: GlobalModel) -> bool:
+    a, b = tensors(one), tensors(two)
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def step_by_step(trial: Trial) -> Iterator[GlobalModel]:
+    """The global model at the start, and after each round, which is trained when it is asked for."""
+    server, loop = trial.server, Loop(trial.sites)
+    server.begin(loop.exchange("handshake", server.handshake(loop.sites), server.receiver()))
+    yield server.model
+    while not server.done:
+        server.close_round(loop.exchange("train", server.assign(), server.receiver()))
+        yield server.model
+
+
+def in_retraining(method: Method, phase_round: int = 1) -> RoundContext:
+    """A round of the phase, after four others."""
+    (phase,) = (p for p in method.phases(4 + method.least_rounds) if p.name == RETRAINING)
+    return RoundContext(5 + phase_round, phase, 1, phase_round)
+
+
+def test_the_last_rounds_are_of_the_head_alone() -> None:
+    phases = CRT.phases(7)
+    assert [(p.name, p.rounds, p.trainable, p.fresh_head, p.selectable) for p in phases] == [
+        ("main", 5, "all", False, False),
+        ("retraining", 2, "head", True, True),
+    ]
+    local = phases[1].local
+    assert local is not None
+    assert (local.optimiser, local.momentum, local.weight_decay, local.sampling) == (
+        *("sgd", 0.9, 5e-4, "class_aware"),
+    )
+    warm = replace(CRT, local=replace(LOCAL, warmup_epochs=1)).phases(4)
+    assert [(p.name, p.rounds) for p in warm] == [("warm-up", 1), ("main", 1), ("retraining", 2)]
+    assert FedAvg(local=LOCAL).phases(7)[0].selectable
+
+
+def test_too_few_rounds_are_refused_before_anything_begins(tmp_path: Path) -> None:
+    says = r"method\.retrain\.rounds=10 .* it has 4; set rounds to 11 or more, or lower"
+    job = with_settings(load_job("fedmas_tones"), ["method=crt", "rounds=4"])
+    with pytest.raises(ConfigError, match=says):
+        job.schedule()
+    with Trial(CRT, SMALL, "multiclass") as trial:
+        schedule = replace(trial.server.schedule, rounds=2)
+        with pytest.raises(ConfigError, match="it has 2; set rounds to 3 or more"):
+            Server(trial.plan, schedule, tmp_path, None)
+
+
+def test_one_word_or_a_field_of_any_method() -> None:
+    job = load_job("fedmas_tones")
+    crt = with_settings(job, ["method=crt", "rounds=12", "method.retrain.rounds=3"])
+    assert crt.method.retrain == Retraining(rounds=3)
+    balanced = with_settings(crt, ["softmax=balanced"]).method
+    assert isinstance(balanced, Decoupling)
+    assert balanced.softmax == "balanced"
+    fedmas = with_settings(job, ['retrain={"rounds": 3}']).method
+    assert isinstance(fedmas, FedMAS)
+    assert fedmas.retrain == Retraining(rounds=3)
+    ldam = with_settings(job, ["method=ldam", "retrain={}"]).method
+    assert ldam.retrain == Retraining()
+
+
+@pytest.mark.parametrize("method", [Decoupling(), FedAvg(retrain=RETRAIN), FedMAS(retrain=RETRAIN)])
+def test_several_labels_an_image_are_refused(method: Method) -> None:
+    assert method.label_types == ("multiclass",)
+    assert replace(method, retrain=None).label_types == ("multilabel", "multiclass")  # type: ignore[type-var]
+    with (
+        Trial(method, SMALL, "multilabel") as trial,
+        pytest.raises(ConfigError, match="not defined for several labels an image"),
+    ):
+        trial.payload("alpha")
+
+
+def test_before_it_begins_and_without_it_all_is_fedavg() -> None:
+    """Two rounds of FedAvg give the bytes of two rounds before a re-training, and of none."""
+    never = Decoupling(local=LOCAL, retrain=None)
+    with (
+        Trial(FedAvg(local=LOCAL), SMALL, "multiclass", rounds=2) as a,
+        Trial(never, SMALL, "multiclass", rounds=2) as b,
+        Trial(CRT, SMALL, "multiclass", rounds=2) as c,
+    ):
+        *_, fedavg = step_by_step(a)
+        *_, without = step_by_step(b)
+        before = list(step_by_step(c))[2]
+    assert same(fedavg, without)
+    assert same(fedavg, before)
+
+
+def test_the_backbone_rests_and_the_head_is_another() -> None:
+    """The mean of equal tensors of three sites is that tensor, to the last bit."""
+    with Trial(CRT, SMALL, "multiclass", rounds=1) as trial:
+        _, main, first, second = step_by_step(trial)
+    assert all(torch.equal(t, main.shared[k]) for k, t in first.shared.items())
+    assert all(torch.equal(t, main.shared[k]) for k, t in second.shared.items())
+    assert not torch.equal(first.head["head.weight"], main.head["head.weight"])
+    assert not torch.equal(second.head["head.weight"], first.head["head.weight"])
+
+
+def test_the_head_is_drawn_anew_for_all_sites_alike() -> None:
+    """At a learning rate of nothing every site sends the rows that were drawn, which nobody had before."""
+    method = replace(CRT, retrain=replace(RETRAIN, lr=1e-30))
+    with Trial(method, SMALL, "multiclass") as trial:
+        _, main, retrained, _ = step_by_step(trial)
+    drawn = head_rows(LabelSet(main.labels), 128, seed_for(1, "head", 2))
+    assert all(torch.equal(retrained.head[name], rows) for name, rows in drawn.items())
+    assert not torch.equal(main.head["head.weight"], drawn["head.weight"])
+
+
+def sent(method: Method, model: ModelSpec = SMALL) -> Update:
+    """What alpha sends in a first round of re-training."""
+    with Trial(method, model, "multiclass") as trial:
+        payload = trial.payload("alpha")
+        update, _ = train_round(method, trial.context("alpha", payload), payload, in_retraining(method))
+        return update
+
+
+class Loud(Term):
+    """A term that no re-training may begin."""
+
+    def begin(self, site: SiteContext, round_: LocalRound) -> Value:
+        raise AssertionError("a term was begun")
+
+    def value(self, step: Step) -> Tensor:
+        raise AssertionError
+
+
+def test_losses_and_terms_of_the_method_are_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = sent(FedAvg(local=LOCAL, retrain=RETRAIN))
+    others = [FedAvg(local=LOCAL, retrain=RETRAIN, softmax="balanced"), CRT]
+    for other in others:
+        assert equal(sent(other), plain)
+    cosine = replace(SMALL, head="cosine")
+    assert equal(
+        sent(LDAM(local=LOCAL, retrain=RETRAIN), cosine), sent(FedAvg(local=LOCAL, retrain=RETRAIN), cosine)
+    )
+    monkeypatch.setattr(Composed, "terms", (Loud(),))
+    assert equal(sent(CRT), plain)
+    with Trial(CRT, SMALL, "multiclass") as trial:
+        site, before = trial.context("alpha", trial.payload("alpha")), round_context(trial.plan, 9, 1)
+        with pytest.raises(AssertionError, match="a term was begun"):
+            train_round(CRT, site, trial.payload("alpha"), before)
+
+
+def equal(one: Update, two: Update) -> bool:
+    a, b = {**one.shared, **one.head}, {**two.shared, **two.head}
+    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+
+
+def test_a_round_is_stochastic_gradient_descent_on_the_head_written_out() -> None:
+    """Softmax, gradient, momentum (Nesterov's) and decay image by image and class by class, in double."""
+    method = replace(CRT, retrain=replace(RETRAIN, batch_size=4))
+    ctx, lr = in_retraining(method, 2), 0.1
+    with Trial(CRT, SMALL, "multiclass") as trial:
+        payload = trial.payload("alpha")
+        site = trial.context("alpha", payload)
+        site.model.double()
+        prepare = site.prepare
+        site = replace(site, prepare=lambda x: prepare(x).double())  # type: ignore[arg-type]
+        train = site.samples["train"]
+        with torch.no_grad():
+            h = site.model.eval().features({"image": prepare(train.inputs["image"]).double()})
+        w, b = (getattr(site.model.head, key).detach().clone() for key in ("weight", "bias"))
+        update, _ = train_round(method, site, payload, ctx)
+    known = [c for c in range(len(b)) if not train.y[:, c].isnan().any()]
+    mw, mb = torch.zeros_like(w), torch.zeros_like(b)
+    shuffle, steps = generator_for(1, "alpha", ctx.round, "shuffle"), 0
+    for _ in range(2):
+        for rows in class_aware(train.y, 4, shuffle):
+            gw, gb = 5e-4 * w, 5e-4 * b
+            for i in rows.tolist():
+                z = {c: float(w[c] @ h[i] + b[c]) for c in known}
+                for c in known:
+                    p = math.exp(z[c]) / sum(map(math.exp, z.values()))
+                    gw[c] += (p - float(train.y[i, c] == 1)) / len(rows) * h[i]
+                    gb[c] += (p - float(train.y[i, c] == 1)) / len(rows)
+            mw, mb = 0.9 * mw + gw, 0.9 * mb + gb
+            w, b, steps = w - lr * (gw + 0.9 * mw), b - lr * (gb + 0.9 * mb), steps + 1
+    assert steps > 2
+    torch.testing.assert_close(update.head["head.weight"], w, atol=1e-10, rtol=0)
+    torch.testing.assert_close(update.head["head.bias"], b, atol=1e-10, rtol=0)
+
+
+def test_a_row_that_nobody_sends_stays() -> None:
+    before = GlobalModel(("A", "B"), {}, {"head.bias": torch.tensor([1.0, 2.0])})
+    weights = torch.ones(1).double()
+    updates = [Update(6, ("A",), {}, {"head.bias": torch.tensor([x])}, weights) for x in (3.0, 5.0)]
+    for method in (CRT, FedMAS(retrain=RETRAIN)):
+        after = method.aggregate(before, updates, in_retraining(method))
+        assert after.head["head.bias"].tolist() == [4, 2]
+
+
+def test_a_site_without_images_of_a_class_trains_nothing() -> None:
+    with Trial(CRT, SMALL, "multiclass") as trial:
+        payload = trial.payload("alpha")
+        site = trial.context("alpha", payload)
+        train = site.samples["train"]
+        site = replace(site, samples={"train": replace(train, y=torch.zeros_like(train.y))})
+        update, _ = train_round(CRT, site, payload, in_retraining(CRT, 2))
+    assert update.train_loss is None
+    assert torch.equal(update.head["head.weight"], payload.head["head.weight"])
+
+
+def losses(trial: Trial) -> list[float]:
+    return [line["validation"]["loss"] for line in trial.history()]
+
+
+def test_the_result_is_a_model_after_the_retraining_even_where_one_before_is_better() -> None:
+    """Rows that are hardly trained are worse than those of FedAvg; they are what the method gives."""
+    method = replace(CRT, retrain=replace(RETRAIN, lr=1e-9))
+    with Trial(method, SMALL, "multiclass", rounds=4) as trial:
+        trial.run()
+        found = losses(trial)
+        assert min(found[:4]) < min(found[4:])
+        assert trial.server.selected_round in (5, 6)
+        assert json.loads((trial.folder / "run" / "run.json").read_text())["selected_round"] in (5, 6)
+
+
+class AtServer:
+    """Labelled data at the server, by which every round is worse than the one before."""
+
+    def __init__(self) -> None:
+        self.rounds = 0
+
+    def validate(self, model: GlobalModel) -> dict[str, float | None]:
+        self.rounds += 1
+        return {"server_auroc": 1 / self.rounds}
+
+    def check_groups(self, labels: object) -> None: ...
+
+
+@pytest.mark.parametrize(("method", "expected"), [(CRT, 4), (FedAvg(local=LOCAL), 1)])
+def test_so_it_is_where_the_server_measures(method: Method, expected: int) -> None:
+    with Trial(method, SMALL, "multiclass", rounds=3) as trial:
+        trial.server.schedule = replace(trial.server.schedule, selection="server_metric")
+        trial.server.held_out = AtServer()  # type: ignore[assignment]
+        list(step_by_step(trial))
+        assert trial.server.selected_round == expected
+
+
+def test_patience_does_not_end_a_run_before_its_retraining() -> None:
+    """At a learning rate of 0 nothing gets better in any round of the main phase."""
+    method = replace(CRT, local=replace(LOCAL, lr=1e-30))
+    with Trial(method, SMALL, "multiclass", rounds=4) as trial:
+        trial.server.schedule = replace(trial.server.schedule, patience=1)
+        trial.run()
+        assert trial.server.round >= 5
+
+
+def stopped(trial: Trial, after: int) -> None:
+    """Run the first rounds of a trial."""
+    steps = step_by_step(trial)
+    for _ in range(after + 1):
+        next(steps)
+
+
+def restarted(trial: Trial, rounds: int) -> None:
+    """The parties of a trial as after a crash, for a run of so many rounds."""
+    schedule = replace(trial.server.schedule, rounds=rounds)
+    trial.server = Server(trial.plan, schedule, trial.folder / "run", None)
+    trial.sites = {name: trial._site(name, rounds) for name in SITES}
+
+
+@pytest.mark.parametrize("method", [CRT, FedMAS(local=LOCAL, retrain=RETRAIN)])
+@pytest.mark.parametrize("stop", [2, 3])
+def test_a_run_continues_within_the_retraining_with_the_same_bytes(method: Any, stop: int) -> None:
+    """After its last round before (2) and after the first of it (3), whose moments and head go on."""
+    spec = replace(SMALL, projection=0)
+    with (
+        Trial(method, spec, "multiclass", rounds=2) as whole,
+        Trial(method, spec, "multiclass", rounds=2) as cut,
+    ):
+        whole.run()
+        stopped(cut, stop)
+        restarted(cut, 4)
+        federate(cut.server, Loop(cut.sites))
+        assert same(cut.server.model, whole.server.model)
+        assert cut.server.selected_round == whole.server.selected_round
+        assert losses(cut) == losses(whole)
+
+
+@pytest.mark.parametrize(
+    ("stop", "rounds", "was", "now"), [(3, 6, "retraining", "main"), (2, 3, "main", "retraining")]
+)
+def test_rounds_that_change_phase_are_refused(stop: int, rounds: int, was: str, now: str) -> None:
+    says = (
+        f"round {stop} was one of the phase {was}; in a run of {rounds} rounds it would be of the phase {now}"
+    )
+    with Trial(CRT, SMALL, "multiclass", rounds=2) as trial:
+        stopped(trial, stop)
+        restarted(trial, rounds)
+        with pytest.raises(ConfigError, match=says):
+            next(step_by_step(trial))
+
+
+def test_more_rounds_before_the_retraining_are_none_of_another_phase() -> None:
+    with Trial(CRT, SMALL, "multiclass", rounds=2) as trial:
+        stopped(trial, 1)
+        restarted(trial, 6)
+        federate(trial.server, Loop(trial.sites))
+        phases = [line["phase"] for line in trial.history()]
+    assert phases == ["main"] * 4 + ["retraining"] * 2
+
+
+def test_fed_mas_aggregates_by_the_rescue_factor_of_a_resting_model() -> None:
+    """v = E w, so RF = E sum of w squared; the prior has no part in the loss, and the projector rests."""
+    method = FedMAS(local=LOCAL, retrain=RETRAIN)
+    with Trial(method, SMALL, "multiclass") as trial:
+        payload = trial.payload("alpha")
+        site = trial.context("alpha", payload)
+        noted: dict[str, Tensor] = {}
+        site = replace(site, record=noted.update)
+        update, _ = train_round(method, site, payload, in_retraining(method))
+        without, _ = train_round(
+            replace(method, distillation=0.0), trial.context("alpha", payload), payload, in_retraining(method)
+        )
+    assert update.weight == pytest.approx(2 * float(noted["divergence"].square().sum()))
+    assert equal(update, without)
+    assert all(torch.equal(tensor, payload.shared[name]) for name, tensor in update.shared.items())
+    assert update.class_weights.tolist() == [update.weight] * len(payload.labels)
