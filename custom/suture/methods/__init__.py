@@ -25,6 +25,7 @@ from suture.methods.fedprox import FedProx
 from suture.methods.fedpu import FedPU
 from suture.methods.fedrs import FedRS
 from suture.methods.fedvls import FedVLS
+from suture.methods.fixmatch import FixMatch
 from suture.methods.focal import FocalFedAvg
 from suture.methods.fpsl import FPSL
 from suture.methods.fssl import FSSL
@@ -49,6 +50,7 @@ METHODS: dict[str, type[Method]] = {
         FedLSM,
         ConDist,
         FSSL,
+        FixMatch,
         FedPU,
         FPSL,
         FedVLS,

@@ -49,7 +49,7 @@ def bilevel_loss(model: Classifier, a: Batch, b: Batch, loss: Loss, eta: float) 
     Returns:
         a scalar.
     """
-    # Detached, not under no_grad: in mixed precision torch 2.9 would then have weights without gradient for B.
+    # Detached, not under no_grad: in mixed precision torch 2.9 would keep weights without gradient for B.
     of_a = loss(model.head(model.features(a.inputs).detach()), a.y, a.known)
     psi = dict(model.head.named_parameters())
     gradient = torch.autograd.grad(of_a, list(psi.values()), retain_graph=True)
