@@ -33,6 +33,15 @@ EXEMPT = {
     # Their terms take one value of these; the other one is refused. Thresholds and views as for FedLSM.
     "condist": {"label_view", "unknown"},
     "fssl": {"label_view", "unknown", "received_labels.thresholds", "received_labels.strong"},
+    "fixmatch": {
+        "label_view",
+        "unknown",
+        "pseudo_labels.thresholds",
+        "pseudo_labels.strong",
+        "pseudo_labels.keep",
+        "pseudo_labels.among",
+    },
+    "fedpu": {"label_view", "unknown"},
     # As above; and one term of the loss may be below 0, so a large weight of it is no sign of a mistake.
     "fedvls": {"label_view", "softmax", "suppression"},
     # Their losses are softmaxes of their own, and refuse another.

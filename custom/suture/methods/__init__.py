@@ -22,9 +22,12 @@ from suture.methods.fedmas import FedMAS
 from suture.methods.fedmlp import FedMLP
 from suture.methods.fednml import FedNML
 from suture.methods.fedprox import FedProx
+from suture.methods.fedpu import FedPU
 from suture.methods.fedrs import FedRS
 from suture.methods.fedvls import FedVLS
+from suture.methods.fixmatch import FixMatch
 from suture.methods.focal import FocalFedAvg
+from suture.methods.fpsl import FPSL
 from suture.methods.fssl import FSSL
 from suture.methods.individual import Individual
 from suture.methods.ldam import LDAM
@@ -47,6 +50,9 @@ METHODS: dict[str, type[Method]] = {
         FedLSM,
         ConDist,
         FSSL,
+        FixMatch,
+        FedPU,
+        FPSL,
         FedVLS,
         FedMAS,
         FedMLP,

@@ -15,7 +15,9 @@ model that labels: the student itself (FixMatch), or the received model (FSSL).
 
 from __future__ import annotations
 
-from typing import Annotated
+from abc import abstractmethod
+from dataclasses import field
+from typing import Annotated, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -26,9 +28,13 @@ from torch import Tensor
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelType
 from suture.core.validation import STRICT
+from suture.data.augmentation import STRONG, Augmentation
 from suture.data.batch import Batch
+from suture.learning.losses import probabilities
 from suture.learning.training import LocalRound, Loss, SiteContext
-from suture.methods.roles import CrossEntropy
+from suture.methods.base import LabelUse, Limits, hyperparameters
+from suture.methods.composed import Composed
+from suture.methods.roles import CrossEntropy, Needs, Step, Supervised, Term, Value
 from suture.protocol.messages import Payload
 
 Probability = Annotated[float, Field(ge=0, le=1)]
@@ -137,3 +143,81 @@ def pseudo_loss(
     """
     loss = multilabel_loss if label_type == "multilabel" else single_label_loss
     return loss(weak_p, strong_logits, unknown, thresholds)
+
+
+@validated(frozen=True, config=STRICT)
+class ConfidentLabels(Term):
+    """Confident pseudo-labels of one view, learned in another one; a method says which model gives them.
+
+    Attributes:
+        weight: lambda.
+        thresholds: how sure the model that labels must be; those of FedLSM and FixMatch.
+        strong: the view that the site learns; the weak one is under the job's augmentation.
+    """
+
+    needs: ClassVar[Needs] = Needs(
+        view="all", unknown="masked", why="gives pseudo-labels for what the site does not annotate"
+    )
+
+    weight: Annotated[float, Field(ge=0)] = 1.0
+    thresholds: Thresholds = field(default_factory=Thresholds)
+    strong: Augmentation = STRONG
+
+    @abstractmethod
+    def labelling(self, step: Step) -> Tensor:
+        """Logits of the model that labels, for the weak views of the batch, ``[n, c]``, without gradient."""
+
+    def unknown(self, batch: Batch, label_type: LabelType) -> Tensor:
+        """What pseudo-labels may be of, boolean ``[n, c]``."""
+        return unknown_entries(batch, label_type)
+
+    def of_strong_view(self, p: Tensor, logits: Tensor, unknown: Tensor, label_type: LabelType) -> Tensor:
+        """L_u; the arguments are those of `pseudo_loss`."""
+        return pseudo_loss(p, logits, unknown, label_type, self.thresholds)
+
+    @property
+    def active(self) -> bool:
+        return self.weight > 0
+
+    @property
+    def second_view(self) -> Augmentation:
+        return self.strong
+
+    def seen_again(self, batch: Batch, label_type: LabelType) -> Tensor:
+        return self.unknown(batch, label_type).any(dim=1).nonzero().squeeze(1)
+
+    def begin(self, site: SiteContext, round_: LocalRound) -> Value:
+        label_type = site.model.labels.label_type
+
+        def value(step: Step) -> Tensor:
+            if step.rows is None or step.strong is None:
+                return step.logits.new_zeros(())
+            p = probabilities(self.labelling(step)[step.rows], label_type)
+            unknown = self.unknown(step.batch, label_type)[step.rows]
+            return self.weight * self.of_strong_view(p, step.strong, unknown, label_type)
+
+        return value
+
+
+@hyperparameters
+class Confident(Composed):
+    """What FixMatch and FSSL share; see `Composed` for the other fields.
+
+    Attributes:
+        rows: of the head, by default those of the ``owners`` of a class.
+        unknown: ``masked``; a class that gets pseudo-labels is not taught as absent, except that an image
+            with its one label is of no other class.
+    """
+
+    labels = LabelUse(view="all", unknown="masked")
+    limits = Limits(images_only=True)
+
+    rows: Literal["all", "owners"] = "owners"
+    unknown: Literal["negative", "masked"] = "masked"
+
+    @property
+    def supervised(self) -> Supervised:
+        return super().supervised if self.softmax == "balanced" else LabelledCrossEntropy(self.class_weights)
+
+    def loss(self, logits: Tensor, y: Tensor, known: Tensor, label_type: LabelType) -> Tensor:
+        return super().loss(logits, *of_no_other_class(y, known, label_type), label_type)
