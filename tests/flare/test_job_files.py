@@ -15,9 +15,10 @@ from suture.core.labels import LabelSet
 from suture.federation.plan import Plan
 from suture.flare.codec import as_text, from_shareable_, from_text, register
 from suture.flare.executor import SiteExecutor
-from suture.flare.workspace import with_own_prior, with_own_weights
+from suture.flare.workspace import with_own_embedding, with_own_prior, with_own_weights
 from suture.learning.prediction import open_model
 from suture.methods.fedmas import FedMAS
+from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec, build
 from suture.models.priors import PriorSpec
 from suture.models.saved import load_model, load_spec, save_model
@@ -91,6 +92,30 @@ def test_weights_are_looked_up_in_the_servers_own_folder(
     for model in (ModelSpec("resnet18", weights="download"), ModelSpec("resnet18")):
         usual = dataclasses.replace(plan, model=model)
         assert with_own_weights(usual, tmp_path) == usual
+
+
+def test_name_vectors_and_embeddings_are_looked_up_in_a_partys_own_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SUTURE_SITES", raising=False)
+    (tmp_path / "names.safetensors").touch()
+    (tmp_path / "minilm").mkdir()
+    named = job(ModelSpec("cnn", rows="named", name_vectors="names.safetensors")).plan("trial")
+    found = with_own_weights(named, tmp_path).model.name_vectors
+    assert found == str(tmp_path / "names.safetensors")
+    text = dataclasses.replace(
+        named, method=SurgicalAggregation(), model=ModelSpec("vectors", embedding="minilm")
+    )
+    assert with_own_embedding(text, tmp_path).model.embedding == str(tmp_path / "minilm")
+    for model, finder in (
+        (ModelSpec("cnn", rows="named", name_vectors="/etc/passwd"), with_own_weights),
+        (ModelSpec("vectors", embedding="/etc"), with_own_embedding),
+    ):
+        stray = dataclasses.replace(text, model=model)
+        with pytest.raises(ConfigError, match=r"model\.(name_vectors|embedding)=.*\[storage\] files"):
+            finder(stray, tmp_path)
+    usual = dataclasses.replace(text, model=ModelSpec("vectors"))
+    assert with_own_embedding(usual, tmp_path) == usual
 
 
 def test_a_site_abstains_from_a_job_that_names_another_file(

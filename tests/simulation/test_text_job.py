@@ -1,4 +1,4 @@
-"""Methods made for images, on documents: the job `surgical_openi` on a few."""
+"""Methods made for images, on documents: the jobs `surgical_openi` and `reports_openi` on a few."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from official import Report, write_openi
 from suture.core.errors import ConfigError
-from suture.data.readers.openi import FINDINGS
+from suture.data.readers.openi import FINDINGS, THIRTEEN
 from suture.simulation.job import load_job, with_settings
 from suture.simulation.run import run_job
 
@@ -70,3 +70,25 @@ def test_a_run_of_other_words_does_not_go_on_with_those_of_its_documents(tmp_pat
     with pytest.raises(ConfigError, match=says):
         run_job(corpus, "local", out, resume=True)
     assert (out / "run.json").read_bytes() == before
+
+
+def test_vectors_of_documents_train_and_no_site_shares_a_finding(tmp_path: Path) -> None:
+    reports: list[Report] = [
+        (f"It shows {THIRTEEN[i % 13].lower()}.", "", (f"{THIRTEEN[i % 13]}/mild",)) for i in range(260)
+    ]
+    root = write_openi(tmp_path / "openi", reports).parent
+    settings = ["rounds=4", "method.local.batch_size=8", f"simulation.root={root}"]
+    run_job(
+        with_settings(load_job("reports_openi"), settings),
+        *("local", tmp_path / "r"),
+        resume=False,
+        overwrite=False,
+        threads=None,
+    )
+    run = json.loads((tmp_path / "r" / "run.json").read_text())
+    known = [site["labels"] for site in run["sites"].values()]
+    assert sorted(map(len, known)) == [4, 4, 5]
+    assert sorted(name for own in known for name in own) == sorted(THIRTEEN)
+    lines = [json.loads(line) for line in (tmp_path / "r" / "history.jsonl").read_text().splitlines()]
+    losses = [line["validation"]["loss"] for line in lines]
+    assert losses[-1] < losses[0]

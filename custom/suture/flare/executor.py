@@ -15,7 +15,13 @@ from suture.federation.plan import Plan
 from suture.federation.site.abstention import abstention, record_error
 from suture.federation.site.site import Site
 from suture.flare.codec import from_shareable_, from_text, register, to_shareable
-from suture.flare.workspace import check_method_allowed, claim_experiment, with_own_prior, workspace_root
+from suture.flare.workspace import (
+    check_method_allowed,
+    claim_experiment,
+    with_own_embedding,
+    with_own_prior,
+    workspace_root,
+)
 from suture.protocol.check import Expectation
 from suture.protocol.messages import Abstain, Payload, Reply
 from suture.protocol.packing import pack, unpack
@@ -78,6 +84,7 @@ class SiteExecutor(Executor):
         check_method_allowed(str(settings.get("method")), fl_ctx)
         plan = Plan.from_dict(settings)
         config = load_site_config(find_site_config(name, root))
+        plan = with_own_embedding(plan, config.storage.files)
         if config.training.prior is None:
             plan = with_own_prior(plan, config.storage.files)
         state = (config.storage.state or root / "suture") / plan.experiment

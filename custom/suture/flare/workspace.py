@@ -15,6 +15,7 @@ from nvflare.app_common.widgets.component_path_authorizer import ComponentPathAu
 
 from suture.core.errors import ConfigError
 from suture.core.files import named_file
+from suture.data.embedding import TFIDF
 from suture.federation.ownership import Submitter, claim
 from suture.federation.plan import Plan
 from suture.methods import entry_of
@@ -92,6 +93,19 @@ def with_own_prior(plan: Plan, folder: Path) -> Plan:
     path = named_file(prior.path, folder, "method.prior.path")
     method = replace(plan.method, prior=replace(prior, path=str(path)))  # type: ignore[type-var]
     return replace(plan, method=method)
+
+
+def with_own_embedding(plan: Plan, folder: Path) -> Plan:
+    """Return the plan with the embedding model that it names as a folder of a site's own folder.
+
+    Raises:
+        ConfigError: see `named_file`.
+    """
+    spec = plan.model
+    if spec.embedding == TFIDF or _simulated():
+        return plan
+    path = named_file(spec.embedding, folder, "model.embedding")
+    return replace(plan, model=replace(spec, embedding=str(path)))
 
 
 def with_own_weights(plan: Plan, folder: Path) -> Plan:

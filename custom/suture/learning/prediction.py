@@ -27,8 +27,9 @@ from suture.core.spreadsheets import as_cell
 from suture.data.decoding import needed_bits, open_image, readable, resize_pad
 from suture.data.inputs import Input, Kind, find_inputs
 from suture.learning.losses import probabilities
-from suture.models import MODELS, ModelSpec, vocabulary_of
+from suture.models import MODELS, ModelSpec
 from suture.models.classifier import Classifier, Preprocessing
+from suture.models.documents import document_inputs
 from suture.models.saved import load_model, load_spec
 
 BATCH = 64
@@ -205,8 +206,7 @@ class Model:
         """Return images, or texts, as a batch of the network."""
         if self.reads_text:
             texts = [value for value in values if isinstance(value, str)]
-            tokens, length = vocabulary_of(self.spec).encode(texts, self.spec.longest)
-            return {"tokens": tokens, "length": length}
+            return document_inputs(self.spec, texts)
         return {"image": self.prepare(torch.stack([v for v in values if isinstance(v, Tensor)]))}
 
     def _probabilities(self, inputs: dict[str, Tensor]) -> Tensor:

@@ -18,7 +18,8 @@ from suture.data.image_cache import decode
 from suture.data.readers import load_reading
 from suture.data.reading import Reading
 from suture.data.table import SPLITS, Split, Table
-from suture.models import MODELS, ModelSpec, vocabulary_of
+from suture.models import MODELS, ModelSpec
+from suture.models.documents import document_inputs
 
 SiteSamples = tuple[LabelSet, dict[Split, Samples]]
 """A site's own classes, and its samples of each split."""
@@ -46,8 +47,8 @@ def load_samples(
     Returns:
         the site's own classes, and the samples of each of the three splits. Their inputs are images under
         ``image``, uint8 [n, channels, size, size], memory-mapped; or documents under ``tokens``, int32
-        [n, l], padded to the site's longest, with their ``length``, int64 [n]. A split without rows has
-        n = 0.
+        [n, l], padded to the site's longest, with their ``length``, int64 [n], or under ``vector``, float32
+        [n, d]. A split without rows has n = 0.
 
     Raises:
         ConfigError: the data are text and the model reads images, or the reverse.
@@ -112,8 +113,7 @@ def _check_kind(table: Table, config: SiteConfig, spec: ModelSpec, site: str) ->
 def _inputs(table: Table, config: SiteConfig, spec: ModelSpec, site: str) -> tuple[dict[str, Tensor], Table]:
     """Return the inputs of the model, and the rows whose inputs could be read."""
     if table.texts is not None:
-        tokens, length = vocabulary_of(spec).encode(table.texts, spec.longest)
-        return {"tokens": tokens, "length": length}, table
+        return document_inputs(spec, table.texts, config.storage.cache, site), table
     images, readable = decode(
         table, spec.size, config.data.color, config.storage.cache, config.privacy.max_faults, site
     )

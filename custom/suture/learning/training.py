@@ -159,6 +159,7 @@ class LocalRound:
         fresh_head: whether the head is drawn anew before the round.
         kept: what the method kept at the site in its last round, beside the state of the optimiser; the rows
             under `ROWS` are those of the model's classes, zeros for a class that is new.
+        head_rate: learning rate of the head's rows, relative to that of the rest.
     """
 
     local: LocalTraining
@@ -173,6 +174,7 @@ class LocalRound:
     phase_rounds: int = 1
     fresh_head: bool = False
     kept: Mapping[str, Tensor] = field(default_factory=dict)
+    head_rate: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -196,20 +198,18 @@ def fit(
     batches: Batches | None = None,
     after_step: Callable[[], None] | None = None,
     after_epoch: Callable[[], None] | None = None,
-    head_rate: float = 1.0,
 ) -> Fitted:
     """Train the site's model in place for one round.
 
     Args:
         batches: of one epoch; by default `training_batches`.
-        head_rate: learning rate of the head's rows, relative to that of the rest.
         after_step, after_epoch: called then; the latter may change the model's tensors.
 
     Raises:
         NonFiniteLoss: naming site, round and step.
     """
     local = round_.local
-    optimiser = _prepared(site, round_, head_rate)
+    optimiser = _prepared(site, round_)
     best = BestEpoch(site, round_.keep_best) if round_.keep_best else None
     make = batches or partial(training_batches, site, local)
     where = (round_.seed, site.name, round_.round)
@@ -232,7 +232,7 @@ def fit(
     return Fitted(total / steps if steps else None, optimiser_state_of(optimiser, site.model))
 
 
-def _prepared(site: SiteContext, round_: LocalRound, head_rate: float) -> torch.optim.Optimizer:
+def _prepared(site: SiteContext, round_: LocalRound) -> torch.optim.Optimizer:
     """Set what of the model is trained; return its optimiser as the round before left it."""
     model, local = site.model, round_.local
     if (local.epochs or local.iterations) and not len(site.samples["train"]):
@@ -243,7 +243,7 @@ def _prepared(site: SiteContext, round_: LocalRound, head_rate: float) -> torch.
         redraw_head(model, seed_for(round_.seed, "head", round_.round))
     rest(model, round_.head_only)
     set_training(model, round_.norm, round_.head_only)
-    optimiser = optimiser_of(model, round_.local, head_rate)
+    optimiser = optimiser_of(model, round_.local, round_.head_rate)
     load_optimiser_state(optimiser, model, round_.optimiser_state)
     return optimiser
 

@@ -163,9 +163,8 @@ class FedAlign(LocalAveraging):
         fitted = fit(
             labelled,
             _in_turns(loss),
-            round_,
+            replace(round_, head_rate=self.anchor_rate),
             batches=partial(_twice, labelled, round_.local),
-            head_rate=self.anchor_rate,
         )
         update = replace(
             trained(site, received, round_, fitted),

@@ -15,6 +15,7 @@ from suture.core.errors import ConfigError, unknown
 from suture.core.labels import LabelSet
 from suture.core.seeds import seed_for, seeded
 from suture.core.validation import STRICT
+from suture.data.embedding import TFIDF
 from suture.data.text import Vocabulary, clinical_vocabulary, read_vocabulary
 from suture.models.backbones import (
     IMAGENET,
@@ -26,6 +27,7 @@ from suture.models.backbones import (
     small_cnn,
     small_resnet,
     text_lstm,
+    vector_mlp,
 )
 from suture.models.classifier import (
     Classifier,
@@ -70,6 +72,7 @@ class Backbone:
         weights: the words that `ModelSpec.weights` may be besides a path; if empty, it takes no weights.
         normalisation: mean and std of its pretraining; None for a network that is made for gray images.
         reads: kind of its input.
+        vectors: whether it reads a document as one vector rather than as words; see `documents.py`.
     """
 
     text: str
@@ -78,6 +81,12 @@ class Backbone:
     weights: tuple[str, ...] = ()
     normalisation: Normalisation | None = None
     reads: Reads = "image"
+    vectors: bool = False
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of its inputs in a batch."""
+        return ("vector",) if self.vectors else INPUTS[self.reads]
 
 
 MODELS: dict[str, Backbone] = {
@@ -114,6 +123,12 @@ MODELS: dict[str, Backbone] = {
         "bidirectional LSTM over an embedding of words, for clinical text",
         lambda spec, _: text_lstm(vocabulary_of(spec).size, width=spec.longest if spec.padding else None),
         reads="text",
+    ),
+    "vectors": Backbone(
+        "two Dense blocks over a frozen vector of each document, TF-IDF or a local embedding model's",
+        lambda spec, _: vector_mlp(spec.vector),
+        reads="text",
+        vectors=True,
     ),
 }
 
@@ -154,6 +169,11 @@ class ModelSpec:
             vocabulary file; the words themselves; or ``corpus``, that of all documents of a simulation, as
             in the published program of PMFL.
         longest: number of tokens of a document that are read at most; None reads all.
+        embedding: of a model that reads vectors of documents: ``tfidf``, made of public frequencies of words;
+            or the folder of a sentence-transformers model, at a real site its bare name in ``[storage]
+            files``. Nothing is downloaded.
+        embedding_digest: SHA-256 of that folder, which the job carries and every party compares with its own.
+        vector: width of those vectors.
         padding: pad every document to `longest` and read the padding as words, as in the published program
             of PMFL.
     """
@@ -176,6 +196,9 @@ class ModelSpec:
     vocabulary: str | Annotated[tuple[str, ...], Field(max_length=500_000)] = "clinical"
     longest: Annotated[int, Field(ge=1, le=100_000)] | None = None
     padding: bool = False
+    embedding: str = TFIDF
+    embedding_digest: str | None = None
+    vector: Annotated[int, Field(ge=1, le=8192)] = 384
 
     def __post_init__(self) -> None:
         if self.name not in MODELS:
@@ -248,7 +271,7 @@ def build(spec: ModelSpec, labels: LabelSet, seed: int, *, pretrained: bool) -> 
             spec.dropout,
             spec.projection,
             spec.second_head,
-            INPUTS[MODELS[spec.name].reads],
+            MODELS[spec.name].inputs,
             spec.neck,
             spec.head,
         )
@@ -288,6 +311,10 @@ def _check(spec: ModelSpec) -> None:
         raise ConfigError("model.name_vectors is for named rows; set model.rows=named, or remove it")
     if spec.neck and spec.projection:
         raise ConfigError("model.neck and model.projection do not go together; set one of them to 0")
+    if entry.vectors and spec.longest is not None:
+        raise ConfigError("model.longest cuts words, and this model reads whole documents; remove it")
+    if not entry.vectors and spec.embedding != TFIDF:
+        raise ConfigError(f"model.embedding is not for {spec.name}; set model.name=vectors, or remove it")
     if spec.padding and spec.longest is None:
         raise ConfigError(
             "model.padding fills every document up to model.longest; set that, to the longest document of "

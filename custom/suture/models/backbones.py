@@ -249,6 +249,23 @@ def text_lstm(words: int, *, width: int | None) -> tuple[nn.Module, int]:
     return TextLSTM(words, width=width), 2 * HIDDEN
 
 
+def vector_mlp(width: int) -> tuple[nn.Module, int]:
+    """Build two Dense blocks over a vector of each document (Shah et al., MIDL 2025, PMLR 301).
+
+    Args:
+        width: of the vectors; 384 in the paper.
+
+    Returns:
+        the network, vectors ``[n, width]`` to features ``[n, 256]``, and 256.
+    """
+    blocks: OrderedDict[str, nn.Module] = OrderedDict()
+    for i, (before, after) in enumerate(((width, 512), (512, 256)), 1):
+        blocks[f"dense{i}"] = nn.Linear(before, after)
+        blocks[f"relu{i}"] = nn.ReLU()
+        blocks[f"dropout{i}"] = nn.Dropout(0.2)
+    return nn.Sequential(blocks), 256
+
+
 def channels_last(network: nn.Module) -> nn.Module:
     """Let a network reorder its images to channels last in memory; its convolutions keep that order.
 

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
 from suture.core.errors import ConfigError, as_word
 from suture.core.labels import canonical
+from suture.data.embedding import signs
 
 GRAMS = (3, 4, 5)
 """Lengths of the runs of letters that a name is taken apart into."""
@@ -49,14 +48,8 @@ def _hashed(names: Sequence[str], width: int) -> Tensor:
         text = f" {name.lower()} "
         for n in GRAMS:
             for start in range(len(text) - n + 1):
-                row += _signs(text[start : start + n], width)
+                row += signs(text[start : start + n], width)
     return torch.from_numpy(rows)
-
-
-def _signs(gram: str, width: int) -> NDArray[np.float64]:
-    drawn = hashlib.shake_256(gram.encode()).digest(-(-width // 8))
-    bits = np.unpackbits(np.frombuffer(drawn, dtype=np.uint8))[:width]
-    return bits.astype(np.float64) * 2 - 1
 
 
 def _read(path: Path, names: Sequence[str], width: int) -> Tensor:

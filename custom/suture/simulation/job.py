@@ -29,6 +29,7 @@ from suture.methods import method_class
 from suture.methods.base import Method
 from suture.methods.source import source_of
 from suture.models import MODELS, ModelSpec, vocabulary_of
+from suture.models.documents import with_digest
 from suture.simulation.job_files import job_file
 from suture.simulation.kinds import Simulation
 from suture.simulation.study import StudySites
@@ -90,8 +91,8 @@ class Job:
         return Plan(self.method, self._model(), self.augmentation, self.seed, experiment, code)
 
     def _model(self) -> ModelSpec:
-        """Return the model with the words of its vocabulary file, which the other parties do not have."""
-        spec = self.model
+        """Return the model with what the other parties do not have: its words, and its embedding's digest."""
+        spec = with_digest(self.model)
         if MODELS[spec.name].reads != "text" or spec.vocabulary == "clinical":
             return spec
         return dataclasses.replace(spec, vocabulary=vocabulary_of(spec).words)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -11,7 +11,7 @@ from pydantic.dataclasses import dataclass
 from suture.core.errors import ConfigError
 from suture.core.validation import LARGEST_SEED, LIMIT, STRICT
 from suture.data.readers import load_table
-from suture.data.readers.openi import FINDINGS, OpeniConfig
+from suture.data.readers.openi import FINDINGS, THIRTEEN, OpeniConfig
 from suture.methods.base import Method
 from suture.simulation.partition import Classes, class_lists
 from suture.simulation.public_data import data_folder
@@ -20,13 +20,15 @@ from suture.simulation.sites import Destination, Validation, write_partitioned
 
 @dataclass(frozen=True, config=STRICT)
 class OpeniSites:
-    """Open-i's reports at K sites; the eight most frequent findings, of which each site knows some.
+    """Open-i's reports at K sites; the most frequent findings, of which each site knows some.
 
     Attributes:
+        findings: how many: eight, or thirteen with devices.
         clients, classes, per_client, validation, seed: see `NihSites`.
         root: folder of NLMCXR_reports.tgz; by default openi_reports in SUTURE_DATA.
     """
 
+    findings: Literal[8, 13] = 8
     clients: Annotated[int, Field(ge=1, le=LIMIT)] = 4
     classes: Classes = "dealt"
     per_client: Annotated[int, Field(ge=1, le=LIMIT)] = 4
@@ -44,7 +46,8 @@ class OpeniSites:
         table = root / "NLMCXR_reports.tgz"
         if not table.exists():
             raise ConfigError(f"{root} has no {table.name}; name its folder with --set simulation.root=DIR")
-        pooled = load_table(OpeniConfig(root=table, table=table, labels=FINDINGS, seed=self.seed))
+        findings = FINDINGS if self.findings == 8 else THIRTEEN
+        pooled = load_table(OpeniConfig(root=table, table=table, labels=findings, seed=self.seed))
         lists = class_lists(
             self.classes, pooled.labels, self.clients, seed=self.seed, per_client=self.per_client
         )

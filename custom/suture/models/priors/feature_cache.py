@@ -10,6 +10,7 @@ import hashlib
 import json
 import logging
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -52,8 +53,22 @@ def cached_features(
     if folder is None:
         return _features(prior, images, device, site)
     path = folder / f"prior-{_key(prior, images, device)}.safetensors"
-    found = _read(path, (len(images), prior.width))
-    return _made(path, prior, images, device, site) if found is None else found
+    return cached(path, (len(images), prior.width), lambda: _features(prior, images, device, site), site)
+
+
+def cached(path: Path, shape: tuple[int, int], make: Callable[[], Tensor], site: str) -> Tensor:
+    """Return features from an entry of a cache; one that is missing or damaged is made and written.
+
+    Args:
+        path: of the entry, in a folder that is made if it does not exist.
+        shape: of the features, float32 ``[n, d]``.
+        site: name of the site, for messages.
+
+    Raises:
+        DataError: the folder cannot be written (full, read-only); nothing is then left in it.
+    """
+    found = _read(path, shape)
+    return _made(path, shape, make, site) if found is None else found
 
 
 def _key(prior: Prior, images: Tensor, device: torch.device | str) -> str:
@@ -96,18 +111,18 @@ def _read(path: Path, shape: tuple[int, int]) -> Tensor | None:
     return None
 
 
-def _made(path: Path, prior: Prior, images: Tensor, device: torch.device | str, site: str) -> Tensor:
+def _made(path: Path, shape: tuple[int, int], make: Callable[[], Tensor], site: str) -> Tensor:
     """Compute the features and write the entry, unless another process does just that: then wait for it."""
     try:
         with only_maker(path):
-            found = _read(path, (len(images), prior.width))
+            found = _read(path, shape)
             if found is None:
-                found = _features(prior, images, device, site)
+                found = make()
                 save(path, Packed({"features": found}, {}))
             return found
     except OSError as error:
-        size = len(images) * prior.width * 4 / 1e6
+        size = shape[0] * shape[1] * 4 / 1e6
         raise DataError(
-            f"site {site!r}: cannot write {size:.0f} MB of a prior's features to {path.parent}: {error}; "
+            f"site {site!r}: cannot write {size:.0f} MB of features to {path.parent}: {error}; "
             "make room, or set [storage] cache to another folder"
         ) from error

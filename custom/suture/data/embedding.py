@@ -1,0 +1,117 @@
+"""A document as one vector: TF-IDF with the frequencies of a public corpus, or a local embedding model.
+
+Every party computes the same vector of the same text, and shares no text for it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from suture.core.errors import ConfigError, as_word
+from suture.data.text import clinical_vocabulary, tokenise
+
+TFIDF = "tfidf"
+"""As `ModelSpec.embedding`: the vectors of `tfidf_vectors`."""
+
+
+def tfidf_vectors(texts: Sequence[str], width: int) -> Tensor:
+    """Return TF-IDF vectors of documents, through a random projection to `width` numbers.
+
+    A word that occurs n times weighs (1 + ln n)(1 + ln((1 + N) / (1 + df))): df of the N notes of MTSamples,
+    a public corpus, have it; other words than its frequent ones are left out, and letters count as small.
+    Each word has signs of its own for a row of the projection (Achlioptas, J. Comput. Syst. Sci. 66:671,
+    2003), the bits of its SHAKE-256, so that the vectors are the same on every machine.
+
+    Returns:
+        float32 ``[n, width]`` of length 1; 0 for a document without any known word.
+    """
+    notes, frequency = clinical_frequencies()
+    rows = np.zeros((len(texts), width))
+    for row, text in zip(rows, texts, strict=True):
+        for word, n in sorted(Counter(tokenise(text.lower())).items()):
+            if word in frequency:
+                rare = 1 + math.log((1 + notes) / (1 + frequency[word]))
+                row += (1 + math.log(n)) * rare * signs(word, width)
+    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+    return torch.from_numpy(np.divide(rows, lengths, out=rows, where=lengths > 0)).float()
+
+
+@cache
+def signs(token: str, width: int) -> NDArray[np.float64]:
+    """Return a random vector of +1 and -1 that belongs to a token, ``[width]``; not to be changed."""
+    drawn = hashlib.shake_256(token.encode()).digest(-(-width // 8))
+    bits = np.unpackbits(np.frombuffer(drawn, dtype=np.uint8))[:width]
+    return bits.astype(np.float64) * 2 - 1
+
+
+def document_frequencies(texts: Iterable[str]) -> list[str]:
+    """Return the lines of clinical_frequencies.txt: the number of documents, and of those with each word."""
+    words = {word.lower() for word in clinical_vocabulary().words}
+    counts: Counter[str] = Counter()
+    documents = list(texts)
+    for text in documents:
+        counts.update(words.intersection(tokenise(text.lower())))
+    return [str(len(documents)), *(f"{word} {n}" for word, n in sorted(counts.items()))]
+
+
+@cache
+def clinical_frequencies() -> tuple[int, dict[str, int]]:
+    """The number of notes in MTSamples, and of those that have each of its frequent words."""
+    text = Path(__file__).with_name("clinical_frequencies.txt").read_text(encoding="utf-8")
+    number, *lines = text.splitlines()
+    return int(number), {word: int(n) for word, n in (line.split(" ") for line in lines)}
+
+
+def model_vectors(folder: Path, texts: Sequence[str]) -> Tensor:
+    """Return the vectors that a sentence-transformers model of a local folder gives to documents.
+
+    Returns:
+        float32 ``[n, d]``.
+
+    Raises:
+        ConfigError: the package is not installed, or the folder holds no such model.
+    """
+    try:
+        from sentence_transformers import SentenceTransformer  # a large package that few need
+    except ImportError as error:
+        raise ConfigError(
+            f"model.embedding={folder} is read by sentence-transformers, which is not installed; install it, "
+            f"or set model.embedding={TFIDF}"
+        ) from error
+    try:
+        network = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"model.embedding={folder} cannot be read as a sentence-transformers model: {as_word(error)}"
+        ) from error
+    vectors = network.encode(list(texts), convert_to_numpy=True)
+    return torch.from_numpy(np.asarray(vectors, dtype=np.float32))
+
+
+def folder_digest(folder: Path) -> str:
+    """Return the SHA-256 of the names and contents of all files below a folder.
+
+    Raises:
+        ConfigError: it is no folder, or has no file.
+    """
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    if not files:
+        raise ConfigError(
+            f"model.embedding: {folder} is no folder of a sentence-transformers model; name one, or {TFIDF}"
+        )
+    found = hashlib.sha256()
+    for path in files:
+        with path.open("rb") as file:
+            content = hashlib.file_digest(file, "sha256").hexdigest()
+        found.update(f"{path.relative_to(folder).as_posix()}\0{content}\n".encode())
+    return found.hexdigest()

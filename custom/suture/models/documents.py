@@ -1,0 +1,84 @@
+"""Documents as a model reads them: words, or one vector each, computed once and kept in the site's cache."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from suture.core.errors import ConfigError
+from suture.data.embedding import TFIDF, folder_digest, model_vectors, tfidf_vectors
+from suture.models import MODELS, ModelSpec, vocabulary_of
+from suture.models.priors.feature_cache import cached
+
+FORMAT = 1
+"""The format of an entry of the cache; a new number invalidates every older entry."""
+
+
+def document_inputs(
+    spec: ModelSpec, texts: Sequence[str], folder: Path | None = None, site: str = ""
+) -> dict[str, Tensor]:
+    """Return documents as a model reads them.
+
+    Args:
+        folder: of the cache of an embedding model's vectors; None caches nothing.
+        site: name of the site, for messages.
+
+    Returns:
+        ``tokens`` and ``length``, see `Vocabulary.encode`; or ``vector``, float32 ``[n, spec.vector]``.
+
+    Raises:
+        ConfigError: the vocabulary or the embedding model cannot be read, or the latter is another one than
+            the job's, or its vectors have another width.
+        DataError: the cache cannot be written.
+    """
+    if not MODELS[spec.name].vectors:
+        tokens, length = vocabulary_of(spec).encode(texts, spec.longest)
+        return {"tokens": tokens, "length": length}
+    if spec.embedding == TFIDF:
+        return {"vector": tfidf_vectors(texts, spec.vector)}
+    return {"vector": _model_vectors(spec, texts, folder, site)}
+
+
+def _model_vectors(spec: ModelSpec, texts: Sequence[str], folder: Path | None, site: str) -> Tensor:
+    """Return the vectors of an embedding model, from the cache where it has them."""
+    model = Path(spec.embedding).expanduser()
+    digest = folder_digest(model)
+    if spec.embedding_digest not in (None, digest):
+        raise ConfigError(
+            f"model.embedding: {model} is another model than the job's (SHA-256 {digest[:12]}..., not "
+            f"{str(spec.embedding_digest)[:12]}...); copy the job's"
+        )
+
+    def made() -> Tensor:
+        found = model_vectors(model, texts)
+        if found.shape[1:] != (spec.vector,):
+            raise ConfigError(
+                f"the vectors of {model} have {found.shape[1]} numbers, and model.vector is {spec.vector}; "
+                f"set model.vector={found.shape[1]}"
+            )
+        return found
+
+    if not texts:
+        return torch.empty(0, spec.vector)
+    if folder is None:
+        return made()
+    facts = [FORMAT, digest, torch.get_num_threads(), *texts]
+    key = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
+    return cached(folder / f"text-{key}.safetensors", (len(texts), spec.vector), made, site)
+
+
+def with_digest(spec: ModelSpec) -> ModelSpec:
+    """Return the specification with the digest of its embedding model, by which other parties know theirs.
+
+    Raises:
+        ConfigError: there is no such folder.
+    """
+    if not MODELS[spec.name].vectors or spec.embedding == TFIDF or spec.embedding_digest:
+        return spec
+    return replace(spec, embedding_digest=folder_digest(Path(spec.embedding).expanduser()))

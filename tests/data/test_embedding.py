@@ -1,0 +1,89 @@
+"""A document as one vector: TF-IDF with public frequencies, and a local embedding model."""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from embedding_model import embedding
+from suture.core.errors import ConfigError
+from suture.data.embedding import (
+    clinical_frequencies,
+    document_frequencies,
+    folder_digest,
+    model_vectors,
+    signs,
+    tfidf_vectors,
+)
+from suture.data.readers import load_table
+from suture.data.readers.mtsamples import MtsamplesConfig
+
+
+def test_tf_idf_by_hand() -> None:
+    """Effusion twice, a comma, and a word that is not known: (1 + ln 2) idf of one, idf of the other."""
+    notes, frequency = clinical_frequencies()
+
+    def idf(word: str) -> float:
+        return 1 + math.log((1 + notes) / (1 + frequency[word]))
+
+    expected = (1 + math.log(2)) * idf("effusion") * signs("effusion", 64) + idf(",") * signs(",", 64)
+    found = tfidf_vectors(["Effusion, effusion xyzzy"], 64)[0]
+    assert found.numpy() == pytest.approx(expected / np.linalg.norm(expected), abs=1e-6)
+    assert idf("effusion") > idf("normal") > idf(".") >= 1
+
+
+def test_a_vector_depends_on_its_text_alone() -> None:
+    texts = ["No effusion.", "", "Large pleural effusion.", "xyzzy"]
+    found = tfidf_vectors(texts, 384)
+    assert found.dtype == torch.float32
+    assert found.norm(dim=1).tolist() == pytest.approx([1, 0, 1, 0], abs=1e-6)
+    assert torch.equal(tfidf_vectors(texts[2:3], 384)[0], found[2])
+    assert torch.equal(tfidf_vectors(["LARGE pleural EFFUSION ."], 384)[0], found[2])
+    assert float(found[0] @ found[2]) > float(found[0] @ tfidf_vectors(["Old fracture."], 384)[0])
+    assert tfidf_vectors([], 384).shape == (0, 384)
+
+
+def test_frequencies_count_documents_and_not_words() -> None:
+    assert document_frequencies(["the the heart", "The lung", "xyzzy"]) == ["3", "heart 1", "lung 1", "the 2"]
+
+
+@pytest.mark.data
+def test_the_frequencies_of_the_package_are_made_again(data_root: Path) -> None:
+    path = data_root / "mtsamples" / "mtsamples.csv.gz"
+    texts = load_table(MtsamplesConfig(table=path, root=path)).texts
+    assert texts is not None
+    number, *lines = document_frequencies(texts)
+    made = int(number), {word: int(n) for word, n in (line.split(" ") for line in lines)}
+    assert made == clinical_frequencies()
+
+
+def test_without_the_package_the_error_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sentence_transformers", None)
+    with pytest.raises(ConfigError, match=r"sentence-transformers, which is not installed.*=tfidf"):
+        model_vectors(tmp_path, ["a"])
+
+
+def test_a_model_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    embedding(tmp_path / "model", monkeypatch)
+    assert model_vectors(tmp_path / "model", ["ab", "abc"]).tolist() == [[2.0, 1.0], [3.0, 1.0]]
+    with pytest.raises(ConfigError, match="cannot be read as a sentence-transformers model"):
+        model_vectors(tmp_path / "none", ["ab"])
+
+
+def test_a_digest_tells_models_apart(tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    for folder in (one, two):
+        (folder / "sub").mkdir(parents=True)
+        (folder / "sub" / "weights").write_text("1")
+    assert folder_digest(one) == folder_digest(two)
+    (two / "sub" / "weights").write_text("2")
+    assert folder_digest(one) != folder_digest(two)
+    (one / "sub" / "weights").rename(one / "weights")
+    assert len({folder_digest(one), folder_digest(two)}) == 2
+    with pytest.raises(ConfigError, match="no folder of a sentence-transformers model"):
+        folder_digest(tmp_path / "none")
