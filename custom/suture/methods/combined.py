@@ -24,6 +24,7 @@ from suture.methods.condist import Distillation
 from suture.methods.fedlc import Calibrated
 from suture.methods.fedprox import Proximal
 from suture.methods.fedrs import Restricted, Restricting
+from suture.methods.fixmatch import PseudoLabels
 from suture.methods.focal import Focal
 from suture.methods.fssl import ReceivedLabels
 from suture.methods.ldam import LabelDistributionMargin
@@ -39,7 +40,8 @@ class Combined(Composed):
         rows: by default those of the ``owners`` of a class.
         unknown: by default ``masked``: what a site does not annotate is not taught as absent.
         calibrated, focal, margin, restricted: a loss, of FedLC, `FocalFedAvg`, LDAM-FL or FedRS.
-        proximal, contrastive, distil, received_labels: a term, of FedProx, MOON, ConDist or FSSL.
+        proximal, contrastive, distil, pseudo_labels, received_labels: a term, of FedProx, MOON, ConDist,
+            FixMatch or FSSL.
 
     Raises:
         ConfigError: two losses are named, or a part does not get what it needs.
@@ -57,6 +59,7 @@ class Combined(Composed):
     proximal: Proximal | None = None
     contrastive: Contrastive | None = None
     distil: Distillation | None = None
+    pseudo_labels: PseudoLabels | None = None
     received_labels: ReceivedLabels | None = None
 
     def __post_init__(self) -> None:
@@ -77,7 +80,7 @@ class Combined(Composed):
 
     @property
     def terms(self) -> tuple[Term, ...]:
-        parts = (self.proximal, self.contrastive, self.distil, self.received_labels)
+        parts = (self.proximal, self.contrastive, self.distil, self.pseudo_labels, self.received_labels)
         return tuple(part for part in parts if part is not None)
 
     @property
