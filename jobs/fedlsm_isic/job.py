@@ -1,9 +1,10 @@
 """FedLSM on ISIC 2018 Task 3 (HAM10000): five sites that identify 3 of its 7 diagnoses each.
 
 The class lists are those of the paper's Table 6; the server holds the validation and test images, as there.
-Images of one lesion stay together; `--set simulation.split=images` divides single images, as the paper
-does. Point it at the data with SUTURE_DATA (its folder ham10000_112px) or with `--set simulation.root=DIR`.
-The defaults fit a CPU; the paper's own, with the normalisation and the subsets of its program, are
+Images of one lesion stay together; `--set simulation.split=images` divides single images, as the published
+program does. Point it at the data with SUTURE_DATA (its folder ham10000_112px) or with
+`--set simulation.root=DIR`. The defaults fit a CPU; the paper's own, with the split, the normalisation and
+the subsets of its program, are
 
     suture run fedlsm_isic --set model.name=densenet121 --set model.size=224 --set model.weights=download \\
         --set rounds=50 --set iterations=30 --set method.local.lr=1e-4 --set simulation.split=images \\

@@ -2,7 +2,7 @@
 
 The class lists are those of the paper's Table 5; the server holds the validation and test images, as there.
 Point it at the data with SUTURE_DATA (its folder nih_cxr14_64px) or with `--set simulation.root=DIR`. The
-defaults fit a CPU; the paper's own, with the normalisation and the subsets of its program, are
+defaults fit a CPU; the paper's own, with the split, the normalisation and the subsets of its program, are
 
     suture run fedlsm_nih --set model.name=densenet121 --set model.size=320 --set model.weights=download \\
         --set rounds=50 --set iterations=200 --set method.local.lr=1e-4 --set simulation.split=official \\

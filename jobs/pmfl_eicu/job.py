@@ -2,7 +2,8 @@
 
 Point it at the data with SUTURE_DATA (its folder eicu_demo) or with `--set simulation.root=DIR`. Documents
 are drugs, past history and medication; the paper's are drugs at admission and the admission diagnosis, which
-names the label. The defaults fit the demo of 2,520 stays; the paper's own are
+names the label. The defaults fit the demo of 2,520 stays; the paper's documents, with the sites and the
+rounds of its published program, are
 
     suture run pmfl_eicu --set simulation.root=DIR --set 'simulation.texts=["admissionDrug"]' \\
         --set simulation.leaking_text=true --set simulation.first=negatives \\

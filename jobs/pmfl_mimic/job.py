@@ -1,8 +1,11 @@
-"""PMFL on the reports of MIMIC-CXR, as in the paper: five sites with a finding each, tested on three others.
+"""PMFL on the reports of MIMIC-CXR: five sites with a finding each, tested on three others.
+
+Which findings train and in which order the sites are built follows the paper's published program; the paper
+draws five at random and builds the most frequent first.
 
 Point it at the data with SUTURE_DATA (its folder mimic_cxr) or with `--set simulation.root=DIR`: it holds
 `mimic-cxr-2.0.0-chexpert.csv`, gzipped or not, and the reports as `files/` or `mimic-cxr-reports.zip`. The
-sites with which the paper tests the other five findings are in experiments/pmfl_mimic_b and _c.
+sites with which the program tests the other five findings are in experiments/pmfl_mimic_b and _c.
 """
 
 from suture.cli import run_job_file

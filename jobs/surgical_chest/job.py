@@ -1,7 +1,7 @@
 """Surgical Aggregation on NIH ChestX-ray14 and CheXpert as two sites: one model of twenty findings.
 
-The settings of Kulkarni et al. 2024: DenseNet121 from ImageNet, a hidden layer, the head warmed up for 15
-epochs, then 150 rounds of one epoch. Both data sets must be on disk.
+The settings of Kulkarni et al. 2024: DenseNet121 from ImageNet, the head warmed up for 15 epochs, then 150
+rounds of one epoch; the hidden layer is its published program's. Both data sets must be on disk.
 
     suture run surgical_chest --set simulation.nih=DIR --set simulation.chexpert=DIR
 """

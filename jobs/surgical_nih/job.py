@@ -1,6 +1,6 @@
 """Surgical Aggregation on NIH ChestX-ray14, dealt to two sites with 11 and 7 of its 14 findings.
 
-The class lists are those of the paper's simulation with two clients; four findings are known to both. Point
+The class lists are those of the published program for two clients; four findings are known to both. Point
 it at the data with SUTURE_DATA (its folder nih_cxr14_64px) or with `--set simulation.root=DIR`.
 
     suture run surgical_nih --env sim

@@ -153,9 +153,9 @@ SURGICAL_PAPERS = [n for n in known_experiments() if n.startswith(("chest_", "mi
 
 @pytest.mark.parametrize("name", SURGICAL_PAPERS)
 def test_the_presets_of_surgical_aggregation_are_the_papers_settings(name: str) -> None:
-    """Kulkarni et al. 2024, Sec. 3.4, and MIDL 2023, Sec. 3: 150 epochs of Adam after a warm-up of the head.
+    """Kulkarni et al. 2024, Sec. 3.4, and MIDL 2023, Sec. 3: 150 epochs after a warm-up of the head.
 
-    The range of the augmentations and the hidden block are the program's.
+    Adam, the range of the augmentations and the hidden block are the program's.
     """
     spec = load_experiment(name)
     for run in final_runs(spec, spec.preset("paper"), {}):

@@ -116,7 +116,8 @@ class LocalAveraging(Method):
     rows, or `aggregate`.
 
     Attributes:
-        local: Adam, learning rate 5e-5, one epoch a round, batches of 64 (Kulkarni et al. 2024, Sec. 3.4).
+        local: learning rate 5e-5, one epoch a round, batches of 64 (Kulkarni et al. 2024, Sec. 3.4), by Adam,
+            as in its published program: the paper names no optimiser.
         batch_norm: ``average`` (FedAvg); ``frozen`` (FedBN+: a pretrained backbone's batch norm stays as it
             is and is sent once); ``local`` (FedBN), where models stay at the sites.
     """

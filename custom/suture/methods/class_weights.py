@@ -1,11 +1,11 @@
 """Class weights against the rarity of positives, from what the sites count before round 1.
 
-    Deng, Luo, Chen. FedLSM, MICCAI 2023, Sec. 3.2 (weighted binary cross-entropy, as in FPSL: Dong et al.,
-    IEEE TMI 2022):   w_c = sum_k negatives_kc / sum_k positives_kc
+    Deng, Luo, Chen. FedLSM, MICCAI 2023, Sec. 3.2: weighted binary cross-entropy, "as in FPSL" (Dong et al.,
+    IEEE TMI 2022). Its published program:   w_c = sum_k negatives_kc / sum_k positives_kc
 
-The paper weights known labels; the published program also counts every image of a site that does not know a
-class as a negative of it. A positive weighs more in binary cross-entropies alone: where an image has a single
-label there are no class weights, and sites send no counts.
+The program also counts every image of a site that does not know a class as a negative of it (`program`);
+without these, the counts are of known labels alone (`known`). A positive weighs more in binary
+cross-entropies alone: where an image has a single label there are no class weights, and sites send no counts.
 """
 
 from __future__ import annotations

@@ -77,7 +77,8 @@ class FedMAS(LocalAveraging):
 
     Attributes:
         prior: the frozen network. Every site must hold the same one.
-        local: Adam, learning rate 3e-4, 10 epochs (ISIC); for HyperKvasir SGD from 0.1 down to 1e-4.
+        local: Adam, learning rate 3e-4, 10 epochs (ISIC); for HyperKvasir SGD from 0.1, down to 1e-4 in
+            the published program.
         batch_norm: ``average`` or ``frozen``.
         distillation: lambda_f; with 0 the projector has no gradient (but from a second head), and only its
             batch norm's running statistics and weight decay move it.

@@ -33,8 +33,8 @@ class IsicSites:
         partition: equal blocks of ``patients`` (lesions or images, see `split`); ``iid``, parts alike in
             every class; or ``dirichlet``, shares of each class drawn from Dir(alpha).
         alpha: parameter of that distribution; the smaller, the more the sites differ.
-        split: 70/10/20 by ``lesions``, or by ``images`` as in the paper, where images of one lesion may be in
-            training and in testing.
+        split: 70/10/20 by ``lesions``, or by ``images`` as in the published program, where images of one
+            lesion may be in training and in testing.
         validation: the ``sites`` hold validation images, labelled for their own classes, or the ``server``
             does, labelled for all classes.
         root: folder of the ground truth or metadata CSV and the images; by default ham10000_112px in

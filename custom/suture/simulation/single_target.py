@@ -59,7 +59,8 @@ class SingleTargetSites:
     Attributes:
         corpus: the source of the documents.
         order: the diseases in the order in which their tables are built, the rarest first.
-        training: the diseases whose sites train; the default is PMFL's first list, by positions in `order`.
+        training: the diseases whose sites train; the default is the first list of PMFL's program, by
+            positions in `order`.
         targets: the diseases that the trained model is fine-tuned on; none of `training`.
         cap: the largest number of positives of a site; with eICU's rule, of negatives.
         first: see `build_disease_tables`.

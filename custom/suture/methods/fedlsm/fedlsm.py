@@ -17,7 +17,8 @@ Site k identifies the classes I_k and does not know U_k; its n_k images are the 
     server:      backbone  theta   = sum_k n_k theta_k / sum_k n_k
                  head      psi_c   = sum_k q_c^k psi_kc / sum_k q_c^k                              (Eq. 7)
 
-A class that nobody counted keeps its row. Every site sees the names of all classes.
+A class that nobody counted keeps its row. Every site sees the names of all classes. In the paper q_c^k counts
+images of the data, here, as in its published program, those that were drawn.
 """
 
 from __future__ import annotations
@@ -46,8 +47,9 @@ class FedLSM(LocalAveraging):
     """FedLSM.
 
     Attributes:
-        local: Adam, learning rate 1e-4, betas .9 and .99, weight decay 5e-4, 200 steps of 64 images (the
-            paper's Task 1; 30 steps in Task 2). A site may take smaller batches, not larger ones.
+        local: Adam, learning rate 1e-4, betas .9 and .99, weight decay 5e-4 (the paper's "lr_decay"), 200
+            steps of 64 images (its Task 1; 30 steps in Task 2). A site may take smaller batches, not larger
+            ones.
         batch_norm: ``average`` or ``frozen``; running statistics are averaged like weights.
         teaching: pseudo-labels and what goes with them.
         class_weights: of positives in the binary cross-entropy; see `class_weights.py`.

@@ -35,8 +35,8 @@ class FL(LocalAveraging):
     """FedAvg of the inner loop.
 
     Attributes:
+        local, batches, batch_norm: as in `MetaLearning`.
         weights: how much a site counts, each the same (``equal``) or by its training samples (``images``).
-        The rest as in `MetaLearning`.
     """
 
     about = About("fl", "FL (of the inner loop)", "Zhang et al. 2021, Eqs. 1 and 2", question="few labels")

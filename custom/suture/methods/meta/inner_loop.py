@@ -2,7 +2,8 @@
 
 A round is one batch of each site: the b-th of B equal shares of its training data, the same in every pass,
 since the data are put into a random order once and for all. Its first half is the support, on which a site
-adapts; the rest is the query, on which it is judged.
+adapts; the rest is the query, on which it is judged. Rounds of one batch and the two halves are those of
+PMFL's published program: its paper has no query set, and takes the loss of the last local epoch.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ Objective = Callable[[Parameters, Batch], Tensor]
 """Parameters by name, and a batch, to a scalar."""
 
 INNER = LocalTraining(lr=0.01, iterations=10, optimiser="sgd", momentum=0.0)
-"""Ten steps of plain SGD."""
+"""Ten steps of plain SGD, as in PMFL's published program; the paper prints ten epochs and a rate of 1e-3."""
 
 
 @validated(frozen=True, config=STRICT)
@@ -57,8 +58,8 @@ class ServerStep:
     """How the server steps along the mean of the sites' gradients.
 
     Attributes:
-        optimiser: ``adam``, or plain ``sgd``.
-        lr: beta of the paper.
+        optimiser: ``adam`` as in PMFL's published program, or plain ``sgd`` as in Eq. 4.
+        lr: beta, by default the program's; the paper prints 1e-2.
     """
 
     optimiser: Literal["adam", "sgd"] = "adam"

@@ -1,18 +1,20 @@
 """Partial Meta-Federated Learning: MetaFL of one half of the model; the other half is each party's own.
 
-    Zhang, Zhu, Sun, Zhu, Jin. PMFL: Partial Meta-Federated Learning for heterogeneous tasks and its
-    applications on real-world medical records. arXiv:2112.05321, 2021; Algorithm 2.
+    Zhang, Zhang, Chen, Bengio, Liu. PMFL: Partial Meta-Federated Learning for heterogeneous tasks and its
+    applications on real-world medical records. arXiv:2112.05321, 2021; Algorithm 2, and its program.
 
     at site k:   phi_k[:N/2] <- theta[:N/2];  phi_k[N/2:] stays as the site left it
                  phi_k <- S steps of SGD on the support half, all of phi_k                     (Eq. 3)
-                 L_k = L_query(phi_k);  g_k = its gradient, of the first half
-    server:      theta[:N/2] <- theta[:N/2] - beta 1/K sum_k g_k, by Adam                      (Eq. 4)
+                 L_k = L_query(phi_k);  g_k = its gradient, of the first half        (the program)
+    server:      theta[:N/2] <- theta[:N/2] - beta 1/K sum_k g_k,                              (Eq. 4)
+                 by Adam                                                             (the program)
                  theta[N/2:] stays as it was initialised
 
 Half of a model is the first half of the rows of each tensor: so in the published program, where an LSTM
 shares its input and forget gates, the embedding half of the words, and an output layer of one row nothing.
-Whole hidden units (`share.of="units"`) are what the paper's words suggest. As in `metafl.py`, gradients
-travel rather than the paper's losses, and only of the rows that are shared.
+Whole hidden units (`share.of="units"`) are what the paper's words suggest. As in `metafl.py`, the query half
+is the program's (Algorithm 2 has none), and gradients travel rather than the paper's losses, only of the rows
+that are shared.
 """
 
 from __future__ import annotations
