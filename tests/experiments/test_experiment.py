@@ -35,8 +35,8 @@ def test_every_experiment_of_the_repository_can_be_run() -> None:
                 job = with_settings(load_job(run.job), options[1::2])
                 assert job.method.about.name == run.settings.get("method", job.method.about.name)
                 assert "{data}" not in str(options)
-                # A simulation puts the words of its documents here before it plans.
-                words = with_settings(job, ["model.vocabulary=clinical"])
+                # A simulation puts the words of its documents here before it plans, and reads the folder.
+                words = with_settings(job, ["model.vocabulary=clinical", "model.embedding=tfidf"])
                 words.plan("x")
 
 
