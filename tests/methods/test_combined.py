@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,12 +11,19 @@ import torch
 
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelType
-from suture.learning.training import LocalTraining
+from suture.learning.training import LocalRound, LocalTraining
 from suture.methods.base import GlobalModel, Method
 from suture.methods.combined import Combined
 from suture.methods.condist import ConDist, Distillation
+from suture.methods.confident import Thresholds
 from suture.methods.fedavg import FedAvg
+from suture.methods.fedlc import Calibrated
 from suture.methods.fedprox import FedProx, Proximal
+from suture.methods.fedpu import FedPU, PositiveUnlabelled
+from suture.methods.fedvls import FedVLS, LogitSuppression, VacantDistillation
+from suture.methods.fixmatch import FixMatch, PseudoLabels
+from suture.methods.focal import Focal
+from suture.methods.fssl import FSSL, ReceivedLabels
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec
 from suture.simulation.job import load_job, settings_of, with_settings
@@ -22,6 +31,10 @@ from suture.simulation.trial import Trial
 
 LOCAL = LocalTraining(lr=1e-2, batch_size=8)
 TYPES: tuple[LabelType, ...] = ("multilabel", "multiclass")
+
+
+EASY = Thresholds(positive=0.51, negative=0.49, best=0.3)
+"""A model is soon as sure as this."""
 
 
 def trained(method: Method, label_type: LabelType) -> GlobalModel:
@@ -50,6 +63,14 @@ PAIRS: dict[str, tuple[Method, Method]] = {
         Combined(local=LOCAL, distil=Distillation(first=0.5)),
         ConDist(local=LOCAL, distil=Distillation(first=0.5)),
     ),
+    "labels of the received model are FSSL": (
+        Combined(local=LOCAL, received_labels=ReceivedLabels(thresholds=EASY)),
+        FSSL(local=LOCAL, received_labels=ReceivedLabels(thresholds=EASY)),
+    ),
+    "labels of its own are FixMatch": (
+        Combined(local=LOCAL, pseudo_labels=PseudoLabels(thresholds=EASY)),
+        FixMatch(local=LOCAL, pseudo_labels=PseudoLabels(thresholds=EASY)),
+    ),
     "own labels, equal sites and no class weights are Surgical Aggregation": (
         Combined(local=LOCAL, label_view="own", weights="equal", class_weights="none"),
         SurgicalAggregation(local=LOCAL),
@@ -62,6 +83,54 @@ PAIRS: dict[str, tuple[Method, Method]] = {
 def test_one_part_is_its_method_bit_for_bit(pair: str, label_type: LabelType) -> None:
     one, two = PAIRS[pair]
     assert_same(trained(one, label_type), trained(two, label_type))
+
+
+OF_ONE_LABEL: dict[str, tuple[Method, Method]] = {
+    "a suppression and a distillation of vacant classes are FedVLS": (
+        Combined(
+            local=LOCAL,
+            rows="all",
+            unknown="negative",
+            suppression=LogitSuppression(),
+            vacant=VacantDistillation(),
+        ),
+        FedVLS(local=LOCAL),
+    ),
+    "unlabelled images of other classes are FedPU": (
+        Combined(local=LOCAL, rows="all", unknown="negative", positive_unlabelled=PositiveUnlabelled()),
+        FedPU(local=LOCAL),
+    ),
+    "confident labels and a balanced softmax are FSSL with it": (
+        Combined(local=LOCAL, softmax="balanced", received_labels=ReceivedLabels(thresholds=EASY)),
+        FSSL(local=LOCAL, softmax="balanced", received_labels=ReceivedLabels(thresholds=EASY)),
+    ),
+}
+
+
+@pytest.mark.parametrize("pair", OF_ONE_LABEL)
+def test_one_part_of_one_label_is_its_method_bit_for_bit(pair: str) -> None:
+    one, two = OF_ONE_LABEL[pair]
+    assert_same(trained(one, "multiclass"), trained(two, "multiclass"))
+
+
+@pytest.mark.parametrize("loss", [{}, {"focal": Focal()}, {"calibrated": Calibrated()}])
+def test_with_confident_labels_the_softmax_of_any_loss_is_over_all_classes(loss: dict[str, Any]) -> None:
+    """A row of others' classes has a gradient of labelled images; without such labels it has none."""
+    logits, y, known = (
+        torch.zeros(1, 3, requires_grad=True),
+        torch.eye(3)[:1],
+        torch.tensor([[True, True, False]]),
+    )
+    for more, moved in (({}, False), ({"received_labels": ReceivedLabels()}, True)):
+        method = Combined(local=LOCAL, **loss, **more)
+        with Trial(method, ModelSpec("cnn", size=16), "multiclass") as trial:
+            payload = trial.payload("alpha")
+            site = trial.context("alpha", payload)
+            site = replace(site, samples={"train": replace(site.samples["train"], y=torch.eye(3))})
+            of_round = method.supervised.of(site, payload, LocalRound(LOCAL, "average", 1, 1))
+        for of in (of_round, partial(method.loss, label_type="multiclass")):
+            (slope,) = torch.autograd.grad(of(logits, y, known), logits)
+            assert (slope[0, 2] != 0) == moved
 
 
 def test_two_terms_are_both_there() -> None:

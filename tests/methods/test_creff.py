@@ -24,6 +24,7 @@ from suture.methods.creff import creff
 from suture.methods.creff.creff import GRADIENTS, RETRAINED, ClassGradients, CReFF, joined, retrained_rows
 from suture.methods.creff.federated_features import FederatedFeatures, distance, head_gradient
 from suture.methods.fedavg import FedAvg
+from suture.methods.retraining import Retraining
 from suture.models import ModelSpec
 from suture.protocol.messages import Update, ones
 from suture.simulation.trial import SITES, Trial
@@ -292,6 +293,11 @@ def test_it_is_for_one_label_an_image_and_sees_all_classes() -> None:
     assert CReFF().label_types == ("multiclass",)
     with pytest.raises(ConfigError, match=r"ClassGradients are compared over the .*label_view=all"):
         CReFF(label_view="own")
+
+
+def test_a_head_re_trained_at_the_sites_would_never_predict_and_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"predicts with the head .* leave method\.retrain out"):
+        CReFF(retrain=Retraining())
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from torch import nn
 
 from federated import LOCAL, at_site, federated, moved, objective_of, random_batch, same
 from suture.core.labels import LabelType
+from suture.learning.training import LocalTraining
 from suture.methods.fedavg import FedAvg
 from suture.methods.fedprox import FedProx, Proximal
 from suture.methods.roles import Step
@@ -102,3 +103,13 @@ def test_tables_6_and_8_of_fedmas_are_settings(mu: float) -> None:
 def test_a_negative_penalty_is_refused() -> None:
     with pytest.raises(ValueError, match="greater than or equal to 0"):
         Proximal(-0.1)
+
+
+def test_the_penalty_is_0_where_a_warm_up_begins_even_with_a_head_of_the_sites_own() -> None:
+    """One step, of a whole epoch: the penalty's gradient at its start is 0, so that mu changes nothing."""
+    own = LocalTraining(lr=1e-2, batch_size=64, warmup_epochs=1, warmup_init="independent")
+    heads = []
+    for mu in (0.0, 10.0):
+        with Trial(FedProx(local=own, proximal=Proximal(mu)), SMALL, "multilabel") as trial:
+            heads.append(trial.update("alpha").head["head.weight"])
+    assert torch.equal(*heads)

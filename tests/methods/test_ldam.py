@@ -71,6 +71,17 @@ def test_the_switch_is_at_four_fifths_of_the_phase(rounds: int, late: list[int])
     assert found == late
 
 
+def test_a_warm_up_of_one_round_does_not_begin_it() -> None:
+    method = LDAM(local=replace(LOCAL, warmup_epochs=1))
+    begun = {
+        phase.name: method.margin.begins(
+            LocalRound(LOCAL, "average", 1, 1, phase=phase.name, phase_rounds=phase.rounds)
+        )
+        for phase in method.phases(2)
+    }
+    assert begun == {"warm-up": False, "main": True}
+
+
 def test_rounds_are_of_whole_numbers_where_a_share_is_none_of_the_computers() -> None:
     """.29 x 100 is 28.999... in binary."""
     round_ = LocalRound(LOCAL, "average", 1, 1, phase_rounds=100)

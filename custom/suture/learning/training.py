@@ -237,15 +237,20 @@ def _prepared(site: SiteContext, round_: LocalRound) -> torch.optim.Optimizer:
     model, local = site.model, round_.local
     if (local.epochs or local.iterations) and not len(site.samples["train"]):
         raise SutureError(f"{site.name} has no training images; give it a split with some")
-    if round_.head_only and round_.local.warmup_init == "independent":
-        redraw_head(model, seed_for(round_.seed, site.name, "init"))
-    elif round_.fresh_head:
-        redraw_head(model, seed_for(round_.seed, "head", round_.round))
+    draw_head(site, round_)
     rest(model, round_.head_only)
     set_training(model, round_.norm, round_.head_only)
     optimiser = optimiser_of(model, round_.local, round_.head_rate)
     load_optimiser_state(optimiser, model, round_.optimiser_state)
     return optimiser
+
+
+def draw_head(site: SiteContext, round_: LocalRound) -> None:
+    """Draw the head anew if the round begins with that; drawn a second time, it is the same."""
+    if round_.head_only and round_.local.warmup_init == "independent":
+        redraw_head(site.model, seed_for(round_.seed, site.name, "init"))
+    elif round_.fresh_head:
+        redraw_head(site.model, seed_for(round_.seed, "head", round_.round))
 
 
 class BestEpoch:

@@ -17,13 +17,19 @@ from __future__ import annotations
 
 from typing import Literal
 
+from torch import Tensor
+
 from suture.core.errors import ConfigError
+from suture.core.labels import LabelType
 from suture.methods.base import About, LabelUse, hyperparameters
 from suture.methods.composed import Composed
 from suture.methods.condist import Distillation
+from suture.methods.confident import OverAllClasses, of_no_other_class
 from suture.methods.fedlc import Calibrated
 from suture.methods.fedprox import Proximal
+from suture.methods.fedpu import PositiveUnlabelled
 from suture.methods.fedrs import Restricted, Restricting
+from suture.methods.fedvls import LogitSuppression, VacantDistillation
 from suture.methods.fixmatch import PseudoLabels
 from suture.methods.focal import Focal
 from suture.methods.fssl import ReceivedLabels
@@ -39,9 +45,12 @@ class Combined(Composed):
     Attributes:
         rows: by default those of the ``owners`` of a class.
         unknown: by default ``masked``: what a site does not annotate is not taught as absent.
-        calibrated, focal, margin, restricted: a loss, of FedLC, `FocalFedAvg`, LDAM-FL or FedRS.
-        proximal, contrastive, distil, pseudo_labels, received_labels: a term, of FedProx, MOON, ConDist,
-            FixMatch or FSSL.
+        calibrated, focal, margin, suppression, restricted: a loss, of FedLC, `FocalFedAvg`, LDAM-FL, FedVLS
+            or FedRS.
+        proximal, contrastive, distil, vacant, positive_unlabelled: a term, of FedProx, MOON, ConDist, FedVLS
+            or FedPU.
+        pseudo_labels, received_labels: a term, of FixMatch or FSSL; as there, with one label an image the
+            loss is then a softmax over all classes.
 
     Raises:
         ConfigError: two losses are named, or a part does not get what it needs.
@@ -55,16 +64,18 @@ class Combined(Composed):
     calibrated: Calibrated | None = None
     focal: Focal | None = None
     margin: LabelDistributionMargin | None = None
+    suppression: LogitSuppression | None = None
     restricted: Restricted | None = None
     proximal: Proximal | None = None
     contrastive: Contrastive | None = None
     distil: Distillation | None = None
+    vacant: VacantDistillation | None = None
+    positive_unlabelled: PositiveUnlabelled | None = None
     pseudo_labels: PseudoLabels | None = None
     received_labels: ReceivedLabels | None = None
 
     def __post_init__(self) -> None:
-        losses = (self.calibrated, self.focal, self.margin)
-        named = [type(part).__name__ for part in losses if part is not None]
+        named = [type(part).__name__ for part in self._losses]
         if len(named) > 1:
             raise ConfigError(f"{' and '.join(named)} are both the loss of known labels; leave one out")
         if named and self.restricted:
@@ -75,15 +86,32 @@ class Combined(Composed):
 
     @property
     def supervised(self) -> Supervised:
-        loss = self.calibrated or self.focal or self.margin or super().supervised
-        return Restricting(self.restricted, loss) if self.restricted else loss
+        loss = Restricting(self.restricted, self._loss) if self.restricted else self._loss
+        return OverAllClasses(loss) if self._confident and self.softmax == "plain" else loss
+
+    def loss(self, logits: Tensor, y: Tensor, known: Tensor, label_type: LabelType) -> Tensor:
+        if self._confident:
+            y, known = of_no_other_class(y, known, label_type)
+        return super().loss(logits, y, known, label_type)
 
     @property
     def terms(self) -> tuple[Term, ...]:
-        parts = (self.proximal, self.contrastive, self.distil, self.pseudo_labels, self.received_labels)
+        parts = (self.proximal, self.contrastive, self.distil, self.vacant, self.positive_unlabelled)
+        return tuple(part for part in (*parts, *self._confident) if part is not None)
+
+    @property
+    def _losses(self) -> tuple[Supervised, ...]:
+        parts = (self.calibrated, self.focal, self.margin, self.suppression)
         return tuple(part for part in parts if part is not None)
 
     @property
+    def _loss(self) -> Supervised:
+        return next(iter(self._losses), super().supervised)
+
+    @property
+    def _confident(self) -> tuple[Term, ...]:
+        return tuple(part for part in (self.pseudo_labels, self.received_labels) if part is not None)
+
+    @property
     def _parts(self) -> tuple[Part, ...]:
-        restricted = (self.restricted, super().supervised) if self.restricted else (self.supervised,)
-        return (*restricted, *self.terms)
+        return tuple(part for part in (self.restricted, self._loss, *self.terms) if part is not None)

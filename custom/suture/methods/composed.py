@@ -26,6 +26,7 @@ from suture.learning.training import (
     LocalRound,
     LocalTraining,
     SiteContext,
+    draw_head,
     first_view,
     fit,
     training_batches,
@@ -154,6 +155,7 @@ class Composed(LocalAveraging):
         supervised, terms = self.supervised, tuple(term for term in self.terms if term.active)
         if round_.phase == RETRAINING:
             supervised, terms = CrossEntropy(), ()
+        draw_head(site, round_)  # before the terms look at the model that the round begins with
         training = _Training(supervised, terms, site, received, round_)
         fitted = fit(site, training.objective, round_, batches=partial(training.batches, round_.local))
         update = replace(

@@ -16,7 +16,7 @@ model that labels: the student itself (FixMatch), or the received model (FSSL).
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -34,7 +34,7 @@ from suture.learning.losses import probabilities
 from suture.learning.training import LocalRound, Loss, SiteContext
 from suture.methods.base import LabelUse, Limits, hyperparameters
 from suture.methods.composed import Composed
-from suture.methods.roles import CrossEntropy, Needs, Step, Supervised, Term, Value
+from suture.methods.roles import Needs, Step, Supervised, Term, Value
 from suture.protocol.messages import Payload
 
 Probability = Annotated[float, Field(ge=0, le=1)]
@@ -63,16 +63,18 @@ class Thresholds:
             )
 
 
-@validated(frozen=True, config=STRICT)
-class LabelledCrossEntropy(CrossEntropy):
-    """The cross-entropy of known labels, by a softmax over all classes.
+@dataclass(frozen=True)
+class OverAllClasses(Supervised):
+    """Another loss of known labels, with a softmax over all classes.
 
     With one label an image, an image of an annotated class is of no other: pseudo-labels are the argmax over
     all classes, so these must be comparable. (A balanced softmax leaves out absent classes by itself.)
     """
 
+    loss: Supervised
+
     def of(self, site: SiteContext, received: Payload, round_: LocalRound) -> Loss:
-        loss, label_type = super().of(site, received, round_), site.model.labels.label_type
+        loss, label_type = self.loss.of(site, received, round_), site.model.labels.label_type
         return lambda logits, y, known: loss(logits, *of_no_other_class(y, known, label_type))
 
 
@@ -217,7 +219,8 @@ class Confident(Composed):
 
     @property
     def supervised(self) -> Supervised:
-        return super().supervised if self.softmax == "balanced" else LabelledCrossEntropy(self.class_weights)
+        loss = super().supervised
+        return loss if self.softmax == "balanced" else OverAllClasses(loss)
 
     def loss(self, logits: Tensor, y: Tensor, known: Tensor, label_type: LabelType) -> Tensor:
         return super().loss(logits, *of_no_other_class(y, known, label_type), label_type)

@@ -44,7 +44,7 @@ class LabelDistributionMargin(Supervised):
         largest: m, the margin of the site's rarest class, in cosines; 0 for none.
         deferred: whether classes are re-weighted late in the run (DRW); otherwise all weigh 1 throughout.
         beta: of those weights, by effective numbers of images (Cui et al., CVPR 2019).
-        start: the share of the phase's rounds after which it begins, rounded down to whole rounds.
+        start: the share of the main phase's rounds after which it begins, rounded down to whole rounds.
     """
 
     needs: ClassVar[Needs] = Needs(label_types=("multiclass",))
@@ -72,9 +72,9 @@ class LabelDistributionMargin(Supervised):
         )
 
     def begins(self, round_: LocalRound) -> bool:
-        """Whether the re-weighting has begun; in a phase of one round it begins with it."""
+        """Whether the re-weighting has begun; in a main phase of one round it begins with it."""
         whole = math.floor(round(self.start * round_.phase_rounds, 9))
-        return round_.phase_round - 1 >= whole
+        return round_.phase == "main" and round_.phase_round - 1 >= whole
 
 
 def margins(counts: Tensor, largest: float) -> Tensor:

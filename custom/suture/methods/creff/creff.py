@@ -97,6 +97,14 @@ class CReFF(Composed):
     class_gradients: ClassGradients = field(default_factory=ClassGradients)
     federated_features: FederatedFeatures = field(default_factory=FederatedFeatures)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.retrain:
+            raise ConfigError(
+                "CReFF predicts with the head that the server re-trains, so that one re-trained at the sites "
+                "would never be used; leave method.retrain out"
+            )
+
     @property
     def _parts(self) -> tuple[Part, ...]:
         return (*super()._parts, self.class_gradients)
