@@ -18,6 +18,7 @@ import sys
 import tempfile
 import tomllib
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated
 
@@ -67,19 +68,18 @@ def read(path: Path) -> Evidence:
 
 
 def notices(mutant: Mutant) -> bool:
-    """Whether the test fails in a copy of the tree with the mutant, and passes without it."""
+    """Whether the test, which passes without it, fails in a copy of the tree with the mutant."""
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder)
         for name in ("custom", "tests", "jobs", "examples"):
             shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copy(ROOT / "pyproject.toml", copy)
-        passed = _passes(copy, mutant.test)
         file = copy / mutant.file
         text = file.read_text()
         if (found := text.count(mutant.before)) != 1:
             raise SystemExit(f"{mutant.file}: {mutant.before!r} occurs {found} times")
         file.write_text(text.replace(mutant.before, mutant.after))
-        return passed and not _passes(copy, mutant.test)
+        return not _passes(copy, mutant.test)
 
 
 def _passes(tree: Path, test: str) -> bool:
@@ -124,23 +124,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
     parser.add_argument("methods", nargs="*")
     chosen = parser.parse_args().methods
-    found, unnoticed = [], 0
-    for path in sorted(FOLDER.glob("*.toml")):
-        evidence = read(path)
-        if chosen and evidence.method not in chosen:
-            continue
-        noticed = []
-        for mutant in evidence.mutants:
-            noticed.append(notices(mutant))
-            print(
-                f"{evidence.method:14s} {'noticed' if noticed[-1] else 'NOT NOTICED'}: {mutant.after}",
-                flush=True,
-            )
-        unnoticed += noticed.count(False)
-        found.append((evidence, noticed))
+    every = [read(path) for path in sorted(FOLDER.glob("*.toml"))]
+    wanted = [evidence for evidence in every if evidence.method in (chosen or [e.method for e in every])]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        found = [(evidence, list(pool.map(_told, evidence.mutants))) for evidence in wanted]
     if not chosen:
         PAGE.write_text(page(found))
-    sys.exit(1 if unnoticed else 0)
+    sys.exit(0 if all(all(noticed) for _, noticed in found) else 1)
+
+
+def _told(mutant: Mutant) -> bool:
+    noticed = notices(mutant)
+    print(f"{'noticed' if noticed else 'NOT NOTICED'}: {mutant.file}: {mutant.after}", flush=True)
+    return noticed
 
 
 if __name__ == "__main__":
