@@ -20,6 +20,7 @@ from suture.methods.fedavg import FedAvg
 from suture.methods.fedlc import Calibrated
 from suture.methods.fedprox import FedProx, Proximal
 from suture.methods.fedpu import FedPU, PositiveUnlabelled
+from suture.methods.fedrs import FedRS, Restricted
 from suture.methods.fedvls import FedVLS, LogitSuppression, VacantDistillation
 from suture.methods.fixmatch import FixMatch, PseudoLabels
 from suture.methods.focal import Focal
@@ -58,6 +59,10 @@ PAIRS: dict[str, tuple[Method, Method]] = {
     "a proximal term is FedProx": (
         Combined(local=LOCAL, rows="all", unknown="negative", proximal=Proximal(0.5)),
         FedProx(local=LOCAL, proximal=Proximal(0.5)),
+    ),
+    "a restriction is FedRS": (
+        Combined(local=LOCAL, rows="all", unknown="negative", restricted=Restricted()),
+        FedRS(local=LOCAL),
     ),
     "a distillation is ConDist": (
         Combined(local=LOCAL, distil=Distillation(first=0.5)),

@@ -47,6 +47,8 @@ EXEMPT = {
     # Their losses are softmaxes of their own, and refuse another.
     "fedlc": {"softmax"},
     "ldam": {"softmax"},
+    # They need unknown=negative; test_combined.py has them with it.
+    "combined": {"restricted", "positive_unlabelled"},
     # Whole units are those of an LSTM.
     "pmfl": {"share.of"},
 }

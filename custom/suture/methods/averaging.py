@@ -150,9 +150,13 @@ class LocalAveraging(Method):
         self, site: SiteContext, received: Payload, round_: LocalRound
     ) -> tuple[Update, dict[str, Tensor]]:
         fitted = fit(site, self._objective(site), round_)
+        return self.weighted(site, received, round_, fitted), fitted.optimiser_state
+
+    def weighted(self, site: SiteContext, received: Payload, round_: LocalRound, fitted: Fitted) -> Update:
+        """The update of a trained model, with the weights of the site and of its rows."""
         update = trained(site, received, round_, fitted)
         weight, rows = self.weight(site), self.row_weights(site, received).to(torch.float64)
-        return replace(update, weight=weight, class_weights=rows), fitted.optimiser_state
+        return replace(update, weight=weight, class_weights=rows)
 
     def _objective(self, site: SiteContext) -> Objective:
         # A copy of the received model takes memory and time: made only for a method that may look at it.

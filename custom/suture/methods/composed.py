@@ -32,7 +32,7 @@ from suture.learning.training import (
     training_batches,
     view,
 )
-from suture.methods.averaging import WHY, LocalAveraging, owned, trained
+from suture.methods.averaging import WHY, LocalAveraging, owned
 from suture.methods.base import (
     KEPT,
     ClassFacts,
@@ -158,11 +158,7 @@ class Composed(LocalAveraging):
         draw_head(site, round_)  # before the terms look at the model that the round begins with
         training = _Training(supervised, terms, site, received, round_)
         fitted = fit(site, training.objective, round_, batches=partial(training.batches, round_.local))
-        update = replace(
-            trained(site, received, round_, fitted),
-            weight=self.weight(site),
-            class_weights=self.row_weights(site, received).to(torch.float64),
-        )
+        update = self.weighted(site, received, round_, fitted)
         kept = {name: t.detach().cpu().clone() for term in terms for name, t in term.kept(site.model).items()}
         return update, fitted.optimiser_state | {f"{KEPT}{name}": tensor for name, tensor in kept.items()}
 

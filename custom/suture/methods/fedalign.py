@@ -52,7 +52,7 @@ from suture.learning.training import (
     predict,
     training_batches,
 )
-from suture.methods.averaging import WHY, LocalAveraging, WeightedMean, owned, trained
+from suture.methods.averaging import WHY, LocalAveraging, WeightedMean, owned
 from suture.methods.base import About, GlobalModel, LabelUse, RoundContext, hyperparameters
 from suture.models import ModelSpec
 from suture.models.classifier import Classifier, Layout, Shapes
@@ -167,8 +167,7 @@ class FedAlign(LocalAveraging):
             batches=partial(_twice, labelled, round_.local),
         )
         update = replace(
-            trained(site, received, round_, fitted),
-            class_weights=owned(site).to(torch.float64),
+            self.weighted(site, received, round_, fitted),
             class_tensors={F1: f1, MEASURED: measured},
         )
         return update, fitted.optimiser_state

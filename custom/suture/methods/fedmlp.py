@@ -49,7 +49,7 @@ from suture.learning.training import (
     fit,
     training_batches,
 )
-from suture.methods.averaging import WeightedMean, trained
+from suture.methods.averaging import WeightedMean
 from suture.methods.base import (
     About,
     ClassFacts,
@@ -202,9 +202,7 @@ class FedMLP(Composed):
         )
         due = second or (round_.phase == STAGE_1 and round_.phase_round == round_.phase_rounds)
         update = replace(
-            trained(site, received, round_, fitted),
-            weight=self.weight(site),
-            class_weights=self.row_weights(site, received).to(torch.float64),
+            self.weighted(site, received, round_, fitted),
             class_tensors=measured(site) if due else nothing(site),
         )
         return update, fitted.optimiser_state | (remember(site, tags=tags) if second else {})

@@ -46,7 +46,6 @@ from suture.learning.training import (
     fit,
     predict,
 )
-from suture.methods.averaging import trained
 from suture.methods.base import KEPT, ROWS, About, LabelUse, Phase, hyperparameters, in_two
 from suture.methods.class_weights import ClassWeights
 from suture.methods.composed import Composed
@@ -150,11 +149,7 @@ class FedNML(Composed):
         prior = (counts / max(len(y), 1)).to(site.device)
         learner = replace(site, samples={**site.samples, "train": replace(site.samples["train"], y=y)})
         fitted = fit(learner, objective(teacher, prior, omega), round_)
-        update = replace(
-            trained(site, received, round_, fitted),
-            weight=self.weight(site),
-            class_weights=self.row_weights(site, received).to(torch.float64),
-        )
+        update = self.weighted(site, received, round_, fitted)
         kept = remember(site, soft=y, labelled=labelled) | {f"{KEPT}{COUNTS}": counts}
         return update, fitted.optimiser_state | kept
 

@@ -21,7 +21,6 @@ second draw of the same images, so a round has as many steps as FedAvg's and nea
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -31,7 +30,6 @@ from torch.func import functional_call
 from suture.core.seeds import generator_for
 from suture.data.batch import Batch
 from suture.learning.training import LocalRound, Loss, SiteContext, fit, training_batches
-from suture.methods.averaging import trained
 from suture.methods.base import About, LabelUse, hyperparameters
 from suture.methods.composed import Composed
 from suture.methods.retraining import RETRAINING
@@ -105,6 +103,4 @@ class FPSL(Composed):
             return bilevel_loss(model, *halves(batch), loss, round_.local.lr)
 
         fitted = fit(site, objective, round_, batches=batches)
-        weight, rows = self.weight(site), self.row_weights(site, received).to(torch.float64)
-        update = replace(trained(site, received, round_, fitted), weight=weight, class_weights=rows)
-        return update, fitted.optimiser_state
+        return self.weighted(site, received, round_, fitted), fitted.optimiser_state

@@ -20,13 +20,13 @@ from dataclasses import field, replace
 from typing import Annotated, ClassVar
 
 import torch
-import torch.nn.functional as F
 from pydantic import Field
 from pydantic.dataclasses import dataclass as validated
 from torch import Tensor
 
 from suture.core.errors import ConfigError
 from suture.core.validation import STRICT
+from suture.learning.losses import ce_of_rows
 from suture.learning.training import LocalRound, Loss, SiteContext
 from suture.methods.base import About, LabelUse, hyperparameters
 from suture.methods.composed import Composed
@@ -100,10 +100,8 @@ def weighted_ce(logits: Tensor, y: Tensor, known: Tensor, weights: Tensor) -> Te
     Returns:
         a scalar; 0 with a zero gradient if no row has a weight.
     """
-    target = torch.where(known, y, 0.0)
-    visible = torch.where(known, logits, torch.finfo(logits.dtype).min)
-    each = -(target * F.log_softmax(visible, dim=1)).sum(dim=1)
-    weight = (target * weights).sum(dim=1)
+    each, _ = ce_of_rows(logits, y, known)
+    weight = (torch.where(known, y, 0.0) * weights).sum(dim=1)
     total = weight.sum()
     return (weight * each).sum() / torch.where(total > 0, total, 1.0)
 
