@@ -121,7 +121,7 @@ def _short(test: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("methods", nargs="*")
     chosen = parser.parse_args().methods
     every = [read(path) for path in sorted(FOLDER.glob("*.toml"))]

@@ -75,7 +75,8 @@ def method_of(name: str) -> Method:
 
 
 def seconds(method: Method, label_type: LabelType) -> float:
-    with _Timed(method, MODEL, label_type, rounds=ROUNDS) as federation:
+    federation = _Timed(method, MODEL, label_type, rounds=ROUNDS)
+    with federation:
         return federation.seconds()
 
 
@@ -92,7 +93,7 @@ def cost(name: str, pairs: int) -> float | None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("methods", nargs="*")
     chosen = parser.parse_args()
