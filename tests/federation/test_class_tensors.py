@@ -16,6 +16,7 @@ from suture.core.errors import RejectedUpdate
 from suture.federation.loop import Loop
 from suture.federation.server import collector
 from suture.federation.server.global_model import read_model
+from suture.federation.server.record import what_leaves
 from suture.federation.server.server import Server
 from suture.learning.training import LocalRound, LocalTraining, SiteContext
 from suture.methods.averaging import LocalAveraging, WeightedMean
@@ -28,7 +29,9 @@ from suture.methods.base import (
     RoundContext,
     hyperparameters,
 )
+from suture.methods.creff.creff import CReFF
 from suture.methods.fedavg import FedAvg
+from suture.methods.fedmlp import FedMLP
 from suture.methods.source import code_hash
 from suture.models.classifier import Layout, Shapes
 from suture.models.saved import load_model
@@ -37,7 +40,8 @@ from suture.protocol.egress import CLASSES, Egress, declared
 from suture.protocol.messages import Abstain, Payload, Update, by_name
 from suture.protocol.packing import Packed, pack, unpack
 from suture.simulation import method_checks as checks
-from suture.simulation.method_checks import subject_of
+from suture.simulation.method_checks import SMALL, subject_of
+from suture.simulation.trial import Trial
 
 LOCAL = LocalTraining(lr=1e-2, batch_size=8)
 NUMBERS = {"Fibrosis": 1.0, "Hernia": 2.0, "Zwerchfellbruch": 2.0, "Mass": 3.0, "Nodule": 4.0}
@@ -349,13 +353,28 @@ def test_the_server_keeps_an_open_update_on_disk_alone(federation: Any) -> None:
 
 
 def test_what_leaves_is_declared() -> None:
-    layout = Layout({}, {"head.weight": ((4,), "torch.float32")})
+    head = {"head.weight": ((4,), "torch.float32")}
+    layout = Layout({"backbone.weight": ((4, 4), "torch.float32")}, head)
     row = next(r for r in declared(Pairs().egress(layout)) if r["field"] == "pairs")
     assert row == {
         "field": "pairs",
         "shape": "for each class classes × 2 numbers",
         "why": "which classes a site has",
     }
+
+
+@pytest.mark.parametrize("method", [FedMLP(), CReFF()], ids=lambda method: method.about.name)
+def test_a_run_says_how_many_numbers_of_each_class_leave(method: Method) -> None:
+    """Before the model is known no length; after the start that of the tensors that sites send."""
+    with Trial(method, SMALL, method.label_types[0], rounds=1) as trial:
+        name = next(iter(method.egress(Layout({}, {})).class_tensors))
+        unknown = {r["field"]: r["shape"] for r in what_leaves(trial.server.plan, Layout({}, {}))}
+        assert unknown[name] == "numbers for each class"
+        trial.run()
+        sent = trial.server.model.head["head.weight"].shape[1]
+        shapes = {r["field"]: r["shape"] for r in trial.server.record.run["egress"]}
+    lengths = {"fedmlp": f"2 × {sent}", "creff": f"classes × {sent + 1}"}[method.about.name]
+    assert shapes[name] == f"for each class {lengths} numbers"
 
 
 # The head that predicts

@@ -30,6 +30,10 @@ def test_settings_by_path_by_last_word_and_by_method() -> None:
     [
         ("rouns=3", "unknown setting 'rouns'; did you mean 'rounds'"),
         ("method.local.learning=3", "unknown setting"),
+        (
+            "method.proximal.mu=1",
+            "has no setting 'method.proximal.mu'; fedprox, combined have it: set method",
+        ),
         ("zzz=3", r"known: (?!.*, lr, ).*method\.local\.lr, "),
         ("contrast=3", "ambiguous: augmentation.contrast, simulation.contrast"),
         ("rounds=zero", "rounds"),
@@ -44,6 +48,11 @@ def test_settings_by_path_by_last_word_and_by_method() -> None:
 def test_a_setting_that_does_not_fit(setting: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         with_settings(load_job("demo"), [setting]).plan("e")
+
+
+def test_a_typing_error_in_an_optional_part_names_its_setting() -> None:
+    with pytest.raises(ConfigError, match=r"'method\.proximal\.mo'; did you mean 'method\.proximal\.mu'"):
+        with_settings(load_job("demo"), ["method=combined", "method.proximal.mo=1"])
 
 
 def test_every_job_loads_and_survives_its_configuration() -> None:

@@ -111,10 +111,11 @@ def _class_weights(egress: Egress) -> str:
 
 
 def class_tensors(egress: Egress) -> Iterable[tuple[str, str]]:
-    """Yield the name and the row of each tensor of classes."""
+    """Yield the name and the row of each tensor of classes; its lengths only where the model is known."""
     for name, (row, _) in egress.class_tensors.items():
         lengths = " × ".join("classes" if length == CLASSES else str(length) for length in row)
-        yield name, f"for each class {lengths} numbers" if row else "a number for each class"
+        several = f"for each class {lengths} numbers" if egress.shared else "numbers for each class"
+        yield name, several if row else "a number for each class"
 
 
 def numbers(egress: Egress) -> Iterable[tuple[str, str]]:

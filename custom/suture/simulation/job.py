@@ -25,7 +25,7 @@ from suture.core.validation import LARGEST_SEED, LIMIT, bare, parse
 from suture.data.augmentation import Augmentation
 from suture.federation.plan import Plan, Quorum, Schedule, Selection, code_hash
 from suture.learning.finetuning import FineTuning
-from suture.methods import method_class
+from suture.methods import METHODS, method_class
 from suture.methods.base import Method
 from suture.methods.source import source_of
 from suture.models import MODELS, ModelSpec, vocabulary_of
@@ -300,8 +300,8 @@ def _at(value: Any, path: tuple[str, ...]) -> Any:
 
 
 def _path(job: Job, key: str) -> tuple[str, ...]:
-    leaves = _leaves(job)
-    if path := (leaves.get(key) or _leaves(job, absent=True).get(key)):
+    leaves, possible = _leaves(job), _leaves(job, absent=True)
+    if path := (leaves.get(key) or possible.get(key)):
         return path
     if key.startswith("label_map."):
         return ("label_map", key.removeprefix("label_map."))
@@ -309,8 +309,18 @@ def _path(job: Job, key: str) -> tuple[str, ...]:
     if len(ends) > 1:
         raise ConfigError(f"{key!r} is ambiguous: {', '.join('.'.join(p) for p in ends)}; write one of them")
     if not ends:
-        raise unknown("setting", key, {*leaves, *(path[-1] for path in leaves.values())}, listed=leaves)
+        if others := _methods_with(key):
+            raise ConfigError(
+                f"{job.method.about.title} has no setting {key!r}; {', '.join(others)} "
+                f"{'has' if len(others) == 1 else 'have'} it: set method before it"
+            )
+        raise unknown("setting", key, {*possible, *(path[-1] for path in leaves.values())}, listed=leaves)
     return ends[0]
+
+
+def _methods_with(key: str) -> list[str]:
+    """The names of this package's methods that have a setting."""
+    return [name for name, kind in METHODS.items() if key in _leaves(kind(), ("method",), absent=True)]
 
 
 def _set(value: Any, path: tuple[str, ...], new: Any, key: str) -> Any:

@@ -62,7 +62,12 @@ def initial(
 
 
 def _class_state(model: GlobalModel, plan: Plan) -> Shapes:
-    return plan.method.class_state(Layout.of(*parts(plan.method, model.shared, model.head)))
+    return plan.method.class_state(layout_of(model, plan))
+
+
+def layout_of(model: GlobalModel, plan: Plan) -> Layout:
+    """The layout of what is exchanged each round."""
+    return Layout.of(*parts(plan.method, model.shared, model.head))
 
 
 def with_labels(model: GlobalModel, labels: Labels, plan: Plan) -> GlobalModel:

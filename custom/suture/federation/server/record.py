@@ -94,6 +94,11 @@ class Record:
             log.error("%s could not be written either: %s", self.folder, full)
 
 
+def what_leaves(plan: Plan, layout: Layout) -> list[dict[str, str]]:
+    """The fields that may leave a site; lengths that depend on the model are left out of an empty layout."""
+    return declared(plan.method.egress(layout), local=plan.method.keep_local)
+
+
 def describe(record: Record, plan: Plan, schedule: Schedule, **facts: Any) -> None:
     """Write what is about to run into run.json, with further facts."""
     described = plan.to_dict()
@@ -116,7 +121,7 @@ def describe(record: Record, plan: Plan, schedule: Schedule, **facts: Any) -> No
         experiment=plan.experiment,
         code=plan.code,
         versions=versions(),
-        egress=declared(plan.method.egress(Layout({}, {})), local=plan.method.keep_local),
+        egress=what_leaves(plan, Layout({}, {})),
         labels=[],
         sites={},
         threads={"server": 1},

@@ -25,6 +25,7 @@ from suture.federation.server.global_model import (
     Progress,
     fixed_settings,
     initial,
+    layout_of,
     pack_model,
     read_model,
     read_progress,
@@ -33,7 +34,7 @@ from suture.federation.server.global_model import (
 )
 from suture.federation.server.norm_bound import destroyer
 from suture.federation.server.notes import code_notes, exclusion_notes, start_notes
-from suture.federation.server.record import Record, describe
+from suture.federation.server.record import Record, describe, what_leaves
 from suture.federation.server.registry import (
     Agreement,
     Member,
@@ -201,6 +202,7 @@ class Server:
         self.record.update(
             status="running",
             rounds=rounds,
+            egress=what_leaves(self.plan, layout_of(self.model, self.plan)),
             labels=labels,
             sites={s: {"labels": list(m.names), "n": dict(m.n)} for s, m in self.reported_sites.items()},
             threads={"server": 1, **{s: m.threads for s, m in members.items()}},
