@@ -19,8 +19,17 @@ from suture.models import ModelSpec, build
 from suture.models.saved import load_model, load_spec, save_model
 
 
-def test_round_trip(tmp_path: Path) -> None:
-    spec = ModelSpec("cnn", size=32, hidden=8)
+@pytest.mark.parametrize(
+    "spec",
+    [
+        ModelSpec("cnn", size=32, hidden=8),
+        ModelSpec("cnn", size=32, neck=8),
+        ModelSpec("cnn", size=32, head="cosine"),
+        ModelSpec("cnn", size=32, neck=8, head="anchors", rows="named"),
+    ],
+    ids=["hidden", "neck", "cosine", "anchors"],
+)
+def test_round_trip(spec: ModelSpec, tmp_path: Path) -> None:
     model = build(spec, LabelSet(("Edema", "Mass")), 1, pretrained=False).eval()
     save_model(model, spec, tmp_path / "m", {"round": 3})
     again, prepare = load_model(tmp_path / "m")
@@ -30,6 +39,17 @@ def test_round_trip(tmp_path: Path) -> None:
     assert torch.equal(model({"image": x}), again({"image": x}))
     modes = {path.stat().st_mode & 0o777 for path in (tmp_path / "m").iterdir()}
     assert len(modes) == 1  # whoever may read the description may read the weights
+
+
+def test_a_model_from_before_there_were_other_heads(tmp_path: Path) -> None:
+    description = saved(tmp_path)
+    for key in ("neck", "head", "rows", "name_vectors", "embedding", "embedding_digest", "vector"):
+        del description["model"][key]
+    (tmp_path / "model.json").write_text(json.dumps(description))
+    again, _ = load_model(tmp_path)
+    x = torch.randn(2, 1, 32, 32)
+    whole = build(ModelSpec("cnn", size=32), LabelSet(("Edema",)), 1, pretrained=False).eval()
+    assert torch.equal(again({"image": x}), whole({"image": x}))
 
 
 def test_a_folder_that_holds_no_model(tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ from small_job import SMALL
 from suture.data.config import SiteConfig
 from suture.data.quality import Count, Findings
 from suture.data.table import SPLITS, Split
+from suture.methods.condist import ConDist
+from suture.methods.fedavg import FedAvg
 from suture.simulation.study_check import compare
 
 CONFIG = SiteConfig.model_validate(
@@ -54,3 +56,17 @@ def test_the_remedies_that_a_problem_names_settle_it() -> None:
     assert 'selection = "last"' in lossless
     assert compare(configs, few, replace(SMALL, accept_labels=("Xanthosys",))).problems == (lossless,)
     assert compare(configs, few, replace(SMALL, accept_labels=True, selection="last")).problems == ()
+
+
+def test_what_a_site_does_not_permit_is_a_problem_before_anything_is_trained() -> None:
+    permitting = CONFIG.model_copy(
+        update={"privacy": CONFIG.privacy.model_copy(update={"label_view": "all"})}
+    )
+    configs = {"alpha": CONFIG, "beta": permitting}
+    findings = dict.fromkeys(configs, site())
+    assert compare(configs, findings, SMALL).problems == ()
+    [problem] = compare(configs, findings, replace(SMALL, method=ConDist())).problems
+    assert problem.startswith("alpha: ConDist")
+    assert 'label_view = "all" under [privacy]' in problem
+    own = FedAvg(label_view="own")
+    assert compare(configs, findings, replace(SMALL, method=own)).problems == ()

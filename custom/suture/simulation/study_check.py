@@ -9,10 +9,12 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table as Grid
 
+from suture.core.errors import SutureError
 from suture.core.labels import canonical, lookalikes
 from suture.data.config import SiteConfig
 from suture.data.quality import Count, Findings
 from suture.data.table import SPLITS, Split
+from suture.federation.site.site import check_consent
 from suture.protocol.privacy import PrivacyConfig
 from suture.simulation.job import Job
 from suture.simulation.site_images import (
@@ -54,12 +56,18 @@ def compare(
 
     Args:
         configs, findings: of each site.
-        job: of the study; it may accept names that look alike, and select no round by a loss.
+        job: of the study; sites may refuse it, and it may accept names that look alike, and select no round
+            by a loss.
         job_fault: what is wrong with the job, if anything is.
     """
     images = {site: summarise(found, configs[site]) for site, found in findings.items()}
     twins = shared(findings)
-    problems = [*filter(None, [job_fault]), *_problems(configs, findings, job), *_torn(twins)]
+    problems = [
+        *filter(None, [job_fault]),
+        *(_refusals(configs, job) if job else ()),
+        *_problems(configs, findings, job),
+        *_torn(twins),
+    ]
     return Together(tuple(problems), tuple(_warnings(configs, findings, twins)), images)
 
 
@@ -70,6 +78,16 @@ def _owners(findings: Mapping[str, Findings]) -> dict[str, list[str]]:
         for label in found.counts:
             owners.setdefault(label, []).append(site)
     return owners
+
+
+def _refusals(configs: Mapping[str, SiteConfig], job: Job) -> Iterator[str]:
+    """Why sites would not take part in the job."""
+    plan = job.plan("check")
+    for site, config in configs.items():
+        try:
+            check_consent(site, plan, config)
+        except SutureError as refusal:
+            yield str(refusal)
 
 
 def _problems(
