@@ -100,6 +100,10 @@ _SHORT = reprlib.Repr()
 _SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 3, 200, 200
 
 
+_LIST = 4_000
+"""Most characters of a list of known names, which may come out of a file."""
+
+
 def shown(value: object) -> str:
     """Return a value for a message: printable, and short whatever it is."""
     try:
@@ -119,8 +123,9 @@ def nearest(name: str, options: Iterable[str], listed: Iterable[str] | None = No
     close = difflib.get_close_matches(name[:200].casefold(), [o.casefold() for o in known], n=1, cutoff=0.6)
     if close:
         word = next(o for o in known if o.casefold() == close[0])
-        return f"did you mean {word!r}?"
-    return "known: " + ", ".join(known if listed is None else sorted(listed))
+        return f"did you mean {shown(word)}?"
+    words = ", ".join(map(as_word, known if listed is None else sorted(listed)))
+    return f"known: {words}" if len(words) <= _LIST else f"known: {words[:_LIST]} ..."
 
 
 def unknown(kind: str, name: str, options: Iterable[str], listed: Iterable[str] | None = None) -> ConfigError:

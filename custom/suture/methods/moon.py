@@ -58,7 +58,7 @@ class Contrastive(Term):
         return self.mu > 0
 
     def adapted(self, spec: ModelSpec) -> ModelSpec:
-        return replace(spec, neck=spec.neck or NECK, projection=0, second_head=False)
+        return replace(spec, neck=spec.neck or NECK, projection=0)
 
     def begin(self, site: SiteContext, round_: LocalRound) -> Value:
         previous = _previous(site, round_)
