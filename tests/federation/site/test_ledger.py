@@ -12,6 +12,7 @@ from typing import Any
 
 import mpmath
 import pytest
+import torch
 
 from suture.core.errors import ConfigError
 from suture.federation.differential_privacy import describe_spent
@@ -46,6 +47,10 @@ def test_everything_that_an_answer_says_is_counted() -> None:
     update = Update(2, ("A",), {}, {}, ones(("A",)), scalars={"x": 1.0}, train_loss=0.1, metrics=own)
     found = release_of(update, Payload("train", 2), "one", LIMITS)
     assert (found.figures, found.update, found.numbers) == ({"A": 1}, False, 6 + 1 + 1 + 1 + 1)
+    told = {"f1": torch.tensor([0.5, 0.0, 0.1]), "prototypes": torch.tensor([[0.0, 2.0], [0, 0], [0, 0]])}
+    rows = Update(2, ("A", "B", "C"), {}, {}, ones(("A", "B", "C")), class_tensors=told, metrics=own)
+    found = release_of(rows, Payload("train", 2), "one", LIMITS)
+    assert (found.figures, found.update) == ({"A": 2, "C": 1}, True)
     info = SiteInfo(("A", "B"), {"train": 3}, 1, "x", counts={"A": (1, 2), "B": None})
     found = release_of(info, Payload("handshake"), "one", LIMITS)
     assert (found.figures, found.update, found.numbers) == ({}, False, 3)

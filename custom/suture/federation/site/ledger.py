@@ -52,7 +52,7 @@ class Release:
         round, split: of the task.
         update: whether tensors of an update left.
         clip, noise, delta: the settings of the site at that time; see `PrivacyConfig`.
-        figures: number of times that figures of each class left.
+        figures: number of times that figures of each class left, and tensors of classes.
         numbers: number of other numbers that no noise protects: losses, counts, weights, scalars.
         answer: SHA-256 of the answer.
     """
@@ -92,11 +92,11 @@ def release_of(reply: Reply, task: Payload, experiment: str, privacy: PrivacyCon
         task.task,
         task.round,
         task.split if task.task == "evaluate" else "",
-        isinstance(reply, Update) and bool(reply.shared or reply.head),
+        isinstance(reply, Update) and bool(reply.shared or reply.head or reply.class_tensors),
         privacy.clip,
         privacy.noise,
         privacy.delta,
-        dict(sum((_figures(metrics) for metrics in _metrics(reply)), Counter())),
+        dict(sum((_figures(metrics) for metrics in _metrics(reply)), _told(reply))),
         _numbers(reply),
         digest(pack(reply)),
     )
@@ -110,6 +110,14 @@ def _metrics(reply: Reply) -> list[Metrics]:
 
 def _figures(metrics: Metrics) -> Counter[str]:
     return Counter(name for name, score in metrics.classes.items() if _said(score))
+
+
+def _told(reply: Reply) -> Counter[str]:
+    """Count the classes of which tensors of classes say something, such as an F1 or a prototype."""
+    if not isinstance(reply, Update):
+        return Counter()
+    tensors = reply.class_tensors.values()
+    return Counter({name for t in tensors for name, row in zip(reply.labels, t, strict=True) if row.any()})
 
 
 def _said(score: ClassScore) -> bool:
