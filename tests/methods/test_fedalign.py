@@ -117,8 +117,8 @@ def test_anchors_by_owners_and_f1_by_who_measured_it() -> None:
     assert after.shared["w"].tolist() == [3.0]
     assert after.head["head.weight"].squeeze(1).tolist() == [15.0, 5.0, 3.0]
     assert after.class_tensors[F1].tolist() == pytest.approx([0.5, 0.6, 0.9])
-    # A site that claims more than is possible counts as much as the others.
-    claimed = {F1: torch.tensor([9.0, 0, 0]), MEASURED: torch.tensor([99.0, 0, 0])}
+    # A site that claims to have measured more often counts as much as the others.
+    claimed = {F1: torch.tensor([1.0, 0, 0]), MEASURED: torch.tensor([99.0, 0, 0])}
     loud = replace(updates[0], class_tensors=claimed)
     assert FedAlign().aggregate(before, [loud, updates[1]], CTX).class_tensors[F1][0] == pytest.approx(0.9)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -30,7 +31,7 @@ from suture.methods.fedmlp import (
     objective,
     with_tags,
 )
-from suture.methods.prototypes import DEGREE, IMAGES, PROTOTYPES, measured, similarity
+from suture.methods.prototypes import DEGREE, OF_DEGREE, OF_PROTOTYPES, PROTOTYPES, measured, similarity
 from suture.models import ModelSpec
 from suture.models.classifier import Classifier, Layout
 from suture.protocol.messages import Payload, Update
@@ -114,12 +115,17 @@ def test_prototypes_by_hand() -> None:
     x, y = torch.tensor([[1.0, 0], [0, 1], [1, 1], [2, 1]]), torch.tensor([[0.0], [1], [0], [1]])
     sent = measured(features_as_they_are(x, y))
     assert sent[PROTOTYPES].tolist() == [[[1.0, 0.5], [1.0, 1.0]]]
-    assert sent[IMAGES].tolist() == [[2, 2, 0]]
+    assert images_of(sent) == [[2, 2, 0]]
     assert sent[DEGREE].tolist() == [0]
 
 
+def images_of(sent: Mapping[str, Tensor]) -> list[list[float]]:
+    """The numbers of images behind P_c0, P_c1 and d_c of each class."""
+    return torch.cat([sent[OF_PROTOTYPES], sent[OF_DEGREE].unsqueeze(1)], dim=1).tolist()  # type: ignore[no-any-return]
+
+
 def an_update(prototypes: Tensor, images: Tensor, degree: Tensor, *labels: str) -> Update:
-    tensors = {PROTOTYPES: prototypes, IMAGES: images, DEGREE: degree}
+    tensors = {PROTOTYPES: prototypes, OF_PROTOTYPES: images[:, :2], DEGREE: degree, OF_DEGREE: images[:, 2]}
     n = torch.ones(len(labels)).double()
     return Update(1, labels, {"w": torch.zeros(1)}, {"b": torch.zeros(len(labels))}, n, class_tensors=tensors)
 
@@ -193,8 +199,8 @@ def test_an_owner_without_positives_does_not_shift_the_prototype() -> None:
     x = torch.tensor([[1.0, 3], [3, 1]])
     none = measured(features_as_they_are(x, torch.tensor([[0.0], [0]])))
     some = measured(features_as_they_are(x, torch.tensor([[0.0], [1]])))
-    assert none[IMAGES].tolist() == [[2, 0, 0]]
-    updates = [an_update(sent[PROTOTYPES], sent[IMAGES], sent[DEGREE], "A") for sent in (none, some)]
+    assert images_of(none) == [[2, 0, 0]]
+    updates = [an_update(s[PROTOTYPES], torch.tensor(images_of(s)), s[DEGREE], "A") for s in (none, some)]
     after = FedMLP().aggregate(before(2, "A"), updates, STAGE_2).class_tensors[PROTOTYPES]
     assert after[0, 1].tolist() == [3, 1]
 
@@ -346,7 +352,8 @@ def test_prototypes_leave_from_the_end_of_the_first_stage_on(tiny: Any) -> None:
         context, task = bench_of(tiny, method)
         update, _ = train_round(method, context, task, RoundContext(1, Phase(name, 2), 1, round_))
         assert bool(update.class_tensors[PROTOTYPES].any()) == sends
-        assert bool(update.class_tensors[IMAGES].any()) == sends
+        assert bool(update.class_tensors[OF_PROTOTYPES].any()) == sends
+        assert bool(update.class_tensors[OF_DEGREE].any()) == sends
 
 
 def test_prototypes_are_of_the_trained_model_and_of_plain_images(tiny: Any) -> None:
@@ -366,15 +373,23 @@ def test_a_class_of_few_images_is_not_told() -> None:
     y = torch.tensor([[1.0, 1, math.nan]] * 3 + [[0.0, 1, math.nan]] * 3)
     for least, told in ((0, [True, True, True]), (4, [False, False, True]), (7, [False, False, False])):
         sent = measured(features_as_they_are(x, y, min_count=least))
-        assert sent[IMAGES].any(dim=1).tolist() == told
+        assert [any(images) for images in images_of(sent)] == told
         assert sent[PROTOTYPES].flatten(1).any(dim=1).tolist() == [*told[:2], False]
-    assert measured(features_as_they_are(x, y))[IMAGES].tolist() == [[3, 3, 0], [0, 6, 0], [0, 0, 6]]
+    assert images_of(measured(features_as_they_are(x, y))) == [[3, 3, 0], [0, 6, 0], [0, 0, 6]]
 
 
 def test_counts_are_rounded_as_the_site_says() -> None:
     y = torch.tensor([[1.0]] * 7 + [[0.0]] * 14)
     sent = measured(features_as_they_are(torch.ones(21, 2), y, round_counts=5))
-    assert sent[IMAGES].tolist() == [[15, 5, 0]]
+    assert images_of(sent) == [[15, 5, 0]]
+
+
+def test_a_rounded_count_is_at_most_all_images() -> None:
+    """18 of 20 round to 20, and 19 of 19 to 20, more than there are."""
+    for n, told in ((18, 20), (19, 19)):
+        y = torch.tensor([[1.0]] * n + [[0.0]] * (20 - n if n == 18 else 0))
+        sent = measured(features_as_they_are(torch.ones(len(y), 2), y, round_counts=10))
+        assert images_of(sent)[0][1] == told
 
 
 def test_the_rounding_of_counts_is_the_sites_setting(tiny: Any) -> None:
@@ -403,7 +418,8 @@ def test_what_crosses_is_declared() -> None:
     assert {name: row for name, (row, _) in declared.class_tensors.items()} == {
         PROTOTYPES: (2, 5),
         DEGREE: (),
-        IMAGES: (3,),
+        OF_PROTOTYPES: (2,),
+        OF_DEGREE: (),
     }
     assert declared.class_tensors.keys() <= declared.why.keys()
     assert FedMLP().class_state(layout).keys() == {PROTOTYPES, DEGREE}
@@ -514,7 +530,7 @@ def test_the_equations_as_written(seed: int) -> None:
             images[k, v], means[k, v] = count, torch.tensor(mean, dtype=torch.float64)
         sent = measured(features_as_they_are(f, y))
         assert torch.allclose(sent[PROTOTYPES].double(), means, atol=1e-6)
-        assert torch.equal(sent[IMAGES], images)
+        assert torch.equal(sent[OF_PROTOTYPES], images[:, :2])
         updates.append(an_update(means, images, torch.zeros(c).double(), "A", "B", "C"))
     merged = FedMLP().aggregate(before(d, "A", "B", "C", dtype=torch.float64), updates, STAGE_2)
     for (k, v), (total, counted) in sums.items():

@@ -144,6 +144,8 @@ class FedAlign(LocalAveraging):
             shared=layout.shared,
             head=layout.head,
             class_tensors={F1: per_class, MEASURED: per_class},
+            class_ranges={F1: (0.0, 1.0), MEASURED: (0.0, 1.0)},
+            class_rows={F1: "own", MEASURED: "own"},
             class_weight=OWNERS,
             why=_WHY,
         )
@@ -185,7 +187,7 @@ class FedAlign(LocalAveraging):
         mean = WeightedMean(previous.labels, {}, {F1: previous.class_tensors[F1]})
         for update in updates:
             sent = update.class_tensors
-            mean.add_rows(update.labels, {F1: sent[F1].clamp(0, 1)}, (sent[MEASURED] > 0).double())
+            mean.add_rows(update.labels, {F1: sent[F1]}, (sent[MEASURED] > 0).double())
         return replace(merged, class_tensors={**previous.class_tensors, **mean.head()})
 
 

@@ -65,7 +65,7 @@ from suture.methods.base import (
 from suture.methods.class_weights import ClassWeights
 from suture.methods.composed import Composed
 from suture.methods.image_memory import remember, remembered
-from suture.methods.prototypes import IMAGES, PROTOTYPES, WHY, Merged, measured, nothing, shapes, similarity
+from suture.methods.prototypes import PROTOTYPES, Merged, declared, measured, nothing, shapes, similarity
 from suture.methods.roles import Needs, Part
 from suture.models.classifier import Classifier, Layout, Shapes
 from suture.protocol.egress import Egress
@@ -160,9 +160,7 @@ class FedMLP(Composed):
         return in_two(super().phases(rounds), self.stage1, STAGE_1, STAGE_2)
 
     def egress(self, layout: Layout) -> Egress:
-        declared = super().egress(layout)
-        sent = {**shapes(layout), IMAGES: ((3,), "torch.float32")}
-        return replace(declared, class_tensors=sent, why={**declared.why, **WHY})
+        return declared(super().egress(layout), layout)
 
     def class_state(self, layout: Layout) -> Shapes:
         return shapes(layout)

@@ -6,6 +6,7 @@ Sun et al., FedMLP, MICCAI 2024; the formulas stand in `fedmlp.py`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -15,10 +16,14 @@ from suture.data.batch import Batch
 from suture.learning.training import SiteContext, ready_inputs
 from suture.methods.averaging import WeightedMean, owned
 from suture.models.classifier import Layout, Shapes
+from suture.protocol.egress import ALIKE, IMAGES, Egress
 from suture.protocol.messages import Labels, Update
 
-PROTOTYPES, DEGREE, IMAGES = "prototypes", "learning_degree", "prototype_images"
-"""Class tensors: P ``[c, 2, d]``, d ``[c]``, and the images behind P_c0, P_c1 and d_c ``[c, 3]``."""
+PROTOTYPES, DEGREE = "prototypes", "learning_degree"
+"""Class tensors: P ``[c, 2, d]`` and d ``[c]``."""
+
+OF_PROTOTYPES, OF_DEGREE = "prototype_images", "degree_images"
+"""Class tensors: the images behind P_c0 and P_c1 ``[c, 2]``, and behind d_c ``[c]``."""
 
 SURE = (0.3, 0.7)
 """Probabilities below and above which an image counts for d."""
@@ -27,8 +32,9 @@ WHY = {
     PROTOTYPES: "mean features of the site's images without each of its classes and with it: what the other "
     "sites tag their images by. A mean of few images shows what they look like to the model",
     DEGREE: "the share of images of which the model is sure, of each class that the site does not annotate",
-    IMAGES: "the images behind each: how much it counts. Below `min_count` images with a class, or without "
-    "it, the counts and prototypes of the class are 0",
+    OF_PROTOTYPES: "the images behind each prototype: how much it counts. Below `min_count` images with a "
+    "class, or without it, counts and prototypes of the class are 0",
+    OF_DEGREE: "the number of training images for each class that the site does not annotate, likewise",
 }
 
 
@@ -37,13 +43,26 @@ def shapes(layout: Layout) -> Shapes:
     return {PROTOTYPES: ((2, layout.features), "torch.float32"), DEGREE: ((), "torch.float32")}
 
 
+def declared(egress: Egress, layout: Layout) -> Egress:
+    """The declaration with what a site sends of prototypes."""
+    counts: Shapes = {OF_PROTOTYPES: ((2,), "torch.float32"), OF_DEGREE: ((), "torch.float32")}
+    return replace(
+        egress,
+        class_tensors={**shapes(layout), **counts},
+        class_ranges={PROTOTYPES: ALIKE, DEGREE: (0.0, 1.0), OF_PROTOTYPES: IMAGES, OF_DEGREE: IMAGES},
+        class_rows={PROTOTYPES: "own", DEGREE: "others", OF_PROTOTYPES: "own", OF_DEGREE: "others"},
+        why={**egress.why, **WHY},
+    )
+
+
 def nothing(site: SiteContext) -> dict[str, Tensor]:
     """Class tensors of no images."""
     classes, width = len(site.model.labels), site.model.head.in_features
     return {
         PROTOTYPES: torch.zeros(classes, 2, width),
         DEGREE: torch.zeros(classes),
-        IMAGES: torch.zeros(classes, 3),
+        OF_PROTOTYPES: torch.zeros(classes, 2),
+        OF_DEGREE: torch.zeros(classes),
     }
 
 
@@ -64,13 +83,14 @@ def measured(site: SiteContext) -> dict[str, Tensor]:
         sure += ((p < SURE[0]) | (p > SURE[1])).sum(dim=0).cpu()
     own, step = owned(site).bool(), site.round_counts
     told = (own & (counts.amin(dim=1) >= site.min_count)).unsqueeze(1)
-    images = torch.where(told, (counts / step).round() * step, 0.0)
+    images = torch.where(told, ((counts / step).round() * step).clamp(max=n), 0.0)
     others = torch.where(own | torch.tensor(n < site.min_count), 0.0, float(n))
     means = torch.where(images.unsqueeze(2) > 0, sums / counts.clamp(min=1).unsqueeze(2), 0.0)
     return {
         PROTOTYPES: means.float(),
         DEGREE: torch.where(others > 0, sure / n, 0.0),
-        IMAGES: torch.cat([images, others.unsqueeze(1)], dim=1),
+        OF_PROTOTYPES: images,
+        OF_DEGREE: others,
     }
 
 
@@ -104,8 +124,9 @@ class Merged:
 
     def add(self, update: Update) -> None:
         """Add what one site sent."""
-        images = update.class_tensors[IMAGES].unbind(dim=1)
-        for mean, part, n in zip(self._means, _parts(update.class_tensors), images, strict=True):
+        sent = update.class_tensors
+        images = (*sent[OF_PROTOTYPES].unbind(dim=1), sent[OF_DEGREE])
+        for mean, part, n in zip(self._means, _parts(sent), images, strict=True):
             mean.add_rows(update.labels, part, n)
 
     def tensors(self) -> dict[str, Tensor]:

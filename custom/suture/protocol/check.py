@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from suture.core.errors import RejectedUpdate
 from suture.protocol.disclosure import BOUND, may_be
-from suture.protocol.egress import IMAGES, WEIGHT, Egress, Range, whole
+from suture.protocol.egress import ALIKE, IMAGES, WEIGHT, Egress, Range, whole
 from suture.protocol.messages import (
     KEYS,
     LARGEST,
@@ -107,6 +108,8 @@ def _check_update(update: Update, expected: Expectation) -> None:
     _check_tensors("shared", update.shared, egress.shared)
     _check_tensors("head", update.head, _with_rows(egress.head, rows))
     _check_tensors("class_tensors", update.class_tensors, _with_rows(egress.class_tensors, rows))
+    for name in update.class_tensors:
+        _check_class_tensor(name, update, expected)
     _check_tensors("", {"class_weights": update.class_weights}, {"class_weights": ((rows,), "torch.float64")})
     _check_weights(update, expected)
     numbers = update.scalars.keys() - egress.losses.keys()  # losses may be withheld
@@ -122,6 +125,28 @@ def _check_update(update: Update, expected: Expectation) -> None:
             _check_grid(name, number, BOUND, expected.images)
     if update.metrics is not None:
         _check_metrics(update.metrics, expected, expected.committed)
+
+
+def _check_class_tensor(name: str, update: Update, expected: Expectation) -> None:
+    """Check the range of a tensor of classes, and that it says nothing of classes that it is not about."""
+    tensor, egress = update.class_tensors[name], expected.egress
+    low, high = _class_range(egress.class_ranges.get(name, ALIKE), expected.images)
+    if tensor.numel():
+        least, most = (float(extreme) for extreme in tensor.aminmax())
+        if least < low or most > high:
+            raise RejectedUpdate(f"class_tensors/{name} has numbers outside [{low:g}, {high:g}]")
+    if (of := egress.class_rows.get(name)) is None:
+        return
+    for label, row in zip(update.labels, tensor, strict=True):
+        if (label in expected.own) != (of == "own") and bool(row.any()):
+            whose = "the site" if of == "own" else "others"
+            raise RejectedUpdate(f"class_tensors/{name} has a row of {label!r}; it is of classes of {whose}")
+
+
+def _class_range(declared: Range | Literal["images", "alike"], images: int) -> Range:
+    if declared == ALIKE:
+        return -LARGEST, LARGEST
+    return (0, images) if declared == IMAGES else declared
 
 
 def _check_weights(update: Update, expected: Expectation) -> None:

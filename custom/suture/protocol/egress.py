@@ -11,13 +11,17 @@ from suture.core.labels import LabelType
 Range = tuple[float, float]
 
 IMAGES: Literal["images"] = "images"
-"""In place of a range of the site's weight: exactly the number of training images that it announced."""
+"""In place of a range of the site's weight: exactly the number of training images that it announced; in place
+of one of a tensor of classes: at most that number."""
 
 WEIGHT: Literal["weight"] = "weight"
 """In place of a range of the class weights: each row has exactly the site's weight."""
 
 OWNERS: Literal["owners"] = "owners"
 """Likewise, but only for the classes that the site annotates; every other row has weight 0."""
+
+ALIKE: Literal["alike"] = "alike"
+"""In place of a range of a tensor of classes: `max_update` bounds its norm by those of other sites."""
 
 
 CLASSES = -1
@@ -37,6 +41,10 @@ class Egress:
         shared: shape and type of each shared tensor, by name.
         head: shape of one row and type of each tensor of the head, by name.
         class_tensors: likewise, of further tensors with one row per class; see `CLASSES`.
+        class_ranges: closed range of the numbers of a tensor of classes, `IMAGES` or `ALIKE`; without one, of
+            any number up to `LARGEST`.
+        class_rows: the classes of which a tensor says something, by its name: the site's ``own``, or all
+            ``others``. The rest of its rows is zero; without an entry, every row may be sent.
         weight: closed range of the site's weight; `IMAGES` for the number of training images.
         weight_name: name of the weight in error messages.
         class_weight: closed range of the class weights; `WEIGHT` or `OWNERS` for the site's own weight.
@@ -52,6 +60,8 @@ class Egress:
     shared: Mapping[str, tuple[tuple[int, ...], str]]
     head: Mapping[str, tuple[tuple[int, ...], str]]
     class_tensors: Mapping[str, tuple[tuple[int, ...], str]] = field(default_factory=dict)
+    class_ranges: Mapping[str, Range | Literal["images", "alike"]] = field(default_factory=dict)
+    class_rows: Mapping[str, Literal["own", "others"]] = field(default_factory=dict)
     weight: Range | Literal["images"] = (1.0, 1.0)
     weight_name: str = "weight"
     class_weight: Range | Literal["weight", "owners"] = (1.0, 1.0)
@@ -115,7 +125,17 @@ def class_tensors(egress: Egress) -> Iterable[tuple[str, str]]:
     for name, (row, _) in egress.class_tensors.items():
         lengths = " × ".join("classes" if length == CLASSES else str(length) for length in row)
         several = f"for each class {lengths} numbers" if egress.shared else "numbers for each class"
-        yield name, several if row else "a number for each class"
+        yield name, (several if row else "a number for each class") + _class_range(egress, name)
+
+
+def _class_range(egress: Egress, name: str) -> str:
+    declared = egress.class_ranges.get(name, ALIKE)
+    if declared == ALIKE:
+        return ""
+    if declared == IMAGES:
+        return ", at most that of training images"
+    low, high = declared
+    return f" in [{low:g}, {high:g}]"
 
 
 def numbers(egress: Egress) -> Iterable[tuple[str, str]]:

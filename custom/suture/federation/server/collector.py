@@ -164,7 +164,7 @@ class UpdateCollector:
             line |= {"weight": reply.weight, "train_loss": reply.train_loss, "scalars": dict(reply.scalars)}
             if not bool((reply.class_weights == 1).all()):
                 line["rows"] = dict(zip(reply.labels, reply.class_weights.tolist(), strict=True))
-            self.norms[site] = norms_of(reply, self._payloads[site])
+            self.norms[site] = norms_of(reply, self._payloads[site], self._expected[site].egress)
             self._accepted_at[site] = time.monotonic()
             # What stays in memory does not grow with the model: `updates` puts the tensors back.
             no_tensors: dict[str, Any] = {"shared": {}, "head": {}, "class_tensors": {}}

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 
 import torch
 from torch import Tensor
 
+from suture.protocol.egress import ALIKE, Egress
 from suture.protocol.messages import Payload, Update
 
 _FEWEST = 3
@@ -28,23 +29,23 @@ class Norms:
         update: of its change to the parameters received, shared tensors and rows as one vector; or of its
             gradient.
         model: of these parameters.
+        classes: of each tensor of classes that is bounded by those of other sites: they have no common
+            measure with one another, and none in what the site received.
     """
 
     update: float
     model: float
+    classes: Mapping[str, float] = field(default_factory=dict)
 
 
-def norms_of(update: Update, received: Payload) -> Norms:
-    """Return the norms of an update, in float64, reading one tensor at a time.
-
-    Tensors of classes are left out: counts and prototypes have no common measure, and none of their own in
-    what the site received.
-    """
+def norms_of(update: Update, received: Payload, egress: Egress) -> Norms:
+    """Return the norms of an update, in float64, reading one tensor at a time."""
     sent = {**update.shared, **update.head}
     base = {k: t for k, t in {**received.shared, **received.head}.items() if t.is_floating_point()}
     gradient = update.kind == "gradient"
     moved = (_norm(sent[k] if gradient else sent[k].double() - t.double()) for k, t in base.items())
-    return Norms(math.hypot(*moved), math.hypot(*map(_norm, base.values())))
+    alike = {k: _norm(t) for k, t in update.class_tensors.items() if egress.class_ranges.get(k) == ALIKE}
+    return Norms(math.hypot(*moved), math.hypot(*map(_norm, base.values())), alike)
 
 
 def _norm(tensor: Tensor) -> float:
@@ -71,6 +72,12 @@ def too_large(norms: Mapping[str, Norms], factor: float | None) -> dict[str, str
                     "(max_update)"
                 )
                 break
+    for name in {name for n in norms.values() for name in n.classes}:
+        sent = {site: n.classes[name] for site, n in norms.items() if n.classes.get(name)}
+        usual = median(sent.values()) if len(sent) >= _FEWEST else math.inf
+        for site in (site for site, norm in sent.items() if norm > factor * usual):
+            what = f"{factor:g} times the round's median, {usual:.3g} (max_update)"
+            found.setdefault(site, f"{name} of norm {sent[site]:.3g}, more than {what}")
     return found
 
 

@@ -117,7 +117,8 @@ class CReFF(Composed):
     def egress(self, layout: Layout) -> Egress:
         egress = super().egress(layout)
         rows = {GRADIENTS: ((CLASSES, layout.features + 1), "torch.float32")}
-        return replace(egress, class_tensors=rows, why={**egress.why, **_WHY})
+        why = {**egress.why, **_WHY}
+        return replace(egress, class_tensors=rows, class_rows={GRADIENTS: "own"}, why=why)
 
     def class_state(self, layout: Layout) -> Shapes:
         return {RETRAINED: ((layout.features + 1,), "torch.float32")}
