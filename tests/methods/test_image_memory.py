@@ -42,6 +42,11 @@ def test_of_other_images_it_is_refused(names: str) -> None:
         remembered(replace(site_of(*names), name="alpha"), kept, "guess")
 
 
+def test_without_a_checksum_it_is_refused() -> None:
+    with pytest.raises(ConfigError, match="not the same in the same order"):
+        remembered(site_of("a", "b"), {"rows/guess": torch.ones(3, 2)}, "guess")
+
+
 def test_a_site_whose_images_changed_abstains(tiny: Any) -> None:
     """It labelled 15 images in the first round; before the second one of them is taken out of its table."""
     federation = tiny(FedMLP(stage1=0.0), rounds=2)

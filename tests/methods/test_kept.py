@@ -16,7 +16,7 @@ from suture.federation.server.server import Server
 from suture.learning.training import LocalRound, LocalTraining, SiteContext
 from suture.methods.averaging import LocalAveraging
 from suture.methods.base import KEPT, ROWS, About, LabelUse, hyperparameters
-from suture.protocol.messages import Payload, Update
+from suture.protocol.messages import Abstain, Payload, Update
 from suture.protocol.packing import unpack
 
 LOCAL = LocalTraining(lr=1e-2, batch_size=8)
@@ -70,6 +70,25 @@ def test_it_outlives_the_phase_that_moments_end_with(tiny: Any) -> None:
     assert [r.phase for r in rounds] == ["warm-up", "main", "main"]
     assert [bool(r.optimiser_state) for r in rounds] == [False, False, True]
     assert kept_by("alpha") == [0, 1, 2]
+
+
+@pytest.mark.parametrize("shape", [(2, 2), ()])
+def test_rows_of_other_classes_than_those_of_the_state_are_refused(shape: tuple[int, ...], tiny: Any) -> None:
+    tiny(Counting(local=LOCAL), rounds=1).run()
+    federation = tiny(Counting(local=LOCAL), rounds=2)
+    server, sites = federation.server(), federation.sites()
+    number, state = sites["alpha"].states.newest()
+    tensors = {**state.tensors, f"{KEPT}{ROWS}rounds": torch.zeros(shape)}
+    sites["alpha"].states.save(number, replace(state, tensors=tensors), 0)
+    loop = Loop(sites)
+    begun(server, loop)
+    task = unpack(server.assign()["alpha"])
+    assert isinstance(task, Payload)
+    answer = sites["alpha"].answer(task)
+    assert isinstance(answer, Abstain)
+    assert answer.reason == "configuration"
+    log = (sites["alpha"].folder / "errors.jsonl").read_text()
+    assert f"state of round 1: kept/rows/rounds is of shape {shape}, and not of the 4 classes" in log
 
 
 def test_it_outlives_the_process(tiny: Any) -> None:

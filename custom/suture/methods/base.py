@@ -415,11 +415,21 @@ def local_round(method: Method, site: SiteContext, state: Packed, ctx: RoundCont
 
     Args:
         state: what the site stored after its last round; its optimiser state ends with its phase.
+
+    Raises:
+        ConfigError: what it kept of each class is not of the classes that the state names.
     """
     phase, labels = ctx.phase, site.model.labels
     kept = {name.removeprefix(KEPT): t for name, t in state.tensors.items() if name.startswith(KEPT)}
     moments = {name: t for name, t in state.tensors.items() if not name.startswith(KEPT)}
     before = tuple(state.header.get("labels", labels.names))
+    for name, tensor in kept.items():
+        if name.startswith(ROWS) and tensor.shape[:1] != (len(before),):
+            raise ConfigError(
+                f"{site.name}'s state of round {state.header.get('round')}: {KEPT}{name} is of shape "
+                f"{tuple(tensor.shape)}, and not of the {len(before)} classes of the state; restore it "
+                "from a backup, or begin a new experiment"
+            )
     return LocalRound(
         in_phase(site.own(phase.local or method.local), ctx),
         method.batch_norm,

@@ -15,6 +15,9 @@ from suture.methods.base import KEPT, ROWS
 _OF = "images"
 """Name of a checksum of the images that it remembers something of."""
 
+_NONE = torch.tensor(-1)
+"""In its place where a state has none; no CRC-32 is negative."""
+
 
 def remember(site: SiteContext, **tensors: Tensor) -> dict[str, Tensor]:
     """Return tensors ``[n, c]`` of the training images as what `Method.train` keeps."""
@@ -30,7 +33,7 @@ def remembered(site: SiteContext, kept: Mapping[str, Tensor], name: str) -> Tens
     """
     if (rows := kept.get(f"{ROWS}{name}")) is None:
         return None
-    if rows.shape[1] != len(site.samples["train"]) or not torch.equal(kept[_OF], _checksum(site)):
+    if rows.shape[1] != len(site.samples["train"]) or not torch.equal(kept.get(_OF, _NONE), _checksum(site)):
         raise ConfigError(
             f"{site.name} has labelled {rows.shape[1]} training images in earlier rounds, and now has "
             f"{len(site.samples['train'])}, not the same in the same order; put back images and table, or "
