@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from suture.core.errors import RejectedUpdate
+from suture.core.labels import LabelType
 from suture.federation.loop import Loop
 from suture.federation.server import collector
 from suture.federation.server.global_model import read_model
@@ -375,6 +376,14 @@ def test_a_run_says_how_many_numbers_of_each_class_leave(method: Method) -> None
         shapes = {r["field"]: r["shape"] for r in trial.server.record.run["egress"]}
     lengths = {"fedmlp": f"2 × {sent}", "creff": f"classes × {sent + 1}"}[method.about.name]
     assert shapes[name] == f"for each class {lengths} numbers"
+
+
+@pytest.mark.parametrize("label_type", ["multilabel", "multiclass"])
+def test_a_run_lists_label_counts_only_where_they_are_sent(label_type: LabelType) -> None:
+    with Trial(FedAvg(), SMALL, label_type, rounds=1) as trial:
+        trial.run()
+        listed = {row["field"] for row in trial.server.record.run["egress"]}
+    assert ("counts" in listed) == (label_type == "multilabel")
 
 
 # The head that predicts

@@ -140,7 +140,9 @@ class Composed(LocalAveraging):
             weight=IMAGES if self.weights == "images" else (1.0, 1.0),
             class_weight=OWNERS if self.rows == "owners" else WEIGHT,
             counts=counts,
-            why=_WHY | (why_counted(self.class_weights) if counts else {}),
+            why=_WHY
+            | {"weight": _WHY_WEIGHT[self.weights]}
+            | (why_counted(self.class_weights) if counts else {}),
         )
 
     def weight(self, site: SiteContext) -> float:
@@ -168,8 +170,12 @@ class Composed(LocalAveraging):
 
 _WHY = WHY | {
     "head": "rows of the classes that the site sees",
-    "weight": "n_k or 1, how much the site counts in the mean",
     "class_weights": "the same, or 0 for a class that the site does not annotate: how much its row counts",
+}
+
+_WHY_WEIGHT = {
+    "images": "n_k, how much the site counts in the mean",
+    "equal": "1, as every site counts in the mean",
 }
 
 SECOND = "image, seen again"

@@ -86,7 +86,7 @@ def declared(egress: Egress, *, local: bool = False) -> list[dict[str, str]]:
     shapes = (
         {
             "shared": "the model's tensors",
-            "head": "one row per class of the site",
+            "head": "one row for each class that the site sees",
             "weight": _weight(egress),
             "class_weights": _class_weights(egress),
             "counts": "two numbers per class of the site, once, at the start",

@@ -9,6 +9,7 @@ from typing import Any
 
 from suture.core.environment import now, versions
 from suture.core.files import append_line, atomic_write, make_folder, read_json, read_records, write_json
+from suture.core.labels import LabelType
 from suture.federation.plan import Plan, Schedule
 from suture.models.classifier import Layout
 from suture.protocol.egress import declared
@@ -94,9 +95,17 @@ class Record:
             log.error("%s could not be written either: %s", self.folder, full)
 
 
-def what_leaves(plan: Plan, layout: Layout) -> list[dict[str, str]]:
-    """The fields that may leave a site; lengths that depend on the model are left out of an empty layout."""
-    return declared(plan.method.egress(layout), local=plan.method.keep_local)
+def what_leaves(plan: Plan, layout: Layout, label_type: LabelType | None = None) -> list[dict[str, str]]:
+    """The fields that may leave a site, as far as it is known.
+
+    Args:
+        layout: lengths that depend on the model are left out of an empty one.
+        label_type: of the federation; once it is known, label counts are listed only where they are sent.
+    """
+    egress = plan.method.egress(layout)
+    fields = declared(egress, local=plan.method.keep_local)
+    uncounted = label_type is not None and label_type not in egress.counts
+    return [field for field in fields if not (uncounted and field["field"] == "counts")]
 
 
 def describe(record: Record, plan: Plan, schedule: Schedule, **facts: Any) -> None:

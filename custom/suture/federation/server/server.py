@@ -202,7 +202,7 @@ class Server:
         self.record.update(
             status="running",
             rounds=rounds,
-            egress=what_leaves(self.plan, layout_of(self.model, self.plan)),
+            egress=what_leaves(self.plan, layout_of(self.model, self.plan), self.registry.label_type),
             labels=labels,
             sites={s: {"labels": list(m.names), "n": dict(m.n)} for s, m in self.reported_sites.items()},
             threads={"server": 1, **{s: m.threads for s, m in members.items()}},
