@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stored_by_hand import experiment, result, store
+from stored_by_hand import SPEC, experiment, result, store
 from suture.experiments.outcome import collect
 from suture.experiments.render import write_tables
 from suture.experiments.runs import final_runs
@@ -61,6 +61,19 @@ def test_too_few_seeds_prove_nothing(tmp_path) -> None:  # type: ignore[no-untyp
     two = said(tmp_path / "two", [0.9, 0.91], [0.5, 0.51001])
     assert two.endswith("better than Vanilla FL by .400, but two pairs cannot be tested for normality.")
     assert "all pairs differ alike" in said(tmp_path / "alike", [0.75] * 3, [0.5] * 3)
+
+
+def test_of_several_rows_of_one_run_the_caution_is_said_once(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    rows = {**SPEC["rows"], "others": {"name": "FedAvg", "set": {"method": "fedavg"}}}
+    spec = experiment(rows=rows, presets={"tiny": {"note": "", "seeds": [1], "set": {"rounds": 1}}})
+    preset = spec.preset(None)
+    for run in final_runs(spec, preset, {}):
+        area = {"ours": 0.9, "theirs": 0.5, "others": 0.6}[run.row]
+        result(run, tmp_path, {"A": area, "B": area})
+    assert verdict(spec, preset, collect(spec, preset, store(tmp_path))) == (
+        "AUROC, all classes, over 1 seed: Surgical Aggregation has .900, Vanilla FL .500 and FedAvg .600, "
+        "too few runs to tell a difference from chance."
+    )
 
 
 def test_what_has_not_been_run_is_not_judged(tmp_path) -> None:  # type: ignore[no-untyped-def]

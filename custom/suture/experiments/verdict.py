@@ -36,10 +36,13 @@ def verdict(experiment: Experiment, preset: Preset, outcome: Outcome) -> str:
     over = f", over {min(numbers)} {one if numbers == {1} else many}" if len(numbers) == 1 else ""
     said: dict[str, list[str]] = {}
     for row, estimate in found.items():
-        verb, what = _compared(experiment.rows[row].name, own, estimate, column.metric in _LOWER_IS_BETTER)
+        verb, what = _compared(experiment.rows[row].name, estimate, column.metric in _LOWER_IS_BETTER)
         if not over and estimate.against and estimate.against.n:
             what += f" over {estimate.against.n} {one if estimate.against.n == 1 else many}"
         said.setdefault(verb, []).append(what)
+    if _HAS in said:
+        chance = "too few runs to tell a difference from chance"
+        said[_HAS] = [f"{_listed([_number(own.mean), *said[_HAS]])}, {chance}"]
     clauses = "; ".join(f"{verb} {_listed(said[verb])}" for verb in sorted(said, key=_ORDER.index))
     return f"{column.name}{over}: {name} {clauses}."
 
@@ -49,20 +52,19 @@ _BETTER, _WORSE, _HAS, _NOT = "is better than", "is worse than", "has", "cannot 
 _ORDER = (_BEATS, _LOSES, _TIES, _BETTER, _WORSE, _HAS, _NOT)
 
 
-def _compared(name: str, own: Estimate, other: Estimate, lower: bool) -> tuple[str, str]:
+def _compared(name: str, other: Estimate, lower: bool) -> tuple[str, str]:
     """Say how the reference did against one row, as a verb and its object.
 
     Args:
         name: of the row.
-        own, other: the estimates of the reference and of the row.
+        other: the estimate of the row, with how the reference differs from it.
         lower: whether the lower figure is the better one.
     """
     against = other.against
     if against is None or against.n == 0:
         return _NOT, f"{name} ({other.why or (against.why if against else '') or 'no pair is defined'})"
     if against.n == 1:
-        chance = "too few runs to tell a difference from chance"
-        return _HAS, f"{_number(own.mean)} and {name} {_number(other.mean)}, {chance}"
+        return _HAS, f"{name} {_number(other.mean)}"
     gain = -against.difference if lower else against.difference
     size, won = _number(abs(gain)), gain > 0
     if against.significant:
