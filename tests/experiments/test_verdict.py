@@ -55,7 +55,7 @@ def test_a_tie_is_no_win(tmp_path) -> None:  # type: ignore[no-untyped-def]
 
 def test_too_few_seeds_prove_nothing(tmp_path) -> None:  # type: ignore[no-untyped-def]
     assert said(tmp_path / "one", [0.9], [0.5]) == (
-        "AUROC, all classes, over 1 seed: Surgical Aggregation has .900 and Vanilla FL .500, too few runs to "
+        "AUROC, all classes, over 1 seed: Surgical Aggregation has .900; Vanilla FL .500: too few runs to "
         "tell a difference from chance."
     )
     two = said(tmp_path / "two", [0.9, 0.91], [0.5, 0.51001])
@@ -71,7 +71,7 @@ def test_of_several_rows_of_one_run_the_caution_is_said_once(tmp_path) -> None: 
         area = {"ours": 0.9, "theirs": 0.5, "others": 0.6}[run.row]
         result(run, tmp_path, {"A": area, "B": area})
     assert verdict(spec, preset, collect(spec, preset, store(tmp_path))) == (
-        "AUROC, all classes, over 1 seed: Surgical Aggregation has .900, Vanilla FL .500 and FedAvg .600, "
+        "AUROC, all classes, over 1 seed: Surgical Aggregation has .900; Vanilla FL .500; FedAvg .600: "
         "too few runs to tell a difference from chance."
     )
 

@@ -41,8 +41,9 @@ def verdict(experiment: Experiment, preset: Preset, outcome: Outcome) -> str:
             what += f" over {estimate.against.n} {one if estimate.against.n == 1 else many}"
         said.setdefault(verb, []).append(what)
     if _HAS in said:
-        chance = "too few runs to tell a difference from chance"
-        said[_HAS] = [f"{_listed([_number(own.mean), *said[_HAS]])}, {chance}"]
+        # Names of rows have commas of their own.
+        figures = "; ".join([_number(own.mean), *said[_HAS]])
+        said[_HAS] = [f"{figures}: too few runs to tell a difference from chance"]
     clauses = "; ".join(f"{verb} {_listed(said[verb])}" for verb in sorted(said, key=_ORDER.index))
     return f"{column.name}{over}: {name} {clauses}."
 
