@@ -15,7 +15,7 @@ from suture.learning.training import LocalRound, LocalTraining, SiteContext
 from suture.methods.base import GlobalModel
 from suture.methods.composed import Composed, _Training
 from suture.models import ModelSpec
-from suture.protocol.messages import Payload
+from suture.protocol.messages import Payload, Update
 from suture.simulation.method_checks import SMALL
 from suture.simulation.trial import Trial
 
@@ -32,8 +32,8 @@ def federated(
         return trial.server.model
 
 
-def same(one: GlobalModel, two: GlobalModel) -> bool:
-    """Whether two models have the same tensors, bit for bit."""
+def same(one: GlobalModel | Update, two: GlobalModel | Update) -> bool:
+    """Whether two models, or updates, have the same tensors, bit for bit."""
     a, b = ({**model.shared, **model.head} for model in (one, two))
     return a.keys() == b.keys() and all(torch.equal(tensor, b[name]) for name, tensor in a.items())
 

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import torch
 
+from federated import LOCAL, federated, same
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelType
-from suture.learning.training import LocalRound, LocalTraining
-from suture.methods.base import GlobalModel, Method
+from suture.learning.training import LocalRound
+from suture.methods.base import Method
 from suture.methods.combined import Combined
 from suture.methods.condist import ConDist, Distillation
 from suture.methods.confident import Thresholds
@@ -30,26 +31,11 @@ from suture.models import ModelSpec
 from suture.simulation.job import load_job, settings_of, with_settings
 from suture.simulation.trial import Trial
 
-LOCAL = LocalTraining(lr=1e-2, batch_size=8)
 TYPES: tuple[LabelType, ...] = ("multilabel", "multiclass")
 
 
 EASY = Thresholds(positive=0.51, negative=0.49, best=0.3)
 """A model is soon as sure as this."""
-
-
-def trained(method: Method, label_type: LabelType) -> GlobalModel:
-    with Trial(method, ModelSpec("cnn", size=16), label_type, rounds=2) as trial:
-        trial.run()
-        return trial.server.model
-
-
-def assert_same(one: GlobalModel, two: GlobalModel) -> None:
-    for group in ("shared", "head"):
-        a, b = getattr(one, group), getattr(two, group)
-        assert a.keys() == b.keys()
-        assert all(torch.equal(tensor, b[name]) for name, tensor in a.items())
-
 
 PAIRS: dict[str, tuple[Method, Method]] = {
     "nothing is FedAvg": (
@@ -87,7 +73,7 @@ PAIRS: dict[str, tuple[Method, Method]] = {
 @pytest.mark.parametrize("pair", PAIRS)
 def test_one_part_is_its_method_bit_for_bit(pair: str, label_type: LabelType) -> None:
     one, two = PAIRS[pair]
-    assert_same(trained(one, label_type), trained(two, label_type))
+    assert same(federated(one, label_type), federated(two, label_type))
 
 
 OF_ONE_LABEL: dict[str, tuple[Method, Method]] = {
@@ -115,7 +101,7 @@ OF_ONE_LABEL: dict[str, tuple[Method, Method]] = {
 @pytest.mark.parametrize("pair", OF_ONE_LABEL)
 def test_one_part_of_one_label_is_its_method_bit_for_bit(pair: str) -> None:
     one, two = OF_ONE_LABEL[pair]
-    assert_same(trained(one, "multiclass"), trained(two, "multiclass"))
+    assert same(federated(one, "multiclass"), federated(two, "multiclass"))
 
 
 @pytest.mark.parametrize("loss", [{}, {"focal": Focal()}, {"calibrated": Calibrated()}])
@@ -139,14 +125,14 @@ def test_with_confident_labels_the_softmax_of_any_loss_is_over_all_classes(loss:
 
 
 def test_two_terms_are_both_there() -> None:
-    both = trained(
+    both = federated(
         Combined(local=LOCAL, proximal=Proximal(0.5), distil=Distillation(first=0.5)), "multilabel"
     )
     for one in (
         Combined(local=LOCAL, proximal=Proximal(0.5)),
         Combined(local=LOCAL, distil=Distillation(first=0.5)),
     ):
-        alone = trained(one, "multilabel")
+        alone = federated(one, "multilabel")
         assert not torch.equal(both.head["head.weight"], alone.head["head.weight"])
 
 

@@ -13,12 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from federated import same
 from rounds import train_round
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
 from suture.data.augmentation import Augmentation
 from suture.data.batch import Batch, Samples
 from suture.federation.server.global_model import initial
+from suture.federation.site.site import Site
 from suture.learning.losses import masked_bce
 from suture.learning.training import LocalTraining, SiteContext
 from suture.methods.base import GlobalModel, LabelStatistics, Phase, RoundContext
@@ -68,20 +70,22 @@ def features_as_they_are(
 def bench_of(tiny: Any, method: FedMLP, prototypes: Tensor | None = None) -> tuple[SiteContext, Payload]:
     """A site of 15 images that annotates Mass and Nodule, and a round's payload."""
     site = tiny(method).sites()["alpha"]
+    task = first_round(site, **({} if prototypes is None else {PROTOTYPES: prototypes}))
+    return site._context(task, site._state(task)), task
+
+
+def first_round(site: Site, **tensors: Tensor) -> Payload:
+    """The payload of round 1, with some of the class tensors in place of the initial ones."""
     model = initial(site.plan, EVERY)
-    tensors = dict(model.class_tensors)
-    if prototypes is not None:
-        tensors[PROTOTYPES] = prototypes
-    task = Payload(
+    return Payload(
         "train",
         1,
         0,
         labels=EVERY,
         shared=dict(model.shared),
         head=dict(model.head),
-        class_tensors=tensors,
+        class_tensors={**model.class_tensors, **tensors},
     )
-    return site._context(task, site._state(task)), task
 
 
 def of_all(site: SiteContext, seed: int = 0) -> Tensor:
@@ -398,17 +402,7 @@ def test_the_rounding_of_counts_is_the_sites_setting(tiny: Any) -> None:
     privacy = config.privacy.model_copy(update={"round_counts": 7})
     federation.configs["alpha"] = config.model_copy(update={"privacy": privacy})
     site = federation.sites()["alpha"]
-    model = initial(site.plan, EVERY)
-    tensors = dict(model.class_tensors)
-    task = Payload(
-        "train",
-        1,
-        0,
-        labels=EVERY,
-        shared=dict(model.shared),
-        head=dict(model.head),
-        class_tensors=tensors,
-    )
+    task = first_round(site)
     assert site._context(task, site._state(task)).round_counts == 7
 
 
@@ -435,9 +429,7 @@ def test_without_tags_the_second_stage_is_fedavg_of_known_labels(tiny: Any) -> N
         none = Tagging(negative=0.0, positive=0.0)
         one = tiny(FedMLP(stage1=0.0, tagging=none, weak=PLAIN, **shared)).run(f"mlp-{rows}").model
         two = tiny(FedAvg(**shared)).run(f"avg-{rows}").model
-        for a, b in ((one.shared, two.shared), (one.head, two.head)):
-            assert a.keys() == b.keys()
-            assert all(torch.equal(tensor, b[name]) for name, tensor in a.items())
+        assert same(one, two)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from federated import same
 from rounds import train_round
 from suture.core.errors import ConfigError
 from suture.core.seeds import seed_for
@@ -145,8 +146,7 @@ def test_what_stands_at_an_unknown_label_changes_nothing() -> None:
         for site in SITES:
             a, b = one.update(site), two.update(site)
             assert a.train_loss == b.train_loss
-            assert all(torch.equal(tensor, b.shared[name]) for name, tensor in a.shared.items())
-            assert all(torch.equal(tensor, b.head[name]) for name, tensor in a.head.items())
+            assert same(a, b)
 
 
 # Rounds at a site
@@ -209,8 +209,7 @@ def test_before_the_start_it_is_fedavg_of_known_labels(tiny: Any) -> None:
     }
     one = tiny(FedNML(start=1.0, **shared)).run("nml").model
     two = tiny(FedAvg(**shared)).run("avg").model
-    for a, b in ((one.shared, two.shared), (one.head, two.head)):
-        assert all(torch.equal(tensor, b[name]) for name, tensor in a.items())
+    assert same(one, two)
 
 
 def test_a_federation_through_both_phases(tiny: Any) -> None:

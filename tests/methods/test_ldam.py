@@ -12,9 +12,10 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor
 
+from federated import LOCAL, federated, same
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
-from suture.learning.training import LocalRound, LocalTraining, Loss, SiteContext
+from suture.learning.training import LocalRound, Loss, SiteContext
 from suture.methods.fedavg import FedAvg
 from suture.methods.ldam import LDAM, LabelDistributionMargin, effective_weights, margins
 from suture.models import ModelSpec, build
@@ -22,7 +23,6 @@ from suture.protocol.messages import Payload
 from suture.simulation.trial import Trial
 
 SMALL = ModelSpec("cnn", size=16)
-LOCAL = LocalTraining(lr=1e-2, batch_size=8)
 
 
 @cache
@@ -153,16 +153,9 @@ def test_rows_without_a_label_teach_nothing() -> None:
 def test_without_margins_and_weights_it_is_fedavg_with_a_cosine_head() -> None:
     cosine = replace(SMALL, head="cosine")
     plain = LDAM(local=LOCAL, margin=LabelDistributionMargin(largest=0, deferred=False))
-    with (
-        Trial(plain, SMALL, "multiclass", rounds=2) as a,
-        Trial(FedAvg(local=LOCAL), cosine, "multiclass", rounds=2) as b,
-    ):
-        a.run()
-        b.run()
-        x, y = ({**t.server.model.shared, **t.server.model.head} for t in (a, b))
-        assert x.keys() == y.keys()
-        assert "head.bias" not in x
-        assert all(torch.equal(x[name], y[name]) for name in y)
+    one = federated(plain, "multiclass")
+    assert "head.bias" not in one.head
+    assert same(one, federated(FedAvg(local=LOCAL), "multiclass", model=cosine))
 
 
 def test_it_trains_a_cosine_head_and_refuses_another() -> None:

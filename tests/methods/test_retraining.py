@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from federated import LOCAL, same
 from rounds import train_round
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
@@ -21,7 +22,7 @@ from suture.data.batch import class_aware
 from suture.federation.loop import Loop, federate
 from suture.federation.plan import round_context
 from suture.federation.server.server import Server
-from suture.learning.training import LocalRound, LocalTraining, SiteContext
+from suture.learning.training import LocalRound, SiteContext
 from suture.methods.base import GlobalModel, Method, RoundContext
 from suture.methods.composed import Composed
 from suture.methods.crt import Decoupling
@@ -37,18 +38,8 @@ from suture.simulation.job import load_job, with_settings
 from suture.simulation.trial import SITES, Trial
 
 SMALL = ModelSpec("cnn", size=16)
-LOCAL = LocalTraining(lr=1e-2, batch_size=8)
 RETRAIN = Retraining(rounds=2, epochs=2, batch_size=8)
 CRT = Decoupling(local=LOCAL, retrain=RETRAIN)
-
-
-def tensors(model: GlobalModel) -> dict[str, Tensor]:
-    return {**model.shared, **model.head}
-
-
-def same(one: GlobalModel, two: GlobalModel) -> bool:
-    a, b = tensors(one), tensors(two)
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
 def step_by_step(trial: Trial) -> Iterator[GlobalModel]:
@@ -176,22 +167,17 @@ def test_losses_and_terms_of_the_method_are_off(monkeypatch: pytest.MonkeyPatch)
     plain = sent(FedAvg(local=LOCAL, retrain=RETRAIN))
     others = [FedAvg(local=LOCAL, retrain=RETRAIN, softmax="balanced"), CRT]
     for other in others:
-        assert equal(sent(other), plain)
+        assert same(sent(other), plain)
     cosine = replace(SMALL, head="cosine")
-    assert equal(
+    assert same(
         sent(LDAM(local=LOCAL, retrain=RETRAIN), cosine), sent(FedAvg(local=LOCAL, retrain=RETRAIN), cosine)
     )
     monkeypatch.setattr(Composed, "terms", (Loud(),))
-    assert equal(sent(CRT), plain)
+    assert same(sent(CRT), plain)
     with Trial(CRT, SMALL, "multiclass") as trial:
         site, before = trial.context("alpha", trial.payload("alpha")), round_context(trial.plan, 9, 1)
         with pytest.raises(AssertionError, match="a term was begun"):
             train_round(CRT, site, trial.payload("alpha"), before)
-
-
-def equal(one: Update, two: Update) -> bool:
-    a, b = {**one.shared, **one.head}, {**two.shared, **two.head}
-    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
 
 
 def test_a_round_is_stochastic_gradient_descent_on_the_head_written_out() -> None:
@@ -362,6 +348,6 @@ def test_fed_mas_aggregates_by_the_rescue_factor_of_a_resting_model() -> None:
             replace(method, distillation=0.0), trial.context("alpha", payload), payload, in_retraining(method)
         )
     assert update.weight == pytest.approx(2 * float(noted["divergence"].square().sum()))
-    assert equal(update, without)
+    assert same(update, without)
     assert all(torch.equal(tensor, payload.shared[name]) for name, tensor in update.shared.items())
     assert update.class_weights.tolist() == [update.weight] * len(payload.labels)

@@ -111,3 +111,11 @@ def test_a_job_that_trains_nothing_is_refused_in_one_line() -> None:
         assert "\n" not in str(caught.value)
     steps = with_settings(demo, ["iterations=2", "epochs=0"])
     assert (steps.method.local.iterations, steps.method.local.epochs) == (2, 0)
+
+
+def test_a_method_that_refuses_the_jobs_settings_says_whose_they_are_and_how_to_change_them() -> None:
+    demo = load_job("demo")
+    with pytest.raises(ConfigError, match=r"keeps the settings of demo's .* set method\.local\.iterations"):
+        with_settings(demo, ["method=metafl"])
+    before = ["iterations=10", "epochs=1", "batch_size=64", "optimiser=sgd", "momentum=0.0"]
+    assert with_settings(demo, [*before, "batch_norm=frozen", "method=metafl"]).method.about.name == "metafl"

@@ -12,6 +12,7 @@ from suture.data.quality import Count, Findings
 from suture.data.table import SPLITS, Split
 from suture.methods.condist import ConDist
 from suture.methods.fedavg import FedAvg
+from suture.methods.focal import FocalFedAvg
 from suture.simulation.study_check import compare
 
 CONFIG = SiteConfig.model_validate(
@@ -70,3 +71,17 @@ def test_what_a_site_does_not_permit_is_a_problem_before_anything_is_trained() -
     assert 'label_view = "all" under [privacy]' in problem
     own = FedAvg(label_view="own")
     assert compare(configs, findings, replace(SMALL, method=own)).problems == ()
+
+
+def test_labels_that_the_method_is_not_defined_for_are_a_problem_before_anything_is_trained() -> None:
+    permitting = CONFIG.model_copy(
+        update={"privacy": CONFIG.privacy.model_copy(update={"label_view": "all"})}
+    )
+    configs = dict.fromkeys(("alpha", "beta"), permitting)
+    single = replace(SMALL, method=FocalFedAvg())
+    several = dict.fromkeys(configs, replace(site(), label_type="multilabel"))
+    [problem] = compare(configs, several, single).problems
+    assert problem.startswith("FedAvg with focal loss is not defined for several labels an image")
+    assert compare(configs, several, SMALL).problems == ()
+    one = dict.fromkeys(configs, replace(site(), label_type="multiclass"))
+    assert compare(configs, one, single).problems == ()

@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table as Grid
 
 from suture.core.errors import DataError, SutureError
-from suture.core.labels import lookalikes
+from suture.core.labels import LabelType, lookalikes
 from suture.core.vocabulary import CANONICAL
 from suture.data.config import SiteConfig
 from suture.data.images import ImageSource, read_all
@@ -80,6 +80,7 @@ class Findings:
         notes: what was taken for granted.
         words: statistics of the documents; None where the data are images.
         pictures: the images that can be read, in the order of the table.
+        label_type: of the labels; None where no table can be read.
     """
 
     images: dict[Split, int] = field(default_factory=dict)
@@ -92,6 +93,7 @@ class Findings:
     notes: tuple[str, ...] = ()
     words: Words | None = None
     pictures: tuple[Picture, ...] = ()
+    label_type: LabelType | None = None
 
 
 def check(config: SiteConfig) -> Findings:
@@ -133,6 +135,7 @@ def check(config: SiteConfig) -> Findings:
         notes=reading.notes,
         words=_words(used.texts) if used.texts else None,
         pictures=seen.pictures,
+        label_type=table.labels.label_type,
     )
 
 

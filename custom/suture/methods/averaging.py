@@ -5,7 +5,6 @@ Each such method is then what its paper changes.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Mapping
 from dataclasses import field, replace
 
@@ -15,7 +14,7 @@ from torch import Tensor
 from suture.data.batch import Batch
 from suture.learning.training import Fitted, LocalRound, LocalTraining, Objective, SiteContext, fit
 from suture.methods.base import GlobalModel, Method, RoundContext, hyperparameters
-from suture.models.classifier import Classifier, Layout, NormPolicy, split_state
+from suture.models.classifier import Classifier, Layout, NormPolicy, frozen_copy, split_state
 from suture.protocol.egress import Egress
 from suture.protocol.messages import Labels, Payload, Update, ones
 
@@ -161,7 +160,7 @@ class LocalAveraging(Method):
     def _objective(self, site: SiteContext) -> Objective:
         # A copy of the received model takes memory and time: made only for a method that may look at it.
         custom = type(self).objective is not LocalAveraging.objective
-        reference = copy.deepcopy(site.model).eval().requires_grad_(False) if custom else site.model
+        reference = frozen_copy(site.model) if custom else site.model
         return lambda model, batch: self.objective(model, batch, reference)
 
     def aggregate(self, previous: GlobalModel, updates: Iterable[Update], ctx: RoundContext) -> GlobalModel:

@@ -31,7 +31,7 @@ from suture.protocol.egress import Egress
 from suture.protocol.messages import Counts, Labels, Payload, Update, by_name
 from suture.protocol.packing import Packed
 
-Question = Literal["labels missing", "classes rare", "sites differ", "few labels", "text", "references"]
+Question = Literal["labels missing", "classes rare", "sites differ", "few labels", "references"]
 """labels missing: sites annotate different classes. classes rare: few classes have most images. sites differ:
 in scanners or patients. few labels: a new class with few examples. references: no federation at all."""
 

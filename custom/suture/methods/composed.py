@@ -10,7 +10,6 @@ change; `weights`, `rows`, `label_view` and `batch_norm` mean the same in all of
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -54,7 +53,7 @@ from suture.methods.roles import (
     label_types_of,
 )
 from suture.models import MODELS, ModelSpec
-from suture.models.classifier import Classifier, Layout
+from suture.models.classifier import Classifier, Layout, frozen_copy
 from suture.protocol.egress import IMAGES, OWNERS, WEIGHT, Egress
 from suture.protocol.messages import Payload, Update, ones
 
@@ -201,7 +200,7 @@ class _Training:
         self._begun = [term.begin(site, round_) for term in terms]
         self._seeing = next((term for term in terms if term.second_view), None)
         # A copy takes memory and time: made only where a term may look at it.
-        self._received = copy.deepcopy(site.model).eval().requires_grad_(False) if self._begun else site.model
+        self._received = frozen_copy(site.model) if self._begun else site.model
 
     def batches(
         self, local: LocalTraining, shuffle: torch.Generator, noise: torch.Generator

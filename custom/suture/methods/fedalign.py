@@ -188,7 +188,7 @@ class FedAlign(LocalAveraging):
         for update in updates:
             sent = update.class_tensors
             mean.add_rows(update.labels, {F1: sent[F1]}, (sent[MEASURED] > 0).double())
-        return replace(merged, class_tensors={**previous.class_tensors, **mean.head()})
+        return replace(merged, class_tensors=mean.head())
 
 
 def validation_f1(site: SiteContext) -> tuple[Tensor, Tensor]:

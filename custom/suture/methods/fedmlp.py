@@ -25,7 +25,6 @@ neither is done here.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable
 from dataclasses import field, replace
 from functools import partial
@@ -67,7 +66,7 @@ from suture.methods.composed import Composed
 from suture.methods.image_memory import remember, remembered
 from suture.methods.prototypes import PROTOTYPES, Merged, declared, measured, nothing, shapes, similarity
 from suture.methods.roles import Needs, Part
-from suture.models.classifier import Classifier, Layout, Shapes
+from suture.models.classifier import Classifier, Layout, Shapes, frozen_copy
 from suture.protocol.egress import Egress
 from suture.protocol.messages import Payload, Update
 
@@ -188,7 +187,7 @@ class FedMLP(Composed):
         if second:
             tags = self._tagged(site, received.class_tensors[PROTOTYPES], tags)
         held = self.consistency or not second
-        teacher = copy.deepcopy(site.model).eval().requires_grad_(False) if held else None
+        teacher = frozen_copy(site.model) if held else None
         loss = self.supervised.of(site, received, round_)
         learner = replace(with_tags(site, tags), augmentation=self.weak)
         seen = partial(first_view if second else two_views, learner)

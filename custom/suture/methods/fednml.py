@@ -24,7 +24,6 @@ the withheld labels enter with .8 of their weight. Here they begin as 0, and wha
 
 from __future__ import annotations
 
-import copy
 import math
 from dataclasses import field, replace
 from typing import Annotated, ClassVar, Literal
@@ -51,7 +50,7 @@ from suture.methods.class_weights import ClassWeights
 from suture.methods.composed import Composed
 from suture.methods.image_memory import remember, remembered
 from suture.methods.roles import Needs, Part
-from suture.models.classifier import Classifier
+from suture.models.classifier import Classifier, frozen_copy
 from suture.protocol.messages import Payload, Update
 
 KNOWN, SOFT = "known", "soft"
@@ -145,7 +144,7 @@ class FedNML(Composed):
         if (round_.phase_round - 1) % self.soft_labels.every == 0:
             y = self._refined(site, round_, labelled, y)
             counts = omega * y.sum(dim=0) + (1 - omega) * counts
-        teacher = copy.deepcopy(site.model).eval().requires_grad_(False)
+        teacher = frozen_copy(site.model)
         prior = (counts / max(len(y), 1)).to(site.device)
         learner = replace(site, samples={**site.samples, "train": replace(site.samples["train"], y=y)})
         fitted = fit(learner, objective(teacher, prior, omega), round_)

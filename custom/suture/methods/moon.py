@@ -17,7 +17,6 @@ site that has sent none has no term: with z_prev = z_glob it would be mu ln 2, a
 
 from __future__ import annotations
 
-import copy
 from dataclasses import field, replace
 from typing import Annotated
 
@@ -33,7 +32,7 @@ from suture.methods.base import About, LabelUse, hyperparameters
 from suture.methods.composed import Composed
 from suture.methods.roles import Step, Term, Value
 from suture.models import ModelSpec
-from suture.models.classifier import Classifier, check_tensors, load_tensors, split_state
+from suture.models.classifier import Classifier, check_tensors, frozen_copy, load_tensors, split_state
 
 NECK = 256
 """Width of the neck in the authors' program."""
@@ -99,7 +98,7 @@ def _previous(site: SiteContext, round_: LocalRound) -> Classifier | None:
         return None
     expected, _ = split_state(site.model.state_dict())
     check_tensors(kept, expected, f"{site.name}: the model that it sent before round {round_.round}")
-    previous = copy.deepcopy(site.model).eval().requires_grad_(False)
+    previous = frozen_copy(site.model)
     load_tensors(previous, kept)
     return previous
 

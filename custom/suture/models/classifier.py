@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -155,6 +156,11 @@ class Classifier(nn.Module):
         """Return logits ``[n, c]``."""
         out: Tensor = self.head(self.features(inputs))
         return out
+
+
+def frozen_copy(model: Classifier) -> Classifier:
+    """A copy of the model as it is now, in eval mode and without gradients."""
+    return copy.deepcopy(model).eval().requires_grad_(False)
 
 
 def redraw_head(model: Classifier, seed: int) -> None:

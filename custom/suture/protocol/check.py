@@ -137,8 +137,9 @@ def _check_class_tensor(name: str, update: Update, expected: Expectation) -> Non
             raise RejectedUpdate(f"class_tensors/{name} has numbers outside [{low:g}, {high:g}]")
     if (of := egress.class_rows.get(name)) is None:
         return
+    own = set(expected.own)
     for label, row in zip(update.labels, tensor, strict=True):
-        if (label in expected.own) != (of == "own") and bool(row.any()):
+        if (label in own) != (of == "own") and bool(row.any()):
             whose = "the site" if of == "own" else "others"
             raise RejectedUpdate(f"class_tensors/{name} has a row of {label!r}; it is of classes of {whose}")
 
@@ -164,8 +165,9 @@ def _check_weights(update: Update, expected: Expectation) -> None:
         if not bool(((rows >= low) & (rows <= high)).all()):
             raise RejectedUpdate(f"class_weights outside [{low}, {high}]")
         return
+    own = set(expected.own)
     for label, weight in zip(update.labels, rows.tolist(), strict=True):
-        counts = egress.class_weight == WEIGHT or label in expected.own
+        counts = egress.class_weight == WEIGHT or label in own
         right = update.weight if counts else 0.0
         if weight != right:
             raise RejectedUpdate(f"the class weight of {label!r} is {weight} instead of {right}")

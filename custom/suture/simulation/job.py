@@ -247,6 +247,9 @@ def _with_method(job: Job, name: str) -> Job:
 
     What the job has left at its method's default takes that of the other method; local training and batch
     norm are the job's in any case, so that both methods train alike.
+
+    Raises:
+        ConfigError: the other method refuses what the job has set.
     """
     kind = method_class(name)
     fields = {f.name for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
@@ -256,7 +259,14 @@ def _with_method(job: Job, name: str) -> Job:
         if field.name in fields and (field.name in ("local", "batch_norm") or value != _default(field)):
             shared[field.name] = value
     title = job.title.replace(job.method.about.title, kind.about.title)
-    return dataclasses.replace(job, method=parse(kind, shared, "method"), title=title)
+    try:
+        method = parse(kind, shared, "method")
+    except ConfigError as refusal:
+        raise ConfigError(
+            f"--set method={name} keeps the settings of {job.name}'s method, and {kind.about.title} refuses "
+            f"them: {refusal}. Change them with --set before it, or take a job that is made for the method"
+        ) from refusal
+    return dataclasses.replace(job, method=method, title=title)
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:

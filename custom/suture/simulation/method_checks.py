@@ -11,10 +11,10 @@ import dataclasses
 import inspect
 import json
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar, Literal, cast, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, get_origin
 
 import torch
 from pydantic import ValidationError
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from suture.core.errors import ConfigError, SutureError, unknown
 from suture.core.labels import LabelType
-from suture.core.validation import bare, parse
+from suture.core.validation import parse
 from suture.methods.base import About, GlobalModel, LabelUse, Method, Phase, RoundContext, local_round
 from suture.methods.parameters import parts
 from suture.models import ModelSpec
@@ -31,6 +31,7 @@ from suture.protocol.egress import whole
 from suture.protocol.messages import Abstain, Update, ones
 from suture.protocol.packing import Packed, load
 from suture.simulation.trial import SITES, Trial
+from suture.simulation.variants import alternatives, changed, names, numbers, with_value, within
 
 SMALL = ModelSpec("cnn", size=16)
 RATE = 1e-2
@@ -119,18 +120,18 @@ def subject_of(
         ConfigError: see `check_method`.
     """
     _check_instance(method)
-    names = list(_names(method))
-    groups = {name[:i] for name in names for i, letter in enumerate(name) if letter == "."}
-    _known("hyperparameter in variants", variants or {}, names)
-    exempt = _known("hyperparameter in exempt", exempt, {*names, *groups})
+    known = list(names(method))
+    groups = {name[:i] for name in known for i, letter in enumerate(name) if letter == "."}
+    _known("hyperparameter in variants", variants or {}, known)
+    exempt = _known("hyperparameter in exempt", exempt, {*known, *groups})
     # With a warm-up or a schedule, the learning rate of round 1 would not be `lr`.
     local = replace(method.local, final_lr=None, warmup_epochs=0)
     if not method.limits.fixed_batches:
         steps = local.iterations and min(local.iterations, 3)
         local = replace(local, lr=RATE, batch_size=8, iterations=steps)
     if method.retrain:
-        method = _changed(method, retrain=replace(method.retrain, rounds=1, batch_size=8))
-    return Subject(_changed(method, local=local), model or SMALL, variants or {}, exempt)
+        method = changed(method, retrain=replace(method.retrain, rounds=1, batch_size=8))
+    return Subject(changed(method, local=local), model or SMALL, variants or {}, exempt)
 
 
 def _check_instance(method: Any) -> None:
@@ -320,7 +321,7 @@ def _loss_of(method: Method, line: Mapping[str, Any], label_type: LabelType) -> 
 def a_sites_own_learning_rate_is_used(subject: Subject) -> None:
     """A site that sets its learning rate sends what it would send were that the job's."""
     own = RATE / 8
-    slower = replace(subject, method=_changed(subject.method, local=replace(subject.method.local, lr=own)))
+    slower = replace(subject, method=changed(subject.method, local=replace(subject.method.local, lr=own)))
     with (
         subject.trial(subject.first, rates={"alpha": own}) as site,
         slower.trial(subject.first) as job,
@@ -336,9 +337,7 @@ def a_sites_own_learning_rate_is_used(subject: Subject) -> None:
 def a_warm_up_trains_the_head_alone(subject: Subject) -> None:
     """In its phase the backbone rests, and the head moves."""
     try:
-        method = _changed(
-            subject.method, local=replace(subject.method.local, warmup_epochs=2, warmup_lr=RATE)
-        )
+        method = changed(subject.method, local=replace(subject.method.local, warmup_epochs=2, warmup_lr=RATE))
     except (SutureError, ValidationError):
         return  # the method has no warm-up and says so
     with replace(subject, method=method).trial(subject.first, rounds=2) as trial:
@@ -384,11 +383,11 @@ def a_repeated_round_gives_the_same_update(subject: Subject) -> None:
 def every_hyperparameter_matters(subject: Subject) -> None:
     """Another value of it changes what is sent, declared or aggregated."""
     plain = dict.fromkeys(subject.label_types, "")
-    for name in _names(subject.method):
-        if _within(name, {"local", "batch_norm", "prior", "keep_local", *subject.exempt}):
+    for name in names(subject.method):
+        if within(name, {"local", "batch_norm", "prior", "keep_local", *subject.exempt}):
             continue
         tried = []
-        for method in _alternatives(subject, name):
+        for method in alternatives(subject.method, name, subject.model, subject.variants):
             tried.append(method)
             if _differs(subject, method, plain):
                 break
@@ -404,9 +403,9 @@ def losses_are_never_negative(subject: Subject) -> None:
     """Not even where a penalty weighs a lot: a term of the wrong sign rewards what it should punish."""
     method = subject.method
     strong = [
-        _with(method, name, max(abs(value), 1.0) * 1e4)
-        for name, value in _numbers(method)
-        if not _within(name, {"local", *subject.exempt})
+        with_value(method, name, max(abs(value), 1.0) * 1e4)
+        for name, value in numbers(method)
+        if not within(name, {"local", *subject.exempt})
     ]
     for other in (method, *(m for m in strong if m is not None)):
         for label_type in subject.label_types:
@@ -519,7 +518,7 @@ def _equal(one: Update, two: Update, *, empty: bool = True) -> bool:
     return alike and one.weight == two.weight and torch.equal(one.class_weights, two.class_weights)
 
 
-# Hyperparameters
+# What a method does
 
 
 def _differs(subject: Subject, method: Method, plain: dict[LabelType, str]) -> bool:
@@ -553,90 +552,6 @@ def _effect(subject: Subject, label_type: LabelType) -> str:
             for _, tensor in sorted(load(path).tensors.items())
         ]
         return repr((numbers, facts, stored, subject.method.egress(Layout({}, {}))))
-
-
-def _names(value: Any, prefix: str = "") -> Iterator[str]:
-    """The hyperparameters by dotted name."""
-    for part in dataclasses.fields(value):
-        inner = getattr(value, part.name)
-        if dataclasses.is_dataclass(inner):
-            yield from _names(inner, f"{prefix}{part.name}.")
-        else:
-            yield f"{prefix}{part.name}"
-
-
-def _within(name: str, groups: Collection[str]) -> bool:
-    """Whether a hyperparameter is one of `groups`, or in one of them."""
-    return any(f"{name}.".startswith(f"{group}.") for group in groups)
-
-
-def _numbers(method: Method) -> Iterator[tuple[str, float]]:
-    for name in _names(method):
-        value = _get(method, name)
-        if isinstance(value, float):
-            yield name, value
-
-
-def _alternatives(subject: Subject, name: str) -> Iterator[Method]:
-    """The method with other values of one hyperparameter, as far as they are valid."""
-    given = [subject.variants[name]] if name in subject.variants else _candidates(subject.method, name)
-    for value in given:
-        other = _with(subject.method, name, value)
-        if other is not None and other != subject.method and _fits(other, subject.model):
-            yield other
-
-
-def _fits(method: Method, model: ModelSpec) -> bool:
-    try:
-        method.check_model(method.adapted(model))
-    except SutureError:
-        return False
-    return True
-
-
-def _candidates(method: Method, name: str) -> Sequence[Any]:
-    """Values to try instead of a hyperparameter's own, from its type and value."""
-    value, owner = _get(method, name), _get(method, name.rpartition(".")[0])
-    hint = get_type_hints(type(owner), include_extras=False)[name.rpartition(".")[2]]
-    words = [
-        word for kind in (hint, *get_args(hint)) if get_origin(kind) is Literal for word in get_args(kind)
-    ]
-    if words:
-        return [word for word in words if word != value]
-    if value is None and dataclasses.is_dataclass(part := bare(hint)):
-        return [cast(Any, part)()]
-    if isinstance(value, bool):
-        return [not value]
-    if isinstance(value, int):
-        return [value + 1, 2 * value + 1, max(value // 2, 1)]
-    kinds: list[Any] = [kind for kind in get_args(hint) if dataclasses.is_dataclass(kind)]
-    if value is None and kinds:
-        return [kind() for kind in kinds]
-    if isinstance(value, float) or value is None:
-        start = value or 1.0
-        return [10 * start, start / 10, start + 0.5, 0.5, 0.0, 1.0]
-    return []
-
-
-def _get(value: Any, name: str) -> Any:
-    for part in filter(None, name.split(".")):
-        value = getattr(value, part)
-    return value
-
-
-def _with(method: Method, name: str, new: Any) -> Method | None:
-    """The method with one other value; None where that is not valid."""
-    first, _, rest = name.partition(".")
-    try:
-        inner = _with(getattr(method, first), rest, new) if rest else new
-        return None if inner is None and rest else _changed(method, **{first: inner})
-    except (SutureError, ValidationError, TypeError):
-        return None
-
-
-def _changed(value: Any, **changes: Any) -> Any:
-    """A validated copy of a dataclass."""
-    return replace(value, **changes)
 
 
 def _ensure(condition: bool, text: str) -> None:

@@ -9,11 +9,12 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table as Grid
 
-from suture.core.errors import SutureError
+from suture.core.errors import ConfigError, SutureError
 from suture.core.labels import canonical, lookalikes
 from suture.data.config import SiteConfig
 from suture.data.quality import Count, Findings
 from suture.data.table import SPLITS, Split
+from suture.federation.server.server import check_label_type
 from suture.federation.site.site import check_consent
 from suture.protocol.privacy import PrivacyConfig
 from suture.simulation.job import Job
@@ -64,7 +65,7 @@ def compare(
     twins = shared(findings)
     problems = [
         *filter(None, [job_fault]),
-        *(_refusals(configs, job) if job else ()),
+        *(_refusals(configs, findings, job) if job else ()),
         *_problems(configs, findings, job),
         *_torn(twins),
     ]
@@ -80,9 +81,14 @@ def _owners(findings: Mapping[str, Findings]) -> dict[str, list[str]]:
     return owners
 
 
-def _refusals(configs: Mapping[str, SiteConfig], job: Job) -> Iterator[str]:
-    """Why sites would not take part in the job."""
+def _refusals(configs: Mapping[str, SiteConfig], findings: Mapping[str, Findings], job: Job) -> Iterator[str]:
+    """Why sites would not take part in the job, or its method would not take their labels."""
     plan = job.plan("check")
+    for label_type in sorted({found.label_type for found in findings.values() if found.label_type}):
+        try:
+            check_label_type(job.method, label_type)
+        except ConfigError as refusal:
+            yield str(refusal)
     for site, config in configs.items():
         try:
             check_consent(site, plan, config)

@@ -5,7 +5,6 @@ Deng, Luo, Chen. FedLSM, MICCAI 2023, Sec. 2.3; hyperparameters of its Table 4 a
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterator
 from typing import Annotated, Literal
@@ -25,7 +24,7 @@ from suture.data.batch import Batch, endless
 from suture.learning.losses import probabilities
 from suture.learning.training import LocalRound, SiteContext, predict, ready_inputs, view
 from suture.methods.fedlsm.pseudo_labels import KINDS, Reading, Targets, Thresholds, mix
-from suture.models.classifier import Classifier
+from suture.models.classifier import Classifier, frozen_copy
 
 
 def _share(value: object) -> object:
@@ -135,7 +134,7 @@ class MeanTeacher:
         self._certain, self._usual, self._uncertain = subsets(
             how, site, self._pseudo, round_.seed, round_.round
         )
-        self._teacher = copy.deepcopy(site.model).eval().requires_grad_(False)
+        self._teacher = frozen_copy(site.model)
         self._shares = np.random.default_rng(seed_for(round_.seed, site.name, round_.round, "mixup"))
         self.drawn = torch.zeros(len(site.model.labels), dtype=torch.float64)
         self.positive = self.negative = 0.0

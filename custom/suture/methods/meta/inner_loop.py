@@ -73,14 +73,16 @@ def check_inner(local: LocalTraining, batch_norm: NormPolicy) -> None:
         ConfigError: naming what it is.
     """
     if local.iterations is None:
-        raise ConfigError("the inner loop has no epochs: set local.iterations to the number of its steps")
+        raise ConfigError(
+            "the inner loop has no epochs: set method.local.iterations to the number of its steps"
+        )
     own = replace(local, lr=INNER.lr, iterations=INNER.iterations)
-    for part in fields(own):
-        if getattr(own, part.name) != (plain := getattr(INNER, part.name)):
-            raise ConfigError(
-                f"the inner loop is plain SGD on one half batch and has no local.{part.name}: remove it, or "
-                f"set it to {json.dumps(plain)}"
-            )
+    plain = [(part.name, getattr(INNER, part.name)) for part in fields(own)]
+    if others := [f"method.local.{name}={json.dumps(v)}" for name, v in plain if getattr(own, name) != v]:
+        raise ConfigError(
+            "the inner loop is plain SGD on one half batch; leave out other settings of local training, or "
+            f"set {', '.join(others)}"
+        )
     if batch_norm != "frozen":
         raise ConfigError("the statistics of batch norm have no gradient: set batch_norm=frozen")
 
