@@ -37,6 +37,7 @@ class TrainingConfig(Section):
         learning_rate: replaces the job's.
         device: a torch device.
         amp: train in mixed precision.
+        prefetch: training batches that a thread reads ahead; 0 for none. It changes no result.
         threads: torch threads; another number changes the order of floating-point sums.
         prior: file or folder of the frozen prior at this site; replaces the job's name of one.
     """
@@ -45,6 +46,7 @@ class TrainingConfig(Section):
     learning_rate: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     device: str = "cpu"
     amp: bool = False
+    prefetch: int = Field(default=2, ge=0, le=64)
     threads: int = Field(default=1, ge=1)
     prior: SitePath | None = None
 

@@ -338,6 +338,7 @@ class Site:
             cache_dir=self.config.storage.cache,
             min_count=self.config.privacy.min_count,
             round_counts=self.config.privacy.round_counts,
+            prefetch=training.prefetch,
         )
 
     @cached_property
