@@ -204,6 +204,46 @@ def test_what_reading_raises_reaches_the_round(prefetch: int, error: Exception) 
     assert not [t for t in threading.enumerate() if t.name.startswith("suture-batches")]
 
 
+@pytest.mark.parametrize(("half", "near"), [(torch.bfloat16, 0.15), (torch.float16, 0.05)])
+def test_mixed_precision_trains_nearly_the_same(half: torch.dtype, near: float) -> None:
+    """fp16 has eight times as many steps between numbers as bf16, and its scaled gradients are divided."""
+    found = []
+    for amp in (False, True):
+        site = replace(context(), amp=amp, half=half)
+        site.model.hidden = site.model.hidden[:2]  # dropout draws other numbers for other types
+        before = state(site)
+        train(site, local=LocalTraining(lr=0.1, batch_size=9, epochs=3, optimiser="sgd", clip=1.0))
+        found.append(torch.cat([(t - before[k]).flatten() for k, t in state(site).items() if "weight" in k]))
+    full, mixed = found
+    assert not torch.equal(full, mixed)
+    assert float((full - mixed).norm() / full.norm()) < near
+
+
+def test_a_step_that_overflows_in_fp16_is_skipped() -> None:
+    """The gradient of 64 times the scale of 65536 is beyond 65504 until that was halved seven times."""
+    site = replace(context(), amp=True, half=torch.float16)
+    moved: list[bool] = []
+    last = [site.model.head.bias.detach().clone()]
+
+    def note() -> None:
+        moved.append(not torch.equal(last[0], site.model.head.bias))
+        last[0] = site.model.head.bias.detach().clone()
+
+    few = replace(MANY, local=replace(MANY.local, iterations=12))
+    fit(site, lambda model, batch: 16 * model(batch.inputs).sum(), few, after_step=note)
+    assert moved[:8] == [False] * 7 + [True]
+
+
+def test_gradients_that_are_no_numbers_in_fp16_are_told() -> None:
+    """Every step is skipped: without a word the model would be sent as it came."""
+
+    def objective(model: Classifier, batch: Batch) -> torch.Tensor:
+        return (model(batch.inputs) * 0).sum().sqrt()  # 0, and its gradient is 0 / 0
+
+    with pytest.raises(NonFiniteLoss, match=r"a: the gradients of round 7 are no numbers in fp16; set half"):
+        fit(replace(context(), amp=True, half=torch.float16), objective, MANY)
+
+
 def test_a_sites_own_learning_rate_and_batch_size_go_first() -> None:
     import dataclasses
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import tomli_w
 from pydantic import Field, TypeAdapter, ValidationError
@@ -37,6 +37,7 @@ class TrainingConfig(Section):
         learning_rate: replaces the job's.
         device: a torch device.
         amp: train in mixed precision.
+        half: the short type of `amp`: ``bf16``, or ``fp16`` for GPUs without it, which scales the loss.
         prefetch: training batches that a thread reads ahead; 0 for none. It changes no result.
         threads: torch threads; another number changes the order of floating-point sums.
         prior: file or folder of the frozen prior at this site; replaces the job's name of one.
@@ -46,6 +47,7 @@ class TrainingConfig(Section):
     learning_rate: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     device: str = "cpu"
     amp: bool = False
+    half: Literal["bf16", "fp16"] = "bf16"
     prefetch: int = Field(default=2, ge=0, le=64)
     threads: int = Field(default=1, ge=1)
     prior: SitePath | None = None

@@ -48,6 +48,10 @@ Batches = Callable[[torch.Generator, torch.Generator], Iterable[Batch]]
 """The batches of an epoch, from a generator for their order and one for their augmentation."""
 
 
+HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+"""The short types of mixed precision, by their names in a site's configuration."""
+
+
 class NonFiniteLoss(SutureError):
     """The loss of a local step stopped being a number."""
 
@@ -121,6 +125,7 @@ class SiteContext:
             gives such a class the weight 0 there, and zeros.
         round_counts: numbers of images of a class that leave are rounded to multiples of this.
         prefetch: training batches that a thread reads ahead; 0 reads each when its step begins.
+        half: the short type of mixed precision, where `amp` is on.
     """
 
     name: str
@@ -141,6 +146,7 @@ class SiteContext:
     min_count: int = 0
     round_counts: int = 1
     prefetch: int = 2
+    half: torch.dtype = torch.bfloat16
 
     def own(self, local: LocalTraining) -> LocalTraining:
         """A method's local training with the site's own learning rate and batch size."""
@@ -219,12 +225,12 @@ def fit(
     make = batches or partial(training_batches, site, local)
     where = (round_.seed, site.name, round_.round)
     shuffle, noise = generator_for(*where, "shuffle"), generator_for(*where, "augmentation")
-    losses = StepLosses(partial(_divergence, site.name, round_.round))
+    losses, scaler = StepLosses(partial(_divergence, site.name, round_.round)), scaler_of(site)
     with seeded(seed_for(*where, "dropout"), site.device), losses:
         for _ in range(1 if local.iterations else local.epochs):
             set_training(site.model, round_.norm, round_.head_only)
             for batch in make(shuffle, noise):
-                losses.add(step(site, objective, optimiser, batch))
+                losses.add(step(site, objective, optimiser, batch, scaler))
                 if after_step:
                     after_step()
             losses.read()
@@ -232,6 +238,7 @@ def fit(
                 best()
             if after_epoch:
                 after_epoch()
+    _check_scale(scaler, site.name, round_.round)
     if best:
         best.restore()
     return Fitted(losses.mean, optimiser_state_of(optimiser, site.model))
@@ -379,16 +386,45 @@ def _clip(trained: list[nn.Parameter], limit: float, *_: object) -> None:
     nn.utils.clip_grad_norm_(trained, limit)
 
 
-def step(site: SiteContext, objective: Objective, optimiser: torch.optim.Optimizer, batch: Batch) -> Tensor:
+def autocast(site: SiteContext) -> torch.autocast:
+    """Mixed precision as the site has it: none unless `amp` is on."""
+    return torch.autocast(site.device.type, site.half, enabled=site.amp)
+
+
+def scaler_of(site: SiteContext) -> torch.amp.GradScaler:
+    """What keeps gradients within the range of fp16; it does nothing in other precisions."""
+    return torch.amp.GradScaler(site.device.type, enabled=site.amp and site.half == torch.float16)
+
+
+def _check_scale(scaler: torch.amp.GradScaler, site: str, round_: int) -> None:
+    """Refuse a round whose gradients overflow in fp16 however small the scale: its steps were skipped."""
+    if scaler.is_enabled() and scaler.get_scale() < 1:
+        raise NonFiniteLoss(
+            f'{site}: the gradients of round {round_} are no numbers in fp16; set half = "bf16" under '
+            "[training], lower the learning rate or look for broken images"
+        )
+
+
+def step(
+    site: SiteContext,
+    objective: Objective,
+    optimiser: torch.optim.Optimizer,
+    batch: Batch,
+    scaler: torch.amp.GradScaler,
+) -> Tensor:
     """One step of the optimiser; returns the loss before it, a scalar that stays on the device.
 
-    Nothing here waits for the device, and nobody has looked at the loss: see `StepLosses`.
+    Nothing here waits for the device, and nobody has looked at the loss: see `StepLosses`. A step whose
+    gradients overflow in fp16 is skipped, and the scale halved (Micikevicius et al., ICLR 2018).
     """
-    with torch.autocast(site.device.type, torch.bfloat16, enabled=site.amp):
+    with autocast(site):
         value = objective(site.model, batch)
     optimiser.zero_grad(set_to_none=True)
-    value.backward()  # type: ignore[no-untyped-call]
-    optimiser.step()
+    scaler.scale(value).backward()  # type: ignore[no-untyped-call]
+    if scaler.is_enabled():
+        scaler.unscale_(optimiser)  # before the optimiser clips
+    scaler.step(optimiser)
+    scaler.update()
     return value.detach()
 
 
@@ -474,7 +510,7 @@ def predict(site: SiteContext, samples: Samples) -> Tensor:
     parts = []
     for batch in samples.batches(size):
         ready = ready_inputs(site, batch).to(site.device)
-        with torch.autocast(site.device.type, torch.bfloat16, enabled=site.amp):
+        with autocast(site):
             parts.append(site.model(ready.inputs).float().cpu())
     return torch.cat(parts) if parts else torch.empty(0, len(site.model.labels))
 

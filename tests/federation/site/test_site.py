@@ -101,10 +101,10 @@ def test_a_round_with_a_broken_step_leaves_nothing_behind(
     before, files = training.step, {p: p.read_bytes() for p in two.states.folder.glob("*.safetensors")}
     taken = []
 
-    def break_the_first(context: Any, objective: Any, optimiser: Any, batch: Batch) -> torch.Tensor:
+    def break_the_first(context: Any, objective: Any, optimiser: Any, batch: Batch, *more: Any) -> Any:
         taken.append(batch)
         image = batch.inputs["image"] * (float("nan") if len(taken) == 1 else 1.0)
-        return before(context, objective, optimiser, replace(batch, inputs={"image": image}))
+        return before(context, objective, optimiser, replace(batch, inputs={"image": image}), *more)
 
     monkeypatch.setattr(training, "step", break_the_first)
     answer = two.answer(second)

@@ -44,7 +44,7 @@ from suture.federation.site.state import (
 from suture.federation.store import Rounds
 from suture.learning.evaluation import Measurement, class_counts, measure
 from suture.learning.samples import SiteSamples, load_samples, single_target
-from suture.learning.training import SiteContext
+from suture.learning.training import HALVES, SiteContext
 from suture.methods.base import KEPT, RoundContext, local_round
 from suture.methods.parameters import parts, shared_parameters, stored_parameters
 from suture.methods.share import put
@@ -339,6 +339,7 @@ class Site:
             min_count=self.config.privacy.min_count,
             round_counts=self.config.privacy.round_counts,
             prefetch=training.prefetch,
+            half=HALVES[training.half],
         )
 
     @cached_property
