@@ -38,6 +38,8 @@ class TrainingConfig(Section):
         device: a torch device.
         amp: train in mixed precision.
         half: the short type of `amp`: ``bf16``, or ``fp16`` for GPUs without it, which scales the loss.
+        compile: the backbone, to ``kernels``, or to ``cuda_graphs`` on a GPU; refused where the loss or the
+            gradient of a batch changes.
         prefetch: training batches that a thread reads ahead; 0 for none. It changes no result.
         threads: torch threads; another number changes the order of floating-point sums.
         prior: file or folder of the frozen prior at this site; replaces the job's name of one.
@@ -48,6 +50,7 @@ class TrainingConfig(Section):
     device: str = "cpu"
     amp: bool = False
     half: Literal["bf16", "fp16"] = "bf16"
+    compile: Literal["no", "kernels", "cuda_graphs"] = "no"
     prefetch: int = Field(default=2, ge=0, le=64)
     threads: int = Field(default=1, ge=1)
     prior: SitePath | None = None

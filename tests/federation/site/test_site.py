@@ -14,7 +14,8 @@ from suture.data.batch import Batch
 from suture.federation.loop import Loop, federate
 from suture.federation.server.collector import UpdateCollector
 from suture.federation.site.site import Site
-from suture.learning import training
+from suture.learning import compiling, training
+from suture.learning.memory import check_memory
 from suture.learning.training import LocalTraining
 from suture.methods.base import Method
 from suture.methods.fedavg import FedAvg
@@ -115,6 +116,44 @@ def test_a_round_with_a_broken_step_leaves_nothing_behind(
     assert {p: p.read_bytes() for p in two.states.folder.glob("*.safetensors")} == files
     monkeypatch.undo()
     assert digest(pack(one.answer(second))) == digest(pack(two.answer(second)))
+
+
+@pytest.mark.parametrize(("backend", "used"), [("eager", True), ("none such", False)])
+def test_a_backbone_is_compiled_once_or_the_site_abstains(
+    backend: str, used: bool, tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task, plain = _train_task(tiny), tiny(METHOD).sites("plain")["alpha"]
+    compiled = plain.config.training.model_copy(update={"compile": "kernels"})
+    config = plain.config.model_copy(update={"training": compiled})
+    site = Site("alpha", config, plain.plan, plain.rounds, plain.folder.parent / "compiled" / "run")
+    monkeypatch.setattr(compiling, "OPTIONS", {"kernels": {"backend": backend}})
+    answer = site.answer(task)
+    if used:
+        assert digest(pack(answer)) == digest(pack(plain.answer(task)))
+        monkeypatch.setattr(compiling, "OPTIONS", {})  # looked at again, it would fail
+        assert isinstance(site.answer(replace(task, round=2, committed=1)), Update)
+    else:
+        assert isinstance(answer, Abstain)
+        assert answer.reason == "configuration"
+        assert "alpha: the backbone cannot be compiled here" in errors(site)[-1]["message"]
+
+
+def test_a_batch_beyond_the_gpu_is_told_before_the_first_step(
+    site: Site, tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The site tries half the batch by itself, so that is what has to fit."""
+    sizes = []
+
+    def check(*args: Any) -> None:
+        sizes.append(args[3])
+        check_memory(*args, free=0)
+
+    monkeypatch.setattr("suture.federation.site.site.check_memory", check)
+    answer = site.answer(_train_task(tiny))
+    assert isinstance(answer, Abstain)
+    assert answer.reason == "configuration"
+    assert "alpha: a step of 4 images needs at least" in errors(site)[-1]["message"]
+    assert sizes == [4]
 
 
 def _train_task(tiny: Any, method: Method = METHOD) -> Payload:
