@@ -215,12 +215,10 @@ def fit(
         after_step, after_epoch: called then; the latter may change the model's tensors.
 
     Raises:
-        NonFiniteLoss: naming site, round and the first step whose loss is no number. Steps may have followed
-            it (see `StepLosses`): the model is to be thrown away, and so is what the callers' functions have
-            counted. A site does: the next task finds it as the round before left it.
+        NonFiniteLoss: names site, round and the first broken step. Others may have followed (`StepLosses`):
+            the model, and what the functions given here counted, are to be thrown away, as a site does.
     """
-    local = round_.local
-    optimiser = _prepared(site, round_)
+    local, optimiser = round_.local, _prepared(site, round_)
     best = BestEpoch(site, round_.keep_best) if round_.keep_best else None
     make = batches or partial(training_batches, site, local)
     where = (round_.seed, site.name, round_.round)
@@ -234,10 +232,9 @@ def fit(
                 if after_step:
                     after_step()
             losses.read()
-            if best:
-                best()
-            if after_epoch:
-                after_epoch()
+            for measure in (best, after_epoch):
+                if measure:
+                    measure()
     _check_scale(scaler, site.name, round_.round)
     if best:
         best.restore()
