@@ -33,7 +33,7 @@ class TrainingConfig(Section):
 
     Attributes:
         batch_size: replaces the job's; at least 2, because batch norm has no variance of one image. Methods
-            whose job decides the batches (MetaFL, PMFL) refuse it, and refuse `amp`.
+            whose job decides the batches (MetaFL, PMFL) refuse it, and refuse `amp` and `compile`.
         learning_rate: replaces the job's.
         device: a torch device.
         amp: train in mixed precision.
