@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -9,19 +11,23 @@ from typing import Any
 import pytest
 import torch
 
-from suture.core.errors import SutureError
+from suture.core.errors import DataError, SutureError
 from suture.core.labels import LabelSet
+from suture.core.seeds import generator_for
 from suture.data.augmentation import MILD
 from suture.data.batch import Batch, Samples
 from suture.learning.losses import masked_bce
 from suture.learning.training import (
+    READ_EVERY,
     LocalRound,
     LocalTraining,
     NonFiniteLoss,
+    Objective,
     SiteContext,
     fit,
     on_known,
     predict,
+    training_batches,
 )
 from suture.methods.base import Phase, RoundContext, in_phase
 from suture.models import ModelSpec, build
@@ -97,6 +103,145 @@ def test_a_loss_that_is_no_number_names_site_and_step() -> None:
         NonFiniteLoss, match=r"a: the loss of round 1, step 1 is nan; lower the learning rate"
     ):
         train(site)
+
+
+def breaks_at(steps: int, error: Exception | None = None) -> tuple[list[int], Objective]:
+    """An objective that is no number at one step, and may fail at the next; and the steps it has seen."""
+    seen: list[int] = []
+
+    def objective(model: Classifier, batch: Batch) -> torch.Tensor:
+        seen.append(len(seen) + 1)
+        if error and len(seen) > steps:
+            raise error
+        factor = math.nan if len(seen) == steps else 1.0
+        return masked_bce(model(batch.inputs), batch.y, batch.known) * factor
+
+    return seen, objective
+
+
+MANY = LocalRound(LocalTraining(lr=1e-2, batch_size=4, iterations=3 * READ_EVERY), "average", 1, 7)
+
+
+@pytest.mark.parametrize("first", [1, READ_EVERY - 1, READ_EVERY, READ_EVERY + 1, 3 * READ_EVERY])
+def test_the_first_broken_step_is_named_and_the_next_look_is_the_last(first: int) -> None:
+    seen, objective = breaks_at(first)
+    with pytest.raises(NonFiniteLoss, match=f"a: the loss of round 7, step {first} is nan"):
+        fit(context(), objective, MANY)
+    assert len(seen) == math.ceil(first / READ_EVERY) * READ_EVERY
+
+
+def test_what_follows_from_a_broken_step_is_told_as_that_step() -> None:
+    seen, objective = breaks_at(5, ValueError("input contains NaN"))
+    with pytest.raises(NonFiniteLoss, match="a: the loss of round 7, step 5 is nan"):
+        fit(context(), objective, MANY)
+    assert len(seen) == 6
+    _, objective = breaks_at(5, ValueError("a bug"))
+    with pytest.raises(ValueError, match="a bug"):
+        fit(context(), lambda model, batch: objective(model, batch).nan_to_num(), MANY)
+
+
+def test_an_epoch_with_a_broken_step_is_not_measured() -> None:
+    _, objective = breaks_at(2)
+    ends: list[int] = []
+    with pytest.raises(NonFiniteLoss, match="step 2 is nan"):
+        fit(context(), objective, LocalRound(LOCAL, "average", 1, 1), after_epoch=lambda: ends.append(1))
+    assert ends == []
+
+
+def test_the_training_loss_is_the_mean_in_the_order_of_the_steps() -> None:
+    losses: list[float] = []
+
+    def objective(model: Classifier, batch: Batch) -> torch.Tensor:
+        loss = masked_bce(model(batch.inputs), batch.y, batch.known)
+        losses.append(loss.item())
+        return loss
+
+    total = 0.0
+    found = fit(context(), objective, MANY).loss
+    for loss in losses:
+        total += loss
+    assert found == total / len(losses)
+    assert train(context(), local=LocalTraining(epochs=0)).loss is None
+
+
+@pytest.mark.parametrize("how", [{"epochs": 3}, {"iterations": 9}, {"sampling": "class_aware"}])
+def test_reading_ahead_changes_no_byte(how: dict[str, Any]) -> None:
+    """The order of 9 images is drawn three times, and each batch is augmented."""
+    found = []
+    for prefetch in (0, 1, 2, 5):
+        site = replace(context(), prefetch=prefetch)
+        fitted = train(site, local=replace(LOCAL, **how))
+        found.append((fitted.loss, *state(site).values(), *fitted.optimiser_state.values()))
+    for other in found[1:]:
+        assert other[0] == found[0][0]
+        assert all(torch.equal(a, b) for a, b in zip(found[0][1:], other[1:], strict=True))
+
+
+def test_one_generator_for_order_and_views_is_drawn_from_as_ever() -> None:
+    """The second pass over 9 images is drawn after the views of the first: nothing is read ahead then."""
+    found = []
+    for prefetch in (0, 4):
+        site, both = replace(context(), prefetch=prefetch), generator_for("both")
+        local = LocalTraining(batch_size=4, iterations=7)
+        found.append([b.inputs["image"] for b in training_batches(site, local, both, both)])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+@pytest.mark.parametrize("error", [MemoryError("full"), DataError("images.npy is cut off")])
+def test_what_reading_raises_reaches_the_round(prefetch: int, error: Exception) -> None:
+    class Broken(Samples):
+        def batch(self, rows: torch.Tensor) -> Batch:
+            if 8 in rows.tolist():
+                raise error
+            return super().batch(rows)
+
+    site = replace(context(), prefetch=prefetch)
+    broken = Broken(**vars(site.samples["train"]))
+    with pytest.raises(type(error)) as raised:
+        train(replace(site, samples={"train": broken}))
+    assert raised.value is error
+    assert not [t for t in threading.enumerate() if t.name.startswith("suture-batches")]
+
+
+@pytest.mark.parametrize(("half", "near"), [(torch.bfloat16, 0.15), (torch.float16, 0.05)])
+def test_mixed_precision_trains_nearly_the_same(half: torch.dtype, near: float) -> None:
+    """fp16 has eight times as many steps between numbers as bf16, and its scaled gradients are divided."""
+    found = []
+    for amp in (False, True):
+        site = replace(context(), amp=amp, half=half)
+        site.model.hidden = site.model.hidden[:2]  # dropout draws other numbers for other types
+        before = state(site)
+        train(site, local=LocalTraining(lr=0.1, batch_size=9, epochs=3, optimiser="sgd", clip=1.0))
+        found.append(torch.cat([(t - before[k]).flatten() for k, t in state(site).items() if "weight" in k]))
+    full, mixed = found
+    assert not torch.equal(full, mixed)
+    assert float((full - mixed).norm() / full.norm()) < near
+
+
+def test_a_step_that_overflows_in_fp16_is_skipped() -> None:
+    """The gradient of 64 times the scale of 65536 is beyond 65504 until that was halved seven times."""
+    site = replace(context(), amp=True, half=torch.float16)
+    moved: list[bool] = []
+    last = [site.model.head.bias.detach().clone()]
+
+    def note() -> None:
+        moved.append(not torch.equal(last[0], site.model.head.bias))
+        last[0] = site.model.head.bias.detach().clone()
+
+    few = replace(MANY, local=replace(MANY.local, iterations=12))
+    fit(site, lambda model, batch: 16 * model(batch.inputs).sum(), few, after_step=note)
+    assert moved[:8] == [False] * 7 + [True]
+
+
+def test_gradients_that_are_no_numbers_in_fp16_are_told() -> None:
+    """Every step is skipped: without a word the model would be sent as it came."""
+
+    def objective(model: Classifier, batch: Batch) -> torch.Tensor:
+        return (model(batch.inputs) * 0).sum().sqrt()  # 0, and its gradient is 0 / 0
+
+    with pytest.raises(NonFiniteLoss, match=r"a: the gradients of round 7 are no numbers in fp16; set half"):
+        fit(replace(context(), amp=True, half=torch.float16), objective, MANY)
 
 
 def test_a_sites_own_learning_rate_and_batch_size_go_first() -> None:

@@ -130,7 +130,7 @@ def test_a_part_without_any_row_is_refused(tiny: Any) -> None:
         tiny(PMFL(share=Share(1e-6), batches=2)).run()
 
 
-@pytest.mark.parametrize("training", [{"batch_size": 8}, {"amp": True}])
+@pytest.mark.parametrize("training", [{"batch_size": 8}, {"amp": True}, {"compile": "kernels"}])
 def test_what_a_site_sets_in_vain_is_refused(training: dict[str, Any], tiny: Any) -> None:
     made = tiny(MetaFL(batches=2))
     own = TrainingConfig.model_validate(training)

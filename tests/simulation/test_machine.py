@@ -9,9 +9,10 @@ import pytest
 from typer.testing import CliRunner
 
 from suture.cli import app
+from suture.cli.common import device_of
 from suture.core.errors import ConfigError
 from suture.data.config import TrainingConfig, load_server_config, load_site_config
-from suture.simulation.sites import compute_on, this_machine
+from suture.simulation.sites import compute_on, dealt, this_machine
 
 SMALL = ["--set", "simulation.images=20", "--set", "simulation.held_out=30"]
 
@@ -40,6 +41,32 @@ def test_every_party_of_a_simulation_has_it_in_its_file(tmp_path: Path) -> None:
     sites = [load_site_config(path) for path in tmp_path.glob("*/suture.toml")]
     assert len(sites) == 4
     assert {site.training.device for site in (server, *sites)} == {"cpu:0"}
+
+
+def test_sites_take_turns_on_several_devices(tmp_path: Path) -> None:
+    words = ["data", "simulate", "demo", "--out", str(tmp_path), *SMALL, "--device", "cpu,cpu:0"]
+    assert CliRunner().invoke(app, words, catch_exceptions=False).exit_code == 0
+    sites = {path.parent.name: load_site_config(path) for path in tmp_path.glob("*/suture.toml")}
+    server = load_server_config(tmp_path / "server" / "suture.toml").held_out
+    assert server is not None
+    assert server.training.device == "cpu"
+    assert [training.device for training in dealt(tuple("abcde")).values()] == [
+        "cpu",
+        "cpu:0",
+        "cpu",
+        "cpu:0",
+        "cpu",
+    ]
+    del sites["server"]
+    assert sorted(site.training.device for site in sites.values()) == ["cpu", "cpu", "cpu:0"]
+
+
+def test_each_of_several_devices_is_tried_and_a_model_is_on_one() -> None:
+    with pytest.raises(ConfigError, match="device 'cuda:99' cannot be used here"):
+        compute_on("cpu,cuda:99")
+    with pytest.raises(ConfigError, match="a model is on one device"):
+        device_of("cpu,cpu:0")
+    assert this_machine().device == "cpu"
 
 
 @pytest.mark.parametrize("command", ["run demo --env local --out {}", "experiment nih_overlap --work {}"])

@@ -48,7 +48,9 @@ Detach = Annotated[bool, typer.Option("--detach", help="Do not wait for the end;
 Model = Annotated[Path, typer.Argument(help="The model/ folder of a run.")]
 Device = Annotated[
     str | None,
-    typer.Option(help="Device of simulated sites: cpu, cuda, cuda:1; by default SUTURE_DEVICE."),
+    typer.Option(
+        help="Device of simulated sites: cpu, cuda, or cuda:0,cuda:1 in turn; by default SUTURE_DEVICE."
+    ),
 ]
 ModelDevice = Annotated[
     str | None,
@@ -81,10 +83,12 @@ def device_of(option: str | None) -> str:
     """Return the device that an option or the environment names, by default the CPU.
 
     Raises:
-        ConfigError: torch does not know it, or cannot use it here.
+        ConfigError: torch does not know it, or cannot use it here, or there are several for one model.
     """
     from suture.simulation.sites import compute_on, this_machine
 
+    if option and "," in option:
+        raise ConfigError(f"--device {option}: a model is on one device; several are for simulated sites")
     compute_on(option)
     return this_machine().device
 

@@ -111,7 +111,7 @@ def augment(
 
     Args:
         images: float ``[n, c, h, w]``, normalised.
-        generator: the only source of randomness, on the CPU.
+        generator: the only source of randomness, on the CPU; a GPU gets what it draws without being awaited.
         std: the standard deviation that the normalisation divided by, of each channel or one for all: a
             change of pixels in [0, 1] by d, of brightness or as noise, is one of d / std here.
 
@@ -122,28 +122,34 @@ def augment(
     angle = spread(n, generator, math.radians(spec.rotation))
     zoom = torch.stack([1 + spread(n, generator, spec.zoom), 1 + spread(n, generator, spec.zoom)])
     mirror = chosen(n, generator, spec.flip)
-    contrast = (1 + spread(n, generator, spec.contrast)).view(-1, 1, 1, 1).to(images.device)
+    contrast = (1 + spread(n, generator, spec.contrast)).view(-1, 1, 1, 1)
     # The draws above are made for every spec. Those below are made only where a field needs them, so that
     # specs without these fields, and the batches after this one, draw the same numbers as before.
     if spec.only_mirrors:
-        rows = mirror.nonzero().flatten().to(images.device)
+        rows = mirror.nonzero().flatten().to(images.device, non_blocking=True)
         images = images.index_copy(0, rows, images.index_select(0, rows).flip(-1))
     elif spec.resamples:
-        images = resample(images, affine_maps(angle, zoom, mirror, generator, spec).to(images))
+        images = resample(images, affine_maps(angle, zoom, mirror, generator, spec))
     else:
         images = images.clone()
     # From here on the images change in place: large tensors cost more to allocate than to compute.
     if spec.contrast:
         # Of each channel: normalised ones have offsets of their own, a common mean would tint gray images.
         mean = images.mean(dim=(2, 3), keepdim=True)
-        images.sub_(mean).mul_(contrast).add_(mean)
-    unit = 1 / torch.tensor(tuple(std), dtype=images.dtype, device=images.device).view(1, -1, 1, 1)
+        images.sub_(mean).mul_(contrast.to(images.device, non_blocking=True)).add_(mean)
+    unit = full_range(std, images)
     if spec.brightens:
         change = spread(n, generator, spec.brightness) * chosen(n, generator, spec.brightness_chance)
-        images += change.view(-1, 1, 1, 1).to(unit) * unit
+        images += change.view(-1, 1, 1, 1).to(unit, non_blocking=True) * unit
     if spec.blur_chance:
         blur_some(images, generator, spec.blur_chance, unit)
     return images
+
+
+def full_range(std: Sequence[float], images: Tensor) -> Tensor:
+    """``[1, 1 or c, 1, 1]``: how far apart black and white are in normalised images."""
+    scale = torch.tensor(tuple(std), dtype=images.dtype).view(1, -1, 1, 1)
+    return 1 / scale.to(images.device, non_blocking=True)
 
 
 def spread(n: int, generator: torch.Generator, limit: float) -> Tensor:
@@ -199,8 +205,9 @@ def resample(images: Tensor, theta: Tensor) -> Tensor:
 
     Args:
         images: ``[n, c, h, w]``.
-        theta: ``[n, 2, 3]``, from output to input in coordinates of -1 to 1.
+        theta: ``[n, 2, 3]``, from output to input in coordinates of -1 to 1, there or on the CPU.
     """
+    theta = theta.to(images, non_blocking=True)
     height, width = images.shape[-2:]
     # `F.affine_grid` is a product of matrices for each image; this is one sum, in a fraction of the time.
     y = ((2 * torch.arange(height, device=theta.device) + 1) / height - 1).view(-1, 1)
@@ -220,7 +227,7 @@ def blur_some(images: Tensor, generator: torch.Generator, chance: float, unit: T
     kind = torch.where(chosen(n, generator, chance), torch.randint(6, (n,), generator=generator), -1)
 
     def drawn(*kinds: int) -> Tensor:
-        return torch.isin(kind, torch.tensor(kinds)).nonzero().flatten().to(images.device)
+        return torch.isin(kind, torch.tensor(kinds)).nonzero().flatten().to(images.device, non_blocking=True)
 
     filters = [(blur, side) for blur in (median_blur, gaussian_blur) for side in KERNELS]
     for index, (blur, side) in enumerate(filters):
@@ -228,7 +235,7 @@ def blur_some(images: Tensor, generator: torch.Generator, chance: float, unit: T
         if len(rows):
             images.index_copy_(0, rows, blur(images.index_select(0, rows), side))
     rows = drawn(4, 5)  # a third of the odds, as either filter has with its two sides
-    grain = noise(torch.Size((len(rows), *images.shape[1:])), generator).to(unit) * unit
+    grain = noise(torch.Size((len(rows), *images.shape[1:])), generator).to(unit, non_blocking=True) * unit
     images.index_add_(0, rows, grain)
 
 

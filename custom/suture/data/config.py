@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import tomli_w
 from pydantic import Field, TypeAdapter, ValidationError
@@ -33,10 +33,14 @@ class TrainingConfig(Section):
 
     Attributes:
         batch_size: replaces the job's; at least 2, because batch norm has no variance of one image. Methods
-            whose job decides the batches (MetaFL, PMFL) refuse it, and refuse `amp`.
+            whose job decides the batches (MetaFL, PMFL) refuse it, and refuse `amp` and `compile`.
         learning_rate: replaces the job's.
         device: a torch device.
         amp: train in mixed precision.
+        half: the short type of `amp`: ``bf16``, or ``fp16`` for GPUs without it, which scales the loss.
+        compile: the backbone, to ``kernels``, or to ``cuda_graphs`` on a GPU; refused where the loss or the
+            gradient of a batch changes.
+        prefetch: training batches that a thread reads ahead; 0 for none. It changes no result.
         threads: torch threads; another number changes the order of floating-point sums.
         prior: file or folder of the frozen prior at this site; replaces the job's name of one.
     """
@@ -45,6 +49,9 @@ class TrainingConfig(Section):
     learning_rate: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     device: str = "cpu"
     amp: bool = False
+    half: Literal["bf16", "fp16"] = "bf16"
+    compile: Literal["no", "kernels", "cuda_graphs"] = "no"
+    prefetch: int = Field(default=2, ge=0, le=64)
     threads: int = Field(default=1, ge=1)
     prior: SitePath | None = None
 

@@ -34,7 +34,7 @@ from suture.data.table import Split
 from suture.learning.losses import masked_bce
 from suture.learning.metrics import auroc, youden
 from suture.learning.samples import TARGET, load_samples, single_target
-from suture.learning.training import LocalRound, LocalTraining, SiteContext, fit, on_known, predict
+from suture.learning.training import HALVES, LocalRound, LocalTraining, SiteContext, fit, on_known, predict
 from suture.models import ModelSpec, build
 from suture.models.classifier import HEADS, Classifier, load_tensors
 from suture.models.saved import load_model, load_spec
@@ -151,9 +151,18 @@ def tune_task(
     spec, folder = load_spec(model), config.data.table.parent.name
     _, samples = single_target(load_samples(config, spec, folder), name, folder)
     tensors = initial_tensors(trained.state_dict(), trained.labels.names, name)
-    device, amp = config.training.device, config.training.amp
+    training = config.training
     runs = finetune(
-        name, spec, tensors, whole(samples), how, seed, device=device, amp=amp, after_run=after_run
+        name,
+        spec,
+        tensors,
+        whole(samples),
+        how,
+        seed,
+        device=training.device,
+        amp=training.amp,
+        half=HALVES[training.half],
+        after_run=after_run,
     )
     return summarised(runs)
 
@@ -206,6 +215,7 @@ def finetune(
     *,
     device: str = "cpu",
     amp: bool = False,
+    half: torch.dtype = torch.bfloat16,
     after_run: AfterRun = lambda model, run: None,  # noqa: ARG005
 ) -> list[Tuned]:
     """Fine-tune a model in `how.runs` runs.
@@ -216,7 +226,7 @@ def finetune(
         samples: all data of the task, ``y`` with one column.
         seed: determines the random splits and the order of training, together with name and run. It does
             not depend on the model, so that methods are compared on the same data.
-        amp: train in mixed precision.
+        amp, half: train in mixed precision, with this short type.
 
     Raises:
         DataError: the data are too few for a split.
@@ -229,7 +239,7 @@ def finetune(
         train, test = random_split(samples, how, seed_for(seed, "finetune", name, run), name)
         parts: dict[Split, Samples] = {"train": train, "test": test}
         prepare, where = spec.preprocessing, torch.device(device)
-        context = SiteContext(name, model.to(device), parts, prepare, Augmentation(), where, amp)
+        context = SiteContext(name, model.to(device), parts, prepare, Augmentation(), where, amp, half=half)
         results.append(_train_and_test(context, how, seed_for(seed, run)))
         after_run(model, run)
     return results

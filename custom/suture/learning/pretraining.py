@@ -12,6 +12,7 @@ import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated
 
 import torch
@@ -24,7 +25,7 @@ from suture.core.errors import ConfigError, DataError, unknown
 from suture.core.seeds import generator_for, seed_for, seeded
 from suture.core.validation import LIMIT, STRICT
 from suture.data.augmentation import Share, chosen, padded, resample, spread
-from suture.learning.training import NonFiniteLoss
+from suture.learning.training import StepLosses
 from suture.models import MODELS, ModelSpec
 from suture.models.classifier import Preprocessing
 from suture.models.priors.prior import LUMA
@@ -243,17 +244,17 @@ class Trainer:
         Raises:
             NonFiniteLoss: the loss is not finite.
         """
-        batches, total = self.batches(), 0.0
-        for i, rows in enumerate(batches):
-            done = (index + i / len(batches)) / self.spec.epochs
-            self.optimiser.param_groups[0]["lr"] = self.lr * (1 + math.cos(math.pi * done)) / 2
-            total += self.step(rows)
-            if not math.isfinite(total):
-                raise NonFiniteLoss(f"the loss of epoch {index + 1}, step {i + 1} is no number; lower --lr")
-        return total / len(batches)
+        batches = self.batches()
+        with StepLosses(partial(_divergence, index + 1)) as losses:
+            for i, rows in enumerate(batches):
+                done = (index + i / len(batches)) / self.spec.epochs
+                self.optimiser.param_groups[0]["lr"] = self.lr * (1 + math.cos(math.pi * done)) / 2
+                losses.add(self.step(rows))
+        assert losses.mean is not None
+        return losses.mean
 
-    def step(self, rows: Tensor) -> float:
-        """Update both encoders once and return the loss before the update."""
+    def step(self, rows: Tensor) -> Tensor:
+        """Update both encoders once and return the loss before the update, a scalar on the device."""
         queries, own = self.query.grouped(self.views(rows)), rows.to(self.device)
         follow(self.key, self.query, self.spec.momentum)
         keys = self.keys(rows)
@@ -262,7 +263,11 @@ class Trainer:
         loss.backward()  # type: ignore[no-untyped-call]
         self.optimiser.step()
         self.queue.push(keys, own)
-        return loss.item()
+        return loss.detach()
+
+
+def _divergence(epoch: int, step: int, _: float) -> str:
+    return f"the loss of epoch {epoch}, step {step} is no number; lower --lr"
 
 
 def pretrain(

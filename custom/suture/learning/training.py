@@ -20,7 +20,8 @@ from suture.core.errors import SutureError
 from suture.core.seeds import generator_for, seed_for, seeded
 from suture.core.validation import LIMIT, STRICT
 from suture.data.augmentation import Augmentation, augment
-from suture.data.batch import Batch, Samples, class_aware, endless
+from suture.data.batch import Batch, Samples, class_aware, endless, parts
+from suture.data.prefetch import ahead
 from suture.data.table import Split
 from suture.models.classifier import (
     HEADS,
@@ -45,6 +46,10 @@ Objective = Callable[[Classifier, Batch], Tensor]
 
 Batches = Callable[[torch.Generator, torch.Generator], Iterable[Batch]]
 """The batches of an epoch, from a generator for their order and one for their augmentation."""
+
+
+HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+"""The short types of mixed precision, by their names in a site's configuration."""
 
 
 class NonFiniteLoss(SutureError):
@@ -119,6 +124,8 @@ class SiteContext:
         min_count: images below which a site says nothing of a class: a method that sends tensors of classes
             gives such a class the weight 0 there, and zeros.
         round_counts: numbers of images of a class that leave are rounded to multiples of this.
+        prefetch: training batches that a thread reads ahead; 0 reads each when its step begins.
+        half: the short type of mixed precision, where `amp` is on.
     """
 
     name: str
@@ -138,6 +145,8 @@ class SiteContext:
     cache_dir: Path | None = None
     min_count: int = 0
     round_counts: int = 1
+    prefetch: int = 2
+    half: torch.dtype = torch.bfloat16
 
     def own(self, local: LocalTraining) -> LocalTraining:
         """A method's local training with the site's own learning rate and batch size."""
@@ -206,30 +215,94 @@ def fit(
         after_step, after_epoch: called then; the latter may change the model's tensors.
 
     Raises:
-        NonFiniteLoss: naming site, round and step.
+        NonFiniteLoss: names site, round and the first broken step. Others may have followed (`StepLosses`):
+            the model, and what the functions given here counted, are to be thrown away, as a site does.
     """
-    local = round_.local
-    optimiser = _prepared(site, round_)
+    local, optimiser = round_.local, _prepared(site, round_)
     best = BestEpoch(site, round_.keep_best) if round_.keep_best else None
     make = batches or partial(training_batches, site, local)
     where = (round_.seed, site.name, round_.round)
     shuffle, noise = generator_for(*where, "shuffle"), generator_for(*where, "augmentation")
-    total, steps = 0.0, 0
-    with seeded(seed_for(*where, "dropout"), site.device):
+    losses, scaler = StepLosses(partial(_divergence, site.name, round_.round)), scaler_of(site)
+    with seeded(seed_for(*where, "dropout"), site.device), losses:
         for _ in range(1 if local.iterations else local.epochs):
             set_training(site.model, round_.norm, round_.head_only)
             for batch in make(shuffle, noise):
-                steps += 1
-                total += step(site, objective, optimiser, batch, f"round {round_.round}, step {steps}")
+                losses.add(step(site, objective, optimiser, batch, scaler))
                 if after_step:
                     after_step()
-            if best:
-                best()
-            if after_epoch:
-                after_epoch()
+            losses.read()
+            for measure in (best, after_epoch):
+                if measure:
+                    measure()
+    _check_scale(scaler, site.name, round_.round)
     if best:
         best.restore()
-    return Fitted(total / steps if steps else None, optimiser_state_of(optimiser, site.model))
+    return Fitted(losses.mean, optimiser_state_of(optimiser, site.model))
+
+
+def _divergence(site: str, round_: int, step: int, loss: float) -> str:
+    return (
+        f"{site}: the loss of round {round_}, step {step} is {loss}; lower the learning rate or look for "
+        "broken images"
+    )
+
+
+READ_EVERY = 32
+"""Steps after which their losses are read from the device."""
+
+
+class StepLosses:
+    """The losses of steps, which wait on the device: to read one, the host waits until a GPU has computed it.
+
+    They are read `READ_EVERY` at a time, by `read`, and at the end of the block that this is the context
+    manager of; also where a step has failed, because that may follow from an earlier loss that was no number.
+    So up to `READ_EVERY` - 1 steps may follow one whose loss is no number.
+
+    Args:
+        fault: the text of the error, from the number of the step (from 1) and its loss.
+    """
+
+    def __init__(self, fault: Callable[[int, float], str]) -> None:
+        self._fault = fault
+        self._waiting: list[Tensor] = []
+        self._total, self._steps = 0.0, 0
+
+    def __enter__(self) -> StepLosses:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None or issubclass(kind, Exception):
+            self.read()
+
+    def add(self, loss: Tensor) -> None:
+        """Keep the loss of the next step, a scalar.
+
+        Raises:
+            NonFiniteLoss: see `read`.
+        """
+        self._waiting.append(loss.detach())
+        if len(self._waiting) == READ_EVERY:
+            self.read()
+
+    def read(self) -> None:
+        """Read the losses that wait.
+
+        Raises:
+            NonFiniteLoss: one is no number, or larger than any that is sent; names the first such step.
+        """
+        values: list[float] = torch.stack(self._waiting).tolist() if self._waiting else []
+        self._waiting.clear()
+        for value in values:
+            self._steps += 1
+            if not abs(value) <= LARGEST:
+                raise NonFiniteLoss(self._fault(self._steps, value))
+            self._total += value
+
+    @property
+    def mean(self) -> float | None:
+        """The mean of the losses that were read, added up in the order of the steps; None without any."""
+        return self._total / self._steps if self._steps else None
 
 
 def _prepared(site: SiteContext, round_: LocalRound) -> torch.optim.Optimizer:
@@ -310,25 +383,46 @@ def _clip(trained: list[nn.Parameter], limit: float, *_: object) -> None:
     nn.utils.clip_grad_norm_(trained, limit)
 
 
-def step(
-    site: SiteContext, objective: Objective, optimiser: torch.optim.Optimizer, batch: Batch, when: str
-) -> float:
-    """One step of the optimiser; returns the loss before it.
+def autocast(site: SiteContext) -> torch.autocast:
+    """Mixed precision as the site has it: none unless `amp` is on."""
+    return torch.autocast(site.device.type, site.half, enabled=site.amp)
 
-    Raises:
-        NonFiniteLoss: the loss is no number, or larger than any that is sent; nothing was changed.
-    """
-    with torch.autocast(site.device.type, torch.bfloat16, enabled=site.amp):
-        value = objective(site.model, batch)
-    number = value.item()
-    if not abs(number) <= LARGEST:
+
+def scaler_of(site: SiteContext) -> torch.amp.GradScaler:
+    """What keeps gradients within the range of fp16; it does nothing in other precisions."""
+    return torch.amp.GradScaler(site.device.type, enabled=site.amp and site.half == torch.float16)
+
+
+def _check_scale(scaler: torch.amp.GradScaler, site: str, round_: int) -> None:
+    """Refuse a round whose gradients overflow in fp16 however small the scale: its steps were skipped."""
+    if scaler.is_enabled() and scaler.get_scale() < 1:
         raise NonFiniteLoss(
-            f"{site.name}: the loss of {when} is {number}; lower the learning rate or look for broken images"
+            f'{site}: the gradients of round {round_} are no numbers in fp16; set half = "bf16" under '
+            "[training], lower the learning rate or look for broken images"
         )
+
+
+def step(
+    site: SiteContext,
+    objective: Objective,
+    optimiser: torch.optim.Optimizer,
+    batch: Batch,
+    scaler: torch.amp.GradScaler,
+) -> Tensor:
+    """One step of the optimiser; returns the loss before it, a scalar that stays on the device.
+
+    Nothing here waits for the device, and nobody has looked at the loss: see `StepLosses`. A step whose
+    gradients overflow in fp16 is skipped, and the scale halved (Micikevicius et al., ICLR 2018).
+    """
+    with autocast(site):
+        value = objective(site.model, batch)
     optimiser.zero_grad(set_to_none=True)
-    value.backward()  # type: ignore[no-untyped-call]
-    optimiser.step()
-    return number
+    scaler.scale(value).backward()  # type: ignore[no-untyped-call]
+    if scaler.is_enabled():
+        scaler.unscale_(optimiser)  # before the optimiser clips
+    scaler.step(optimiser)
+    scaler.update()
+    return value.detach()
 
 
 def rest(model: Classifier, head_only: bool) -> None:
@@ -351,23 +445,32 @@ def training_batches(
     noise: torch.Generator,
     seen: Callable[[Batch, torch.Generator], Batch] | None = None,
 ) -> Iterator[Batch]:
-    """The augmented, normalised batches of one epoch, or of `local.iterations` steps.
+    """The augmented, normalised batches of one epoch, or of `local.iterations` steps, on the site's device.
+
+    A thread reads `site.prefetch` batches ahead (from a memory map, that is the disk). It alone draws from
+    `shuffle`, and the calling thread alone from `noise`, each in the order of the batches: what is drawn does
+    not depend on `prefetch`.
 
     Args:
         seen: what the model sees of a normalised batch; by default its `first_view`.
     """
     seen = seen or partial(first_view, site)
-    for batch in _drawn(site.samples["train"], local, shuffle):
-        yield seen(ready_inputs(site, batch).to(site.device), noise)
+    train = site.samples["train"]
+    read: Iterator[Batch] = map(train.batch, _rows(train, local, shuffle))
+    if site.device.type == "cuda":
+        read = map(Batch.pinned, read)
+    # One generator for order and augmentation: rows drawn ahead would take numbers that are the views'.
+    for batch in ahead(read, 0 if shuffle is noise else site.prefetch):
+        yield seen(ready_inputs(site, batch), noise)
 
 
-def _drawn(train: Samples, local: LocalTraining, shuffle: torch.Generator) -> Iterator[Batch]:
+def _rows(train: Samples, local: LocalTraining, shuffle: torch.Generator) -> Iterator[Tensor]:
     size = local.batch_size
     if local.sampling == "class_aware":
-        return map(train.batch, class_aware(train.y, size, shuffle, local.iterations))
+        return class_aware(train.y, size, shuffle, local.iterations)
     if local.iterations is None:
-        return train.batches(size, shuffle)
-    return map(train.batch, islice(endless(len(train), size, shuffle), local.iterations))
+        return parts(torch.randperm(len(train), generator=shuffle), size)
+    return islice(endless(len(train), size, shuffle), local.iterations)
 
 
 def first_view(site: SiteContext, batch: Batch, noise: torch.Generator) -> Batch:
@@ -387,7 +490,11 @@ def view(
 
 
 def ready_inputs(site: SiteContext, batch: Batch) -> Batch:
-    """The batch with its image normalised; other inputs (tokens, say) pass as they are."""
+    """The batch on the site's device with its image normalised there; other inputs (tokens) only move.
+
+    An image crosses as uint8, a quarter of the bytes of floats.
+    """
+    batch = batch.to(site.device)
     image = batch.inputs.get("image")
     return batch if image is None else replace(batch, inputs={**batch.inputs, "image": site.prepare(image)})
 
@@ -400,7 +507,7 @@ def predict(site: SiteContext, samples: Samples) -> Tensor:
     parts = []
     for batch in samples.batches(size):
         ready = ready_inputs(site, batch).to(site.device)
-        with torch.autocast(site.device.type, torch.bfloat16, enabled=site.amp):
+        with autocast(site):
             parts.append(site.model(ready.inputs).float().cpu())
     return torch.cat(parts) if parts else torch.empty(0, len(site.model.labels))
 

@@ -77,12 +77,13 @@ class Distillation(Term):
         if identified is None or identified.all():
             return lambda step: step.logits.new_zeros(())
         unknown = ~identified.to(site.device)
+        columns = unknown.nonzero().flatten()  # a mask would be looked at in every step, and a GPU waited for
         weight = self.weight(round_.phase_round, round_.phase_rounds)
 
         def value(step: Step) -> Tensor:
             rows = distilled(step.batch, step.received_logits, unknown, label_type)
             log_p, log_q = (
-                log_probabilities(logits[rows] / self.temperature, unknown, label_type)
+                log_probabilities(logits[rows] / self.temperature, columns, label_type)
                 for logits in (step.logits, step.received_logits)
             )
             return weight * distance(log_p, log_q, label_type, self.distance)
@@ -90,15 +91,15 @@ class Distillation(Term):
         return value
 
 
-def distilled(batch: Batch, received: Tensor, unknown: Tensor, label_type: LabelType) -> Tensor:
-    """Which images count, boolean ``[n]``: all; of those with one label the ones of no annotated class.
+def distilled(batch: Batch, received: Tensor, unknown: Tensor, label_type: LabelType) -> Tensor | slice:
+    """Which images count: all; of those with one label the ones of no annotated class, boolean ``[n]``.
 
     Args:
         received: logits of the received model, ``[n, c]``; its largest is a class, too.
         unknown: U_k, boolean ``[c]``.
     """
     if label_type == "multilabel":
-        return torch.ones(len(batch), dtype=torch.bool, device=received.device)
+        return slice(None)
     labelled = ((batch.y == 1) & batch.known).any(dim=1)
     return ~labelled & unknown[received.argmax(dim=1)]
 
@@ -108,7 +109,7 @@ def log_probabilities(logits: Tensor, unknown: Tensor, label_type: LabelType) ->
 
     Args:
         logits: divided by T, ``[m, c]``.
-        unknown: U_k, boolean ``[c]``.
+        unknown: U_k, a boolean mask ``[c]`` or the numbers of its classes ``[u]``.
 
     Returns:
         ``[m, u]``; multilabel: ``[m, u, 2]``, of the class and of its absence.

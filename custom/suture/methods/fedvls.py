@@ -98,8 +98,8 @@ class VacantDistillation(Term):
         return self.weight > 0
 
     def begin(self, site: SiteContext, round_: LocalRound) -> Value:
-        vacant = (class_counts(site) == 0).to(site.device)
-        if not vacant.any():
+        vacant = (class_counts(site) == 0).nonzero().flatten().to(site.device)
+        if not len(vacant):
             return lambda step: step.logits.new_zeros(())
 
         def value(step: Step) -> Tensor:

@@ -99,7 +99,7 @@ def features(site: SiteContext) -> Iterator[tuple[Batch, Tensor]]:
     """Batches of the training images as they are, with their features ``[n, d]`` in eval mode."""
     site.model.eval()
     for batch in site.samples["train"].batches(site.batch_size or 256):
-        ready = ready_inputs(site, batch).to(site.device)
+        ready = ready_inputs(site, batch)
         with torch.autocast(site.device.type, torch.bfloat16, enabled=site.amp):
             f = site.model.features(ready.inputs)
         yield ready, f.to(torch.promote_types(f.dtype, torch.float32))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -70,19 +71,22 @@ class Preprocessing:
     std: tuple[Std, ...]
 
     def __call__(self, image: Tensor) -> Tensor:
-        """Convert uint8 ``[n, 1 or 3, h, w]`` to normalised float ``[n, channels, h, w]``."""
+        """Convert uint8 ``[n, 1 or 3, h, w]`` to normalised float ``[n, channels, h, w]``, where they are."""
         x = image.float().div_(255.0)
         if x.shape[1] != self.channels:
             x = x.expand(-1, self.channels, -1, -1)
-        mean = torch.tensor(self.mean, device=x.device).view(1, -1, 1, 1)
-        std = torch.tensor(self.std, device=x.device).view(1, -1, 1, 1)
+        mean, std = _by_channel(self.mean, x.device), _by_channel(self.std, x.device)
         return (x - mean).div_(std)
 
     def undone(self, image: Tensor) -> Tensor:
         """Convert normalised images back to values in [0, 1]."""
-        mean = torch.tensor(self.mean, device=image.device).view(1, -1, 1, 1)
-        std = torch.tensor(self.std, device=image.device).view(1, -1, 1, 1)
-        return image * std + mean
+        return image * _by_channel(self.std, image.device) + _by_channel(self.mean, image.device)
+
+
+@functools.lru_cache(maxsize=32)
+def _by_channel(values: tuple[float, ...], device: torch.device) -> Tensor:
+    """``[1, channels, 1, 1]``, made once: to copy numbers to a GPU, the host waits until it is idle."""
+    return torch.tensor(values, device=device).view(1, -1, 1, 1)
 
 
 class Classifier(nn.Module):

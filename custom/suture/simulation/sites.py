@@ -1,6 +1,6 @@
 """Simulated sites: each gets a folder with a labels.csv and a suture.toml, as a hospital has.
 
-All of them use the device and the threads of this machine.
+All of them use the devices and the threads of this machine.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import io
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import cycle
 from pathlib import Path
 from typing import Literal
 
@@ -80,7 +81,7 @@ class Destination:
 
 
 def write_sites(to: Destination, sites: Mapping[str, DataConfig]) -> list[str]:
-    """Write the suture.toml of each site and of the server; all of them compute on `this_machine`.
+    """Write the suture.toml of each site and of the server; they take turns on the `devices` of this machine.
 
     The data are public, so that no count is withheld.
 
@@ -96,9 +97,11 @@ def write_sites(to: Destination, sites: Mapping[str, DataConfig]) -> list[str]:
     for name in to.learning_rates:
         if name not in sites:
             raise unknown("site of simulation.learning_rates", name, sites)
+    own = dealt([name for name in sites if name != SERVER])
     for name, data in sites.items():
         make_folder(to.folder / name)
-        write_site_config(to.folder / name / "suture.toml", _site_config(to, name, data))
+        training = this_machine() if name == SERVER else own[name]
+        write_site_config(to.folder / name / "suture.toml", _site_config(to, name, data, training))
     if SERVER not in sites:
         make_folder(to.folder / SERVER)
         storage = StorageConfig(state=to.runs, cache=to.folder / SERVER / "cache")
@@ -106,7 +109,7 @@ def write_sites(to: Destination, sites: Mapping[str, DataConfig]) -> list[str]:
     return [name for name in sites if name != SERVER]
 
 
-def _site_config(to: Destination, name: str, data: DataConfig) -> SiteConfig:
+def _site_config(to: Destination, name: str, data: DataConfig, training: TrainingConfig) -> SiteConfig:
     folder = to.folder / name
     prior = to.method.prior if isinstance(to.method, Method) else None
     own = {
@@ -115,7 +118,7 @@ def _site_config(to: Destination, name: str, data: DataConfig) -> SiteConfig:
     }
     return SiteConfig(
         data=data,
-        training=this_machine().model_copy(update=own),
+        training=training.model_copy(update=own),
         privacy=PrivacyConfig.of_public_data(label_use(to.method).view),
         storage=StorageConfig(
             state=to.runs if name == SERVER else folder / "state",
@@ -260,13 +263,31 @@ VARIABLES = {"device": "SUTURE_DEVICE", "threads": "SUTURE_THREADS", "amp": "SUT
 """The variable of each setting of a suture.toml's [training] that simulated parties share."""
 
 
+def devices() -> tuple[str, ...]:
+    """The devices that simulated sites share, of SUTURE_DEVICE (``cuda:0,cuda:1``), else the CPU."""
+    return tuple(_environment().get("device", "cpu").split(","))
+
+
 def this_machine() -> TrainingConfig:
-    """The [training] of every simulated party: the values of `VARIABLES`, else the defaults.
+    """The [training] of a simulated party on the first device: the values of `VARIABLES`, else the defaults.
 
     Raises:
-        ConfigError: torch does not know the device or cannot use it here, or a value does not fit.
+        ConfigError: torch does not know a device or cannot use it here, or a value does not fit.
     """
     return _training(_environment())
+
+
+def dealt(sites: Sequence[str]) -> dict[str, TrainingConfig]:
+    """`this_machine` for each site; the devices are dealt in turn, in the order of the sites.
+
+    Raises:
+        ConfigError: as `this_machine`.
+    """
+    training = this_machine()
+    return {
+        site: training.model_copy(update={"device": device})
+        for site, device in zip(sites, cycle(devices()), strict=False)
+    }
 
 
 def compute_on(device: str | None, threads: int | None = None, amp: bool = False) -> None:
@@ -286,10 +307,13 @@ def _environment() -> dict[str, str]:
 
 
 def _training(settings: Mapping[str, str]) -> TrainingConfig:
-    training = parse(TrainingConfig, settings, ", ".join(VARIABLES[key] for key in settings))
-    if reason := unusable(training.device):
-        raise ConfigError(
-            f"device {training.device!r} cannot be used here: {reason}; choose cpu, cuda or cuda:1 with "
-            f"--device, or correct {VARIABLES['device']}"
-        )
-    return training
+    """The settings as a [training] on the first of the devices, once all of them were tried."""
+    names = settings.get("device", "cpu").split(",")
+    for name in names:
+        if reason := unusable(name):
+            raise ConfigError(
+                f"device {name!r} cannot be used here: {reason}; choose cpu, cuda, cuda:1 or, for sites in "
+                f"turn, cuda:0,cuda:1 with --device, or correct {VARIABLES['device']}"
+            )
+    where = ", ".join(VARIABLES[key] for key in settings)
+    return parse(TrainingConfig, {**settings, "device": names[0]}, where)

@@ -10,9 +10,12 @@ from typing import Any
 import pytest
 import torch
 
+from suture.data.batch import Batch
 from suture.federation.loop import Loop, federate
 from suture.federation.server.collector import UpdateCollector
 from suture.federation.site.site import Site
+from suture.learning import compiling, training
+from suture.learning.memory import check_memory
 from suture.learning.training import LocalTraining
 from suture.methods.base import Method
 from suture.methods.fedavg import FedAvg
@@ -23,7 +26,7 @@ from suture.methods.pfl import PersonalisedFL
 from suture.methods.surgical import SurgicalAggregation
 from suture.methods.vanilla import VanillaFL
 from suture.protocol.messages import Abstain, Payload, SiteInfo, Update
-from suture.protocol.packing import Packed, pack, save, unpack
+from suture.protocol.packing import Packed, digest, pack, save, unpack
 
 LOCAL = LocalTraining(lr=1e-2, batch_size=8)
 METHOD = SurgicalAggregation(local=LOCAL)
@@ -85,10 +88,78 @@ def test_memory_and_loss_that_is_no_number(site: Site, tiny: Any, monkeypatch: p
     assert "diverged" in errors(site)[-1]["message"]
 
 
-def _train_task(tiny: Any) -> Payload:
+@pytest.mark.parametrize(
+    "method", [METHOD, PersonalisedFL(local=LOCAL), PersonalisedFL(local=LOCAL, batch_norm="local")]
+)
+def test_a_round_with_a_broken_step_leaves_nothing_behind(
+    method: Method, tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NaN reaches the weights, the statistics of batch norm and the moments, and further steps follow."""
+    task = _train_task(tiny, method)
+    second = replace(task, round=2, committed=1)
+    one, two = (tiny(method).sites(name)["alpha"] for name in ("whole", "broken"))
+    assert digest(pack(one.answer(task))) == digest(pack(two.answer(task)))
+    before, files = training.step, {p: p.read_bytes() for p in two.states.folder.glob("*.safetensors")}
+    taken = []
+
+    def break_the_first(context: Any, objective: Any, optimiser: Any, batch: Batch, *more: Any) -> Any:
+        taken.append(batch)
+        image = batch.inputs["image"] * (float("nan") if len(taken) == 1 else 1.0)
+        return before(context, objective, optimiser, replace(batch, inputs={"image": image}), *more)
+
+    monkeypatch.setattr(training, "step", break_the_first)
+    answer = two.answer(second)
+    assert isinstance(answer, Abstain)
+    assert answer.reason == "non_finite_loss"
+    assert "alpha: the loss of round 2, step 1 is nan" in errors(two)[-1]["message"]
+    assert len(taken) > 1
+    assert {p: p.read_bytes() for p in two.states.folder.glob("*.safetensors")} == files
+    monkeypatch.undo()
+    assert digest(pack(one.answer(second))) == digest(pack(two.answer(second)))
+
+
+@pytest.mark.parametrize(("backend", "used"), [("eager", True), ("none such", False)])
+def test_a_backbone_is_compiled_once_or_the_site_abstains(
+    backend: str, used: bool, tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task, plain = _train_task(tiny), tiny(METHOD).sites("plain")["alpha"]
+    compiled = plain.config.training.model_copy(update={"compile": "kernels"})
+    config = plain.config.model_copy(update={"training": compiled})
+    site = Site("alpha", config, plain.plan, plain.rounds, plain.folder.parent / "compiled" / "run")
+    monkeypatch.setattr(compiling, "OPTIONS", {"kernels": {"backend": backend}})
+    answer = site.answer(task)
+    if used:
+        assert digest(pack(answer)) == digest(pack(plain.answer(task)))
+        monkeypatch.setattr(compiling, "OPTIONS", {})  # looked at again, it would fail
+        assert isinstance(site.answer(replace(task, round=2, committed=1)), Update)
+    else:
+        assert isinstance(answer, Abstain)
+        assert answer.reason == "configuration"
+        assert "alpha: the backbone cannot be compiled here" in errors(site)[-1]["message"]
+
+
+def test_a_batch_beyond_the_gpu_is_told_before_the_first_step(
+    site: Site, tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The site tries half the batch by itself, so that is what has to fit."""
+    sizes = []
+
+    def check(*args: Any) -> None:
+        sizes.append(args[3])
+        check_memory(*args, free=0)
+
+    monkeypatch.setattr("suture.federation.site.site.check_memory", check)
+    answer = site.answer(_train_task(tiny))
+    assert isinstance(answer, Abstain)
+    assert answer.reason == "configuration"
+    assert "alpha: a step of 4 images needs at least" in errors(site)[-1]["message"]
+    assert sizes == [4]
+
+
+def _train_task(tiny: Any, method: Method = METHOD) -> Payload:
     from suture.protocol.packing import unpack
 
-    federation = tiny(METHOD)
+    federation = tiny(method)
     server = federation.server("tasks")
     asked = server.handshake(["alpha"])
     server.collector.receive("alpha", _packed(federation.sites("tasks")["alpha"], asked["alpha"]))

@@ -42,9 +42,11 @@ from suture.federation.site.state import (
     with_own_initialisation,
 )
 from suture.federation.store import Rounds
+from suture.learning.compiling import compile_backbone
 from suture.learning.evaluation import Measurement, class_counts, measure
+from suture.learning.memory import check_memory
 from suture.learning.samples import SiteSamples, load_samples, single_target
-from suture.learning.training import SiteContext
+from suture.learning.training import HALVES, SiteContext, on_known
 from suture.methods.base import KEPT, RoundContext, local_round
 from suture.methods.parameters import parts, shared_parameters, stored_parameters
 from suture.methods.share import put
@@ -110,6 +112,7 @@ class Site:
         self._diagnostics: Diagnostics | None = None
         self._cache: dict[str, Tensor] = {}
         self._models: dict[Labels, Classifier] = {}
+        self._checked: Classifier | None = None  # the model whose first step was prepared
         self._halved: int | None = None  # batch size after memory was full
         self._lock: FolderLock | None = None  # from the first task on
 
@@ -253,6 +256,7 @@ class Site:
     def _attempt(
         self, context: SiteContext, task: Payload, state: Packed, ctx: RoundContext
     ) -> tuple[SiteContext, Update, dict[str, Tensor]]:
+        self._ready(context)
         watch = self._watching(context)
         observed = watch.over(context) if watch else context
         last = Packed(kept_by_method(state), state.header)
@@ -261,6 +265,25 @@ class Site:
         if watch:
             watch.write(task.round)
         return context, update, keep
+
+    def _ready(self, context: SiteContext) -> None:
+        """Before the first step of a model: check that a batch fits the GPU; compile, where that is set.
+
+        Raises:
+            ConfigError: see `check_memory` and `compile_backbone`.
+        """
+        if context.model is self._checked:
+            return
+        method, kind = self.plan.method, context.model.labels.label_type
+        objective = on_known(lambda logits, y, known: method.loss(logits, y, known, kind))
+        local = context.own(method.local)
+        halves = not (self._halved or method.limits.fixed_batches)
+        check_memory(
+            context, objective, local.optimiser, local.batch_size // 2 if halves else local.batch_size
+        )
+        if self.config.training.compile != "no":
+            compile_backbone(context, objective, self.config.training.compile)
+        self._checked = context.model
 
     def _evaluate(self, task: Payload) -> Evaluation:
         state = self._state(task)
@@ -338,6 +361,8 @@ class Site:
             cache_dir=self.config.storage.cache,
             min_count=self.config.privacy.min_count,
             round_counts=self.config.privacy.round_counts,
+            prefetch=training.prefetch,
+            half=HALVES[training.half],
         )
 
     @cached_property
@@ -393,7 +418,12 @@ def check_consent(site: str, plan: Plan, config: SiteConfig) -> None:
             f"{site}: device {training.device!r} cannot be used: {reason}; correct device under "
             "[training] in suture.toml"
         )
-    for key, own in (("batch_size", training.batch_size is not None), ("amp", training.amp)):
+    settings = (
+        ("batch_size", training.batch_size is not None),
+        ("amp", training.amp),
+        ("compile", training.compile != "no"),
+    )
+    for key, own in settings:
         if own and plan.method.limits.fixed_batches:
             raise ConfigError(
                 f"{site}: the job settles the batches of {plan.method.about.title} and their precision; "

@@ -74,7 +74,7 @@ class ClassGradients(Part):
             having, y = train.y[:, c].eq(1).nonzero().flatten(), F.one_hot(torch.tensor([c]), size).to(rows)
             for _ in range(self.draws):
                 drawn = having[torch.randperm(len(having), generator=generator)[: self.images]]
-                batch = ready_inputs(site, train.batch(drawn)).to(site.device)
+                batch = ready_inputs(site, train.batch(drawn))
                 with torch.autocast(site.device.type, torch.bfloat16, enabled=site.amp):
                     features = site.model.features({"image": siamese(batch.inputs["image"], generator)})
                 gradients[c] += head_gradient(features.float(), y, rows).cpu() / self.draws

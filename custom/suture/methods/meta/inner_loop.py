@@ -124,17 +124,17 @@ def adapt(
         second_order: keep the graph, so that phi_S is a function of `start`; else phi_S are leaves.
 
     Returns:
-        phi_S, and the loss before each step.
+        phi_S, and the loss before each step, read from the device after the last one.
     """
-    phi, losses = start, []
+    phi, losses = start, list[Tensor]()
     for _ in range(steps):
         loss = objective(phi, batch)
-        losses.append(float(loss.detach()))
+        losses.append(loss.detach())
         grads = torch.autograd.grad(loss, list(phi.values()), create_graph=second_order)
         phi = {name: torch.add(p, g, alpha=-lr) for (name, p), g in zip(phi.items(), grads, strict=True)}
         if not second_order:
             phi = {name: p.detach().requires_grad_() for name, p in phi.items()}
-    return phi, losses
+    return phi, torch.stack(losses).tolist() if losses else []
 
 
 @dataclass(frozen=True)
