@@ -26,6 +26,7 @@ from suture.cli.research import compare, evaluate, experiment, latent, predict, 
 from suture.cli.run import demo, export, run
 from suture.cli.study import check, init
 from suture.core import VERSION
+from suture.core.allocator import keep_memory
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -135,4 +136,5 @@ app.add_typer(poc_app, name="poc")
 
 def main() -> None:
     """Run the command line; the entry point of `suture`."""
+    keep_memory()
     guarded(partial(literal(app), prog_name="suture"))

@@ -235,6 +235,11 @@ Bits = Annotated[
     typer.Option(min=8, max=16, help="True depth of images of 16 bits; a suture.toml has its own."),
 ]
 
+BatchSize = Annotated[
+    int | None,
+    typer.Option(min=1, help="Images or documents at a time; by default 64, fewer large ones on a CPU."),
+]
+
 
 def predict(
     model: Model,
@@ -248,7 +253,7 @@ def predict(
         typer.Option(help="Folder or archive of a table's images; by default that of the table."),
     ] = None,
     bits: Bits = None,
-    batch: Annotated[int, typer.Option(min=1, help="Images or documents at a time.")] = 64,
+    batch: BatchSize = None,
     max_failed: Annotated[
         int, typer.Option(min=0, help="Exit with 1 where more of them cannot be read.")
     ] = 0,

@@ -26,6 +26,7 @@ from suture.core.printable import number_of
 from suture.core.spreadsheets import as_cell
 from suture.data.decoding import needed_bits, open_image, readable, resize_pad
 from suture.data.inputs import Input, Kind, find_inputs
+from suture.learning.batch_size import evaluation_batch, that_fits
 from suture.learning.losses import probabilities
 from suture.models import MODELS, ModelSpec
 from suture.models.classifier import Classifier, Preprocessing
@@ -33,7 +34,7 @@ from suture.models.documents import document_inputs
 from suture.models.saved import load_model, load_spec
 
 BATCH = 64
-"""Images or documents that are computed at a time."""
+"""Images or documents that are computed at a time; on the CPU fewer large images, see `evaluation_batch`."""
 
 _AHEAD = 64
 """Images or documents that are read before they are needed."""
@@ -90,7 +91,7 @@ class Model:
         column: str | None = None,
         root: str | Path | None = None,
         bits: int | None = None,
-        batch: int = BATCH,
+        batch: int | None = None,
         progress: Progress | None = None,
     ) -> pd.DataFrame:
         """Return one row of probabilities for each image or document.
@@ -101,7 +102,8 @@ class Model:
                 texts (and of their names under ``document``).
             column, root: of a table, as in `find_inputs`.
             bits: the true depth of images that are stored with 16 bits; a suture.toml has its own.
-            batch: images or documents that are computed at a time.
+            batch: images or documents that are computed at a time; None: as many as is fast. It is halved
+                where the memory of the device is too small.
             progress: called with the number of those that are done, and of all.
 
         Returns:
@@ -125,11 +127,11 @@ class Model:
         column: str | None,
         root: str | Path | None,
         bits: int | None,
-        batch: int,
+        batch: int | None,
         progress: Progress | None,
     ) -> pd.DataFrame:
         """Return what `predict` returns, also where no input can be read: the frame has no row then."""
-        if batch < 1:
+        if batch is not None and batch < 1:
             raise ConfigError(f"batch={batch}: at least one is computed at a time")
         given = [source] if isinstance(source, (str, Path)) else source
         sources = [Path(one).expanduser() for one in given]
@@ -142,7 +144,7 @@ class Model:
             # Of 100,000 images this is a few megabytes; it is the images that must not be held.
             scores = np.full((len(found), len(self.labels)), np.nan, dtype=np.float32)
             highest: list[int] = []
-            failed = self._fill(scores, found, highest, batch, progress)
+            failed = self._fill(scores, found, highest, batch or self._batch(), progress)
         # Of objects, because the name of a file may be no text of Unicode.
         kind_name = "document" if self.reads_text else "image"
         index = pd.Index([one.name for one in found], dtype=object, name=kind_name)
@@ -173,7 +175,7 @@ class Model:
                 rows = [row for row, value in part if not isinstance(value, DataError)]
                 if rows:
                     read = [value for _, value in part if not isinstance(value, DataError)]
-                    scores[rows] = self._probabilities(self._inputs(read)).numpy()
+                    scores[rows] = that_fits(partial(self._in_batches, read), len(read)).numpy()
                 failed |= {found[row].name: str(value) for row, value in part if isinstance(value, DataError)}
                 done += len(part)
                 if progress is not None:
@@ -201,6 +203,15 @@ class Model:
             return error
         except MemoryError:
             return DataError(f"{one.name} takes more memory than there is")
+
+    def _batch(self) -> int:
+        side = self.prepare.size
+        inputs = {} if self.reads_text else {"image": torch.empty(0, 1, side, side)}
+        return evaluation_batch(inputs, self.device, BATCH)
+
+    def _in_batches(self, values: Sequence[Value], size: int) -> Tensor:
+        parts = (values[start : start + size] for start in range(0, len(values), size))
+        return torch.cat([self._probabilities(self._inputs(part)) for part in parts])
 
     def _inputs(self, values: Sequence[Value]) -> dict[str, Tensor]:
         """Return images, or texts, as a batch of the network."""
@@ -245,7 +256,7 @@ def predict_to_csv(
     column: str | None = None,
     root: Path | None = None,
     bits: int | None = None,
-    batch: int = BATCH,
+    batch: int | None = None,
     progress: Progress | None = None,
 ) -> pd.DataFrame:
     """Write a CSV with the column ``image`` or ``document``, and a column of probabilities for each class.

@@ -23,6 +23,7 @@ from suture.data.augmentation import Augmentation, augment
 from suture.data.batch import Batch, Samples, class_aware, endless, parts
 from suture.data.prefetch import ahead
 from suture.data.table import Split
+from suture.learning.batch_size import evaluation_batch, that_fits
 from suture.models.classifier import (
     HEADS,
     Classifier,
@@ -501,9 +502,13 @@ def ready_inputs(site: SiteContext, batch: Batch) -> Batch:
 
 @torch.no_grad()
 def predict(site: SiteContext, samples: Samples) -> Tensor:
-    """Logits ``[n, c]`` of the model in eval mode, on the CPU as float32."""
+    """Logits ``[n, c]`` of the model in eval mode, on the CPU as float32; see `evaluation_batch`."""
     site.model.eval()
-    size = site.batch_size or 256
+    size = site.batch_size or evaluation_batch(samples.inputs, site.device)
+    return that_fits(partial(_logits, site, samples), size)
+
+
+def _logits(site: SiteContext, samples: Samples, size: int) -> Tensor:
     parts = []
     for batch in samples.batches(size):
         ready = ready_inputs(site, batch).to(site.device)

@@ -36,6 +36,7 @@ from torch import Tensor
 
 from suture.core.errors import ConfigError, RescueFactorError
 from suture.data.batch import Batch, Samples
+from suture.learning.batch_size import evaluation_batch
 from suture.learning.losses import balanced_ce, masked_ce, masked_loss
 from suture.learning.training import (
     LocalRound,
@@ -203,8 +204,9 @@ class Divergence:
         """w_k: the class means of the distance over all training images as they are, ``[c]``."""
         model.eval()
         sums = torch.zeros_like(self.images)
-        for batch in self._train.batches(self._site.batch_size or 256):
-            ready = ready_inputs(self._site, batch).to(self._site.device)
+        site, train = self._site, self._train
+        for batch in train.batches(site.batch_size or evaluation_batch(train.inputs, site.device)):
+            ready = ready_inputs(site, batch).to(site.device)
             y = model.projector(model.features(ready.inputs))
             sums += by_class(distance(y, ready.inputs[PRIOR]), ready.y)
         return self._means(sums)

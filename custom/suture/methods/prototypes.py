@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from suture.data.batch import Batch
+from suture.learning.batch_size import evaluation_batch
 from suture.learning.training import SiteContext, ready_inputs
 from suture.methods.averaging import WeightedMean, owned
 from suture.models.classifier import Layout, Shapes
@@ -98,7 +99,8 @@ def measured(site: SiteContext) -> dict[str, Tensor]:
 def features(site: SiteContext) -> Iterator[tuple[Batch, Tensor]]:
     """Batches of the training images as they are, with their features ``[n, d]`` in eval mode."""
     site.model.eval()
-    for batch in site.samples["train"].batches(site.batch_size or 256):
+    train = site.samples["train"]
+    for batch in train.batches(site.batch_size or evaluation_batch(train.inputs, site.device)):
         ready = ready_inputs(site, batch)
         with torch.autocast(site.device.type, torch.bfloat16, enabled=site.amp):
             f = site.model.features(ready.inputs)

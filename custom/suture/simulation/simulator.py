@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from suture.core.allocator import keeping_memory
 from suture.core.errors import FederationError
 from suture.core.printable import printable
 from suture.federation.server.record import Record
@@ -34,7 +35,7 @@ def simulate(out: Path, processes: int) -> None:
         FederationError: it failed; the message is its first error.
     """
     command = [sys.executable, "-m", "suture.flare.simulate", str(out), str(processes)]
-    environment = {**os.environ, "SUTURE_SITES": str((out / "sites").resolve())}
+    environment = keeping_memory({**os.environ, "SUTURE_SITES": str((out / "sites").resolve())})
     with (out / LOG).open("ab") as printed:
         start = printed.tell()
         process = subprocess.Popen(

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 
+from suture.core.allocator import keeping_memory
 from suture.core.errors import FederationError
 from suture.core.files import write_json
 from suture.core.printable import printable
@@ -81,7 +82,8 @@ def start(folder: Path, kits: Iterable[Kit]) -> list[Party]:
 def _environment() -> dict[str, str]:
     """Return the environment of a party: this Python is `python3`; sites find their own configuration."""
     others = {key: value for key, value in os.environ.items() if key != "SUTURE_SITES"}
-    return {**others, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{others.get('PATH', '')}"}
+    path = f"{Path(sys.executable).parent}{os.pathsep}{others.get('PATH', '')}"
+    return keeping_memory({**others, "PATH": path})
 
 
 def parties_of(folder: Path) -> list[Party]:
