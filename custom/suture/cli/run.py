@@ -54,9 +54,12 @@ Seed = Annotated[int | None, typer.Option(help="Seed of initialisation, shufflin
 Out = Annotated[Path | None, typer.Option(help="Folder of the run; by default runs/JOB-TIME.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue the unfinished run in --out.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run in --out.")]
-Threads = Annotated[
+Workers = Annotated[
     int | None,
-    typer.Option(min=1, help="Processes of the simulator, at most one for each site; fewer are shared."),
+    typer.Option(
+        min=1,
+        help="Processes that simulated sites share; by default 1 in the loop, one each in the simulator.",
+    ),
 ]
 Sites = Annotated[str | None, typer.Option(help="Names of the sites, comma-separated: an app for each.")]
 Bundle = Annotated[
@@ -77,7 +80,7 @@ class Execution:
     Attributes:
         out: run folder; None for runs/JOB-TIME.
         resume, overwrite: what happens to a run that the folder holds.
-        threads: number of processes of the simulator.
+        workers: number of processes that simulated sites share.
         startup_kit, sites, bundle, detach: of a job that is submitted to a POC or in production.
         command: the words of the command line that continues a run of simulated sites, but for its folder.
         watch: whether its page is served.
@@ -87,7 +90,7 @@ class Execution:
     out: Path | None = None
     resume: bool = False
     overwrite: bool = False
-    threads: int | None = None
+    workers: int | None = None
     startup_kit: Path | None = None
     sites: Sequence[str] = ()
     bundle: bool = False
@@ -123,7 +126,7 @@ def run(
     device: Device = None,
     site_threads: SiteThreads = None,
     amp: Amp = False,
-    threads: Threads = None,
+    workers: Workers = None,
     startup_kit: StartupKit = None,
     sites: Sites = None,
     bundle: Bundle = False,
@@ -137,11 +140,11 @@ def run(
     every = _all_settings(rounds, seed, settings, accept_labels)
     chosen = job_with(job, every)
     _compute_on(env, device, site_threads, amp)
-    options = {"--device": device, "--site-threads": site_threads, "--threads": threads, "--track": track}
+    options = {"--device": device, "--site-threads": site_threads, "--workers": workers, "--track": track}
     flags = [name for name, given in (("--amp", amp), ("--watch", watch)) if given]
     again = ["suture", "run", job, *_words(env, every, options), *flags]
     how = Execution(
-        out, resume, overwrite, threads, startup_kit, _names(sites), bundle, detach, again, watch, track
+        out, resume, overwrite, workers, startup_kit, _names(sites), bundle, detach, again, watch, track
     )
     execute(chosen, env, how)
 
@@ -198,8 +201,8 @@ def execute(job: Job, env: Env, how: Execution) -> None:
         from suture.core.errors import ConfigError
         from suture.flare.admin.remote import Submission
 
-        if how.threads is not None:
-            raise ConfigError(f"--threads is for --env sim; --env {env.value} has no simulator's processes")
+        if how.workers is not None:
+            raise ConfigError(f"--workers is for simulated sites; with --env {env.value} each has its own")
         new = run_folder(job)
         folder = run_folder(job, how.out) if how.out else new
         submission = Submission(how.sites, how.bundle, how.resume, how.overwrite)
@@ -216,7 +219,7 @@ def execute(job: Job, env: Env, how: Execution) -> None:
                 folder,
                 resume=how.resume,
                 overwrite=how.overwrite,
-                threads=how.threads,
+                workers=how.workers,
                 progress=True,
             )
         show_run(folder)
