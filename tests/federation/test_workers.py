@@ -44,9 +44,10 @@ class OddSite:
 def workers(tmp_path: Path) -> Iterator[Workers]:
     images = {"fails": 1, "killed": 2, "quiet": 3}
     openers: Mapping[str, Any] = {name: partial(OddSite, name) for name in images}
-    made = Workers(openers, images, 2, tmp_path / "messages")
+    made = Workers(4)
     processes = spawned()
-    assert len(processes) == 2
+    made.open(openers, images, tmp_path / "messages")
+    assert (len(processes), len(spawned())) == (4, 3)
     yield made
     made.close()
     assert not any(process.is_running() for process in processes)

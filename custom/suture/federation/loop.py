@@ -72,6 +72,11 @@ class Loop:
     def sites(self) -> list[str]:
         return list(self._sites)
 
+    def close(self) -> None:
+        """Leave the sites' folders to other processes."""
+        for site in self._sites.values():
+            site.close()
+
     def exchange(self, task: TaskName, payloads: Mapping[str, Packed], receive: Receiver) -> dict[str, str]:
         for name, packed in payloads.items():
             receive(name, answered(self._sites[name], task, packed))

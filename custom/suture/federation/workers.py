@@ -36,20 +36,28 @@ _CONTEXT = multiprocessing.get_context("spawn")
 
 
 class Workers:
-    """The transport to sites in processes, which live until `close`.
+    """The transport to sites in processes. These start now, load torch meanwhile and live until `close`."""
 
-    Args:
-        sites: by name.
-        images: of each site, which are shared out evenly.
-        processes: of which no more are started than there are sites.
-        folder: for the messages under way.
-    """
+    def __init__(self, processes: int) -> None:
+        self._workers = [_Worker() for _ in range(processes)]
+        self._folder: Path | None = None
 
-    def __init__(self, sites: Openers, images: Mapping[str, int], processes: int, folder: Path) -> None:
+    def open(self, sites: Openers, images: Mapping[str, int], folder: Path) -> None:
+        """Deal the sites to the processes; those that get none are ended.
+
+        Args:
+            sites: by name.
+            images: of each site, which are shared out evenly.
+            folder: for the messages under way.
+        """
         make_folder(folder)
         self._folder = folder
-        shares = dealt({name: images[name] for name in sites}, processes)
-        self._workers = [_Worker({name: sites[name] for name in share}, folder) for share in shares]
+        shares = dealt(images, len(self._workers))
+        for surplus in self._workers[len(shares) :]:
+            surplus.kill()
+        self._workers = self._workers[: len(shares)]
+        for worker, share in zip(self._workers, shares, strict=True):
+            worker.open({name: sites[name] for name in share}, folder)
 
     @property
     def sites(self) -> list[str]:
@@ -78,7 +86,8 @@ class Workers:
         """Kill the processes. A site loses nothing: a task that it has not answered is given again."""
         for worker in self._workers:
             worker.kill()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        if self._folder:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def dealt(images: Mapping[str, int], processes: int) -> list[list[str]]:
@@ -98,19 +107,27 @@ class _Worker:
         line: can be read when an answer is there, or the process has ended.
     """
 
-    def __init__(self, sites: Openers, folder: Path) -> None:
-        self.sites, self.site, self._folder = list(sites), "", folder
+    def __init__(self) -> None:
+        self.sites: list[str] = []
+        self.site = ""
         self.line, far = _CONTEXT.Pipe()
-        self._process = _CONTEXT.Process(target=_work, args=(far, sites, folder), daemon=True)
+        self._process = _CONTEXT.Process(target=_work, args=(far,), daemon=True)
         with _without_interrupts():
             self._process.start()
         far.close()
 
+    def open(self, sites: Openers, folder: Path) -> None:
+        self.sites, self._folder = list(sites), folder
+        self._send(sites, folder)
+
     def give(self, task: TaskName, site: str, payload: Packed) -> None:
         save(_task(self._folder, site), payload, durable=False)
         self.site = site
+        self._send(task, site)
+
+    def _send(self, *message: object) -> None:
         with suppress(BrokenPipeError):  # `answer` says how the process has ended
-            self.line.send((task, site))
+            self.line.send(message)
 
     def answer(self) -> tuple[str, Packed]:
         """Return the site that had a task, and its answer; what it has logged appears here."""
@@ -151,12 +168,13 @@ def _without_interrupts() -> Iterator[None]:
 # In the process of the sites
 
 
-def _work(line: Connection, openers: Openers, folder: Path) -> None:
+def _work(line: Connection) -> None:
     """Answer for the sites until the server's process has ended."""
     logged: SimpleQueue[logging.LogRecord] = SimpleQueue()
     logging.getLogger().addHandler(QueueHandler(logged))
-    sites = {name: opener() for name, opener in openers.items()}
     with suppress(EOFError, BrokenPipeError):
+        openers, folder = line.recv()
+        sites = {name: opener() for name, opener in openers.items()}
         while True:
             task, name = line.recv()
             failure = _perform(sites[name], task, folder)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import asdict, replace
 from datetime import datetime
 from functools import partial
@@ -26,7 +26,7 @@ from suture.core.printable import printable
 from suture.data.config import SiteConfig, load_server_config, load_site_config
 from suture.data.readers import load_table, read_table
 from suture.data.text import build_vocabulary
-from suture.federation.loop import Loop, Transport, federate
+from suture.federation.loop import Loop, federate
 from suture.federation.plan import Plan
 from suture.federation.server.global_model import check_unchanged, fixed_settings
 from suture.federation.server.record import Record, describe
@@ -74,7 +74,7 @@ def run_job(
         out: run folder, by default ``runs/JOB-TIME``; its last part is the name of the experiment.
         resume: continue the unfinished run in the folder.
         overwrite: delete the content of the folder first.
-        workers: processes that the sites share, of which no more are started than there are sites. The loop
+        workers: processes that the sites share, of which no more stay than there are sites. The loop
             trains in this process without them, the simulator has one for each site. The bytes of the result
             do not depend on it. The loop's are spawned, so that a program needs `if __name__ == "__main__":`.
         progress: show the progress on the standard output, as a live display where that is a terminal.
@@ -86,13 +86,14 @@ def run_job(
     folder = run_folder(job, out)
     _check(job, env, folder, workers)
     check_folder(folder, job, resume=resume, overwrite=overwrite)
-    with locked(folder):
+    several = env == "local" and (workers or 1) > 1 and not job.method.limits.pooled
+    with locked(folder), closing(Workers(workers or 1)) if several else nullcontext() as processes:
         with preparing(folder, job, resume=resume, overwrite=overwrite):
             job, sites = _begin(job, folder, env)
         with _recorded_end(folder):
             with following(folder, job.title, env) if progress else nullcontext():
                 if env == "local":
-                    _loop(job, folder, sites, workers or 1)
+                    _loop(job, folder, sites, processes)
                 else:
                     simulate(folder, min(workers or len(sites), len(sites)))
             _finish(job, folder)
@@ -198,35 +199,25 @@ def _with_words(job: Job, words: str | tuple[str, ...]) -> Job:
     return replace(job, model=replace(job.model, vocabulary=words))
 
 
-def _loop(job: Job, out: Path, sites: list[str], workers: int) -> None:
+def _loop(job: Job, out: Path, sites: list[str], processes: Workers | None) -> None:
     """Run the federation in a plain loop, with the sites in this process or in several others."""
     plan = job.plan(out.name)
     configs = {name: load_site_config(out / "sites" / name / "suture.toml") for name in sites}
     parties, origins = _parties(job, plan, out, configs)
     held_out = load_server_config(out / "sites" / SERVER / "suture.toml").held_out
-    with _transport(parties, configs, workers, out) as transport:
+    with closing(_transport(parties, configs, processes, out)) as transport:
         federate(open_server(plan, job.schedule(), held_out, out.parent, origins), transport)
 
 
-@contextmanager
 def _transport(
-    parties: Openers, configs: Mapping[str, SiteConfig], workers: int, out: Path
-) -> Iterator[Transport]:
-    """Open the sites in this process, or begin the processes that they share, until the end of the block."""
-    if min(workers, len(parties)) == 1:
-        members = {name: opener() for name, opener in parties.items()}
-        try:
-            yield Loop(members)
-        finally:
-            for member in members.values():
-                member.close()
-        return
-    images = {name: len(read_table(configs[name].data).table.images) for name in parties}
-    processes = Workers(parties, images, workers, out / ".messages")
-    try:
-        yield processes
-    finally:
-        processes.close()
+    parties: Openers, configs: Mapping[str, SiteConfig], processes: Workers | None, out: Path
+) -> Loop | Workers:
+    """Open the sites in this process, or in those that they share."""
+    if processes is None:
+        return Loop({name: opener() for name, opener in parties.items()})
+    images = {name: len(read_table(config.data).table.images) for name, config in configs.items()}
+    processes.open(parties, images, out / ".messages")
+    return processes
 
 
 def _parties(
