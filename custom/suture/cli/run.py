@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from os import cpu_count
 from pathlib import Path
 from shutil import which
 from typing import TYPE_CHECKING, Annotated
@@ -101,12 +102,22 @@ class Execution:
 
 
 def demo(
-    env: Where = Env.sim, rounds: Rounds = None, seed: Seed = None, out: Out = None, device: Device = None
+    env: Where = Env.local,
+    rounds: Rounds = None,
+    seed: Seed = None,
+    out: Out = None,
+    device: Device = None,
+    workers: Workers = None,
 ) -> None:
-    """Run the main job on embedded data: three sites with different findings."""
-    run("demo", env=env, rounds=rounds, seed=seed, out=out, device=device)
+    """Run the main job on embedded data: three sites with different findings, trained at once."""
+    if env is Env.local and workers is None and (cpu_count() or 1) > 1:
+        workers = 3
+    run("demo", env=env, rounds=rounds, seed=seed, out=out, device=device, workers=workers)
     # As it was called: `make demo` has it in an environment that is not active.
     suture = "suture" if which("suture") else shlex.quote(sys.argv[0])
+    if env is Env.local:
+        print_line("the same in NVIDIA FLARE's simulator, with the same bytes:")
+        print_line(f"  {suture} demo --env sim")
     print_line("your own hospitals:")
     print_line(f"  {suture} init study/ --site alpha=DIR_OR_TABLE --site beta=DIR_OR_TABLE")
     print_line(f"  {suture} check study/")
