@@ -25,14 +25,28 @@ def test_the_last_lines_are_commands_for_own_data_that_exist(
     monkeypatch.setattr(sys, "argv", ["a b/bin/suture", "demo"])
     result = CliRunner().invoke(app, ["demo"])
     assert result.exit_code == 0
-    first, _, *lines = result.output.splitlines()
+    first, *lines = result.output.splitlines()
     assert first == "report of demo"
+    lines = [line for line in lines if line.startswith("  ")]
     called = "suture" if found else "a b/bin/suture"
     words = [shlex.split(line) for line in lines]
-    assert [line[:2] for line in words] == [[called, name] for name in ("init", "check", "run")]
+    assert [line[:2] for line in words] == [[called, name] for name in ("demo", "init", "check", "run")]
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     for _, name, *arguments in words:
         commands[name].make_context(name, arguments)  # refuses an option that does not exist
+
+
+@pytest.mark.parametrize(
+    ("cores", "given", "workers"), [(2, [], 3), (1, [], None), (2, ["--env", "sim"], None)]
+)
+def test_each_site_has_a_process_where_there_are_cores(
+    cores: int, given: list[str], workers: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int | None] = []
+    monkeypatch.setattr(run, "execute", lambda *words: seen.append(words[2].workers))
+    monkeypatch.setattr(run, "cpu_count", lambda: cores)
+    assert CliRunner().invoke(app, ["demo", *given]).exit_code == 0
+    assert seen == [workers]
 
 
 def test_make_demo_ends_with_the_demo() -> None:

@@ -31,28 +31,33 @@ def start(folder: Path, *words: str) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        start_new_session=True,
         # A test run in the background hands SIGINT down as ignored.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 
-def test_an_interrupted_loop_says_the_command_that_continues_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_interrupted_loop_says_the_command_that_continues_it(workers: int, tmp_path: Path) -> None:
     out = tmp_path / "my runs" / "r"
-    process = start(tmp_path, "--rounds", "200", *SMALL, "--out", "my runs/r")
+    process = start(tmp_path, "--rounds", "200", *SMALL, "--workers", str(workers), "--out", "my runs/r")
     events, end = out / "events.jsonl", time.monotonic() + 120
     while not (events.exists() and '"committed"' in events.read_text()):
         assert process.poll() is None
         assert time.monotonic() < end
         time.sleep(0.02)
-    os.kill(process.pid, signal.SIGINT)
     children = psutil.Process(process.pid).children(recursive=True)
+    assert sum("spawn_main" in " ".join(child.cmdline()) for child in children) == workers - (workers == 1)
+    os.killpg(process.pid, signal.SIGINT)  # as the terminal does
     said, _ = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert not any(child.is_running() for child in children)
+    _, left = psutil.wait_procs(children, timeout=10)  # Python's own tracker of processes ends after it
+    assert not [child for child in left if child.status() != psutil.STATUS_ZOMBIE]
     assert "Traceback" not in said
     *_, before, command = said.splitlines()
     assert before == "interrupted; every committed round is saved. Continue with:"
     words = shlex.split(command)
+    assert words[words.index("--workers") + 1] == str(workers)
     assert words[-3:] == ["--out", str(out), "--resume"]
     assert json.loads((out / "run.json").read_text())["status"] == "interrupted"
     assert list(out.rglob("*.tmp")) == []
@@ -109,7 +114,7 @@ def test_every_option_of_the_run_is_in_the_command(tmp_path: Path, monkeypatch: 
         "cpu",
         "--site-threads",
         "2",
-        "--threads",
+        "--workers",
         "2",
         "--amp",
         "--seed",
@@ -120,7 +125,7 @@ def test_every_option_of_the_run_is_in_the_command(tmp_path: Path, monkeypatch: 
     assert done.exit_code == 130
     assert done.output.splitlines()[-1] == (
         "suture run demo --env sim --set 'title=two words' --set seed=3 --set accept_labels=true "
-        f"--device cpu --site-threads 2 --threads 2 --amp --out {tmp_path / 'r'} --resume"
+        f"--device cpu --site-threads 2 --workers 2 --amp --out {tmp_path / 'r'} --resume"
     )
 
 

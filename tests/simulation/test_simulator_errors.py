@@ -66,7 +66,7 @@ def test_a_simulator_that_fails_says_why_in_one_line_and_nothing_of_the_run_befo
     assert "\n" not in str(caught.value)
     assert json.loads((out / "run.json").read_text())["error"] == str(caught.value)
     ending(monkeypatch, "import os; os.kill(os.getpid(), 9)")
-    with pytest.raises(FederationError, match=r"it was killed.* memory is full; try fewer --threads"):
+    with pytest.raises(FederationError, match=r"it was killed.* memory is full; try fewer --workers"):
         run_job(SMALL, "sim", out, resume=True)
 
 
@@ -113,17 +113,16 @@ def test_processes_are_at_most_one_for_each_site(tmp_path: Path, monkeypatch: py
         raise FederationError("enough")
 
     monkeypatch.setattr("suture.simulation.run.simulate", simulated)
-    for number, threads in enumerate((None, 2, 99)):
+    for number, workers in enumerate((None, 2, 99)):
         with pytest.raises(FederationError, match="enough"):
-            run_job(SMALL, "sim", tmp_path / str(number), threads=threads)
+            run_job(SMALL, "sim", tmp_path / str(number), workers=workers)
     assert seen == [3, 2, 3]
 
 
-@pytest.mark.parametrize(("env", "threads"), [("local", 2), ("sim", 0)])
-def test_threads_that_would_be_ignored_are_refused(env: Any, threads: int, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"--threads \d: it is the number of the simulator's processes"):
-        run_job(SMALL, env, tmp_path / "r", threads=threads)
-    done = CliRunner().invoke(app, ["run", "demo", "--env", "poc", "--threads", "2"])
+def test_workers_that_would_be_ignored_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--workers 0: .* from 1"):
+        run_job(SMALL, "local", tmp_path / "r", workers=0)
+    done = CliRunner().invoke(app, ["run", "demo", "--env", "poc", "--workers", "2"])
     assert isinstance(done.exception, ConfigError)
-    assert "--threads is for --env sim" in str(done.exception)
+    assert "--workers is for simulated sites" in str(done.exception)
     assert not list(tmp_path.iterdir())

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from os import cpu_count
 from pathlib import Path
 from shutil import which
 from typing import TYPE_CHECKING, Annotated
@@ -54,9 +55,12 @@ Seed = Annotated[int | None, typer.Option(help="Seed of initialisation, shufflin
 Out = Annotated[Path | None, typer.Option(help="Folder of the run; by default runs/JOB-TIME.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue the unfinished run in --out.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run in --out.")]
-Threads = Annotated[
+Workers = Annotated[
     int | None,
-    typer.Option(min=1, help="Processes of the simulator, at most one for each site; fewer are shared."),
+    typer.Option(
+        min=1,
+        help="Processes that simulated sites share; by default 1 in the loop, one each in the simulator.",
+    ),
 ]
 Sites = Annotated[str | None, typer.Option(help="Names of the sites, comma-separated: an app for each.")]
 Bundle = Annotated[
@@ -77,7 +81,7 @@ class Execution:
     Attributes:
         out: run folder; None for runs/JOB-TIME.
         resume, overwrite: what happens to a run that the folder holds.
-        threads: number of processes of the simulator.
+        workers: number of processes that simulated sites share.
         startup_kit, sites, bundle, detach: of a job that is submitted to a POC or in production.
         command: the words of the command line that continues a run of simulated sites, but for its folder.
         watch: whether its page is served.
@@ -87,7 +91,7 @@ class Execution:
     out: Path | None = None
     resume: bool = False
     overwrite: bool = False
-    threads: int | None = None
+    workers: int | None = None
     startup_kit: Path | None = None
     sites: Sequence[str] = ()
     bundle: bool = False
@@ -98,12 +102,22 @@ class Execution:
 
 
 def demo(
-    env: Where = Env.sim, rounds: Rounds = None, seed: Seed = None, out: Out = None, device: Device = None
+    env: Where = Env.local,
+    rounds: Rounds = None,
+    seed: Seed = None,
+    out: Out = None,
+    device: Device = None,
+    workers: Workers = None,
 ) -> None:
-    """Run the main job on embedded data: three sites with different findings."""
-    run("demo", env=env, rounds=rounds, seed=seed, out=out, device=device)
+    """Run the main job on embedded data: three sites with different findings, trained at once."""
+    if env is Env.local and workers is None and (cpu_count() or 1) > 1:
+        workers = 3
+    run("demo", env=env, rounds=rounds, seed=seed, out=out, device=device, workers=workers)
     # As it was called: `make demo` has it in an environment that is not active.
     suture = "suture" if which("suture") else shlex.quote(sys.argv[0])
+    if env is Env.local:
+        print_line("the same in NVIDIA FLARE's simulator, with the same bytes:")
+        print_line(f"  {suture} demo --env sim")
     print_line("your own hospitals:")
     print_line(f"  {suture} init study/ --site alpha=DIR_OR_TABLE --site beta=DIR_OR_TABLE")
     print_line(f"  {suture} check study/")
@@ -123,7 +137,7 @@ def run(
     device: Device = None,
     site_threads: SiteThreads = None,
     amp: Amp = False,
-    threads: Threads = None,
+    workers: Workers = None,
     startup_kit: StartupKit = None,
     sites: Sites = None,
     bundle: Bundle = False,
@@ -137,11 +151,11 @@ def run(
     every = _all_settings(rounds, seed, settings, accept_labels)
     chosen = job_with(job, every)
     _compute_on(env, device, site_threads, amp)
-    options = {"--device": device, "--site-threads": site_threads, "--threads": threads, "--track": track}
+    options = {"--device": device, "--site-threads": site_threads, "--workers": workers, "--track": track}
     flags = [name for name, given in (("--amp", amp), ("--watch", watch)) if given]
     again = ["suture", "run", job, *_words(env, every, options), *flags]
     how = Execution(
-        out, resume, overwrite, threads, startup_kit, _names(sites), bundle, detach, again, watch, track
+        out, resume, overwrite, workers, startup_kit, _names(sites), bundle, detach, again, watch, track
     )
     execute(chosen, env, how)
 
@@ -198,8 +212,8 @@ def execute(job: Job, env: Env, how: Execution) -> None:
         from suture.core.errors import ConfigError
         from suture.flare.admin.remote import Submission
 
-        if how.threads is not None:
-            raise ConfigError(f"--threads is for --env sim; --env {env.value} has no simulator's processes")
+        if how.workers is not None:
+            raise ConfigError(f"--workers is for simulated sites; with --env {env.value} each has its own")
         new = run_folder(job)
         folder = run_folder(job, how.out) if how.out else new
         submission = Submission(how.sites, how.bundle, how.resume, how.overwrite)
@@ -216,7 +230,7 @@ def execute(job: Job, env: Env, how: Execution) -> None:
                 folder,
                 resume=how.resume,
                 overwrite=how.overwrite,
-                threads=how.threads,
+                workers=how.workers,
                 progress=True,
             )
         show_run(folder)

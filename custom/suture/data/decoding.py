@@ -14,7 +14,6 @@ from PIL import Image
 
 from suture.core.errors import DataError
 from suture.data.arrays import decode_array, is_array
-from suture.data.dicom import decode_dicom
 from suture.data.limits import check_pixels
 from suture.data.scaling import scaled
 
@@ -86,8 +85,12 @@ def open_image(data: bytes, name: str, bits: int | None = None) -> Opened:
     with readable(name):
         if is_array(data, name):
             opened = Opened(*decode_array(data))
+        elif _is_dicom(data, name):
+            from suture.data.dicom import decode_dicom
+
+            opened = Opened(*decode_dicom(data))
         else:
-            opened = Opened(*decode_dicom(data)) if _is_dicom(data, name) else _pillow(data, bits)
+            opened = _pillow(data, bits)
         opened.image.load()
         return opened
 

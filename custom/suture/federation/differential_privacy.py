@@ -24,8 +24,6 @@ from decimal import ROUND_CEILING, Context
 
 import numpy as np
 import torch
-from scipy.optimize import brentq
-from scipy.special import erfcx, ndtri
 from torch import Tensor
 
 from suture.core.errors import ConfigError
@@ -111,6 +109,8 @@ def _group(group: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def gaussian(shape: tuple[int, ...], draw: Draw = os.urandom) -> Tensor:
     """Return standard normal numbers, float64: the inverse normal distribution function of 52 bits each."""
+    from scipy.special import ndtri
+
     bits = np.frombuffer(draw(8 * math.prod(shape)), dtype="<u8") >> np.uint64(12)
     return torch.from_numpy(ndtri((bits + 0.5) * 2.0**-52)).reshape(shape)
 
@@ -151,6 +151,9 @@ def epsilon(multipliers: Iterable[float], delta: float) -> float | None:
     Args:
         multipliers: z of each update.
     """
+    from scipy.optimize import brentq
+    from scipy.special import erfcx
+
     mu = math.hypot(*(2 / z if z else math.inf for z in multipliers))
     if not 0 < mu < 1e150:  # no update; or an ε beyond the numbers of a computer
         return None if mu else 0.0

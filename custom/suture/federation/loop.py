@@ -1,8 +1,8 @@
 """A whole federation from start to end, over any transport; and the loop, which needs no network.
 
 `federate` determines the order of the steps: handshake, rounds, validation of the last model, test of the
-selected one. The loop in one process and the FLARE controller both run it; they differ only in how a packed
-message reaches a site and how the answer returns.
+selected one. The loop in one process, `suture.federation.workers` and the FLARE controller all run it; they
+differ only in how a packed message reaches a site and how the answer returns.
 """
 
 from __future__ import annotations
@@ -72,10 +72,24 @@ class Loop:
     def sites(self) -> list[str]:
         return list(self._sites)
 
+    def close(self) -> None:
+        """Leave the sites' folders to other processes."""
+        for site in self._sites.values():
+            site.close()
+
     def exchange(self, task: TaskName, payloads: Mapping[str, Packed], receive: Receiver) -> dict[str, str]:
         for name, packed in payloads.items():
-            payload = unpack(packed)
-            if not isinstance(payload, Payload) or payload.task != task:
-                raise RejectedUpdate(f"{name} received something else than a {task} task")
-            receive(name, pack(self._sites[name].answer(payload)))
+            receive(name, answered(self._sites[name], task, packed))
         return {}
+
+
+def answered(site: Site, task: TaskName, packed: Packed) -> Packed:
+    """Return a site's packed answer to a packed task.
+
+    Raises:
+        RejectedUpdate: the message is something else than such a task.
+    """
+    payload = unpack(packed)
+    if not isinstance(payload, Payload) or payload.task != task:
+        raise RejectedUpdate(f"{site.name} received something else than a {task} task")
+    return pack(site.answer(payload))

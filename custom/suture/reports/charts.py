@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from matplotlib.ticker import MaxNLocator
-
 from suture.reports.formatting import count
 
 # No screen shows a chart narrower than this, so that its 11 px letters are at least that.
@@ -166,6 +164,8 @@ def scatter_chart(title: str, points: Mapping[str, Sequence[tuple[float, float]]
 
 def ticks(low: float, high: float, most: int, whole: bool = False) -> list[Tick]:
     """Return round numbers that cover low to high, all written with the same number of decimals."""
+    from matplotlib.ticker import MaxNLocator
+
     values = [
         float(v)
         for v in MaxNLocator(nbins=most, integer=whole, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import asdict, replace
 from datetime import datetime
 from functools import partial
@@ -24,7 +24,7 @@ from suture.core.files import (
 from suture.core.names import check_experiment, shown_name
 from suture.core.printable import printable
 from suture.data.config import SiteConfig, load_server_config, load_site_config
-from suture.data.readers import load_table
+from suture.data.readers import load_table, read_table
 from suture.data.text import build_vocabulary
 from suture.federation.loop import Loop, federate
 from suture.federation.plan import Plan
@@ -36,8 +36,10 @@ from suture.federation.site.diagnostics import collect
 from suture.federation.site.left_out import read_left_out, write_left_out
 from suture.federation.site.site import Site
 from suture.federation.store import Rounds
+from suture.federation.workers import Openers, Workers
 from suture.learning.finetuning import FILE, tune_targets
 from suture.learning.samples import SiteSamples, load_samples, pooled
+from suture.methods.source import source_of
 from suture.models import CORPUS
 from suture.reports.progress import following
 from suture.reports.report import try_report, write_report
@@ -62,7 +64,7 @@ def run_job(
     *,
     resume: bool = False,
     overwrite: bool = False,
-    threads: int | None = None,
+    workers: int | None = None,
     progress: bool = False,
 ) -> Path:
     """Run a job with simulated sites and return the absolute path of its run folder.
@@ -72,8 +74,9 @@ def run_job(
         out: run folder, by default ``runs/JOB-TIME``; its last part is the name of the experiment.
         resume: continue the unfinished run in the folder.
         overwrite: delete the content of the folder first.
-        threads: number of processes of the simulator, of which no more are started than there are sites;
-            fewer are shared.
+        workers: processes that the sites share, of which no more stay than there are sites. The loop
+            trains in this process without them, the simulator has one for each site. The bytes of the result
+            do not depend on it. The loop's are spawned, so that a program needs `if __name__ == "__main__":`.
         progress: show the progress on the standard output, as a live display where that is a terminal.
 
     Raises:
@@ -81,17 +84,18 @@ def run_job(
         FederationError: the run failed; run.json and the message hold the first error of a site.
     """
     folder = run_folder(job, out)
-    _check(job, env, folder, threads)
+    _check(job, env, folder, workers)
     check_folder(folder, job, resume=resume, overwrite=overwrite)
-    with locked(folder):
+    several = env == "local" and (workers or 1) > 1 and not job.method.limits.pooled
+    with locked(folder), closing(Workers(workers or 1)) if several else nullcontext() as processes:
         with preparing(folder, job, resume=resume, overwrite=overwrite):
             job, sites = _begin(job, folder, env)
         with _recorded_end(folder):
             with following(folder, job.title, env) if progress else nullcontext():
                 if env == "local":
-                    _loop(job, folder, sites)
+                    _loop(job, folder, sites, processes)
                 else:
-                    simulate(folder, min(threads or len(sites), len(sites)))
+                    simulate(folder, min(workers or len(sites), len(sites)))
             _finish(job, folder)
     return folder
 
@@ -101,23 +105,22 @@ def run_folder(job: Job, out: str | Path | None = None) -> Path:
     return Path(out or Path("runs") / f"{job.name}-{datetime.now():%Y%m%d-%H%M%S}").expanduser().resolve()
 
 
-def _check(job: Job, env: str, folder: Path, threads: int | None) -> None:
+def _check(job: Job, env: str, folder: Path, workers: int | None) -> None:
     """Check everything that can be checked before anything is written.
 
     Raises:
-        ConfigError: the environment is unknown, the job or a number of threads does not fit it, or the
+        ConfigError: the environment is unknown, the job or the number of workers does not fit it, or the
             folder's name is not valid.
     """
     if env not in get_args(Environment):
         raise unknown("environment of simulated sites", env, get_args(Environment))
     if env != "local":
         check_federated(job)
+    elif (workers or 1) > 1:
+        source_of(type(job.method))  # raises where other processes could not load it
     check_finetuning(job)
-    if threads is not None and (env != "sim" or threads < 1):
-        raise ConfigError(
-            f"--threads {threads}: it is the number of the simulator's processes, from 1 to the number of "
-            "sites, and the loop has one; --site-threads gives each site threads of torch"
-        )
+    if workers is not None and workers < 1:
+        raise ConfigError(f"--workers {workers}: the sites need a process; give a number from 1")
     if job.simulation is None:
         raise ConfigError(
             f"{job.name} simulates no sites, and no folder beside its file has a suture.toml; write them "
@@ -196,33 +199,44 @@ def _with_words(job: Job, words: str | tuple[str, ...]) -> Job:
     return replace(job, model=replace(job.model, vocabulary=words))
 
 
-def _loop(job: Job, out: Path, sites: list[str]) -> None:
-    """Run the federation in a plain loop in this process."""
+def _loop(job: Job, out: Path, sites: list[str], processes: Workers | None) -> None:
+    """Run the federation in a plain loop, with the sites in this process or in several others."""
     plan = job.plan(out.name)
-    members, origins = _members(job, plan, out, sites)
-    config = load_server_config(out / "sites" / SERVER / "suture.toml").held_out
-    try:
-        federate(open_server(plan, job.schedule(), config, out.parent, origins), Loop(members))
-    finally:
-        for member in members.values():
-            member.close()
+    configs = {name: load_site_config(out / "sites" / name / "suture.toml") for name in sites}
+    parties, origins = _parties(job, plan, out, configs)
+    held_out = load_server_config(out / "sites" / SERVER / "suture.toml").held_out
+    with closing(_transport(parties, configs, processes, out)) as transport:
+        federate(open_server(plan, job.schedule(), held_out, out.parent, origins), transport)
 
 
-def _members(
-    job: Job, plan: Plan, out: Path, sites: list[str]
-) -> tuple[dict[str, Site], dict[str, Member] | None]:
+def _transport(
+    parties: Openers, configs: Mapping[str, SiteConfig], processes: Workers | None, out: Path
+) -> Loop | Workers:
+    """Open the sites in this process, or in those that they share."""
+    if processes is None:
+        return Loop({name: opener() for name, opener in parties.items()})
+    images = {name: len(read_table(config.data).table.images) for name, config in configs.items()}
+    processes.open(parties, images, out / ".messages")
+    return processes
+
+
+def _parties(
+    job: Job, plan: Plan, out: Path, configs: Mapping[str, SiteConfig]
+) -> tuple[Openers, dict[str, Member] | None]:
     """Return the sites of a simulation, or, for a method on pooled data, the one party that holds the data.
 
     Returns:
-        the parties by name, and, for pooled data, the description of the sites that the data come from.
+        what opens the parties, by name, and, for pooled data, the description of the sites of their origin.
     """
-    configs = {name: load_site_config(out / "sites" / name / "suture.toml") for name in sites}
 
-    def site(name: str, config: SiteConfig, load: Callable[[], SiteSamples] | None = None) -> Site:
-        return Site(name, config, plan, job.rounds, out / "sites" / name / "state" / plan.experiment, load)
+    def opener(
+        name: str, config: SiteConfig, load: Callable[[], SiteSamples] | None = None
+    ) -> Callable[[], Site]:
+        state = out / "sites" / name / "state" / plan.experiment
+        return partial(Site, name, config, plan, job.rounds, state, load)
 
     if not job.method.limits.pooled:
-        return {name: site(name, config) for name, config in configs.items()}, None
+        return {name: opener(name, config) for name, config in configs.items()}, None
     parts, origins = {}, {}
     for name, config in configs.items():
         every = (
@@ -235,7 +249,8 @@ def _members(
         origins[name] = Member(own, own, {s: len(part) for s, part in samples.items()}, threads=1)
         parts[name] = labels, samples
     together = pooled(parts, absent=job.method.label_use.unknown == "negative")
-    return {POOLED: site(POOLED, _without_own_rate(configs[sites[0]]), lambda: together)}, origins
+    first = next(iter(configs.values()))
+    return {POOLED: opener(POOLED, _without_own_rate(first), lambda: together)}, origins
 
 
 def _without_own_rate(config: SiteConfig) -> SiteConfig:

@@ -67,7 +67,7 @@ def _why(out: Path, start: int, code: int) -> str:
         file.seek(start)
         text = file.read().decode(errors="replace")
     if code in (-signal.SIGKILL, 128 + signal.SIGKILL) or _KILLED.search(text):
-        why = "it was killed, as the system does when memory is full; try fewer --threads"
+        why = "it was killed, as the system does when memory is full; try fewer --workers"
     else:
         why = first_logged(text) or f"it ended with code {code}"
     return f"FLARE's simulator: {why}; {out / LOG} and the logs in {out / 'flare'} say more"

@@ -1,0 +1,206 @@
+"""The transport to sites in several processes of this machine, which train at the same time.
+
+Each process answers for the same sites throughout, so that their images and caches stay in its memory. A
+packed message lies in a file while it is under way, which needs no copy of it in memory.
+
+The processes are spawned, because torch's threads do not survive a fork: a program that runs jobs with them
+needs `if __name__ == "__main__":`, as with multiprocessing.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import shutil
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from logging.handlers import QueueHandler
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from queue import SimpleQueue
+
+from suture.core.errors import FederationError
+from suture.core.files import make_folder
+from suture.federation.loop import answered
+from suture.federation.server.collector import Receiver
+from suture.federation.site.abstention import kind
+from suture.federation.site.site import Site
+from suture.protocol.messages import TaskName
+from suture.protocol.packing import Packed, load, save
+
+Openers = Mapping[str, Callable[[], Site]]
+"""What opens each site, by its name, in the process that answers for it. It is pickled: no lambda."""
+
+_CONTEXT = multiprocessing.get_context("spawn")
+
+
+class Workers:
+    """The transport to sites in processes. These start now, load torch meanwhile and live until `close`."""
+
+    def __init__(self, processes: int) -> None:
+        self._workers = [_Worker() for _ in range(processes)]
+        self._folder: Path | None = None
+
+    def open(self, sites: Openers, images: Mapping[str, int], folder: Path) -> None:
+        """Deal the sites to the processes; those that get none are ended.
+
+        Args:
+            sites: by name.
+            images: of each site, which are shared out evenly.
+            folder: for the messages under way.
+        """
+        make_folder(folder)
+        self._folder = folder
+        shares = dealt(images, len(self._workers))
+        for surplus in self._workers[len(shares) :]:
+            surplus.kill()
+        self._workers = self._workers[: len(shares)]
+        for worker, share in zip(self._workers, shares, strict=True):
+            worker.open({name: sites[name] for name in share}, folder)
+
+    @property
+    def sites(self) -> list[str]:
+        return sorted(name for worker in self._workers for name in worker.sites)
+
+    def exchange(self, task: TaskName, payloads: Mapping[str, Packed], receive: Receiver) -> dict[str, str]:
+        """Give each process one task after the other, and wait for all answers.
+
+        Raises:
+            FederationError: a process was killed, or a site failed without abstaining.
+        """
+        left = {worker: [name for name in payloads if name in worker.sites] for worker in self._workers}
+        while True:
+            for worker, names in left.items():
+                if names and not worker.site:
+                    worker.give(task, names[0], payloads[names.pop(0)])
+            busy = [worker for worker in left if worker.site]
+            if not busy:
+                return {}
+            ready = wait([worker.line for worker in busy])
+            for worker in busy:
+                if worker.line in ready:
+                    receive(*worker.answer())
+
+    def close(self) -> None:
+        """Kill the processes. A site loses nothing: a task that it has not answered is given again."""
+        for worker in self._workers:
+            worker.kill()
+        if self._folder:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def dealt(images: Mapping[str, int], processes: int) -> list[list[str]]:
+    """Deal sites to processes, the one of most images first, each to the process that has fewest so far."""
+    shares: list[list[str]] = [[] for _ in range(min(processes, len(images)))]
+    for name in sorted(images, key=lambda name: (-images[name], name)):
+        min(shares, key=lambda share: sum(images[one] for one in share)).append(name)
+    return shares
+
+
+class _Worker:
+    """One process, from the side of the server.
+
+    Attributes:
+        sites: that it answers for.
+        site: that has a task now; empty while it waits.
+        line: can be read when an answer is there, or the process has ended.
+    """
+
+    def __init__(self) -> None:
+        self.sites: list[str] = []
+        self.site = ""
+        self.line, far = _CONTEXT.Pipe()
+        self._process = _CONTEXT.Process(target=_work, args=(far,), daemon=True)
+        with _without_interrupts():
+            self._process.start()
+        far.close()
+
+    def open(self, sites: Openers, folder: Path) -> None:
+        self.sites, self._folder = list(sites), folder
+        self._send(sites, folder)
+
+    def give(self, task: TaskName, site: str, payload: Packed) -> None:
+        save(_task(self._folder, site), payload, durable=False)
+        self.site = site
+        self._send(task, site)
+
+    def _send(self, *message: object) -> None:
+        with suppress(BrokenPipeError):  # `answer` says how the process has ended
+            self.line.send(message)
+
+    def answer(self) -> tuple[str, Packed]:
+        """Return the site that had a task, and its answer; what it has logged appears here."""
+        site, self.site = self.site, ""
+        try:
+            logged, failure = self.line.recv()
+        except (EOFError, ConnectionResetError):
+            raise FederationError(f"{site}: {self._end()}") from None
+        for record in logged:
+            logging.getLogger(record.name).handle(record)
+        if failure:
+            raise FederationError(f"{site}: {failure}")
+        return site, _taken(_answer(self._folder, site))
+
+    def _end(self) -> str:
+        self._process.join()
+        code = self._process.exitcode
+        if code == -signal.SIGKILL:
+            return "its process was killed, as the system does when memory is full; try fewer --workers"
+        return f"its process ended with code {code}; what it has printed says why"
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.join()
+        self.line.close()
+
+
+@contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """Ctrl-C reaches the server alone, which then kills the processes that were started in the block."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+# In the process of the sites
+
+
+def _work(line: Connection) -> None:
+    """Answer for the sites until the server's process has ended."""
+    logged: SimpleQueue[logging.LogRecord] = SimpleQueue()
+    logging.getLogger().addHandler(QueueHandler(logged))
+    with suppress(EOFError, BrokenPipeError):
+        openers, folder = line.recv()
+        sites = {name: opener() for name, opener in openers.items()}
+        while True:
+            task, name = line.recv()
+            failure = _perform(sites[name], task, folder)
+            line.send(([logged.get() for _ in range(logged.qsize())], failure))
+
+
+def _perform(site: Site, task: TaskName, folder: Path) -> str:
+    """Perform a task; return what went wrong, or an empty text."""
+    try:
+        answer = answered(site, task, _taken(_task(folder, site.name)))
+        save(_answer(folder, site.name), answer, durable=False)
+    except Exception as error:  # noqa: BLE001 - the server raises it
+        return f"{kind(error)}: {error}"
+    return ""
+
+
+def _task(folder: Path, site: str) -> Path:
+    return folder / f"{site}-task.safetensors"
+
+
+def _answer(folder: Path, site: str) -> Path:
+    return folder / f"{site}-answer.safetensors"
+
+
+def _taken(path: Path) -> Packed:
+    """Read a message and delete its file."""
+    packed = load(path)
+    path.unlink()
+    return packed

@@ -1,0 +1,126 @@
+"""Sites in processes of their own: the same bytes, and what a killed process costs."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from small_job import SMALL
+from suture.core.errors import ConfigError, FederationError
+from suture.federation.workers import Workers, dealt
+from suture.protocol.messages import Abstain, Payload, TaskName
+from suture.protocol.packing import Packed, pack, unpack
+from suture.simulation.run import run_job
+
+TASK = pack(Payload("handshake"))
+
+
+@dataclass(frozen=True)
+class OddSite:
+    """A site that does what its name says."""
+
+    name: str
+
+    def answer(self, task: Payload) -> Abstain:
+        if self.name == "fails":
+            raise ZeroDivisionError("by its own code")
+        if self.name == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        logging.getLogger("odd").warning("%s was asked", self.name)
+        return Abstain("data_fault", self.name)
+
+
+@pytest.fixture
+def workers(tmp_path: Path) -> Iterator[Workers]:
+    images = {"fails": 1, "killed": 2, "quiet": 3}
+    openers: Mapping[str, Any] = {name: partial(OddSite, name) for name in images}
+    made = Workers(4)
+    processes = spawned()
+    made.open(openers, images, tmp_path / "messages")
+    assert (len(processes), len(spawned())) == (4, 3)
+    yield made
+    made.close()
+    assert not any(process.is_running() for process in processes)
+    assert not (tmp_path / "messages").exists()
+
+
+def spawned() -> list[psutil.Process]:
+    """The processes of sites that this one has started."""
+    return [p for p in psutil.Process().children() if "spawn_main" in " ".join(p.cmdline())]
+
+
+def test_what_a_site_logs_and_how_it_fails_reaches_the_server(
+    workers: Workers, caplog: pytest.LogCaptureFixture
+) -> None:
+    received: dict[str, Any] = {}
+
+    def ask(site: str) -> None:
+        workers.exchange("handshake", {site: TASK}, lambda name, packed: received.update({name: packed}))  # type: ignore[arg-type]
+
+    assert workers.sites == ["fails", "killed", "quiet"]
+    ask("quiet")
+    assert unpack(received["quiet"]) == Abstain("data_fault", "quiet")
+    assert [record.getMessage() for record in caplog.records if record.name == "odd"] == ["quiet was asked"]
+    with pytest.raises(FederationError, match=r"^fails: ZeroDivisionError: by its own code$"):
+        ask("fails")
+    with pytest.raises(FederationError, match=r"^killed: its process was killed.* try fewer --workers$"):
+        ask("killed")
+    assert list(received) == ["quiet"]
+
+
+def test_a_killed_process_costs_no_committed_round_and_no_byte(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process is killed before round 2; the run is then continued with two others."""
+    exchange, asked = Workers.exchange, []
+
+    def killing(self: Workers, task: TaskName, payloads: Mapping[str, Packed], receive: Any) -> Any:
+        asked.append(task)
+        if len(asked) == 3:
+            min(spawned(), key=lambda process: process.pid).kill()
+        return exchange(self, task, payloads, receive)
+
+    monkeypatch.setattr(Workers, "exchange", killing)
+    with pytest.raises(FederationError, match=r"(harbor|lakeside|northfield): its process was killed"):
+        run_job(SMALL, "local", tmp_path / "whole", workers=2)
+    assert asked == ["handshake", "train", "train"]
+    assert not spawned()
+    assert sorted(path.name for path in (tmp_path / "whole" / "state").glob("round-*")) == COMMITTED
+    run_job(SMALL, "local", tmp_path / "whole", workers=2, resume=True)
+    assert asked[3:] == ["handshake", "train", "evaluate", "evaluate"]
+    parallel = {name: (tmp_path / "whole" / name).read_bytes() for name in RESULTS}
+    run_job(SMALL, "local", tmp_path / "whole", overwrite=True)
+    assert {name: (tmp_path / "whole" / name).read_bytes() for name in RESULTS} == parallel
+    assert json.loads((tmp_path / "whole" / "run.json").read_text())["status"] == "finished"
+
+
+COMMITTED = ["round-000000.safetensors", "round-000001.safetensors"]
+RESULTS = ("metrics.json", "model/model.safetensors")
+
+
+def test_images_are_dealt_evenly() -> None:
+    images = {"a": 1, "b": 5, "c": 4, "d": 2, "e": 0}
+    assert dealt(images, 2) == [["b", "a", "e"], ["c", "d"]]
+    assert dealt(images, 9) == [["b"], ["c"], ["d"], ["a"], ["e"]]
+    assert dealt(images, 1) == [["b", "c", "d", "a", "e"]]
+
+
+def test_a_method_that_other_processes_cannot_load_is_refused(tmp_path: Path) -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Mine(type(SMALL.method)):  # type: ignore[misc]
+        pass
+
+    job = replace(SMALL, method=Mine())
+    with pytest.raises(ConfigError, match=r"Mine.* in no installed package"):
+        run_job(job, "local", tmp_path / "r", workers=2)
+    assert not list(tmp_path.iterdir())
