@@ -19,7 +19,7 @@ from suture.federation.site.abstention import LabelViewRefused
 from suture.learning.training import LocalRound, LocalTraining, SiteContext, validation_loss
 from suture.methods.base import GlobalModel, Phase, RoundContext, loss_of
 from suture.methods.fedlsm.fedlsm import FedLSM
-from suture.methods.fedlsm.mean_teacher import MeanTeacher, Teaching, follow, subsets
+from suture.methods.fedlsm.mean_teacher import MeanTeacher, Teaching, follower, subsets
 from suture.models.classifier import Classifier
 from suture.protocol.messages import Payload, Update
 
@@ -63,7 +63,7 @@ def test_the_teacher_follows() -> None:
         return model
 
     teacher = network(1)
-    follow(teacher, network(2), 0.999)
+    follower(teacher, network(2), 0.999)()
     assert teacher.head.weight.tolist() == [[pytest.approx(1.001)] * 2]
     assert teacher.state_dict()["backbone.running_mean"].tolist() == [2, 2]
 

@@ -19,7 +19,7 @@ from suture.data.batch import Samples, endless
 from suture.learning.training import LocalTraining, SiteContext
 from suture.methods.base import Phase, RoundContext
 from suture.methods.fedlsm.fedlsm import FedLSM
-from suture.methods.fedlsm.mean_teacher import Teaching, follow
+from suture.methods.fedlsm.mean_teacher import Teaching, follower
 from suture.models import ModelSpec, build
 from suture.models.classifier import Classifier, Preprocessing, split_state
 from suture.protocol.messages import Payload
@@ -146,7 +146,7 @@ def literal_round(
         adam.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         adam.step()
-        follow(teacher, student, how.ema)
+        follower(teacher, student, how.ema)()
     return student, tally
 
 

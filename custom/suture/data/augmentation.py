@@ -103,6 +103,9 @@ KERNELS = (3, 5)
 NOISE_VARIANCE = (5.0, 30.0)
 """Of Gaussian noise, on a scale of pixels up to 255."""
 
+_BLOCK = 2**15
+"""Pixels that the median filter compares at a time: those of large images, all at once, leave the cache."""
+
 
 def augment(
     images: Tensor, generator: torch.Generator, spec: Augmentation, *, std: Sequence[float] = (1.0,)
@@ -279,7 +282,13 @@ def median_blur(images: Tensor, side: int) -> Tensor:
     """
     scale = 32767 / float(images.abs().max().clamp(min=1e-6))
     # As whole numbers of 16 bits: comparing those takes a third of the time, and the median is one of them.
-    views = windows((padded(images, side) * scale).round_().to(torch.int16), side)
+    planes = (padded(images, side) * scale).round_().to(torch.int16).flatten(0, 1)
+    blocks = torch.split(planes, max(1, _BLOCK // planes[0].numel()))
+    return torch.cat([_medians(windows(b, side)) for b in blocks]).view_as(images).to(images.dtype) / scale
+
+
+def _medians(views: list[Tensor]) -> Tensor:
+    """The median of an odd number of tensors, pixel by pixel."""
     start = len(views) // 2 + 2
     held, waiting = views[:start], views[start:]
     while len(held) > 1:
@@ -292,4 +301,4 @@ def median_blur(images: Tensor, side: int) -> Tensor:
             held[low], held[high] = torch.minimum(a, b), torch.maximum(a, b)
         held = held[1:last] + waiting[:1]
         waiting = waiting[1:]
-    return held[0].to(images.dtype) / scale
+    return held[0]

@@ -6,7 +6,7 @@ Deng, Luo, Chen. FedLSM, MICCAI 2023, Sec. 2.3; hyperparameters of its Table 4 a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Annotated, Literal
 
 import numpy as np
@@ -135,6 +135,7 @@ class MeanTeacher:
             how, site, self._pseudo, round_.seed, round_.round
         )
         self._teacher = frozen_copy(site.model)
+        self._follow = follower(self._teacher, site.model, how.ema)
         self._shares = np.random.default_rng(seed_for(round_.seed, site.name, round_.round, "mixup"))
         self.drawn = torch.zeros(len(site.model.labels), dtype=torch.float64)
         self.positive = self.negative = 0.0
@@ -166,7 +167,7 @@ class MeanTeacher:
 
     def follow_student(self) -> None:
         """The teacher follows the student: a moving average of its weights, a copy of its statistics."""
-        follow(self._teacher, self._site.model, self._how.ema)
+        self._follow()
 
     @property
     def _by_program(self) -> bool:
@@ -253,11 +254,18 @@ def subsets(
     return order[:low], order[low : n - high], order[n - high :]
 
 
-@torch.no_grad()
-def follow(teacher: Classifier, student: Classifier, ema: float) -> None:
-    """teacher <- ema teacher + (1 - ema) student, parameter by parameter; buffers are copied."""
-    # All parameters in one call take half the time of one by one.
+def follower(teacher: Classifier, student: Classifier, ema: float) -> Callable[[], None]:
+    """A step of the teacher after the student: parameters <- ema teacher + (1 - ema) student; buffers are
+    copied.
+    """
+    # All parameters in one call, and found once: to find them takes longer than to average them.
     average = get_ema_multi_avg_fn(ema)  # type: ignore[no-untyped-call]
-    average(list(teacher.parameters()), list(student.parameters()), None)
-    for buffer, own in zip(teacher.buffers(), student.buffers(), strict=True):
-        buffer.copy_(own)
+    averaged = list(teacher.parameters()), list(student.parameters())
+    copied = list(teacher.buffers()), list(student.buffers())
+
+    @torch.no_grad()
+    def follow() -> None:
+        average(*averaged, None)
+        torch._foreach_copy_(*copied)
+
+    return follow
