@@ -1,7 +1,7 @@
 """What half-precision transport costs and saves: `python benchmarks/half_precision.py`.
 
 The demo of `suture demo`, smaller, once with each type of transport and seed, in the plain loop with one
-thread: the mean AUROC on the server's labelled test set, and the bytes of a round in both directions together.
+thread: the mean AUROC on the server's labelled test set, and the bytes of a round, both directions together.
 """
 
 from __future__ import annotations

@@ -125,7 +125,8 @@ def test_noise_is_drawn_before_the_rounding(monkeypatch: pytest.MonkeyPatch) -> 
         site = run.sites["alpha"]
         privacy = site.config.privacy.model_copy(update={"clip": 1e-3, "noise": 0.0})
         site.config = site.config.model_copy(update={"privacy": privacy})
-        update = run.update("alpha")
+        update = run.answer("alpha")
+        assert isinstance(update, Update)
         assert {t.dtype for t in update.shared.values() if t.is_floating_point()} == {torch.float16}
         changes = [t.double() for t in (*update.shared.values(), *update.head.values())]
         norm = torch.cat([t.flatten() for t in changes if t.is_floating_point()]).norm().item()

@@ -30,7 +30,7 @@ _FIELDS: Mapping[type[Any], Mapping[str, str]] = {
     Update: {
         "round": "number of the round",
         "labels": "the class names of the rows, as the site received them",
-        "shared": 'tensors: see the method. Where the job says `transport = "float16"`, float32 ones leave in '
+        "shared": 'tensors: see the method. With `transport = "float16"` in the job, float32 ones leave in '
         "float16, weights as their change of what the site received",
         "head": "rows of classes: see the method; the same",
         "class_weights": "a number for each row: see the method",

@@ -28,7 +28,7 @@ from suture.methods.base import Method
 from suture.methods.source import code_hash
 from suture.models import ModelSpec, build
 from suture.models.classifier import load_tensors, split_state
-from suture.protocol.half import Transport, received
+from suture.protocol.half import Transport, received, restored
 from suture.protocol.messages import Payload, Reply, Update
 from suture.protocol.packing import Packed, unpack
 from suture.protocol.privacy import PrivacyConfig
@@ -105,11 +105,12 @@ class Trial:
         return self.sites[site].answer(self.payload(site))
 
     def update(self, site: str) -> Update:
-        """The update of a site in round 1."""
+        """The update of a site in round 1, as the server reads it that has sent what the site received."""
         answer = self.answer(site)
         if not isinstance(answer, Update):
             raise AssertionError(f"{self.label_type}: {site} sent no update: {answer}")
-        return answer
+        payload, site_ = self.payload(site), self.sites[site]
+        return restored(answer, payload, site_.expectation(payload).egress) if self.plan.half else answer
 
     def history(self) -> list[dict[str, Any]]:
         """The rounds so far, as in history.jsonl."""
