@@ -69,6 +69,7 @@ FORMER: dict[str, Any] = {
     "seed": 1,
     "experiment": "run",
     "code": "0123456789abcdef",
+    "transport": "float32",
 }
 """The plan in a job folder that another version has exported, with a setting that this one does not have."""
 
@@ -118,6 +119,7 @@ def test_a_server_refuses_a_job_that_another_version_made(tmp_path: Path) -> Non
         {"experiment": 3},
         {"code": ["x"]},
         {"code": "\ud800"},
+        {"transport": "float8"},
         {7: 1},
     ],
     ids=str,

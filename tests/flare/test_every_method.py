@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -19,6 +19,7 @@ from suture.flare.filters import EgressFilter
 from suture.methods import METHODS
 from suture.methods.base import Method
 from suture.models import ModelSpec
+from suture.protocol.half import Transport
 from suture.protocol.messages import Abstain, Payload
 from suture.protocol.packing import Packed, pack, unpack
 from suture.simulation.trial import Trial
@@ -51,16 +52,17 @@ def _sent(packed: Packed) -> Packed:
     return from_shareable_(fobs.loads(fobs.dumps(to_shareable(packed))))
 
 
-def _trial(method: Method) -> Trial:
+def _trial(method: Method, transport: Transport) -> Trial:
     label_type = "multilabel" if method.label_use.single_target else method.label_types[0]
-    return Trial(method, SMALL, label_type, rounds=3)
+    return Trial(method, SMALL, label_type, rounds=3, transport=transport)
 
 
+@pytest.mark.parametrize("transport", get_args(Transport))
 @pytest.mark.parametrize("name", sorted(name for name, kind in METHODS.items() if not kind.limits.here_only))
-def test_flares_messages_change_no_byte(name: str) -> None:
+def test_flares_messages_change_no_byte(name: str, transport: Transport) -> None:
     register()
     method = conformant(name)
-    with _trial(method) as loop, _trial(method) as flare:
+    with _trial(method, transport) as loop, _trial(method, transport) as flare:
         federate(loop.server, Loop(loop.sites))
         through = _ThroughFlare(flare.sites)
         federate(flare.server, through)

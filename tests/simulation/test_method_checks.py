@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from rounds import conformant
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelType
 from suture.data.batch import Batch
@@ -256,3 +257,10 @@ def test_an_exempt_hyperparameter_is_not_made_strong() -> None:
 @pytest.mark.parametrize("settings", [{"final_lr": 1e-4}, {"warmup_epochs": 1}])
 def test_a_schedule_or_a_warm_up_is_no_other_learning_rate(settings: dict[str, Any]) -> None:
     checks.a_sites_own_learning_rate_is_used(subject_of(FedProx(local=LocalTraining(**settings))))
+
+
+@pytest.mark.parametrize("name", ["surgical", "pmfl"])
+def test_the_checks_hold_with_half_precision_transport(name: str) -> None:
+    subject = replace(subject_of(conformant(name)), transport="float16")
+    for check in set(checks.CHECKS) - {checks.every_hyperparameter_matters}:
+        check(subject)

@@ -29,6 +29,7 @@ from torch import Tensor
 from suture.core.errors import ConfigError
 from suture.learning.training import NonFiniteLoss
 from suture.protocol.disclosure import training_loss
+from suture.protocol.half import VARIANCE
 from suture.protocol.messages import Payload, Spent, Update, rounded
 from suture.protocol.privacy import PrivacyConfig
 
@@ -81,11 +82,8 @@ class Noise:
             noise = gaussian(tuple(delta.shape), draw) if self.multiplier else 0.0
             changed = delta * factor + noise * self.multiplier * self.clip
             value = (changed + base[name].double() if base else changed).to(sent[name].dtype)
-            done[name] = value.clamp_min(0) if name.endswith(_VARIANCE) and not gradient else value
+            done[name] = value.clamp_min(0) if name.endswith(VARIANCE) and not gradient else value
         return replace(update, shared=_group("shared", done), head=_group("head", done))
-
-
-_VARIANCE = ".running_var"
 
 
 def _refuse_uncovered(update: Update) -> None:

@@ -21,6 +21,8 @@ def expected_answer(
     own: Labels = (),
     images: int = 0,
     limits: PrivacyConfig | None = None,
+    *,
+    half: bool = False,
 ) -> Expectation:
     """Return what one site may answer to a task.
 
@@ -32,6 +34,7 @@ def expected_answer(
             there is a model.
         own: the classes that the site annotates, in its own spelling.
         images: number of training images that the site has announced.
+        half: whether the model's tensors travel in half precision; only those of a round of training do.
         limits: of the site; None at the server, which does not know them.
     """
     return Expectation(
@@ -44,5 +47,6 @@ def expected_answer(
         method.egress(Layout.of(shared, head)),
         images,
         method.keep_local,
+        half and task.task == "train",
         limits,
     )

@@ -18,6 +18,7 @@ from suture.methods import METHODS, method_class
 from suture.methods.base import Method, RoundContext
 from suture.methods.source import code_hash as code_hash
 from suture.models import MODELS, ModelSpec, check_portable
+from suture.protocol.half import Transport
 from suture.protocol.messages import Word
 
 Selection = Literal["site_loss", "server_metric", "server_balanced_accuracy", "last"]
@@ -48,6 +49,8 @@ class Plan:
         experiment: identifier under which server and sites store their states; a new job of the same
             experiment continues it.
         code: hash of the package that created the job.
+        transport: the type in which float32 weights and gradients travel in the rounds; ``float16`` halves
+            the bytes. See `suture.protocol.half`.
 
     Raises:
         ConfigError: the experiment's name cannot be used, the settings contradict one another, or the model
@@ -60,6 +63,7 @@ class Plan:
     seed: int
     experiment: str
     code: str
+    transport: Transport = "float32"
 
     def __post_init__(self) -> None:
         check_experiment(self.experiment)
@@ -103,6 +107,7 @@ class Plan:
             "seed": self.seed,
             "experiment": self.experiment,
             "code": self.code,
+            "transport": self.transport,
         }
 
     @classmethod
@@ -129,11 +134,17 @@ class Plan:
                 given.seed,
                 given.experiment,
                 given.code,
+                given.transport,
             )
         except ConfigError as error:
             if given.code == (own := code_hash(kind)):
                 raise
             raise CodeMismatch(f"{_other_code('this party', own, given.code)} ({error})") from error
+
+    @property
+    def half(self) -> bool:
+        """Whether the model's tensors travel in half precision."""
+        return self.transport == "float16"
 
     def check_code(self, party: str) -> None:
         """Refuse a job that another version of the package created.
@@ -159,6 +170,7 @@ class _Values:
     seed: int
     experiment: str
     code: Word
+    transport: Transport
 
 
 _PLAN_KEYS = {field.name for field in dataclasses.fields(_Values)}

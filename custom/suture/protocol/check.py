@@ -44,6 +44,7 @@ class Expectation:
         egress: what the method declares.
         images: number of training images that it has announced.
         local: whether it also evaluates the model that it trained itself.
+        half: whether float32 tensors of the model may come in float16; see `suture.protocol.half`.
         limits: of the site, by its own filter. The server does not know them; a site that sends finer figures
             harms itself alone.
     """
@@ -57,6 +58,7 @@ class Expectation:
     egress: Egress
     images: int = 0
     local: bool = False
+    half: bool = False
     limits: PrivacyConfig | None = None
 
 
@@ -105,8 +107,8 @@ def _check_update(update: Update, expected: Expectation) -> None:
             f"labels of {len(update.labels)} rows instead of the {len(expected.labels)} asked"
         )
     rows = len(update.labels)
-    _check_tensors("shared", update.shared, egress.shared)
-    _check_tensors("head", update.head, _with_rows(egress.head, rows))
+    _check_tensors("shared", update.shared, egress.shared, half=expected.half)
+    _check_tensors("head", update.head, _with_rows(egress.head, rows), half=expected.half)
     _check_tensors("class_tensors", update.class_tensors, _with_rows(egress.class_tensors, rows))
     for name in update.class_tensors:
         _check_class_tensor(name, update, expected)
@@ -180,7 +182,11 @@ def _check_labels(labels: Labels) -> None:
 
 
 def _check_tensors(
-    group: str, tensors: Mapping[str, Tensor], declared: Mapping[str, tuple[tuple[int, ...], str]]
+    group: str,
+    tensors: Mapping[str, Tensor],
+    declared: Mapping[str, tuple[tuple[int, ...], str]],
+    *,
+    half: bool = False,
 ) -> None:
     if tensors.keys() != declared.keys():
         raise RejectedUpdate(_difference(group, tensors.keys(), declared.keys()))
@@ -188,7 +194,8 @@ def _check_tensors(
         shape, dtype = declared[name]
         if tuple(tensor.shape) != tuple(shape):
             raise RejectedUpdate(f"{group}/{name} has shape {tuple(tensor.shape)} instead of {tuple(shape)}")
-        if str(tensor.dtype) != dtype:
+        halved = half and dtype == "torch.float32" and tensor.dtype == torch.float16
+        if str(tensor.dtype) != dtype and not halved:
             raise RejectedUpdate(f"{group}/{name} is {tensor.dtype} instead of {dtype}")
         # The extremes of a tensor are finite exactly if all its values are: one pass, and no mask in memory.
         if tensor.is_floating_point() and tensor.numel() and not all(map(torch.isfinite, tensor.aminmax())):

@@ -77,16 +77,19 @@ class Egress:
 _LOCAL = "the model that the site trained in the selected round, before aggregation, on its test data"
 
 
-def declared(egress: Egress, *, local: bool = False) -> list[dict[str, str]]:
+def declared(egress: Egress, *, local: bool = False, half: bool = False) -> list[dict[str, str]]:
     """Return the fields that may leave a site, each with its shape and purpose.
 
     Args:
         local: whether a site also evaluates the model that it trained itself.
+        half: whether tensors of the model travel in half precision; see `suture.protocol.half`.
     """
+    how = ", in float16" if half else ""
+    how += ", as changes of what the site received" if half and egress.kind == "weights" else ""
     shapes = (
         {
-            "shared": "the model's tensors",
-            "head": "one row for each class that the site sees",
+            "shared": f"the model's tensors{how}",
+            "head": f"one row for each class that the site sees{how}",
             "weight": _weight(egress),
             "class_weights": _class_weights(egress),
             "counts": "two numbers per class of the site, once, at the start",

@@ -9,6 +9,7 @@ tensors and a header.
 from __future__ import annotations
 
 import dataclasses
+from functools import lru_cache
 from typing import Annotated, Literal, overload
 
 import torch
@@ -32,6 +33,7 @@ LARGEST = 10**9
 """The largest count: an integer of Python is unlimited, and so could carry anything."""
 
 
+@lru_cache(maxsize=2 * MOST_CLASSES)  # the same names come with every message
 def _label(name: str) -> str:
     try:
         return check_label(name)

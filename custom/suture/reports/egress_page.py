@@ -30,8 +30,9 @@ _FIELDS: Mapping[type[Any], Mapping[str, str]] = {
     Update: {
         "round": "number of the round",
         "labels": "the class names of the rows, as the site received them",
-        "shared": "tensors: see the method",
-        "head": "rows of classes: see the method",
+        "shared": 'tensors: see the method. With `transport = "float16"` in the job, float32 ones leave in '
+        "float16, weights as their change of what the site received",
+        "head": "rows of classes: see the method; the same",
         "class_weights": "a number for each row: see the method",
         "weight": "a number: see the method",
         "kind": "`weights` or `gradient`",

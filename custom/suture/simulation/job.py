@@ -30,6 +30,7 @@ from suture.methods.base import Method
 from suture.methods.source import source_of
 from suture.models import MODELS, ModelSpec, vocabulary_of
 from suture.models.documents import with_digest
+from suture.protocol.half import Transport
 from suture.simulation.job_files import job_file
 from suture.simulation.kinds import Simulation
 from suture.simulation.study import StudySites
@@ -73,6 +74,7 @@ class Job:
     shared_with: tuple[str, ...] = ()
     simulation: Simulation | None = None
     finetuning: FineTuning | None = None
+    transport: Transport = "float32"
 
     def __post_init__(self) -> None:
         check_job(self.name)
@@ -88,7 +90,9 @@ class Job:
             experiment: identifier under which the parties store their state.
         """
         code = code_hash(type(self.method))
-        return Plan(self.method, self._model(), self.augmentation, self.seed, experiment, code)
+        return Plan(
+            self.method, self._model(), self.augmentation, self.seed, experiment, code, self.transport
+        )
 
     def _model(self) -> ModelSpec:
         """Return the model with what the other parties do not have: its words, and its embedding's digest."""

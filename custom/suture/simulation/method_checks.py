@@ -28,6 +28,7 @@ from suture.methods.parameters import parts
 from suture.models import ModelSpec
 from suture.models.classifier import Layout
 from suture.protocol.egress import whole
+from suture.protocol.half import Transport
 from suture.protocol.messages import Abstain, Update, ones
 from suture.protocol.packing import Packed, load
 from suture.simulation.trial import SITES, Trial
@@ -47,12 +48,14 @@ class Subject:
         model: that it trains.
         variants: for hyperparameters whose valid values cannot be guessed, another value by dotted name.
         exempt: hyperparameters, or groups of them, that need not change anything here, by dotted name.
+        transport: of the plan.
     """
 
     method: Method
     model: ModelSpec = SMALL
     variants: Mapping[str, Any] = field(default_factory=dict)
     exempt: Collection[str] = ()
+    transport: Transport = "float32"
 
     @cached_property
     def label_types(self) -> tuple[LabelType, ...]:
@@ -66,7 +69,7 @@ class Subject:
 
     def trial(self, label_type: LabelType, **more: Any) -> Trial:
         """A small federation of the method; see `Trial`."""
-        return Trial(self.method, self.model, label_type, **more)
+        return Trial(self.method, self.model, label_type, transport=self.transport, **more)
 
 
 def check_method(

@@ -28,6 +28,7 @@ from suture.methods.base import Method
 from suture.methods.source import code_hash
 from suture.models import ModelSpec, build
 from suture.models.classifier import load_tensors, split_state
+from suture.protocol.half import Transport, received, restored
 from suture.protocol.messages import Payload, Reply, Update
 from suture.protocol.packing import Packed, unpack
 from suture.protocol.privacy import PrivacyConfig
@@ -46,6 +47,7 @@ class Trial:
         hidden: the number that stands in a batch where a label is unknown. Each site then leaves every third
             label of its first class unknown; None leaves its classes known, and 0 stands for the others.
         min_count: of every site.
+        transport: of the plan.
 
     Attributes:
         seen: the class names that each site has been sent by `run`.
@@ -62,12 +64,13 @@ class Trial:
         rates: Mapping[str, float] | None = None,
         hidden: float | None = None,
         min_count: int = 0,
+        transport: Transport = "float32",
     ) -> None:
         self.label_type, self._rates, self._hidden = label_type, rates or {}, hidden
         self._min_count = min_count
         self._folder = tempfile.TemporaryDirectory()
         self.folder = Path(self._folder.name)
-        self.plan = Plan(method, model, Augmentation(), 1, "run", code_hash(type(method)))
+        self.plan = Plan(method, model, Augmentation(), 1, "run", code_hash(type(method)), transport)
         rounds += method.least_rounds - 1
         self.server = Server(self.plan, Schedule(rounds=rounds), self.folder / "run", None)
         self.sites = {name: self._site(name, rounds) for name in SITES}
@@ -92,7 +95,9 @@ class Trial:
             self.server.begin(
                 loop.exchange("handshake", self.server.handshake(loop.sites), self.server.receiver())
             )
-            self._payloads = {name: _payload(packed) for name, packed in self.server.assign().items()}
+            self._payloads = {
+                name: received(_payload(packed)) for name, packed in self.server.assign().items()
+            }
         return self._payloads[site]
 
     def answer(self, site: str) -> Reply:
@@ -100,11 +105,12 @@ class Trial:
         return self.sites[site].answer(self.payload(site))
 
     def update(self, site: str) -> Update:
-        """The update of a site in round 1."""
+        """The update of a site in round 1, as the server reads it that has sent what the site received."""
         answer = self.answer(site)
         if not isinstance(answer, Update):
             raise AssertionError(f"{self.label_type}: {site} sent no update: {answer}")
-        return answer
+        payload, site_ = self.payload(site), self.sites[site]
+        return restored(answer, payload, site_.expectation(payload).egress) if self.plan.half else answer
 
     def history(self) -> list[dict[str, Any]]:
         """The rounds so far, as in history.jsonl."""

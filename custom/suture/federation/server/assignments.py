@@ -46,6 +46,7 @@ class Assigner:
         best: the best round so far of each site; 0 while there is none.
         holders: the sites that already hold the tensors that are sent only once.
         class_tensors: further values of each class, in the order of the model's classes.
+        half: whether the model's tensors travel in half precision.
     """
 
     method: Method
@@ -55,13 +56,16 @@ class Assigner:
     best: Mapping[str, int]
     holders: Collection[str]
     class_tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    half: bool = False
 
     def assign(self, task: Task) -> dict[str, tuple[Payload, Expectation]]:
         """Return the payload of every site in the order of their names, with what it may answer."""
         assignments = {}
         for site, member in sorted(self.registry.members.items()):
             payload, images = self._payload(task, site), member.n.get("train", 0)
-            expected = expected_answer(self.method, payload, *self._exchanged, member.own, images)
+            expected = expected_answer(
+                self.method, payload, *self._exchanged, member.own, images, half=self.half
+            )
             assignments[site] = payload, expected
         return assignments
 

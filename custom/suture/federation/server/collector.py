@@ -17,6 +17,7 @@ from suture.core.printable import printable
 from suture.federation.server.attendance import Attendance
 from suture.federation.server.norm_bound import Norms, norms_of, too_large
 from suture.protocol.check import Expectation, check_reply
+from suture.protocol.half import Narrow, restored
 from suture.protocol.messages import Abstain, Evaluation, Metrics, Payload, Reply, SiteInfo, Update
 from suture.protocol.packing import Packed, check_size, load, pack, save, tensor_fields, tensors_of, unpack
 
@@ -73,7 +74,11 @@ class UpdateCollector:
     def open(self, assignments: Assignments) -> dict[str, Packed]:
         """Begin an exchange; return what to send to each site."""
         shutil.rmtree(self._spool, ignore_errors=True)
-        packed = {site: pack(payload) for site, (payload, _) in assignments.items()}
+        narrow = Narrow()
+        packed = {
+            site: narrow(pack(payload)) if expected.half else pack(payload)
+            for site, (payload, expected) in assignments.items()
+        }
         self._expected = {site: expected for site, (_, expected) in assignments.items()}
         self._payloads = {site: payload for site, (payload, _) in assignments.items()}
         self._answers, self._fault, self.since = {}, None, time.monotonic()
@@ -141,11 +146,14 @@ class UpdateCollector:
             self._notify("answer", site=site, status=line["status"], reason=line["reason"])
 
     def _checked(self, site: str, packed: Packed) -> Reply:
-        """Unpack an answer, the only time that the server does, and check it against the expectation."""
+        """Unpack an answer, the only time that the server does, and check it; restore half precision."""
         reply = unpack(packed)
         if isinstance(reply, Payload):
             raise RejectedUpdate("a payload is no answer")
-        check_reply(reply, self._expected[site])
+        expected = self._expected[site]
+        check_reply(reply, expected)
+        if isinstance(reply, Update) and expected.half:
+            return restored(reply, self._payloads[site], expected.egress)
         return reply
 
     def _take(self, site: str, reply: Reply) -> Line:

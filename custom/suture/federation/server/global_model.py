@@ -35,6 +35,7 @@ _FIXED_SETTINGS = {
     "hyperparameters": "method",
     "model": "model",
     "augmentation": "augmentation",
+    "transport": "transport",
 }
 """The parts of a plan that a later job of the experiment may not change, with the job's word for each."""
 

@@ -103,7 +103,7 @@ def what_leaves(plan: Plan, layout: Layout, label_type: LabelType | None = None)
         label_type: of the federation; once it is known, label counts are listed only where they are sent.
     """
     egress = plan.method.egress(layout)
-    fields = declared(egress, local=plan.method.keep_local)
+    fields = declared(egress, local=plan.method.keep_local, half=plan.half)
     uncounted = label_type is not None and label_type not in egress.counts
     return [field for field in fields if not (uncounted and field["field"] == "counts")]
 
@@ -129,6 +129,7 @@ def describe(record: Record, plan: Plan, schedule: Schedule, **facts: Any) -> No
         seed=plan.seed,
         experiment=plan.experiment,
         code=plan.code,
+        transport=plan.transport,
         versions=versions(),
         egress=what_leaves(plan, Layout({}, {})),
         labels=[],

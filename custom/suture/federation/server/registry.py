@@ -59,10 +59,11 @@ class SiteRegistry:
 
     def owners(self) -> dict[str, tuple[str, ...]]:
         """Return for each class the sites that annotate it, sorted."""
-        owners: dict[str, tuple[str, ...]] = dict.fromkeys(self.labels, ())
+        owners: dict[str, list[str]] = {name: [] for name in self.labels}
         for site, member in sorted(self.members.items()):
-            owners |= {name: (*owners[name], site) for name in member.names if name in owners}
-        return owners
+            for name in owners.keys() & set(member.names):
+                owners[name].append(site)
+        return {name: tuple(sites) for name, sites in owners.items()}
 
     def rows_for(self, site: str, view: LabelView) -> Labels:
         """Return the federation's names of the rows that a site receives: its own, or all."""

@@ -403,7 +403,14 @@ class Server:
     def _send(self, task: Task, model: GlobalModel) -> dict[str, Packed]:
         best = {site: self.standings.of(site) for site in self.registry.members}
         assigner = Assigner(
-            self.plan.method, self.registry, model, self.round, best, self._holders, self._facts.tensors
+            self.plan.method,
+            self.registry,
+            model,
+            self.round,
+            best,
+            self._holders,
+            self._facts.tensors,
+            self.plan.half,
         )
         assigned = assigner.assign(task).items()
         return self.collector.open({site: one for site, one in assigned if site not in self._excluded})

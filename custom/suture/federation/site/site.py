@@ -55,6 +55,7 @@ from suture.models.classifier import Classifier, Layout, load_tensors, split_sta
 from suture.models.priors import Prior, check_width, load_prior
 from suture.models.saved import save_model
 from suture.protocol.check import Expectation
+from suture.protocol.half import received, sent
 from suture.protocol.messages import (
     Evaluation,
     Labels,
@@ -127,6 +128,7 @@ class Site:
             self._lock = self._lock or FolderLock.take(self.folder / LOCK, TAKEOVER)
             check_consent(self.name, self.plan, self.config)
             self._keep(task.best)
+            task = received(task) if self.plan.half else task
             return self._introduced(task) if task.task == "handshake" else self._answered(task)
         except Exception as error:
             record_error(self.folder, self.name, task, error)
@@ -152,6 +154,7 @@ class Site:
             own.names,
             len(samples["train"]),
             self.config.privacy,
+            half=self.plan.half,
         )
 
     # What is released
@@ -236,7 +239,8 @@ class Site:
         losses = self.expectation(task).egress.losses
         samples = method.behind_losses(images, context.own(method.local))
         allowed = protected(update, task, self.config.privacy, losses, samples)
-        return replace(allowed, metrics=metrics)
+        answer = replace(allowed, metrics=metrics)
+        return sent(answer, task) if self.plan.half else answer
 
     def _trained(
         self, context: SiteContext, task: Payload, state: Packed, ctx: RoundContext

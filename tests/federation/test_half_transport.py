@@ -1,0 +1,141 @@
+"""A federation with half-precision transport: what each party holds, bytes, noise, and continuing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from rounds import conformant
+from suture.core.errors import ConfigError
+from suture.federation.loop import Loop, federate
+from suture.federation.server.global_model import check_unchanged, fixed_settings
+from suture.learning.training import LocalTraining
+from suture.methods.surgical import SurgicalAggregation
+from suture.models import ModelSpec
+from suture.protocol.half import narrow
+from suture.protocol.messages import Payload, Update
+from suture.protocol.packing import Packed, digest, pack, unpack
+from suture.simulation.trial import Trial
+
+SMALL = ModelSpec("cnn", size=16)
+
+
+def trial(**more: Any) -> Trial:
+    return Trial(conformant("surgical"), SMALL, "multilabel", transport="float16", **more)
+
+
+class Watched(Loop):
+    """The loop, keeping what travels."""
+
+    def __init__(self, sites: Mapping[str, Any]) -> None:
+        super().__init__(sites)
+        self.down: list[tuple[str, Packed]] = []
+        self.up: list[tuple[str, Packed]] = []
+
+    def exchange(self, task: Any, payloads: Mapping[str, Packed], receive: Any) -> dict[str, str]:
+        def keep(site: str, packed: Packed) -> None:
+            self.up.append((site, packed))
+            receive(site, packed)
+
+        self.down += payloads.items()
+        return super().exchange(task, payloads, keep)
+
+
+def test_a_round_travels_in_halves_and_an_evaluation_in_full() -> None:
+    with trial(rounds=2) as run:
+        loop = Watched(run.sites)
+        federate(run.server, loop)
+        of_task: dict[str, set[torch.dtype]] = {"handshake": set(), "train": set(), "evaluate": set()}
+        for _, packed in loop.down:
+            groups = (t for name, t in packed.tensors.items() if name.startswith(("shared/", "head/")))
+            of_task[packed.header["task"]] |= {t.dtype for t in groups if t.is_floating_point()}
+        assert of_task == {"handshake": set(), "train": {torch.float16}, "evaluate": {torch.float32}}
+        for line in run.history():
+            up = [packed.nbytes for _, packed in loop.up if packed.header.get("round") == line["round"]]
+            assert line["bytes_up"] == sum(up[:3])
+        assert {t.dtype for t in run.server.model.shared.values() if t.is_floating_point()} == {torch.float32}
+
+
+def test_a_site_trains_on_the_halves_that_the_server_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, Payload] = {}
+    before = SurgicalAggregation.train
+
+    def noting(self: Any, site: Any, received: Payload, local: Any) -> Any:
+        seen[site.name] = received
+        model = site.model.state_dict()
+        assert all(torch.equal(model[name], t) for name, t in received.shared.items())
+        return before(self, site, received, local)
+
+    monkeypatch.setattr(SurgicalAggregation, "train", noting)
+    with trial() as run:
+        loop = Watched(run.sites)
+        federate(run.server, loop)
+        sent = {site: unpack(p) for site, p in loop.down if p.header["task"] == "train"}
+        for site, payload in sent.items():
+            assert isinstance(payload, Payload)
+            for name, tensor in payload.shared.items():
+                assert torch.equal(seen[site].shared[name], tensor.to(seen[site].shared[name].dtype))
+    assert len(seen) == 3
+
+
+def test_sites_that_train_nothing_leave_the_servers_model_as_it_is_to_the_bit() -> None:
+    idle = SurgicalAggregation(local=LocalTraining(epochs=0), batch_norm="frozen")
+    with Trial(idle, SMALL, "multilabel", rounds=3, transport="float16") as run:
+        run.payload("alpha")
+        begun = {name: t.clone() for name, t in {**run.server.model.shared, **run.server.model.head}.items()}
+        assert any(not torch.equal(narrow(t).float(), t) for t in begun.values())
+        federate(run.server, Loop(run.sites))
+        after = {**run.server.model.shared, **run.server.model.head}
+        assert all(torch.equal(after[name], t) for name, t in begun.items())
+
+
+def test_the_ledger_has_the_digest_of_the_halves_and_the_same_task_gets_the_same_bytes() -> None:
+    with trial() as run:
+        one, two = run.answer("beta"), run.answer("beta")
+        assert isinstance(one, Update)
+        assert {t.dtype for t in one.shared.values() if t.is_floating_point()} == {torch.float16}
+        assert digest(pack(one)) == digest(pack(two)) == run.sites["beta"].ledger.releases()[-1].answer
+
+
+def test_a_run_that_stops_in_between_ends_with_the_same_bytes() -> None:
+    with trial(rounds=3) as whole, trial(rounds=3) as parted:
+        whole.run()
+        loop = Loop(parted.sites)
+
+        def sent(payloads: Mapping[str, Packed], task: Any) -> dict[str, str]:
+            return loop.exchange(task, payloads, parted.server.receiver())
+
+        parted.server.begin(sent(parted.server.handshake(loop.sites), "handshake"))
+        parted.server.close_round(sent(parted.server.assign(), "train"))
+        for site in parted.sites.values():
+            site.close()
+        again = type(parted.server)(parted.plan, parted.server.schedule, parted.folder / "run", None)
+        federate(again, loop)
+        for name, tensor in whole.server.model.shared.items():
+            assert torch.equal(tensor, again.model.shared[name])
+        assert whole.metrics() == {**parted.metrics()}
+
+
+def test_noise_is_drawn_before_the_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+    with trial() as run:
+        site = run.sites["alpha"]
+        privacy = site.config.privacy.model_copy(update={"clip": 1e-3, "noise": 0.0})
+        site.config = site.config.model_copy(update={"privacy": privacy})
+        update = run.answer("alpha")
+        assert isinstance(update, Update)
+        assert {t.dtype for t in update.shared.values() if t.is_floating_point()} == {torch.float16}
+        changes = [t.double() for t in (*update.shared.values(), *update.head.values())]
+        norm = torch.cat([t.flatten() for t in changes if t.is_floating_point()]).norm().item()
+        # q adds at most 2^-11 of each number, or 2^-25 to it.
+        assert 0 < norm <= 1e-3 * (1 + 2**-11) + 2**-25 * sum(t.numel() for t in changes) ** 0.5
+
+
+def test_an_experiment_continues_only_with_its_own_transport() -> None:
+    with trial() as run:
+        full = replace(run.plan, transport="float32")
+        with pytest.raises(ConfigError, match=r"begun with transport=.?float16"):
+            check_unchanged(fixed_settings(run.plan), fixed_settings(full), "run")
