@@ -1,9 +1,10 @@
-"""What a round costs beside training: `python benchmarks/round_cost.py`.
+"""What a round costs beside training: `python benchmarks/round_cost.py [--flwr PYTHON]`.
 
 Four sites that train nothing (epochs=0); the plain loop and FLARE side by side at 0.25 and 28 MB of weights.
 Times are medians without the first two rounds. `seconds` is what history.jsonl says of a round: from its
 payloads to its merged model. `pace` is from the start of one round to the start of the next, as
 events.jsonl is written: saving the round is in it. With frozen batch norm, what never changes is sent once.
+With the interpreter of an environment that has flwr[simulation], its rounds stand beside ours.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import csv
 import json
 import resource
 import statistics
+import subprocess
 import tempfile
 import threading
 import time
@@ -174,8 +176,17 @@ def spread(values: list[float]) -> str:
     return f"{statistics.median(values):.3f} ({min(values):.3f}-{max(values):.3f})"
 
 
-def costs(rounds: int) -> Table:
-    """Time, bytes and memory, by size and transport."""
+def flwr(python: Path, size: str, rounds: int) -> list[float]:
+    """Seconds of the rounds of flwr's simulation: as many clients return as many bytes without work."""
+    script = Path(__file__).parent / "anchors" / "flwr_round.py"
+    command = [python, script, size.split()[0], str(rounds), str(len(SITES))]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    seconds: list[float] = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("[")))
+    return seconds
+
+
+def costs(rounds: int, anchor: Path | None) -> Table:
+    """Time, bytes and memory, by size and transport; with the interpreter of an anchor, its time too."""
     table = Table("weights", "env", "seconds", "pace", "MB down", "MB up", "peak MiB", "in all, s", box=None)
     for size, model in MODELS.items():
         for federation in (loop, flare):
@@ -190,6 +201,8 @@ def costs(rounds: int) -> Table:
                 ", ".join(f"{role} {mib:.0f}" for role, mib in sorted(cost.peak.items())),
                 f"{cost.whole:.0f}",
             )
+        if anchor:
+            table.add_row(size, "flwr", spread(flwr(anchor, size, rounds)[2:]))
     return table
 
 
@@ -207,10 +220,12 @@ def main() -> None:
     """Prints two tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=20, choices=range(4, 1001), metavar="N")
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--flwr", type=Path, metavar="PYTHON", help="interpreter that has flwr[simulation]")
+    options = parser.parse_args()
+    rounds = options.rounds
     console = Console(width=150)
     console.print(f"{machine()}\n\n{len(SITES)} sites, {rounds} rounds; median (range) after the first two")
-    console.print(costs(rounds))
+    console.print(costs(rounds, options.flwr))
     console.print(frozen())
 
 

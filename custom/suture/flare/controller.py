@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+import threading
 import time
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import IO
 
 from nvflare.apis.client import Client
 from nvflare.apis.controller_spec import ClientTask, Task
+from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.impl.controller import Controller
@@ -25,6 +27,7 @@ from suture.federation.loop import federate
 from suture.federation.plan import Plan, Schedule
 from suture.federation.server.collector import Receiver
 from suture.federation.server.server import Server, find_server_config, open_server
+from suture.flare.bell import ring
 from suture.flare.codec import from_shareable_, from_text, register, to_shareable
 from suture.flare.event_feed import GROUP, EventFeed
 from suture.flare.job_guard import JobGuard
@@ -40,8 +43,8 @@ from suture.reports.report import try_report
 
 log = logging.getLogger(__name__)
 
-_POLL = 0.02
-"""Seconds between two looks at the answers."""
+_LOOK = 0.1
+"""Seconds between two looks at what else than an answer ends an exchange."""
 
 _TAKEOVER = 60.0
 """Seconds that the job waits for the lock of an earlier one."""
@@ -70,6 +73,9 @@ class FederationController(Controller):
             collector = fl_ctx.get_prop(InfoCollector.CTX_KEY_STATS_COLLECTOR)
             if isinstance(collector, GroupInfoCollector):
                 collector.set_info(GROUP, self._feed.recent())
+        elif event_type == EventType.ABOUT_TO_END_RUN:
+            # From now on FLARE answers a request for a task with the end of the run.
+            ring([client.name for client in fl_ctx.get_engine().get_clients()], fl_ctx)
 
     def start_controller(self, fl_ctx: FLContext) -> None:
         register()
@@ -179,13 +185,14 @@ class FlareTransport:
         tasks = self._tasks = {site: self._task(task, packed, answers) for site, packed in payloads.items()}
         for site, work in tasks.items():
             self._controller.broadcast(work, self._fl_ctx, targets=[site], min_responses=1)
+        ring(list(tasks), self._fl_ctx)
         # FLARE retires finished tasks only five times a second, so the answers themselves are counted too.
         while answers.waiting() and self._controller.get_num_standing_tasks():
             if receive.enough(answers.waiting()):
                 break
             if self._aborted():
                 raise Aborted("the job was aborted, or its server has died")
-            time.sleep(_POLL)
+            answers.wait(_LOOK)
         why = "the task ended without an answer"
         if time.monotonic() >= deadline:
             why = f"no answer within {self._timeout} s"
@@ -230,10 +237,16 @@ class _Answers:
     def __init__(self, sites: Iterable[str], receive: Receiver) -> None:
         self.missing = dict.fromkeys(sites, "")
         self._receive = receive
+        self._news = threading.Event()
 
     def waiting(self) -> list[str]:
         """The sites that may still answer."""
         return [site for site, reason in list(self.missing.items()) if not reason]
+
+    def wait(self, seconds: float) -> None:
+        """Wait until another answer has come, at most some seconds."""
+        self._news.wait(seconds)
+        self._news.clear()
 
     def note_fetch(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
         """Note that a site fetches its task, as FLARE's callback."""
@@ -241,6 +254,12 @@ class _Answers:
 
     def take(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
         """Take the result of a task, as FLARE's callback."""
+        try:
+            self._take(client_task)
+        finally:
+            self._news.set()
+
+    def _take(self, client_task: ClientTask) -> None:
         # FLARE's own name of the client, never one that the message claims.
         site, result = client_task.client.name, client_task.result
         client_task.result = None

@@ -14,6 +14,7 @@ from suture.data.config import find_site_config, load_site_config
 from suture.federation.plan import Plan
 from suture.federation.site.abstention import abstention, record_error
 from suture.federation.site.site import Site
+from suture.flare.bell import Bell
 from suture.flare.codec import from_shareable_, from_text, register, to_shareable
 from suture.flare.workspace import (
     check_method_allowed,
@@ -36,17 +37,23 @@ class SiteExecutor(Executor):
     Args:
         plan: `Plan.to_dict()` as text; see `as_text`.
         rounds: number of rounds of the run.
+        bell: whether the site waits for the server's bell before it asks for a task; not where sites take
+            turns in one thread of the simulator.
     """
 
-    def __init__(self, plan: str, rounds: int) -> None:
+    def __init__(self, plan: str, rounds: int, bell: bool = True) -> None:
         super().__init__()
         self.plan = plan
         self.rounds = rounds
+        self.bell = bell
+        self._bell = Bell() if bell else None
         self._site: Site | None = None
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type == EventType.START_RUN:
             register()
+        if self._bell:
+            self._bell.handle_event(event_type, fl_ctx)
 
     def execute(
         self,

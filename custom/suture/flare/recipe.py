@@ -32,7 +32,8 @@ from suture.protocol.privacy import NO_ENCRYPTION
 from suture.simulation.job import Job, check_federated
 
 _TASKS = ["handshake", "train", "evaluate"]
-_POLL = 0.1
+_POLL = 0.01
+"""Seconds that a site sleeps after each poll, before it waits for the bell; FLARE's default is 2."""
 _PACKAGE = Path(__file__).resolve().parent.parent
 
 
@@ -48,6 +49,7 @@ class FederationRecipe(Recipe):
         bundle: whether this package, and that of a method from outside, travel with the job; otherwise they
             are installed at every party.
         shared_with: names of the users who may continue the experiment beside the submitter.
+        bell: whether sites wait for the server's bell before they ask for a task.
 
     Raises:
         ConfigError: the schedule contains labels and no sites are named, a name is not valid for a site,
@@ -63,6 +65,7 @@ class FederationRecipe(Recipe):
         min_clients: int = 1,
         bundle: bool = False,
         shared_with: Sequence[str] = (),
+        bell: bool = True,
     ) -> None:
         check_sites(sites)
         if not sites and (schedule.label_map or schedule.accept_labels):
@@ -75,10 +78,9 @@ class FederationRecipe(Recipe):
         job = FedJob(name=name, min_clients=min_clients, meta_props=meta)
         settings = as_text(plan.to_dict())
         job.to_server(FederationController(settings, as_text(schedule.to_dict())), id="controller")
-        # Sites poll for tasks this often; with FLARE's default every round takes at least 2 s.
         job.to_server({"server": {"task_request_interval": _POLL}})
         for target in sites or [ALL_SITES]:
-            job.to(SiteExecutor(settings, schedule.rounds), target, tasks=_TASKS)
+            job.to(SiteExecutor(settings, schedule.rounds, bell), target, tasks=_TASKS)
             job.to(EgressFilter(), target, tasks=_TASKS, filter_type=FilterType.TASK_RESULT)
         source = source_of(type(plan.method))
         if bundle:

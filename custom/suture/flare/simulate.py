@@ -38,7 +38,9 @@ def main(folder: Path, threads: int | None) -> None:
     except ConfigError as error:
         Record(folder).update(error=str(error))
         raise
-    recipe = FederationRecipe(job["name"], plan, schedule, sites)
+    threads = threads or len(sites)
+    # A site that waits would keep the others from the thread that they share.
+    recipe = FederationRecipe(job["name"], plan, schedule, sites, bell=threads >= len(sites))
     workspace = folder / "flare"
     # The packages are installed here, so their classes are allowed, as at a site where they are installed.
     point = entry_of(plan.method.about.name)
@@ -47,7 +49,7 @@ def main(folder: Path, threads: int | None) -> None:
     local = workspace / job["name"] / "local"
     make_folder(local)
     write_json(local / "resources.json.default", policy)
-    recipe.execute(SimEnv(clients=sites, num_threads=threads or len(sites), workspace_root=str(workspace)))
+    recipe.execute(SimEnv(clients=sites, num_threads=threads, workspace_root=str(workspace)))
 
 
 if __name__ == "__main__":

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from suture.core.allocator import keeping_memory
 from suture.core.errors import FederationError
+from suture.core.files import read_json
 from suture.core.printable import printable
 from suture.federation.server.record import Record
 from suture.federation.site.abstention import first_recorded
+from suture.simulation.workers import end, watch_start
+
+log = logging.getLogger(__name__)
 
 LOG = "flare.log"
 
@@ -32,17 +38,39 @@ def simulate(out: Path, processes: int) -> None:
         processes: of the sites, at most one for each.
 
     Raises:
-        FederationError: it failed; the message is its first error.
+        FederationError: it failed; the message is its first error. Or a site lost its process before the
+            first round, and lost it again when the simulator was started once more; names the site.
     """
+    sites: list[str] = read_json(out / "job.json", "sites")["sites"]
+    watched = sites if processes >= len(sites) else []  # sites that share processes lose them all the time
+    start = (out / LOG).stat().st_size if (out / LOG).exists() else 0
+    code, lost = _run(out, processes, watched)
+    if lost:
+        log.warning("%s has lost its process in FLARE's simulator, which is started again", lost)
+        code, lost = _run(out, processes, watched)
+    if lost:
+        raise FederationError(
+            f"{lost}: its process in FLARE's simulator ended before the first round, twice; "
+            f"{_why(out, start, code)}"
+        )
+    status = Record(out).run
+    if status.get("status") != "finished":
+        raise FederationError(status.get("error") or _why(out, start, code))
+
+
+def _run(out: Path, processes: int, watched: Sequence[str]) -> tuple[int, str | None]:
+    """Run the simulator; return its exit code, and the site whose loss at the start has ended it."""
     command = [sys.executable, "-m", "suture.flare.simulate", str(out), str(processes)]
     environment = keeping_memory({**os.environ, "SUTURE_SITES": str((out / "sites").resolve())})
     with (out / LOG).open("ab") as printed:
-        start = printed.tell()
         process = subprocess.Popen(
             command, env=environment, stdout=printed, stderr=subprocess.STDOUT, start_new_session=True
         )
         try:
-            code = process.wait()
+            if watched and (lost := watch_start(process, out, watched)):
+                end(process)
+                return 0, lost
+            return process.wait(), None
         except BaseException:
             # The simulator ends its own children when it is interrupted.
             os.killpg(process.pid, signal.SIGINT)
@@ -51,9 +79,6 @@ def simulate(out: Path, processes: int) -> None:
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
             raise
-    status = Record(out).run
-    if status.get("status") != "finished":
-        raise FederationError(status.get("error") or _why(out, start, code))
 
 
 def _why(out: Path, start: int, code: int) -> str:

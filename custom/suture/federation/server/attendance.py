@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 
 PATIENCE = 10.0
-"""Seconds in which a site that works fetches a task: sites ask several times a second."""
+"""Seconds in which a site that works fetches a task: sites ask every two seconds at least."""
 
 
 class Attendance:

@@ -1,0 +1,113 @@
+"""A site that loses its process at the start is noticed; one that is slow to start is left alone."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from suture.core.errors import FederationError
+from suture.core.files import write_json
+from suture.simulation import workers
+from suture.simulation.simulator import simulate
+from suture.simulation.workers import PATIENCE, RollCall
+
+START = subprocess.Popen
+
+
+@pytest.mark.parametrize(
+    ("seen", "lost"),
+    [
+        ([(0, "")], None),
+        ([(0, ""), (3600, "")], None),  # the simulator itself is slow
+        ([(0, "ab"), (3600, "ab")], None),  # a site reads its images
+        ([(0, "a"), (PATIENCE - 1, "a"), (PATIENCE, "ab"), (9 * PATIENCE, "ab")], None),
+        ([(0, "a"), (PATIENCE, "a")], "b"),  # it never came
+        ([(0, "ab"), (100, "b"), (100 + PATIENCE, "b")], "a"),  # it ended
+        ([(0, "ab"), (100, "b"), (101, "ab"), (102, "b"), (100 + PATIENCE, "b")], None),
+        ([(0, "ab"), (100, "b"), (101, ""), (100 + PATIENCE, "")], "a"),
+        ([(0, "ab"), (100, ""), (100 + PATIENCE, "")], "a"),
+    ],
+)
+def test_which_site_is_lost(seen: list[tuple[float, str]], lost: str | None) -> None:
+    calls = RollCall(["a", "b"])
+    said = [calls.lost(list(present), now) for now, present in seen]
+    assert said[-1] == lost
+    assert not any(said[:-1])
+
+
+SIMULATOR = """
+import json, subprocess, sys, time
+from pathlib import Path
+out, *_ = sys.argv[1:]
+out, turn = Path(out), len(list(Path(out).glob("turn-*")))
+(out / f"turn-{turn}").touch()
+print("2026-11-22 23:42:40,044 - Runner - ERROR - run_client_thread error: reset by peer")
+worker = "nvflare.private.fed.app.simulator.simulator_worker"
+present = PRESENT[turn]
+sites = [
+    subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(60)", worker, "--client", site],
+        start_new_session=True,
+    ) for site in present
+]
+(out / f"pids-{turn}").write_text(json.dumps([site.pid for site in sites]))
+if len(present) < 2:
+    time.sleep(60)
+with (out / "events.jsonl").open("a") as file:
+    file.write('{"event": "begin"}\\n')
+[site.kill() for site in sites]
+time.sleep(1.5)  # the sites are gone for longer than the patience of the test, but the run had begun
+(out / "run.json").write_text('{"status": "finished"}')
+"""
+
+
+@pytest.fixture
+def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Let another program take the place of the simulator: it starts these sites, at each turn."""
+    write_json(tmp_path / "job.json", {"sites": ["a", "b"]})
+    write_json(tmp_path / "run.json", {"status": "running"})
+    (tmp_path / "events.jsonl").write_text('{"event": "begin"}\n')  # of an earlier job of the run
+    monkeypatch.setattr(workers, "PATIENCE", 1.0)
+    monkeypatch.setattr(workers, "_LOOK", 0.05)
+
+    def start(*present: str) -> Path:
+        script = SIMULATOR.replace("PRESENT", repr(present))
+
+        def other(command: list[str], **how: Any) -> Any:
+            return START([sys.executable, "-c", script, *command[3:]], **how)
+
+        monkeypatch.setattr(subprocess, "Popen", other)
+        return tmp_path
+
+    return start
+
+
+def test_a_simulator_that_has_lost_a_site_is_started_again_and_leaves_no_process(started: Any) -> None:
+    out = started("a", "ab")
+    simulate(out, 2)
+    assert len(list(out.glob("turn-*"))) == 2
+    [left] = json.loads((out / "pids-0").read_text())
+    assert not psutil.pid_exists(left)
+
+
+def test_a_site_that_is_lost_twice_is_named_with_the_first_error(started: Any) -> None:
+    out = started("a", "a", "ab")
+    with pytest.raises(
+        FederationError, match=r"^b: its process .* ended before the first round, twice; "
+    ) as caught:
+        simulate(out, 2)
+    assert "run_client_thread error: reset by peer" in str(caught.value)
+    assert len(list(out.glob("turn-*"))) == 2
+
+
+def test_sites_that_share_processes_are_not_watched(started: Any) -> None:
+    out = started("ab")
+    write_json(out / "job.json", {"sites": ["a", "b", "c"]})
+    simulate(out, 2)
+    assert len(list(out.glob("turn-*"))) == 1
