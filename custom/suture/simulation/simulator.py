@@ -17,7 +17,7 @@ from suture.core.files import read_json
 from suture.core.printable import printable
 from suture.federation.server.record import Record
 from suture.federation.site.abstention import first_recorded
-from suture.simulation.workers import end, watch_start
+from suture.simulation.start_watch import end, watch_start
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from suture.core.errors import FederationError
 from suture.core.files import write_json
 from suture.simulation import workers
 from suture.simulation.simulator import simulate
-from suture.simulation.workers import PATIENCE, RollCall
+from suture.simulation.start_watch import PATIENCE, RollCall
 
 START = subprocess.Popen
 
