@@ -45,4 +45,5 @@ def expected_answer(
         images,
         method.keep_local,
         limits,
+        tuple(task.decisions),
     )

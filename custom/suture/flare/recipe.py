@@ -31,7 +31,7 @@ from suture.methods.source import Source, source_of
 from suture.protocol.privacy import NO_ENCRYPTION
 from suture.simulation.job import Job, check_federated
 
-_TASKS = ["handshake", "train", "evaluate"]
+_TASKS = ["handshake", "train", "calibrate", "evaluate"]
 _POLL = 0.1
 _PACKAGE = Path(__file__).resolve().parent.parent
 

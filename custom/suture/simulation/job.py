@@ -24,6 +24,7 @@ from suture.core.names import as_job, check_job
 from suture.core.validation import LARGEST_SEED, LIMIT, bare, parse
 from suture.data.augmentation import Augmentation
 from suture.federation.plan import Plan, Quorum, Schedule, Selection, code_hash
+from suture.learning.decisions import DecisionSettings
 from suture.learning.finetuning import FineTuning
 from suture.methods import METHODS, method_class
 from suture.methods.base import Method
@@ -70,6 +71,7 @@ class Job:
     max_update: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = 100.0
     label_map: dict[str, str] = dataclasses.field(default_factory=dict)
     accept_labels: bool | tuple[str, ...] = False
+    decision: DecisionSettings | None = None
     shared_with: tuple[str, ...] = ()
     simulation: Simulation | None = None
     finetuning: FineTuning | None = None
@@ -117,6 +119,7 @@ class Job:
             max_update=self.max_update,
             label_map=self.label_map,
             accept_labels=self.accept_labels,
+            decision=self.decision,
         )
 
 

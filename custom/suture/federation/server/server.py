@@ -21,6 +21,7 @@ from suture.federation.expectation import expected_answer
 from suture.federation.plan import Plan, Schedule, needed, round_context
 from suture.federation.server.assignments import Assigner, Task
 from suture.federation.server.collector import Line, OpenExchange, UpdateCollector, list_reasons
+from suture.federation.server.decisions import Decisions, fit_decisions
 from suture.federation.server.global_model import (
     Progress,
     fixed_settings,
@@ -108,6 +109,7 @@ class Server:
         self._norms: dict[str, float] = {}  # of the updates that the model was made of
         self._excluded: dict[str, str] = {}  # sites that take no further part, with the reason
         self._failures = 0
+        self.decisions: Decisions | None = None
         self._codes = [(0, plan.code)]  # the code of the rounds after a number, as often as it changed
 
     # The start
@@ -371,8 +373,23 @@ class Server:
             )
         self._keep_best()
 
+    @property
+    def decides(self) -> bool:
+        """Whether the job turns scores into decisions: of a model that is the same at every site."""
+        return self.schedule.decision is not None and self.plan.method.personal == "nothing"
+
+    def assign_scores(self) -> dict[str, Packed]:
+        """Return the task to count the scores that the selected model gives to the sites' validation data."""
+        return self._send(Task("calibrate", None, "calibrate"), self.selected())
+
+    def close_scores(self, missing: Mapping[str, str]) -> None:
+        """Fit the operating points of the selected model."""
+        self.collector.close(missing)
+        if self.schedule.decision:
+            self.decisions = fit_decisions(self.registry, self.collector.scores(), self.schedule.decision)
+
     def assign_test(self) -> dict[str, Packed]:
-        """Return the task to evaluate the selected model on the sites' test data."""
+        """Return the task to evaluate the selected model, and its decisions, on the sites' test data."""
         return self._send(Task("evaluate", None, "evaluate", "test"), self.selected())
 
     def close_test(self, missing: Mapping[str, str]) -> dict[str, Metrics]:
@@ -405,6 +422,9 @@ class Server:
         assigner = Assigner(
             self.plan.method, self.registry, model, self.round, best, self._holders, self._facts.tensors
         )
+        if self.decisions and task.split == "test":
+            sites = {site: self.decisions.of_site(self.registry, site) for site in self.registry.members}
+            assigner = replace(assigner, decisions=sites, rule=self.decisions.settings.rule)
         assigned = assigner.assign(task).items()
         return self.collector.open({site: one for site, one in assigned if site not in self._excluded})
 
