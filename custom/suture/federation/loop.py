@@ -1,8 +1,8 @@
 """A whole federation from start to end, over any transport; and the loop, which needs no network.
 
-`federate` determines the order of the steps: handshake, rounds, validation of the last model, counts of scores
-where the job decides by them, test of the selected model. The loop in one process and the FLARE controller both
-run it; they differ only in how a packed message reaches a site and how the answer returns.
+`federate` determines the order of the steps: handshake, rounds, validation of the last model, counts of
+scores where the job decides by them, test of the selected model. The loop in one process and the FLARE
+controller both run it; they differ only in how a packed message reaches a site and how the answer returns.
 """
 
 from __future__ import annotations

@@ -21,9 +21,9 @@ def conformal_set(curves: Curves, coverage: float) -> tuple[float, float]:
     show where they lie, the set always has the label. Within a cell scores are taken to lie evenly, so the
     coverage is exact up to what a cell hides.
     """
-    lowest, highest = curves.positives.quantile(_outside(curves.positives, coverage)), None
-    if outside := _outside(curves.negatives, coverage):
-        highest = curves.negatives.quantile(1 - outside)
+    missed, alarmed = _outside(curves.positives, coverage), _outside(curves.negatives, coverage)
+    lowest = curves.positives.quantile(missed) if missed else None
+    highest = curves.negatives.quantile(1 - alarmed) if alarmed else None
     return (
         0.0 if lowest is None else float(expit(lowest)),
         1.0 if highest is None else float(expit(highest)),

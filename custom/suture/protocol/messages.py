@@ -1,9 +1,9 @@
 """The messages of a federation: everything that server and sites send to each other.
 
 The server sends a `Payload`. A site answers with a `SiteInfo`, an `Update`, `Scores`, an `Evaluation` or,
-when it cannot perform the task, an `Abstain`. Each is a frozen value that validates its fields on construction, so
-that a received message is either well-formed or an error. `suture.protocol.packing` converts messages into
-tensors and a header.
+when it cannot perform the task, an `Abstain`. Each is a frozen value that validates its fields on
+construction, so that a received message is either well-formed or an error. `suture.protocol.packing`
+converts messages into tensors and a header.
 """
 
 from __future__ import annotations

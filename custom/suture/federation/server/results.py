@@ -83,7 +83,7 @@ def _stated(server: Server, history: Sequence[Round]) -> dict[str, Spent]:
 def _export(server: Server, model: GlobalModel) -> None:
     if server.plan.method.personal == "nothing":
         facts = {"round": server.selected_round, "job": server.record.run.get("job")}
-        facts |= {"decisions": server.decisions.to_dict()} if server.decisions else {}
+        facts |= {"decisions": asdict(server.decisions)} if server.decisions else {}
         export(model, server.plan, server.record.folder / "model", facts)
 
 
@@ -154,7 +154,7 @@ def _decisions(server: Server, tested: Mapping[str, Metrics]) -> dict[str, Any]:
         site: {name: asdict(one) for name, one in server.registry.named(site, metrics.decided).items()}
         for site, metrics in sorted(tested.items())
     }
-    return {**server.decisions.to_dict(), "measured": measured}
+    return {**asdict(server.decisions), "measured": measured}
 
 
 def _owners(server: Server) -> dict[str, tuple[str, ...]]:

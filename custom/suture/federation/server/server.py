@@ -21,7 +21,7 @@ from suture.federation.expectation import expected_answer
 from suture.federation.plan import Plan, Schedule, needed, round_context
 from suture.federation.server.assignments import Assigner, Task
 from suture.federation.server.collector import Line, OpenExchange, UpdateCollector, list_reasons
-from suture.federation.server.decisions import Decisions, fit_decisions
+from suture.federation.server.decisions import decisions_of, fit_decisions
 from suture.federation.server.global_model import (
     Progress,
     fixed_settings,
@@ -48,6 +48,7 @@ from suture.federation.server.registry import (
 from suture.federation.server.scores import across_sites, condensed
 from suture.federation.server.selection import MEASURED_HERE, Best, HeldOut, Standings, check_selection
 from suture.federation.store import Rounds
+from suture.learning.decisions import Decisions
 from suture.learning.metrics import mean_defined
 from suture.methods.base import ClassFacts, GlobalModel, Method, Phase, RoundContext
 from suture.protocol.messages import Metrics, Payload, Update
@@ -423,8 +424,8 @@ class Server:
             self.plan.method, self.registry, model, self.round, best, self._holders, self._facts.tensors
         )
         if self.decisions and task.split == "test":
-            sites = {site: self.decisions.of_site(self.registry, site) for site in self.registry.members}
-            assigner = replace(assigner, decisions=sites, rule=self.decisions.settings.rule)
+            own = {s: decisions_of(self.decisions, self.registry, s) for s in self.registry.members}
+            assigner = replace(assigner, decisions=own, rule=self.decisions.settings.rule)
         assigned = assigner.assign(task).items()
         return self.collector.open({site: one for site, one in assigned if site not in self._excluded})
 
