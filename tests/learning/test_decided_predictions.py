@@ -12,8 +12,7 @@ import pytest
 
 from suture.core.errors import ConfigError
 from suture.learning.decided_predictions import read_decisions, with_decisions
-from suture.learning.decisions import Decisions, DecisionSettings
-from suture.protocol.decisions import Calibration, Operating
+from suture.protocol.decisions import Calibration, Decisions, DecisionSettings, Operating
 
 
 def point(threshold: float | None, calibration: Calibration | None = None) -> Operating:

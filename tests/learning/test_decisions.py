@@ -8,9 +8,9 @@ import torch
 
 from suture.core.labels import LabelSet
 from suture.data.batch import Samples
-from suture.learning.decisions import DecisionSettings, decided, decided_classes, operating, score_counts
+from suture.learning.decisions import decided, decided_classes, operating, score_counts
 from suture.learning.score_counts import Curves
-from suture.protocol.decisions import CELLS, Calibration, Decided, Decision, Operating
+from suture.protocol.decisions import CELLS, Calibration, Decided, Decision, DecisionSettings, Operating
 from suture.protocol.disclosure import may_be
 from suture.protocol.privacy import PrivacyConfig
 

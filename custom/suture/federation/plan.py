@@ -14,11 +14,11 @@ from suture.core.errors import CodeMismatch, ConfigError, shown
 from suture.core.names import check_experiment
 from suture.core.validation import LIMIT, STRICT, parse
 from suture.data.augmentation import Augmentation
-from suture.learning.decisions import DecisionSettings
 from suture.methods import METHODS, method_class
 from suture.methods.base import Method, RoundContext
 from suture.methods.source import code_hash as code_hash
 from suture.models import MODELS, ModelSpec, check_portable
+from suture.protocol.decisions import DecisionSettings
 from suture.protocol.messages import Word
 
 Selection = Literal["site_loss", "server_metric", "server_balanced_accuracy", "last"]

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import numpy as np
 from scipy.special import expit, logit
 
 from suture.learning.metrics import Floats
 from suture.learning.score_counts import Curves
-from suture.protocol.decisions import GRID, Calibration
-
-Kind = Literal["platt", "temperature", "isotonic"]
+from suture.protocol.decisions import GRID, Calibration, Kind
 
 ENOUGH = 1_000
 """Images of either kind below which an isotonic map follows chance (Niculescu-Mizil & Caruana, ICML 2005)."""

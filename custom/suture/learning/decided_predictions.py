@@ -11,7 +11,7 @@ from suture.core.errors import ConfigError, unknown
 from suture.core.files import read_json
 from suture.core.validation import parse
 from suture.learning.calibration import calibrated
-from suture.learning.decisions import Decisions
+from suture.protocol.decisions import Decisions
 
 NOT_VALIDATED = "not validated"
 

@@ -4,71 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Annotated, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import Field
-from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from suture.core.labels import LabelSet
-from suture.core.validation import OPEN, STRICT
 from suture.data.batch import Samples
-from suture.learning.calibration import Kind, brier, calibrated, expected_calibration_error, fit, log_odds
+from suture.learning.calibration import brier, calibrated, expected_calibration_error, fit, log_odds
 from suture.learning.conformal import conformal_set
 from suture.learning.losses import probabilities
 from suture.learning.metrics import Floats
 from suture.learning.operating_points import thresholds
 from suture.learning.score_counts import Curves, histogram
-from suture.protocol.decisions import CELLS, Decided, DecidedClass, Decision, Operating, Rule
+from suture.protocol.decisions import (
+    CELLS,
+    Decided,
+    DecidedClass,
+    Decision,
+    DecisionSettings,
+    Operating,
+    Rule,
+)
 from suture.protocol.disclosure import on_grid, share, without_one
-from suture.protocol.messages import Label, Labels, rounded
+from suture.protocol.messages import Labels, rounded
 from suture.protocol.privacy import PrivacyConfig
-
-Share = Annotated[float, Field(gt=0, lt=1)]
-
-
-@dataclass(frozen=True, config=STRICT)
-class DecisionSettings:
-    """How a job turns scores into decisions.
-
-    Attributes:
-        rule: the threshold by which an image is decided; those of the other rules are kept with the model.
-        sensitivity, specificity: the targets of the rules of these names.
-        cost: of a missed finding, in false alarms; for the rule ``cost``.
-        calibration: see `suture.learning.calibration.fit`.
-        coverage: of conformal sets.
-    """
-
-    rule: Rule = "sensitivity"
-    sensitivity: Share = 0.9
-    specificity: Share = 0.9
-    cost: Annotated[float, Field(gt=0, le=1e6)] = 5.0
-    calibration: Kind = "platt"
-    coverage: Share = 0.9
-
-
-@dataclass(frozen=True, config=OPEN)
-class Decisions:
-    """By what a model decides: ``decisions`` of its model.json.
-
-    Attributes:
-        settings: of the job.
-        pooled: of each class, fitted to the counts of all sites.
-        sites: of each site and class, fitted to its own counts.
-        format: version of this description.
-    """
-
-    settings: DecisionSettings
-    pooled: dict[Label, Operating] = Field(default_factory=dict)
-    sites: dict[str, dict[Label, Operating]] = Field(default_factory=dict)
-    format: Literal[1] = 1
-
-    def of(self, site: str | None, label: str) -> Decision:
-        """Return by what a site, or somebody without one, decides a class; of a class nobody has, nothing."""
-        return Decision(self.sites.get(site or "", {}).get(label), self.pooled.get(label))
 
 
 def score_counts(

@@ -13,12 +13,13 @@ import numpy as np
 from pydantic import Field, FiniteFloat
 from pydantic.dataclasses import dataclass
 
-from suture.core.validation import STRICT
+from suture.core.validation import OPEN, STRICT
 
 GRID = np.linspace(-12.0, 12.0, 97)
 """The edges between the cells of a histogram of scores: log-odds in steps of 1/4."""
 
 Rule = Literal["sensitivity", "specificity", "youden", "cost"]
+Kind = Literal["platt", "temperature", "isotonic"]
 Probability = Annotated[FiniteFloat, Field(ge=0, le=1)]
 
 JOINED = -1
@@ -106,3 +107,47 @@ class DecidedClass:
     ece: tuple[Probability | None, Probability | None]
     brier: tuple[Probability | None, Probability | None]
     sets: Probability | None = None
+
+
+Share = Annotated[float, Field(gt=0, lt=1)]
+
+
+@dataclass(frozen=True, config=STRICT)
+class DecisionSettings:
+    """How a job turns scores into decisions.
+
+    Attributes:
+        rule: the threshold by which an image is decided; those of the other rules are kept with the model.
+        sensitivity, specificity: the targets of the rules of these names.
+        cost: of a missed finding, in false alarms; for the rule ``cost``.
+        calibration: see `suture.learning.calibration.fit`.
+        coverage: of conformal sets.
+    """
+
+    rule: Rule = "sensitivity"
+    sensitivity: Share = 0.9
+    specificity: Share = 0.9
+    cost: Annotated[float, Field(gt=0, le=1e6)] = 5.0
+    calibration: Kind = "platt"
+    coverage: Share = 0.9
+
+
+@dataclass(frozen=True, config=OPEN)
+class Decisions:
+    """By what a model decides: ``decisions`` of its model.json.
+
+    Attributes:
+        settings: of the job.
+        pooled: of each class, fitted to the counts of all sites.
+        sites: of each site and class, fitted to its own counts.
+        format: version of this description.
+    """
+
+    settings: DecisionSettings
+    pooled: dict[str, Operating] = Field(default_factory=dict)
+    sites: dict[str, dict[str, Operating]] = Field(default_factory=dict)
+    format: Literal[1] = 1
+
+    def of(self, site: str | None, label: str) -> Decision:
+        """Return by what a site, or somebody without one, decides a class; of a class nobody has, nothing."""
+        return Decision(self.sites.get(site or "", {}).get(label), self.pooled.get(label))

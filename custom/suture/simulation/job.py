@@ -24,13 +24,13 @@ from suture.core.names import as_job, check_job
 from suture.core.validation import LARGEST_SEED, LIMIT, bare, parse
 from suture.data.augmentation import Augmentation
 from suture.federation.plan import Plan, Quorum, Schedule, Selection, code_hash
-from suture.learning.decisions import DecisionSettings
 from suture.learning.finetuning import FineTuning
 from suture.methods import METHODS, method_class
 from suture.methods.base import Method
 from suture.methods.source import source_of
 from suture.models import MODELS, ModelSpec, vocabulary_of
 from suture.models.documents import with_digest
+from suture.protocol.decisions import DecisionSettings
 from suture.simulation.job_files import job_file
 from suture.simulation.kinds import Simulation
 from suture.simulation.study import StudySites

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from suture.federation.server.registry import SiteRegistry
-from suture.learning.decisions import Decisions, DecisionSettings, operating
+from suture.learning.decisions import operating
 from suture.learning.score_counts import Counts, Curves
-from suture.protocol.decisions import Decision, Operating
+from suture.protocol.decisions import Decision, Decisions, DecisionSettings, Operating
 from suture.protocol.messages import Scores
 
 

@@ -48,9 +48,9 @@ from suture.federation.server.registry import (
 from suture.federation.server.scores import across_sites, condensed
 from suture.federation.server.selection import MEASURED_HERE, Best, HeldOut, Standings, check_selection
 from suture.federation.store import Rounds
-from suture.learning.decisions import Decisions
 from suture.learning.metrics import mean_defined
 from suture.methods.base import ClassFacts, GlobalModel, Method, Phase, RoundContext
+from suture.protocol.decisions import Decisions
 from suture.protocol.messages import Metrics, Payload, Update
 from suture.protocol.packing import Packed
 
