@@ -179,7 +179,7 @@ def spread(values: list[float]) -> str:
 def flwr(python: Path, size: str, rounds: int) -> list[float]:
     """Seconds of the rounds of flwr's simulation: as many clients return as many bytes without work."""
     script = Path(__file__).parent / "anchors" / "flwr_round.py"
-    command = [python, script, size.split()[0], str(rounds), str(len(SITES))]
+    command = [str(python), str(script), size.split()[0], str(rounds), str(len(SITES))]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     seconds: list[float] = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("[")))
     return seconds

@@ -4,9 +4,12 @@ It runs in an interpreter with flwr[simulation], which Suture needs for nothing 
 PYTHON` calls it. Prints the seconds of each round as JSON: from its messages to the mean of its answers.
 """
 
+from __future__ import annotations
+
 import json
 import sys
 import time
+from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
@@ -22,13 +25,13 @@ size, rounds, clients = float(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 
 
 @client.train()
-def train(message, _):
+def train(message: Any, _: Any) -> Any:
     """Return the arrays of the message without work."""
     return Message(RecordDict({"arrays": message.content["arrays"]}), reply_to=message)
 
 
 @server.main()
-def main(grid, _):
+def main(grid: Any, _: Any) -> None:
     """Send the arrays to all clients, wait for the answers and average them, round after round."""
     left = int(size * 1e6 / 4)
     arrays = []

@@ -258,6 +258,12 @@ def predict(
         int, typer.Option(min=0, help="Exit with 1 where more of them cannot be read.")
     ] = 0,
     device: ModelDevice = None,
+    decide: Annotated[
+        bool, typer.Option("--decide", help="Add decisions and calibrated probabilities.")
+    ] = False,
+    site: Annotated[
+        str | None, typer.Option(help="Whose thresholds decide; by default those of all sites.")
+    ] = None,
 ) -> None:
     """Write one probability per class for each image or document.
 
@@ -276,6 +282,8 @@ def predict(
             bits=bits,
             batch=batch,
             progress=progress,
+            decide=decide,
+            site=site,
         )
     _print_left_out(frame, left_out(out))
     print_line(f"{len(frame)} predicted: {out}")

@@ -49,4 +49,5 @@ def expected_answer(
         method.keep_local,
         half and task.task == "train",
         limits,
+        tuple(task.decisions),
     )

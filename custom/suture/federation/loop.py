@@ -1,8 +1,9 @@
 """A whole federation from start to end, over any transport; and the loop, which needs no network.
 
-`federate` determines the order of the steps: handshake, rounds, validation of the last model, test of the
-selected one. The loop in one process, `suture.federation.workers` and the FLARE controller all run it; they
-differ only in how a packed message reaches a site and how the answer returns.
+`federate` determines the order of the steps: handshake, rounds, validation of the last model, counts of
+scores where the job decides by them, test of the selected model. The loop in one process,
+`suture.federation.workers` and the FLARE controller all run it; they differ only in how a packed message
+reaches a site and how the answer returns.
 """
 
 from __future__ import annotations
@@ -54,6 +55,8 @@ def federate(server: Server, transport: Transport) -> None:
     fault: Exception | None = None
     try:
         server.close_validation(exchange("evaluate", server.assign_validation()))
+        if server.decides:
+            server.close_scores(exchange("calibrate", server.assign_scores()))
         tested = server.close_test(exchange("evaluate", server.assign_test()))
     except Aborted:
         raise

@@ -18,6 +18,7 @@ from suture.methods import METHODS, method_class
 from suture.methods.base import Method, RoundContext
 from suture.methods.source import code_hash as code_hash
 from suture.models import MODELS, ModelSpec, check_portable
+from suture.protocol.decisions import DecisionSettings
 from suture.protocol.half import Transport
 from suture.protocol.messages import Word
 
@@ -208,6 +209,7 @@ class Schedule:
         label_map: a site's spelling of a class to the federation's name, for names that differ in more than
             spelling.
         accept_labels: look-alike names that are different classes on purpose; True accepts all.
+        decision: how scores become decisions; None decides nothing.
 
     Raises:
         ConfigError: patience cannot work with the selection.
@@ -225,6 +227,7 @@ class Schedule:
     max_update: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = 100.0
     label_map: dict[str, str] = Field(default_factory=dict)
     accept_labels: bool | tuple[str, ...] = False
+    decision: DecisionSettings | None = None
 
     def __post_init__(self) -> None:
         if self.patience is not None and self.selection == "last":

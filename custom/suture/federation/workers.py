@@ -20,6 +20,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from queue import SimpleQueue
 
+from suture.core.allocator import keep_memory
 from suture.core.errors import FederationError
 from suture.core.files import make_folder
 from suture.federation.loop import answered
@@ -170,6 +171,7 @@ def _without_interrupts() -> Iterator[None]:
 
 def _work(line: Connection) -> None:
     """Answer for the sites until the server's process has ended."""
+    keep_memory()
     logged: SimpleQueue[logging.LogRecord] = SimpleQueue()
     logging.getLogger().addHandler(QueueHandler(logged))
     with suppress(EOFError, BrokenPipeError):

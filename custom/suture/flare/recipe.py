@@ -31,7 +31,7 @@ from suture.methods.source import Source, source_of
 from suture.protocol.privacy import NO_ENCRYPTION
 from suture.simulation.job import Job, check_federated
 
-_TASKS = ["handshake", "train", "evaluate"]
+_TASKS = ["handshake", "train", "calibrate", "evaluate"]
 _POLL = 0.01
 """Seconds that a site sleeps after each poll, before it waits for the bell; FLARE's default is 2."""
 _PACKAGE = Path(__file__).resolve().parent.parent

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import compress
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from suture.core.labels import LabelSet, LabelType
 from suture.data.batch import Samples
+from suture.learning.decisions import decided_classes, score_counts
 from suture.learning.losses import LabelLoss, masked_loss
 from suture.learning.metrics import (
     bootstrap_mean,
@@ -26,6 +27,7 @@ from suture.learning.metrics import (
     score_classes,
 )
 from suture.learning.training import NonFiniteLoss, SiteContext, predict
+from suture.protocol.decisions import Decision, Rule
 from suture.protocol.disclosure import (
     MOST,
     bounded,
@@ -35,8 +37,10 @@ from suture.protocol.disclosure import (
     share,
     without_one,
 )
-from suture.protocol.messages import LARGEST, ClassScore, Counts, Figures, Metrics, rounded
+from suture.protocol.messages import LARGEST, ClassScore, Counts, Figures, Metrics, Scores, rounded
 from suture.protocol.privacy import PrivacyConfig
+
+T = TypeVar("T")
 
 NOTHING = ClassScore(None, None, None, None, None)
 """The score of a class that is withheld."""
@@ -51,12 +55,15 @@ class Measurement:
         own: the classes that the site annotates.
         limits: the site's; a figure of too few images is withheld.
         seed: of the bootstrap.
+        decisions, rule: by what classes are decided, where that is measured on test data.
     """
 
     loss: LabelLoss
     own: LabelSet
     limits: PrivacyConfig
     seed: int
+    decisions: Mapping[str, Decision] = field(default_factory=dict)
+    rule: Rule = "sensitivity"
 
     def loss_on(self, part: Samples, logits: Tensor, label_type: LabelType) -> float:
         """Return the method's loss of the logits ``[n, c]`` of some samples."""
@@ -100,7 +107,46 @@ def measure(
         scores,
         overall(visible, logits, labels.label_type, limits),
         by_attribute(part, logits, labels, names, limits) if test else {},
+        decided_classes(
+            part, logits, labels, _shown(how.decisions, scores), how.rule, patient_numbers(part), limits
+        )
+        if test
+        else {},
     )
+
+
+def _shown(values: Mapping[str, T], scores: Mapping[str, ClassScore]) -> dict[str, T]:
+    """Return what is about classes that are not withheld."""
+    return {name: value for name, value in values.items() if scores.get(name, NOTHING) != NOTHING}
+
+
+def count_scores(
+    context: SiteContext,
+    own: LabelSet,
+    limits: PrivacyConfig,
+    of_round: int,
+    as_first: Callable[[Metrics], Metrics],
+) -> Scores:
+    """Return how the scores of the site's validation images are distributed, of the classes that it shows.
+
+    Args:
+        own: the classes that the site annotates.
+        of_round: the round of the model.
+        as_first: returns figures with the numbers of images that the site has first sent. A class that was
+            withheld then, or had another number, has no counts here.
+
+    Raises:
+        NonFiniteLoss: a logit is not finite.
+    """
+    part, labels = context.samples.get("validation"), context.model.labels
+    if part is None or not len(part):
+        return Scores(of_round, (), {})
+    logits = predict(context, part)
+    _check_finite(bool(torch.isfinite(logits).all()), context.name, of_round)
+    now = class_scores(part, logits, labels, own.names, limits)
+    sent = as_first(Metrics(of_round, "validation", len(part), None, now)).classes
+    names = [name for name in _shown(now, sent) if now[name] == sent[name]]
+    return Scores(of_round, *score_counts(part, logits, labels, names, patient_numbers(part), limits))
 
 
 def without_withheld(part: Samples, scores: Mapping[str, ClassScore], labels: LabelSet) -> Samples:

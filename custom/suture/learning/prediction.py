@@ -27,6 +27,7 @@ from suture.core.spreadsheets import as_cell
 from suture.data.decoding import needed_bits, open_image, readable, resize_pad
 from suture.data.inputs import Input, Kind, find_inputs
 from suture.learning.batch_size import evaluation_batch, that_fits
+from suture.learning.decided_predictions import read_decisions, with_decisions
 from suture.learning.losses import probabilities
 from suture.models import MODELS, ModelSpec
 from suture.models.classifier import Classifier, Preprocessing
@@ -258,6 +259,8 @@ def predict_to_csv(
     bits: int | None = None,
     batch: int | None = None,
     progress: Progress | None = None,
+    decide: bool = False,
+    site: str | None = None,
 ) -> pd.DataFrame:
     """Write a CSV with the column ``image`` or ``document``, and a column of probabilities for each class.
 
@@ -267,20 +270,27 @@ def predict_to_csv(
     Args:
         model_folder, device: as in `open_model`.
         source, column, root, bits, batch, progress: as in `Model.predict`.
+        decide: whether there are three more columns for each class; see `with_decisions`.
+        site: whose thresholds they use.
 
     Returns:
-        as `Model.predict`.
+        as `Model.predict`, and the further columns.
 
     Raises:
-        ConfigError: `out` is no name of a CSV.
+        ConfigError: `out` is no name of a CSV; a model without operating points is asked to decide; or a
+            site is named and nothing is to be decided.
         DiskError: it cannot be written; no file of its name is then new.
         SutureError: as `Model.predict`.
     """
     _check_output(out)
+    if site is not None and not decide:
+        raise ConfigError(f"--site {site} says whose thresholds decide; add --decide, or remove it")
+    decisions = read_decisions(Path(model_folder).expanduser(), site) if decide else None
     frame = open_model(model_folder, device).frame(source, column, root, bits, batch, progress)
     _write_left_out(frame, left_out(out))
     if frame.empty:
         raise none_read(frame)
+    frame = with_decisions(frame, decisions, site) if decisions else frame
     with replacing(out) as temporary:
         safe = frame.rename(index=as_cell, columns=as_cell)
         safe.to_csv(temporary, float_format="%.6f", lineterminator="\n", encoding="utf-8")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from suture.core.errors import RejectedUpdate
+from suture.protocol.decisions import CELLS, JOINED
 from suture.protocol.disclosure import BOUND, may_be
 from suture.protocol.egress import ALIKE, IMAGES, WEIGHT, Egress, Range, whole
 from suture.protocol.messages import (
@@ -21,6 +22,7 @@ from suture.protocol.messages import (
     Labels,
     Metrics,
     Reply,
+    Scores,
     SiteInfo,
     Spent,
     TaskName,
@@ -29,7 +31,12 @@ from suture.protocol.messages import (
 )
 from suture.protocol.privacy import PrivacyConfig
 
-_ANSWERS: dict[TaskName, type[Reply]] = {"handshake": SiteInfo, "train": Update, "evaluate": Evaluation}
+_ANSWERS: dict[TaskName, type[Reply]] = {
+    "handshake": SiteInfo,
+    "train": Update,
+    "calibrate": Scores,
+    "evaluate": Evaluation,
+}
 
 
 @dataclass(frozen=True)
@@ -45,6 +52,7 @@ class Expectation:
         images: number of training images that it has announced.
         local: whether it also evaluates the model that it trained itself.
         half: whether float32 tensors of the model may come in float16; see `suture.protocol.half`.
+        decided: the classes for which it was sent a decision.
         limits: of the site, by its own filter. The server does not know them; a site that sends finer figures
             harms itself alone.
     """
@@ -60,6 +68,7 @@ class Expectation:
     local: bool = False
     half: bool = False
     limits: PrivacyConfig | None = None
+    decided: Collection[str] = ()
 
 
 def check_reply(reply: Reply, expected: Expectation) -> None:
@@ -82,6 +91,8 @@ def check_reply(reply: Reply, expected: Expectation) -> None:
             raise RejectedUpdate("counts of other classes than were asked for")
         if (reply.prior is not None) != expected.egress.prior:
             raise RejectedUpdate("a prior that was not asked for, or none where one was")
+    elif isinstance(reply, Scores):
+        _check_scores(reply, expected)
     elif isinstance(reply, Evaluation):
         _check_spent(reply.spent)
         _check_metrics(reply.metrics, expected, expected.round)
@@ -91,6 +102,27 @@ def check_reply(reply: Reply, expected: Expectation) -> None:
             _check_metrics(reply.local, expected, expected.round)
     elif isinstance(reply, Update):
         _check_update(reply, expected)
+
+
+def _check_scores(scores: Scores, expected: Expectation) -> None:
+    """Check that every count is of enough images of a class that the site annotates."""
+    if scores.round != expected.round:
+        raise RejectedUpdate(f"scores of round {scores.round} instead of {expected.round}")
+    _check_spent(scores.spent)
+    _check_labels(scores.labels)
+    if stray := set(scores.labels) - set(expected.own):
+        raise RejectedUpdate(f"scores of the unknown label {min(stray)!r}")
+    declared = ((len(scores.labels), CELLS), "torch.int64")
+    _check_tensors("class_tensors", scores.class_tensors, {"positives": declared, "negatives": declared})
+    limits = expected.limits
+    least, step = (limits.min_count, limits.round_counts) if limits else (0, 1)
+    for name, counts in scores.class_tensors.items():
+        shown = counts[counts != JOINED]
+        few = (shown < round(least / step) * step) | (shown % step != 0)
+        if few.any() or (counts[:, -1] == JOINED).any():
+            raise RejectedUpdate(f"class_tensors/{name} has a count of too few images, or none at its end")
+        if (shown > LARGEST).any():
+            raise RejectedUpdate(f"class_tensors/{name} has a count above {LARGEST:,}")
 
 
 def _check_update(update: Update, expected: Expectation) -> None:
@@ -210,6 +242,10 @@ def _check_metrics(metrics: Metrics, expected: Expectation, of_round: int) -> No
         raise RejectedUpdate(f"metrics of the unknown label {min(stray)!r}")
     if metrics.attributes and expected.split != "test":
         raise RejectedUpdate("figures by attribute are of test data alone")
+    if stray := metrics.decided.keys() - (set(expected.decided) if split == "test" else set()):
+        raise RejectedUpdate(f"the decisions of {min(stray)!r} were not asked for")
+    for value in _decided(metrics):
+        _check_rounded("a figure of decisions", value, (0.0, 1.0))
     _check_rounded("loss", metrics.loss)
     for found in (metrics.overall, *(part.overall for part in metrics.attributes.values())):
         if stray := found.keys() - set(KEYS):
@@ -230,6 +266,16 @@ def _check_metrics(metrics: Metrics, expected: Expectation, of_round: int) -> No
         _check_grids(metrics, expected.limits)
 
 
+def _decided(metrics: Metrics) -> list[float | None]:
+    """Return the figures of decisions, of all classes."""
+    found: list[float | None] = []
+    for one in metrics.decided.values():
+        points = [point for point in (one.own, one.pooled, one.half) if point]
+        found += [value for point in points for value in (point.sensitivity, point.specificity)]
+        found += [*one.ece, *one.brier, one.sets]
+    return found
+
+
 def _check_grids(metrics: Metrics, limits: PrivacyConfig) -> None:
     """Check that no figure is finer than a site's limits permit for its number of images."""
     if limits.min_loss and metrics.loss is not None:
@@ -243,6 +289,8 @@ def _check_grids(metrics: Metrics, limits: PrivacyConfig) -> None:
     for score in metrics.classes.values():
         for value in (score.auroc, score.low, score.high, score.recall):
             _check_grid("AUROC", value, 1.0, metrics.n)
+    for value in _decided(metrics):
+        _check_grid("a figure of decisions", value, 1.0, metrics.n)
 
 
 def _check_grid(name: str, value: float | None, largest: float, images: int) -> None:

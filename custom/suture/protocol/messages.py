@@ -1,9 +1,9 @@
 """The messages of a federation: everything that server and sites send to each other.
 
-The server sends a `Payload`. A site answers with a `SiteInfo`, an `Update`, an `Evaluation` or, when it
-cannot perform the task, an `Abstain`. Each is a frozen value that validates its fields on construction, so
-that a received message is either well-formed or an error. `suture.protocol.packing` converts messages into
-tensors and a header.
+The server sends a `Payload`. A site answers with a `SiteInfo`, an `Update`, `Scores`, an `Evaluation` or,
+when it cannot perform the task, an `Abstain`. Each is a frozen value that validates its fields on
+construction, so that a received message is either well-formed or an error. `suture.protocol.packing`
+converts messages into tensors and a header.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from suture.core.errors import LabelError
 from suture.core.labels import LabelType
 from suture.core.names import LONGEST, check_label
 from suture.core.validation import MOST_ATTRIBUTES, STRICT
+from suture.protocol.decisions import DecidedClass, Decision, Rule
 from suture.protocol.privacy import check_protection
 
 MOST = 2_000
@@ -56,7 +57,7 @@ Number = Annotated[FiniteFloat, Field(ge=-LARGEST, le=LARGEST)]
 
 Protection = Annotated[dict[Literal["clip", "noise", "delta"], FiniteFloat], AfterValidator(check_protection)]
 
-TaskName = Literal["handshake", "train", "evaluate"]
+TaskName = Literal["handshake", "train", "calibrate", "evaluate"]
 Counts = tuple[Count, Count]
 """Numbers of positive and negative images of a class."""
 
@@ -126,6 +127,7 @@ class Metrics:
         classes: scores of the site's own classes.
         overall: for multiclass labels, figures over all classes; see `KEYS`.
         attributes: figures of the test images by the values of the attribute that the site has named, if any.
+        decided: how well test images are decided, of each class for which the site was sent a `Decision`.
     """
 
     round: Count
@@ -135,6 +137,9 @@ class Metrics:
     classes: Annotated[dict[Label, ClassScore], Field(max_length=MOST_CLASSES)]
     overall: dict[Word, FiniteFloat | None] = Field(default_factory=dict, max_length=MOST)
     attributes: Annotated[dict[Label, Figures], Field(max_length=MOST_ATTRIBUTES)] = Field(
+        default_factory=dict
+    )
+    decided: Annotated[dict[Label, DecidedClass], Field(max_length=MOST_CLASSES)] = Field(
         default_factory=dict
     )
 
@@ -202,6 +207,8 @@ class Payload:
         fixed: tensors that stay at the site (frozen or local batch norm, a personal head); sent once.
         class_tensors: further values of each class, ``[len(labels)]``.
         best: the best round so far, whose state the site has to retain; 0 while there is none.
+        decisions: by what the site decides its classes, to be measured on test data.
+        rule: the one of the thresholds that is measured.
     """
 
     task: TaskName
@@ -215,6 +222,8 @@ class Payload:
     fixed: Tensors = Field(default_factory=dict)
     class_tensors: Tensors = Field(default_factory=dict)
     best: Count = 0
+    decisions: Annotated[dict[Label, Decision], Field(max_length=MOST_CLASSES)] = Field(default_factory=dict)
+    rule: Rule = "sensitivity"
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -251,6 +260,25 @@ class Update:
 
 
 @dataclass(frozen=True, config=STRICT)
+class Scores:
+    """A site's answer to `calibrate`.
+
+    Attributes:
+        round: of the received model.
+        labels: the classes of the rows, in the site's own names: it annotates and does not withhold them.
+        class_tensors: ``positives`` and ``negatives``, int64 ``[len(labels), CELLS]``: how many of its
+            validation images with and without the class have a score in each cell of `GRID`; `JOINED` for
+            a cell that is counted in the next one.
+        spent: what the site has released so far, if it clips its updates.
+    """
+
+    round: Count
+    labels: Labels
+    class_tensors: Tensors
+    spent: Spent | None = None
+
+
+@dataclass(frozen=True, config=STRICT)
 class Evaluation:
     """A site's answer to `evaluate`.
 
@@ -281,7 +309,7 @@ class Abstain:
     rows: Count | None = None
 
 
-Reply = SiteInfo | Update | Evaluation | Abstain
+Reply = SiteInfo | Update | Scores | Evaluation | Abstain
 Message = Payload | Reply
 
 

@@ -27,10 +27,10 @@ from torch import Tensor
 from suture.core.errors import RejectedUpdate, SutureError, as_word, shown
 from suture.core.files import replacing
 from suture.core.plain import parse_json
-from suture.protocol.messages import MOST, Abstain, Evaluation, Message, Payload, SiteInfo, Update
+from suture.protocol.messages import MOST, Abstain, Evaluation, Message, Payload, Scores, SiteInfo, Update
 
 _TYPES: dict[str, type[Message]] = {
-    t.__name__.lower(): t for t in (Payload, SiteInfo, Update, Evaluation, Abstain)
+    t.__name__.lower(): t for t in (Payload, SiteInfo, Update, Scores, Evaluation, Abstain)
 }
 _ADAPTERS: dict[type[Message], TypeAdapter[Any]] = {t: TypeAdapter(t) for t in _TYPES.values()}
 _GROUPS = ("shared", "head", "fixed", "class_tensors")
@@ -66,8 +66,9 @@ def pack(message: Message) -> Packed:
     for field in dataclasses.fields(message):
         value = getattr(message, field.name)
         if field.name not in (*_GROUPS, _SINGLE):
-            header[field.name] = dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value  # type: ignore[arg-type]
-    return Packed(tensors_of(message), json.loads(json.dumps(header, allow_nan=False)))
+            header[field.name] = value
+    plain = json.dumps(header, allow_nan=False, default=dataclasses.asdict)
+    return Packed(tensors_of(message), json.loads(plain))
 
 
 def tensors_of(message: Message) -> dict[str, Tensor]:

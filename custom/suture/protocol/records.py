@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AliasChoices, Field, FiniteFloat, NonNegativeInt, TypeAdapter, ValidationError
 
 from suture.core.errors import DataError
+from suture.protocol.decisions import DecidedClass, DecisionSettings, Operating
 from suture.protocol.messages import Spent
 
 log = logging.getLogger(__name__)
@@ -192,6 +193,21 @@ class Weighting:
 
 
 @dataclass(frozen=True)
+class DecisionRecord:
+    """By what the selected model decides, and how well it does at each site; see `suture.protocol.decisions`.
+
+    Attributes:
+        settings: of the job; None where it decides nothing.
+        measured: of each site and class.
+    """
+
+    settings: DecisionSettings | None = None
+    pooled: dict[str, Operating] = field(default_factory=dict)
+    sites: dict[str, dict[str, Operating]] = field(default_factory=dict)
+    measured: dict[str, dict[str, DecidedClass]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Metrics:
     """metrics.json, as `suture.federation.server.results.Results` writes it."""
 
@@ -213,6 +229,7 @@ class Metrics:
     loss: Number = None
     mean_interval: tuple[FiniteFloat, FiniteFloat] | None = None
     weighting: Weighting = field(default_factory=Weighting)
+    decisions: DecisionRecord = field(default_factory=DecisionRecord)
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,19 @@ from suture.methods.base import Method
 from suture.methods.parameters import parts, shared_parameters
 from suture.models import ModelSpec, build
 from suture.models.classifier import Layout, split_state
+from suture.protocol.decisions import CELLS, DecidedClass
 from suture.protocol.egress import Egress, class_tensors, declared, numbers
-from suture.protocol.messages import KEYS, Abstain, ClassScore, Metrics, Reason, SiteInfo, Spent, Update
+from suture.protocol.messages import (
+    KEYS,
+    Abstain,
+    ClassScore,
+    Metrics,
+    Reason,
+    Scores,
+    SiteInfo,
+    Spent,
+    Update,
+)
 
 _FIELDS: Mapping[type[Any], Mapping[str, str]] = {
     SiteInfo: {
@@ -64,6 +75,24 @@ _FIELDS: Mapping[type[Any], Mapping[str, str]] = {
         "attributes": "of test data, where the site names an attribute: number of images, mean AUROC and "
         "`overall` for each of its values, at most 20; a value with fewer than `min_count` images is "
         "omitted, and so is one from which it would follow",
+        "decided": "of test data, where the job decides by scores: see below",
+    },
+    Scores: {
+        "round": "number of the round whose model it is",
+        "labels": "the class names of the rows: classes of the site that are not withheld",
+        "class_tensors": "`positives` and `negatives`: how many validation images with and without each "
+        f"class have a score in each of {CELLS} cells of log-odds between -12 and 12; neighbouring cells are "
+        "joined until each has images of `min_count` patients; rounded to `round_counts`",
+        "spent": "of its ledger: see above",
+    },
+    DecidedClass: {
+        "own": "share of the test images with, and of those without the class that the site's own threshold "
+        "decides rightly; each on a grid",
+        "pooled": "the same, of the threshold of all sites",
+        "half": "the same, of a probability of 0.5",
+        "ece": "calibration error before and after calibration, on a grid",
+        "brier": "Brier score before and after, on a grid",
+        "sets": "share of the images whose conformal set has their label, on a grid",
     },
     ClassScore: {
         "auroc": "on a grid",
@@ -87,6 +116,8 @@ _MEANT = {
     Spent: "Of its ledger, with each update and evaluation of a site that clips its updates (`spent`)",
     Metrics: "Figures of a model on the site's own data",
     ClassScore: "Figures of a class",
+    Scores: "Counts of scores, once, of the selected model, where the job decides by scores (`decision`)",
+    DecidedClass: "How well test images of a class are decided (`decided`)",
     Abstain: "Instead of an answer, when something fails",
 }
 

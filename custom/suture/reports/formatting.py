@@ -19,6 +19,11 @@ def area(value: float | None) -> str:
     return DASH if value is None else f"{value:.3f}"
 
 
+def hundredths(value: float | None) -> str:
+    """Return a figure with two decimals."""
+    return DASH if value is None else f"{value:.2f}"
+
+
 def interval(bounds: tuple[float, float] | None) -> str:
     """Return the bounds of an interval with three decimals."""
     return DASH if bounds is None else f"{bounds[0]:.3f}–{bounds[1]:.3f}"

@@ -29,6 +29,7 @@ from suture.protocol.records import (
 from suture.reports import formatting as formats
 from suture.reports.charts import Chart, Scale, Series, Tick, bar_chart, line_charts
 from suture.reports.configuration import configuration
+from suture.reports.decision_section import decision_section
 from suture.reports.finetuning_results import nothing_measured, read_finetuning_results, section
 from suture.reports.method_sections import method_sections
 from suture.reports.tables import UNIQUE, class_groups, kind, overall, shown
@@ -71,7 +72,18 @@ class Example:
 Examples = Mapping[str, Sequence[Example]]
 """Images of each class, by its name."""
 
-FORMATS = ("area", "interval", "count", "size", "duration", "date_time", "percent", "setting", "leaves")
+FORMATS = (
+    "area",
+    "hundredths",
+    "interval",
+    "count",
+    "size",
+    "duration",
+    "date_time",
+    "percent",
+    "setting",
+    "leaves",
+)
 
 
 def write_report(run_dir: Path) -> Path:
@@ -164,6 +176,7 @@ def _content(run: Run, history: list[Round], metrics: Metrics | None) -> dict[st
         "unique": [label for label in run.labels if kind(run, label) == UNIQUE],
         "groups": class_groups(run, metrics) if metrics else [],
         "overall": overall(metrics) if metrics else {},
+        "decisions": decision_section(metrics, run.labels),
         "axis": _axis(metrics) if metrics else None,
         "head_above": HEAD,
         "tail_below": TAIL,

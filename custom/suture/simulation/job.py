@@ -30,6 +30,7 @@ from suture.methods.base import Method
 from suture.methods.source import source_of
 from suture.models import MODELS, ModelSpec, vocabulary_of
 from suture.models.documents import with_digest
+from suture.protocol.decisions import DecisionSettings
 from suture.protocol.half import Transport
 from suture.simulation.job_files import job_file
 from suture.simulation.kinds import Simulation
@@ -71,6 +72,7 @@ class Job:
     max_update: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = 100.0
     label_map: dict[str, str] = dataclasses.field(default_factory=dict)
     accept_labels: bool | tuple[str, ...] = False
+    decision: DecisionSettings | None = None
     shared_with: tuple[str, ...] = ()
     simulation: Simulation | None = None
     finetuning: FineTuning | None = None
@@ -121,6 +123,7 @@ class Job:
             max_update=self.max_update,
             label_map=self.label_map,
             accept_labels=self.accept_labels,
+            decision=self.decision,
         )
 
 

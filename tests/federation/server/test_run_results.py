@@ -53,6 +53,7 @@ def test_the_content_by_hand() -> None:
         "attributes": {},
         "local_models": {},
         "weighting": {},
+        "decisions": {},
     }
 
 

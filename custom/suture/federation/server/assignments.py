@@ -15,6 +15,7 @@ from suture.methods.base import GlobalModel, Method
 from suture.methods.parameters import parts
 from suture.models.classifier import Layout
 from suture.protocol.check import Expectation
+from suture.protocol.decisions import Decision, Rule
 from suture.protocol.egress import CLASSES
 from suture.protocol.messages import Labels, Payload, TaskName
 
@@ -47,6 +48,8 @@ class Assigner:
         holders: the sites that already hold the tensors that are sent only once.
         class_tensors: further values of each class, in the order of the model's classes.
         half: whether the model's tensors travel in half precision.
+        decisions: by what each site decides its classes, in its own names.
+        rule: see `Payload`.
     """
 
     method: Method
@@ -57,6 +60,8 @@ class Assigner:
     holders: Collection[str]
     class_tensors: Mapping[str, Tensor] = field(default_factory=dict)
     half: bool = False
+    decisions: Mapping[str, Mapping[str, Decision]] = field(default_factory=dict)
+    rule: Rule = "sensitivity"
 
     def assign(self, task: Task) -> dict[str, tuple[Payload, Expectation]]:
         """Return the payload of every site in the order of their names, with what it may answer."""
@@ -89,6 +94,8 @@ class Assigner:
             {} if site in self.holders else self._sent_once(rows),
             self._class_tensors(rows),
             self.best[site],
+            dict(self.decisions.get(site, {})),
+            self.rule,
         )
 
     def _class_tensors(self, rows: Labels) -> dict[str, Tensor]:

@@ -18,7 +18,7 @@ from suture.federation.server.attendance import Attendance
 from suture.federation.server.norm_bound import Norms, norms_of, too_large
 from suture.protocol.check import Expectation, check_reply
 from suture.protocol.half import Narrow, restored
-from suture.protocol.messages import Abstain, Evaluation, Metrics, Payload, Reply, SiteInfo, Update
+from suture.protocol.messages import Abstain, Evaluation, Metrics, Payload, Reply, Scores, SiteInfo, Update
 from suture.protocol.packing import Packed, check_size, load, pack, save, tensor_fields, tensors_of, unpack
 
 log = logging.getLogger(__name__)
@@ -163,7 +163,7 @@ class UpdateCollector:
             rows = f", {reply.rows} rows" if reply.rows is not None else ""
             return {"status": "abstained", "reason": f"{reply.reason} ({reply.error}{rows})"}
         line: Line = {"status": "accepted"}
-        if isinstance(reply, (Update, Evaluation)) and reply.spent:
+        if isinstance(reply, (Update, Scores, Evaluation)) and reply.spent:
             line["spent"] = asdict(reply.spent)
         if isinstance(reply, Update):
             make_folder(self._spool)
@@ -240,6 +240,10 @@ class UpdateCollector:
     def infos(self) -> dict[str, SiteInfo]:
         """Return the site info of the sites that answered the handshake."""
         return {s: r for s, r in self._answers.items() if isinstance(r, SiteInfo)}
+
+    def scores(self) -> dict[str, Scores]:
+        """Return the sites' counts of scores."""
+        return {s: r for s, r in self._answers.items() if isinstance(r, Scores)}
 
     def metrics(self) -> dict[str, Metrics]:
         """Return the sites' metrics of the global model on their own data."""

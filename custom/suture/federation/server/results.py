@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -83,6 +83,7 @@ def _stated(server: Server, history: Sequence[Round]) -> dict[str, Spent]:
 def _export(server: Server, model: GlobalModel) -> None:
     if server.plan.method.personal == "nothing":
         facts = {"round": server.selected_round, "job": server.record.run.get("job")}
+        facts |= {"decisions": asdict(server.decisions)} if server.decisions else {}
         export(model, server.plan, server.record.folder / "model", facts)
 
 
@@ -141,7 +142,19 @@ def _results(server: Server, model: GlobalModel, tested: Mapping[str, Metrics]) 
             if own.n
         },
         weighting({site: m.n.get("train") for site, m in server.reported_sites.items()}, history),
+        _decisions(server, tested),
     )
+
+
+def _decisions(server: Server, tested: Mapping[str, Metrics]) -> dict[str, Any]:
+    """Return the operating points, and how well each site's test images are decided by them."""
+    if server.decisions is None:
+        return {}
+    measured = {
+        site: {name: asdict(one) for name, one in server.registry.named(site, metrics.decided).items()}
+        for site, metrics in sorted(tested.items())
+    }
+    return {**asdict(server.decisions), "measured": measured}
 
 
 def _owners(server: Server) -> dict[str, tuple[str, ...]]:
@@ -164,6 +177,7 @@ class Results:
         frequency: names of the common, medium and rare classes; see `by_frequency`.
         local: figures of the global model and of the site's own model at each site; see `local_and_global`.
         weighting: see `suture.federation.server.scores.weighting`.
+        decisions: operating points, and how well sites decide by them; {} without.
 
     Raises:
         LabelError: a score names a class that is not among `labels`.
@@ -178,6 +192,7 @@ class Results:
     frequency: Mapping[str, Sequence[str]] = field(default_factory=dict)
     local: Mapping[str, tuple[Plain, Plain]] = field(default_factory=dict)
     weighting: Mapping[str, Any] = field(default_factory=dict)
+    decisions: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _check_classes("the scores", self.measured.classes, self.labels)
@@ -212,6 +227,7 @@ class Results:
             "attributes": by_attribute({value: plain(part) for value, part in measured.attributes.items()}),
             "local_models": local_and_global(self.local),
             "weighting": dict(self.weighting),
+            "decisions": dict(self.decisions),
         }
 
     def _mean(self, areas: Mapping[str, float | None], *, shared: bool) -> float | None:

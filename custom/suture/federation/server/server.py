@@ -21,6 +21,7 @@ from suture.federation.expectation import expected_answer
 from suture.federation.plan import Plan, Schedule, needed, round_context
 from suture.federation.server.assignments import Assigner, Task
 from suture.federation.server.collector import Line, OpenExchange, UpdateCollector, list_reasons
+from suture.federation.server.decisions import decisions_of, fit_decisions
 from suture.federation.server.global_model import (
     Progress,
     fixed_settings,
@@ -49,6 +50,7 @@ from suture.federation.server.selection import MEASURED_HERE, Best, HeldOut, Sta
 from suture.federation.store import Rounds
 from suture.learning.metrics import mean_defined
 from suture.methods.base import ClassFacts, GlobalModel, Method, Phase, RoundContext
+from suture.protocol.decisions import Decisions
 from suture.protocol.messages import Metrics, Payload, Update
 from suture.protocol.packing import Packed
 
@@ -108,6 +110,7 @@ class Server:
         self._norms: dict[str, float] = {}  # of the updates that the model was made of
         self._excluded: dict[str, str] = {}  # sites that take no further part, with the reason
         self._failures = 0
+        self.decisions: Decisions | None = None
         self._codes = [(0, plan.code)]  # the code of the rounds after a number, as often as it changed
 
     # The start
@@ -371,8 +374,23 @@ class Server:
             )
         self._keep_best()
 
+    @property
+    def decides(self) -> bool:
+        """Whether the job turns scores into decisions: of a model that is the same at every site."""
+        return self.schedule.decision is not None and self.plan.method.personal == "nothing"
+
+    def assign_scores(self) -> dict[str, Packed]:
+        """Return the task to count the scores that the selected model gives to the sites' validation data."""
+        return self._send(Task("calibrate", None, "calibrate"), self.selected())
+
+    def close_scores(self, missing: Mapping[str, str]) -> None:
+        """Fit the operating points of the selected model."""
+        self.collector.close(missing)
+        if self.schedule.decision:
+            self.decisions = fit_decisions(self.registry, self.collector.scores(), self.schedule.decision)
+
     def assign_test(self) -> dict[str, Packed]:
-        """Return the task to evaluate the selected model on the sites' test data."""
+        """Return the task to evaluate the selected model, and its decisions, on the sites' test data."""
         return self._send(Task("evaluate", None, "evaluate", "test"), self.selected())
 
     def close_test(self, missing: Mapping[str, str]) -> dict[str, Metrics]:
@@ -412,6 +430,9 @@ class Server:
             self._facts.tensors,
             self.plan.half,
         )
+        if self.decisions and task.split == "test":
+            own = {s: decisions_of(self.decisions, self.registry, s) for s in self.registry.members}
+            assigner = replace(assigner, decisions=own, rule=self.decisions.settings.rule)
         assigned = assigner.assign(task).items()
         return self.collector.open({site: one for site, one in assigned if site not in self._excluded})
 

@@ -15,12 +15,12 @@ from pydantic import TypeAdapter, ValidationError
 from suture.core.errors import SutureError
 from suture.federation.site.ledger import Release
 from suture.federation.store import Rounds, read_state
-from suture.protocol.messages import Evaluation, Payload, Update
+from suture.protocol.messages import Evaluation, Payload, Scores, Update
 from suture.protocol.packing import Packed, digest, pack, unpack
 
 log = logging.getLogger(__name__)
 
-Answer = Update | Evaluation
+Answer = Update | Scores | Evaluation
 
 _RELEASE = TypeAdapter(Release)
 
@@ -55,7 +55,7 @@ class Answers:
         except (SutureError, KeyError, ValidationError) as error:
             log.warning("a kept answer cannot be used again: %s", error)
             return None
-        return (reply, release) if isinstance(reply, (Update, Evaluation)) else None
+        return (reply, release) if isinstance(reply, Answer) else None
 
     def keep(self, task: Payload, request: str, reply: Answer, release: Release) -> None:
         """Write an answer to the disk, then delete those that no server asks for any more.

@@ -28,6 +28,7 @@ from suture.protocol.messages import (
     Metrics,
     Payload,
     Reply,
+    Scores,
     SiteInfo,
     Spent,
     TaskName,
@@ -114,6 +115,8 @@ def _figures(metrics: Metrics) -> Counter[str]:
 
 def _told(reply: Reply) -> Counter[str]:
     """Count the classes of which tensors of classes say something, such as an F1 or a prototype."""
+    if isinstance(reply, Scores):
+        return Counter(reply.labels)
     if not isinstance(reply, Update):
         return Counter()
     tensors = reply.class_tensors.values()
@@ -133,6 +136,8 @@ def _numbers(reply: Reply) -> int:
     )
     if isinstance(reply, Update):
         return count + 1 + len(reply.class_weights) + len(reply.scalars) + (reply.train_loss is not None)
+    if isinstance(reply, Scores):
+        return sum(int((counts >= 0).sum()) for counts in reply.class_tensors.values())
     if isinstance(reply, SiteInfo):
         return count + len(reply.n) + 2 * sum(pair is not None for pair in reply.counts.values())
     return count
@@ -266,7 +271,7 @@ def _has_answered(folder: Path) -> bool:
 
 def anew(releases: Iterable[Release]) -> int:
     """Count the tasks that came again and were answered anew; each site info may differ from the former."""
-    keys = [r.key for r in releases if r.task in ("train", "evaluate")]
+    keys = [r.key for r in releases if r.task in ("train", "calibrate", "evaluate")]
     return len(keys) - len(set(keys))
 
 

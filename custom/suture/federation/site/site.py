@@ -26,7 +26,7 @@ from suture.federation.differential_privacy import protected
 from suture.federation.expectation import expected_answer
 from suture.federation.plan import Plan, code_hash, round_context
 from suture.federation.site.abstention import LabelViewRefused, abstention, kind, out_of_memory, record_error
-from suture.federation.site.answers import Answers
+from suture.federation.site.answers import Answer, Answers
 from suture.federation.site.diagnostics import Diagnostics, Watch
 from suture.federation.site.first_counts import first_counts, with_first_counts
 from suture.federation.site.ledger import FILE as LEDGER
@@ -43,7 +43,7 @@ from suture.federation.site.state import (
 )
 from suture.federation.store import Rounds
 from suture.learning.compiling import compile_backbone
-from suture.learning.evaluation import Measurement, class_counts, measure
+from suture.learning.evaluation import Measurement, class_counts, count_scores, measure
 from suture.learning.memory import check_memory
 from suture.learning.samples import SiteSamples, load_samples, single_target
 from suture.learning.training import HALVES, SiteContext, on_known
@@ -62,6 +62,7 @@ from suture.protocol.messages import (
     Metrics,
     Payload,
     Reply,
+    Scores,
     SiteInfo,
     Update,
 )
@@ -182,14 +183,19 @@ class Site:
         ledger, privacy, request = self.ledger, self.config.privacy, self._request(task)
         answers = Answers(self.folder / "answers")
         kept = answers.find(task, request)
-        if kept is None or not (task.task == "evaluate" or self.states.is_whole(task.round)):
+        if kept is None or (task.task == "train" and not self.states.is_whole(task.round)):
             ledger.check(task, self._experiment, self._data()[0].names)
-            reply = self._train(task) if task.task == "train" else self._evaluate(task)
+            reply = self._new_answer(task)
             kept = reply, release_of(reply, task, self._experiment, privacy)
             answers.keep(task, request, *kept)
         reply, release = kept
         ledger.record(release)
         return reply if privacy.clip is None else replace(reply, spent=ledger.spent())
+
+    def _new_answer(self, task: Payload) -> Answer:
+        if task.task == "train":
+            return self._train(task)
+        return self._calibrate(task) if task.task == "calibrate" else self._evaluate(task)
 
     def _request(self, task: Payload) -> str:
         """Return the digest of all that an answer depends on but the site's own state and data."""
@@ -210,7 +216,7 @@ class Site:
     def _experiment(self) -> str:
         return self.folder.name
 
-    # The three tasks
+    # The tasks
 
     def _handshake(self) -> SiteInfo:
         prior = self._prior
@@ -289,12 +295,17 @@ class Site:
             compile_backbone(context, objective, self.config.training.compile)
         self._checked = context.model
 
+    def _calibrate(self, task: Payload) -> Scores:
+        context = self._context(task, self._state(task))
+        as_first = partial(with_first_counts, folder=self.folder)
+        return count_scores(context, self._data()[0], self.config.privacy, task.round, as_first)
+
     def _evaluate(self, task: Payload) -> Evaluation:
         state = self._state(task)
         context = self._context(task, state)
         if task.split == "validation":
             return Evaluation(self._measure(context, "validation", task.round, bootstrap=0))
-        measured, own = self._measure(context, "test", task.round, _BOOTSTRAP), None
+        measured, own = self._measure(context, "test", task.round, _BOOTSTRAP, task), None
         plan = self.plan
         if trained := local_model(task, state, context.model, plan.method, plan.seed, plan.model.rows):
             load_tensors(context.model, trained)
@@ -385,11 +396,17 @@ class Site:
         return self._models[labels]
 
     def _measure(
-        self, context: SiteContext, split: Literal["validation", "test"], of_round: int, bootstrap: int
+        self,
+        context: SiteContext,
+        split: Literal["validation", "test"],
+        of_round: int,
+        bootstrap: int,
+        task: Payload | None = None,
     ) -> Metrics:
-        """Evaluate the model on one split of the site's data."""
+        """Evaluate the model on one split of the site's data; the decisions of a task, too."""
         plan = self.plan
         how = Measurement(plan.method.loss, self._data()[0], self.config.privacy, plan.seed)
+        how = replace(how, decisions=task.decisions, rule=task.rule) if task else how
         return with_first_counts(measure(context, how, split, of_round, bootstrap), self.folder)
 
 

@@ -50,7 +50,7 @@ def restored(states: Rounds, task: Payload, threads: int, site: str) -> Packed:
         ThreadsChanged: the state was made with another number of torch threads.
         ConfigError: another version of Suture wrote the state, or it is not one of a site.
     """
-    found = states.newest(not_later_than=task.round if task.task == "evaluate" else task.committed)
+    found = states.newest(not_later_than=task.committed if task.task == "train" else task.round)
     state = found[1] if found else Packed({}, {})
     if found:
         parse(_Header, state.header, f"the state of round {found[0]} in {states.folder}")

@@ -1,0 +1,49 @@
+"""What the server fits to the sites' counts of scores: the operating points of each class."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from suture.federation.server.registry import SiteRegistry
+from suture.learning.decisions import operating
+from suture.learning.score_counts import Counts, Curves
+from suture.protocol.decisions import Decision, Decisions, DecisionSettings, Operating
+from suture.protocol.messages import Scores
+
+
+def fit_decisions(
+    registry: SiteRegistry, scores: Mapping[str, Scores], settings: DecisionSettings
+) -> Decisions:
+    """Fit operating points to the counts of the sites that answered, of each class together and by site."""
+    counts = {site: registry.named(site, _by_class(one)) for site, one in sorted(scores.items())}
+    names = sorted({name for found in counts.values() for name in found})
+    pooled = {name: [found[name] for found in counts.values() if name in found] for name in names}
+    return Decisions(
+        settings,
+        _fitted(pooled, settings),
+        {
+            site: _fitted({name: [pair] for name, pair in found.items()}, settings)
+            for site, found in counts.items()
+        },
+    )
+
+
+def decisions_of(decisions: Decisions, registry: SiteRegistry, site: str) -> dict[str, Decision]:
+    """Return by what a site decides the classes that it annotates, in its own names."""
+    member = registry.members[site]
+    found = {own: decisions.of(site, name) for own, name in zip(member.own, member.names, strict=True)}
+    return {own: one for own, one in found.items() if one.own or one.pooled}
+
+
+def _by_class(scores: Scores) -> dict[str, tuple[Counts, Counts]]:
+    if not scores.labels:
+        return {}
+    positives, negatives = (scores.class_tensors[kind].numpy() for kind in ("positives", "negatives"))
+    return dict(zip(scores.labels, zip(positives, negatives, strict=True), strict=True))
+
+
+def _fitted(
+    counts: Mapping[str, list[tuple[Counts, Counts]]], settings: DecisionSettings
+) -> dict[str, Operating]:
+    found = {name: operating(Curves.of(pairs), settings) for name, pairs in counts.items()}
+    return {name: one for name, one in found.items() if one is not None}

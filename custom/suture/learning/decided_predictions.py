@@ -1,0 +1,72 @@
+"""Decisions beside predictions: calibrated probabilities, and on which side of its threshold an image is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from suture.core.errors import ConfigError, unknown
+from suture.core.files import read_json
+from suture.core.validation import parse
+from suture.learning.calibration import calibrated
+from suture.protocol.decisions import Decisions
+
+NOT_VALIDATED = "not validated"
+
+
+def read_decisions(folder: Path, site: str | None = None) -> Decisions:
+    """Return by what a saved model decides.
+
+    Args:
+        site: whose thresholds are wanted.
+
+    Raises:
+        ConfigError: the model has no operating points, or none of that site.
+    """
+    found = read_json(folder / "model.json").get("decisions")
+    if found is None:
+        raise ConfigError(
+            f"{folder} has no operating points: its job counted no scores. Train it with "
+            "--set decision.sensitivity=0.9, or predict without --decide"
+        )
+    decisions = parse(Decisions, found, f"{folder / 'model.json'}: decisions")
+    if site is not None and site not in decisions.sites:
+        raise unknown("site", site, decisions.sites)
+    return decisions
+
+
+def with_decisions(frame: pd.DataFrame, decisions: Decisions, site: str | None = None) -> pd.DataFrame:
+    """Return predictions with three more columns for each class.
+
+    - ``CLASS calibrated``: the calibrated probability, empty where there is none;
+    - ``CLASS decision``: ``above`` or ``below`` the threshold of the job's rule, or ``not validated``;
+    - ``CLASS threshold``: whose it is: the name of the site, or ``all sites``.
+
+    Args:
+        frame: probabilities, a column for each class.
+        site: whose thresholds are used; of a class that it has none of, and without a site, those of all.
+    """
+    columns: dict[str, object] = {}
+    for label in frame.columns:
+        columns |= {label: frame[label]} | _decided(frame[label], label, decisions, site)
+    found = pd.DataFrame(columns, index=frame.index)
+    found.attrs = frame.attrs
+    return found
+
+
+def _decided(p: pd.Series[float], label: str, decisions: Decisions, site: str | None) -> dict[str, object]:
+    found, rule = decisions.of(site, label), decisions.settings.rule
+    fitted = found.own or found.pooled
+    better = (
+        calibrated(np.asarray(p, dtype=np.float64), fitted.calibration)
+        if fitted and fitted.calibration
+        else np.nan
+    )
+    by, threshold = "", None
+    for whose, point in ((site or "", found.own), ("all sites", found.pooled)):
+        if threshold is None and point and rule in point.thresholds:
+            by, threshold = whose, point.thresholds[rule]
+    decision = NOT_VALIDATED if threshold is None else np.where(p >= threshold, "above", "below")
+    return {f"{label} calibrated": better, f"{label} decision": decision, f"{label} threshold": by}

@@ -1,0 +1,49 @@
+"""Operating points: the thresholds that a rule prefers, and what a threshold means for patients.
+
+An image is positive at and above its threshold.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from scipy.special import expit
+
+from suture.learning.score_counts import Curves
+from suture.protocol.decisions import GRID, Rule
+
+
+def thresholds(curves: Curves, sensitivity: float, specificity: float, cost: float) -> dict[Rule, float]:
+    """Return the threshold of each rule as a probability, of those that the counts show.
+
+    - ``sensitivity``, ``specificity``: where that share of the positives, or negatives, is decided rightly.
+    - ``youden``: where sensitivity + specificity is largest (Youden 1950, Cancer 3:32).
+    - ``cost``: where the expected cost is least (Metz 1978, Semin Nucl Med 8:283): a missed positive costs
+      `cost` times what a false alarm does, at the prevalence of the counts.
+
+    Of equally good thresholds it is the lowest: a missed finding is the worse error.
+
+    Args:
+        curves: with positives and negatives.
+    """
+    sens, spec, prevalence = curves.sensitivity(), curves.specificity(), curves.prevalence
+    loss = cost * prevalence * (1 - sens) + (1 - prevalence) * (1 - spec)
+    found: dict[Rule, float | None] = {
+        "sensitivity": curves.positives.quantile(1 - sensitivity),
+        "specificity": curves.negatives.quantile(specificity),
+        "youden": float(GRID[np.argmax(np.round(sens + spec, 12))]),
+        "cost": float(GRID[np.argmin(np.round(loss, 12))]),
+    }
+    return {rule: float(expit(value)) for rule, value in found.items() if value is not None}
+
+
+def predictive_values(sensitivity: float, specificity: float, prevalence: float) -> tuple[float, float]:
+    """Return PPV and NPV at a prevalence, by Bayes' rule; NaN where no image would be decided so."""
+    hits, alarms = sensitivity * prevalence, (1 - specificity) * (1 - prevalence)
+    misses, clear = (1 - sensitivity) * prevalence, specificity * (1 - prevalence)
+    return _share(hits, alarms), _share(clear, misses)
+
+
+def _share(part: float, other: float) -> float:
+    return part / (part + other) if part + other > 0 else math.nan

@@ -1,0 +1,133 @@
+"""Counts of scores: what a site releases of them, and what a server reads out of them.
+
+A score is the log-odds of a probability. A site counts its validation images in the cells between the edges
+of `GRID`. From below, neighbouring cells are joined until each holds images of `min_count` patients, so that
+none shows the score of an image; a class with fewer patients on either side is withheld. At a site with
+`min_count` 0 every cell is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from suture.learning.metrics import Floats
+from suture.protocol.decisions import CELLS, GRID, JOINED
+
+Counts = NDArray[np.int64]
+
+
+def histogram(
+    scores: Floats, patients: NDArray[np.intp], min_count: int, round_counts: int = 1
+) -> Counts | None:
+    """Return how many images lie in each cell, ``[CELLS]``, or `JOINED`; None for too few patients, or none.
+
+    Args:
+        scores: log-odds ``[n]``.
+        patients: number of the patient of each image, ``[n]``.
+        round_counts: counts are rounded to multiples of it.
+    """
+    cells = np.searchsorted(GRID, scores, side="right")  # cell k ends at edge k
+    ends = _ends(cells, patients, min_count) if min_count else list(range(CELLS))
+    if not ends or not len(scores):
+        return None
+    found = np.full(CELLS, JOINED, dtype=np.int64)
+    counts = np.bincount(np.searchsorted(ends, cells), minlength=len(ends))
+    found[ends] = np.round(counts / round_counts).astype(np.int64) * round_counts
+    return found
+
+
+def _ends(cells: NDArray[np.intp], patients: NDArray[np.intp], least: int) -> list[int]:
+    """Return the last cells of the runs that hold images of at least so many patients, if any."""
+    numbers = np.unique(patients, return_inverse=True)[1]
+    highest = np.zeros(int(numbers.max(initial=-1)) + 1, dtype=np.intp)
+    np.maximum.at(highest, numbers, cells)
+    if len(highest) < least:
+        return []
+    ends: list[int] = []
+    inside: set[int] = set()
+    for cell in range(len(GRID)):
+        inside.update(numbers[cells == cell].tolist())
+        if len(inside) >= least and int((highest > cell).sum()) >= least:
+            ends.append(cell)
+            inside.clear()
+    return [*ends, CELLS - 1]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """How many images score below each edge of `GRID`, as far as counts show it.
+
+    Attributes:
+        below: ``[edges]``, increasing. Within a cell images are taken to lie evenly.
+        total: number of images.
+        known: the lowest and the highest log-odds between which this is more than a guess.
+    """
+
+    below: Floats
+    total: float
+    known: tuple[float, float]
+
+    @classmethod
+    def of(cls, counts: Sequence[Counts]) -> Curve:
+        """Return the sum over sites, of one or more."""
+        parts = [_read(row) for row in counts]
+        return cls(
+            np.sum([part.below for part in parts], axis=0),
+            sum(part.total for part in parts),
+            (min(part.known[0] for part in parts), max(part.known[1] for part in parts)),
+        )
+
+    def quantile(self, share: float) -> float | None:
+        """Return the log-odds below which that share of the images lies; None where it is not known."""
+        # A slope on flat parts, where no image lies, because interpolation needs one.
+        rising = self.below + np.arange(len(self.below)) * (1e-9 * max(self.total, 1.0))
+        found = float(np.interp(share * self.total, rising, GRID))
+        return found if self.known[0] <= found <= self.known[1] else None
+
+
+def _read(counts: Counts) -> Curve:
+    """Read a histogram. The outermost cells have no outer edge: they are taken to be as wide as the next."""
+    ends = np.flatnonzero(counts != JOINED)
+    below, at = np.cumsum(counts[ends], dtype=np.float64), GRID[ends[:-1]]
+    if not len(at):  # a single cell: nothing is known of where its images lie
+        return Curve(np.interp(GRID, GRID[[0, -1]], [0.0, below[-1]]), below[-1], (np.inf, -np.inf))
+    step = GRID[1] - GRID[0]
+    first, last = (at[1] - at[0], at[-1] - at[-2]) if len(at) > 1 else (step, step)
+    outer = [at[0] - first, *at, at[-1] + last]
+    return Curve(np.interp(GRID, outer, [0.0, *below]), below[-1], (float(at[0]), float(at[-1])))
+
+
+@dataclass(frozen=True)
+class Curves:
+    """The scores of the images with a class, and of those without it."""
+
+    positives: Curve
+    negatives: Curve
+
+    @classmethod
+    def of(cls, counts: Sequence[tuple[Counts, Counts]]) -> Curves:
+        """Return the sum over sites of histograms of positives and negatives."""
+        positives, negatives = zip(*counts, strict=True)
+        return cls(Curve.of(positives), Curve.of(negatives))
+
+    @property
+    def defined(self) -> bool:
+        """Whether there are both positives and negatives."""
+        return min(self.positives.total, self.negatives.total) > 0
+
+    @property
+    def prevalence(self) -> float:
+        """Share of the positives."""
+        return self.positives.total / (self.positives.total + self.negatives.total)
+
+    def sensitivity(self) -> Floats:
+        """Return the share of the positives at and above each edge."""
+        return 1 - self.positives.below / self.positives.total
+
+    def specificity(self) -> Floats:
+        """Return the share of the negatives below each edge."""
+        return self.negatives.below / self.negatives.total

@@ -1,0 +1,153 @@
+"""What turns a score into a decision: the grid on which sites count scores, and what is fitted to the counts.
+
+A score is the log-odds of a probability, so that rare classes, whose probabilities lie near 0, are resolved
+as well as common ones.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Annotated, Literal
+
+import numpy as np
+from pydantic import Field, FiniteFloat
+from pydantic.dataclasses import dataclass
+
+from suture.core.validation import OPEN, STRICT
+
+GRID = np.linspace(-12.0, 12.0, 97)
+"""The edges between the cells of a histogram of scores: log-odds in steps of 1/4."""
+
+Rule = Literal["sensitivity", "specificity", "youden", "cost"]
+Kind = Literal["platt", "temperature", "isotonic"]
+Probability = Annotated[FiniteFloat, Field(ge=0, le=1)]
+
+JOINED = -1
+"""In a histogram, in place of a count: the images of this cell are counted in the next one."""
+
+CELLS = len(GRID) + 1
+"""Cells of a histogram: below the first edge, between two edges, and from the last edge on."""
+
+
+@dataclass(frozen=True, config=STRICT)
+class Calibration:
+    """A monotone map of a model's probabilities to calibrated ones, log-odds to log-odds.
+
+    Attributes:
+        slope, intercept: of Platt's line; temperature scaling has the slope 1 / T and no intercept.
+        knots: log-odds of an isotonic map, increasing, which replaces the line; between them it is straight.
+        values: its probabilities at the knots.
+    """
+
+    slope: Annotated[FiniteFloat, Field(gt=0)] = 1.0
+    intercept: FiniteFloat = 0.0
+    knots: Annotated[tuple[FiniteFloat, ...], Field(max_length=CELLS)] = ()
+    values: Annotated[tuple[Probability, ...], Field(max_length=CELLS)] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.knots) != len(self.values) or any(b <= a for a, b in pairwise(self.knots)):
+            raise ValueError("an isotonic map has one value for each of its increasing knots")
+        if any(b < a for a, b in pairwise(self.values)):
+            raise ValueError("an isotonic map does not fall")
+
+
+@dataclass(frozen=True, config=STRICT)
+class Operating:
+    """By what a class is decided, at one site or over all.
+
+    Attributes:
+        thresholds: probability of the model at and above which an image is positive, by rule.
+        calibration: None where the scores do not permit any.
+        prevalence: share of the positives among the images that it was fitted to.
+        sets: probabilities of a conformal set: an image may be positive at and above the first, and
+            negative at and below the second.
+    """
+
+    thresholds: Annotated[dict[Rule, Probability], Field(max_length=4)]
+    calibration: Calibration | None
+    prevalence: Probability
+    sets: tuple[Probability, Probability] | None = None
+
+
+@dataclass(frozen=True, config=STRICT)
+class Decision:
+    """By what a site decides a class.
+
+    Attributes:
+        own: fitted to its own validation data; None where it has too few, or does not annotate the class.
+        pooled: fitted to those of all sites.
+    """
+
+    own: Operating | None
+    pooled: Operating | None
+
+
+@dataclass(frozen=True, config=STRICT)
+class Decided:
+    """How well test images of a class are decided at a threshold; None where withheld or undefined."""
+
+    sensitivity: Probability | None
+    specificity: Probability | None
+
+
+@dataclass(frozen=True, config=STRICT)
+class DecidedClass:
+    """How well a site's test images of a class are decided and calibrated.
+
+    Attributes:
+        own, pooled: at the thresholds of its `Decision`; None where there is none.
+        half: at a probability of 0.5.
+        ece, brier: calibration error and Brier score, of the model's probabilities and of calibrated ones.
+        sets: the share of images whose conformal set has their label.
+    """
+
+    own: Decided | None
+    pooled: Decided | None
+    half: Decided
+    ece: tuple[Probability | None, Probability | None]
+    brier: tuple[Probability | None, Probability | None]
+    sets: Probability | None = None
+
+
+Share = Annotated[float, Field(gt=0, lt=1)]
+
+
+@dataclass(frozen=True, config=STRICT)
+class DecisionSettings:
+    """How a job turns scores into decisions.
+
+    Attributes:
+        rule: the threshold by which an image is decided; those of the other rules are kept with the model.
+        sensitivity, specificity: the targets of the rules of these names.
+        cost: of a missed finding, in false alarms; for the rule ``cost``.
+        calibration: see `suture.learning.calibration.fit`.
+        coverage: of conformal sets.
+    """
+
+    rule: Rule = "sensitivity"
+    sensitivity: Share = 0.9
+    specificity: Share = 0.9
+    cost: Annotated[float, Field(gt=0, le=1e6)] = 5.0
+    calibration: Kind = "platt"
+    coverage: Share = 0.9
+
+
+@dataclass(frozen=True, config=OPEN)
+class Decisions:
+    """By what a model decides: ``decisions`` of its model.json.
+
+    Attributes:
+        settings: of the job.
+        pooled: of each class, fitted to the counts of all sites.
+        sites: of each site and class, fitted to its own counts.
+        format: version of this description.
+    """
+
+    settings: DecisionSettings
+    pooled: dict[str, Operating] = Field(default_factory=dict)
+    sites: dict[str, dict[str, Operating]] = Field(default_factory=dict)
+    format: Literal[1] = 1
+
+    def of(self, site: str | None, label: str) -> Decision:
+        """Return by what a site, or somebody without one, decides a class; of a class nobody has, nothing."""
+        return Decision(self.sites.get(site or "", {}).get(label), self.pooled.get(label))

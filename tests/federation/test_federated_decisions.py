@@ -1,0 +1,223 @@
+"""Operating points of a federation: what sites say of their scores, and what becomes of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from between import Between
+from suture.core.errors import RejectedUpdate
+from suture.federation.loop import federate
+from suture.federation.server.server import Server
+from suture.learning.training import LocalTraining
+from suture.methods.pfl import PersonalisedFL
+from suture.methods.surgical import SurgicalAggregation
+from suture.protocol.check import check_reply
+from suture.protocol.decisions import JOINED
+from suture.protocol.messages import Payload, Scores
+from suture.protocol.packing import Packed, unpack
+
+METHOD = SurgicalAggregation(local=LocalTraining(lr=1e-2, batch_size=8))
+DECISION = {"sensitivity": 0.8, "calibration": "temperature"}
+
+
+def run(federation: Any, change: Callable[[str, Payload, Packed], Packed | None] | None = None) -> Server:
+    server = federation.server()
+    federate(server, Between(federation.sites(), change or (lambda *said: said[-1])))
+    return server
+
+
+def written(server: Server, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((server.record.folder / name).read_text())
+    return found
+
+
+def open_sites(federation: Any, **limits: Any) -> Any:
+    """The federation with other limits of its sites."""
+    privacy = {"min_count": 0, "min_loss": 0} | limits
+    for name, config in federation.configs.items():
+        changed = config.privacy.model_copy(update=privacy)
+        federation.configs[name] = config.model_copy(update={"privacy": changed})
+    return federation
+
+
+def test_the_model_carries_its_decisions_and_the_results_how_well_they_do(tiny: Any) -> None:
+    server = run(open_sites(tiny(METHOD, n=60, decision=DECISION)))
+    kept, results = (
+        written(server, "model/model.json")["decisions"],
+        written(server, "metrics.json")["decisions"],
+    )
+    assert kept["format"] == 1
+    assert kept["settings"]["sensitivity"] == 0.8
+    assert {k: v for k, v in results.items() if k != "measured"} == kept
+    assert set(kept["pooled"]) == set(server.registry.labels)
+    for site, member in server.registry.members.items():
+        assert set(kept["sites"][site]) == set(member.names)
+        for name, found in results["measured"][site].items():
+            assert found["half"]["sensitivity"] is not None
+            own = kept["sites"][site][name]["thresholds"]
+            assert (found["own"] is None) == ("sensitivity" not in own)
+
+
+def test_without_the_setting_nothing_more_is_asked(tiny: Any) -> None:
+    asked = set()
+
+    def note(site: str, task: Payload, answer: Packed) -> Packed:
+        asked.add((task.task, bool(task.decisions)))
+        return answer
+
+    server = run(tiny(METHOD), note)
+    assert asked == {("handshake", False), ("train", False), ("evaluate", False)}
+    assert "decisions" not in written(server, "model/model.json")
+    assert written(server, "metrics.json")["decisions"] == {}
+
+
+def test_sites_that_hold_a_part_of_the_model_are_not_asked(tiny: Any) -> None:
+    server = run(tiny(PersonalisedFL(local=METHOD.local), decision=DECISION))
+    assert not server.decides
+    assert written(server, "metrics.json")["decisions"] == {}
+
+
+def test_a_site_counts_its_validation_images_once_in_the_ledger(tiny: Any) -> None:
+    federation = open_sites(tiny(METHOD, n=60, decision=DECISION))
+    answers: dict[str, Scores] = {}
+
+    def note(site: str, task: Payload, answer: Packed) -> Packed:
+        if task.task == "calibrate":
+            scores = unpack(answer)
+            assert isinstance(scores, Scores)
+            answers[site] = scores
+        return answer
+
+    run(federation, note)
+    for name, site in federation.sites().items():
+        own, samples = site._data()
+        y = samples["validation"].y
+        for row, label in enumerate(answers[name].labels):
+            for kind, value in (("positives", 1), ("negatives", 0)):
+                counts = answers[name].class_tensors[kind][row]
+                assert int(counts[counts != JOINED].sum()) == int((y[:, own.index(label)] == value).sum())
+        released = [r for r in site.ledger.releases() if (r.task, r.experiment) == ("calibrate", name)]
+        assert len(released) == 1
+        assert released[0].figures == dict.fromkeys(answers[name].labels, 1)
+        assert released[0].numbers > 0
+
+
+def test_no_count_is_of_fewer_patients_than_the_limit(tiny: Any) -> None:
+    """Every image of these sites is of a patient of its own."""
+    seen = []
+
+    def note(site: str, task: Payload, answer: Packed) -> Packed:
+        if task.task == "calibrate":
+            scores = unpack(answer)
+            assert isinstance(scores, Scores)
+            for counts in scores.class_tensors.values():
+                seen.extend(counts[counts != JOINED].tolist())
+        return answer
+
+    run(open_sites(tiny(METHOD, n=120, decision=DECISION), min_count=4), note)
+    assert seen
+    assert min(seen) >= 4
+
+
+@pytest.mark.parametrize(
+    ("what", "change"),
+    [
+        ("too few images", lambda s: {k: t.clone().index_fill_(1, i(97), 1) for k, t in s.items()}),
+        ("none at its end", lambda s: {k: t.clone().index_fill_(1, i(97), JOINED) for k, t in s.items()}),
+        ("a count above", lambda s: {k: t.clone().index_fill_(1, i(97), 10**10) for k, t in s.items()}),
+        ("shape", lambda s: {k: t[:, :-1] for k, t in s.items()}),
+        ("int64", lambda s: {k: t.float() for k, t in s.items()}),
+        ("missing", lambda s: {"positives": s["positives"]}),
+    ],
+)
+def test_the_sites_filter_refuses_counts_that_were_not_declared(tiny: Any, what: str, change: Any) -> None:
+    federation = open_sites(tiny(METHOD, n=120, decision=DECISION), min_count=4)
+    tried = []
+
+    def lie(site: str, task: Payload, answer: Packed) -> Packed:
+        if task.task == "calibrate":
+            scores = unpack(answer)
+            assert isinstance(scores, Scores)
+            expected = sites[site].expectation(task)
+            check_reply(scores, expected)
+            with pytest.raises(RejectedUpdate, match=what):
+                check_reply(replace(scores, class_tensors=change(scores.class_tensors)), expected)
+            with pytest.raises(RejectedUpdate, match="unknown label"):
+                check_reply(replace(scores, labels=("Nobody", *scores.labels[1:])), expected)
+            tried.append(site)
+        return answer
+
+    sites = federation.sites()
+    federate(federation.server(), Between(sites, lie))
+    assert len(tried) == 3
+
+
+def i(at: int) -> Any:
+    import torch
+
+    return torch.tensor([at])
+
+
+def test_a_site_that_does_not_answer_uses_the_threshold_of_the_others(tiny: Any) -> None:
+    def silent(site: str, task: Payload, answer: Packed) -> Packed | None:
+        return None if site == "alpha" and task.task == "calibrate" else answer
+
+    server = run(open_sites(tiny(METHOD, n=60, decision=DECISION)), silent)
+    results = written(server, "metrics.json")["decisions"]
+    assert "alpha" not in results["sites"]
+    shared = set(server.registry.members["alpha"].names) & set(results["pooled"])
+    assert set(results["measured"]["alpha"]) == shared
+    for found in results["measured"]["alpha"].values():
+        assert found["own"] is None
+        assert found["half"] is not None
+
+
+def test_figures_of_decisions_that_were_not_asked_for_are_refused(tiny: Any) -> None:
+    federation = open_sites(tiny(METHOD, n=60, decision=DECISION))
+    refused = []
+
+    def note(site: str, task: Payload, answer: Packed) -> Packed:
+        if task.split == "test":
+            reply: Any = unpack(answer)
+            with pytest.raises(RejectedUpdate, match="were not asked for"):
+                check_reply(reply, replace(sites[site].expectation(task), decided=()))
+            refused.append(site)
+        return answer
+
+    sites = federation.sites()
+    federate(federation.server(), Between(sites, note))
+    assert len(refused) == 3
+
+
+def test_the_pooled_threshold_is_that_of_all_images_together(tiny: Any) -> None:
+    """With every cell shown, it is a quantile of the scores up to the width of a cell."""
+    federation = open_sites(tiny(METHOD, n=120, decision=DECISION))
+    server = run(federation)
+    from scipy.special import logit
+
+    from suture.learning.prediction import open_model
+
+    model = open_model(server.record.folder / "model")
+    found = written(server, "metrics.json")["decisions"]["pooled"]
+    for name in server.registry.labels:
+        scores = []
+        for site in federation.sites().values():
+            own, samples = site._data()
+            if name in own.names:
+                part = samples["validation"]
+                p = model(part.inputs["image"])[:, model.labels.index(name)]
+                scores.append(p[part.y[:, own.index(name)] == 1].numpy())
+        threshold = found[name]["thresholds"].get("sensitivity")
+        if threshold is not None:
+            together = np.concatenate(scores)
+            below = (
+                (logit(together) < logit(threshold) - 0.25).mean(),
+                (logit(together) < logit(threshold) + 0.25),
+            )
+            assert below[0] <= 0.2 <= below[1].mean() + 1e-9

@@ -1,0 +1,117 @@
+"""Counts of scores: what leaves a site, and what is read out of it."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from suture.learning.score_counts import Curve, Curves, histogram
+from suture.protocol.decisions import CELLS, GRID, JOINED
+
+
+def everyone(n: int) -> np.ndarray:
+    return np.arange(n)
+
+
+def test_every_image_is_counted_in_its_cell() -> None:
+    """The edges are -12, -11.75, ..., 12; an image on an edge belongs to the cell above it."""
+    counts = histogram(np.array([-30.0, -12.0, -11.8, 0.0, 0.1, 40.0]), everyone(6), min_count=0)
+    assert counts is not None
+    assert {k: n for k, n in enumerate(counts.tolist()) if n} == {0: 1, 1: 2, 49: 2, 97: 1}
+
+
+def test_cells_are_joined_until_each_has_enough_patients() -> None:
+    """Three images below 0, two of them of one patient; then two in [0, .25), and three above."""
+    scores = np.array([-1.0, -0.9, -0.6, 0.0, 0.1, 0.3, 0.4, 2.0])
+    patients = np.array([0, 0, 1, 2, 3, 4, 5, 6])
+    counts = histogram(scores, patients, min_count=2)
+    assert counts is not None
+    ends = {k: n for k, n in enumerate(counts.tolist()) if n != JOINED}
+    assert ends == {46: 3, 49: 2, 97: 3}  # GRID[46] = -.5, GRID[49] = .25
+    assert (GRID[46], GRID[49]) == (-0.5, 0.25)
+
+
+def test_a_class_of_few_patients_is_withheld() -> None:
+    scores = np.linspace(-1, 1, 40)
+    assert histogram(scores, everyone(40) % 4, min_count=5) is None
+    assert histogram(scores, everyone(40) % 5, min_count=5) is not None
+    assert histogram(np.empty(0), everyone(0), min_count=0) is None
+    assert histogram(np.empty(0), everyone(0), min_count=5) is None
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(0, 2**32 - 1), st.integers(1, 80), st.integers(1, 30), st.integers(1, 9), st.integers(1, 4)
+)
+def test_no_count_is_of_fewer_patients_than_the_limit(
+    seed: int, n: int, people: int, least: int, step: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    scores, patients = rng.normal(0, 4, n), rng.integers(people, size=n)
+    exact, near = histogram(scores, patients, least), histogram(scores, patients, least, step)
+    if exact is None or near is None:
+        assert exact is near
+        assert len(set(patients)) < least
+        return
+    ends = np.flatnonzero(exact != JOINED)
+    assert exact[ends].sum() == n
+    assert ends[-1] == CELLS - 1
+    bounds = [-math.inf, *GRID[ends[:-1]], math.inf]
+    for low, high, count in zip(bounds[:-1], bounds[1:], exact[ends], strict=True):
+        inside = (scores >= low) & (scores < high)
+        assert inside.sum() == count
+        assert len(set(patients[inside])) >= least
+    assert (np.flatnonzero(near != JOINED) == ends).all()
+    assert (near[ends] % step == 0).all()
+    assert (abs(near[ends] - exact[ends]) <= step / 2).all()
+
+
+def test_one_image_changes_no_more_than_the_cells_beside_it() -> None:
+    """A canary: its own score is in no release; any score of the same cell gives the same counts."""
+    others = np.random.default_rng(0).normal(0, 1, 200)
+    releases = {
+        histogram(np.append(others, score), everyone(201), min_count=5).tobytes()  # type: ignore[union-attr]
+        for score in np.linspace(2.75, 3.0, 20, endpoint=False)
+    }
+    assert len(releases) == 1
+
+
+def test_images_lie_evenly_within_a_cell() -> None:
+    """Four images below -11.75, eight in [-11.75, -11.25), of which half lie below the edge between."""
+    row = np.full(CELLS, JOINED)
+    row[1], row[3], row[-1] = 4, 8, 12
+    curve = Curve.of([row])
+    assert (curve.total, curve.known) == (24, (-11.75, -11.25))
+    assert curve.below[[1, 2, 3]].tolist() == [4.0, 8.0, 12.0]
+    assert curve.quantile(8 / 24) == pytest.approx(-11.5, abs=1e-6)
+    assert curve.quantile(1 / 24) is None
+    assert curve.quantile(20 / 24) is None
+
+
+def test_sites_add_up() -> None:
+    rng = np.random.default_rng(1)
+    sites = [rng.normal(m, 1, 50) for m in (-1, 0, 2)]
+    rows = [histogram(one, everyone(50), 0) for one in sites]
+    together = histogram(np.concatenate(sites), everyone(150), 0)
+    assert all(row is not None for row in rows)
+    assert together is not None
+    curve, whole = Curve.of([row for row in rows if row is not None]), Curve.of([together])
+    np.testing.assert_allclose(curve.below, whole.below, atol=1e-12)
+    assert (curve.total, curve.known) == (whole.total, whole.known) == (150, (-12, 12))
+
+
+def test_rates_are_those_of_the_images() -> None:
+    positives, negatives = np.array([-1.0, 1.0, 1.0, 1.0]), np.array([-1.0, -1.0, 1.0])
+    rows = [histogram(one, everyone(len(one)), 0) for one in (positives, negatives)]
+    assert rows[0] is not None
+    assert rows[1] is not None
+    curves = Curves.of([(rows[0], rows[1])])
+    at = GRID.tolist().index(0.0)
+    assert curves.sensitivity()[at] == 3 / 4
+    assert curves.specificity()[at] == 2 / 3
+    assert curves.prevalence == 4 / 7
+    assert curves.defined
