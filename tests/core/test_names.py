@@ -103,7 +103,7 @@ def test_an_experiment_of_a_plan_names_no_path(name: str) -> None:
 def test_names_on_the_command_line(tmp_path: Path) -> None:
     job = load_job("demo")
     with pytest.raises(ConfigError, match="--out"):
-        run_job(job, "local", tmp_path / "a b", resume=False, overwrite=False, threads=None)
+        run_job(job, "local", tmp_path / "a b", resume=False, overwrite=False, workers=None)
     with pytest.raises(ConfigError, match="--experiment"):
         export_job(job, tmp_path, "../elsewhere", ("a",))
     with pytest.raises(ConfigError, match="no site name"):

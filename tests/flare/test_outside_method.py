@@ -194,7 +194,7 @@ def test_a_simulator_process_without_the_package_says_so_in_run_json(
     install(tmp_path / "installed")
     out = tmp_path / "run"
     with on_path(monkeypatch, tmp_path / "installed"), pytest.raises(FederationError) as caught:
-        run_job(job(), "sim", out, resume=False, overwrite=False, threads=None)
+        run_job(job(), "sim", out, resume=False, overwrite=False, workers=None)
     assert "(unknown method 'prox'" in str(caught.value)
     assert json.loads((out / "run.json").read_text())["status"] == "failed"
 

@@ -50,7 +50,7 @@ def job(*more: str) -> Job:
 
 
 def run(env: str, out: Path, threads: int | None = None, settings: Sequence[str] = ()) -> Path:
-    run_job(job(*settings), env, out, resume=False, overwrite=False, threads=threads)
+    run_job(job(*settings), env, out, resume=False, overwrite=False, workers=threads)
     return out
 
 
@@ -105,9 +105,9 @@ def reports(folder: Path) -> Job:
 
 def test_gradients_of_half_a_text_model_cross_as_in_the_loop(tmp_path: Path) -> None:
     made, out = reports(tmp_path), tmp_path / "same"
-    run_job(made, "local", out, resume=False, overwrite=False, threads=None)
+    run_job(made, "local", out, resume=False, overwrite=False, workers=None)
     out.rename(tmp_path / "loop")
-    run_job(made, "sim", out, resume=False, overwrite=False, threads=None)
+    run_job(made, "sim", out, resume=False, overwrite=False, workers=None)
     assert furthest(tmp_path / "loop", out) <= 1e-6
     place = "sites/mass/state/same/round-000003.safetensors"
     one, two = (load(folder / place).tensors for folder in (tmp_path / "loop", out))
@@ -136,9 +136,9 @@ def one_label_an_image(folder: Path) -> Job:
 
 def test_tensors_of_classes_and_the_head_that_predicts_cross_as_in_the_loop(tmp_path: Path) -> None:
     made, out = one_label_an_image(tmp_path), tmp_path / "same"
-    run_job(made, "local", out, resume=False, overwrite=False, threads=None)
+    run_job(made, "local", out, resume=False, overwrite=False, workers=None)
     out.rename(tmp_path / "loop")
-    run_job(made, "sim", out, resume=False, overwrite=False, threads=None)
+    run_job(made, "sim", out, resume=False, overwrite=False, workers=None)
     states = [
         load(folder / "state" / "round-000002.safetensors").tensors for folder in (tmp_path / "loop", out)
     ]
@@ -219,9 +219,9 @@ def test_ctrl_c_stops_everything_and_resume_ends_with_the_same_bytes(tmp_path: P
     left = subprocess.run(["pgrep", "-f", str(out)], capture_output=True, text=True, check=False).stdout
     assert not left.strip(), f"processes are left: {left}"
     same = with_settings(load_job("demo"), small)
-    run_job(same, "local", out, resume=True, overwrite=False, threads=None)
+    run_job(same, "local", out, resume=True, overwrite=False, workers=None)
     model = (out / "model" / "model.safetensors").read_bytes()
     out.rename(tmp_path / "cut")
-    run_job(same, "local", out, resume=False, overwrite=False, threads=None)
+    run_job(same, "local", out, resume=False, overwrite=False, workers=None)
     assert model == (out / "model" / "model.safetensors").read_bytes()
     assert torch.get_num_threads() == 1

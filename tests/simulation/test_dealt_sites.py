@@ -168,7 +168,7 @@ def test_isic_runs_and_is_selected_by_the_server(ham: Path) -> None:
         selection="server_metric",
         simulation=IsicSites(root=str(ham)),
     )
-    run_job(made, "local", ham.parent / "r", resume=False, overwrite=False, threads=None)
+    run_job(made, "local", ham.parent / "r", resume=False, overwrite=False, workers=None)
     metrics = json.loads((ham.parent / "r" / "metrics.json").read_text())
     assert (metrics["n"], metrics["source"]) == (28, "server test set")
     assert metrics["overall"]["accuracy"] is not None

@@ -52,7 +52,7 @@ def test_long_tailed_sites_run(tmp_path: Path) -> None:
     )
     for name, simulation in {"centres": FlambySites(root=str(flamby)), "tones": tones}.items():
         job = dataclasses.replace(made, simulation=simulation)
-        run_job(job, "local", tmp_path / name, resume=False, overwrite=False, threads=None)
+        run_job(job, "local", tmp_path / name, resume=False, overwrite=False, workers=None)
         metrics = json.loads((tmp_path / name / "metrics.json").read_text())
         assert metrics["source"] == "server test set"
         assert metrics["n"] > 0
@@ -85,7 +85,7 @@ def test_the_job_of_skin_tones_runs_on_a_few_images(tmp_path: Path) -> None:
     small = ["rounds=1", "model.name=cnn", "model.size=16", "model.projection=128"]
     prior = ["method.prior.name=phantoms", "method.prior.size=32"]
     job = with_settings(load_job("fedmas_tones"), [*data, *small, *prior])
-    run_job(job, "local", tmp_path / "r", resume=False, overwrite=False, threads=None)
+    run_job(job, "local", tmp_path / "r", resume=False, overwrite=False, workers=None)
     run = json.loads((tmp_path / "r" / "run.json").read_text())
     assert list(run["sites"]) == [f"isic-{i}" for i in range(4)]
     assert run["prior"]["name"] == "phantoms"
@@ -94,7 +94,7 @@ def test_the_job_of_skin_tones_runs_on_a_few_images(tmp_path: Path) -> None:
     assert min(metrics["weighting"]["mean_share"].values()) > 0
     with pytest.raises(ConfigError, match=r"where are the skin tones\? Name their CSV with --set simulation"):
         run_job(
-            load_job("fedmas_tones"), "local", tmp_path / "t", resume=False, overwrite=False, threads=None
+            load_job("fedmas_tones"), "local", tmp_path / "t", resume=False, overwrite=False, workers=None
         )
 
 

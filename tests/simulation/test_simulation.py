@@ -46,7 +46,7 @@ def job(simulation: Any, method: str = "surgical") -> Job:
 
 
 def figures(made: Job, out: Path, env: str = "local") -> dict[str, Any]:
-    run_job(made, env, out, resume=False, overwrite=False, threads=None)
+    run_job(made, env, out, resume=False, overwrite=False, workers=None)
     return json.loads((out / "metrics.json").read_text())  # type: ignore[no-any-return]
 
 

@@ -183,7 +183,7 @@ def job(openi: Path) -> Job:
 
 
 def run(made: Job, out: Path, *, resume: bool = False) -> bytes:
-    run_job(made, "local", out, resume=resume, overwrite=False, threads=None)
+    run_job(made, "local", out, resume=resume, overwrite=False, workers=None)
     return (out / "tuned.json").read_bytes()
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from suture.core.errors import FederationError
 from suture.core.files import write_json
-from suture.simulation import workers
+from suture.simulation import start_watch
 from suture.simulation.simulator import simulate
 from suture.simulation.start_watch import PATIENCE, RollCall
 
@@ -73,8 +73,8 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     write_json(tmp_path / "job.json", {"sites": ["a", "b"]})
     write_json(tmp_path / "run.json", {"status": "running"})
     (tmp_path / "events.jsonl").write_text('{"event": "begin"}\n')  # of an earlier job of the run
-    monkeypatch.setattr(workers, "PATIENCE", 1.0)
-    monkeypatch.setattr(workers, "_LOOK", 0.05)
+    monkeypatch.setattr(start_watch, "PATIENCE", 1.0)
+    monkeypatch.setattr(start_watch, "_LOOK", 0.05)
 
     def start(*present: str) -> Path:
         script = SIMULATOR.replace("PRESENT", repr(present))

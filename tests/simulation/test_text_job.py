@@ -27,7 +27,7 @@ def test_the_job_of_text_trains_on_a_few_documents(method: str, tmp_path: Path) 
     root = write_openi(tmp_path / "openi", REPORTS).parent
     small = ["rounds=2", "method.local.lr=0.01", "simulation.clients=2", "model.vocabulary=corpus"]
     job = with_settings(load_job("surgical_openi"), [*small, f"simulation.root={root}", f"method={method}"])
-    run_job(job, "local", tmp_path / "r", resume=False, overwrite=False, threads=None)
+    run_job(job, "local", tmp_path / "r", resume=False, overwrite=False, workers=None)
     run = json.loads((tmp_path / "r" / "run.json").read_text())
     known = [set(site["labels"]) for site in run["sites"].values()]
     assert [len(labels) for labels in known] == [4, 4]
@@ -83,7 +83,7 @@ def test_vectors_of_documents_train_and_no_site_shares_a_finding(tmp_path: Path)
         *("local", tmp_path / "r"),
         resume=False,
         overwrite=False,
-        threads=None,
+        workers=None,
     )
     run = json.loads((tmp_path / "r" / "run.json").read_text())
     known = [site["labels"] for site in run["sites"].values()]

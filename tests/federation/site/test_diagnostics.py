@@ -231,6 +231,6 @@ def test_a_simulations_report_shows_what_was_right(tmp_path: Path) -> None:
     total = f'<td class="num">168</td><td class="num">{right}</td>'  # 2 rounds, 7 classes, 12 images
     assert f"<th>All classes</th>{total}" in report.read_text()
     run_job(
-        with_settings(made, ["rounds=3"]), "local", tmp_path / "r", resume=True, overwrite=False, threads=None
+        with_settings(made, ["rounds=3"]), "local", tmp_path / "r", resume=True, overwrite=False, workers=None
     )
     assert [line["round"] for line in lines(tmp_path / "r" / FILE)] == [1, 2, 3] * 2
