@@ -269,7 +269,7 @@ def vector_mlp(width: int) -> tuple[nn.Module, int]:
 def channels_last(network: nn.Module) -> nn.Module:
     """Let a network reorder its images to channels last in memory; its convolutions keep that order.
 
-    On a CPU all networks of images here are 1.1 to 1.7 times as fast with it. The network's own tensors stay
+    On a CPU ResNet-18 and DenseNet121 are 1.1 to 1.4 times as fast with it. The network's own tensors stay
     as they are.
     """
     network.register_forward_pre_hook(_reorder)
