@@ -125,6 +125,21 @@ def test_no_count_is_of_fewer_patients_than_the_limit(tiny: Any) -> None:
     assert min(seen) >= 4
 
 
+def test_a_server_that_asks_for_counts_of_many_models_spends_the_sites_answers(tiny: Any) -> None:
+    """Each round has another model; a site counts for one, and answers anew three times."""
+    federation = open_sites(tiny(METHOD, n=60, rounds=6, selection="last"))
+    sites, asked = federation.sites(), []
+
+    def ask(site: str, task: Payload, answer: Packed) -> Packed:
+        if task.task == "train" and task.committed and site == "alpha":
+            asked.append(sites[site].answer(replace(task, task="calibrate", round=task.committed)))
+        return answer
+
+    federate(federation.server(), Between(sites, ask))
+    assert [type(one).__name__ for one in asked] == ["Scores"] * 4 + ["Abstain"]
+    assert asked[-1].reason == "budget"
+
+
 @pytest.mark.parametrize(
     ("what", "change"),
     [

@@ -73,8 +73,8 @@ class Release:
 
     @property
     def key(self) -> tuple[str, str, int, str]:
-        """What a site answers once: experiment, task, round and split."""
-        return self.experiment, self.task, self.round, self.split
+        """What a site answers once: experiment, task, round and split; it counts its scores once in all."""
+        return self.experiment, self.task, self.round if self.task != "calibrate" else 0, self.split
 
     @property
     def settings(self) -> tuple[float | None, float]:
