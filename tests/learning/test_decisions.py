@@ -79,8 +79,8 @@ def test_a_multiclass_score_is_that_of_its_probability() -> None:
     _, counts = score_counts(part, logits, labels, ["a"], np.arange(200), OPEN)
     curves = Curves.of([(counts["positives"][0].numpy(), counts["negatives"][0].numpy())])
     assert curves.positives.quantile(0.0) is not None
-    assert curves.sensitivity()[48] == 1.0
-    assert curves.specificity()[48] == 1.0
+    assert curves.sensitivity()[192] == 1.0
+    assert curves.specificity()[192] == 1.0
 
 
 def test_a_site_with_few_patients_says_nothing() -> None:

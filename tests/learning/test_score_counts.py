@@ -18,21 +18,21 @@ def everyone(n: int) -> np.ndarray:
 
 
 def test_every_image_is_counted_in_its_cell() -> None:
-    """The edges are -12, -11.75, ..., 12; an image on an edge belongs to the cell above it."""
-    counts = histogram(np.array([-30.0, -12.0, -11.8, 0.0, 0.1, 40.0]), everyone(6), min_count=0)
+    """The edges are -12, -11.9375, ..., 12; an image on an edge belongs to the cell above it."""
+    counts = histogram(np.array([-30.0, -12.0, -11.95, 0.0, 0.05, 40.0]), everyone(6), min_count=0)
     assert counts is not None
-    assert {k: n for k, n in enumerate(counts.tolist()) if n} == {0: 1, 1: 2, 49: 2, 97: 1}
+    assert {k: n for k, n in enumerate(counts.tolist()) if n} == {0: 1, 1: 2, 193: 2, 385: 1}
 
 
 def test_cells_are_joined_until_each_has_enough_patients() -> None:
-    """Three images below 0, two of them of one patient; then two in [0, .25), and three above."""
+    """Three images below -.5, two of them of one patient; two in [-.5, .125), and three above."""
     scores = np.array([-1.0, -0.9, -0.6, 0.0, 0.1, 0.3, 0.4, 2.0])
     patients = np.array([0, 0, 1, 2, 3, 4, 5, 6])
     counts = histogram(scores, patients, min_count=2)
     assert counts is not None
     ends = {k: n for k, n in enumerate(counts.tolist()) if n != JOINED}
-    assert ends == {46: 3, 49: 2, 97: 3}  # GRID[46] = -.5, GRID[49] = .25
-    assert (GRID[46], GRID[49]) == (-0.5, 0.25)
+    assert [GRID[cell] for cell in list(ends)[:-1]] == [-0.5625, 0.125]
+    assert list(ends.values()) == [3, 2, 3]
 
 
 def test_a_class_of_few_patients_is_withheld() -> None:
@@ -75,19 +75,19 @@ def test_one_image_changes_no_more_than_the_cells_beside_it() -> None:
     others = np.random.default_rng(0).normal(0, 1, 200)
     releases = {
         histogram(np.append(others, score), everyone(201), min_count=5).tobytes()  # type: ignore[union-attr]
-        for score in np.linspace(2.75, 3.0, 20, endpoint=False)
+        for score in np.linspace(2.9375, 3.0, 20, endpoint=False)
     }
     assert len(releases) == 1
 
 
 def test_images_lie_evenly_within_a_cell() -> None:
-    """Four images below -11.75, eight in [-11.75, -11.25), of which half lie below the edge between."""
+    """Four images below the second edge, eight up to the fourth, of which half lie below the third."""
     row = np.full(CELLS, JOINED)
     row[1], row[3], row[-1] = 4, 8, 12
     curve = Curve.of([row])
-    assert (curve.total, curve.known) == (24, (-11.75, -11.25))
+    assert (curve.total, curve.known) == (24, (GRID[1], GRID[3]))
     assert curve.below[[1, 2, 3]].tolist() == [4.0, 8.0, 12.0]
-    assert curve.quantile(8 / 24) == pytest.approx(-11.5, abs=1e-6)
+    assert curve.quantile(8 / 24) == pytest.approx(GRID[2], abs=1e-6)
     assert curve.quantile(1 / 24) is None
     assert curve.quantile(20 / 24) is None
 

@@ -61,7 +61,7 @@ def score_counts(
         )
         if positives is not None and negatives is not None:
             rows[name] = positives, negatives
-    sent = np.array(list(rows.values()), dtype=np.int64).reshape(-1, 2, CELLS)
+    sent = np.array(list(rows.values()), dtype=np.int32).reshape(-1, 2, CELLS)
     both = torch.from_numpy(sent)
     return tuple(rows), {"positives": both[:, 0].contiguous(), "negatives": both[:, 1].contiguous()}
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from suture.learning.metrics import Floats
 from suture.protocol.decisions import CELLS, GRID, JOINED
 
-Counts = NDArray[np.int64]
+Counts = NDArray[np.int32]
 
 
 def histogram(
@@ -34,9 +34,9 @@ def histogram(
     ends = _ends(cells, patients, min_count) if min_count else list(range(CELLS))
     if not ends or not len(scores):
         return None
-    found = np.full(CELLS, JOINED, dtype=np.int64)
+    found = np.full(CELLS, JOINED, dtype=np.int32)
     counts = np.bincount(np.searchsorted(ends, cells), minlength=len(ends))
-    found[ends] = np.round(counts / round_counts).astype(np.int64) * round_counts
+    found[ends] = np.round(counts / round_counts) * round_counts
     return found
 
 

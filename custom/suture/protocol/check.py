@@ -112,7 +112,7 @@ def _check_scores(scores: Scores, expected: Expectation) -> None:
     _check_labels(scores.labels)
     if stray := set(scores.labels) - set(expected.own):
         raise RejectedUpdate(f"scores of the unknown label {min(stray)!r}")
-    declared = ((len(scores.labels), CELLS), "torch.int64")
+    declared = ((len(scores.labels), CELLS), "torch.int32")
     _check_tensors("class_tensors", scores.class_tensors, {"positives": declared, "negatives": declared})
     limits = expected.limits
     least, step = (limits.min_count, limits.round_counts) if limits else (0, 1)

@@ -15,8 +15,8 @@ from pydantic.dataclasses import dataclass
 
 from suture.core.validation import OPEN, STRICT
 
-GRID = np.linspace(-12.0, 12.0, 97)
-"""The edges between the cells of a histogram of scores: log-odds in steps of 1/4."""
+GRID = np.linspace(-12.0, 12.0, 385)
+"""The edges between the cells of a histogram of scores: log-odds in steps of 1/16."""
 
 Rule = Literal["sensitivity", "specificity", "youden", "cost"]
 Kind = Literal["platt", "temperature", "isotonic"]

@@ -266,7 +266,7 @@ class Scores:
     Attributes:
         round: of the received model.
         labels: the classes of the rows, in the site's own names: it annotates and does not withhold them.
-        class_tensors: ``positives`` and ``negatives``, int64 ``[len(labels), CELLS]``: how many of its
+        class_tensors: ``positives`` and ``negatives``, int32 ``[len(labels), CELLS]``: how many of its
             validation images with and without the class have a score in each cell of `GRID`; `JOINED` for
             a cell that is counted in the next one.
         spent: what the site has released so far, if it clips its updates.
