@@ -88,6 +88,7 @@ def test_the_command_line_and_the_processes_that_it_starts_keep_memory(
         raise InterruptedError
 
     monkeypatch.setattr(subprocess, "Popen", start)
+    (tmp_path / "job.json").write_text('{"sites": []}')
     with pytest.raises(InterruptedError):
         simulator.simulate(tmp_path, 1)
     with pytest.raises(InterruptedError):

@@ -22,7 +22,7 @@ from suture.flare.filters import EgressFilter
 from suture.flare.recipe import export_job, recipe_of
 from suture.simulation.job import Job, load_job, with_settings
 
-TASKS = ["handshake", "train", "evaluate"]
+TASKS = ["handshake", "train", "calibrate", "evaluate"]
 JOBS = ["demo", "surgical_nih"]
 
 
@@ -55,10 +55,10 @@ def test_every_argument_survives_export(name: str, tmp_path: Path) -> None:
         executor = built(client["executors"][0]["executor"])
         assert Plan.from_dict(from_text(executor.plan)) == job.plan("trial")
         assert executor.rounds == 7
-        assert set(client["executors"][0]["tasks"]) == {"handshake", "train", "evaluate"}
+        assert set(client["executors"][0]["tasks"]) == set(TASKS)
         (entry,) = client["task_result_filters"]
         assert built(entry["filters"][0]).process
-        assert set(entry["tasks"]) == {"handshake", "train", "evaluate"}
+        assert set(entry["tasks"]) == set(TASKS)
     meta = json.loads((folder / "meta.json").read_text())
     assert meta["deploy_map"] == {"app_server": ["server"], "app_a": ["a"], "app_b": ["b"]}
 

@@ -26,6 +26,11 @@ EGRESS = Egress({"w": ((2,), "torch.float32")}, {})
 UPDATE = pack(Update(1, ("Mass",), {"w": torch.ones(2)}, {}, ones(("Mass",))))
 
 
+def silent(**facts: object) -> SimpleNamespace:
+    """An engine whose bell nobody hears."""
+    return SimpleNamespace(fire_and_forget_aux_request=lambda *_, **__: None, **facts)
+
+
 class Tasks:
     """FLARE's controller, as far as a transport uses it; a test says who answers what."""
 
@@ -73,7 +78,7 @@ def ask(tmp_path: Path) -> Ask:
         tasks, collector = Tasks(answers), UpdateCollector(tmp_path / "spool", lambda *_, **__: None)
         expected = Expectation("train", 1, 0, "validation", ("Mass",), ("Mass",), EGRESS)
         packed = collector.open({site: (Payload("train", 1), expected) for site in ("a", "b", "c")})
-        engine = SimpleNamespace(asked_to_stop=stopped)
+        engine = silent(asked_to_stop=stopped)
         fl_ctx: Any = SimpleNamespace(get_engine=lambda: engine)
         transport = FlareTransport(tasks, fl_ctx, Signal(), timeout)  # type: ignore[arg-type]
         return tasks, collector, transport.exchange("train", packed, collector.receiver(quorum, grace))
@@ -146,7 +151,7 @@ def test_a_refused_answer_ends_its_own_task_at_once_and_keeps_the_reason(tmp_pat
     tasks, collector = Refusing({}), UpdateCollector(tmp_path / "spool", lambda *_, **__: None)
     expected = Expectation("train", 1, 0, "validation", ("Mass",), ("Mass",), EGRESS)
     packed = collector.open({site: (Payload("train", 1), expected) for site in ("a", "b", "c")})
-    fl_ctx: Any = SimpleNamespace(get_engine=lambda: SimpleNamespace(asked_to_stop=False))
+    fl_ctx: Any = SimpleNamespace(get_engine=lambda: silent(asked_to_stop=False))
     tasks.transport = FlareTransport(tasks, fl_ctx, Signal(), 60)  # type: ignore[arg-type]
     missing = tasks.transport.exchange("train", packed, collector.receiver(2, None))
     assert missing == {"c": "the answer could not be decoded (ValueError)"}
@@ -160,7 +165,7 @@ def test_a_site_is_gone_until_it_fetches_a_task(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr("suture.federation.server.attendance.PATIENCE", 0.0)
     events: list[str] = []
     collector = UpdateCollector(tmp_path / "spool", lambda kind, **_: events.append(kind))
-    fl_ctx: Any = SimpleNamespace(get_engine=lambda: SimpleNamespace(asked_to_stop=False))
+    fl_ctx: Any = SimpleNamespace(get_engine=lambda: silent(asked_to_stop=False))
     for number, timeout, fetches in ((1, 1, ()), (2, 60, ()), (3, 1, ("c",))):
         expected = Expectation("train", number, 0, "validation", ("Mass",), ("Mass",), EGRESS)
         packed = collector.open({site: (Payload("train", number), expected) for site in ("a", "b", "c")})

@@ -32,10 +32,10 @@ def test_each_rule_by_hand() -> None:
     positives, negatives = np.arange(10) + 0.1, np.arange(10) - 4.9
     found = thresholds(curves(positives, negatives), sensitivity=0.8, specificity=0.7, cost=4.0)
     odds = {rule: float(log_odds(np.array(p))) for rule, p in found.items()}
-    assert odds["sensitivity"] == pytest.approx(1.25, abs=1e-6)  # nobody lies between 1.25 and 2
-    assert odds["specificity"] == pytest.approx(1.25, abs=1e-6)
-    assert odds["youden"] == pytest.approx(-0.75, abs=1e-9)  # five negatives lie below it
-    assert odds["cost"] == pytest.approx(-0.75, abs=1e-9)
+    assert odds["sensitivity"] == pytest.approx(1.125, abs=1e-6)  # nobody lies between 1.125 and 2
+    assert odds["specificity"] == pytest.approx(1.125, abs=1e-6)
+    assert odds["youden"] == pytest.approx(-0.875, abs=1e-9)  # five negatives lie below it
+    assert odds["cost"] == pytest.approx(-0.875, abs=1e-9)
 
 
 @settings(max_examples=40, deadline=None)

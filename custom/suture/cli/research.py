@@ -240,6 +240,13 @@ BatchSize = Annotated[
     typer.Option(min=1, help="Images or documents at a time; by default 64, fewer large ones on a CPU."),
 ]
 
+MaxFailed = Annotated[int, typer.Option(min=0, help="Exit with 1 where more of them cannot be read.")]
+
+Decide = Annotated[
+    str | None,
+    typer.Option(help="Add decisions by the thresholds of this site, or of 'all', and calibrated values."),
+]
+
 
 def predict(
     model: Model,
@@ -254,16 +261,9 @@ def predict(
     ] = None,
     bits: Bits = None,
     batch: BatchSize = None,
-    max_failed: Annotated[
-        int, typer.Option(min=0, help="Exit with 1 where more of them cannot be read.")
-    ] = 0,
+    max_failed: MaxFailed = 0,
     device: ModelDevice = None,
-    decide: Annotated[
-        bool, typer.Option("--decide", help="Add decisions and calibrated probabilities.")
-    ] = False,
-    site: Annotated[
-        str | None, typer.Option(help="Whose thresholds decide; by default those of all sites.")
-    ] = None,
+    decide: Decide = None,
 ) -> None:
     """Write one probability per class for each image or document.
 
@@ -283,7 +283,6 @@ def predict(
             batch=batch,
             progress=progress,
             decide=decide,
-            site=site,
         )
     _print_left_out(frame, left_out(out))
     print_line(f"{len(frame)} predicted: {out}")

@@ -113,12 +113,11 @@ def check(config: SiteConfig) -> Findings:
         name: {split: _count(part.y[:, column]) for split, part in parts.items()}
         for column, name in enumerate(used.labels)
     }
-    trains = len(parts["train"]) > 0
-    empty = tuple(name for name, of in counts.items() if trains and not of["train"].positives)
+    empty = tuple(n for n, of in counts.items() if len(parts["train"]) and not of["train"].positives)
     torn, spelt = _spellings(used)
     lost, most = len(seen.unreadable), config.privacy.max_faults
-    too_many = lost > most * len(used)
     lost_text = f"{lost} of {len(used)} images cannot be read ([privacy] max_faults tolerates {most:.0%})"
+    too_many = lost > most * len(used)
     return Findings(
         images={split: len(part) for split, part in parts.items()},
         patients={split: len(set(part.patients)) for split, part in parts.items()},

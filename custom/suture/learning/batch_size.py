@@ -32,7 +32,7 @@ def evaluation_batch(inputs: Mapping[str, Tensor], device: torch.device | str, m
     image = inputs.get("image")
     if image is None or torch.device(device).type != "cpu":
         return most
-    return max(1, min(most, PIXELS // (image.shape[-2] * image.shape[-1])))
+    return max(1, min(most, PIXELS // image.shape[2:].numel()))
 
 
 def that_fits(compute: Callable[[int], _Result], size: int) -> _Result:

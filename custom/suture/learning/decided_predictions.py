@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,12 +17,15 @@ from suture.protocol.decisions import Decisions
 
 NOT_VALIDATED = "not validated"
 
+ALL = "all"
+"""In place of a site's name: the thresholds of all sites together."""
 
-def read_decisions(folder: Path, site: str | None = None) -> Decisions:
+
+def read_decisions(folder: Path, site: str = ALL) -> Decisions:
     """Return by what a saved model decides.
 
     Args:
-        site: whose thresholds are wanted.
+        site: whose thresholds are wanted, or `ALL`.
 
     Raises:
         ConfigError: the model has no operating points, or none of that site.
@@ -32,12 +37,23 @@ def read_decisions(folder: Path, site: str | None = None) -> Decisions:
             "--set decision.sensitivity=0.9, or predict without --decide"
         )
     decisions = parse(Decisions, found, f"{folder / 'model.json'}: decisions")
-    if site is not None and site not in decisions.sites:
-        raise unknown("site", site, decisions.sites)
+    if site not in (ALL, *decisions.sites):
+        raise unknown("site", site, (ALL, *decisions.sites))
     return decisions
 
 
-def with_decisions(frame: pd.DataFrame, decisions: Decisions, site: str | None = None) -> pd.DataFrame:
+def decider(folder: Path, site: str | None) -> Callable[[pd.DataFrame], pd.DataFrame]:
+    """Return what adds the decisions of a saved model to predictions; without a site's name, nothing.
+
+    Raises:
+        ConfigError: as `read_decisions`.
+    """
+    if site is None:
+        return lambda frame: frame
+    return partial(with_decisions, decisions=read_decisions(folder, site), site=site)
+
+
+def with_decisions(frame: pd.DataFrame, decisions: Decisions, site: str = ALL) -> pd.DataFrame:
     """Return predictions with three more columns for each class.
 
     - ``CLASS calibrated``: the calibrated probability, empty where there is none;
@@ -46,7 +62,7 @@ def with_decisions(frame: pd.DataFrame, decisions: Decisions, site: str | None =
 
     Args:
         frame: probabilities, a column for each class.
-        site: whose thresholds are used; of a class that it has none of, and without a site, those of all.
+        site: whose thresholds are used; of a class that it has none of, those of all.
     """
     columns: dict[str, object] = {}
     for label in frame.columns:
@@ -56,7 +72,7 @@ def with_decisions(frame: pd.DataFrame, decisions: Decisions, site: str | None =
     return found
 
 
-def _decided(p: pd.Series[float], label: str, decisions: Decisions, site: str | None) -> dict[str, object]:
+def _decided(p: pd.Series[float], label: str, decisions: Decisions, site: str) -> dict[str, object]:
     found, rule = decisions.of(site, label), decisions.settings.rule
     fitted = found.own or found.pooled
     better = (
@@ -65,7 +81,7 @@ def _decided(p: pd.Series[float], label: str, decisions: Decisions, site: str | 
         else np.nan
     )
     by, threshold = "", None
-    for whose, point in ((site or "", found.own), ("all sites", found.pooled)):
+    for whose, point in ((site, found.own), ("all sites", found.pooled)):
         if threshold is None and point and rule in point.thresholds:
             by, threshold = whose, point.thresholds[rule]
     decision = NOT_VALIDATED if threshold is None else np.where(p >= threshold, "above", "below")

@@ -27,7 +27,7 @@ from suture.learning.metrics import (
     score_classes,
 )
 from suture.learning.training import NonFiniteLoss, SiteContext, predict
-from suture.protocol.decisions import Decision, Rule
+from suture.protocol.decisions import DecidedClass, Decision, Rule
 from suture.protocol.disclosure import (
     MOST,
     bounded,
@@ -107,12 +107,16 @@ def measure(
         scores,
         overall(visible, logits, labels.label_type, limits),
         by_attribute(part, logits, labels, names, limits) if test else {},
-        decided_classes(
-            part, logits, labels, _shown(how.decisions, scores), how.rule, patient_numbers(part), limits
-        )
-        if test
-        else {},
+        _decided(part, logits, labels, how, scores) if test else {},
     )
+
+
+def _decided(
+    part: Samples, logits: Tensor, labels: LabelSet, how: Measurement, scores: Mapping[str, ClassScore]
+) -> dict[str, DecidedClass]:
+    """Return how well the images of the classes are decided whose scores are not withheld."""
+    decisions = _shown(how.decisions, scores)
+    return decided_classes(part, logits, labels, decisions, how.rule, patient_numbers(part), how.limits)
 
 
 def _shown(values: Mapping[str, T], scores: Mapping[str, ClassScore]) -> dict[str, T]:

@@ -27,7 +27,7 @@ from suture.core.spreadsheets import as_cell
 from suture.data.decoding import needed_bits, open_image, readable, resize_pad
 from suture.data.inputs import Input, Kind, find_inputs
 from suture.learning.batch_size import evaluation_batch, that_fits
-from suture.learning.decided_predictions import read_decisions, with_decisions
+from suture.learning.decided_predictions import decider
 from suture.learning.losses import probabilities
 from suture.models import MODELS, ModelSpec
 from suture.models.classifier import Classifier, Preprocessing
@@ -259,40 +259,33 @@ def predict_to_csv(
     bits: int | None = None,
     batch: int | None = None,
     progress: Progress | None = None,
-    decide: bool = False,
-    site: str | None = None,
+    decide: str | None = None,
 ) -> pd.DataFrame:
     """Write a CSV with the column ``image`` or ``document``, and a column of probabilities for each class.
 
-    What was left out, and why, is written beside it (`left_out`). Names are written by `as_cell`, so that
-    none is a formula or moves the cursor of a terminal.
+    What was left out, and why, is written beside it (`left_out`). Names are written by `as_cell`.
 
     Args:
         model_folder, device: as in `open_model`.
         source, column, root, bits, batch, progress: as in `Model.predict`.
-        decide: whether there are three more columns for each class; see `with_decisions`.
-        site: whose thresholds they use.
+        decide: whose thresholds decide, a site's or those of ``all``; None decides nothing.
 
     Returns:
-        as `Model.predict`, and the further columns.
+        as `Model.predict`; the CSV also has the columns of `with_decisions`.
 
     Raises:
-        ConfigError: `out` is no name of a CSV; a model without operating points is asked to decide; or a
-            site is named and nothing is to be decided.
+        ConfigError: `out` is no name of a CSV, or the model has no such thresholds.
         DiskError: it cannot be written; no file of its name is then new.
         SutureError: as `Model.predict`.
     """
     _check_output(out)
-    if site is not None and not decide:
-        raise ConfigError(f"--site {site} says whose thresholds decide; add --decide, or remove it")
-    decisions = read_decisions(Path(model_folder).expanduser(), site) if decide else None
+    decided = decider(Path(model_folder).expanduser(), decide)  # raises before hours of work
     frame = open_model(model_folder, device).frame(source, column, root, bits, batch, progress)
     _write_left_out(frame, left_out(out))
     if frame.empty:
         raise none_read(frame)
-    frame = with_decisions(frame, decisions, site) if decisions else frame
     with replacing(out) as temporary:
-        safe = frame.rename(index=as_cell, columns=as_cell)
+        safe = decided(frame).rename(index=as_cell, columns=as_cell)
         safe.to_csv(temporary, float_format="%.6f", lineterminator="\n", encoding="utf-8")
     return frame
 

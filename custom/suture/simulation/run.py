@@ -74,9 +74,8 @@ def run_job(
         out: run folder, by default ``runs/JOB-TIME``; its last part is the name of the experiment.
         resume: continue the unfinished run in the folder.
         overwrite: delete the content of the folder first.
-        workers: processes that the sites share, of which no more stay than there are sites. The loop
-            trains in this process without them, the simulator has one for each site. The bytes of the result
-            do not depend on it. The loop's are spawned, so that a program needs `if __name__ == "__main__":`.
+        workers: processes that the sites share, at most one each; by default one each in the simulator, and
+            this one in the loop, whose others are spawned: a program needs `if __name__ == "__main__":`.
         progress: show the progress on the standard output, as a live display where that is a terminal.
 
     Raises:
