@@ -74,12 +74,8 @@ def with_decisions(frame: pd.DataFrame, decisions: Decisions, site: str = ALL) -
 
 def _decided(p: pd.Series[float], label: str, decisions: Decisions, site: str) -> dict[str, object]:
     found, rule = decisions.of(site, label), decisions.settings.rule
-    fitted = found.own or found.pooled
-    better = (
-        calibrated(np.asarray(p, dtype=np.float64), fitted.calibration)
-        if fitted and fitted.calibration
-        else np.nan
-    )
+    line = found.fitted.calibration if found.fitted else None
+    better = calibrated(np.asarray(p, dtype=np.float64), line) if line else np.nan
     by, threshold = "", None
     for whose, point in ((site, found.own), ("all sites", found.pooled)):
         if threshold is None and point and rule in point.thresholds:

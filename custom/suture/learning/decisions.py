@@ -147,7 +147,7 @@ def decided(y: Floats, p: Floats, decision: Decision, rule: Rule) -> DecidedClas
     known = ~np.isnan(y)
     truth, guess = y[known], p[known]
     own, pooled = (_threshold(one, rule) for one in (decision.own, decision.pooled))
-    fitted = decision.own or decision.pooled
+    fitted = decision.fitted
     better = calibrated(guess, fitted.calibration) if fitted and fitted.calibration else None
     return DecidedClass(
         None if own is None else _at(truth, guess >= own),

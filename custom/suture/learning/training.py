@@ -511,7 +511,7 @@ def predict(site: SiteContext, samples: Samples) -> Tensor:
 def _logits(site: SiteContext, samples: Samples, size: int) -> Tensor:
     parts = []
     for batch in samples.batches(size):
-        ready = ready_inputs(site, batch).to(site.device)
+        ready = ready_inputs(site, batch)
         with autocast(site):
             parts.append(site.model(ready.inputs).float().cpu())
     return torch.cat(parts) if parts else torch.empty(0, len(site.model.labels))

@@ -81,6 +81,11 @@ class Decision:
     own: Operating | None
     pooled: Operating | None
 
+    @property
+    def fitted(self) -> Operating | None:
+        """What calibrates the class at the site, and bounds its sets: its own, where it has one."""
+        return self.own or self.pooled
+
 
 @dataclass(frozen=True, config=STRICT)
 class Decided:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from suture.learning.operating_points import predictive_values
-from suture.protocol.decisions import Decided, DecisionSettings, Operating, Rule
+from suture.protocol.decisions import Decided, Decision, DecisionSettings, Operating, Rule
 from suture.protocol.records import DecisionRecord, Metrics
 
 _RULES = {
@@ -98,9 +98,8 @@ def target_of(settings: DecisionSettings) -> str:
 
 def _line(found: DecisionRecord, rule: Rule, site: str, name: str) -> Line:
     measured = found.measured[site][name]
-    own, pooled = found.sites.get(site, {}).get(name), found.pooled.get(name)
-    fitted = own or pooled
-    prevalence = fitted.prevalence if fitted else None
+    decision = Decision(found.sites.get(site, {}).get(name), found.pooled.get(name))
+    prevalence = decision.fitted.prevalence if decision.fitted else None
 
     def point(fitted: Operating | None, at: Decided | None) -> Point | None:
         threshold = fitted.thresholds.get(rule) if fitted else None
@@ -108,8 +107,8 @@ def _line(found: DecisionRecord, rule: Rule, site: str, name: str) -> Line:
 
     return Line(
         site,
-        point(own, measured.own),
-        point(pooled, measured.pooled),
+        point(decision.own, measured.own),
+        point(decision.pooled, measured.pooled),
         _point(0.5, measured.half, prevalence),
         prevalence,
         measured.ece,
