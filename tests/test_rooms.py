@@ -17,6 +17,7 @@ ROOMS = [
     "methods",
     "federation",
     "reports",
+    "export",
     "simulation",
     "flare",
     "experiments",

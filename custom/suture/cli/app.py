@@ -16,6 +16,7 @@ from rich.table import Table
 
 from suture.cli.common import console, guarded, literal, print_line
 from suture.cli.data import data_app, vocab
+from suture.cli.export_model import export_model
 from suture.cli.finetune import finetune
 from suture.cli.jobs import report, results, resume, status
 from suture.cli.live import track, watch
@@ -125,6 +126,7 @@ def reference(
 COMMANDS: tuple[Callable[..., None], ...] = (
     *(demo, init, check, run, export, status, results, resume, report, watch, track),
     *(predict, evaluate, compare, relate, latent, experiment, pretrain, finetune, vocab),
+    *(export_model,),
     *(doctor, policy, ledger, egress, reference),
 )
 for command in COMMANDS:

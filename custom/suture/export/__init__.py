@@ -1,0 +1,1 @@
+"""What leaves Suture: a model, its predictions and its description as files that need no Suture."""

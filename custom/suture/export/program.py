@@ -1,0 +1,63 @@
+"""A saved model as one network of plain tensors, from what files hold to probabilities."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from suture.learning.losses import probabilities
+from suture.learning.prediction import Model
+from suture.models import MODELS
+
+OUTPUT = "probabilities"
+"""Name of the output, ``[n, c]``."""
+
+
+class Program(nn.Module):
+    """What an exported file computes: a model with the normalisation of its images and its last function.
+
+    Args:
+        model: an opened model; its network is used as it is, in eval mode.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.network = model.network.eval()
+        self.label_type = model.network.labels.label_type
+        self.channels = model.prepare.channels
+        self.register_buffer("mean", torch.tensor(model.prepare.mean).view(1, -1, 1, 1))
+        self.register_buffer("std", torch.tensor(model.prepare.std).view(1, -1, 1, 1))
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """Return probabilities ``[n, c]``.
+
+        Args:
+            inputs: uint8 images ``[n, 1 or 3, size, size]``; words ``[n, L]`` and the length of each
+                document ``[n]``; or vectors ``[n, d]``, as `input_names` says.
+        """
+        values = dict(zip(self.network.reads, inputs, strict=True))
+        if "image" in values:
+            values["image"] = self._normalised(values["image"])
+        return probabilities(self.network(values), self.label_type)
+
+    def _normalised(self, image: Tensor) -> Tensor:
+        """Do what `Preprocessing` does, with tensors that travel in the file."""
+        x = (image.float() / 255.0).expand(-1, self.channels, -1, -1)
+        return (x - self.mean) / self.std
+
+
+def input_names(model: Model) -> tuple[str, ...]:
+    """Names of the inputs, in order: ``image``; ``tokens`` and ``length``; or ``vector``."""
+    return MODELS[model.spec.name].inputs
+
+
+def example_inputs(model: Model, n: int, seed: int = 0) -> tuple[Tensor, ...]:
+    """Return `n` random inputs of a model that reads images or vectors, as `Program` takes them."""
+    generator = torch.Generator().manual_seed(seed)
+    if input_names(model) == ("vector",):
+        return (torch.randn(n, model.spec.vector, generator=generator),)
+    size, channels = model.prepare.size, 3 if model.prepare.color else 1
+    return (torch.randint(0, 256, (n, channels, size, size), generator=generator, dtype=torch.uint8),)
