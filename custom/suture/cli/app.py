@@ -25,6 +25,7 @@ from suture.cli.poc import poc_app
 from suture.cli.pretrain import pretrain
 from suture.cli.research import compare, evaluate, experiment, latent, predict, relate
 from suture.cli.run import demo, export, run
+from suture.cli.sign import sign, verify
 from suture.cli.study import check, init
 from suture.core import VERSION
 from suture.core.allocator import keep_memory
@@ -126,7 +127,7 @@ def reference(
 COMMANDS: tuple[Callable[..., None], ...] = (
     *(demo, init, check, run, export, status, results, resume, report, watch, track),
     *(predict, evaluate, compare, relate, latent, experiment, pretrain, finetune, vocab),
-    *(export_model,),
+    *(export_model, sign, verify),
     *(doctor, policy, ledger, egress, reference),
 )
 for command in COMMANDS:
