@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,7 @@ from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
 from suture.learning.prediction import predict_to_csv
 from suture.models import ModelSpec, build
-from suture.models.saved import load_model, load_spec, save_model
+from suture.models.saved import load_model, load_spec, save_model, stated_digest
 
 
 @pytest.mark.parametrize(
@@ -63,10 +64,32 @@ def test_a_folder_that_holds_no_model(tmp_path: Path) -> None:
 
 
 def saved(folder: Path) -> dict[str, Any]:
+    """A model as earlier versions wrote it, without a digest, so that its weights can be changed."""
     spec = ModelSpec("cnn", size=32)
     save_model(build(spec, LabelSet(("Edema",)), 1, pretrained=False), spec, folder, {})
     description: dict[str, Any] = json.loads((folder / "model.json").read_text())
+    del description["digest"]
+    (folder / "model.json").write_text(json.dumps(description))
     return description
+
+
+def test_weights_of_another_digest_are_refused(tmp_path: Path) -> None:
+    """A byte of a weight is changed: the file is as readable and as finite as before."""
+    spec = ModelSpec("cnn", size=32)
+    save_model(build(spec, LabelSet(("Edema",)), 1, pretrained=False), spec, tmp_path, {})
+    weights = tmp_path / "model.safetensors"
+    stated = json.loads((tmp_path / "model.json").read_text())["digest"]
+    assert stated == stated_digest(tmp_path) == hashlib.sha256(weights.read_bytes()).hexdigest()
+    data = bytearray(weights.read_bytes())
+    data[-4] ^= 1
+    weights.write_bytes(data)
+    with pytest.raises(ConfigError, match="restore both from a backup"):
+        load_model(tmp_path)
+    description = json.loads((tmp_path / "model.json").read_text())
+    del description["digest"]
+    (tmp_path / "model.json").write_text(json.dumps(description))
+    load_model(tmp_path)
+    assert stated_digest(tmp_path) is None
 
 
 @pytest.mark.parametrize(

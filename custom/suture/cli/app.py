@@ -14,6 +14,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from suture.cli.card import card
 from suture.cli.common import console, guarded, literal, print_line
 from suture.cli.data import data_app, vocab
 from suture.cli.export_model import export_model
@@ -25,6 +26,7 @@ from suture.cli.poc import poc_app
 from suture.cli.pretrain import pretrain
 from suture.cli.research import compare, evaluate, experiment, latent, predict, relate
 from suture.cli.run import demo, export, run
+from suture.cli.sign import sign, verify
 from suture.cli.study import check, init
 from suture.core import VERSION
 from suture.core.allocator import keep_memory
@@ -126,7 +128,7 @@ def reference(
 COMMANDS: tuple[Callable[..., None], ...] = (
     *(demo, init, check, run, export, status, results, resume, report, watch, track),
     *(predict, evaluate, compare, relate, latent, experiment, pretrain, finetune, vocab),
-    *(export_model,),
+    *(export_model, card, sign, verify),
     *(doctor, policy, ledger, egress, reference),
 )
 for command in COMMANDS:

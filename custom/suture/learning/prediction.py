@@ -32,7 +32,7 @@ from suture.learning.losses import probabilities
 from suture.models import MODELS, ModelSpec
 from suture.models.classifier import Classifier, Preprocessing
 from suture.models.documents import document_inputs
-from suture.models.saved import load_model, load_spec
+from suture.models.saved import load_model, load_spec, weights_digest
 
 BATCH = 64
 """Images or documents that are computed at a time; on the CPU fewer large images, see `evaluation_batch`."""
@@ -52,12 +52,14 @@ class Model:
         network: in eval mode, on its device.
         spec: what the network is made of and reads.
         prepare: uint8 images to its input.
+        digest: SHA-256 of its weights, in hexadecimal digits.
     """
 
     network: Classifier
     spec: ModelSpec
     prepare: Preprocessing
     device: str = "cpu"
+    digest: str = ""
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -110,7 +112,7 @@ class Model:
         Returns:
             a column for each class, and the paths as the index. ``frame.attrs`` has ``failed``, the reason
             for each input that cannot be read, ``others``, the reason why another file of a folder is none,
-            both by path, and ``notes``, what was taken for granted.
+            both by path, ``notes``, what was taken for granted, and ``model``, the SHA-256 of the weights.
 
         Raises:
             DataError: there is no image or document, or none can be read.
@@ -151,7 +153,7 @@ class Model:
         index = pd.Index([one.name for one in found], dtype=object, name=kind_name)
         frame = pd.DataFrame(scores, index, list(self.labels))[~index.isin(failed)]
         notes = [*inputs.notes, *_too_dark(highest)]
-        frame.attrs |= {"failed": failed, "others": inputs.others, "notes": notes}
+        frame.attrs |= {"failed": failed, "others": inputs.others, "notes": notes, "model": self.digest}
         return frame
 
     def _fill(
@@ -245,7 +247,7 @@ def open_model(folder: str | Path, device: str = "cpu") -> Model:
         raise ConfigError(f"device {device!r} cannot be used: {reason}")
     folder = Path(folder).expanduser()
     network, prepare = load_model(folder)
-    return Model(network.to(device), load_spec(folder), prepare, device)
+    return Model(network.to(device), load_spec(folder), prepare, device, weights_digest(folder))
 
 
 def predict_to_csv(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,18 +25,19 @@ from suture.protocol.messages import Labels
 
 
 def save_model(model: Classifier, spec: ModelSpec, folder: Path, facts: Mapping[str, Any]) -> None:
-    """Write the weights, and beside them class names, backbone and preprocessing.
+    """Write the weights, and beside them their SHA-256, class names, backbone and preprocessing.
 
     Args:
         facts: further entries of model.json (job, round).
     """
     make_folder(folder)
+    weights = save({name: t.contiguous() for name, t in model.state_dict().items()})
     with replacing(folder / "model.safetensors") as temporary:
-        # Not `save_file`: only the owner may read its file.
-        temporary.write_bytes(save({name: t.contiguous() for name, t in model.state_dict().items()}))
+        temporary.write_bytes(weights)  # not `save_file`: only the owner may read its file
     description = {
         "format": 1,
         "suture": VERSION,
+        "digest": hashlib.sha256(weights).hexdigest(),
         "labels": list(model.labels.names),
         "label_type": model.labels.label_type,
         "model": dataclasses.asdict(spec) | {"weights": None, "name_vectors": None},
@@ -53,6 +55,7 @@ class Description:
         labels, label_type: the classes of the head's rows, in order.
         model: what the network is made of.
         preprocessing: of its images.
+        digest: SHA-256 of model.safetensors; None where an earlier version wrote the model.
 
     Raises:
         ConfigError: the preprocessing is that of another model.
@@ -62,6 +65,7 @@ class Description:
     label_type: LabelType
     model: ModelSpec
     preprocessing: Preprocessing
+    digest: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None
 
     def __post_init__(self) -> None:
         made = self.model.preprocessing
@@ -79,10 +83,14 @@ def load_model(folder: Path) -> tuple[Classifier, Preprocessing]:
     """Return the model, in eval mode, and the preprocessing of its images.
 
     Raises:
-        ConfigError: the folder holds no model of Suture, or a damaged one.
+        ConfigError: the folder holds no model of Suture, or a damaged one, or weights of another.
     """
     found, weights = _described(folder), folder / "model.safetensors"
     try:
+        if found.digest and found.digest != weights_digest(folder):
+            raise ConfigError(
+                "model.safetensors is not the file whose digest model.json states; restore both from a backup"
+            )
         model = build(found.model, LabelSet(found.labels, found.label_type), seed=0, pretrained=False)
         tensors = load_file(weights)
         check_tensors(tensors, model.state_dict(), str(weights))
@@ -93,6 +101,21 @@ def load_model(folder: Path) -> tuple[Classifier, Preprocessing]:
             raise ConfigError(f"{weights}: {name} is not finite; restore the file from a backup")
     model.load_state_dict(tensors)
     return model.eval(), found.preprocessing
+
+
+def weights_digest(folder: Path) -> str:
+    """Return the SHA-256 of a model's weights, in hexadecimal digits."""
+    with (folder / "model.safetensors").open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def stated_digest(folder: Path) -> str | None:
+    """Return the SHA-256 of the weights that model.json states; None in a model of an earlier version.
+
+    Raises:
+        ConfigError: the folder holds no model of Suture, or a damaged one.
+    """
+    return _described(folder).digest
 
 
 def load_spec(folder: Path) -> ModelSpec:

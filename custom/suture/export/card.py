@@ -1,0 +1,109 @@
+"""The card of a model: README.md of its folder, with the front matter that Hugging Face reads."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from suture.core.errors import DataError
+from suture.core.files import atomic_write
+from suture.core.printable import printable
+from suture.models import MODELS
+from suture.models.saved import load_spec, weights_digest
+from suture.protocol.messages import Spent
+from suture.protocol.records import Metrics, Run, read_history, read_metrics, read_run
+from suture.reports.decision_section import decision_section
+from suture.reports.formatting import DASH, area, interval
+from suture.reports.tables import class_groups, shown
+
+_MARKUP = re.compile(r"([\\`*_\[\]<>|#~&])")
+
+
+def write_card(run_dir: Path, licence: str | None = None) -> Path:
+    """Write model/README.md of a finished run and return its path; every figure is one of the run's files.
+
+    Args:
+        licence: of the model, as Hugging Face names it; None is "not stated".
+
+    Raises:
+        ConfigError: the run has no model, as one whose method leaves a part at the sites.
+        DataError: it is no run, one that has not finished, or the weights are missing.
+    """
+    run, model = read_run(run_dir), run_dir / "model"
+    if run.status != "finished":
+        raise DataError(f"{run_dir} is {run.status}; a card describes a finished run")
+    spec, metrics = load_spec(model), read_metrics(run_dir)
+    if not (model / "model.safetensors").is_file():
+        raise DataError(f"{model} has no model.safetensors; restore it from a backup")
+    text = (
+        _templates()
+        .get_template("card.md")
+        .render(
+            run=run,
+            metrics=metrics,
+            groups=class_groups(run, metrics) if metrics else [],
+            attribute_figures=shown(metrics.attributes.values.values()) if metrics else {},
+            decisions=decision_section(metrics, run.labels),
+            privacy=_privacy(run_dir),
+            job_digest=_job_digest(run_dir),
+            digest=weights_digest(model),
+            licence=licence,
+        )
+    )
+    facts = _front_matter(run, metrics, MODELS[spec.name].reads, licence)
+    front = yaml.safe_dump(facts, sort_keys=False, allow_unicode=True)
+    atomic_write(model / "README.md", f"---\n{front}---\n\n{text}".encode())
+    return model / "README.md"
+
+
+def rounded(number: int | None) -> str:
+    """Return a count in two significant digits; below 10 it is not told."""
+    if number is None:
+        return DASH
+    return "< 10" if number < 10 else str(round(number, 2 - len(str(number))))
+
+
+def escaped(text: object) -> str:
+    """Return text of another party as one line that Markdown shows as it is."""
+    return _MARKUP.sub(r"\\\1", printable(str(text)))
+
+
+def _templates() -> Environment:
+    loader = FileSystemLoader(Path(__file__).parent)
+    # No HTML is made, so that nothing is escaped for it; `md` is applied to what other parties wrote.
+    environment = Environment(loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters |= {"md": escaped, "rounded": rounded, "area": area, "interval": interval}
+    return environment
+
+
+def _front_matter(run: Run, metrics: Metrics | None, reads: str, licence: str | None) -> dict[str, Any]:
+    task = "text-classification" if reads == "text" else "image-classification"
+    facts: dict[str, Any] = {"license": licence} if licence else {}
+    facts |= {
+        "library_name": "suture",
+        "pipeline_tag": task,
+        "tags": ["federated-learning", "medical", run.label_type],
+        "metrics": ["roc_auc"],
+    }
+    if metrics and metrics.mean_auroc is not None:
+        value = {"type": "roc_auc", "name": "mean AUROC", "value": round(metrics.mean_auroc, 3)}
+        data = {"type": "private", "name": metrics.source}
+        result = {"task": {"type": task}, "dataset": data, "metrics": [value]}
+        facts["model-index"] = [{"name": run.title, "results": [result]}]
+    return facts
+
+
+def _privacy(run_dir: Path) -> dict[str, Spent]:
+    """Return the newest statement of each site on what its updates have spent."""
+    lines = [(name, site.spent) for r in read_history(run_dir) for name, site in r.sites.items()]
+    return {name: spent for name, spent in lines if spent}
+
+
+def _job_digest(run_dir: Path) -> str | None:
+    path = run_dir / "job.json"
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None

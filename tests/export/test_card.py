@@ -1,0 +1,77 @@
+"""The card of a model says what the files of its run say."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from example_run import LABELS, SITES, metrics_record, run_record
+from suture.cli.app import app
+from suture.core.errors import DataError
+from suture.core.labels import LabelSet
+from suture.export.card import escaped, rounded, write_card
+from suture.models import ModelSpec, build
+from suture.models.saved import save_model, stated_digest
+
+SPEC = ModelSpec("cnn", size=32)
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    save_model(build(SPEC, LabelSet(tuple(LABELS)), 1, pretrained=False), SPEC, tmp_path / "model", {})
+    (tmp_path / "run.json").write_text(json.dumps(run_record()))
+    (tmp_path / "metrics.json").write_text(json.dumps(metrics_record()))
+    return tmp_path
+
+
+def test_the_figures_are_those_of_the_run(run_dir: Path) -> None:
+    """Every number with three decimals is one of metrics.json, and each class's and site's is there."""
+    text = write_card(run_dir).read_text()
+    metrics = (run_dir / "metrics.json").read_text()
+    known = {f"{float(number):.3f}" for number in re.findall(r"\d+\.\d+", metrics)}
+    found = set(re.findall(r"(?<![\d.])\d\.\d{3}(?![\d.])", text.partition("## Figures")[2]))
+    assert found
+    assert found <= known
+    for value in json.loads(metrics)["auroc"].values():
+        assert value is None or f"{value:.3f}" in found
+    assert all(f"| {site} |" in text for site in SITES)
+    assert f"SHA-256 of model.safetensors: {stated_digest(run_dir / 'model')}" in text
+
+
+def test_the_front_matter_is_read_and_no_licence_is_invented(run_dir: Path) -> None:
+    text = write_card(run_dir).read_text()
+    facts = yaml.safe_load(text.split("---\n")[1])
+    assert "license" not in facts
+    assert "Licence: not stated" in text
+    assert facts["pipeline_tag"] == "image-classification"
+    value = facts["model-index"][0]["results"][0]["metrics"][0]["value"]
+    assert value == round(json.loads((run_dir / "metrics.json").read_text())["mean_auroc"], 3)
+    done = CliRunner().invoke(app, ["card", str(run_dir), "--license", "apache-2.0"])
+    assert done.exit_code == 0, done.output
+    text = (run_dir / "model" / "README.md").read_text()
+    assert yaml.safe_load(text.split("---\n")[1])["license"] == "apache-2.0"
+    assert "Licence: apache-2.0" in text
+
+
+def test_counts_are_rounded_and_foreign_text_is_no_markup() -> None:
+    assert [rounded(n) for n in (None, 0, 9, 10, 99, 149, 1057)] == [
+        "—",
+        "< 10",
+        "< 10",
+        "10",
+        "99",
+        "150",
+        "1100",
+    ]
+    assert escaped("a|<b>\n[x](y)") == r"a\|\<b\>\\n\[x\](y)"
+
+
+def test_a_run_that_failed_has_no_card(run_dir: Path) -> None:
+    (run_dir / "run.json").write_text(json.dumps(run_record() | {"status": "failed"}))
+    with pytest.raises(DataError, match="is failed"):
+        write_card(run_dir)

@@ -1,0 +1,108 @@
+"""A signed model folder, and everything that may be done to it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from typer.testing import CliRunner
+
+from suture.cli.app import app
+from suture.core.errors import ConfigError, DataError
+from suture.core.labels import LabelSet
+from suture.export.signature import check_digest, sign, verify
+from suture.models import ModelSpec, build
+from suture.models.saved import save_model
+
+SPEC = ModelSpec("cnn", size=32)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    save_model(build(SPEC, LabelSet(("Edema",)), 1, pretrained=False), SPEC, tmp_path / "model", {})
+    return tmp_path / "model"
+
+
+def keys(folder: Path, name: str, rsa_key: bool = False) -> tuple[Path, Path]:
+    key = rsa.generate_private_key(65537, 2048) if rsa_key else ec.generate_private_key(ec.SECP256R1())
+    private, public = folder / f"{name}.pem", folder / f"{name}.pub"
+    form = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    private.write_bytes(key.private_bytes(serialization.Encoding.PEM, *form))
+    shape = serialization.PublicFormat.SubjectPublicKeyInfo
+    public.write_bytes(key.public_key().public_bytes(serialization.Encoding.PEM, shape))
+    return private, public
+
+
+def change(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b" ")
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (lambda folder: change(folder / "model.json"), "model.json"),
+        (lambda folder: change(folder / "model.safetensors"), "model.safetensors"),
+        (lambda folder: (folder / "README.md").unlink(), "README.md"),
+        (lambda folder: (folder / "notes.txt").touch(), "notes.txt"),
+        (lambda folder: (folder / "model.sig").unlink(), "nobody has signed"),
+        (lambda folder: (folder / "model.sig").write_text("{}"), "is not what the owner"),
+    ],
+    ids=["changed", "weights", "missing", "added", "unsigned", "damaged signature"],
+)
+def test_what_was_done_to_a_signed_folder_is_named(
+    damage: Callable[[Path], object], says: str, model: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("model_signing")
+    private, public = keys(tmp_path, "ours")
+    (model / "README.md").write_text("a card")
+    sign(model, private)
+    verify(model, public)
+    verify(Path(shutil.copytree(model, tmp_path / "elsewhere")), public)
+    damage(model)
+    with pytest.raises(DataError, match=says) as caught:
+        verify(model, public)
+    assert "\n" not in str(caught.value)
+
+
+def test_other_keys_are_refused(model: Path, tmp_path: Path) -> None:
+    pytest.importorskip("model_signing")
+    private, public = keys(tmp_path, "ours")
+    sign(model, private)
+    with pytest.raises(DataError, match="theirs"):
+        verify(model, keys(tmp_path, "theirs")[1])
+    rsa_private, rsa_public = keys(tmp_path, "rsa", rsa_key=True)
+    for call in (
+        lambda: sign(model, rsa_private),
+        lambda: sign(model, tmp_path / "nowhere.pem"),
+        lambda: sign(model, public),
+        lambda: verify(model, rsa_public),
+    ):
+        with pytest.raises(ConfigError, match="P-256"):
+            call()
+    verify(model, public)
+
+
+def test_without_a_key_the_weights_are_compared(model: Path) -> None:
+    done = CliRunner().invoke(app, ["verify", str(model)])
+    assert done.exit_code == 0, done.output
+    assert check_digest(model) in done.output.replace("\n", "")
+    change(model / "model.safetensors")
+    with pytest.raises(DataError, match="not the file whose digest"):
+        check_digest(model)
+    done = CliRunner().invoke(app, ["verify", str(model)])
+    assert done.exit_code != 0
+    (model / "model.safetensors").unlink()
+    with pytest.raises(DataError, match=r"no model\.safetensors"):
+        check_digest(model)
+
+
+def test_the_command_signs_and_verifies(model: Path, tmp_path: Path) -> None:
+    pytest.importorskip("model_signing")
+    private, public = keys(tmp_path, "ours")
+    for words in (["sign", str(model), "--key", str(private)], ["verify", str(model), "--key", str(public)]):
+        done = CliRunner().invoke(app, words)
+        assert done.exit_code == 0, done.output
