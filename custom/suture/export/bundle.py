@@ -70,7 +70,7 @@ def operating_points(labels: tuple[str, ...], decisions: Decisions) -> dict[str,
     """Return, for each site and for `ALL`, by what each class is decided and calibrated there."""
     sites = {site: {label: _point(decisions, site, label) for label in labels} for site in decisions.sites}
     pooled = {label: _point(decisions, ALL, label) for label in labels}
-    return {"rule": asdict(decisions.settings), "sites": {ALL: pooled} | sites}
+    return {"settings": asdict(decisions.settings), "sites": {ALL: pooled} | sites}
 
 
 def _point(decisions: Decisions, site: str, label: str) -> dict[str, Any]:
@@ -84,9 +84,6 @@ def _point(decisions: Decisions, site: str, label: str) -> dict[str, Any]:
 
 
 def _metadata(model: Model, facts: dict[str, Any], licence: str, digest: str) -> dict[str, Any]:
-    classes = {str(row): label for row, label in enumerate(model.labels)}
-    size, channels = model.prepare.size, 3 if model.prepare.color else 1
-    colours = ("red", "green", "blue") if model.prepare.color else ("gray",)
     return {
         "schema": _SCHEMA,
         "version": "0.1.0",
@@ -97,38 +94,45 @@ def _metadata(model: Model, facts: dict[str, Any], licence: str, digest: str) ->
         "required_packages_version": {name: version(name) for name in ("pillow", "pydicom")},
         "name": f"Suture {facts.get('job')}",
         "task": "Image classification",
-        "description": f"Probabilities of {len(classes)} classes; trained by Suture {facts.get('suture')}.",
+        "description": f"{len(model.labels)} classes; trained by Suture {facts.get('suture')}.",
         "authors": "not stated",
         "copyright": "not stated",
         "license": licence,
         "intended_use": NOT_CLINICAL,
         "references": [],
         "weights_sha256": digest,
-        "network_data_format": {
-            "inputs": {
-                "image": {
-                    "type": "image",
-                    "format": "RGB" if model.prepare.color else "magnitude",
-                    "num_channels": channels,
-                    "spatial_shape": [size, size],
-                    "dtype": "float32",
-                    "value_range": [0, 255],
-                    "is_patch_data": False,
-                    "channel_def": {str(row): colour for row, colour in enumerate(colours)},
-                }
-            },
-            "outputs": {
-                "pred": {
-                    "type": "probabilities",
-                    "format": "classes",
-                    "num_channels": len(classes),
-                    "spatial_shape": [],
-                    "dtype": "float32",
-                    "value_range": [0, 1],
-                    "is_patch_data": False,
-                    "channel_def": classes,
-                }
-            },
+        "network_data_format": _data_format(model),
+    }
+
+
+def _data_format(model: Model) -> dict[str, Any]:
+    classes = {str(row): label for row, label in enumerate(model.labels)}
+    size, channels = model.prepare.size, 3 if model.prepare.color else 1
+    colours = ("red", "green", "blue") if model.prepare.color else ("gray",)
+    return {
+        "inputs": {
+            "image": {
+                "type": "image",
+                "format": "RGB" if model.prepare.color else "magnitude",
+                "num_channels": channels,
+                "spatial_shape": [size, size],
+                "dtype": "float32",
+                "value_range": [0, 255],
+                "is_patch_data": False,
+                "channel_def": {str(row): colour for row, colour in enumerate(colours)},
+            }
+        },
+        "outputs": {
+            "pred": {
+                "type": "probabilities",
+                "format": "classes",
+                "num_channels": len(classes),
+                "spatial_shape": [],
+                "dtype": "float32",
+                "value_range": [0, 1],
+                "is_patch_data": False,
+                "channel_def": classes,
+            }
         },
     }
 
