@@ -1,0 +1,223 @@
+"""Reading images, computing probabilities and deciding, as Suture does; needs no Suture."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pydicom
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from pydicom.pixels.processing import apply_modality_lut, apply_voi_lut
+from torch import Tensor, nn
+
+FORMATS = ("PNG", "JPEG", "TIFF", "BMP")
+DICOM = (".dcm", ".dicom")
+SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", *DICOM)
+UNREADABLE = (".npy", ".nii", ".nii.gz")
+MOST_PIXELS = 40_000_000
+_BITS_PER_SAMPLE = 258  # tag of TIFF 6.0, section 8
+
+Gray = NDArray[np.uint8]
+
+
+class Network(nn.Module):
+    """The exported program: whole gray levels 0 to 255, ``[n, channels, size, size]``, to probabilities."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self.program = torch.export.load(path).module()
+
+    def train(self, mode: bool = True) -> Network:
+        """Refuse training: the program holds the network as it predicts."""
+        if mode:
+            raise ValueError("this is a program for inference; it cannot be trained")
+        return self
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return probabilities ``[n, classes]``."""
+        if bool((images < 0).any()) or bool((images > 255).any()):
+            raise ValueError("the network reads gray levels from 0 to 255")
+        found: Tensor = self.program(images.round().to(torch.uint8))
+        return found
+
+
+class ReadImage:
+    """A transform from the path of an image to its gray levels, float32 ``[1 or 3, size, size]``.
+
+    Args:
+        size: of the square into which an image is fitted, in pixels.
+        color: three channels rather than one.
+        bits: the true depth of PNG and TIFF files that are stored with 16 bits.
+    """
+
+    def __init__(self, size: int, color: bool, bits: int = 16) -> None:
+        self.size, self.color, self.bits = size, color, bits
+
+    def __call__(self, path: str) -> Tensor:
+        try:
+            image = _dicom(path) if _is_dicom(path) else _picture(path, self.bits)
+            pixels = _fitted(np.asarray(image.convert("RGB" if self.color else "L")), self.size)
+        except Exception as error:  # decoders of damaged files raise nearly anything
+            raise ValueError(f"image {path!r} cannot be read: {error}") from error
+        tensor = torch.from_numpy(pixels.astype(np.float32))
+        return tensor.permute(2, 0, 1) if self.color else tensor[None]
+
+
+class Decide:
+    """A transform from probabilities ``[n, classes]`` to the rows of the table.
+
+    Args:
+        labels: the classes, in order.
+        path: of the operating points.
+        site: whose thresholds decide, ``all`` for those of all sites together; None decides nothing.
+    """
+
+    def __init__(self, labels: Sequence[str], path: str, site: str | None) -> None:
+        self.labels = labels
+        self.points: dict[str, Any] | None = None
+        if site is None:
+            return
+        if not Path(path).is_file():
+            raise ValueError("this bundle has no operating points, so it decides nothing; set site to null")
+        sites = json.loads(Path(path).read_text(encoding="utf-8"))["sites"]
+        if site not in sites:
+            raise ValueError(
+                f"no operating points of the site {site!r}; there are those of {', '.join(sites)}"
+            )
+        self.points = sites[site]
+
+    def __call__(self, probabilities: Tensor) -> list[dict[str, str]]:
+        if not bool(torch.isfinite(probabilities).all()):
+            raise ValueError("the network gives no finite probabilities; models/model.pt2 is damaged")
+        return [self._row(values) for values in probabilities.cpu().numpy()]
+
+    def _row(self, values: NDArray[np.float32]) -> dict[str, str]:
+        row: dict[str, str] = {}
+        for label, p in zip(self.labels, values, strict=True):
+            row[label] = f"{p:.9f}"
+            if self.points is not None:
+                row |= _decided(label, p, self.points.get(label, {}))
+        return row
+
+
+def find_images(folder: str) -> list[str]:
+    """Return the paths of the images in a folder and those below it, sorted."""
+    paths = sorted(str(path) for path in Path(folder).rglob("*") if path.is_file())
+    for path in paths:
+        if path.lower().endswith(UNREADABLE):
+            raise ValueError(f"{path}: this bundle reads no arrays; save it as PNG or DICOM, or remove it")
+    found = [path for path in paths if path.lower().endswith(SUFFIXES)]
+    if not found:
+        raise ValueError(f"{folder} holds no image ({', '.join(SUFFIXES)}); set dataset_dir")
+    return found
+
+
+def predict(
+    paths: Sequence[str],
+    batches: Iterable[Tensor],
+    network: nn.Module,
+    inferer: Any,
+    decide: Decide,
+    out: str,
+) -> None:
+    """Write a CSV with a row for each image."""
+    device = next(network.parameters()).device
+    network.eval()
+    with torch.no_grad():
+        rows = [row for batch in batches for row in decide(inferer(batch.to(device), network))]
+    with Path(out).open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, ["image", *rows[0]], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({"image": path} | row for path, row in zip(paths, rows, strict=True))
+
+
+def _decided(label: str, p: np.float32, point: dict[str, Any]) -> dict[str, str]:
+    line, threshold = point.get("calibration"), point.get("threshold")
+    better = "" if line is None else f"{_calibrated(float(p), line):.9f}"
+    decision = "not validated" if threshold is None else "above" if p >= threshold else "below"
+    whose = point.get("of", "")
+    return {f"{label} calibrated": better, f"{label} decision": decision, f"{label} threshold": whose}
+
+
+def _calibrated(p: float, line: dict[str, Any]) -> float:
+    tiny = float(np.finfo(np.float64).eps)
+    p = min(max(p, tiny), 1 - tiny)
+    score = math.log(p / (1 - p))
+    if line["knots"]:
+        return float(np.interp(score, line["knots"], line["values"]))
+    return 0.5 * (1 + math.tanh((line["slope"] * score + line["intercept"]) / 2))
+
+
+def _picture(path: str, bits: int) -> Image.Image:
+    image = Image.open(path, formats=FORMATS)
+    _check_size(*image.size)
+    if image.mode == "F":
+        raise ValueError("floating-point pixels have no agreed range; save it with 8 or 16 bits")
+    if image.mode.startswith("I"):
+        tags = getattr(image, "tag_v2", None) or {}
+        stored = min(16, int(np.min(tags.get(_BITS_PER_SAMPLE, 16))))
+        depth, values = stored if stored < 16 else bits, np.asarray(image)
+        if int(values.min()) < 0 or int(values.max()) >= 2**depth:
+            raise ValueError(f"it holds the value {int(values.max())}, beyond {depth} bits; set bits")
+        return Image.fromarray(_scaled(values, 0.0, 2.0**depth - 1))
+    # A palette may hold transparency, which a direct conversion would not drop.
+    return image.convert("RGBA") if image.mode in ("P", "PA") else image
+
+
+def _is_dicom(path: str) -> bool:
+    with Path(path).open("rb") as file:
+        return file.read(132)[128:] == b"DICM" or path.lower().endswith(DICOM)
+
+
+def _dicom(path: str) -> Image.Image:
+    """Modality LUT (PS3.3 C.11.1), VOI LUT or window (C.11.2), then the range onto 0 to 255."""
+    dataset = pydicom.dcmread(path, force=True)
+    kind, samples = str(dataset.PhotometricInterpretation), int(dataset.SamplesPerPixel)
+    gray = kind.startswith("MONOCHROME") and samples == 1
+    colour = kind.startswith(("RGB", "YBR")) and samples == 3
+    if int(dataset.get("NumberOfFrames") or 1) != 1 or not (gray or colour):
+        raise ValueError("it is not a single gray or RGB frame")
+    _check_size(int(dataset.Columns), int(dataset.Rows))
+    pixels = dataset.pixel_array
+    if colour:
+        return Image.fromarray(_scaled(pixels, 0.0, 2.0 ** int(dataset.BitsStored) - 1))
+    slope = dataset.get("RescaleSlope")
+    if slope is not None and float(slope) == 0:
+        raise ValueError("its RescaleSlope is 0, which makes all pixels equal")
+    shown = apply_voi_lut(apply_modality_lut(pixels, dataset), dataset).astype(np.float64, copy=False)
+    low, high = float(shown.min()), float(shown.max())
+    if not (math.isfinite(low) and math.isfinite(high)):
+        raise ValueError("its rescaling or its pixels give values that are not finite")
+    if kind == "MONOCHROME1":
+        shown = low + high - shown
+    return Image.fromarray(_scaled(shown, low, max(high, low + 1.0)))
+
+
+def _check_size(width: int, height: int) -> None:
+    if not 0 < width * height <= MOST_PIXELS:
+        raise ValueError(f"it has {width} x {height} pixels, and at most {MOST_PIXELS:,} are read")
+
+
+def _scaled(values: NDArray[Any], low: float, high: float) -> Gray:
+    levels = (values.astype(np.float64) - low) * (255.0 / (high - low))
+    return np.clip(np.rint(levels), 0, 255).astype(np.uint8)
+
+
+def _fitted(image: Gray, size: int) -> Gray:
+    """Fit an image into a square of zeros, centred, with its aspect ratio."""
+    height, width = image.shape[:2]
+    if height == width == size:
+        return image
+    scale = size / max(height, width)
+    h, w = max(1, round(height * scale)), max(1, round(width * scale))
+    square = np.zeros((size, size, *image.shape[2:]), dtype=np.uint8)
+    top, left = (size - h) // 2, (size - w) // 2
+    square[top : top + h, left : left + w] = Image.fromarray(image).resize((w, h), Image.Resampling.BILINEAR)
+    return square

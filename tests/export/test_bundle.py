@@ -1,0 +1,162 @@
+"""A MONAI bundle, run by a process in which Suture cannot be imported."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pydicom
+import pytest
+from PIL import Image
+from pydicom.dataset import FileDataset, FileMetaDataset
+from pydicom.uid import ExplicitVRLittleEndian, generate_uid
+
+from suture.core.errors import ConfigError
+from suture.core.files import read_json
+from suture.core.labels import LabelSet
+from suture.export.bundle import write_bundle
+from suture.learning.decided_predictions import read_decisions, with_decisions
+from suture.learning.prediction import open_model
+from suture.models import ModelSpec, build
+from suture.models.saved import save_model
+from suture.protocol.decisions import Calibration, Decisions, DecisionSettings, Operating
+
+RUN = """
+import importlib.util, sys
+try:
+    import suture
+except ImportError:
+    print("without Suture")
+from monai.bundle import run, verify_net_in_out
+verify_net_in_out("network", "configs/metadata.json", "configs/inference.json", device="cpu")
+run(config_file="configs/inference.json", dataset_dir=sys.argv[1], output_file=sys.argv[2],
+    **({"site": sys.argv[3]} if sys.argv[3:] else {}))
+assert not [name for name in sys.modules if name.startswith("suture.")]
+"""
+LABELS = ("Edema", "Mass", "Hernia")
+
+
+def point(threshold: float, knots: tuple[float, ...] = ()) -> Operating:
+    line = Calibration(knots=knots, values=(0.1, 0.9)) if knots else Calibration(1.5, -0.25)
+    return Operating({"sensitivity": threshold}, line, 0.5)
+
+
+DECISIONS = Decisions(
+    DecisionSettings(),
+    {"Edema": point(0.999), "Mass": point(0.001, (-2.0, 2.0))},
+    {"north": {"Edema": point(0.001)}},
+)
+
+
+def saved(folder: Path, name: str = "cnn", color: bool = False, decided: bool = True) -> Path:
+    spec = ModelSpec(name, size=32, color=color) if name == "cnn" else ModelSpec(name)
+    facts = {"job": "small", "round": 3} | ({"decisions": asdict(DECISIONS)} if decided else {})
+    save_model(build(spec, LabelSet(LABELS), 1, pretrained=False), spec, folder / "model", facts)
+    return folder / "model"
+
+
+def run_bundle(bundle: Path, images: Path, out: Path, *site: str) -> subprocess.CompletedProcess[str]:
+    stub = bundle.parent / "stub" / "suture"
+    stub.mkdir(parents=True, exist_ok=True)
+    (stub / "__init__.py").write_text("raise ImportError('blocked')")
+    environment = os.environ | {"PYTHONPATH": str(stub.parent)}
+    command = [sys.executable, "-c", RUN, str(images), str(out), *site]
+    return subprocess.run(command, cwd=bundle, env=environment, capture_output=True, text=True, check=False)
+
+
+def write_images(folder: Path) -> Path:
+    """Images of several sizes, depths and kinds; the colour ones are for both models."""
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    gray = rng.integers(0, 256, (50, 41), dtype=np.uint8)
+    Image.fromarray(gray).save(folder / "gray.png")
+    Image.fromarray(gray[:32, :32]).save(folder / "exact.png")
+    Image.fromarray(gray[:9, :30]).save(folder / "wide.bmp")
+    Image.fromarray(rng.integers(0, 2**16, (70, 33), dtype=np.uint16)).save(folder / "deep.png")
+    Image.fromarray(rng.integers(0, 2**16, (20, 33), dtype=np.uint16)).save(folder / "deep.tif")
+    colour = rng.integers(0, 256, (45, 80, 3), dtype=np.uint8)
+    Image.fromarray(colour).save(folder / "colour.png")
+    Image.fromarray(colour).save(folder / "colour.jpg")
+    Image.fromarray(colour).quantize(16).save(folder / "palette.png", transparency=0)
+    for kind in ("MONOCHROME1", "MONOCHROME2"):
+        write_dicom(folder / f"{kind}.dcm", kind, rng.integers(0, 4096, (40, 52), dtype=np.uint16))
+    return folder
+
+
+def write_dicom(path: Path, kind: str, pixels: np.ndarray) -> None:
+    meta = FileMetaDataset()
+    meta.TransferSyntaxUID = ExplicitVRLittleEndian
+    meta.MediaStorageSOPInstanceUID = generate_uid()
+    meta.MediaStorageSOPClassUID = pydicom.uid.DigitalXRayImageStorageForPresentation
+    file = FileDataset(path, {}, file_meta=meta, preamble=b"\0" * 128)
+    file.Rows, file.Columns = pixels.shape
+    file.SamplesPerPixel, file.PhotometricInterpretation = 1, kind
+    file.BitsAllocated, file.BitsStored, file.HighBit, file.PixelRepresentation = 16, 12, 11, 0
+    file.RescaleSlope, file.RescaleIntercept = 2, -100
+    file.WindowCenter, file.WindowWidth = 3000, 4000
+    file.PixelData = pixels.tobytes()
+    file.save_as(path, enforce_file_format=True)
+
+
+@pytest.mark.parametrize("color", [False, True])
+def test_a_process_without_suture_gives_its_probabilities_and_decisions(tmp_path: Path, color: bool) -> None:
+    model, images = saved(tmp_path, color=color), write_images(tmp_path / "images")
+    bundle, out = write_bundle(model, tmp_path / "bundle"), tmp_path / "p.csv"
+    done = run_bundle(bundle, images, out, "north")
+    assert done.returncode == 0, done.stderr
+    assert "without Suture" in done.stdout
+    found = pd.read_csv(out, index_col="image", keep_default_na=False).rename(index=lambda p: Path(p).name)
+    expected = open_model(model).predict(images).rename(index=lambda p: Path(p).name)
+    expected = with_decisions(expected, read_decisions(model, "north"), "north")
+    assert list(found.columns) == list(expected.columns)
+    assert sorted(found.index) == sorted(expected.index)
+    assert len(found) == 10
+    expected = expected.loc[found.index]
+    for column in expected:
+        if expected[column].dtype.kind == "f" and not expected[column].isna().all():
+            assert np.abs(found[column].astype(float) - expected[column]).max() <= 1e-6, column
+        else:
+            assert found[column].tolist() == expected[column].astype(object).fillna("").tolist(), column
+    assert set(found["Edema decision"]) == {"above"}
+    assert set(found["Hernia decision"]) == {"not validated"}
+
+
+def test_without_operating_points_it_decides_nothing_and_says_so(tmp_path: Path) -> None:
+    bundle = write_bundle(saved(tmp_path, decided=False), tmp_path / "bundle")
+    images, out = write_images(tmp_path / "images"), tmp_path / "p.csv"
+    done = run_bundle(bundle, images, out)
+    assert done.returncode == 0, done.stderr
+    assert list(pd.read_csv(out)) == ["image", *LABELS]
+    assert "decides nothing" in (bundle / "docs" / "README.md").read_text()
+    np.save(images / "array.npy", np.zeros((4, 4)))
+    assert "array.npy: this bundle reads no arrays" in run_bundle(bundle, images, out).stderr
+    (images / "array.npy").unlink()
+    (images / "damaged.png").write_bytes(b"no image")
+    assert "damaged.png' cannot be read" in run_bundle(bundle, images, out).stderr
+
+
+def test_what_a_clinician_and_monai_read(tmp_path: Path) -> None:
+    bundle = write_bundle(saved(tmp_path), tmp_path / "bundle", "CC-BY-NC-4.0")
+    text = (bundle / "docs" / "README.md").read_text()
+    assert "Not for clinical use without local validation" in text
+    assert "- Edema: north, all sites together" in text
+    assert "- Hernia: not validated" in text
+    assert (bundle / "LICENSE").read_text() == "CC-BY-NC-4.0\n"
+    outputs = read_json(bundle / "configs" / "metadata.json")["network_data_format"]["outputs"]
+    assert outputs["pred"]["channel_def"] == {"0": "Edema", "1": "Mass", "2": "Hernia"}
+
+
+def test_what_cannot_become_a_bundle_says_so_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="use --to onnx"):
+        write_bundle(saved(tmp_path, "lstm"), tmp_path / "bundle")
+    assert not (tmp_path / "bundle").exists()
+    full = tmp_path / "full"
+    full.mkdir()
+    (full / "a").touch()
+    with pytest.raises(ConfigError, match="not an empty folder"):
+        write_bundle(saved(tmp_path / "b"), full)
