@@ -152,7 +152,7 @@ def test_what_a_clinician_and_monai_read(tmp_path: Path) -> None:
 
 
 def test_what_cannot_become_a_bundle_says_so_in_one_line(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="use --to onnx"):
+    with pytest.raises(ConfigError, match="a MONAI bundle is for images"):
         write_bundle(saved(tmp_path, "lstm"), tmp_path / "bundle")
     assert not (tmp_path / "bundle").exists()
     full = tmp_path / "full"

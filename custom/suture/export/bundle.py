@@ -45,7 +45,7 @@ def write_bundle(source: Path, folder: Path, licence: str = NO_LICENCE) -> Path:
     """
     model = open_model(source)
     if model.network.reads != ("image",):
-        raise ConfigError(f"{source} reads no images, and a MONAI bundle is for images; use --to onnx")
+        raise ConfigError(f"{source} reads no images, and a MONAI bundle is for images; use suture predict")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} is not an empty folder; name a new one")
     facts = read_json(source / "model.json")

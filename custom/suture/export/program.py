@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
+from suture.core.errors import ConfigError, SutureError
 from suture.learning.losses import probabilities
 from suture.learning.prediction import Model
 from suture.models import MODELS
 
 OUTPUT = "probabilities"
 """Name of the output, ``[n, c]``."""
+
+
+TOLERANCE = 1e-5
+"""By how much a probability of an exported file may differ from the model's."""
+
+BATCHES = (1, 5)
+"""Sizes of the batches on which an exported file is compared with the model."""
+
+Run = Callable[[tuple[Tensor, ...]], Tensor]
+"""An exported file at work: inputs as those of `Program` to probabilities ``[n, c]``."""
 
 
 class Program(nn.Module):
@@ -55,9 +68,36 @@ def input_names(model: Model) -> tuple[str, ...]:
 
 
 def example_inputs(model: Model, n: int, seed: int = 0) -> tuple[Tensor, ...]:
-    """Return `n` random inputs of a model that reads images or vectors, as `Program` takes them."""
+    """Return `n` random inputs of a model that reads images or vectors, as `Program` takes them.
+
+    Raises:
+        ConfigError: the model reads words.
+    """
+    if "tokens" in input_names(model):
+        raise ConfigError(
+            f"a model that reads words ({model.spec.name}) cannot be exported: torch would fix the number of "
+            "documents and their length; use suture predict, or a model of vectors"
+        )
     generator = torch.Generator().manual_seed(seed)
     if input_names(model) == ("vector",):
         return (torch.randn(n, model.spec.vector, generator=generator),)
     size, channels = model.prepare.size, 3 if model.prepare.color else 1
     return (torch.randint(0, 256, (n, channels, size, size), generator=generator, dtype=torch.uint8),)
+
+
+def check(model: Model, run: Run, name: str) -> None:
+    """Compare a file with the model it was made of, on random inputs in batches of two sizes.
+
+    Raises:
+        SutureError: a probability differs by more than `TOLERANCE`, or is no number.
+    """
+    own = Program(model)
+    for n in BATCHES:
+        inputs = example_inputs(model, n, seed=n)
+        with torch.no_grad():
+            difference = float((own(*inputs) - run(inputs)).abs().max())
+        if not difference <= TOLERANCE:  # NaN too
+            raise SutureError(
+                f"{name} is not written: for {n} random inputs its probabilities differ by {difference:.1e} "
+                f"from the model's, more than {TOLERANCE:.0e}; this torch has exported a wrong graph"
+            )

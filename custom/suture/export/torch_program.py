@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
 import torch
+from torch import Tensor
 
 from suture.core.files import make_folder, replacing
-from suture.export.program import Program, example_inputs
+from suture.export.program import Program, check, example_inputs
 from suture.learning.prediction import Model
 
 BATCH = torch.export.Dim("batch", min=1)
@@ -22,9 +24,17 @@ def exported(model: Model) -> torch.export.ExportedProgram:
 
 
 def write_torch(model: Model, folder: Path) -> Path:
-    """Write ``model.pt2``, which `torch.export.load` reads without Suture; return its path."""
+    """Write ``model.pt2``, which `torch.export.load` reads without Suture; return its path.
+
+    Raises:
+        ConfigError: the model reads words.
+        SutureError: the file gives other probabilities than the model; it is then not written.
+        DiskError: it cannot be written.
+    """
     make_folder(folder)
     path = folder / "model.pt2"
     with replacing(path) as temporary:
         torch.export.save(exported(model), temporary)
+        program = torch.export.load(temporary).module()
+        check(model, lambda inputs: cast(Tensor, program(*inputs)), path.name)
     return path

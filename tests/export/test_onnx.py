@@ -1,0 +1,154 @@
+"""A model as ONNX and as a program of torch: the same probabilities, without Suture."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from suture.core.errors import ConfigError, SutureError
+from suture.core.labels import LabelSet, LabelType
+from suture.export.onnx import write_onnx
+from suture.export.program import Program, example_inputs
+from suture.export.torch_program import write_torch
+from suture.learning.prediction import Model, open_model
+from suture.models import ModelSpec, build
+from suture.models.saved import save_model
+
+ort = pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxscript")
+
+LABELS = ("Edema", "Mass", "Nodule")
+
+READER = """
+import json, sys
+sys.modules["suture"] = None  # importing it is an error
+import numpy as np
+image = np.load(sys.argv[2])
+if sys.argv[1].endswith(".onnx"):
+    import onnxruntime
+    session = onnxruntime.InferenceSession(sys.argv[1], providers=["CPUExecutionProvider"])
+    found = session.run(["probabilities"], {"image": image})[0]
+    print(session.get_modelmeta().custom_metadata_map["labels"], file=sys.stderr)
+else:
+    import torch
+    with torch.no_grad():
+        found = torch.export.load(sys.argv[1]).module()(torch.from_numpy(image)).numpy()
+np.save(sys.argv[3], found)
+"""
+
+
+def saved(folder: Path, spec: ModelSpec, label_type: LabelType = "multilabel") -> Path:
+    model = build(spec, LabelSet(LABELS, label_type), 1, pretrained=False)
+    save_model(model, spec, folder, {"round": 3, "job": "test"})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved(tmp_path_factory.mktemp("model") / "model", ModelSpec("cnn", size=32))
+
+
+SPECS = {
+    "gray": ModelSpec("cnn", size=32),
+    "colour, cosine head": ModelSpec("resnet_small", size=32, color=True, head="cosine"),
+    "gray for a network of three channels, neck": ModelSpec("resnet18", size=64, neck=16),
+    "colour": ModelSpec("densenet121", size=64, color=True, mean=(0.1, 0.2, 0.3), std=(0.5, 0.4, 0.3)),
+    "vectors": ModelSpec("vectors", vector=384),
+}
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_onnx_gives_the_probabilities_of_the_model(tmp_path: Path, name: str) -> None:
+    folder = saved(tmp_path / "model", SPECS[name], "multiclass" if name == "gray" else "multilabel")
+    model, path = open_model(folder), write_onnx(folder, tmp_path / "out")
+    session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    for n in (1, 3, 8):
+        inputs = example_inputs(model, n, seed=50 + n)
+        found = session.run(None, {session.get_inputs()[0].name: inputs[0].numpy()})[0]
+        with torch.no_grad():
+            assert np.abs(found - Program(model)(*inputs).numpy()).max() <= 1e-5
+    assert [one.name for one in session.get_outputs()] == ["probabilities"]
+    facts = session.get_modelmeta().custom_metadata_map
+    assert json.loads(facts["labels"]) == list(LABELS)
+    assert facts["digest"] == model.digest
+
+
+@pytest.mark.parametrize("to", ["onnx", "torch"])
+def test_a_process_without_suture_gives_its_probabilities(small: Path, tmp_path: Path, to: str) -> None:
+    model = open_model(small)
+    path = write_onnx(small, tmp_path) if to == "onnx" else write_torch(model, tmp_path)
+    images = example_inputs(model, 4)[0]
+    np.save(tmp_path / "in.npy", images.numpy())
+    words = [sys.executable, "-c", READER, path, tmp_path / "in.npy", tmp_path / "out.npy"]
+    subprocess.run(words, check=True, cwd=tmp_path)
+    assert np.abs(np.load(tmp_path / "out.npy") - model(images).numpy()).max() <= 1e-6
+    # After an export, predicting goes on as before it.
+    assert torch.isfinite(model(images)).all()
+
+
+class Shifted(nn.Module):
+    """What a wrong graph does: it gives a little more than the model."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.right = Program(model)
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return self.right(*inputs) + 2e-5
+
+
+@pytest.mark.parametrize("to", ["onnx", "torch"])
+def test_a_wrong_graph_is_refused(
+    small: Path, tmp_path: Path, to: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("suture.export.torch_program.Program", Shifted)
+    with pytest.raises(SutureError, match=r"not written: for 1 random inputs .* differ by 2\.0e-05"):
+        write_onnx(small, tmp_path) if to == "onnx" else write_torch(open_model(small), tmp_path)
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith("model.")]
+
+
+def test_operating_points_travel_in_the_file(tmp_path: Path) -> None:
+    spec = ModelSpec("cnn", size=16)
+    points = {"settings": {}, "pooled": {"Mass": {"thresholds": {"sensitivity": 0.25}}}}
+    model = build(spec, LabelSet(LABELS, "multilabel"), 1, pretrained=False)
+    save_model(model, spec, tmp_path / "model", {"decisions": points})
+    session = ort.InferenceSession(str(write_onnx(tmp_path / "model", tmp_path)))
+    assert json.loads(session.get_modelmeta().custom_metadata_map["decisions"]) == points
+
+
+@pytest.mark.parametrize("opset", [7, 99])
+def test_an_opset_that_torch_lacks_is_refused(small: Path, tmp_path: Path, opset: int) -> None:
+    with pytest.raises(ConfigError, match=rf"opset {opset} cannot be written; torch writes 18 to 23"):
+        write_onnx(small, tmp_path, opset)
+
+
+def test_an_opset_that_the_runtime_lacks_is_refused(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError("opset 23 is under development")
+
+    monkeypatch.setattr(ort, "InferenceSession", refuse)
+    with pytest.raises(ConfigError, match=r"cannot load the file \(opset 23; leave it out.*development"):
+        write_onnx(small, tmp_path, 23)
+    assert not (tmp_path / "model.onnx").exists()
+
+
+def test_a_model_of_words_is_refused_by_name(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "model", ModelSpec("lstm"))
+    for write in (lambda: write_onnx(folder, tmp_path), lambda: write_torch(open_model(folder), tmp_path)):
+        with pytest.raises(ConfigError, match=r"reads words \(lstm\) cannot be exported"):
+            write()
+
+
+def test_a_missing_package_is_named(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(ConfigError, match=r'pip install "suture\[onnx\]"'):
+        write_onnx(small, tmp_path)
