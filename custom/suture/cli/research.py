@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -230,6 +230,12 @@ Sources = Annotated[
         "model of text .txt files, or tables with a text column."
     ),
 ]
+Column = Annotated[
+    str | None, typer.Option(help="Column of a table with the images, or texts; by default it is found.")
+]
+ImageRoot = Annotated[
+    Path | None, typer.Option(help="Folder or archive of a table's images; by default that of the table.")
+]
 Bits = Annotated[
     int | None,
     typer.Option(min=8, max=16, help="True depth of images of 16 bits; a suture.toml has its own."),
@@ -247,30 +253,33 @@ Decide = Annotated[
     typer.Option(help="Add decisions by the thresholds of this site, or of 'all', and calibrated values."),
 ]
 
+Prevalence = Annotated[
+    list[str] | None,
+    typer.Option(help="'CLASS=0.02': its prevalence among these images; corrects calibrated values."),
+]
+
 
 def predict(
     model: Model,
     sources: Sources,
     out: Annotated[Path, typer.Option("-o", "--out", help="CSV to write.")],
-    column: Annotated[
-        str | None, typer.Option(help="Column of a table with the images, or texts; by default it is found.")
-    ] = None,
-    root: Annotated[
-        Path | None,
-        typer.Option(help="Folder or archive of a table's images; by default that of the table."),
-    ] = None,
+    column: Column = None,
+    root: ImageRoot = None,
     bits: Bits = None,
     batch: BatchSize = None,
     max_failed: MaxFailed = 0,
     device: ModelDevice = None,
     decide: Decide = None,
+    prevalence: Prevalence = None,
 ) -> None:
     """Write one probability per class for each image or document.
 
     What cannot be read, or is no image, is listed with the reason in OUT.left_out.csv beside OUT.csv.
     """
+    from suture.learning.decided_predictions import decider
     from suture.learning.prediction import left_out, predict_to_csv
 
+    decided = decider(model, decide, _stated(prevalence or ()))  # raises before hours of work
     with _progress() as progress:
         frame = predict_to_csv(
             model,
@@ -282,11 +291,25 @@ def predict(
             bits=bits,
             batch=batch,
             progress=progress,
-            decide=decide,
+            decided=decided,
         )
     _print_left_out(frame, left_out(out))
     print_line(f"{len(frame)} predicted: {out}")
     _limit_failed(frame, left_out(out), max_failed)
+
+
+def _stated(prevalence: Iterable[str]) -> dict[str, float]:
+    """Read 'CLASS=SHARE'; a name may hold an equals sign."""
+    from suture.core.errors import ConfigError
+
+    found = {}
+    for text in prevalence:
+        label, _, share = text.rpartition("=")
+        try:
+            found[label.strip()] = float(share)
+        except ValueError:
+            raise ConfigError(f"--prevalence {text!r} is no prevalence; write 'CLASS=0.02'") from None
+    return found
 
 
 def _print_left_out(frame: DataFrame, listed: Path) -> None:

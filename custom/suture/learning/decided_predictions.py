@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -12,7 +12,7 @@ import pandas as pd
 from suture.core.errors import ConfigError, unknown
 from suture.core.files import read_json
 from suture.core.validation import parse
-from suture.learning.calibration import calibrated
+from suture.learning.calibration import at_prevalence, calibrated
 from suture.protocol.decisions import Decisions
 
 NOT_VALIDATED = "not validated"
@@ -42,43 +42,98 @@ def read_decisions(folder: Path, site: str = ALL) -> Decisions:
     return decisions
 
 
-def decider(folder: Path, site: str | None) -> Callable[[pd.DataFrame], pd.DataFrame]:
+def undecided(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return predictions as they are."""
+    return frame
+
+
+def decider(
+    folder: Path, site: str | None, prevalence: Mapping[str, float] | None = None
+) -> Callable[[pd.DataFrame], pd.DataFrame]:
     """Return what adds the decisions of a saved model to predictions; without a site's name, nothing.
 
+    Args:
+        prevalence: see `with_decisions`.
+
     Raises:
-        ConfigError: as `read_decisions`.
+        ConfigError: as `read_decisions`; or a prevalence without a site's name, outside of (0, 1), or of a
+            class that the model lacks or does not calibrate.
     """
+    stated = prevalence or {}
     if site is None:
-        return lambda frame: frame
-    return partial(with_decisions, decisions=read_decisions(folder, site), site=site)
+        if stated:
+            raise ConfigError("a prevalence corrects calibrated probabilities: say whose, with --decide")
+        return undecided
+    decisions = read_decisions(folder, site)
+    for label, value in stated.items():
+        _check_prevalence(label, value, decisions, site, read_json(folder / "model.json")["labels"])
+    return partial(with_decisions, decisions=decisions, site=site, prevalence=stated)
 
 
-def with_decisions(frame: pd.DataFrame, decisions: Decisions, site: str = ALL) -> pd.DataFrame:
+def _check_prevalence(
+    label: str, value: float, decisions: Decisions, site: str, labels: Sequence[str]
+) -> None:
+    if label not in labels:
+        raise unknown("class", label, labels)
+    if not 0 < value < 1:
+        raise ConfigError(f"the prevalence {value:g} of {label} is no share between 0 and 1")
+    fitted = decisions.of(site, label).fitted
+    if fitted is None or fitted.calibration is None or not 0 < fitted.prevalence < 1:
+        raise ConfigError(f"{label} is not calibrated, so no prevalence corrects it; leave it out")
+
+
+def with_decisions(
+    frame: pd.DataFrame,
+    decisions: Decisions,
+    site: str = ALL,
+    prevalence: Mapping[str, float] | None = None,
+) -> pd.DataFrame:
     """Return predictions with three more columns for each class.
 
     - ``CLASS calibrated``: the calibrated probability, empty where there is none;
     - ``CLASS decision``: ``above`` or ``below`` the threshold of the job's rule, or ``not validated``;
     - ``CLASS threshold``: whose it is: the name of the site, or ``all sites``.
 
+    Where a prevalence is stated, calibrated probabilities are those of `at_prevalence`. Sensitivity and
+    specificity do not depend on it, and neither do the decisions of the rules that look at them alone. The
+    rule ``cost`` then decides by the calibrated probability: positive at and above 1 / (1 + cost), from
+    where on the expected cost of a miss is not less than that of a false alarm (Elkan, IJCAI 2001, Eq. 2).
+
     Args:
         frame: probabilities, a column for each class.
         site: whose thresholds are used; of a class that it has none of, those of all.
+        prevalence: of calibrated classes, where it is not that of the images that they were fitted to.
     """
     columns: dict[str, object] = {}
     for label in frame.columns:
-        columns |= {label: frame[label]} | _decided(frame[label], label, decisions, site)
+        stated = (prevalence or {}).get(label)
+        columns |= {label: frame[label]} | _decided(frame[label], label, decisions, site, stated)
     found = pd.DataFrame(columns, index=frame.index)
     found.attrs = frame.attrs
     return found
 
 
-def _decided(p: pd.Series[float], label: str, decisions: Decisions, site: str) -> dict[str, object]:
+def _decided(
+    p: pd.Series[float], label: str, decisions: Decisions, site: str, stated: float | None
+) -> dict[str, object]:
     found, rule = decisions.of(site, label), decisions.settings.rule
-    line = found.fitted.calibration if found.fitted else None
-    better = calibrated(np.asarray(p, dtype=np.float64), line) if line else np.nan
+    fitted, better = found.fitted, None
+    if fitted and fitted.calibration:
+        better = calibrated(np.asarray(p, dtype=np.float64), fitted.calibration)
+        if stated is not None:
+            better = at_prevalence(better, fitted.prevalence, stated)
     by, threshold = "", None
     for whose, point in ((site, found.own), ("all sites", found.pooled)):
         if threshold is None and point and rule in point.thresholds:
             by, threshold = whose, point.thresholds[rule]
-    decision = NOT_VALIDATED if threshold is None else np.where(p >= threshold, "above", "below")
-    return {f"{label} calibrated": better, f"{label} decision": decision, f"{label} threshold": by}
+    decision: object = NOT_VALIDATED
+    if threshold is not None:
+        above = np.asarray(p >= threshold)
+        if rule == "cost" and stated is not None and better is not None:
+            above, by = better >= 1 / (1 + decisions.settings.cost), "stated prevalence"
+        decision = np.where(above, "above", "below")
+    return {
+        f"{label} calibrated": np.nan if better is None else better,
+        f"{label} decision": decision,
+        f"{label} threshold": by,
+    }

@@ -27,7 +27,7 @@ from suture.core.spreadsheets import as_cell
 from suture.data.decoding import needed_bits, open_image, readable, resize_pad
 from suture.data.inputs import Input, Kind, find_inputs
 from suture.learning.batch_size import evaluation_batch, that_fits
-from suture.learning.decided_predictions import decider
+from suture.learning.decided_predictions import undecided
 from suture.learning.losses import probabilities
 from suture.models import MODELS, ModelSpec
 from suture.models.classifier import Classifier, Preprocessing
@@ -261,7 +261,7 @@ def predict_to_csv(
     bits: int | None = None,
     batch: int | None = None,
     progress: Progress | None = None,
-    decide: str | None = None,
+    decided: Callable[[pd.DataFrame], pd.DataFrame] = undecided,
 ) -> pd.DataFrame:
     """Write a CSV with the column ``image`` or ``document``, and a column of probabilities for each class.
 
@@ -270,18 +270,17 @@ def predict_to_csv(
     Args:
         model_folder, device: as in `open_model`.
         source, column, root, bits, batch, progress: as in `Model.predict`.
-        decide: whose thresholds decide, a site's or those of ``all``; None decides nothing.
+        decided: adds decisions to the predictions that are written; see `decider`.
 
     Returns:
-        as `Model.predict`; the CSV also has the columns of `with_decisions`.
+        as `Model.predict`.
 
     Raises:
-        ConfigError: `out` is no name of a CSV, or the model has no such thresholds.
+        ConfigError: `out` is no name of a CSV.
         DiskError: it cannot be written; no file of its name is then new.
         SutureError: as `Model.predict`.
     """
     _check_output(out)
-    decided = decider(Path(model_folder).expanduser(), decide)  # raises before hours of work
     frame = open_model(model_folder, device).frame(source, column, root, bits, batch, progress)
     _write_left_out(frame, left_out(out))
     if frame.empty:
