@@ -93,7 +93,7 @@ def test_second_run_report_and_predict(run: Path, tmp_path: Path) -> None:
     assert "broken.png" in (tmp_path / "p.left_out.csv").read_text()
     rows = list(csv.DictReader((tmp_path / "p.csv").open()))
     assert len(rows) == 1
-    assert len(rows[0]) == 1 + 10
+    assert len(rows[0]) == 1 + 10 + 1
     assert all(0 <= float(v) <= 1 for k, v in rows[0].items() if k != "image")
 
 

@@ -61,6 +61,7 @@ def predictions(folder: Path, images: Path) -> dict[str, dict[str, float]]:
     predict_to_csv(folder, images, folder / "predictions.csv")
     with (folder / "predictions.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
+    assert all(row.pop("model digest").startswith("sha256:") for row in rows)
     return {Path(row.pop("image")).name: {name: float(p) for name, p in row.items()} for row in rows}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import os
 import shutil
@@ -26,7 +27,7 @@ from suture.core.labels import LabelSet
 from suture.data.config import load_site_config
 from suture.data.decoding import Opened, Pixels
 from suture.learning import prediction
-from suture.learning.prediction import open_model, predict_to_csv
+from suture.learning.prediction import DIGEST, open_model, predict_to_csv
 from suture.learning.samples import load_samples
 from suture.learning.saved_models import Evaluated, GroupFigures, write_scores
 from suture.models import ModelSpec, build
@@ -60,7 +61,9 @@ def test_predictions_of_hostile_names_hold_no_formula_and_no_command(
     assert all(line.isprintable() for line in text.split("\n"))
     with (tmp_path / "out.csv").open(newline="", encoding="utf-8") as file:
         rows = list(csv.reader(file))
-    assert rows[0] == ["image", "Mass", "'=Edema"]
+    assert rows[0] == ["image", "Mass", "'=Edema", DIGEST]
+    digest = hashlib.sha256((model / "model.safetensors").read_bytes()).hexdigest()
+    assert {row[-1] for row in rows[1:]} == {f"sha256:{digest[:12]}"}
     assert sorted(row[0] for row in rows[1:]) == sorted(
         ["'=cmd|' C calc'!A0.png", "'+1.png", r"a\x1b[2Jb.png", r"a\nb,c.png", r"\udcff.png"]
     )
@@ -72,7 +75,8 @@ def test_predictions_of_ordinary_names_are_read_back_as_they_were(model: Path, t
     read = pd.read_csv(tmp_path / "out.csv", index_col="image")
     frame = open_model(model).predict(folder)
     assert list(read.index) == list(frame.index) == sorted(str(path) for path in folder.iterdir())
-    np.testing.assert_allclose(read.to_numpy(), frame.to_numpy(), atol=1e-6)
+    np.testing.assert_allclose(read.iloc[:, :2].to_numpy(), frame.to_numpy(), atol=1e-6)
+    assert frame.attrs["model"].startswith(read[DIGEST].iloc[0].removeprefix("sha256:"))
 
 
 def test_names_of_unreadable_images_do_not_reach_the_terminal_or_a_spreadsheet_raw(
@@ -119,7 +123,7 @@ def test_a_table_of_predictions_is_that_of_the_data_sets_own_batches(model: Path
     config = load_site_config(tmp_path / "suture.toml")
     samples = load_samples(config, SPEC, "a")[1]["test"]
     predict_to_csv(model, tmp_path / "suture.toml", tmp_path / "out.csv", batch=2)
-    read = pd.read_csv(tmp_path / "out.csv", index_col="image")
+    read = pd.read_csv(tmp_path / "out.csv", index_col="image").drop(columns=DIGEST)
     assert [Path(path).name for path in read.index] == list(samples.names) == list(reversed(forms))
     loaded = open_model(model)
     np.testing.assert_allclose(read.to_numpy(), loaded(samples.inputs["image"]).numpy(), atol=1e-6)

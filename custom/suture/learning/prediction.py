@@ -40,6 +40,9 @@ BATCH = 64
 _AHEAD = 64
 """Images or documents that are read before they are needed."""
 
+DIGEST = "model digest"
+"""The last column of a CSV: the first digits of the SHA-256 of the weights, as model.json states it."""
+
 Value = Tensor | str
 Progress = Callable[[int, int], None]
 
@@ -263,7 +266,7 @@ def predict_to_csv(
     progress: Progress | None = None,
     decided: Callable[[pd.DataFrame], pd.DataFrame] = undecided,
 ) -> pd.DataFrame:
-    """Write a CSV with the column ``image`` or ``document``, and a column of probabilities for each class.
+    """Write a CSV with the column ``image`` or ``document``, one for each class, and `DIGEST`.
 
     What was left out, and why, is written beside it (`left_out`). Names are written by `as_cell`.
 
@@ -287,6 +290,7 @@ def predict_to_csv(
         raise none_read(frame)
     with replacing(out) as temporary:
         safe = decided(frame).rename(index=as_cell, columns=as_cell)
+        safe[DIGEST] = f"sha256:{frame.attrs['model'][:12]}"
         safe.to_csv(temporary, float_format="%.6f", lineterminator="\n", encoding="utf-8")
     return frame
 
