@@ -247,6 +247,13 @@ Decide = Annotated[
     typer.Option(help="Add decisions by the thresholds of this site, or of 'all', and calibrated values."),
 ]
 
+DicomSr = Annotated[
+    Path | None,
+    typer.Option(
+        "--dicom-sr", help="Folder for a DICOM Structured Report of the decisions on each DICOM image."
+    ),
+]
+
 
 def predict(
     model: Model,
@@ -264,6 +271,7 @@ def predict(
     max_failed: MaxFailed = 0,
     device: ModelDevice = None,
     decide: Decide = None,
+    dicom_sr: DicomSr = None,
 ) -> None:
     """Write one probability per class for each image or document.
 
@@ -271,6 +279,10 @@ def predict(
     """
     from suture.learning.prediction import left_out, predict_to_csv
 
+    if dicom_sr is not None:
+        from suture.export.dicom_report import check_reports
+
+        check_reports(decide)
     with _progress() as progress:
         frame = predict_to_csv(
             model,
@@ -286,7 +298,23 @@ def predict(
         )
     _print_left_out(frame, left_out(out))
     print_line(f"{len(frame)} predicted: {out}")
+    if dicom_sr is not None and decide is not None:
+        _write_reports(model, frame, decide, dicom_sr)
     _limit_failed(frame, left_out(out), max_failed)
+
+
+def _write_reports(model: Path, frame: DataFrame, site: str, folder: Path) -> None:
+    """Write a Structured Report of each DICOM image, and print which inputs have none."""
+    from suture.core.printable import number_of
+    from suture.export.dicom_report import open_reporter, write_reports
+    from suture.learning.decided_predictions import decider
+
+    written = write_reports(open_reporter(model, site), decider(model, site)(frame), folder)
+    for name, reason in written.refused.items():
+        print_line(f"no report of {name}: {reason}", style="yellow")
+    if written.others:
+        print_line(f"without a report, as no DICOM file: {number_of(written.others, 'input')}")
+    print_line(f"{number_of(len(written.reports), 'report')}: {folder}")
 
 
 def _print_left_out(frame: DataFrame, listed: Path) -> None:

@@ -72,13 +72,19 @@ def with_decisions(frame: pd.DataFrame, decisions: Decisions, site: str = ALL) -
     return found
 
 
-def _decided(p: pd.Series[float], label: str, decisions: Decisions, site: str) -> dict[str, object]:
+def threshold_of(label: str, decisions: Decisions, site: str = ALL) -> tuple[str, float | None]:
+    """Return whose threshold decides a class at a site, and its value; ("", None) where there is none."""
     found, rule = decisions.of(site, label), decisions.settings.rule
+    for whose, point in ((site, found.own), ("all sites", found.pooled)):
+        if point and rule in point.thresholds:
+            return whose, point.thresholds[rule]
+    return "", None
+
+
+def _decided(p: pd.Series[float], label: str, decisions: Decisions, site: str) -> dict[str, object]:
+    found = decisions.of(site, label)
     line = found.fitted.calibration if found.fitted else None
     better = calibrated(np.asarray(p, dtype=np.float64), line) if line else np.nan
-    by, threshold = "", None
-    for whose, point in ((site, found.own), ("all sites", found.pooled)):
-        if threshold is None and point and rule in point.thresholds:
-            by, threshold = whose, point.thresholds[rule]
+    by, threshold = threshold_of(label, decisions, site)
     decision = NOT_VALIDATED if threshold is None else np.where(p >= threshold, "above", "below")
     return {f"{label} calibrated": better, f"{label} decision": decision, f"{label} threshold": by}
