@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 import pydicom
 import pytest
+from PIL import Image
 from pydicom.dataset import FileDataset, FileMetaDataset
 from pydicom.sr import _cid_dict, _concepts_dict
 from pydicom.uid import ExplicitVRLittleEndian, SecondaryCaptureImageStorage, generate_uid
@@ -20,6 +21,7 @@ from typer.testing import CliRunner
 
 from suture.cli.app import app
 from suture.core.errors import ConfigError
+from suture.core.labels import LabelSet
 from suture.export.dicom_report import (
     PRESENCE,
     PRIVATE,
@@ -32,6 +34,8 @@ from suture.export.dicom_report import (
     write_reports,
 )
 from suture.learning.decided_predictions import with_decisions
+from suture.models import ModelSpec, build
+from suture.models.saved import save_model
 from suture.protocol.decisions import Decisions, DecisionSettings, Operating
 
 hd = pytest.importorskip("highdicom")
@@ -183,6 +187,27 @@ def test_faulty_codes_are_refused(tmp_path: Path) -> None:
         open_reporter(model)
 
 
+def test_predict_writes_reports_of_the_dicom_images_alone(tmp_path: Path) -> None:
+    model, images, reports = tmp_path / "model", tmp_path / "images", tmp_path / "reports"
+    spec = ModelSpec(name="cnn", size=16)
+    facts = {"job": "demo", "round": 1, "decisions": asdict(DECISIONS)}
+    save_model(build(spec, LabelSet(LABELS), 1, pretrained=False), spec, model, facts)
+    images.mkdir()
+    an_image(images / "a.dcm")
+    an_image(images / "b.dcm", SeriesInstanceUID="")
+    Image.fromarray(np.zeros((8, 8), np.uint8)).save(images / "c.png")
+    out = tmp_path / "out.csv"
+    words = [str(model), str(images), "-o", str(out), "--decide", "north", "--dicom-sr", str(reports)]
+    result = CliRunner().invoke(app, ["predict", *words], catch_exceptions=False)
+    said = " ".join(result.output.split())
+    assert "it has no valid SeriesInstanceUID" in said
+    assert "without a report, as no DICOM file: 1 input" in said
+    [path] = reports.iterdir()
+    group = hd.sr.srread(path).content.get_image_measurement_groups()[0]
+    probability = pd.read_csv(out)["Edema"][0]
+    assert group.get_measurements()[0].value == pytest.approx(probability, abs=1e-6)
+
+
 def test_what_cannot_be_reported_is_refused_before_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -193,6 +218,10 @@ def test_what_cannot_be_reported_is_refused_before_work(
     assert isinstance(result.exception, ConfigError)
     assert "add --decide SITE" in str(result.exception)
     assert not out.exists()
+    result = CliRunner().invoke(
+        app, [*arguments, "--decide", "south", "--dicom-sr", str(tmp_path / "reports")]
+    )
+    assert "unknown site 'south'" in str(result.exception)
     monkeypatch.setattr("suture.export.dicom_report.find_spec", lambda _: None)
     with pytest.raises(ConfigError, match=r'pip install "suture\[dicom-sr\]"'):
         check_reports("north")

@@ -247,6 +247,10 @@ Decide = Annotated[
     typer.Option(help="Add decisions by the thresholds of this site, or of 'all', and calibrated values."),
 ]
 
+TableRoot = Annotated[
+    Path | None, typer.Option(help="Folder or archive of a table's images; by default that of the table.")
+]
+
 DicomSr = Annotated[
     Path | None,
     typer.Option(
@@ -262,10 +266,7 @@ def predict(
     column: Annotated[
         str | None, typer.Option(help="Column of a table with the images, or texts; by default it is found.")
     ] = None,
-    root: Annotated[
-        Path | None,
-        typer.Option(help="Folder or archive of a table's images; by default that of the table."),
-    ] = None,
+    root: TableRoot = None,
     bits: Bits = None,
     batch: BatchSize = None,
     max_failed: MaxFailed = 0,
@@ -279,10 +280,7 @@ def predict(
     """
     from suture.learning.prediction import left_out, predict_to_csv
 
-    if dicom_sr is not None:
-        from suture.export.dicom_report import check_reports
-
-        check_reports(decide)
+    _check_reports(dicom_sr, decide)
     with _progress() as progress:
         frame = predict_to_csv(
             model,
@@ -298,13 +296,22 @@ def predict(
         )
     _print_left_out(frame, left_out(out))
     print_line(f"{len(frame)} predicted: {out}")
-    if dicom_sr is not None and decide is not None:
-        _write_reports(model, frame, decide, dicom_sr)
+    _write_reports(model, frame, decide, dicom_sr)
     _limit_failed(frame, left_out(out), max_failed)
 
 
-def _write_reports(model: Path, frame: DataFrame, site: str, folder: Path) -> None:
-    """Write a Structured Report of each DICOM image, and print which inputs have none."""
+def _check_reports(folder: Path | None, site: str | None) -> None:
+    """Check before hours of work that reports, where they are wanted, can be written."""
+    if folder is not None:
+        from suture.export.dicom_report import check_reports
+
+        check_reports(site)
+
+
+def _write_reports(model: Path, frame: DataFrame, site: str | None, folder: Path | None) -> None:
+    """Write a Structured Report of each DICOM image where they are wanted; print which inputs have none."""
+    if folder is None or site is None:
+        return
     from suture.core.printable import number_of
     from suture.export.dicom_report import open_reporter, write_reports
     from suture.learning.decided_predictions import decider
