@@ -258,6 +258,13 @@ Prevalence = Annotated[
     typer.Option(help="'CLASS=0.02': its prevalence among these images; corrects calibrated values."),
 ]
 
+DicomSr = Annotated[
+    Path | None,
+    typer.Option(
+        "--dicom-sr", help="Folder for a DICOM Structured Report of the decisions on each DICOM image."
+    ),
+]
+
 
 def predict(
     model: Model,
@@ -271,15 +278,15 @@ def predict(
     device: ModelDevice = None,
     decide: Decide = None,
     prevalence: Prevalence = None,
+    dicom_sr: DicomSr = None,
 ) -> None:
     """Write one probability per class for each image or document.
 
     What cannot be read, or is no image, is listed with the reason in OUT.left_out.csv beside OUT.csv.
     """
-    from suture.learning.decided_predictions import decider
     from suture.learning.prediction import left_out, predict_to_csv
 
-    decided = decider(model, decide, _stated(prevalence or ()))  # raises before hours of work
+    decided = _decider(model, decide, prevalence or (), dicom_sr)  # raises before hours of work
     with _progress() as progress:
         frame = predict_to_csv(
             model,
@@ -295,7 +302,21 @@ def predict(
         )
     _print_left_out(frame, left_out(out))
     print_line(f"{len(frame)} predicted: {out}")
+    _write_reports(model, decided(frame), decide, dicom_sr)
     _limit_failed(frame, left_out(out), max_failed)
+
+
+def _decider(
+    model: Path, site: str | None, prevalence: Iterable[str], reports: Path | None
+) -> Callable[[DataFrame], DataFrame]:
+    """Return what decides, after a check that reports can be written where they are wanted."""
+    from suture.learning.decided_predictions import decider
+
+    if reports is not None:
+        from suture.export.dicom_report import check_reports
+
+        check_reports(site)
+    return decider(model, site, _stated(prevalence))
 
 
 def _stated(prevalence: Iterable[str]) -> dict[str, float]:
@@ -310,6 +331,21 @@ def _stated(prevalence: Iterable[str]) -> dict[str, float]:
         except ValueError:
             raise ConfigError(f"--prevalence {text!r} is no prevalence; write 'CLASS=0.02'") from None
     return found
+
+
+def _write_reports(model: Path, decided: DataFrame, site: str | None, folder: Path | None) -> None:
+    """Write a Structured Report of each DICOM image where they are wanted; print which inputs have none."""
+    if folder is None or site is None:
+        return
+    from suture.core.printable import number_of
+    from suture.export.dicom_report import open_reporter, write_reports
+
+    written = write_reports(open_reporter(model, site), decided, folder)
+    for name, reason in written.refused.items():
+        print_line(f"no report of {name}: {reason}", style="yellow")
+    if written.others:
+        print_line(f"without a report, as no DICOM file: {number_of(written.others, 'input')}")
+    print_line(f"{number_of(len(written.reports), 'report')}: {folder}")
 
 
 def _print_left_out(frame: DataFrame, listed: Path) -> None:

@@ -17,6 +17,9 @@ from suture.protocol.decisions import Decisions
 
 NOT_VALIDATED = "not validated"
 
+STATED = "stated prevalence"
+"""In place of whose threshold decides: the cost of errors at a prevalence that the user states."""
+
 ALL = "all"
 """In place of a site's name: the thresholds of all sites together."""
 
@@ -92,7 +95,7 @@ def with_decisions(
 
     - ``CLASS calibrated``: the calibrated probability, empty where there is none;
     - ``CLASS decision``: ``above`` or ``below`` the threshold of the job's rule, or ``not validated``;
-    - ``CLASS threshold``: whose it is: the name of the site, or ``all sites``.
+    - ``CLASS threshold``: whose it is: the name of the site, or ``all sites``; or `STATED`.
 
     Where a prevalence is stated, calibrated probabilities are those of `at_prevalence`. Sensitivity and
     specificity do not depend on it, and neither do the decisions of the rules that look at them alone. The
@@ -113,6 +116,15 @@ def with_decisions(
     return found
 
 
+def threshold_of(label: str, decisions: Decisions, site: str = ALL) -> tuple[str, float | None]:
+    """Return whose threshold decides a class at a site, and its value; ("", None) where there is none."""
+    found, rule = decisions.of(site, label), decisions.settings.rule
+    for whose, point in ((site, found.own), ("all sites", found.pooled)):
+        if point and rule in point.thresholds:
+            return whose, point.thresholds[rule]
+    return "", None
+
+
 def _decided(
     p: pd.Series[float], label: str, decisions: Decisions, site: str, stated: float | None
 ) -> dict[str, object]:
@@ -122,15 +134,12 @@ def _decided(
         better = calibrated(np.asarray(p, dtype=np.float64), fitted.calibration)
         if stated is not None:
             better = at_prevalence(better, fitted.prevalence, stated)
-    by, threshold = "", None
-    for whose, point in ((site, found.own), ("all sites", found.pooled)):
-        if threshold is None and point and rule in point.thresholds:
-            by, threshold = whose, point.thresholds[rule]
+    by, threshold = threshold_of(label, decisions, site)
     decision: object = NOT_VALIDATED
     if threshold is not None:
         above = np.asarray(p >= threshold)
         if rule == "cost" and stated is not None and better is not None:
-            above, by = better >= 1 / (1 + decisions.settings.cost), "stated prevalence"
+            above, by = better >= 1 / (1 + decisions.settings.cost), STATED
         decision = np.where(above, "above", "below")
     return {
         f"{label} calibrated": np.nan if better is None else better,

@@ -1,0 +1,280 @@
+"""Decisions on DICOM images as Structured Reports: a Comprehensive SR of TID 1500 (PS3.16) for each image.
+
+They are written by an optional package, `pip install "suture[dicom-sr]"`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import pandas as pd
+import pydicom
+from pydantic import Field
+from pydantic.dataclasses import dataclass as validated
+from pydicom.dataset import Dataset
+from pydicom.misc import is_dicom
+from pydicom.sr.coding import Code
+from pydicom.uid import UID, generate_uid
+
+from suture.core.errors import ConfigError, DataError
+from suture.core.files import make_folder, read_json, replacing
+from suture.core.validation import OPEN, parse
+from suture.learning.decided_predictions import ALL, NOT_VALIDATED, STATED, read_decisions, threshold_of
+
+if TYPE_CHECKING:
+    from highdicom.sr import ComprehensiveSR, MeasurementReport, MeasurementsAndQualitativeEvaluations
+
+PRIVATE = "99SUTURE"
+"""The coding scheme of classes without a code; a private one begins with 99 (PS3.16, 8.2)."""
+
+PRESENCE = {
+    "above": Code("52101004", "SCT", "Present"),
+    "below": Code("272519000", "SCT", "Absent"),
+    NOT_VALIDATED: Code("373068000", "SCT", "Undetermined"),
+}
+"""What a decision says of a finding: the three values of CID 240."""
+
+PROBABILITY = Code("122157", "DCM", "Probability")
+THRESHOLD = Code("122411", "DCM", "Threshold Value")
+_NO_UNITS = Code("1", "UCUM", "no units")
+_IMAGING = Code("363679005", "SCT", "Imaging procedure")
+
+_NEEDED = ("StudyInstanceUID", "SeriesInstanceUID", "SOPInstanceUID", "SOPClassUID")
+_MAY_BE_EMPTY = (
+    *("PatientID", "PatientName", "PatientBirthDate", "PatientSex"),
+    *("AccessionNumber", "StudyID", "StudyDate", "StudyTime", "ReferringPhysicianName"),
+)
+
+_LONGEST = 64
+"""Characters of a code's meaning (PS3.5, 6.2: LO)."""
+
+
+@validated(frozen=True, config=OPEN)
+class ClassCode:
+    """A code of a class in model.json.
+
+    Attributes:
+        system: its coding scheme; ``SCT`` is SNOMED CT.
+    """
+
+    system: str
+    code: Annotated[str, Field(pattern=r"^[^\\\s]{1,64}$")]
+    meaning: Annotated[str, Field(pattern=r"^[^\\\x00-\x1f]{1,64}$")]
+
+
+@validated(frozen=True, config=OPEN)
+class _Facts:
+    labels: tuple[str, ...]
+    suture: str = "unknown"
+    job: str = "unknown"
+    round: int | None = None
+    codes: dict[str, tuple[ClassCode, ...]] = Field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Reporter:
+    """What the reports of a saved model have in common.
+
+    Attributes:
+        concepts: the code of each class.
+        thresholds: the probability at and above which a class is present; None where it is not decided.
+        digest: SHA-256 of model.safetensors, in hexadecimal.
+    """
+
+    concepts: dict[str, Code]
+    thresholds: dict[str, float | None]
+    version: str
+    trained: str
+    digest: str
+
+
+@dataclass(frozen=True)
+class Written:
+    """What became of the inputs.
+
+    Attributes:
+        reports: the files written.
+        others: how many inputs are no DICOM files.
+        refused: why a DICOM file has no report, by path.
+    """
+
+    reports: tuple[Path, ...]
+    others: int
+    refused: dict[str, str]
+
+
+def check_reports(site: str | None) -> None:
+    """Refuse, before any work, reports that could not be written.
+
+    Raises:
+        ConfigError: nothing is decided, or the optional package is not installed.
+    """
+    if site is None:
+        raise ConfigError(
+            "--dicom-sr reports decisions, and none are made; add --decide SITE, or --decide all"
+        )
+    if find_spec("highdicom") is None:
+        raise ConfigError('--dicom-sr needs another package: pip install "suture[dicom-sr]"')
+
+
+def concept(label: str, codes: tuple[ClassCode, ...] = ()) -> Code:
+    """Return the code of a class: that of SNOMED CT, else a private one, which only its name determines."""
+    for one in codes:
+        if one.system == "SCT":
+            return Code(one.code, one.system, one.meaning)
+    value = hashlib.sha256(label.encode()).hexdigest()[:16]
+    return Code(value, PRIVATE, label.replace("\\", "/")[:_LONGEST])
+
+
+def open_reporter(model: Path, site: str = ALL) -> Reporter:
+    """Return what the reports of a saved model say of it.
+
+    Raises:
+        ConfigError: as `read_decisions`, or the codes in model.json are faulty.
+    """
+    facts = parse(_Facts, read_json(model / "model.json"), str(model / "model.json"))
+    decisions = read_decisions(model, site)
+    with (model / "model.safetensors").open("rb") as weights:
+        digest = hashlib.file_digest(weights, "sha256").hexdigest()
+    return Reporter(
+        {label: concept(label, facts.codes.get(label, ())) for label in facts.labels},
+        {label: threshold_of(label, decisions, site)[1] for label in facts.labels},
+        facts.suture,
+        f"job {facts.job}, round {'unknown' if facts.round is None else facts.round}",
+        digest,
+    )
+
+
+def write_reports(reporter: Reporter, frame: pd.DataFrame, folder: Path) -> Written:
+    """Write a report of each input that is a DICOM file, as ``UID.sr.dcm`` by the UID of the image.
+
+    Args:
+        frame: as of `with_decisions`; its index is the paths of the inputs.
+
+    Raises:
+        DiskError: a report cannot be written.
+    """
+    make_folder(folder)
+    reports: list[Path] = []
+    refused: dict[str, str] = {}
+    others = 0
+    for name, row in frame.iterrows():
+        source = Path(str(name))
+        if not _is_dicom(source):
+            others += 1
+            continue
+        try:
+            image = _read(source)
+            path = folder / f"{image.SOPInstanceUID}.sr.dcm"
+            if path in reports:
+                raise DataError("another input has its SOPInstanceUID")
+            found = report(reporter, image, row)
+        except (DataError, ValueError, TypeError, AttributeError) as error:  # values that break the standard
+            refused[str(name)] = str(error)
+            continue
+        with replacing(path) as temporary:
+            found.save_as(temporary)
+        reports.append(path)
+    return Written(tuple(reports), others, refused)
+
+
+def _is_dicom(path: Path) -> bool:
+    return path.is_file() and (is_dicom(path) or path.suffix.lower() in (".dcm", ".dicom"))
+
+
+def _read(path: Path) -> Dataset:
+    """Return an image without its pixels, its texts decoded.
+
+    Raises:
+        DataError: it lacks a UID by which a report refers to it.
+    """
+    image = pydicom.dcmread(path, stop_before_pixels=True, force=True)
+    lacking = [name for name in _NEEDED if not UID(str(image.get(name, ""))).is_valid]
+    if lacking:
+        raise DataError(f"it has no valid {', '.join(lacking)}")
+    image.decode()
+    for name in _MAY_BE_EMPTY:
+        if name not in image:
+            setattr(image, name, "")
+    return image
+
+
+def report(reporter: Reporter, image: Dataset, row: pd.Series[Any]) -> ComprehensiveSR:
+    """Return the report of one image: of its patient and study, in a new series, not verified.
+
+    Args:
+        image: with `_NEEDED`, and `_MAY_BE_EMPTY`, which may be empty.
+        row: its probabilities and decisions.
+    """
+    from highdicom.sr import ComprehensiveSR
+
+    found = ComprehensiveSR(
+        evidence=[image],
+        content=_content(reporter, image, row)[0],
+        series_instance_uid=generate_uid(),
+        series_number=1,
+        sop_instance_uid=generate_uid(),
+        instance_number=1,
+        manufacturer="Suture",
+        manufacturer_model_name=reporter.trained[:_LONGEST],
+        software_versions=reporter.version,
+        device_serial_number=reporter.digest,
+        is_complete=True,
+        is_verified=False,
+        specific_character_set="ISO_IR 192",
+    )
+    scheme = Dataset()
+    scheme.CodingSchemeDesignator = PRIVATE
+    scheme.CodingSchemeName = "Classes of Suture, by the SHA-256 of their names"
+    found.CodingSchemeIdentificationSequence = [scheme]
+    return found
+
+
+def _content(reporter: Reporter, image: Dataset, row: pd.Series[Any]) -> MeasurementReport:
+    from highdicom.sr import (
+        DeviceObserverIdentifyingAttributes,
+        MeasurementReport,
+        ObservationContext,
+        ObserverContext,
+    )
+
+    device = DeviceObserverIdentifyingAttributes(
+        uid=f"2.25.{uuid.uuid5(uuid.NAMESPACE_OID, reporter.digest).int}",
+        name=f"Suture {reporter.version}",
+        manufacturer_name="Suture",
+        model_name=reporter.trained,
+        serial_number=reporter.digest,
+    )
+    observer = ObserverContext(Code("121007", "DCM", "Device"), device)
+    groups = [_finding(reporter, image, row, label) for label in reporter.concepts]
+    return MeasurementReport(ObservationContext(observer_device_context=observer), _IMAGING, groups)
+
+
+def _finding(
+    reporter: Reporter, image: Dataset, row: pd.Series[Any], label: str
+) -> MeasurementsAndQualitativeEvaluations:
+    """Return the group (TID 1501) of a class: whether it is present, by what probability and threshold."""
+    from highdicom.sr import (
+        Measurement,
+        MeasurementsAndQualitativeEvaluations,
+        QualitativeEvaluation,
+        SourceImageForMeasurementGroup,
+        TrackingIdentifier,
+    )
+
+    presence = PRESENCE[row[f"{label} decision"]]
+    threshold = None if row.get(f"{label} threshold") == STATED else reporter.thresholds[label]
+    numbers = ((PROBABILITY, row[label]), (THRESHOLD, threshold))
+    return MeasurementsAndQualitativeEvaluations(
+        TrackingIdentifier(uid=generate_uid(), identifier=label),
+        measurements=[
+            Measurement(name, float(value), _NO_UNITS) for name, value in numbers if value is not None
+        ],
+        qualitative_evaluations=[QualitativeEvaluation(reporter.concepts[label], presence)],
+        source_images=[SourceImageForMeasurementGroup(image.SOPClassUID, image.SOPInstanceUID)],
+    )

@@ -1,0 +1,227 @@
+"""Structured Reports of decisions, read back by highdicom and pydicom."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pydicom
+import pytest
+from PIL import Image
+from pydicom.dataset import FileDataset, FileMetaDataset
+from pydicom.sr import _cid_dict, _concepts_dict
+from pydicom.uid import ExplicitVRLittleEndian, SecondaryCaptureImageStorage, generate_uid
+from typer.testing import CliRunner
+
+from suture.cli.app import app
+from suture.core.errors import ConfigError
+from suture.core.labels import LabelSet
+from suture.export.dicom_report import (
+    PRESENCE,
+    PRIVATE,
+    PROBABILITY,
+    THRESHOLD,
+    Written,
+    check_reports,
+    concept,
+    open_reporter,
+    write_reports,
+)
+from suture.learning.decided_predictions import with_decisions
+from suture.models import ModelSpec, build
+from suture.models.saved import save_model
+from suture.protocol.decisions import Decisions, DecisionSettings, Operating
+
+hd = pytest.importorskip("highdicom")
+
+LABELS = ("Edema", "Mass", "Größe", "Hernia")
+DECISIONS = Decisions(
+    DecisionSettings(),
+    {label: Operating({"sensitivity": 0.4}, None, 0.5) for label in LABELS[:3]},
+    {"north": {"Edema": Operating({"sensitivity": 0.08175402042}, None, 0.5)}},
+)
+P = {"Edema": 0.0912345678, "Mass": 0.25, "Größe": 0.4, "Hernia": 0.9}
+CODES = {
+    "Edema": [
+        {"system": "99LOCAL", "code": "E1", "meaning": "swelling"},
+        {"system": "SCT", "code": "19242006", "meaning": "Pulmonary edema"},
+    ]
+}
+
+
+def a_model(folder: Path, codes: Any = CODES) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "model.safetensors").write_bytes(b"weights")
+    facts = {"labels": LABELS, "suture": "0.1.0", "job": "demo", "round": 15, "codes": codes}
+    (folder / "model.json").write_text(json.dumps(facts | {"decisions": asdict(DECISIONS)}))
+    return folder
+
+
+def an_image(path: Path, **values: str) -> Path:
+    """Write a grey image of 8 x 8 pixels; an empty value leaves its element out."""
+    meta = FileMetaDataset()
+    meta.TransferSyntaxUID = ExplicitVRLittleEndian
+    meta.MediaStorageSOPClassUID, meta.MediaStorageSOPInstanceUID = (
+        SecondaryCaptureImageStorage,
+        generate_uid(),
+    )
+    image = FileDataset(str(path), {}, file_meta=meta, preamble=b"\0" * 128)
+    image.SpecificCharacterSet = "ISO_IR 100"
+    image.SOPClassUID, image.SOPInstanceUID = SecondaryCaptureImageStorage, meta.MediaStorageSOPInstanceUID
+    image.StudyInstanceUID, image.SeriesInstanceUID = generate_uid(), generate_uid()
+    image.PatientID, image.PatientName, image.PatientBirthDate = "P7", "Müller^Eva", "19500102"
+    image.Modality, image.StudyDate = "OT", "20260301"
+    image.Rows = image.Columns = 8
+    image.SamplesPerPixel, image.PhotometricInterpretation = 1, "MONOCHROME2"
+    image.BitsAllocated = image.BitsStored = 8
+    image.HighBit, image.PixelRepresentation = 7, 0
+    image.PixelData = np.arange(64, dtype=np.uint8).tobytes()
+    for name, value in values.items():
+        if value:
+            setattr(image, name, value)
+        else:
+            delattr(image, name)
+    image.save_as(path)
+    return path
+
+
+def reported(tmp_path: Path, *paths: Path, codes: Any = CODES) -> Written:
+    model = a_model(tmp_path / "model", codes)
+    frame = pd.DataFrame([P] * len(paths), index=[str(path) for path in paths])
+    decided = with_decisions(frame, DECISIONS, "north")
+    return write_reports(open_reporter(model, "north"), decided, tmp_path / "reports")
+
+
+def test_the_codes_are_those_of_the_standard() -> None:
+    known = _concepts_dict.concepts
+    for code in (*PRESENCE.values(), PROBABILITY, THRESHOLD):
+        meanings = [
+            found[code.value][0] for found in known[code.scheme_designator].values() if code.value in found
+        ]
+        assert code.meaning in meanings
+    for keyword in ("Present", "Absent", "Undetermined"):  # of CID 240, Present-Absent
+        assert keyword in _cid_dict.cid_concepts[240]["SCT"]
+        assert [code.value for code in PRESENCE.values() if code.meaning == keyword] == [
+            code for code, (_, groups) in known["SCT"][keyword].items() if 240 in groups
+        ]
+
+
+def test_each_class_is_one_coded_finding(tmp_path: Path) -> None:
+    image = pydicom.dcmread(an_image(tmp_path / "a.dcm"))
+    [path] = reported(tmp_path, tmp_path / "a.dcm").reports
+    assert path.name == f"{image.SOPInstanceUID}.sr.dcm"
+    groups = hd.sr.srread(path).content.get_image_measurement_groups()
+    found = {}
+    for group in groups:
+        [evaluation] = group.get_qualitative_evaluations()
+        numbers = {one.name.value: one.value for one in group.get_measurements()}
+        assert {one.unit.value for one in group.get_measurements()} == {"1"}
+        assert [one.referenced_sop_instance_uid for one in group.source_images] == [image.SOPInstanceUID]
+        name = evaluation.name
+        found[group.tracking_identifier] = (name.scheme_designator, name.value, evaluation.value, numbers)
+    hashed = {label: hashlib.sha256(label.encode()).hexdigest()[:16] for label in LABELS}
+    assert list(found) == list(LABELS)
+    assert found["Edema"][:2] == ("SCT", "19242006")
+    assert [found[label][:2] for label in LABELS[1:]] == [(PRIVATE, hashed[label]) for label in LABELS[1:]]
+    assert [one[2].meaning for one in found.values()] == ["Present", "Absent", "Present", "Undetermined"]
+    assert found["Edema"][3] == pytest.approx({"122157": 0.0912345678, "122411": 0.08175402042})
+    assert found["Mass"][3] == pytest.approx({"122157": 0.25, "122411": 0.4})
+    assert found["Hernia"][3] == pytest.approx({"122157": 0.9})
+
+
+def test_it_is_of_the_patient_and_study_and_says_who_observed(tmp_path: Path) -> None:
+    image = pydicom.dcmread(an_image(tmp_path / "a.dcm"))
+    [path] = reported(tmp_path, tmp_path / "a.dcm").reports
+    found = pydicom.dcmread(path)
+    assert found.SOPClassUID == pydicom.uid.ComprehensiveSRStorage
+    for name in ("StudyInstanceUID", "PatientID", "PatientName", "PatientBirthDate", "StudyDate"):
+        assert found[name].value == image[name].value
+    assert str(found.PatientName) == "Müller^Eva"
+    assert found.SeriesInstanceUID != image.SeriesInstanceUID
+    assert (found.VerificationFlag, found.Modality) == ("UNVERIFIED", "SR")
+    [evidence] = found.CurrentRequestedProcedureEvidenceSequence
+    [series] = evidence.ReferencedSeriesSequence
+    assert series.SeriesInstanceUID == image.SeriesInstanceUID
+    assert series.ReferencedSOPSequence[0].ReferencedSOPInstanceUID == image.SOPInstanceUID
+    texts = [item.TextValue for item in found.ContentSequence if "TextValue" in item]
+    digest = hashlib.sha256(b"weights").hexdigest()
+    assert texts == ["Suture 0.1.0", "Suture", "job demo, round 15", digest]
+    assert found.DeviceSerialNumber == digest
+
+
+def test_inputs_without_a_report_are_counted_or_named(tmp_path: Path) -> None:
+    good = an_image(tmp_path / "good.dcm", PatientName="", PatientID="")
+    twin = tmp_path / "twin.dcm"
+    shutil.copy(good, twin)
+    lacking = an_image(tmp_path / "lacking.dcm", StudyInstanceUID="")
+    with pytest.warns(UserWarning, match="Invalid value for VR UI"):
+        wicked = an_image(tmp_path / "wicked.dcm", SOPInstanceUID="../../evil")
+    png = tmp_path / "a.png"
+    png.write_bytes(b"\x89PNG\r\n")
+    found = reported(tmp_path, lacking, wicked, png, good, twin)
+    assert (len(found.reports), found.others) == (1, 1)
+    assert found.refused == {
+        str(lacking): "it has no valid StudyInstanceUID",
+        str(wicked): "it has no valid SOPInstanceUID",
+        str(twin): "another input has its SOPInstanceUID",
+    }
+    assert list((tmp_path / "reports").iterdir()) == list(found.reports)  # nothing half written beside it
+
+
+def test_a_private_code_depends_on_the_name_alone_and_fits() -> None:
+    assert concept("Mass") == concept("Mass") != concept("Nodule")
+    long = concept("a\\b" * 50)
+    assert (len(long.value), len(long.meaning)) == (16, 64)
+    assert "\\" not in long.meaning
+
+
+def test_faulty_codes_are_refused(tmp_path: Path) -> None:
+    model = a_model(tmp_path / "model", {"Edema": [{"system": "SCT", "code": "", "meaning": "Edema"}]})
+    with pytest.raises(ConfigError, match="code"):
+        open_reporter(model)
+
+
+def test_predict_writes_reports_of_the_dicom_images_alone(tmp_path: Path) -> None:
+    model, images, reports = tmp_path / "model", tmp_path / "images", tmp_path / "reports"
+    spec = ModelSpec(name="cnn", size=16)
+    facts = {"job": "demo", "round": 1, "decisions": asdict(DECISIONS)}
+    save_model(build(spec, LabelSet(LABELS), 1, pretrained=False), spec, model, facts)
+    images.mkdir()
+    an_image(images / "a.dcm")
+    an_image(images / "b.dcm", SeriesInstanceUID="")
+    Image.fromarray(np.zeros((8, 8), np.uint8)).save(images / "c.png")
+    out = tmp_path / "out.csv"
+    words = [str(model), str(images), "-o", str(out), "--decide", "north", "--dicom-sr", str(reports)]
+    result = CliRunner().invoke(app, ["predict", *words], catch_exceptions=False)
+    said = " ".join(result.output.split())
+    assert "it has no valid SeriesInstanceUID" in said
+    assert "without a report, as no DICOM file: 1 input" in said
+    [path] = reports.iterdir()
+    group = hd.sr.srread(path).content.get_image_measurement_groups()[0]
+    probability = pd.read_csv(out)["Edema"][0]
+    assert group.get_measurements()[0].value == pytest.approx(probability, abs=1e-6)
+
+
+def test_what_cannot_be_reported_is_refused_before_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out.csv"
+    arguments = ["predict", str(a_model(tmp_path / "model")), str(tmp_path), "-o", str(out)]
+    result = CliRunner().invoke(app, [*arguments, "--dicom-sr", str(tmp_path / "reports")])
+    assert result.exit_code != 0
+    assert isinstance(result.exception, ConfigError)
+    assert "add --decide SITE" in str(result.exception)
+    assert not out.exists()
+    result = CliRunner().invoke(
+        app, [*arguments, "--decide", "south", "--dicom-sr", str(tmp_path / "reports")]
+    )
+    assert "unknown site 'south'" in str(result.exception)
+    monkeypatch.setattr("suture.export.dicom_report.find_spec", lambda _: None)
+    with pytest.raises(ConfigError, match=r'pip install "suture\[dicom-sr\]"'):
+        check_reports("north")
