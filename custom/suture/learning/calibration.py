@@ -32,7 +32,7 @@ def fit(curves: Curves, kind: Kind) -> Calibration | None:
         return line
     from sklearn.isotonic import IsotonicRegression  # a second's import
 
-    centres, positives, negatives = _cells(curves)
+    centres, positives, negatives = cells(curves)
     images = positives + negatives
     some = images > 0
     steps = IsotonicRegression(y_min=0, y_max=1)
@@ -43,7 +43,7 @@ def fit(curves: Curves, kind: Kind) -> Calibration | None:
 def _line(curves: Curves, *, intercept: bool) -> Calibration | None:
     from sklearn.linear_model import LogisticRegression
 
-    centres, positives, negatives = _cells(curves)
+    centres, positives, negatives = cells(curves)
     ones, zeros = curves.positives.total, curves.negatives.total
     most, least = (ones + 1) / (ones + 2), 1 / (zeros + 2)
     weights = positives * most + negatives * least, positives * (1 - most) + negatives * (1 - least)
@@ -54,7 +54,7 @@ def _line(curves: Curves, *, intercept: bool) -> Calibration | None:
     return Calibration(slope, shift) if slope > 0 else None
 
 
-def _cells(curves: Curves) -> tuple[Floats, Floats, Floats]:
+def cells(curves: Curves) -> tuple[Floats, Floats, Floats]:
     """Return centres of the cells of `GRID` and their positives and negatives, ``[edges + 1]`` each."""
     half = (GRID[1] - GRID[0]) / 2
     centres = np.append(GRID - half, GRID[-1] + half)

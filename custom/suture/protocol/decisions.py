@@ -114,6 +114,23 @@ class DecidedClass:
     sets: Probability | None = None
 
 
+@dataclass(frozen=True, config=STRICT)
+class Diagrams:
+    """What the counts of scores of all sites' validation images show of a class.
+
+    Attributes:
+        rates: sensitivity and specificity at growing thresholds, from (1, 0) to (0, 1).
+        prevalence: share of the positives.
+        reliability: of each bin with images: mean calibrated probability, share of positives, images.
+        chosen: sensitivity and specificity at the threshold of the job's rule.
+    """
+
+    rates: tuple[tuple[Probability, Probability], ...]
+    prevalence: Probability
+    reliability: tuple[tuple[Probability, Probability, Annotated[int, Field(ge=1)]], ...]
+    chosen: tuple[Probability, Probability] | None = None
+
+
 Share = Annotated[float, Field(gt=0, lt=1)]
 
 

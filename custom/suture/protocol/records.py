@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AliasChoices, Field, FiniteFloat, NonNegativeInt, TypeAdapter, ValidationError
 
 from suture.core.errors import DataError
-from suture.protocol.decisions import DecidedClass, DecisionSettings, Operating
+from suture.protocol.decisions import DecidedClass, DecisionSettings, Diagrams, Operating
 from suture.protocol.messages import Spent
 
 log = logging.getLogger(__name__)
@@ -199,12 +199,14 @@ class DecisionRecord:
     Attributes:
         settings: of the job; None where it decides nothing.
         measured: of each site and class.
+        diagrams: of each class that is decided.
     """
 
     settings: DecisionSettings | None = None
     pooled: dict[str, Operating] = field(default_factory=dict)
     sites: dict[str, dict[str, Operating]] = field(default_factory=dict)
     measured: dict[str, dict[str, DecidedClass]] = field(default_factory=dict)
+    diagrams: dict[str, Diagrams] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

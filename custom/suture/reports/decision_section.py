@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from suture.learning.operating_points import predictive_values
 from suture.protocol.decisions import Decided, Decision, DecisionSettings, Operating, Rule
 from suture.protocol.records import DecisionRecord, Metrics
+from suture.reports.charts import Chart
+from suture.reports.decision_charts import class_charts
 
 _RULES = {
     "sensitivity": "a sensitivity of {sensitivity:.0%}",
@@ -55,6 +57,7 @@ class Section:
         target: of the rule, in words.
         classes: the lines of each class.
         unvalidated: classes without an operating point.
+        charts: the curves of each class; none of a run of an earlier version.
     """
 
     target: str
@@ -62,6 +65,7 @@ class Section:
     calibration: str
     classes: dict[str, list[Line]]
     unvalidated: Sequence[str]
+    charts: dict[str, list[Chart]]
 
 
 def decision_section(metrics: Metrics | None, labels: Sequence[str]) -> Section | None:
@@ -87,6 +91,7 @@ def decision_section(metrics: Metrics | None, labels: Sequence[str]) -> Section 
         found.settings.calibration,
         {name: at for name, at in lines.items() if at},
         [name for name in labels if name not in found.pooled],
+        {name: class_charts(found.diagrams[name]) for name in labels if name in found.diagrams},
     )
 
 

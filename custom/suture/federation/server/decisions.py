@@ -6,26 +6,39 @@ from collections.abc import Mapping
 
 from suture.federation.server.registry import SiteRegistry
 from suture.learning.decisions import operating
+from suture.learning.diagrams import diagrams
 from suture.learning.score_counts import Counts, Curves
-from suture.protocol.decisions import Decision, Decisions, DecisionSettings, Operating
+from suture.protocol.decisions import Decision, Decisions, DecisionSettings, Diagrams, Operating
 from suture.protocol.messages import Scores
+
+Pair = tuple[Counts, Counts]
+"""Histograms of the scores of positives and of negatives."""
 
 
 def fit_decisions(
     registry: SiteRegistry, scores: Mapping[str, Scores], settings: DecisionSettings
 ) -> Decisions:
     """Fit operating points to the counts of the sites that answered, of each class together and by site."""
-    counts = {site: registry.named(site, _by_class(one)) for site, one in sorted(scores.items())}
-    names = sorted({name for found in counts.values() for name in found})
-    pooled = {name: [found[name] for found in counts.values() if name in found] for name in names}
+    counts = _by_site(registry, scores)
     return Decisions(
         settings,
-        _fitted(pooled, settings),
+        _fitted(_pooled(counts), settings),
         {
             site: _fitted({name: [pair] for name, pair in found.items()}, settings)
             for site, found in counts.items()
         },
     )
+
+
+def diagrams_of(
+    registry: SiteRegistry, scores: Mapping[str, Scores], decisions: Decisions
+) -> dict[str, Diagrams]:
+    """Return the curves of each class that is decided, from the same counts."""
+    pooled = _pooled(_by_site(registry, scores))
+    return {
+        name: diagrams(Curves.of(pooled[name]), fitted, decisions.settings.rule)
+        for name, fitted in decisions.pooled.items()
+    }
 
 
 def decisions_of(decisions: Decisions, registry: SiteRegistry, site: str) -> dict[str, Decision]:
@@ -35,15 +48,22 @@ def decisions_of(decisions: Decisions, registry: SiteRegistry, site: str) -> dic
     return {own: one for own, one in found.items() if one.own or one.pooled}
 
 
-def _by_class(scores: Scores) -> dict[str, tuple[Counts, Counts]]:
+def _by_site(registry: SiteRegistry, scores: Mapping[str, Scores]) -> dict[str, dict[str, Pair]]:
+    return {site: registry.named(site, _by_class(one)) for site, one in sorted(scores.items())}
+
+
+def _pooled(counts: Mapping[str, Mapping[str, Pair]]) -> dict[str, list[Pair]]:
+    names = sorted({name for found in counts.values() for name in found})
+    return {name: [found[name] for found in counts.values() if name in found] for name in names}
+
+
+def _by_class(scores: Scores) -> dict[str, Pair]:
     if not scores.labels:
         return {}
     positives, negatives = (scores.class_tensors[kind].numpy() for kind in ("positives", "negatives"))
     return dict(zip(scores.labels, zip(positives, negatives, strict=True), strict=True))
 
 
-def _fitted(
-    counts: Mapping[str, list[tuple[Counts, Counts]]], settings: DecisionSettings
-) -> dict[str, Operating]:
+def _fitted(counts: Mapping[str, list[Pair]], settings: DecisionSettings) -> dict[str, Operating]:
     found = {name: operating(Curves.of(pairs), settings) for name, pairs in counts.items()}
     return {name: one for name, one in found.items() if one is not None}

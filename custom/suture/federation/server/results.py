@@ -147,14 +147,15 @@ def _results(server: Server, model: GlobalModel, tested: Mapping[str, Metrics]) 
 
 
 def _decisions(server: Server, tested: Mapping[str, Metrics]) -> dict[str, Any]:
-    """Return the operating points, and how well each site's test images are decided by them."""
+    """Return the operating points, and how well each site's test images are decided."""
     if server.decisions is None:
         return {}
     measured = {
         site: {name: asdict(one) for name, one in server.registry.named(site, metrics.decided).items()}
         for site, metrics in sorted(tested.items())
     }
-    return {**asdict(server.decisions), "measured": measured}
+    drawn = {name: asdict(one) for name, one in server.diagrams.items()}
+    return {**asdict(server.decisions), "measured": measured, "diagrams": drawn}
 
 
 def _owners(server: Server) -> dict[str, tuple[str, ...]]:

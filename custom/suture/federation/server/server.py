@@ -21,7 +21,7 @@ from suture.federation.expectation import expected_answer
 from suture.federation.plan import Plan, Schedule, needed, round_context
 from suture.federation.server.assignments import Assigner, Task
 from suture.federation.server.collector import Line, OpenExchange, UpdateCollector, list_reasons
-from suture.federation.server.decisions import decisions_of, fit_decisions
+from suture.federation.server.decisions import decisions_of, diagrams_of, fit_decisions
 from suture.federation.server.global_model import (
     Progress,
     fixed_settings,
@@ -50,7 +50,7 @@ from suture.federation.server.selection import MEASURED_HERE, Best, HeldOut, Sta
 from suture.federation.store import Rounds
 from suture.learning.metrics import mean_defined
 from suture.methods.base import ClassFacts, GlobalModel, Method, Phase, RoundContext
-from suture.protocol.decisions import Decisions
+from suture.protocol.decisions import Decisions, Diagrams
 from suture.protocol.messages import Metrics, Payload, Update
 from suture.protocol.packing import Packed
 
@@ -111,6 +111,7 @@ class Server:
         self._excluded: dict[str, str] = {}  # sites that take no further part, with the reason
         self._failures = 0
         self.decisions: Decisions | None = None
+        self.diagrams: dict[str, Diagrams] = {}
         self._codes = [(0, plan.code)]  # the code of the rounds after a number, as often as it changed
 
     # The start
@@ -387,7 +388,9 @@ class Server:
         """Fit the operating points of the selected model."""
         self.collector.close(missing)
         if self.schedule.decision:
-            self.decisions = fit_decisions(self.registry, self.collector.scores(), self.schedule.decision)
+            scores = self.collector.scores()
+            self.decisions = fit_decisions(self.registry, scores, self.schedule.decision)
+            self.diagrams = diagrams_of(self.registry, scores, self.decisions)
 
     def assign_test(self) -> dict[str, Packed]:
         """Return the task to evaluate the selected model, and its decisions, on the sites' test data."""
