@@ -1,0 +1,31 @@
+"""`suture explain`: where a model looks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from suture.cli.common import Model, print_line
+
+
+def explain(
+    model: Model,
+    sources: Annotated[list[Path], typer.Argument(help="Images, or folders or archives of them.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="Folder of the pictures.")],
+    classes: Annotated[
+        list[str] | None,
+        typer.Option("--class", help="To explain; by default the three most likely."),
+    ] = None,
+    images: Annotated[int, typer.Option("-n", min=1, help="At most so many images.")] = 20,
+) -> None:
+    """Draw where a model looks: a picture of each image beside its Grad-CAM maps."""
+    from suture.export.explanation import explain_files
+
+    done = explain_files(model, sources, out, tuple(classes or ()), images)
+    for name, reason in done.failed.items():
+        print_line(f"left out: {name}: {reason}", style="yellow")
+    if done.beyond:
+        print_line(f"not drawn: {done.beyond} more images; -n draws more")
+    print_line(f"{len(done.written)} pictures: {out}")

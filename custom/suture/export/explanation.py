@@ -1,0 +1,206 @@
+"""Where a model looks: class activation maps over images, by MONAI."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from suture.core.errors import ConfigError, DataError, unknown
+from suture.core.files import make_folder, replacing
+from suture.core.printable import printable
+from suture.data.decoding import Pixels, open_image, readable, resize_pad
+from suture.data.inputs import Input, find_inputs
+from suture.learning.prediction import Model, open_model
+
+Map = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Explained:
+    """An image, and where the model looks for some classes.
+
+    Attributes:
+        pixels: the image as the model reads it, without the padding, ``[h, w]`` or ``[h, w, 3]``, uint8.
+        probabilities: of each class of `maps`.
+        maps: of each class, ``[h, w]``: 0 where nothing speaks for it, 1 where most does.
+    """
+
+    pixels: Pixels
+    probabilities: dict[str, float]
+    maps: dict[str, Map]
+
+
+class _Logits(nn.Module):
+    """A classifier that takes a tensor, as MONAI's maps need it."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.network = model.network
+
+    def forward(self, image: Tensor) -> Tensor:
+        found: Tensor = self.network({"image": image})
+        return found
+
+
+def explain(model: Model, pixels: Pixels, classes: tuple[str, ...] = (), most: int = 3) -> Explained:
+    """Return Grad-CAM maps of an image (Selvaraju et al., ICCV 2017).
+
+    The map of a class is the positive part of the last feature maps, weighted by the mean gradient of the
+    class's logit, and stretched over the image.
+
+    Args:
+        pixels: ``[h, w]``, or ``[h, w, 3]`` for a model of colour images; any size.
+        classes: to explain; none for the `most` likely.
+
+    Raises:
+        ConfigError: the model reads no images.
+    """
+    _check_images(model)
+    from monai.visualize import GradCAM  # seconds to import
+
+    square = torch.from_numpy(resize_pad(pixels, model.prepare.size).copy())
+    image = square.permute(2, 0, 1) if model.prepare.color else square[None]
+    p = model(image[None])[0]
+    chosen = classes or tuple(model.labels[i] for i in p.argsort(descending=True)[:most].tolist())
+    cam = GradCAM(_Logits(model).eval(), f"network.{feature_layer(model)}", postprocessing=_relative)
+    rows, columns = _inside(pixels.shape[0], pixels.shape[1], model.prepare.size)
+    maps = {}
+    for name in chosen:
+        found = cam(x=model.prepare(image[None]), class_idx=model.labels.index(name))
+        maps[name] = np.asarray(found.detach(), dtype=np.float64)[0, 0, rows, columns]
+    shown = {name: float(p[model.labels.index(name)]) for name in chosen}
+    return Explained(square.numpy()[rows, columns], shown, maps)
+
+
+def _check_images(model: Model) -> None:
+    if model.reads_text:
+        raise ConfigError(f"a model that reads text ({model.spec.name}) looks at no image")
+
+
+def _relative(activation: Tensor) -> Tensor:
+    """Divide a map by its largest value; one that is 0 everywhere stays so."""
+    highest = float(activation.detach().max())
+    return activation / highest if highest > 0 else activation
+
+
+def feature_layer(model: Model) -> str:
+    """Return the name of the last layer whose output is a map, ``[n, k, h, w]`` of more than one value.
+
+    A layer that runs several times, as an activation that blocks share, has several.
+    """
+    found: list[str] = []
+
+    def noted(name: str) -> Callable[[nn.Module, Any, Any], None]:
+        def hook(_: nn.Module, __: Any, out: Any) -> None:
+            if isinstance(out, Tensor) and out.dim() == 4 and max(out.shape[2:]) > 1:
+                found.append(name)
+
+        return hook
+
+    hooks = [module.register_forward_hook(noted(name)) for name, module in model.network.named_modules()]
+    side, channels = model.prepare.size, 3 if model.prepare.color else 1
+    model(torch.zeros(1, channels, side, side, dtype=torch.uint8))
+    for hook in hooks:
+        hook.remove()
+    return [name for name in found if found.count(name) == 1][-1]
+
+
+def _inside(height: int, width: int, size: int) -> tuple[slice, slice]:
+    """Return where an image lies in the square that `resize_pad` fits it into."""
+    scale = size / max(height, width)
+    h, w = max(1, round(height * scale)), max(1, round(width * scale))
+    top, left = (size - h) // 2, (size - w) // 2
+    return slice(top, top + h), slice(left, left + w)
+
+
+def write_explained(found: Explained, title: str, path: Path) -> None:
+    """Write an image beside its maps as one PNG.
+
+    Raises:
+        DiskError: it cannot be written.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(2.6 * (1 + len(found.maps)), 3.1), layout="constrained")
+    axes = figure.subplots(1, 1 + len(found.maps), squeeze=False)[0]
+    gray = {"cmap": "gray", "vmin": 0, "vmax": 255}
+    axes[0].imshow(found.pixels, **gray)
+    axes[0].set_title(title, fontsize=9)
+    for at, (name, map_) in zip(axes[1:], found.maps.items(), strict=True):
+        at.imshow(found.pixels, **gray)
+        drawn = at.imshow(map_, cmap="magma", vmin=0, vmax=1, alpha=0.7 * map_)
+        at.set_title(f"{name}, {found.probabilities[name]:.2f}", fontsize=9)
+    for at in axes:
+        at.set_axis_off()
+    if found.maps:
+        figure.colorbar(drawn, ax=axes, shrink=0.7, label="speaks for the class, of its most")
+    with replacing(path) as temporary:
+        figure.savefig(temporary, dpi=120, format="png")
+
+
+def _read(one: Input, color: bool) -> Pixels:
+    opened = open_image(one.read(), one.name, one.bits)
+    with readable(one.name):
+        return opened.pixels(color)
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What became of the images.
+
+    Attributes:
+        failed: why an image has no picture, by its name.
+        beyond: how many images were not looked at.
+    """
+
+    written: tuple[Path, ...]
+    failed: dict[str, str]
+    beyond: int
+
+
+def explain_files(
+    folder: Path, sources: Sequence[Path], out: Path, classes: tuple[str, ...] = (), most: int = 20
+) -> Drawn:
+    """Write a PNG of each image beside its maps: ``001 NAME.png``, in the order of the images.
+
+    Args:
+        folder: of the saved model.
+        sources: as of `suture.data.inputs.find_inputs`.
+        classes: see `explain`.
+        most: number of images that are drawn.
+
+    Raises:
+        ConfigError: the folder holds no model, one that reads text, or one without a class.
+        DataError: there is no image, or none can be read.
+        DiskError: a picture cannot be written.
+    """
+    model = open_model(folder)
+    _check_images(model)
+    for name in classes:
+        if name not in model.labels:
+            raise unknown("class", name, model.labels)
+    written, failed = [], {}
+    with find_inputs(sources, "image", None, None, None) as inputs:
+        found = list(inputs.found.values())
+        for number, one in enumerate(found[:most], 1):
+            name = printable(Path(one.name).stem, 80)
+            try:
+                pixels = _read(one, model.prepare.color)
+            except (DataError, OSError) as error:
+                failed[one.name] = str(error)
+                continue
+            make_folder(out)
+            path = out / f"{number:03d} {name}.png"
+            write_explained(explain(model, pixels, classes), name, path)
+            written.append(path)
+    if not written:
+        why = next(iter(failed.values()))
+        raise DataError(f"none of the {len(failed)} images can be read; the first: {why}")
+    return Drawn(tuple(written), failed, len(found) - len(found[:most]))
