@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
+from suture.core.codes import codes_of
 from suture.core.errors import LabelError
 from suture.federation.differential_privacy import describe_spent
 from suture.federation.server import intervals
@@ -84,6 +85,8 @@ def _export(server: Server, model: GlobalModel) -> None:
     if server.plan.method.personal == "nothing":
         facts = {"round": server.selected_round, "job": server.record.run.get("job")}
         facts |= {"decisions": asdict(server.decisions)} if server.decisions else {}
+        codes = codes_of(model.labels)
+        facts["codes"] = {name: [asdict(code) for code in found] for name, found in codes.items()}
         export(model, server.plan, server.record.folder / "model", facts)
 
 
