@@ -80,7 +80,7 @@ def images(folder: Path) -> Path:
     rng = np.random.default_rng(1)
     for i in range(3):
         pixels = rng.integers(0, 256, (20, 31, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(folder / f"image{i}.png")
+        Image.fromarray(pixels).save(folder / f"image{i}$\\foo$.png")
     return folder
 
 
@@ -104,7 +104,7 @@ def test_the_command_draws_and_says_what_it_left_out(model: Path, tmp_path: Path
     assert "broken.png" in done.output
     assert "1 more" in done.output
     written = sorted(path.name for path in (tmp_path / "out").iterdir())
-    assert written == ["002 image0.png", "003 image1.png"]
+    assert written == [r"002 image0$\foo$.png", r"003 image1$\foo$.png"]
     assert Image.open(tmp_path / "out" / written[0]).format == "PNG"
 
 

@@ -12,8 +12,8 @@ from suture.learning.score_counts import Curves, histogram
 from suture.protocol.decisions import Calibration, Operating
 
 
-def curves(positives: list[float], negatives: list[float]) -> Curves:
-    pair = [histogram(np.array(x), np.arange(len(x)), min_count=0) for x in (positives, negatives)]
+def curves(positives: list[float], negatives: list[float], least: int = 0) -> Curves:
+    pair = [histogram(np.array(x), np.arange(len(x)), least) for x in (positives, negatives)]
     assert pair[0] is not None
     assert pair[1] is not None
     return Curves.of([(pair[0], pair[1])])
@@ -36,6 +36,17 @@ def test_reliability_is_of_calibrated_probabilities() -> None:
     found = diagrams(curves([0.0, 0.01], [0.02, 0.03]), shifted, "youden")
     assert found.reliability == ((pytest.approx(1 / (1 + np.exp(3)), abs=0.003), 0.5, 4),)
     assert found.chosen is None
+
+
+def test_joined_cells_leave_fractions_of_images_in_bins() -> None:
+    rng = np.random.default_rng(1)
+    for _ in range(600):
+        positives, negatives = (rng.normal(mean, 1.5, rng.integers(6, 60)) for mean in (0.5, -1.5))
+        found = diagrams(
+            curves(positives.tolist(), negatives.tolist(), least=5), Operating({}, None, 0.5), "youden"
+        )
+        assert all(n > 0 for *_, n in found.reliability)
+        assert len(found.rates) <= 60
 
 
 scores = st.lists(st.floats(-8, 8), min_size=1, max_size=30)

@@ -113,12 +113,19 @@ def resize_pad(image: Pixels, size: int) -> Pixels:
     height, width = image.shape[:2]
     if height == width == size:
         return image
+    rows, columns = inside_square(height, width, size)
+    h, w = rows.stop - rows.start, columns.stop - columns.start
+    square = np.zeros((size, size, *image.shape[2:]), dtype=np.uint8)
+    square[rows, columns] = Image.fromarray(image).resize((w, h), Image.Resampling.BILINEAR)
+    return square
+
+
+def inside_square(height: int, width: int, size: int) -> tuple[slice, slice]:
+    """Return the rows and columns where an image lies in the square that `resize_pad` fits it into."""
     scale = size / max(height, width)
     h, w = max(1, round(height * scale)), max(1, round(width * scale))
-    square = np.zeros((size, size, *image.shape[2:]), dtype=np.uint8)
     top, left = (size - h) // 2, (size - w) // 2
-    square[top : top + h, left : left + w] = Image.fromarray(image).resize((w, h), Image.Resampling.BILINEAR)
-    return square
+    return slice(top, top + h), slice(left, left + w)
 
 
 def _is_dicom(data: bytes, name: str) -> bool:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from suture.core.errors import ConfigError, DataError, unknown
 from suture.core.files import make_folder, replacing
 from suture.core.printable import printable
-from suture.data.decoding import Pixels, open_image, readable, resize_pad
+from suture.data.decoding import Pixels, inside_square, open_image, readable, resize_pad
 from suture.data.inputs import Input, find_inputs
 from suture.learning.prediction import Model, open_model
 
@@ -70,7 +70,7 @@ def explain(model: Model, pixels: Pixels, classes: tuple[str, ...] = (), most: i
     p = model(image[None])[0]
     chosen = classes or tuple(model.labels[i] for i in p.argsort(descending=True)[:most].tolist())
     cam = GradCAM(_Logits(model).eval(), f"network.{feature_layer(model)}", postprocessing=_relative)
-    rows, columns = _inside(pixels.shape[0], pixels.shape[1], model.prepare.size)
+    rows, columns = inside_square(pixels.shape[0], pixels.shape[1], model.prepare.size)
     maps = {}
     for name in chosen:
         found = cam(x=model.prepare(image[None]), class_idx=model.labels.index(name))
@@ -112,14 +112,6 @@ def feature_layer(model: Model) -> str:
     return [name for name in found if found.count(name) == 1][-1]
 
 
-def _inside(height: int, width: int, size: int) -> tuple[slice, slice]:
-    """Return where an image lies in the square that `resize_pad` fits it into."""
-    scale = size / max(height, width)
-    h, w = max(1, round(height * scale)), max(1, round(width * scale))
-    top, left = (size - h) // 2, (size - w) // 2
-    return slice(top, top + h), slice(left, left + w)
-
-
 def write_explained(found: Explained, title: str, path: Path) -> None:
     """Write an image beside its maps as one PNG.
 
@@ -132,11 +124,11 @@ def write_explained(found: Explained, title: str, path: Path) -> None:
     axes = figure.subplots(1, 1 + len(found.maps), squeeze=False)[0]
     gray = {"cmap": "gray", "vmin": 0, "vmax": 255}
     axes[0].imshow(found.pixels, **gray)
-    axes[0].set_title(title, fontsize=9)
+    axes[0].set_title(title, fontsize=9, parse_math=False)
     for at, (name, map_) in zip(axes[1:], found.maps.items(), strict=True):
         at.imshow(found.pixels, **gray)
         drawn = at.imshow(map_, cmap="magma", vmin=0, vmax=1, alpha=0.7 * map_)
-        at.set_title(f"{name}, {found.probabilities[name]:.2f}", fontsize=9)
+        at.set_title(f"{name}, {found.probabilities[name]:.2f}", fontsize=9, parse_math=False)
     for at in axes:
         at.set_axis_off()
     if found.maps:

@@ -10,7 +10,7 @@ from suture.learning.metrics import Floats
 from suture.learning.score_counts import Curves
 from suture.protocol.decisions import GRID, Calibration, Diagrams, Operating, Rule
 
-_STEP = 0.02
+_STEP = 0.04
 """Points of a curve that lie nearer to the one before, in both rates, are left out."""
 
 
@@ -66,5 +66,5 @@ def _reliability(curves: Curves, calibration: Calibration | None) -> tuple[tuple
     return tuple(
         (round(float(mass[k] / total[k]), 4), round(float(ones[k] / total[k]), 4), round(float(total[k])))
         for k in range(BINS)
-        if total[k] >= 0.5
+        if round(float(total[k])) > 0  # of joined cells a bin has fractions of images
     )
