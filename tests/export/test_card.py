@@ -14,7 +14,7 @@ from example_run import LABELS, SITES, metrics_record, run_record
 from suture.cli.app import app
 from suture.core.errors import DataError
 from suture.core.labels import LabelSet
-from suture.export.card import escaped, rounded, write_card
+from suture.export.card import PAGE, escaped, rounded, try_card, write_card
 from suture.models import ModelSpec, build
 from suture.models.saved import save_model, stated_digest
 
@@ -75,3 +75,32 @@ def test_a_run_that_failed_has_no_card(run_dir: Path) -> None:
     (run_dir / "run.json").write_text(json.dumps(run_record() | {"status": "failed"}))
     with pytest.raises(DataError, match="is failed"):
         write_card(run_dir)
+
+
+def test_the_page_says_what_the_card_says_and_foreign_text_is_no_markup(run_dir: Path) -> None:
+    """Names come from other sites: a script in one is text on the page too, and no link is made."""
+    bad = "<script>alert(1)</script> [x](javascript:alert(2)) ![y](https://z) `a` &lt; \n# Title"
+    run = run_record() | {"title": bad, "notes": [bad]}
+    (run_dir / "run.json").write_text(json.dumps(run))
+    card = write_card(run_dir).read_text()
+    page = (run_dir / "model" / PAGE).read_text()
+    body = page.partition("<body>")[2]
+    assert not re.findall(r"<(script|a|img|code)\b", body)
+    assert "&lt;script&gt;" in body
+    assert body.count("<h1>") == 1
+    assert body.count("<h2>") == card.count("\n## ")
+    for value in json.loads((run_dir / "metrics.json").read_text())["auroc"].values():
+        assert value is None or f"{value:.3f}</td>" in body
+
+
+def test_a_run_is_not_lost_to_its_card(run_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (run_dir / "run.json").write_text(json.dumps(run_record() | {"status": "interrupted"}))
+    try_card(run_dir)
+    assert not (run_dir / "model" / "README.md").exists()
+    (run_dir / "run.json").write_text(json.dumps(run_record()))
+    try_card(run_dir)
+    assert (run_dir / "model" / PAGE).exists()
+    assert not caplog.records
+    (run_dir / "metrics.json").write_text("{")
+    try_card(run_dir)
+    assert "has no card" in caplog.text

@@ -1,31 +1,40 @@
-"""The card of a model: README.md of its folder, with the front matter that Hugging Face reads."""
+"""The card of a model: README.md of its folder, with the front matter that Hugging Face reads, and a page."""
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
 from pathlib import Path
 from typing import Any
 
 import yaml
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markdown_it import MarkdownIt
+from markupsafe import Markup
 
 from suture.core.errors import DataError
 from suture.core.files import atomic_write
 from suture.core.printable import printable
 from suture.models import MODELS
 from suture.models.saved import load_spec, weights_digest
-from suture.protocol.messages import Spent
 from suture.protocol.records import Metrics, Run, read_history, read_metrics, read_run
 from suture.reports.decision_section import decision_section
 from suture.reports.formatting import DASH, area, interval
+from suture.reports.report import templates
 from suture.reports.tables import class_groups, shown
+
+log = logging.getLogger(__name__)
+
+PAGE = "model_card.html"
 
 _MARKUP = re.compile(r"([\\`*_\[\]<>|#~&])")
 
 
 def write_card(run_dir: Path, licence: str | None = None) -> Path:
     """Write model/README.md of a finished run and return its path; every figure is one of the run's files.
+
+    The same as a page is model_card.html beside it.
 
     Args:
         licence: of the model, as Hugging Face names it; None is "not stated".
@@ -49,7 +58,7 @@ def write_card(run_dir: Path, licence: str | None = None) -> Path:
             groups=class_groups(run, metrics) if metrics else [],
             attribute_figures=shown(metrics.attributes.values.values()) if metrics else {},
             decisions=decision_section(metrics, run.labels),
-            privacy=_privacy(run_dir),
+            budget=_states_a_budget(run_dir),
             job_digest=_job_digest(run_dir),
             digest=weights_digest(model),
             licence=licence,
@@ -58,7 +67,23 @@ def write_card(run_dir: Path, licence: str | None = None) -> Path:
     facts = _front_matter(run, metrics, MODELS[spec.name].reads, licence)
     front = yaml.safe_dump(facts, sort_keys=False, allow_unicode=True)
     atomic_write(model / "README.md", f"---\n{front}---\n\n{text}".encode())
+    atomic_write(model / PAGE, _page(run.title, text).encode())
     return model / "README.md"
+
+
+def try_card(run_dir: Path) -> None:
+    """Call `write_card` if a finished run has a model, but log any error: it is not lost to its card."""
+    try:
+        if read_run(run_dir).status == "finished" and (run_dir / "model" / "model.json").is_file():
+            write_card(run_dir)
+    except Exception:
+        log.exception("%s has no card", run_dir)
+
+
+def _page(title: str, text: str) -> str:
+    # What other parties wrote is no markup here either: `md` has escaped it, and `html` is off.
+    body = MarkdownIt("commonmark", {"html": False}).enable("table").render(text)
+    return templates(Path(__file__).parent).get_template("card.html").render(title=title, body=Markup(body))
 
 
 def rounded(number: int | None) -> str:
@@ -98,10 +123,9 @@ def _front_matter(run: Run, metrics: Metrics | None, reads: str, licence: str | 
     return facts
 
 
-def _privacy(run_dir: Path) -> dict[str, Spent]:
-    """Return the newest statement of each site on what its updates have spent."""
-    lines = [(name, site.spent) for r in read_history(run_dir) for name, site in r.sites.items()]
-    return {name: spent for name, spent in lines if spent}
+def _states_a_budget(run_dir: Path) -> bool:
+    """Whether a site has stated what its updates have spent; the run's notes then tell it, with its δ."""
+    return any(site.spent for r in read_history(run_dir) for site in r.sites.values())
 
 
 def _job_digest(run_dir: Path) -> str | None:

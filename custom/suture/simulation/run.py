@@ -26,6 +26,7 @@ from suture.core.printable import printable
 from suture.data.config import SiteConfig, load_server_config, load_site_config
 from suture.data.readers import load_table, read_table
 from suture.data.text import build_vocabulary
+from suture.export.card import try_card
 from suture.federation.loop import Loop, federate
 from suture.federation.plan import Plan
 from suture.federation.server.global_model import check_unchanged, fixed_settings
@@ -143,12 +144,13 @@ def _begin(job: Job, folder: Path, env: str) -> tuple[Job, list[str]]:
 
 
 def _finish(job: Job, folder: Path) -> None:
-    """Fine-tune the trained model where the job says so, collect the diagnostics and write the report."""
+    """Fine-tune the trained model where the job says so, collect the diagnostics, write report and card."""
     if job.finetuning:
         tune_targets(folder, job.finetuning, job.seed)
     collect(folder)
     _note_left_out(folder)
     write_report(folder)
+    try_card(folder)
 
 
 def _note_left_out(folder: Path) -> None:

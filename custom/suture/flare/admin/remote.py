@@ -17,6 +17,7 @@ from suture.core.files import append_line, make_folder, read_json, read_records,
 from suture.core.names import check_experiment, shown_name
 from suture.core.printable import printable
 from suture.data.config import load_site_config
+from suture.export.card import try_card
 from suture.federation.ownership import may_use
 from suture.federation.server.record import Record, describe
 from suture.federation.site.abstention import first_recorded
@@ -243,7 +244,7 @@ def download(
 
 
 def _copy(workspace: Path, out: Path, tail: Tail | None) -> None:
-    """Copy the files of a run into OUT and render the report again, with the environment noted in OUT."""
+    """Copy the files of a run into OUT, note the environment, and write report and card again."""
     from suture.flare.controller import copy_results
 
     run, here = read_json(workspace / "run.json", "experiment"), Record(out)
@@ -257,6 +258,7 @@ def _copy(workspace: Path, out: Path, tail: Tail | None) -> None:
     copy_results(workspace, out, without=("events.jsonl",) if tail else ())
     Record(out).update(**own)
     write_report(out)
+    try_card(out)
 
 
 # Why a job did not run or finish: FLARE's messages, translated for the submitter
