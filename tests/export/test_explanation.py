@@ -104,7 +104,7 @@ def test_the_command_draws_and_says_what_it_left_out(model: Path, tmp_path: Path
     assert "broken.png" in done.output
     assert "1 more" in done.output
     written = sorted(path.name for path in (tmp_path / "out").iterdir())
-    assert written == [r"002 image0$\foo$.png", r"003 image1$\foo$.png"]
+    assert written == [r"002 image0$\foo$.png", r"003 image1$\foo$.png", "contact sheet.png"]
     assert Image.open(tmp_path / "out" / written[0]).format == "PNG"
 
 

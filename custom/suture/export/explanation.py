@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,9 @@ from suture.data.inputs import Input, find_inputs
 from suture.learning.prediction import Model, open_model
 
 Map = NDArray[np.float64]
+
+SHEET = 20
+"""Images of a contact sheet; more have several sheets."""
 
 
 @dataclass(frozen=True)
@@ -112,29 +115,44 @@ def feature_layer(model: Model) -> str:
     return [name for name in found if found.count(name) == 1][-1]
 
 
-def write_explained(found: Explained, title: str, path: Path) -> None:
-    """Write an image beside its maps as one PNG.
+def write_explained(rows: Mapping[str, Explained], path: Path, inches: float = 2.6) -> None:
+    """Write images as one PNG, each in a row beside its maps.
+
+    Args:
+        rows: by the title of the image.
+        inches: side of a picture.
 
     Raises:
         DiskError: it cannot be written.
     """
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(2.6 * (1 + len(found.maps)), 3.1), layout="constrained")
-    axes = figure.subplots(1, 1 + len(found.maps), squeeze=False)[0]
-    gray = {"cmap": "gray", "vmin": 0, "vmax": 255}
-    axes[0].imshow(found.pixels, **gray)
-    axes[0].set_title(title, fontsize=9, parse_math=False)
-    for at, (name, map_) in zip(axes[1:], found.maps.items(), strict=True):
-        at.imshow(found.pixels, **gray)
-        drawn = at.imshow(map_, cmap="magma", vmin=0, vmax=1, alpha=0.7 * map_)
-        at.set_title(f"{name}, {found.probabilities[name]:.2f}", fontsize=9, parse_math=False)
-    for at in axes:
-        at.set_axis_off()
-    if found.maps:
-        figure.colorbar(drawn, ax=axes, shrink=0.7, label="speaks for the class, of its most")
+    columns = 1 + max(len(found.maps) for found in rows.values())
+    figure = Figure(figsize=(inches * columns, (inches + 0.2) * len(rows) + 0.6), layout="constrained")
+    axes = figure.subplots(len(rows), columns, squeeze=False)
+    for row, (title, found) in zip(axes, rows.items(), strict=True):
+        _draw(row, title, found, 9 if inches > 2 else 6)
+    if columns > 1:
+        scale = ScalarMappable(Normalize(0, 1), "magma")
+        bar = figure.colorbar(scale, ax=axes[0], shrink=0.5, aspect=40, location="top", ticks=[0, 1])
+        bar.ax.set_xticklabels(["nothing", "most"], fontsize=9)
+        bar.set_label("speaks for the class", size=9, labelpad=-8)
     with replacing(path) as temporary:
         figure.savefig(temporary, dpi=120, format="png")
+
+
+def _draw(row: Any, title: str, found: Explained, size: int) -> None:
+    gray = {"cmap": "gray", "vmin": 0, "vmax": 255}
+    row[0].imshow(found.pixels, **gray)
+    row[0].set_title(title, fontsize=size, parse_math=False)
+    for at, (name, map_) in zip(row[1:], found.maps.items(), strict=False):
+        at.imshow(found.pixels, **gray)
+        at.imshow(map_, cmap="magma", vmin=0, vmax=1, alpha=0.7 * map_)
+        at.set_title(f"{name}, {found.probabilities[name]:.2f}", fontsize=size, parse_math=False)
+    for at in row:
+        at.set_axis_off()
 
 
 def _read(one: Input, color: bool) -> Pixels:
@@ -160,7 +178,7 @@ class Drawn:
 def explain_files(
     folder: Path, sources: Sequence[Path], out: Path, classes: tuple[str, ...] = (), most: int = 20
 ) -> Drawn:
-    """Write a PNG of each image beside its maps: ``001 NAME.png``, in the order of the images.
+    """Write a PNG of each image beside its maps, ``001 NAME.png``, and of all: ``contact sheet.png``.
 
     Args:
         folder: of the saved model.
@@ -178,7 +196,9 @@ def explain_files(
     for name in classes:
         if name not in model.labels:
             raise unknown("class", name, model.labels)
-    written, failed = [], {}
+    written: list[Path] = []
+    failed: dict[str, str] = {}
+    sheet: dict[str, Explained] = {}
     with find_inputs(sources, "image", None, None, None) as inputs:
         found = list(inputs.found.values())
         for number, one in enumerate(found[:most], 1):
@@ -189,10 +209,14 @@ def explain_files(
                 failed[one.name] = str(error)
                 continue
             make_folder(out)
-            path = out / f"{number:03d} {name}.png"
-            write_explained(explain(model, pixels, classes), name, path)
-            written.append(path)
+            title = f"{number:03d} {name}"
+            sheet[title] = explain(model, pixels, classes)
+            write_explained({name: sheet[title]}, out / f"{title}.png")
+            written.append(out / f"{title}.png")
     if not written:
         why = next(iter(failed.values()))
         raise DataError(f"none of the {len(failed)} images can be read; the first: {why}")
+    for first in range(0, len(sheet), SHEET):
+        name = "contact sheet" + (f" {first // SHEET + 1}" if len(sheet) > SHEET else "")
+        write_explained(dict(list(sheet.items())[first : first + SHEET]), out / f"{name}.png", inches=1.3)
     return Drawn(tuple(written), failed, len(found) - len(found[:most]))
