@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import tarfile
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from typer.testing import CliRunner
 from suture.cli.app import app
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
+from suture.data.inputs import find_inputs
 from suture.export.dicom_report import (
     PRESENCE,
     PRIVATE,
@@ -36,7 +38,7 @@ from suture.export.dicom_report import (
 from suture.learning.decided_predictions import with_decisions
 from suture.models import ModelSpec, build
 from suture.models.saved import save_model
-from suture.protocol.decisions import Decisions, DecisionSettings, Operating
+from suture.protocol.decisions import Calibration, Decisions, DecisionSettings, Operating
 
 hd = pytest.importorskip("highdicom")
 
@@ -44,7 +46,7 @@ LABELS = ("Edema", "Mass", "Größe", "Hernia")
 DECISIONS = Decisions(
     DecisionSettings(),
     {label: Operating({"sensitivity": 0.4}, None, 0.5) for label in LABELS[:3]},
-    {"north": {"Edema": Operating({"sensitivity": 0.08175402042}, None, 0.5)}},
+    {"north": {"Edema": Operating({"sensitivity": 0.08175402042}, Calibration(2.0, 1.0), 0.5)}},
 )
 P = {"Edema": 0.0912345678, "Mass": 0.25, "Größe": 0.4, "Hernia": 0.9}
 CODES = {
@@ -95,7 +97,8 @@ def reported(tmp_path: Path, *paths: Path, codes: Any = CODES) -> Written:
     model = a_model(tmp_path / "model", codes)
     frame = pd.DataFrame([P] * len(paths), index=[str(path) for path in paths])
     decided = with_decisions(frame, DECISIONS, "north")
-    return write_reports(open_reporter(model, "north"), decided, tmp_path / "reports")
+    with find_inputs(paths, "image") as inputs:
+        return write_reports(open_reporter(model, "north"), decided, inputs.found, tmp_path / "reports")
 
 
 def test_the_codes_are_those_of_the_standard() -> None:
@@ -120,7 +123,7 @@ def test_each_class_is_one_coded_finding(tmp_path: Path) -> None:
     found = {}
     for group in groups:
         [evaluation] = group.get_qualitative_evaluations()
-        numbers = {one.name.value: one.value for one in group.get_measurements()}
+        numbers = {one.name.value: one.value for one in group.get_measurements() if one.method is None}
         assert {one.unit.value for one in group.get_measurements()} == {"1"}
         assert [one.referenced_sop_instance_uid for one in group.source_images] == [image.SOPInstanceUID]
         name = evaluation.name
@@ -225,3 +228,32 @@ def test_what_cannot_be_reported_is_refused_before_work(
     monkeypatch.setattr("suture.export.dicom_report.find_spec", lambda _: None)
     with pytest.raises(ConfigError, match=r'pip install "suture\[dicom-sr\]"'):
         check_reports("north")
+
+
+def test_a_calibrated_probability_says_that_it_is_one(tmp_path: Path) -> None:
+    """Edema at north is calibrated by sigmoid(2 logit p + 1), no other class is."""
+    [path] = reported(tmp_path, an_image(tmp_path / "a.dcm")).reports
+    found = {
+        (group.tracking_identifier, one.method.value): one.value
+        for group in hd.sr.srread(path).content.get_image_measurement_groups()
+        for one in group.get_measurements()
+        if one.method is not None
+    }
+    odds = (P["Edema"] / (1 - P["Edema"])) ** 2 * np.e
+    assert found == {("Edema", "calibrated"): pytest.approx(odds / (1 + odds), abs=1e-6)}
+
+
+def test_an_image_within_an_archive_has_a_report(tmp_path: Path) -> None:
+    image = an_image(tmp_path / "a.dcm")
+    archive, png = tmp_path / "in.tar", tmp_path / "b.png"
+    png.write_bytes(b"\x89PNG\r\n")
+    with tarfile.open(archive, "w") as file:
+        file.add(image, "deep/a.dcm")
+        file.add(png, "b.png")
+    model = a_model(tmp_path / "model")
+    with find_inputs([archive], "image") as inputs:
+        frame = pd.DataFrame([P] * 2, index=list(inputs.found))
+        decided = with_decisions(frame, DECISIONS, "north")
+        done = write_reports(open_reporter(model, "north"), decided, inputs.found, tmp_path / "reports")
+    uid = pydicom.dcmread(image).SOPInstanceUID
+    assert (done.reports, done.others, done.refused) == ((tmp_path / "reports" / f"{uid}.sr.dcm",), 1, {})

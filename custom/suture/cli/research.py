@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -26,6 +26,8 @@ from suture.cli.common import (
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+    from suture.data.inputs import Inputs
 
 _SHOWN = 5
 """Files that are named on the terminal."""
@@ -284,6 +286,7 @@ def predict(
 
     What cannot be read, or is no image, is listed with the reason in OUT.left_out.csv beside OUT.csv.
     """
+    from suture.data.inputs import find_inputs
     from suture.learning.prediction import left_out, predict_to_csv
 
     decided = _decider(model, decide, prevalence or (), dicom_sr)  # raises before hours of work
@@ -302,7 +305,8 @@ def predict(
         )
     _print_left_out(frame, left_out(out))
     print_line(f"{len(frame)} predicted: {out}")
-    _write_reports(model, decided(frame), decide, dicom_sr)
+    inputs = find_inputs(sources, "image", column, root, bits)
+    _write_reports(model, decided(frame), inputs, decide, dicom_sr)
     _limit_failed(frame, left_out(out), max_failed)
 
 
@@ -333,14 +337,21 @@ def _stated(prevalence: Iterable[str]) -> dict[str, float]:
     return found
 
 
-def _write_reports(model: Path, decided: DataFrame, site: str | None, folder: Path | None) -> None:
+def _write_reports(
+    model: Path,
+    decided: DataFrame,
+    inputs: AbstractContextManager[Inputs],
+    site: str | None,
+    folder: Path | None,
+) -> None:
     """Write a Structured Report of each DICOM image where they are wanted; print which inputs have none."""
     if folder is None or site is None:
         return
     from suture.core.printable import number_of
     from suture.export.dicom_report import open_reporter, write_reports
 
-    written = write_reports(open_reporter(model, site), decided, folder)
+    with inputs as them:
+        written = write_reports(open_reporter(model, site), decided, them.found, folder)
     for name, reason in written.refused.items():
         print_line(f"no report of {name}: {reason}", style="yellow")
     if written.others:

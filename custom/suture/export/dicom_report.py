@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,13 +19,13 @@ import pydicom
 from pydantic import Field
 from pydantic.dataclasses import dataclass as validated
 from pydicom.dataset import Dataset
-from pydicom.misc import is_dicom
 from pydicom.sr.coding import Code
 from pydicom.uid import UID, generate_uid
 
 from suture.core.errors import ConfigError, DataError
 from suture.core.files import make_folder, read_json, replacing
 from suture.core.validation import OPEN, parse
+from suture.data.inputs import Input
 from suture.learning.decided_predictions import ALL, NOT_VALIDATED, STATED, read_decisions, threshold_of
 
 if TYPE_CHECKING:
@@ -41,6 +43,9 @@ PRESENCE = {
 
 PROBABILITY = Code("122157", "DCM", "Probability")
 THRESHOLD = Code("122411", "DCM", "Threshold Value")
+CALIBRATED = Code("calibrated", PRIVATE, "calibrated on validation images")
+"""The method of a probability that has been calibrated; the model's own has none."""
+
 _NO_UNITS = Code("1", "UCUM", "no units")
 _IMAGING = Code("363679005", "SCT", "Imaging procedure")
 
@@ -150,11 +155,14 @@ def open_reporter(model: Path, site: str = ALL) -> Reporter:
     )
 
 
-def write_reports(reporter: Reporter, frame: pd.DataFrame, folder: Path) -> Written:
+def write_reports(
+    reporter: Reporter, frame: pd.DataFrame, found: Mapping[str, Input], folder: Path
+) -> Written:
     """Write a report of each input that is a DICOM file, as ``UID.sr.dcm`` by the UID of the image.
 
     Args:
-        frame: as of `with_decisions`; its index is the paths of the inputs.
+        frame: as of `with_decisions`; its index is the names of inputs.
+        found: the inputs, by name, as of `suture.data.inputs.find_inputs`.
 
     Raises:
         DiskError: a report cannot be written.
@@ -164,36 +172,36 @@ def write_reports(reporter: Reporter, frame: pd.DataFrame, folder: Path) -> Writ
     refused: dict[str, str] = {}
     others = 0
     for name, row in frame.iterrows():
-        source = Path(str(name))
-        if not _is_dicom(source):
-            others += 1
-            continue
-        try:
-            image = _read(source)
+        try:  # besides files that cannot be read, values that break the standard
+            content = found[str(name)].read()
+            if not _is_dicom(str(name), content):
+                others += 1
+                continue
+            image = _read(content)
             path = folder / f"{image.SOPInstanceUID}.sr.dcm"
             if path in reports:
                 raise DataError("another input has its SOPInstanceUID")
-            found = report(reporter, image, row)
-        except (DataError, ValueError, TypeError, AttributeError) as error:  # values that break the standard
+            written = report(reporter, image, row)
+        except (DataError, OSError, ValueError, TypeError, AttributeError) as error:
             refused[str(name)] = str(error)
             continue
         with replacing(path) as temporary:
-            found.save_as(temporary)
+            written.save_as(temporary)
         reports.append(path)
     return Written(tuple(reports), others, refused)
 
 
-def _is_dicom(path: Path) -> bool:
-    return path.is_file() and (is_dicom(path) or path.suffix.lower() in (".dcm", ".dicom"))
+def _is_dicom(name: str, content: bytes) -> bool:
+    return content[128:132] == b"DICM" or name.lower().endswith((".dcm", ".dicom"))
 
 
-def _read(path: Path) -> Dataset:
+def _read(content: bytes) -> Dataset:
     """Return an image without its pixels, its texts decoded.
 
     Raises:
         DataError: it lacks a UID by which a report refers to it.
     """
-    image = pydicom.dcmread(path, stop_before_pixels=True, force=True)
+    image = pydicom.dcmread(BytesIO(content), stop_before_pixels=True, force=True)
     lacking = [name for name in _NEEDED if not UID(str(image.get(name, ""))).is_valid]
     if lacking:
         raise DataError(f"it has no valid {', '.join(lacking)}")
@@ -230,7 +238,7 @@ def report(reporter: Reporter, image: Dataset, row: pd.Series[Any]) -> Comprehen
     )
     scheme = Dataset()
     scheme.CodingSchemeDesignator = PRIVATE
-    scheme.CodingSchemeName = "Classes of Suture, by the SHA-256 of their names"
+    scheme.CodingSchemeName = "Suture: classes by the SHA-256 of their names, and methods"
     found.CodingSchemeIdentificationSequence = [scheme]
     return found
 
@@ -269,11 +277,13 @@ def _finding(
 
     presence = PRESENCE[row[f"{label} decision"]]
     threshold = None if row.get(f"{label} threshold") == STATED else reporter.thresholds[label]
-    numbers = ((PROBABILITY, row[label]), (THRESHOLD, threshold))
+    numbers = ((PROBABILITY, row[label], None), (PROBABILITY, row.get(f"{label} calibrated"), CALIBRATED))
     return MeasurementsAndQualitativeEvaluations(
         TrackingIdentifier(uid=generate_uid(), identifier=label),
         measurements=[
-            Measurement(name, float(value), _NO_UNITS) for name, value in numbers if value is not None
+            Measurement(name, float(value), _NO_UNITS, method=method)
+            for name, value, method in (*numbers, (THRESHOLD, threshold, None))
+            if not pd.isna(value)
         ],
         qualitative_evaluations=[QualitativeEvaluation(reporter.concepts[label], presence)],
         source_images=[SourceImageForMeasurementGroup(image.SOPClassUID, image.SOPInstanceUID)],

@@ -87,6 +87,12 @@ def _check_images(model: Model) -> None:
         raise ConfigError(f"a model that reads text ({model.spec.name}) looks at no image")
 
 
+def _check_classes(model: Model, classes: tuple[str, ...]) -> None:
+    for name in classes:
+        if name not in model.labels:
+            raise unknown("class", name, model.labels)
+
+
 def _relative(activation: Tensor) -> Tensor:
     """Divide a map by its largest value; one that is 0 everywhere stays so."""
     highest = float(activation.detach().max())
@@ -193,9 +199,7 @@ def explain_files(
     """
     model = open_model(folder)
     _check_images(model)
-    for name in classes:
-        if name not in model.labels:
-            raise unknown("class", name, model.labels)
+    _check_classes(model, classes)
     written: list[Path] = []
     failed: dict[str, str] = {}
     sheet: dict[str, Explained] = {}
@@ -216,7 +220,11 @@ def explain_files(
     if not written:
         why = next(iter(failed.values()))
         raise DataError(f"none of the {len(failed)} images can be read; the first: {why}")
-    for first in range(0, len(sheet), SHEET):
-        name = "contact sheet" + (f" {first // SHEET + 1}" if len(sheet) > SHEET else "")
-        write_explained(dict(list(sheet.items())[first : first + SHEET]), out / f"{name}.png", inches=1.3)
+    _write_sheets(sheet, out)
     return Drawn(tuple(written), failed, len(found) - len(found[:most]))
+
+
+def _write_sheets(rows: dict[str, Explained], out: Path) -> None:
+    for first in range(0, len(rows), SHEET):
+        name = "contact sheet" + (f" {first // SHEET + 1}" if len(rows) > SHEET else "")
+        write_explained(dict(list(rows.items())[first : first + SHEET]), out / f"{name}.png", inches=1.3)
