@@ -200,7 +200,6 @@ def explain_files(
     model = open_model(folder)
     _check_images(model)
     _check_classes(model, classes)
-    written: list[Path] = []
     failed: dict[str, str] = {}
     sheet: dict[str, Explained] = {}
     with find_inputs(sources, "image", None, None, None) as inputs:
@@ -216,12 +215,12 @@ def explain_files(
             title = f"{number:03d} {name}"
             sheet[title] = explain(model, pixels, classes)
             write_explained({name: sheet[title]}, out / f"{title}.png")
-            written.append(out / f"{title}.png")
-    if not written:
+    if not sheet:
         why = next(iter(failed.values()))
         raise DataError(f"none of the {len(failed)} images can be read; the first: {why}")
     _write_sheets(sheet, out)
-    return Drawn(tuple(written), failed, len(found) - len(found[:most]))
+    written = tuple(out / f"{title}.png" for title in sheet)
+    return Drawn(written, failed, len(found) - len(found[:most]))
 
 
 def _write_sheets(rows: dict[str, Explained], out: Path) -> None:
