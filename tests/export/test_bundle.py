@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import runpy
 import subprocess
 import sys
 from dataclasses import asdict
@@ -18,7 +19,8 @@ from pydicom.uid import ExplicitVRLittleEndian, generate_uid
 
 from suture.core.errors import ConfigError
 from suture.core.files import read_json
-from suture.core.labels import LabelSet
+from suture.core.labels import LabelSet, LabelType
+from suture.core.spreadsheets import as_cell
 from suture.export.bundle import write_bundle
 from suture.learning.decided_predictions import read_decisions, with_decisions
 from suture.learning.prediction import open_model
@@ -53,10 +55,12 @@ DECISIONS = Decisions(
 )
 
 
-def saved(folder: Path, name: str = "cnn", color: bool = False, decided: bool = True) -> Path:
-    spec = ModelSpec(name, size=32, color=color) if name == "cnn" else ModelSpec(name)
+def saved(
+    folder: Path, name: str = "cnn", color: bool = False, decided: bool = True, kind: LabelType = "multilabel"
+) -> Path:
+    spec = ModelSpec(name) if name == "lstm" else ModelSpec(name, size=32, color=color)
     facts = {"job": "small", "round": 3} | ({"decisions": asdict(DECISIONS)} if decided else {})
-    save_model(build(spec, LabelSet(LABELS), 1, pretrained=False), spec, folder / "model", facts)
+    save_model(build(spec, LabelSet(LABELS, kind), 1, pretrained=False), spec, folder / "model", facts)
     return folder / "model"
 
 
@@ -85,6 +89,7 @@ def write_images(folder: Path) -> Path:
     Image.fromarray(colour).quantize(16).save(folder / "palette.png", transparency=0)
     for kind in ("MONOCHROME1", "MONOCHROME2"):
         write_dicom(folder / f"{kind}.dcm", kind, rng.integers(0, 4096, (40, 52), dtype=np.uint16))
+    write_dicom(folder / "RGB.dcm", "RGB", rng.integers(0, 256, (40, 52, 3), dtype=np.uint8))
     return folder
 
 
@@ -94,18 +99,28 @@ def write_dicom(path: Path, kind: str, pixels: np.ndarray) -> None:
     meta.MediaStorageSOPInstanceUID = generate_uid()
     meta.MediaStorageSOPClassUID = pydicom.uid.DigitalXRayImageStorageForPresentation
     file = FileDataset(path, {}, file_meta=meta, preamble=b"\0" * 128)
-    file.Rows, file.Columns = pixels.shape
-    file.SamplesPerPixel, file.PhotometricInterpretation = 1, kind
-    file.BitsAllocated, file.BitsStored, file.HighBit, file.PixelRepresentation = 16, 12, 11, 0
-    file.RescaleSlope, file.RescaleIntercept = 2, -100
-    file.WindowCenter, file.WindowWidth = 3000, 4000
+    file.Rows, file.Columns = pixels.shape[:2]
+    file.PhotometricInterpretation, file.PixelRepresentation = kind, 0
+    if kind == "RGB":
+        file.SamplesPerPixel, file.PlanarConfiguration = 3, 0
+        file.BitsAllocated, file.BitsStored, file.HighBit = 8, 8, 7
+    else:
+        file.SamplesPerPixel = 1
+        file.BitsAllocated, file.BitsStored, file.HighBit = 16, 12, 11
+        file.RescaleSlope, file.RescaleIntercept = 2, -100
+        file.WindowCenter, file.WindowWidth = 3000, 4000
     file.PixelData = pixels.tobytes()
     file.save_as(path, enforce_file_format=True)
 
 
-@pytest.mark.parametrize("color", [False, True])
-def test_a_process_without_suture_gives_its_probabilities_and_decisions(tmp_path: Path, color: bool) -> None:
-    model, images = saved(tmp_path, color=color), write_images(tmp_path / "images")
+@pytest.mark.parametrize(
+    ("name", "color", "kind"),
+    [("cnn", False, "multilabel"), ("cnn", True, "multilabel"), ("densenet121", True, "multiclass")],
+)
+def test_a_process_without_suture_gives_its_probabilities_and_decisions(
+    tmp_path: Path, name: str, color: bool, kind: LabelType
+) -> None:
+    model, images = saved(tmp_path, name, color, kind=kind), write_images(tmp_path / "images")
     bundle, out = write_bundle(model, tmp_path / "bundle"), tmp_path / "p.csv"
     done = run_bundle(bundle, images, out, "north")
     assert done.returncode == 0, done.stderr
@@ -115,7 +130,7 @@ def test_a_process_without_suture_gives_its_probabilities_and_decisions(tmp_path
     expected = with_decisions(expected, read_decisions(model, "north"), "north")
     assert list(found.columns) == list(expected.columns)
     assert sorted(found.index) == sorted(expected.index)
-    assert len(found) == 10
+    assert len(found) == 11
     expected = expected.loc[found.index]
     for column in expected:
         if expected[column].dtype.kind == "f" and not expected[column].isna().all():
@@ -147,7 +162,18 @@ def test_what_a_clinician_and_monai_read(tmp_path: Path) -> None:
     assert "- Edema: north, all sites together" in text
     assert "- Hernia: not validated" in text
     assert (bundle / "LICENSE").read_text() == "CC-BY-NC-4.0\n"
-    outputs = read_json(bundle / "configs" / "metadata.json")["network_data_format"]["outputs"]
+    facts = read_json(bundle / "configs" / "metadata.json")
+    # What MONAI's meta_schema_20240725.json requires; a number or text may be no other kind.
+    texts = {"schema", "version", "monai_version", "pytorch_version", "numpy_version"}
+    texts |= {"task", "description", "authors", "copyright"}
+    assert all(isinstance(facts[name], str) for name in texts)
+    assert isinstance(facts["required_packages_version"], dict)
+    tensors = [*facts["network_data_format"]["inputs"].values()]
+    tensors += facts["network_data_format"]["outputs"].values()
+    kinds = {"type": str, "format": str, "num_channels": int, "spatial_shape": list, "dtype": str}
+    for tensor in tensors:
+        assert all(isinstance(tensor[name], kind) for name, kind in (kinds | {"value_range": list}).items())
+    outputs = facts["network_data_format"]["outputs"]
     assert outputs["pred"]["channel_def"] == {"0": "Edema", "1": "Mass", "2": "Hernia"}
 
 
@@ -160,3 +186,11 @@ def test_what_cannot_become_a_bundle_says_so_in_one_line(tmp_path: Path) -> None
     (full / "a").touch()
     with pytest.raises(ConfigError, match="not an empty folder"):
         write_bundle(saved(tmp_path / "b"), full)
+
+
+def test_names_in_its_table_are_those_that_suture_writes(tmp_path: Path) -> None:
+    script = runpy.run_path(
+        str(write_bundle(saved(tmp_path), tmp_path / "bundle") / "scripts" / "inference.py")
+    )
+    for name in ("ward 7/a.png", "=1+1", "-1", "@a", "\uff1d1", "a\x1b[2J", "a\n=b", "+", ""):
+        assert script["cell"](name) == as_cell(name)

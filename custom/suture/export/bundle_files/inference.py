@@ -22,6 +22,7 @@ DICOM = (".dcm", ".dicom")
 SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", *DICOM)
 UNREADABLE = (".npy", ".nii", ".nii.gz")
 MOST_PIXELS = 40_000_000
+FORMULA = frozenset("=+-@\uff1d\uff0b\uff0d\uff20")
 _BITS_PER_SAMPLE = 258  # tag of TIFF 6.0, section 8
 
 Gray = NDArray[np.uint8]
@@ -133,9 +134,15 @@ def predict(
     with torch.no_grad():
         rows = [row for batch in batches for row in decide(inferer(batch.to(device), network))]
     with Path(out).open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, ["image", *rows[0]], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows({"image": path} | row for path, row in zip(paths, rows, strict=True))
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["image", *map(cell, rows[0])])
+        writer.writerows([cell(path), *row.values()] for path, row in zip(paths, rows, strict=True))
+
+
+def cell(text: str) -> str:
+    """Return a text that a spreadsheet does not take for a formula, and a terminal not for a command."""
+    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return f"'{shown}" if shown[:1] in FORMULA else shown
 
 
 def _decided(label: str, p: np.float32, point: dict[str, Any]) -> dict[str, str]:
