@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -14,6 +15,7 @@ from suture.core.labels import LabelSet
 from suture.data.batch import Samples
 from suture.learning.calibration import brier, calibrated, expected_calibration_error, fit, log_odds
 from suture.learning.conformal import conformal_set
+from suture.learning.decided_groups import decided_groups
 from suture.learning.losses import probabilities
 from suture.learning.metrics import Floats
 from suture.learning.operating_points import thresholds
@@ -88,19 +90,24 @@ def decided_classes(
     rule: Rule,
     patients: NDArray[np.intp],
     limits: PrivacyConfig,
+    values: Iterable[str] = (),
 ) -> dict[str, DecidedClass]:
     """Return how well a site's images are decided, as far as it may leave the site.
 
     Args:
         part, logits, labels, patients, limits: as for `score_counts`.
         decisions: of the classes that the site does not withhold.
+        values: of the attribute, whose number of images leaves the site.
     """
     p = _probabilities(logits, labels)
+    at = {name: used for name, one in decisions.items() if (used := _used(one, rule)) is not None}
+    groups = decided_groups(part, p, labels, at, values, limits)
     found = {}
     for name, decision in decisions.items():
         column = labels.index(name)
         y = part.y[:, column].numpy().astype(np.float64)
-        found[name] = disclosed(decided(y, p[:, column], decision, rule), y, patients, limits)
+        whole = disclosed(decided(y, p[:, column], decision, rule), y, patients, limits)
+        found[name] = replace(whole, groups=groups.get(name, {}))
     return found
 
 
@@ -157,6 +164,11 @@ def decided(y: Floats, p: Floats, decision: Decision, rule: Rule) -> DecidedClas
         _pair(brier, truth, guess, better),
         _covered(truth, guess, fitted.sets) if fitted and fitted.sets else None,
     )
+
+
+def _used(decision: Decision, rule: Rule) -> float | None:
+    own = _threshold(decision.own, rule)
+    return _threshold(decision.pooled, rule) if own is None else own
 
 
 def _threshold(one: Operating | None, rule: Rule) -> float | None:

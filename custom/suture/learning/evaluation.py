@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import compress
@@ -99,6 +99,7 @@ def measure(
     visible = without_withheld(part, scores, labels)
     loss = split_loss(visible, logits, how, test=test)
     _check_finite(abs(loss or 0.0) <= LARGEST, context.name, of_round)
+    attributes = by_attribute(part, logits, labels, names, limits) if test else {}
     return Metrics(
         of_round,
         split,
@@ -106,17 +107,22 @@ def measure(
         loss,
         scores,
         overall(visible, logits, labels.label_type, limits),
-        by_attribute(part, logits, labels, names, limits) if test else {},
-        _decided(part, logits, labels, how, scores) if test else {},
+        attributes,
+        _decided(part, logits, labels, how, scores, attributes) if test else {},
     )
 
 
 def _decided(
-    part: Samples, logits: Tensor, labels: LabelSet, how: Measurement, scores: Mapping[str, ClassScore]
+    part: Samples,
+    logits: Tensor,
+    labels: LabelSet,
+    how: Measurement,
+    scores: Mapping[str, ClassScore],
+    values: Iterable[str],
 ) -> dict[str, DecidedClass]:
     """Return how well the images of the classes are decided whose scores are not withheld."""
-    decisions = _shown(how.decisions, scores)
-    return decided_classes(part, logits, labels, decisions, how.rule, patient_numbers(part), how.limits)
+    decisions, patients = _shown(how.decisions, scores), patient_numbers(part)
+    return decided_classes(part, logits, labels, decisions, how.rule, patients, how.limits, values)
 
 
 def _shown(values: Mapping[str, T], scores: Mapping[str, ClassScore]) -> dict[str, T]:

@@ -244,6 +244,11 @@ def _check_metrics(metrics: Metrics, expected: Expectation, of_round: int) -> No
         raise RejectedUpdate("figures by attribute are of test data alone")
     if stray := metrics.decided.keys() - (set(expected.decided) if split == "test" else set()):
         raise RejectedUpdate(f"the decisions of {min(stray)!r} were not asked for")
+    if (
+        stray := {value for one in metrics.decided.values() for value in one.groups}
+        - metrics.attributes.keys()
+    ):
+        raise RejectedUpdate(f"the group {min(stray)!r} has no figures by attribute")
     for value in _decided(metrics):
         _check_rounded("a figure of decisions", value, (0.0, 1.0))
     _check_rounded("loss", metrics.loss)
@@ -271,6 +276,7 @@ def _decided(metrics: Metrics) -> list[float | None]:
     found: list[float | None] = []
     for one in metrics.decided.values():
         points = [point for point in (one.own, one.pooled, one.half) if point]
+        points += [group.at for group in one.groups.values()]
         found += [value for point in points for value in (point.sensitivity, point.specificity)]
         found += [*one.ece, *one.brier, one.sets]
     return found

@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import Field, FiniteFloat
 from pydantic.dataclasses import dataclass
 
-from suture.core.validation import OPEN, STRICT
+from suture.core.validation import MOST_ATTRIBUTES, OPEN, STRICT
 
 GRID = np.linspace(-12.0, 12.0, 385)
 """The edges between the cells of a histogram of scores: log-odds in steps of 1/16."""
@@ -96,6 +96,20 @@ class Decided:
 
 
 @dataclass(frozen=True, config=STRICT)
+class DecidedGroup:
+    """How well the test images with one value of the site's attribute are decided.
+
+    Attributes:
+        positives, negatives: number of these images with and without the class.
+        at: at the site's own threshold, or that of all sites where it has none.
+    """
+
+    positives: Annotated[int, Field(ge=0, le=2**53)]
+    negatives: Annotated[int, Field(ge=0, le=2**53)]
+    at: Decided
+
+
+@dataclass(frozen=True, config=STRICT)
 class DecidedClass:
     """How well a site's test images of a class are decided and calibrated.
 
@@ -104,6 +118,7 @@ class DecidedClass:
         half: at a probability of 0.5.
         ece, brier: calibration error and Brier score, of the model's probabilities and of calibrated ones.
         sets: the share of images whose conformal set has their label.
+        groups: of the images with each value of the attribute that the site has named, if any.
     """
 
     own: Decided | None
@@ -112,6 +127,9 @@ class DecidedClass:
     ece: tuple[Probability | None, Probability | None]
     brier: tuple[Probability | None, Probability | None]
     sets: Probability | None = None
+    groups: Annotated[dict[str, DecidedGroup], Field(max_length=MOST_ATTRIBUTES)] = Field(
+        default_factory=dict
+    )
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -12,7 +12,7 @@ from suture.methods.base import Method
 from suture.methods.parameters import parts, shared_parameters
 from suture.models import ModelSpec, build
 from suture.models.classifier import Layout, split_state
-from suture.protocol.decisions import CELLS, DecidedClass
+from suture.protocol.decisions import CELLS, DecidedClass, DecidedGroup
 from suture.protocol.egress import Egress, class_tensors, declared, numbers
 from suture.protocol.messages import (
     KEYS,
@@ -93,6 +93,14 @@ _FIELDS: Mapping[type[Any], Mapping[str, str]] = {
         "ece": "calibration error before and after calibration, on a grid",
         "brier": "Brier score before and after, on a grid",
         "sets": "share of the images whose conformal set has their label, on a grid",
+        "groups": "of the images with each value of the site's attribute: see below",
+    },
+    DecidedGroup: {
+        "positives": "number of the images with the class, rounded to `round_counts`; a group with fewer "
+        "than `min_count` of either kind is omitted, and so is one from which its number would follow",
+        "negatives": "number of those without, the same",
+        "at": "share of each kind that the site's own threshold decides rightly, or that of all sites where "
+        "it has none; on grids",
     },
     ClassScore: {
         "auroc": "on a grid",
@@ -118,6 +126,7 @@ _MEANT = {
     ClassScore: "Figures of a class",
     Scores: "Counts of scores, once, of the selected model, where the job decides by scores (`decision`)",
     DecidedClass: "How well test images of a class are decided (`decided`)",
+    DecidedGroup: "How well those with a value of the site's attribute are decided (`groups`)",
     Abstain: "Instead of an answer, when something fails",
 }
 

@@ -131,7 +131,10 @@ def _said(score: ClassScore) -> bool:
 def _numbers(reply: Reply) -> int:
     """Count the numbers of an answer that are neither tensors nor figures of a class."""
     count = sum(
-        2 + len(metrics.overall) + sum(2 + len(part.overall) for part in metrics.attributes.values())
+        2
+        + len(metrics.overall)
+        + sum(2 + len(part.overall) for part in metrics.attributes.values())
+        + sum(4 * len(one.groups) for one in metrics.decided.values())
         for metrics in _metrics(reply)
     )
     if isinstance(reply, Update):

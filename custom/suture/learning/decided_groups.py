@@ -1,0 +1,106 @@
+"""How the images with each value of a site's attribute are decided, as far as it may leave the site.
+
+A group that is shown has at least `min_count` images with, and as many without, each class that is shown of
+it. The groups make up the images of a class, whose number is known; so further groups are withheld where the
+number of one would follow (`suture.protocol.disclosure.complementary`). Where each image has one label, the
+classes make up a group as well: it is shown for all classes or for none, and must then also have `min_count`
+images of the other classes together, or the site none.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import compress
+
+import numpy as np
+from numpy.typing import NDArray
+
+from suture.core.labels import LabelSet
+from suture.data.batch import Samples
+from suture.learning.metrics import Floats
+from suture.protocol.decisions import Decided, DecidedGroup
+from suture.protocol.disclosure import complementary, on_grid, without_one
+from suture.protocol.messages import rounded
+from suture.protocol.privacy import PrivacyConfig
+
+Cells = Mapping[str, tuple[int, int]]
+"""Images with and without a class in each group; the groups make up the class's images."""
+
+
+def decided_groups(
+    part: Samples,
+    p: Floats,
+    labels: LabelSet,
+    thresholds: Mapping[str, float],
+    values: Iterable[str],
+    limits: PrivacyConfig,
+) -> dict[str, dict[str, DecidedGroup]]:
+    """Return how well the images of each group are decided, by class.
+
+    Args:
+        part: the samples; the columns of their y, and of the probabilities ``[n, c]``, are those of `labels`.
+        thresholds: of each class that is decided and not withheld.
+        values: the groups whose number of images leaves the site.
+    """
+    values, columns = list(values), {name: labels.index(name) for name in thresholds}
+    cells = {name: _cells(part.attributes, part.y[:, at].numpy()) for name, at in columns.items()}
+    if labels.label_type == "multiclass":
+        every = [*cells.values(), *_rest(part, list(columns.values()))]
+        shown = dict.fromkeys(cells, shown_groups(every, values, limits.min_count))
+    else:
+        shown = {name: shown_groups([found], values, limits.min_count) for name, found in cells.items()}
+    return {
+        name: {value: _group(part, p[:, at], at, thresholds[name], value, limits) for value in shown[name]}
+        for name, at in columns.items()
+    }
+
+
+def shown_groups(cells: Sequence[Cells], values: Iterable[str], min_count: int) -> list[str]:
+    """Return the groups whose numbers of images may be shown, for all of some classes.
+
+    Args:
+        cells: of each class, and of what else has a known total over the groups.
+        values: the groups that may be shown at all.
+    """
+    shown = [value for value in values if all(min(found[value]) >= min_count for found in cells)]
+    before = -1
+    while before != len(shown):
+        before = len(shown)
+        for found in cells:
+            for kind in (0, 1):
+                counts = {value: pair[kind] for value, pair in found.items()}
+                shown = complementary(counts, shown, min_count)
+    return sorted(shown)
+
+
+def _cells(attributes: Sequence[str], y: NDArray[np.float32]) -> Cells:
+    kinds = [Counter(compress(attributes, y == kind)) for kind in (1, 0)]
+    return {value: (kinds[0][value], kinds[1][value]) for value in dict.fromkeys(attributes)}
+
+
+def _rest(part: Samples, columns: Sequence[int]) -> list[Cells]:
+    """Return the labelled images of no class that is decided, by group; nothing where there are none."""
+    labelled = (part.y == 1).any(dim=1)
+    other = labelled & ~(part.y[:, columns] == 1).any(dim=1)
+    if not bool(other.any()):
+        return []
+    y = np.where(labelled.numpy(), other.numpy().astype(np.float32), np.nan)
+    return [_cells(part.attributes, y.astype(np.float32))]
+
+
+def _group(
+    part: Samples, p: Floats, column: int, threshold: float, value: str, limits: PrivacyConfig
+) -> DecidedGroup:
+    rows = np.array([attribute == value for attribute in part.attributes])
+    y, positive = part.y[:, column].numpy()[rows], p[rows] >= threshold
+    patients = np.unique(np.asarray(part.patients)[rows], return_inverse=True)[1]
+    influence = without_one(patients, y) if limits.min_count else None
+    rates = [_share(positive[y == 1]), _share(~positive[y == 0])]
+    sent = [rounded(rate) if influence is None else on_grid(rate, influence) for rate in rates]
+    near = [round(int((y == kind).sum()) / limits.round_counts) * limits.round_counts for kind in (1, 0)]
+    return DecidedGroup(near[0], near[1], Decided(sent[0], sent[1]))
+
+
+def _share(values: NDArray[np.bool_]) -> float | None:
+    return float(values.mean()) if len(values) else None
