@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -197,6 +198,16 @@ def test_a_person_in_two_splits_is_a_fault(tmp_path: Path) -> None:
     read = read_table(OmopConfig(root=tmp_path, **own, split="file", split_file=tmp_path / "splits.csv"))
     assert read.table.split == ("train", "train")
     assert not read.faults
+
+
+@pytest.mark.parametrize("word", ["omop", "fhir"])
+def test_the_example_of_the_page_is_read(word: str) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "data.md").read_text()
+    (text,) = (
+        block.partition("```")[0] for block in page.split("```toml\n") if f'dataset = "{word}"' in block[:40]
+    )
+    data = parse_data(tomllib.loads(text)["data"], "docs/data.md")
+    assert data.dataset == word
 
 
 @pytest.mark.parametrize(
