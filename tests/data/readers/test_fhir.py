@@ -172,6 +172,15 @@ def test_a_reference_to_anything_else_belongs_to_no_image(site: dict[str, Any], 
     assert reading.notes[-1].startswith("4 of 5 answers belong")
 
 
+def test_identifiers_with_a_slash_are_not_mixed_up(site: dict[str, Any]) -> None:
+    site["table"].write_text("image,patient,encounter,split\na.png,2023/17,1,train\nb.png,2024/17,1,test\n")
+    write(site["observations"][0], [observation("Patient/17", "1", valueBoolean=True)])
+    reading = read(site, classes={"Mass": "M"})
+    assert reading.table.patients == ("2023/17", "2024/17")
+    assert np.isnan(reading.table.y).all()
+    assert "0 of 1 answer belong to an image" in reading.faults[0]
+
+
 @pytest.mark.parametrize(
     ("when", "label"),
     [

@@ -134,7 +134,7 @@ def test_a_class_without_answers_is_not_annotated(tmp_path: Path) -> None:
 def test_answers_of_nobody_here_are_a_fault(tmp_path: Path) -> None:
     answers = [answer(2, 0, 1, "7", "71", ""), answer(3, 1, 1, "9", "70", "")]
     (none,) = reading(tmp_path, (("7", "70", ""),), answers).faults
-    assert none.startswith("none of 2 answers belong to an image of ")
+    assert none.startswith("0 of 2 answers belong to an image of ")
     assert not reading(tmp_path, (("7", "70", ""),), [*answers, answer(4, 0, 1, "7", "70", "")]).faults
 
 

@@ -16,6 +16,7 @@ Source: HL7 FHIR R4B (4.3.0), Observation; those of R4 (4.0.1) are the same.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from datetime import date
 from pathlib import Path
@@ -46,6 +47,9 @@ YES_NO: dict[str, Meaning] = {
 MOST_BUNDLE = 2**26
 """Bytes of a Bundle, which is held as a whole."""
 
+_REFERENCE = re.compile(r"(.*/)?(?P<kind>Patient|Encounter)/(?P<id>[^/]+)(/_history/[^/]+)?")
+"""To a patient or an encounter; what has another form, such as ``urn:uuid:``, is an identifier as it is."""
+
 _FINAL = ("final", "amended", "corrected")
 _NOT_READ = ("registered", "preliminary", "cancelled", "entered-in-error", "unknown")
 
@@ -54,7 +58,7 @@ Code = Annotated[str, Field(pattern=r"^([^|]+\|)?[^|]+$")]
 
 
 class FhirConfig(LinkedConfig):
-    """Labels from FHIR Observations; `table` lists the images.
+    """Labels from FHIR Observations; `table` lists the images, with visits, days or both.
 
     Attributes:
         classes: the code of each class: ``system|code``, or the code alone, of any system.
@@ -95,10 +99,8 @@ def _answers(config: FhirConfig, path: Path, remarks: Remarks) -> Iterator[Answe
         except ValueError as error:
             remarks.faults.add(place, str(error))
             meaning = "unknown"
-        person, visit = (
-            _referred(observation.subject, "Patient"),
-            _referred(observation.encounter, "Encounter"),
-        )
+        person = _referred(observation.subject, "Patient")
+        visit = _referred(observation.encounter, "Encounter")
         for column in asked:
             yield Answer(place, column, NUMBERS[meaning], person, visit, _day(observation))
 
@@ -217,16 +219,13 @@ def _day(observation: Any) -> str:
 
 
 def _referred(reference: Any, kind: str) -> str:
-    """The identifier that a Reference to a resource of that kind has; empty for another, or none."""
+    """The identifier that a Reference has; empty for a resource of another kind, or none."""
     text = (reference and reference.reference) or ""
-    before, slash, _ = text.partition("/_history/")[0].rpartition("/")
-    return _identifier(text) if not slash or before.rsplit("/", 1)[-1] == kind else ""
+    found = _REFERENCE.fullmatch(text)
+    return "" if found and found["kind"] != kind else _identifier(text)
 
 
 def _identifier(text: str) -> str:
-    """The identifier alone, of a reference such as ``https://host/Patient/17/_history/2``.
-
-    >>> _identifier("Patient/17"), _identifier("17")
-    ('17', '17')
-    """
-    return text.partition("/_history/")[0].rpartition("/")[2]
+    """The identifier alone, of one or of a reference such as ``https://host/Patient/17/_history/2``."""
+    found = _REFERENCE.fullmatch(text)
+    return found["id"] if found else text

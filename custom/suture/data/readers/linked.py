@@ -37,7 +37,6 @@ class LinkedConfig(ImageListConfig):
     """The keys of ``[data]`` that say which answers of a clinical database belong to which image.
 
     Attributes:
-        table: the list of images, with their patients, and their visits, days or both.
         values: what answers other than yes and no mean: 1, 0 or "unknown". The key "" is a missing answer.
         link: ``visit`` links an answer to the images of its patient's visit; where the answer or the image
             names no visit, to those of the patient and the day. ``person`` links it to all images of the
@@ -126,7 +125,7 @@ class _Counts:
             if column not in self._answered
         ]
         if self._all and not self.linked:
-            faults.append(f"none {self.belong(sheet)}; correct its patients, and its visits or days")
+            faults.append(f"0 {self.belong(sheet)}; correct its patients, and its visits or days")
         return faults
 
 

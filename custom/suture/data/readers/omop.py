@@ -34,7 +34,7 @@ _Table = Literal["measurement", "observation"]
 
 
 class OmopConfig(LinkedConfig):
-    """Labels from tables of an OMOP database; `table` lists the images.
+    """Labels from tables of an OMOP database; `table` lists the images, with visits, days or both.
 
     Attributes:
         classes: the concept of each class, as `measurement_concept_id` or `observation_concept_id` has it.
