@@ -246,7 +246,12 @@ def _documented(kind: type) -> set[str]:
 @pytest.mark.parametrize("word", DATASETS)
 def test_a_configuration_of_every_data_set_is_written_and_read_back(word: str, toml: Path) -> None:
     root = "table.csv" if word in ("openi", "eicu", "mtsamples") else "images"
-    toml.write_text(f'[data]\ndataset = "{word}"\nroot = "{root}"\ntable = "table.csv"\n')
+    own = {
+        "omop": 'measurements = "m.csv"\nclasses = { "Mass" = 11 }\nvalues = { "" = "unknown" }\n',
+        "fhir": 'observations = ["a.ndjson", "b.json"]\nclasses = { "Mass" = "http://x|11" }\n',
+    }
+    text = f'[data]\ndataset = "{word}"\nroot = "{root}"\ntable = "table.csv"\n{own.get(word, "")}'
+    toml.write_text(text)
     config = load_site_config(toml)
     assert type(config.data) is DATASETS[word].config
     write_site_config(toml, config)

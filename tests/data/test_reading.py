@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from suture.core.errors import DataError
-from suture.data.reading import read_sheet, rows_text
+from suture.data.reading import read_lines, read_sheet, rows_text, stream_columns
 
 
 def test_rows_are_numbered_as_a_spreadsheet_shows_them(tmp_path: Path) -> None:
@@ -69,3 +69,24 @@ def test_a_column_is_found_or_the_nearest_proposed(tmp_path: Path) -> None:
 def test_long_lists_of_rows_are_cut() -> None:
     assert rows_text([7]) == "row 7"
     assert rows_text(list(range(2, 12))) == "rows 2, 3, 4, 5, 6, 7, 8, 9 and 2 more"
+
+
+def test_columns_are_streamed_with_the_numbers_of_a_spreadsheet(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("\n\na, b ,c\n1,2,3\n\n4, 5 ,\n")
+    assert list(stream_columns(path, ["b", "a"], "key")) == [(4, ("2", "1")), (6, ("5", "4"))]
+    with pytest.raises(DataError, match=r"t\.csv has no column 'd'; .*\(key names it\)"):
+        list(stream_columns(path, ["d"], "key"))
+    path.write_text("a,b\n1,2\n\n3\n")
+    with pytest.raises(DataError, match=r"t\.csv row 4 has 1 cells where the header has 2"):
+        list(stream_columns(path, ["a"], "key"))
+
+
+def test_lines_are_numbered_as_an_editor_shows_them(tmp_path: Path) -> None:
+    path = tmp_path / "t.ndjson"
+    path.write_bytes(b"\xef\xbb\xbf{}\r\n\r\n[1]")
+    assert list(read_lines(path)) == [(1, "{}\r\n"), (3, "[1]")]
+    for content, says in ((b"\xe9", "not UTF-8"), (b"x" * 2**20, "a line of more than")):
+        path.write_bytes(content)
+        with pytest.raises(DataError, match=says):
+            list(read_lines(path))

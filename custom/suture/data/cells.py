@@ -20,7 +20,8 @@ WORDS: dict[str, Meaning] = {
 }
 """Other cells with one plain meaning, in any case; -1 is CheXpert's uncertain, 1,0 has a decimal comma."""
 
-_NUMBER = {0: 0.0, 1: 1.0, "unknown": float("nan")}
+NUMBERS: dict[Meaning, float] = {0: 0.0, 1: 1.0, "unknown": float("nan")}
+"""Each meaning as a label."""
 
 
 class Cells:
@@ -37,7 +38,7 @@ class Cells:
     def number(self, cell: str) -> float | None:
         """Return 1.0, 0.0 or NaN (unknown); None for a cell without a meaning."""
         meaning = self._meanings.get(cell.casefold())
-        return None if meaning is None else _NUMBER[meaning]
+        return None if meaning is None else NUMBERS[meaning]
 
     def said(self, cells: Iterable[str]) -> list[str]:
         """Say which words had a meaning that the site did not give itself, and how often."""

@@ -17,7 +17,7 @@ from suture.data.image_names import image_name, stem
 from suture.data.images import ARCHIVES, ImageSource
 from suture.data.inspection import true_depth
 from suture.data.label_discovery import discover_labels
-from suture.data.readers.hospital import SPLIT_WORDS
+from suture.data.readers.image_list import SPLIT_WORDS
 from suture.data.reading import Sheet, rows_text
 from suture.data.table_form import TABLES, Form, is_hidden, read_form, tables
 

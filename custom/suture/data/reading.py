@@ -142,12 +142,18 @@ def read_sheet(path: Path, delimiter: str = ",", encoding: str = UTF8) -> Sheet:
     return Sheet(path, tuple(map(str.strip, header)), tuple(rows), tuple(numbers))
 
 
-def _records(path: Path, delimiter: str, encoding: str) -> Generator[tuple[str, ...]]:
+def _records(
+    path: Path,
+    delimiter: str,
+    encoding: str,
+    most: float = MOST_TEXT,
+    only: Collection[str] | None = None,
+) -> Generator[tuple[str, ...]]:
     """The rows of a table; without the line in which Excel is told the delimiter, which it does not count."""
     if is_workbook(path):
-        yield from workbook_rows(path)
+        yield from workbook_rows(path, only)
         return
-    with _opened(path, MOST_TEXT, encoding) as file:
+    with _opened(path, most, encoding) as file:
         # Tuples, because the collector of cycles looks through lists again and again: half of the time.
         records = map(tuple, csv.reader(file, strict=True, delimiter=delimiter))
         first = next(records, ())
@@ -162,31 +168,50 @@ def told_delimiter(line: str) -> str:
     return told[1] if told else ""
 
 
-def read_columns(path: Path, names: Sequence[str], key: str) -> Iterator[tuple[str, ...]]:
-    """Some columns of a comma-separated file, row by row: for tables too large to be held as a `Sheet`.
+def stream_columns(path: Path, names: Sequence[str], key: str) -> Iterator[tuple[int, tuple[str, ...]]]:
+    """Yield the number of each row and its cells of some columns: for tables too large to be held.
 
     Args:
-        key: the configuration key that needs them, for the message.
+        path: a comma-separated file, gzipped or not, or one of `suture.data.workbooks`.
+        key: the configuration key that needs the columns, for the message.
 
     Raises:
-        DataError: the file cannot be read, lacks a column, or a row has more or fewer cells than the header;
-            or the columns hold more than `MOST_TEXT` characters or `MOST_CELLS` cells.
+        DataError: the file cannot be read, lacks a column, or a row has more or fewer cells than the header.
+    """
+    with _readable(path), closing(_records(path, ",", UTF8, math.inf, names)) as records:
+        used = ((number, row) for number, row in enumerate(records, 1) if any(row))
+        _, first = next(used, (0, ()))
+        header = Sheet(path, tuple(map(str.strip, first)), (), ())
+        positions = [header.position(name, key) for name in names]
+        for number, row in used:
+            if len(row) != len(first):
+                raise _other_width(path, number, len(row), len(first))
+            yield number, tuple(row[position].strip() for position in positions)
+
+
+def read_columns(path: Path, names: Sequence[str], key: str) -> Iterator[tuple[str, ...]]:
+    """Yield some columns of a table that are to be held; arguments as of `stream_columns`.
+
+    Raises:
+        DataError: as `stream_columns`, or the columns hold more than `MOST_TEXT` characters or `MOST_CELLS`
+            cells.
     """
     cells = characters = 0
+    for _, found in stream_columns(path, names, key):
+        cells, characters = cells + len(found), characters + sum(map(len, found))
+        if cells > MOST_CELLS or characters > MOST_TEXT:
+            raise DataError(f"{path}: its {', '.join(names)} are more than is read; leave out rows")
+        yield found
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the number of each line of a file, gzipped or not, and its text; blank lines are left out.
+
+    Raises:
+        DataError: the file cannot be read, is no UTF-8 text, or has a line longer than `LONGEST_LINE`.
+    """
     with _readable(path), _opened(path) as file:
-        rows = csv.reader(file, strict=True)
-        header = Sheet(path, tuple(name.strip() for name in next(rows, ())), (), ())
-        positions = [header.position(name, key) for name in names]
-        for number, row in enumerate(rows, 2):
-            if not row:
-                continue
-            if len(row) != len(header.header):
-                raise _other_width(path, number, len(row), len(header.header))
-            found = tuple(row[position].strip() for position in positions)
-            cells, characters = cells + len(found), characters + sum(map(len, found))
-            if cells > MOST_CELLS or characters > MOST_TEXT:
-                raise DataError(f"{path}: its {', '.join(names)} are more than is read; leave out rows")
-            yield found
+        yield from ((number, line) for number, line in enumerate(file, 1) if line.strip())
 
 
 @contextmanager
@@ -326,11 +351,11 @@ def restricted(table: Table, config: DatasetConfig) -> Table:
     return table.restrict(own)
 
 
-def rows_text(numbers: Sequence[int]) -> str:
-    """Format row numbers for a message, at most eight of them."""
+def rows_text(numbers: Sequence[int], unit: str = "row") -> str:
+    """Format the numbers of rows, or of another unit, for a message, at most eight of them."""
     shown = ", ".join(map(str, numbers[:8]))
     more = f" and {len(numbers) - 8} more" if len(numbers) > 8 else ""
-    return f"row{'s' if len(numbers) > 1 else ''} {shown}{more}"
+    return f"{unit}{'s' if len(numbers) > 1 else ''} {shown}{more}"
 
 
 def fault(sheet: Sheet, numbers: Sequence[int], what: str) -> list[str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import warnings
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import closing
 from datetime import date, datetime, time
 from decimal import Decimal
@@ -44,8 +44,11 @@ def is_workbook(path: Path) -> bool:
     return path.name.lower().endswith(WORKBOOKS)
 
 
-def workbook_rows(path: Path) -> Iterator[tuple[str, ...]]:
+def workbook_rows(path: Path, only: Collection[str] | None = None) -> Iterator[tuple[str, ...]]:
     """Yield the rows of a table, the header first, as many cells in each as in the header or more.
+
+    With `only`, rows are not to be held: a .parquet may have any number of them, and its other columns are
+    not read, so that their cells are blank.
 
     A whole number has no decimal point, a date is as in ISO 8601, and a missing value is a blank cell. Of an
     .xlsx the only sheet that is visible and not empty is read, with the stored results of formulas.
@@ -54,7 +57,7 @@ def workbook_rows(path: Path) -> Iterator[tuple[str, ...]]:
         DataError: the package that reads it is not installed, or the file is damaged, has several sheets, or
             exceeds the limits.
     """
-    rows = _xlsx(path) if path.name.lower().endswith(".xlsx") else _parquet(path)
+    rows = _xlsx(path) if path.name.lower().endswith(".xlsx") else _parquet(path, only)
     try:
         yield from _rectangular(rows)
     except DataError:
@@ -177,25 +180,41 @@ class _Elements:
         raise DataError(f"{self._path} declares entities, which no spreadsheet program writes; save it anew")
 
 
-def _parquet(path: Path) -> Iterator[list[str]]:
+def _parquet(path: Path, only: Collection[str] | None) -> Iterator[list[str]]:
     import pyarrow as pa
     from pyarrow import parquet
 
     with parquet.ParquetFile(path) as plain:
         meta, schema = plain.metadata, plain.schema_arrow
-        text = [field.name for field in schema if _is_text(field.type)]
-        for name, kind in zip(schema.names, schema.types, strict=True):
+        read = [field for field in schema if only is None or field.name in only]
+        for field in read:
+            kind = field.type
             if pa.types.is_nested(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
-                raise DataError(f"{path}: column {name!r} holds {kind}; write it as text, or leave it out")
-    size = sum(meta.row_group(group).total_byte_size for group in range(meta.num_row_groups))
-    if size > MOST_TEXT or meta.num_rows * (meta.num_columns + ROW) > MOST_CELLS:
+                raise DataError(
+                    f"{path}: column {field.name!r} holds {kind}; write it as text, or leave it out"
+                )
+    names = [field.name for field in read]
+    text = [field.name for field in read if _is_text(field.type)]
+    size = _bytes_of(meta, names)
+    if size > MOST_TEXT or (only is None and meta.num_rows * (meta.num_columns + ROW) > MOST_CELLS):
         raise DataError(f"{path} has {meta.num_rows:,} rows of {size:,} bytes; leave out columns or rows")
     yield list(schema.names)
     # A text that is repeated is held once, however long: so it can be measured before it is copied.
     with parquet.ParquetFile(path, read_dictionary=text, memory_map=True) as file:
-        for batch in file.iter_batches(_PARQUET_ROWS, use_threads=False):
-            columns = [_values(path, column) for column in batch.columns]
-            yield from ([_shown(value) for value in row] for row in zip(*columns, strict=True))
+        for batch in file.iter_batches(_PARQUET_ROWS, columns=only and names, use_threads=False):
+            blank = [""] * batch.num_rows
+            columns = {
+                name: list(map(_shown, _values(path, column)))
+                for name, column in zip(batch.schema.names, batch.columns, strict=True)
+            }
+            yield from map(list, zip(*(columns.get(name, blank) for name in schema.names), strict=True))
+
+
+def _bytes_of(meta: Any, names: Collection[str]) -> int:
+    """The bytes of some columns, decompressed."""
+    groups = map(meta.row_group, range(meta.num_row_groups))
+    columns = (group.column(i) for group in groups for i in range(group.num_columns))
+    return sum(one.total_uncompressed_size for one in columns if one.path_in_schema in names)
 
 
 def _is_text(kind: Any) -> bool:

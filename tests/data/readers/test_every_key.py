@@ -185,11 +185,47 @@ def mtsamples(root: Path) -> Values:
     return {"table": lines(root / "t.csv", "note_id,medical_specialty,transcription", *rows)}
 
 
+def listed_images(root: Path, patient: str, visit: str) -> Values:
+    write_ham10000(root)
+    rows = (f"ISIC_{i:07d}.jpg,{i},{i % 5},2024-03-01,v,{('train', 'test')[i % 2]}" for i in range(40))
+    table = lines(root / "list.csv", f"image,{patient},{visit},date,tone,split", *rows)
+    return {"root": root / "images", "table": table, "labels": ["Mass", "lump"]}
+
+
+def omop(root: Path) -> Values:
+    header = "person_id,visit_occurrence_id,{0}_concept_id,{0}_date,value_as_concept_id"
+    for name in ("measurement", "observation"):
+        rows = (f"{i},{i % 4 or ''},{1 + i % 2},2024-03-01,{4188539 + i % 3 // 2}" for i in range(40))
+        lines(root / f"{name}.csv", header.format(name), *rows)
+    files = {"measurements": root / "measurement.csv", "observations": root / "observation.csv"}
+    return (
+        listed_images(root, "person_id", "visit_occurrence_id") | files | {"classes": {"Mass": 1, "lump": 2}}
+    )
+
+
+def fhir(root: Path) -> Values:
+    shared = '"resourceType": "Observation", "status": "final", "effectiveDateTime": "2024-03-01"'
+    rows = (
+        f'{{{shared}, "code": {{"coding": [{{"system": "http://x", "code": "{1 + i % 2}"}}]}}, '
+        f'"valueCodeableConcept": {{"coding": [{{"code": "{"yn"[i % 3 // 2]}"}}]}}, '
+        f'"subject": {{"reference": "Patient/{i}"}}, '
+        f'"encounter": {{"reference": "Encounter/{i % 4}"}}}}'
+        for i in range(40)
+    )
+    files = [str(lines(root / "observations.ndjson", *rows))]
+    codes: Values = {"classes": {"Mass": "1", "lump": "http://x|2"}, "values": {"y": 1, "n": 0}}
+    return listed_images(root, "patient", "encounter") | {"observations": files} | codes
+
+
 CASES: dict[str, tuple[str, Callable[[Path], Values]]] = {
     "hospital": ("hospital", hospital),
     "hospital, drawn": ("hospital", lambda root: hospital(root) | {"split": "patients"}),
     "hospital, texts": ("hospital", documents),
     "hospital, findings": ("hospital", listed),
+    "omop": ("omop", omop),
+    "omop, drawn": ("omop", lambda root: omop(root) | {"split": "patients"}),
+    "omop, by person": ("omop", lambda root: omop(root) | {"link": "person"}),
+    "fhir": ("fhir", fhir),
     "nih": ("nih", nih),
     "nih, official": ("nih", official_nih),
     "chexpert": ("chexpert", chexpert),
@@ -241,6 +277,12 @@ OTHER: Values = {
     "finding_separator": ";",
     "values": {"y": 0, "n": 1},
     "label_type": "multiclass",
+    "classes": {"lump": 1, "Mass": 2},
+    "measurements": "elsewhere.csv",
+    "observations": "elsewhere.csv",
+    "link": "person",
+    "visit_column": "tone",
+    "date_column": "tone",
 }
 """Another value of each key; those of labels and split depend on the data set."""
 
@@ -334,7 +376,7 @@ def test_a_key_changes_something_or_is_refused(case: str, key: str, tmp_path: Pa
     if value in ("other", "elsewhere", "elsewhere.csv"):
         value = str(root / value)
     if given.get(key) == value:
-        value = {"text_column": None, "finding_column": None, "leaking_text": False}[key]
+        value = {"text_column": None, "finding_column": None, "leaking_text": False, "link": "visit"}[key]
     after = outcome(given | {key: value})
     if isinstance(after, str) and "does nothing" in after:
         assert f"[data] {key} does nothing " in after

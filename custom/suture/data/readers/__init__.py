@@ -14,6 +14,7 @@ from suture.data.dataset import DatasetConfig
 from suture.data.images import ImageSource, present
 from suture.data.readers.chexpert import ChexpertConfig, read_chexpert
 from suture.data.readers.eicu import EicuConfig, read_eicu
+from suture.data.readers.fhir import FhirConfig, read_fhir
 from suture.data.readers.flamby import FlambyConfig, read_flamby
 from suture.data.readers.hospital import HospitalConfig, read_hospital
 from suture.data.readers.hyperkvasir import HyperKvasirConfig, read_hyperkvasir
@@ -21,6 +22,7 @@ from suture.data.readers.isic import IsicConfig, read_isic
 from suture.data.readers.mimic import MimicConfig, MimicReportsConfig, read_mimic, read_mimic_reports
 from suture.data.readers.mtsamples import MtsamplesConfig, read_mtsamples
 from suture.data.readers.nih import NihConfig, read_nih
+from suture.data.readers.omop import OmopConfig, read_omop
 from suture.data.readers.openi import OpeniConfig, read_openi
 from suture.data.reading import Reading
 from suture.data.table import Table
@@ -48,6 +50,16 @@ DATASETS: dict[str, DataSet] = {
         HospitalConfig,
         read_hospital,
         "a hospital's own table: image or text, patient, split, one column per label",
+    ),
+    "omop": DataSet(
+        OmopConfig,
+        read_omop,
+        "a hospital's images, with labels from its OMOP database: MEASUREMENT and OBSERVATION",
+    ),
+    "fhir": DataSet(
+        FhirConfig,
+        read_fhir,
+        "a hospital's images, with labels from FHIR Observations: NDJSON files or Bundles",
     ),
     "nih": DataSet(
         NihConfig,
@@ -103,6 +115,8 @@ DATASETS: dict[str, DataSet] = {
 
 DataConfig = Annotated[
     HospitalConfig
+    | OmopConfig
+    | FhirConfig
     | NihConfig
     | ChexpertConfig
     | MimicConfig

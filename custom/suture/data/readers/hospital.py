@@ -14,7 +14,6 @@ an image of none of its classes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -22,33 +21,20 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from suture.core.errors import ConfigError, DataError, nearest
+from suture.core.errors import ConfigError, DataError
 from suture.core.validation import MOST_ATTRIBUTES
-from suture.data.dataset import SitePath
-from suture.data.image_names import image_name, is_foreign, stem
-from suture.data.images import ImageSource
 from suture.data.readers.hospital_labels import LabelConfig, find_labels
+from suture.data.readers.image_list import ImageListConfig, find_split, within_root
 from suture.data.reading import UTF8, Reading, Sheet, fault, read_sheet, row_faults
-from suture.data.split import by_patient
 from suture.data.table import Table
 
-SPLIT_WORDS = {
-    "train": "train",
-    "validation": "validation",
-    "valid": "validation",
-    "val": "validation",
-    "test": "test",
-    "": "",
-}
 
-
-class HospitalConfig(LabelConfig):
+class HospitalConfig(LabelConfig, ImageListConfig):
     """A hospital's own table; `table` (CSV, .xlsx or .parquet) has a row for each image or document.
 
     Attributes:
-        image_column: the column of image names within `root`, or of what names a document.
-        text_column: the column of documents, where the data are text rather than images.
-        patient_column: the column of patient identifiers.
+        text_column: the column of documents, where the data are text rather than images; the column of images
+            then has what names a document.
         attribute_column: the column by which figures are broken down, such as skin tone. It is no label, and
             training does not see it.
         delimiter: what separates the cells of a row of a text file.
@@ -57,36 +43,23 @@ class HospitalConfig(LabelConfig):
             suffix.
         repeated: several rows of one image: ``refuse`` calls it a fault, ``merge`` unites their labels, where
             present counts before absent, and absent before unknown.
-        split: ``column`` reads `split_column`; ``file`` reads `split_file`; ``patients`` cuts the patients
-            70/10/20.
-        split_column: the column of train, validation, test or blank (unused).
-        split_file: a CSV with the columns ``patient`` and ``split``.
     """
 
     dataset: Literal["hospital"] = "hospital"
-    image_column: str = "image"
     text_column: str | None = None
-    patient_column: str = "patient"
     attribute_column: str | None = None
     delimiter: str = Field(default=",", min_length=1, max_length=1)
     encoding: str = UTF8
     image_match: Literal["path", "stem"] = "path"
     repeated: Literal["refuse", "merge"] = "refuse"
-    split: Literal["column", "file", "patients"] = "column"
-    split_column: str = "split"
-    split_file: SitePath | None = None
 
     def idle(self) -> dict[str, str]:
-        """As in the base, and what another split, or images, would need."""
+        """As in the bases, and what is for images."""
         idle = super().idle()
         if self.text_column is not None:
             idle["image_match"] = "for texts; remove it"
-        if self.split != "patients":
-            idle["seed"] = f'with split = "{self.split}"; remove it, or write split = "patients"'
-        if self.split != "file":
-            idle["split_file"] = f'with split = "{self.split}"; remove it, or write split = "file"'
-        if self.split != "column" and (self.labels is not None or self.finding_column is not None):
-            idle["split_column"] = f'with split = "{self.split}"; remove it, or write split = "column"'
+        if self.labels is None and self.finding_column is None:
+            idle.pop("split_column", None)  # it says that this column is no label
         return idle
 
     @classmethod
@@ -110,7 +83,7 @@ def read_hospital(config: HospitalConfig) -> Reading:
     labels, y, faults = found.labels, found.y, list(found.faults)
     if labels.label_type == "multiclass":
         faults += _one_class(sheet, y)
-    split, more = _split(sheet, config, patients, y)
+    split, more = find_split(sheet, config, patients, y)
     texts, blank = _texts(sheet, config)
     attributes = _attributes(sheet, config)
     table = Table(labels, tuple(images), tuple(patients), y, split, config.root, texts, attributes)
@@ -120,7 +93,7 @@ def read_hospital(config: HospitalConfig) -> Reading:
     what: Literal["image", "document"] = "image" if texts is None else "document"
     faults += more + blank + row_faults(sheet, table.images, table.patients, table.split, what)
     if texts is None:
-        table = replace(table, images=_within_root(table.images, config))
+        table = replace(table, images=within_root(table.images, config, by_stem=config.image_match == "stem"))
     return Reading(table, tuple(faults), notes=found.notes)
 
 
@@ -155,39 +128,6 @@ def _one_class(sheet: Sheet, y: NDArray[np.float32]) -> list[str]:
         '[data] label_type = "multilabel"'
     )
     return fault(sheet, numbers, what)
-
-
-def _split(
-    sheet: Sheet, config: HospitalConfig, patients: Sequence[str], y: NDArray[np.float32]
-) -> tuple[tuple[str, ...], list[str]]:
-    """The split of each row, and the faults of what it is read from."""
-    if config.split == "patients":
-        return by_patient(patients, y, seed=config.seed), []
-    if config.split == "column":
-        return _splits(sheet, config.split_column, '[data] split_column, or split = "patients",')
-    if config.split_file is None:
-        raise ConfigError(
-            '[data] split = "file" needs a split_file, a CSV with the columns patient and split'
-        )
-    kept = read_sheet(config.split_file)
-    splits, faults = _splits(kept, "split", "[data] split_file")
-    part = dict(zip(kept.column("patient", "[data] split_file"), splits, strict=True))
-    new = [number for patient, number in zip(patients, sheet.numbers, strict=True) if patient not in part]
-    what = f"a patient that {config.split_file} does not have; add a line with its split"
-    return tuple(part.get(patient, "") for patient in patients), faults + fault(sheet, new, what)
-
-
-def _splits(sheet: Sheet, column: str, key: str) -> tuple[tuple[str, ...], list[str]]:
-    """The splits that a column names, and its faults; arguments as in `Sheet.position`."""
-    cells = sheet.column(column, key)
-    words = [cell.casefold() for cell in cells]
-    bad = [number for word, number in zip(words, sheet.numbers, strict=True) if word not in SPLIT_WORDS]
-    faults: list[str] = []
-    if bad:
-        first = next(cell for cell, word in zip(cells, words, strict=True) if word not in SPLIT_WORDS)
-        hint = nearest(first, ("train", "validation", "test"))
-        faults = fault(sheet, bad, f"unknown split {first!r}; {hint} (blank is unused)")
-    return tuple(SPLIT_WORDS.get(word, "") for word in words), faults
 
 
 def _texts(sheet: Sheet, config: HospitalConfig) -> tuple[tuple[str, ...] | None, list[str]]:
@@ -230,15 +170,3 @@ def _merged(sheet: Sheet, table: Table) -> tuple[Sheet, Table]:
     for row, image in enumerate(table.images):
         y[first[image]] = np.fmax(y[first[image]], table.y[row])
     return sheet.only(keep), replace(table, y=y).rows(np.array(keep))
-
-
-def _within_root(images: Sequence[str], config: HospitalConfig) -> tuple[str, ...]:
-    """The images as `ImageSource` finds them, from absolute paths, paths of Windows or stems."""
-    root = config.root
-    if config.image_match == "path" and not any(map(is_foreign, images)):
-        return tuple(images)
-    with ImageSource(root, config.follow_links) as source:
-        if config.image_match == "path":
-            return tuple(image_name(name, root, source) for name in images)
-        by_stem = source.stems()
-    return tuple(by_stem.get(stem(name), name) for name in images)

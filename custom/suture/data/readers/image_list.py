@@ -1,0 +1,110 @@
+"""A site's own list of images: the name and the patient of each, and its split."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from suture.core.errors import ConfigError, nearest
+from suture.data.dataset import DatasetConfig, SitePath
+from suture.data.image_names import image_name, is_foreign, stem
+from suture.data.images import ImageSource
+from suture.data.reading import Sheet, fault, read_sheet
+from suture.data.split import by_patient
+
+SPLIT_WORDS = {
+    "train": "train",
+    "validation": "validation",
+    "valid": "validation",
+    "val": "validation",
+    "test": "test",
+    "": "",
+}
+
+
+class ImageListConfig(DatasetConfig):
+    """The keys of ``[data]`` that say how a site's own table names its images, their patients and splits.
+
+    Attributes:
+        image_column: the column of image names within `root`.
+        patient_column: the column of patient identifiers.
+        split: ``column`` reads `split_column`; ``file`` reads `split_file`; ``patients`` cuts the patients
+            70/10/20.
+        split_column: the column of train, validation, test or blank (unused).
+        split_file: a CSV with the columns ``patient`` and ``split``.
+    """
+
+    image_column: str = "image"
+    patient_column: str = "patient"
+    split: Literal["column", "file", "patients"] = "column"
+    split_column: str = "split"
+    split_file: SitePath | None = None
+
+    def idle(self) -> dict[str, str]:
+        """As in the base, and what another split would need."""
+        idle = super().idle()
+        for key, its in (("seed", "patients"), ("split_file", "file"), ("split_column", "column")):
+            if self.split != its:
+                idle[key] = f'with split = "{self.split}"; remove it, or write split = "{its}"'
+        return idle
+
+
+def find_split(
+    sheet: Sheet,
+    config: ImageListConfig,
+    patients: Sequence[str],
+    y: NDArray[np.float32],
+    same: Callable[[str], str] = str,
+) -> tuple[tuple[str, ...], list[str]]:
+    """Return the split of each row, and the faults of what it is read from.
+
+    Args:
+        patients: of each row.
+        y: labels [n, c], over which ``patients`` is stratified.
+        same: gives the spellings of one patient in `split_file` the form that `patients` have.
+
+    Raises:
+        ConfigError: there is no `split_file`.
+        DataError: it cannot be read, or a column is missing.
+    """
+    if config.split == "patients":
+        return by_patient(patients, y, seed=config.seed), []
+    if config.split == "column":
+        return _splits(sheet, config.split_column, '[data] split_column, or split = "patients",')
+    if config.split_file is None:
+        raise ConfigError(
+            '[data] split = "file" needs a split_file, a CSV with the columns patient and split'
+        )
+    kept = read_sheet(config.split_file)
+    splits, faults = _splits(kept, "split", "[data] split_file")
+    part = dict(zip(map(same, kept.column("patient", "[data] split_file")), splits, strict=True))
+    new = [number for patient, number in zip(patients, sheet.numbers, strict=True) if patient not in part]
+    what = f"a patient that {config.split_file} does not have; add a line with its split"
+    return tuple(part.get(patient, "") for patient in patients), faults + fault(sheet, new, what)
+
+
+def _splits(sheet: Sheet, column: str, key: str) -> tuple[tuple[str, ...], list[str]]:
+    """The splits that a column names, and its faults; arguments as in `Sheet.position`."""
+    cells = sheet.column(column, key)
+    words = [cell.casefold() for cell in cells]
+    bad = [number for word, number in zip(words, sheet.numbers, strict=True) if word not in SPLIT_WORDS]
+    faults: list[str] = []
+    if bad:
+        first = next(cell for cell, word in zip(cells, words, strict=True) if word not in SPLIT_WORDS)
+        hint = nearest(first, ("train", "validation", "test"))
+        faults = fault(sheet, bad, f"unknown split {first!r}; {hint} (blank is unused)")
+    return tuple(SPLIT_WORDS.get(word, "") for word in words), faults
+
+
+def within_root(images: Sequence[str], config: DatasetConfig, by_stem: bool = False) -> tuple[str, ...]:
+    """Return the images as `ImageSource` finds them, from absolute paths, paths of Windows or stems."""
+    if not by_stem and not any(map(is_foreign, images)):
+        return tuple(images)
+    with ImageSource(config.root, config.follow_links) as source:
+        if not by_stem:
+            return tuple(image_name(name, config.root, source) for name in images)
+        names = source.stems()
+    return tuple(names.get(stem(name), name) for name in images)

@@ -1,0 +1,195 @@
+"""Images whose labels are the answers of a clinical database.
+
+An answer belongs to the images of its person and visit. Where the answer or the image names no visit, it
+belongs to the images of its person and day. An image that no answer of a class belongs to is unknown, never
+absent.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+from pydantic import AfterValidator, Field
+
+from suture.core.errors import DataError, shown
+from suture.core.labels import LabelSet
+from suture.core.printable import number_of
+from suture.data.cells import Meaning
+from suture.data.readers.answers import Answer, AnsweredLabels, Remarks, day_of
+from suture.data.readers.image_list import ImageListConfig, find_split, within_root
+from suture.data.reading import Reading, Sheet, fault, read_sheet, restricted, row_faults
+from suture.data.table import Table
+
+
+def _distinct(codes: dict[str, Any]) -> dict[str, Any]:
+    if len({*codes.values()}) < len(codes):
+        raise ValueError("two classes have one code; remove one of them")
+    return codes
+
+
+OneCodeEach = AfterValidator(_distinct)
+"""Of a table of classes: no two have the same code."""
+
+
+class LinkedConfig(ImageListConfig):
+    """The keys of ``[data]`` that say which answers of a clinical database belong to which image.
+
+    Attributes:
+        values: what answers other than yes and no mean: 1, 0 or "unknown". The key "" is a missing answer.
+        link: ``visit`` links an answer to the images of its patient's visit; where the answer or the image
+            names no visit, to those of the patient and the day. ``person`` links it to all images of the
+            patient.
+        visit_column: the column of visits; the table may lack it, and cells may be blank.
+        date_column: the column of the images' days, as 2024-03-01; the table may lack it, and cells may be
+            blank.
+    """
+
+    values: dict[str, Meaning] = Field(default_factory=dict)
+    link: Literal["visit", "person"] = "visit"
+    visit_column: str
+    date_column: str = "date"
+
+    def idle(self) -> dict[str, str]:
+        """As in the base, and what another link would need."""
+        remedy = 'with link = "person"; remove it, or write link = "visit"'
+        columns = dict.fromkeys(("visit_column", "date_column"), remedy)
+        return super().idle() | (columns if self.link == "person" else {})
+
+
+def read_linked(
+    config: LinkedConfig,
+    classes: Mapping[str, str | int],
+    answers: Iterable[Answer],
+    remarks: Remarks,
+    same: Callable[[str], str],
+) -> Reading:
+    """Read the list of images, and give each the labels of the answers that belong to it.
+
+    Two answers that contradict each other are a fault and leave the label unknown, so that their order does
+    not matter. So is a class without any answer: this site does not annotate it.
+
+    Args:
+        classes: the code of each class.
+        answers: read once, one at a time.
+        remarks: about the answers, complete when all have been read.
+        same: gives all spellings of the identifier of a person or visit one form.
+
+    Raises:
+        DataError: the list cannot be read, or lacks a column.
+        LabelError: two classes are one.
+        ConfigError: `labels` names what is no class.
+    """
+    sheet = read_sheet(config.table)
+    names = sheet.column(config.image_column, "[data] image_column")
+    patients = [same(cell) for cell in sheet.column(config.patient_column, "[data] patient_column")]
+    index, faults = _index(sheet, config, patients, same)
+    found, counted = AnsweredLabels(sheet, LabelSet.of(tuple(classes))), _Counts()
+    for answer in answers:
+        rows = index.rows(answer)
+        found.put(answer, rows)
+        counted.add(answer, rows)
+    split, torn = find_split(sheet, config, patients, found.y, same)
+    faults += [*remarks.faults.sentences(), *found.faults(), *torn]
+    faults += row_faults(sheet, names, patients, split) + counted.faults(sheet, classes)
+    notes = (*remarks.notes.sentences(), f"{counted.linked:,} {counted.belong(sheet)}")
+    images = within_root(names, config)
+    table = Table(found.labels, images, tuple(patients), found.y, split, config.root)
+    return Reading(restricted(table, config), tuple(faults), notes=notes)
+
+
+class _Counts:
+    """Counts answers, and those that belong to an image."""
+
+    def __init__(self) -> None:
+        self._answered: set[int] = set()
+        self._all = self.linked = 0
+
+    def add(self, answer: Answer, rows: Sequence[int]) -> None:
+        """Count an answer that belongs to the images of these rows."""
+        self._answered.add(answer.label)
+        self._all += 1
+        self.linked += bool(rows)
+
+    def belong(self, sheet: Sheet) -> str:
+        """The end of a sentence of how many belong to an image."""
+        return f"of {number_of(self._all, 'answer')} belong to an image of {sheet.path}"
+
+    def faults(self, sheet: Sheet, classes: Mapping[str, str | int]) -> list[str]:
+        """A fault for each class without answers, and one if no answer belongs to an image."""
+        faults = [
+            f"[data] classes: no answer has the code {shown(code)} of {shown(name)}; correct the code, or "
+            "remove the class if this site does not annotate it"
+            for column, (name, code) in enumerate(classes.items())
+            if column not in self._answered
+        ]
+        if self._all and not self.linked:
+            faults.append(f"0 {self.belong(sheet)}; correct its patients, and its visits or days")
+        return faults
+
+
+class _Index:
+    """The rows of images by what an answer can belong to them."""
+
+    def __init__(
+        self, patients: Iterable[str], visits: Iterable[str], days: Iterable[str], by_person: bool
+    ) -> None:
+        self._by_person = by_person
+        self._rows: dict[tuple[str, ...], list[int]] = defaultdict(list)
+        for row, (person, visit, day) in enumerate(zip(patients, visits, days, strict=True)):
+            for key in self._keys(person, visit, day) if person else ():
+                self._rows[key].append(row)
+
+    def _keys(self, person: str, visit: str, day: str) -> Iterator[tuple[str, ...]]:
+        if self._by_person:
+            yield (person,)
+            return
+        if visit:
+            yield "visit", person, visit
+        if day:
+            yield "day", person, day
+        if day and not visit:
+            yield "day, no visit", person, day
+
+    def rows(self, answer: Answer) -> list[int]:
+        """The rows of the images that an answer belongs to."""
+        keys: tuple[tuple[str, ...], ...] = (("day", answer.person, answer.day),)
+        if self._by_person:
+            keys = ((answer.person,),)
+        elif answer.visit:
+            visit = "visit", answer.person, answer.visit
+            keys = visit, ("day, no visit", answer.person, answer.day)
+        return [row for key in keys for row in self._rows.get(key, ())]
+
+
+def _index(
+    sheet: Sheet, config: LinkedConfig, patients: list[str], same: Callable[[str], str]
+) -> tuple[_Index, list[str]]:
+    """The index of a list of images, and the faults of its days.
+
+    Raises:
+        DataError: answers are linked by visit or day, and it has no column of either.
+    """
+    blank = [""] * len(patients)
+    if config.link == "person":
+        return _Index(patients, blank, blank, by_person=True), []
+    visits, dates = _optional(sheet, config, "visit_column"), _optional(sheet, config, "date_column")
+    if visits is None and dates is None:
+        raise DataError(
+            f"{sheet.path} has neither a column {config.visit_column!r} nor {config.date_column!r}; name one "
+            'as [data] visit_column or date_column, or write link = "person" if an answer holds for all '
+            "images of its patient"
+        )
+    days = list(map(day_of, dates or blank))
+    wrong = [number for day, number in zip(days, sheet.numbers, strict=True) if day is None]
+    faults = fault(sheet, wrong, f"column {config.date_column!r}: not a date such as 2024-03-01")
+    return _Index(patients, map(same, visits or blank), (day or "" for day in days), by_person=False), faults
+
+
+def _optional(sheet: Sheet, config: LinkedConfig, key: str) -> list[str] | None:
+    """The cells of a column; None where it has its default name and the sheet lacks it."""
+    name = getattr(config, key)
+    if name not in sheet.header and name == type(config).model_fields[key].default:
+        return None
+    return sheet.column(name, f"[data] {key}")

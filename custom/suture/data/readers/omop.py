@@ -1,0 +1,116 @@
+"""Labels from the tables MEASUREMENT and OBSERVATION of an OMOP Common Data Model.
+
+    image,person_id,visit_occurrence_id,date,split
+    a/0001.png,17,301,2024-03-01,train
+    a/0002.png,23,,2024-03-05,test
+
+A row of the database with the concept of a class and the value Yes makes the class present in the images that
+it belongs to, and No makes it absent. No row is unknown: such a database records what was looked for.
+
+Source: OMOP CDM v5.4, and the standardised vocabularies' concepts of Yes and No.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from suture.core.errors import shown
+from suture.core.validation import LabelName
+from suture.data.cells import NUMBERS, Meaning
+from suture.data.dataset import SitePath
+from suture.data.readers.answers import Answer, Place, Remarks, day_of
+from suture.data.readers.hospital_labels import values_line
+from suture.data.readers.linked import LinkedConfig, OneCodeEach, read_linked
+from suture.data.reading import Reading, stream_columns
+
+YES, NO = "4188539", "4188540"
+"""The standard concepts of the answers, of SNOMED CT."""
+
+_Table = Literal["measurement", "observation"]
+
+
+class OmopConfig(LinkedConfig):
+    """Labels from tables of an OMOP database; `table` lists the images, with visits, days or both.
+
+    Attributes:
+        classes: the concept of each class, as `measurement_concept_id` or `observation_concept_id` has it.
+        measurements: the table MEASUREMENT (CSV, gzipped or not, .xlsx or .parquet), or its rows of these
+            concepts.
+        observations: the table OBSERVATION, likewise.
+    """
+
+    dataset: Literal["omop"] = "omop"
+    classes: Annotated[dict[LabelName, Annotated[int, Field(ge=1)]], Field(min_length=1), OneCodeEach]
+    measurements: SitePath | None = None
+    observations: SitePath | None = None
+    values: dict[Annotated[str, Field(pattern=r"^\d*$")], Meaning] = Field(default_factory=dict)
+    patient_column: str = "person_id"
+    visit_column: str = "visit_occurrence_id"
+
+    @model_validator(mode="after")
+    def _a_table(self) -> Self:
+        if self.measurements is None and self.observations is None:
+            raise ValueError("measurements or observations is missing; write the table of the labels")
+        return self
+
+
+def read_omop(config: OmopConfig) -> Reading:
+    """Read the images of a site, with labels from its OMOP database.
+
+    Raises:
+        DataError: a file cannot be read, or lacks a column.
+        LabelError: two classes are one.
+        ConfigError: `labels` names what is no class.
+    """
+    remarks = Remarks()
+    return read_linked(config, config.classes, _answers(config, remarks), remarks, _whole)
+
+
+def _answers(config: OmopConfig, remarks: Remarks) -> Iterator[Answer]:
+    if config.measurements is not None:
+        yield from _rows(config, config.measurements, "measurement", remarks)
+    if config.observations is not None:
+        yield from _rows(config, config.observations, "observation", remarks)
+
+
+def _rows(config: OmopConfig, path: Path, table: _Table, remarks: Remarks) -> Iterator[Answer]:
+    """The answers of one table; a row of another concept is none."""
+    names = (
+        "person_id",
+        "visit_occurrence_id",
+        f"{table}_concept_id",
+        "value_as_concept_id",
+        f"{table}_date",
+    )
+    columns = {str(concept): column for column, concept in enumerate(config.classes.values())}
+    classes = tuple(config.classes)
+    meanings: dict[str, Meaning] = {YES: 1, NO: 0, **config.values}
+    for number, (person, visit, concept, value, date) in stream_columns(path, names, f"[data] {table}s"):
+        column = columns.get(_whole(concept))
+        if column is None:
+            continue
+        place, day, meaning = Place(path, number), day_of(date), meanings.get(_whole(value))
+        if meaning is None:
+            remarks.faults.add(place, _strange(classes[column], _whole(value)))
+        if day is None:
+            remarks.faults.add(place, f"column {names[-1]!r}: not a date such as 2024-03-01")
+        value_of = NUMBERS["unknown" if meaning is None else meaning]
+        yield Answer(place, column, value_of, _whole(person), _whole(visit), day or "")
+
+
+def _strange(name: str, value: str) -> str:
+    """What to do about a value of a class that has no meaning."""
+    what = f"value_as_concept_id {shown(value)} is not Yes ({YES}) or No ({NO})" if value else "no value"
+    return (
+        f"class {name!r}: {what}; add this line to [data], with 1 or 0 if it is known what that means:\n"
+        f"{values_line([value])}"
+    )
+
+
+def _whole(cell: str) -> str:
+    """An identifier as it is without the decimal point that pandas writes as soon as a cell is blank."""
+    return cell.removesuffix(".0")

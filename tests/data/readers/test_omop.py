@@ -1,0 +1,230 @@
+"""suture.data.readers.omop: labels from MEASUREMENT and OBSERVATION."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from suture.core.errors import ConfigError, DataError, LabelError
+from suture.data.config import parse_data
+from suture.data.readers import load_table, read_table
+from suture.data.reading import Reading
+
+NAN = np.nan
+
+IMAGES = """image,person_id,visit_occurrence_id,date,split
+a.png,101,301,2024-03-01,train
+b.png,101,302,2024-03-08,train
+c.png,102,,2024-03-05,validation
+d.png,103,304,,test
+"""
+
+MEASUREMENT = """measurement_id,person_id,measurement_concept_id,measurement_date,value_as_number,\
+value_as_concept_id,visit_occurrence_id,measurement_source_value
+1,101,11,2024-03-01,,4188539,301,of a visit
+2,101,11,2024-03-08,,4188540,302,absent at the next
+3,102,11,2024-03-05,,4188540,399,of a day as the image has no visit
+4,103,99,2024-03-05,7.5,,304,of no class
+5,999,11,2024-03-05,,4188539,301,of a person without images
+"""
+
+OBSERVATION = """observation_id,person_id,observation_concept_id,observation_date,value_as_string,\
+value_as_concept_id,visit_occurrence_id
+1,103,22,2023-12-31,,4188539.0,304.0
+2,101,22,2024-03-01,,4188540.0,
+"""
+
+
+@pytest.fixture
+def given(tmp_path: Path) -> dict[str, Any]:
+    """A site whose labels are known by hand."""
+    for name, text in (("list", IMAGES), ("measurement", MEASUREMENT), ("observation", OBSERVATION)):
+        (tmp_path / f"{name}.csv").write_text(text)
+    return {
+        "dataset": "omop",
+        "root": tmp_path,
+        "table": tmp_path / "list.csv",
+        "measurements": tmp_path / "measurement.csv",
+        "observations": tmp_path / "observation.csv",
+        "classes": {"Mass": 11, "Effusion": 22},
+    }
+
+
+def read(given: dict[str, Any], **more: Any) -> Reading:
+    return read_table(parse_data(given | more, "suture.toml"))
+
+
+def change(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+
+
+def test_yes_is_1_no_is_0_and_no_row_is_unknown(given: dict[str, Any]) -> None:
+    reading = read(given)
+    table = reading.table
+    assert table.labels.names == ("Mass", "Pleural Effusion")
+    assert table.images == ("a.png", "b.png", "c.png", "d.png")
+    assert table.patients == ("101", "101", "102", "103")
+    assert table.split == ("train", "train", "validation", "test")
+    np.testing.assert_array_equal(table.y, [[1, 0], [0, NAN], [0, NAN], [NAN, 1]])
+    assert not reading.faults
+    assert reading.notes == (f"5 of 6 answers belong to an image of {given['table']}",)
+
+
+def test_one_table_is_enough_and_labels_choose(given: dict[str, Any]) -> None:
+    del given["observations"]
+    np.testing.assert_array_equal(read(given, classes={"Mass": 11}).table.y[:, 0], [1, 0, 0, NAN])
+    assert load_table(
+        parse_data(
+            given
+            | {
+                "classes": {"lump": 11, "Edema": 99},
+                "labels": ["lump"],
+                "values": {"": "unknown"},
+                "synonyms": {},
+            },
+            "x",
+        )
+    ).labels.names == ("Lump",)
+    del given["measurements"]
+    with pytest.raises(ConfigError, match=r"suture\.toml: \[data\] measurements or observations is missing"):
+        read(given)
+
+
+def test_other_values_need_a_meaning(given: dict[str, Any]) -> None:
+    change(given["measurements"], "4188540,302", "45878583,302")
+    change(given["measurements"], "4188540,399", ",399")
+    line = "add this line to [data], with 1 or 0 if it is known what that means:\n"
+    reading = read(given)
+    where = given["measurements"]
+    assert reading.faults == (
+        f"{where} row 3: class 'Mass': value_as_concept_id '45878583' is not Yes (4188539) or No (4188540); "
+        f'{line}values = {{ "45878583" = "unknown" }}',
+        f'{where} row 4: class \'Mass\': no value; {line}values = {{ "" = "unknown" }}',
+    )
+    np.testing.assert_array_equal(reading.table.y[:, 0], [1, NAN, NAN, NAN])
+    reading = read(given, values={"45878583": 0, "": "unknown"})
+    assert not reading.faults
+    np.testing.assert_array_equal(reading.table.y[:, 0], [1, 0, NAN, NAN])
+
+
+def test_tables_that_contradict_each_other(given: dict[str, Any]) -> None:
+    given["observations"].write_text(OBSERVATION + "3,101,11,2024-03-01,,4188540,301\n")
+    (fault,) = read(given).faults
+    assert fault == (
+        f"{given['table']} row 2: class 'Mass' is both present and absent, by {given['measurements']} row 2 "
+        f"and {given['observations']} row 4; correct one of each pair"
+    )
+    with pytest.raises(DataError, match="class 'Mass' is both present and absent"):
+        load_table(parse_data(given, "suture.toml"))
+
+
+def test_a_concept_without_a_row_is_named(given: dict[str, Any]) -> None:
+    (fault,) = read(given, classes={"Mass": 11, "Hernia": 33}).faults
+    assert "no answer has the code 33 of 'Hernia'" in fault
+
+
+def test_a_wrong_date_names_its_row(given: dict[str, Any]) -> None:
+    change(given["measurements"], "2024-03-05,,4188540", "5.3.2024,,4188540")
+    reading = read(given)
+    assert reading.faults == (
+        f"{given['measurements']} row 4: column 'measurement_date': not a date such as 2024-03-01",
+    )
+    assert np.isnan(reading.table.y[2, 0])
+
+
+def test_no_message_names_a_person_visit_or_date(given: dict[str, Any]) -> None:
+    change(given["measurements"], "4188540,302", "5,302")
+    change(given["measurements"], "2024-03-05,,4188540", "99.88.7777,,4188540")
+    change(given["table"], "2024-03-08", "88.77.6666")
+    change(given["table"], "b.png,101,302,88.77.6666,train", "b.png,101,302,88.77.6666,test")
+    given["observations"].write_text(OBSERVATION + "3,101,22,2024-03-01,,4188539,301\n")
+    reading = read(given)
+    assert len(reading.faults) == 5
+    said = " ".join((*reading.faults, *reading.notes)).replace(str(given["root"]), "")
+    for secret in ("101", "102", "103", "301", "302", "304", "2024-03-08", "99.88", "88.77"):
+        assert secret not in said
+
+
+@pytest.mark.parametrize("kind", ["parquet", "xlsx", "csv.gz"])
+def test_other_files_of_the_same_rows(given: dict[str, Any], kind: str, tmp_path: Path) -> None:
+    for key in ("measurements", "observations"):
+        frame = pd.read_csv(given[key])
+        path = given[key].with_suffix(f".{kind}")
+        if kind == "parquet":
+            frame["raw"] = [b"not read"] * len(frame)
+            frame.to_parquet(path)
+        elif kind == "xlsx":
+            frame.to_excel(path, index=False)
+        else:
+            path.write_bytes(gzip.compress(frame.to_csv(index=False).encode()))
+        given[key].unlink()
+        given[key] = path
+    reading = read(given)
+    np.testing.assert_array_equal(reading.table.y, [[1, 0], [0, NAN], [0, NAN], [NAN, 1]])
+    assert not reading.faults
+
+
+def test_a_parquet_may_have_more_rows_than_are_held(
+    given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("suture.data.workbooks.MOST_CELLS", 20)
+    for key in ("measurements", "observations"):
+        pd.read_csv(given[key]).to_parquet(given[key].with_suffix(".parquet"))
+        given[key] = given[key].with_suffix(".parquet")
+    assert read(given).table.y[0, 0] == 1
+    monkeypatch.setattr("suture.data.workbooks.MOST_TEXT", 20)
+    with pytest.raises(DataError, match=r"measurement\.parquet has 5 rows of .* leave out columns or rows"):
+        read(given)
+
+
+@pytest.mark.parametrize(
+    ("more", "error", "says"),
+    [
+        ({"classes": {}}, ConfigError, r"\[data\] classes = \{\}"),
+        ({"classes": {"Mass": "eleven"}}, ConfigError, r"\[data\] classes\.Mass = 'eleven'"),
+        ({"classes": {"Mass": 0}}, ConfigError, r"\[data\] classes\.Mass = 0: .*greater than or equal to 1"),
+        ({"classes": {"Mass": 11, "Edema": 11}}, ConfigError, "two classes have one code"),
+        ({"classes": {"Effusion": 11, "Pleural Effusion": 22}}, LabelError, "are both 'Pleural Effusion'"),
+        ({"values": {"yes": 1}}, ConfigError, r"\[data\] values\.yes"),
+        ({"values": {"5": 2}}, ConfigError, r"\[data\] values\.5 = 2"),
+        ({"labels": ["Maas"]}, ConfigError, r"labels entry 'Maas'; did you mean 'Mass'\?"),
+        ({"text_column": "report"}, ConfigError, "is a key of dataset 'hospital', not of 'omop'"),
+        ({"patient_column": "patient"}, DataError, r"no column 'patient'.*\[data\] patient_column"),
+        ({"split_column": "fold"}, DataError, 'or split = "patients"'),
+    ],
+)
+def test_a_wrong_key_is_one_clear_error(
+    given: dict[str, Any], more: dict[str, Any], error: type[Exception], says: str
+) -> None:
+    with pytest.raises(error, match=says):
+        read(given, **more)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        (
+            "value_as_concept_id",
+            "value",
+            r"no column 'value_as_concept_id'; .*\[data\] measurements names it",
+        ),
+        ("person_id", "PERSON_ID", r"no column 'person_id'; did you mean 'PERSON_ID'\?"),
+        ("1,101,11", "1,1,101,11", "row 2 has 9 cells where the header has 8"),
+    ],
+)
+def test_a_table_of_another_form_is_refused(given: dict[str, Any], old: str, new: str, says: str) -> None:
+    change(given["measurements"], old, new)
+    with pytest.raises(DataError, match=rf"measurement\.csv.*{says}"):
+        read(given)
+
+
+def test_a_missing_file_is_named(given: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"absent\.csv cannot be read"):
+        read(given, observations=tmp_path / "absent.csv")
