@@ -5,22 +5,26 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from between import Between
 from suture.core.errors import RejectedUpdate
 from suture.federation.loop import federate
 from suture.federation.server.server import Server
+from suture.federation.site.first_counts import with_first_counts
 from suture.learning.training import LocalTraining
 from suture.methods.pfl import PersonalisedFL
 from suture.methods.surgical import SurgicalAggregation
 from suture.protocol.check import check_reply
-from suture.protocol.decisions import JOINED
-from suture.protocol.messages import Payload, Scores
+from suture.protocol.decisions import JOINED, Decided, DecidedClass, DecidedGroup
+from suture.protocol.messages import Metrics, Payload, Scores
 from suture.protocol.packing import Packed, unpack
+from suture.reports.report import render_report
 
 METHOD = SurgicalAggregation(local=LocalTraining(lr=1e-2, batch_size=8))
 DECISION = {"sensitivity": 0.8, "calibration": "temperature"}
@@ -54,7 +58,7 @@ def test_the_model_carries_its_decisions_and_the_results_how_well_they_do(tiny: 
     )
     assert kept["format"] == 1
     assert kept["settings"]["sensitivity"] == 0.8
-    assert {k: v for k, v in results.items() if k not in ("measured", "diagrams")} == kept
+    assert {k: v for k, v in results.items() if k not in ("measured", "counts", "diagrams")} == kept
     assert set(results["diagrams"]) == set(kept["pooled"])
     assert set(kept["pooled"]) == set(server.registry.labels)
     for site, member in server.registry.members.items():
@@ -212,6 +216,68 @@ def test_figures_of_decisions_that_were_not_asked_for_are_refused(tiny: Any) -> 
     sites = federation.sites()
     federate(federation.server(), Between(sites, note))
     assert len(refused) == 3
+
+
+def with_sexes(federation: Any) -> Any:
+    """The federation with a column that is no label in each table."""
+    for name, config in federation.configs.items():
+        table = pd.read_csv(config.data.table, dtype=str, keep_default_na=False)
+        table["sex"] = ["FM"[row % 2] for row in range(len(table))]
+        table.to_csv(config.data.table, index=False)
+        data = config.data.model_copy(update={"attribute_column": "sex"})
+        federation.configs[name] = config.model_copy(update={"data": data})
+    return federation
+
+
+def test_each_group_is_decided_and_shown(tiny: Any) -> None:
+    server = run(with_sexes(open_sites(tiny(METHOD, n=120, decision=DECISION))))
+    found = written(server, "metrics.json")["decisions"]
+    for site, classes in found["measured"].items():
+        for name, one in classes.items():
+            groups = one["groups"]
+            assert set(groups) == {"F", "M"}
+            numbers = [sum(g[kind] for g in groups.values()) for kind in ("positives", "negatives")]
+            assert numbers == found["counts"][site][name]
+            whole = (one["own"] or one["pooled"])["sensitivity"]
+            hits = [g["positives"] * (g["sensitivity"] or 0) for g in groups.values()]
+            assert sum(hits) == pytest.approx(whole * numbers[0], abs=1e-3)
+    page = render_report(server.record.folder)
+    assert "By group" in page
+    assert ">gap</td>" in page
+
+
+def test_a_group_that_the_site_has_not_named_is_refused(tiny: Any) -> None:
+    federation = with_sexes(open_sites(tiny(METHOD, n=120, decision=DECISION)))
+
+    def rename(site: str, task: Payload, answer: Packed) -> Packed:
+        if task.split != "test":
+            return answer
+        text = json.dumps(answer.header).replace('"groups": {"F"', '"groups": {"John Doe"')
+        assert "John Doe" in text
+        return Packed(answer.tensors, json.loads(text))
+
+    server = run(federation, rename)
+    events = (server.record.folder / "events.jsonl").read_text()
+    assert "the group 'John Doe' has no figures by attribute" in events
+    assert written(server, "metrics.json")["decisions"]["measured"] == {}
+
+
+def test_what_was_first_said_of_a_group_stands(tiny: Any, tmp_path: Path) -> None:
+    """Two answers that differ by a patient would show in which group, and with what, that patient is."""
+    point = Decided(0.5, 0.5)
+    one = DecidedClass(None, None, point, (None, None), (None, None))
+
+    def sent(folder: Path, **groups: DecidedGroup) -> dict[str, DecidedGroup]:
+        metrics = Metrics(1, "test", 60, None, {}, decided={"Mass": replace(one, groups=groups)})
+        return with_first_counts(metrics, folder).decided["Mass"].groups
+
+    first = sent(tmp_path / "a", F=DecidedGroup(10, 20, 0.5, 0.5))
+    assert first == {"F": DecidedGroup(10, 20, 0.5, 0.5)}
+    both = sent(tmp_path / "a", F=DecidedGroup(11, 20, 0.6, 0.5), M=DecidedGroup(9, 9, 1.0, 1.0))
+    assert both == {"F": DecidedGroup(10, 20, 0.6, 0.5)}
+    assert sent(tmp_path / "a", M=DecidedGroup(9, 9, 1.0, 1.0)) == {}
+    assert sent(tmp_path / "b") == {}
+    assert sent(tmp_path / "b", M=DecidedGroup(9, 9, 1.0, 1.0)) == {}
 
 
 def test_the_pooled_threshold_is_that_of_all_images_together(tiny: Any) -> None:

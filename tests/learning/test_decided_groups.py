@@ -38,8 +38,8 @@ def test_rates_of_a_group_by_hand() -> None:
     found = decided_groups(part, p, ONE, {"Mass": 0.5}, ["F", "M"], OPEN)
     assert found == {
         "Mass": {
-            "F": DecidedGroup(2, 1, Decided(0.5, 1.0)),
-            "M": DecidedGroup(1, 2, Decided(1.0, 0.5)),
+            "F": DecidedGroup(2, 1, 0.5, 1.0),
+            "M": DecidedGroup(1, 2, 1.0, 0.5),
         }
     }
 
@@ -167,7 +167,10 @@ def test_a_group_is_decided_by_the_sites_own_threshold_where_it_has_one() -> Non
         found = decided_classes(
             part, logits, ONE, {"Mass": decision}, "sensitivity", np.arange(4), OPEN, ["F", "M"]
         )
-        return {value: group.at for value, group in found["Mass"].groups.items()}
+        return {
+            value: Decided(group.sensitivity, group.specificity)
+            for value, group in found["Mass"].groups.items()
+        }
 
     pooled = {"F": Decided(1.0, 1.0), "M": Decided(0.0, 1.0)}
     assert rates(Decision(None, at(0.6))) == pooled

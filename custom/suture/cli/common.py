@@ -161,3 +161,15 @@ def guarded(command: Callable[[], Any]) -> None:
     except KeyboardInterrupt:
         Console(stderr=True).print("interrupted", style="yellow")  # before a command has begun
         sys.exit(130)
+
+
+def stated(prevalence: Iterable[str]) -> dict[str, float]:
+    """Read 'CLASS=SHARE' of each --prevalence; a name may hold an equals sign."""
+    found = {}
+    for text in prevalence:
+        label, _, share = text.rpartition("=")
+        try:
+            found[label.strip()] = float(share)
+        except ValueError:
+            raise ConfigError(f"--prevalence {text!r} is no prevalence; write 'CLASS=0.02'") from None
+    return found

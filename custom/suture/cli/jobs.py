@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from suture.cli.common import Detach, StartupKit, console, print_line
+from suture.cli.common import Detach, StartupKit, console, print_line, stated
 
 if TYPE_CHECKING:
     from suture.flare.admin.kit import Kit
@@ -194,11 +194,15 @@ def report(
             help="Also write report_with_examples.html: test images of each class, if they are here.",
         ),
     ] = False,
+    prevalence: Annotated[
+        list[str] | None,
+        typer.Option(help="'CLASS=0.02': show its PPV and NPV at this prevalence."),
+    ] = None,
 ) -> None:
     """Render the report of a run again, and show its table."""
     from suture.reports.report import write_report, write_report_with_examples
 
-    write_report(directory)
+    write_report(directory, stated(prevalence or ()))
     show_run(directory)
     if examples:
         from suture.simulation.example_images import example_images

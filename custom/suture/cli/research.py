@@ -22,6 +22,7 @@ from suture.cli.common import (
     device_of,
     load_sources,
     print_line,
+    stated,
 )
 
 if TYPE_CHECKING:
@@ -320,21 +321,7 @@ def _decider(
         from suture.export.dicom_report import check_reports
 
         check_reports(site)
-    return decider(model, site, _stated(prevalence))
-
-
-def _stated(prevalence: Iterable[str]) -> dict[str, float]:
-    """Read 'CLASS=SHARE'; a name may hold an equals sign."""
-    from suture.core.errors import ConfigError
-
-    found = {}
-    for text in prevalence:
-        label, _, share = text.rpartition("=")
-        try:
-            found[label.strip()] = float(share)
-        except ValueError:
-            raise ConfigError(f"--prevalence {text!r} is no prevalence; write 'CLASS=0.02'") from None
-    return found
+    return decider(model, site, stated(prevalence))
 
 
 def _write_reports(

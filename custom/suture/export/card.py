@@ -16,6 +16,7 @@ from markupsafe import Markup
 from suture.core.errors import DataError
 from suture.core.files import atomic_write
 from suture.core.printable import printable
+from suture.learning.proportions import Estimate
 from suture.models import MODELS
 from suture.models.saved import load_spec, weights_digest
 from suture.protocol.records import Metrics, Run, read_history, read_metrics, read_run
@@ -98,11 +99,25 @@ def escaped(text: object) -> str:
     return _MARKUP.sub(r"\\\1", printable(str(text)))
 
 
+def rate(found: Estimate | None) -> str:
+    """Return a share with its interval, where the number of its images is known."""
+    if found is None:
+        return DASH
+    bounds = interval((found.low, found.high))
+    return area(found.value) + (f" ({bounds})" if found.high - found.low < 1 else "")
+
+
 def _templates() -> Environment:
     loader = FileSystemLoader(Path(__file__).parent)
     # No HTML is made, so that nothing is escaped for it; `md` is applied to what other parties wrote.
     environment = Environment(loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"md": escaped, "rounded": rounded, "area": area, "interval": interval}
+    environment.filters |= {
+        "md": escaped,
+        "rounded": rounded,
+        "area": area,
+        "interval": interval,
+        "rate": rate,
+    }
     return environment
 
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from suture.core.labels import LabelSet
 from suture.data.batch import Samples
 from suture.learning.metrics import Floats
-from suture.protocol.decisions import Decided, DecidedGroup
+from suture.protocol.decisions import DecidedGroup
 from suture.protocol.disclosure import complementary, on_grid, without_one
 from suture.protocol.messages import rounded
 from suture.protocol.privacy import PrivacyConfig
@@ -99,7 +99,7 @@ def _group(
     rates = [_share(positive[y == 1]), _share(~positive[y == 0])]
     sent = [rounded(rate) if influence is None else on_grid(rate, influence) for rate in rates]
     near = [round(int((y == kind).sum()) / limits.round_counts) * limits.round_counts for kind in (1, 0)]
-    return DecidedGroup(near[0], near[1], Decided(sent[0], sent[1]))
+    return DecidedGroup(near[0], near[1], sent[0], sent[1])
 
 
 def _share(values: NDArray[np.bool_]) -> float | None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from suture.core.errors import RejectedUpdate
-from suture.protocol.decisions import CELLS, JOINED
+from suture.protocol.decisions import CELLS, JOINED, Decided, DecidedGroup
 from suture.protocol.disclosure import BOUND, may_be
 from suture.protocol.egress import ALIKE, IMAGES, WEIGHT, Egress, Range, whole
 from suture.protocol.messages import (
@@ -275,8 +275,8 @@ def _decided(metrics: Metrics) -> list[float | None]:
     """Return the figures of decisions, of all classes."""
     found: list[float | None] = []
     for one in metrics.decided.values():
-        points = [point for point in (one.own, one.pooled, one.half) if point]
-        points += [group.at for group in one.groups.values()]
+        points: list[Decided | DecidedGroup] = [p for p in (one.own, one.pooled, one.half) if p]
+        points += one.groups.values()
         found += [value for point in points for value in (point.sensitivity, point.specificity)]
         found += [*one.ece, *one.brier, one.sets]
     return found

@@ -101,12 +101,14 @@ class DecidedGroup:
 
     Attributes:
         positives, negatives: number of these images with and without the class.
-        at: at the site's own threshold, or that of all sites where it has none.
+        sensitivity, specificity: at the site's own threshold, or that of all sites where it has none; None
+            where withheld or undefined.
     """
 
     positives: Annotated[int, Field(ge=0, le=2**53)]
     negatives: Annotated[int, Field(ge=0, le=2**53)]
-    at: Decided
+    sensitivity: Probability | None
+    specificity: Probability | None
 
 
 @dataclass(frozen=True, config=STRICT)

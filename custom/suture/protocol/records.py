@@ -199,6 +199,7 @@ class DecisionRecord:
     Attributes:
         settings: of the job; None where it decides nothing.
         measured: of each site and class.
+        counts: test images of a site with and without a class, where they have left it.
         diagrams: of each class that is decided.
     """
 
@@ -206,6 +207,7 @@ class DecisionRecord:
     pooled: dict[str, Operating] = field(default_factory=dict)
     sites: dict[str, dict[str, Operating]] = field(default_factory=dict)
     measured: dict[str, dict[str, DecidedClass]] = field(default_factory=dict)
+    counts: dict[str, dict[str, tuple[NonNegativeInt, NonNegativeInt]]] = field(default_factory=dict)
     diagrams: dict[str, Diagrams] = field(default_factory=dict)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from suture.learning.proportions import wilson
 from suture.protocol.decisions import Diagrams
 from suture.reports.charts import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Chart, Scale, Tick, Trace
 
@@ -61,7 +62,7 @@ def _reliability(found: Diagrams) -> Chart:
     """Return a dot for each bin with its Wilson interval (Wilson 1927), beside the diagonal."""
     dots, bars = [], []
     for p, share, images in found.reliability:
-        low, high = wilson(share, images)
+        _, low, high = wilson(share, images)
         dots.append(_placed([(p, share)]))
         bars.append(_placed([(p, low), (p, high)]))
     traces = [
@@ -69,14 +70,6 @@ def _reliability(found: Diagrams) -> Chart:
         Trace("share, 95 % interval", 0, (*bars, *dots)),
     ]
     return _square("Share of positives by calibrated probability", traces)
-
-
-def wilson(share: float, n: int) -> tuple[float, float]:
-    """Return Wilson's 95 % interval of a share of `n` images."""
-    from scipy.stats import binomtest  # a second's import
-
-    found = binomtest(round(share * n), n).proportion_ci(method="wilson")
-    return float(found.low), float(found.high)
 
 
 def _placed(points: Points) -> tuple[tuple[float, float], ...]:

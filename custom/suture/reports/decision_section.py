@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from suture.learning.operating_points import predictive_values
-from suture.protocol.decisions import Decided, Decision, DecisionSettings, Operating, Rule
+from suture.core.errors import ConfigError, unknown
+from suture.learning.proportions import Estimate, difference, predictive, wilson
+from suture.protocol.decisions import Decided, DecidedGroup, Decision, DecisionSettings, Operating, Rule
 from suture.protocol.records import DecisionRecord, Metrics
 from suture.reports.charts import Chart
 from suture.reports.decision_charts import class_charts
@@ -21,23 +22,47 @@ _RULES = {
 
 
 @dataclass(frozen=True)
+class Rates:
+    """Sensitivity and specificity on some images, with intervals where their numbers are known."""
+
+    sensitivity: Estimate | None
+    specificity: Estimate | None
+
+
+@dataclass(frozen=True)
 class Point:
     """A threshold with what it does.
 
     Attributes:
         threshold: a probability of the model.
-        at: sensitivity and specificity on the site's test images.
-        values: PPV and NPV at the prevalence of the site's validation images; None where undefined.
+        at: on the site's test images.
+        values: PPV and NPV; None where undefined.
     """
 
     threshold: float
-    at: Decided
-    values: tuple[float | None, float | None]
+    at: Rates
+    values: tuple[Estimate | None, Estimate | None]
+
+
+@dataclass(frozen=True)
+class Group:
+    """The test images with one value of the site's attribute, with and without the class, and their rates."""
+
+    name: str
+    positives: int
+    negatives: int
+    at: Rates
 
 
 @dataclass(frozen=True)
 class Line:
-    """A class at a site: its own threshold and that of all sites (None where there is none), and 0.5."""
+    """A class at a site: its own threshold and that of all sites (None where there is none), and 0.5.
+
+    Attributes:
+        prevalence: of PPV and NPV: a stated one, or that of the site's validation images.
+        groups: of the attribute that the site names, at its own threshold, or that of all sites.
+        gap: of the groups, the largest sensitivity less the smallest, and of specificity.
+    """
 
     site: str
     own: Point | None
@@ -47,6 +72,13 @@ class Line:
     ece: tuple[float | None, float | None]
     brier: tuple[float | None, float | None]
     sets: float | None
+    groups: list[Group]
+    gap: Rates
+
+    @property
+    def best(self) -> Point | None:
+        """The point by which the site decides."""
+        return self.own or self.pooled
 
 
 @dataclass(frozen=True)
@@ -58,6 +90,7 @@ class Section:
         classes: the lines of each class.
         unvalidated: classes without an operating point.
         charts: the curves of each class; none of a run of an earlier version.
+        stated: prevalences that a reader has stated, by class.
     """
 
     target: str
@@ -66,20 +99,35 @@ class Section:
     classes: dict[str, list[Line]]
     unvalidated: Sequence[str]
     charts: dict[str, list[Chart]]
+    stated: Mapping[str, float]
+
+    @property
+    def groups(self) -> dict[str, list[Line]]:
+        """The lines of each class that have groups."""
+        found = {name: [line for line in lines if line.groups] for name, lines in self.classes.items()}
+        return {name: lines for name, lines in found.items() if lines}
 
 
-def decision_section(metrics: Metrics | None, labels: Sequence[str]) -> Section | None:
+def decision_section(
+    metrics: Metrics | None, labels: Sequence[str], stated: Mapping[str, float] | None = None
+) -> Section | None:
     """Return the section; None where the job decides nothing.
 
     Args:
         labels: the classes of the model, in their order.
+        stated: prevalences of classes, in place of those of the validation images.
+
+    Raises:
+        ConfigError: a prevalence is none, or of a class that is not decided.
     """
+    stated = stated or {}
+    _check(stated, metrics.decisions.pooled if metrics else ())
     found = metrics.decisions if metrics else None
     if found is None or found.settings is None:
         return None
     lines = {
         name: [
-            _line(found, found.settings.rule, site, name)
+            _line(found, found.settings.rule, site, name, stated.get(name))
             for site, classes in found.measured.items()
             if name in classes
         ]
@@ -92,7 +140,18 @@ def decision_section(metrics: Metrics | None, labels: Sequence[str]) -> Section 
         {name: at for name, at in lines.items() if at},
         [name for name in labels if name not in found.pooled],
         {name: class_charts(found.diagrams[name]) for name in labels if name in found.diagrams},
+        stated,
     )
+
+
+def _check(stated: Mapping[str, float], decided: Collection[str]) -> None:
+    for name, share in stated.items():
+        if not decided:
+            raise ConfigError("the run decides nothing, so there are no PPV and NPV; leave --prevalence out")
+        if name not in decided:
+            raise unknown("decided class", name, decided)
+        if not 0 < share < 1:
+            raise ConfigError(f"the prevalence {share:g} of {name} is no share between 0 and 1")
 
 
 def target_of(settings: DecisionSettings) -> str:
@@ -101,29 +160,53 @@ def target_of(settings: DecisionSettings) -> str:
     return _RULES[settings.rule].format(**values)
 
 
-def _line(found: DecisionRecord, rule: Rule, site: str, name: str) -> Line:
-    measured = found.measured[site][name]
+def _line(found: DecisionRecord, rule: Rule, site: str, name: str, stated: float | None) -> Line:
+    measured, counts = found.measured[site][name], found.counts.get(site, {}).get(name)
     decision = Decision(found.sites.get(site, {}).get(name), found.pooled.get(name))
-    prevalence = decision.fitted.prevalence if decision.fitted else None
+    fitted_to = decision.fitted.prevalence if decision.fitted else None
+    prevalence = fitted_to if stated is None else stated
 
     def point(fitted: Operating | None, at: Decided | None) -> Point | None:
         threshold = fitted.thresholds.get(rule) if fitted else None
-        return _point(threshold, at, prevalence) if threshold is not None and at else None
+        return None if threshold is None or at is None else _point(threshold, _rates(at, counts), prevalence)
 
+    half = _point(0.5, _rates(measured.half, counts), prevalence)
+    groups = [
+        Group(value, one.positives, one.negatives, _rates(one, (one.positives, one.negatives)))
+        for value, one in sorted(measured.groups.items())
+    ]
     return Line(
         site,
         point(decision.own, measured.own),
         point(decision.pooled, measured.pooled),
-        _point(0.5, measured.half, prevalence),
+        half,
         prevalence,
         measured.ece,
         measured.brier,
         measured.sets,
+        groups,
+        Rates(_gap(g.at.sensitivity for g in groups), _gap(g.at.specificity for g in groups)),
     )
 
 
-def _point(threshold: float, at: Decided, prevalence: float | None) -> Point:
+def _rates(at: Decided | DecidedGroup, counts: tuple[int, int] | None) -> Rates:
+    numbers = counts or (0, 0)  # of none, an interval is all of 0 to 1
+    both = zip((at.sensitivity, at.specificity), numbers, strict=True)
+    return Rates(*(None if rate is None else wilson(rate, n) for rate, n in both))
+
+
+def _gap(rates: Iterable[Estimate | None]) -> Estimate | None:
+    """Return how far the largest rate is above the smallest; None with fewer than two."""
+    known = sorted((rate for rate in rates if rate), key=lambda rate: rate.value)
+    return difference(known[-1], known[0]) if len(known) > 1 else None
+
+
+def _point(threshold: float, at: Rates, prevalence: float | None) -> Point:
     if at.sensitivity is None or at.specificity is None or prevalence is None:
         return Point(threshold, at, (None, None))
-    ppv, npv = predictive_values(at.sensitivity, at.specificity, prevalence)
-    return Point(threshold, at, (None if math.isnan(ppv) else ppv, None if math.isnan(npv) else npv))
+    ppv, npv = predictive(at.sensitivity, at.specificity, prevalence)
+    return Point(threshold, at, (_defined(ppv), _defined(npv)))
+
+
+def _defined(found: Estimate) -> Estimate | None:
+    return None if any(map(math.isnan, found)) else found

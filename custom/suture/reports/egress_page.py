@@ -99,8 +99,9 @@ _FIELDS: Mapping[type[Any], Mapping[str, str]] = {
         "positives": "number of the images with the class, rounded to `round_counts`; a group with fewer "
         "than `min_count` of either kind is omitted, and so is one from which its number would follow",
         "negatives": "number of those without, the same",
-        "at": "share of each kind that the site's own threshold decides rightly, or that of all sites where "
-        "it has none; on grids",
+        "sensitivity": "share of the former that the site's own threshold decides rightly, or that of all "
+        "sites where it has none; on a grid",
+        "specificity": "the same, of the latter",
     },
     ClassScore: {
         "auroc": "on a grid",

@@ -86,14 +86,14 @@ FORMATS = (
 )
 
 
-def write_report(run_dir: Path) -> Path:
+def write_report(run_dir: Path, prevalence: Mapping[str, float] | None = None) -> Path:
     """Write report.html beside run.json and return its path; see `render_report`.
 
     Raises:
-        DataError: run.json is absent, or a file cannot be read.
+        ConfigError, DataError: as `render_report`.
         OSError: the folder cannot be written to.
     """
-    page = render_report(run_dir)
+    page = render_report(run_dir, prevalence=prevalence)
     path = run_dir / "report.html"
     atomic_write(path, page.encode())
     return path
@@ -112,7 +112,12 @@ def write_report_with_examples(run_dir: Path, examples: Examples) -> Path:
     return path
 
 
-def render_report(run_dir: Path, live: Live | None = None, examples: Examples | None = None) -> str:
+def render_report(
+    run_dir: Path,
+    live: Live | None = None,
+    examples: Examples | None = None,
+    prevalence: Mapping[str, float] | None = None,
+) -> str:
     """Return the page of a run, which may still work.
 
     history.jsonl and metrics.json may be absent, as they are when a run has failed; the page then states it.
@@ -122,8 +127,10 @@ def render_report(run_dir: Path, live: Live | None = None, examples: Examples | 
     Args:
         live: what the run does now, for a page that is served while it works.
         examples: images of patients, which the page then holds.
+        prevalence: of classes, at which their PPV and NPV are shown.
 
     Raises:
+        ConfigError: a prevalence is none, or of a class that is not decided.
         DataError: run.json is absent, or a file cannot be read.
     """
     run, history = read_run(run_dir), read_history(run_dir)
@@ -133,6 +140,7 @@ def render_report(run_dir: Path, live: Live | None = None, examples: Examples | 
     if tuned and nothing_measured(metrics):
         metrics = None
     content = _content(run, history, metrics) | section(tuned)
+    content["decisions"] = decision_section(metrics, run.labels, prevalence)
     content |= method_sections(run, history, read_diagnostics(run_dir), _phase_starts(history))
     ranked = [row.name for group in content["groups"] for row in group.rows] or run.labels
     content["examples"] = {name: examples[name] for name in ranked if name in examples} if examples else {}
@@ -176,7 +184,6 @@ def _content(run: Run, history: list[Round], metrics: Metrics | None) -> dict[st
         "unique": [label for label in run.labels if kind(run, label) == UNIQUE],
         "groups": class_groups(run, metrics) if metrics else [],
         "overall": overall(metrics) if metrics else {},
-        "decisions": decision_section(metrics, run.labels),
         "axis": _axis(metrics) if metrics else None,
         "head_above": HEAD,
         "tail_below": TAIL,

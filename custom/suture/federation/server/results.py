@@ -27,6 +27,7 @@ from suture.federation.server.scores import (
     weighting,
 )
 from suture.federation.server.server import Server
+from suture.learning.evaluation import counts_of
 from suture.learning.metrics import mean_defined
 from suture.methods.base import GlobalModel
 from suture.protocol.messages import ClassScore, Metrics, Spent
@@ -157,8 +158,16 @@ def _decisions(server: Server, tested: Mapping[str, Metrics]) -> dict[str, Any]:
         site: {name: asdict(one) for name, one in server.registry.named(site, metrics.decided).items()}
         for site, metrics in sorted(tested.items())
     }
+    counts = {
+        site: {
+            name: pair
+            for name, score in server.registry.named(site, metrics.classes).items()
+            if name in measured[site] and (pair := counts_of(score))
+        }
+        for site, metrics in sorted(tested.items())
+    }
     drawn = {name: asdict(one) for name, one in server.diagrams.items()}
-    return {**asdict(server.decisions), "measured": measured, "diagrams": drawn}
+    return {**asdict(server.decisions), "measured": measured, "counts": counts, "diagrams": drawn}
 
 
 def _owners(server: Server) -> dict[str, tuple[str, ...]]:
