@@ -25,27 +25,33 @@ import torch
 from machine import machine
 from rich.console import Console
 from rich.table import Table
+from torch import nn
 
 from suture.data.augmentation import Augmentation
 from suture.federation.plan import Plan, Schedule, code_hash
 from suture.federation.server.server import open_server
 from suture.methods.surgical import SurgicalAggregation
-from suture.models import ModelSpec
+from suture.models import MODELS, Backbone, ModelSpec
 from suture.protocol.messages import Payload, SiteInfo, Update, ones
 from suture.protocol.packing import Packed, pack, unpack
 
 ROWS = [(10, 14, 0.25), (100, 14, 0.25), (300, 14, 0.25), (1000, 14, 0.25)]
 ROWS += [(10, 1000, 0.25), (10, 10_000, 0.25), (10, 14, 28), (3, 14, 1000)]
-_HIDDEN = {0.25: None, 28: 2_300, 1000: 15_200}
+_WIDE = 4096
 
 
-def _spec(mb: float) -> ModelSpec:
-    hidden = _HIDDEN[mb]
-    return (
-        ModelSpec("cnn", size=16)
-        if hidden is None
-        else ModelSpec("cnn", size=16, hidden=hidden, projection=600 if mb == 28 else hidden)
-    )
+def _stack(*_: object) -> tuple[nn.Module, int]:
+    """Sixteen Dense blocks of 64 MiB each."""
+    blocks = [nn.Linear(_WIDE, _WIDE, bias=False) for _ in range(16)]
+    return nn.Sequential(nn.AdaptiveAvgPool2d(64), nn.Flatten(), *blocks), _WIDE
+
+
+MODELS["stack"] = Backbone("Dense blocks of 1 GiB, for this benchmark alone", _stack)
+_SPECS = {
+    0.25: ModelSpec("cnn", size=16),
+    28: ModelSpec("cnn", size=16, hidden=2_300, projection=600),
+    1000: ModelSpec("stack", size=64),
+}
 
 
 def _answer(packed: Packed, labels: tuple[str, ...], plan: Plan) -> Packed:
@@ -65,7 +71,7 @@ def measured(sites: int, classes: int, mb: float, rounds: int) -> dict[str, Any]
     """CPU seconds and memory of a federation of so many sites."""
     torch.set_num_threads(1)
     method = SurgicalAggregation()
-    plan = Plan(method, _spec(mb), Augmentation(), 1, "scale", code_hash(type(method)))
+    plan = Plan(method, _SPECS[mb], Augmentation(), 1, "scale", code_hash(type(method)))
     labels = tuple(f"class {i * 7919 % 1000003:06d}" for i in range(classes))
     names = [f"site-{i:04d}" for i in range(sites)]
     with tempfile.TemporaryDirectory() as folder:
@@ -108,7 +114,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sites", type=int, nargs="*", default=[])
     parser.add_argument("--classes", type=int, default=14)
-    parser.add_argument("--mb", type=float, default=0.25, choices=_HIDDEN)
+    parser.add_argument("--mb", type=float, default=0.25, choices=_SPECS)
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
     rows = [(n, args.classes, args.mb) for n in args.sites] or ROWS

@@ -50,6 +50,7 @@ from suture.federation.server.selection import MEASURED_HERE, Best, HeldOut, Sta
 from suture.federation.store import Rounds
 from suture.learning.metrics import mean_defined
 from suture.methods.base import ClassFacts, GlobalModel, Method, Phase, RoundContext
+from suture.models.classifier import Layout
 from suture.protocol.decisions import Decisions, Diagrams
 from suture.protocol.messages import Metrics, Payload, Update
 from suture.protocol.packing import Packed
@@ -124,7 +125,7 @@ class Server:
         """
         check_sites(sites)
         payload = Payload("handshake")
-        expected = expected_answer(self.plan.method, payload, {}, {})
+        expected = expected_answer(self.plan.method, payload, self.plan.method.egress(Layout({}, {})))
         return self.collector.open(dict.fromkeys(sites, (payload, expected)))
 
     def begin(self, missing: Mapping[str, str]) -> None:
