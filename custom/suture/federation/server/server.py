@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import starmap
 from pathlib import Path
 
 import torch
@@ -66,7 +67,8 @@ class _Updates:
     registry: SiteRegistry
 
     def __iter__(self) -> Iterator[Update]:
-        return (self.registry.from_site(site, update) for site, update in self.collector.updates())
+        # It holds no update while the next one is read, as a generator would.
+        return starmap(self.registry.from_site, self.collector.updates())
 
 
 class Server:
