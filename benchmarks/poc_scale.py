@@ -3,7 +3,7 @@
 FLARE's POC on this machine, each site with four images of 16 px, so that nearly all time is the exchange's.
 Seconds are the median (range) of the rounds after the first two, from a round's payloads to its merged model.
 Memory is the proportional set size at its peak: of the server with its job, and the mean of a site with its
-job. A client needs about a gigabyte. `--relays 2` puts two of FLARE's relays between the sites and the
+job. A client needs about 0.55 GB. `--relays 2` puts two of FLARE's relays between the sites and the
 server, to which they connect in turn: federations of two levels. `--sites 4 8` chooses rows.
 """
 
