@@ -47,7 +47,7 @@ from suture.methods.pfl import PersonalisedFL as PFL
 from suture.methods.source import code_hash
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import MODELS, Backbone, ModelSpec, build
-from suture.models.classifier import load_tensors, split_state
+from suture.models.classifier import Layout, load_tensors, split_state
 from suture.models.saved import save_model
 from suture.protocol import packing
 from suture.protocol.messages import (
@@ -139,7 +139,7 @@ def _take(case: tuple[str, Any, Packed]) -> None:
     task, method, packed = case
     told: list[Any] = []
     payload = TASKS[task]
-    expected = expected_answer(method, payload, SHARED, HEAD, LABELS, 5)
+    expected = expected_answer(method, payload, method.egress(Layout.of(SHARED, HEAD)), LABELS, 5)
     collector = UpdateCollector(folder() / "spool", lambda _, **facts: told.append(facts))
     collector.open({"alpha": (payload, expected)})
     collector.receive("alpha", packed)  # never raises

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
+from suture.methods import METHODS
 from suture.methods.averaging import WeightedMean
-from suture.protocol.messages import Labels, Update
+from suture.methods.base import GlobalModel, Phase, RoundContext
+from suture.methods.parameters import parts
+from suture.protocol.messages import Labels, Update, ones
 
 CLASSES: Labels = ("Edema", "Hernia", "Mass", "Nodule", "Pneumonia")
 WIDTH = 3
@@ -45,8 +50,10 @@ def leaves(node: Update | Tree) -> list[Update]:
     return [node] if isinstance(node, Update) else [one for part in node.sites for one in leaves(part)]
 
 
-def mean_of(found: Sequence[Update]) -> WeightedMean:
-    shared = {"w": torch.full((WIDTH,), 7.0, dtype=torch.float64)}
+SHARED = {"w": torch.full((WIDTH,), 7.0, dtype=torch.float64)}
+
+
+def mean_of(found: Sequence[Update], shared: Mapping[str, Tensor] = SHARED) -> WeightedMean:
     head = {"head": torch.full((len(CLASSES), WIDTH), 9.0, dtype=torch.float64)}
     mean = WeightedMean(CLASSES, shared, head)
     for one in found:
@@ -54,12 +61,12 @@ def mean_of(found: Sequence[Update]) -> WeightedMean:
     return mean
 
 
-def merged(node: Update | Tree) -> Update:
+def merged(node: Update | Tree, shared: Mapping[str, Tensor] = SHARED) -> Update:
     """What a relay passes on: its mean, and the sums of its weights; of no class that no site of it has."""
     if isinstance(node, Update):
         return node
-    below = [merged(part) for part in node.sites]
-    mean = mean_of(below)
+    below = [merged(part, shared) for part in node.sites]
+    mean = mean_of(below, shared)
     held = {name for one in below for name in one.labels}
     where = [i for i, name in enumerate(CLASSES) if name in held]
     labels = tuple(CLASSES[i] for i in where)
@@ -97,6 +104,32 @@ def test_by_hand_with_a_class_that_only_one_sub_tree_has() -> None:
     # Mass: (1 + 8 + 27) / 6; Nodule of one sub-tree: 5; the others keep the row that they had.
     assert rows == {"Edema": 9.0, "Hernia": 9.0, "Mass": 6.0, "Nodule": 5.0, "Pneumonia": 9.0}
     assert tree.shared()["w"][0].item() == (1 + 8 + 27 + 10) / 8
+
+
+OF_CLASS_TENSORS = {"fedalign", "fedmlp", "creff"}
+"""Their means of tensors of classes have weights of their own, which `merged` does not pass on."""
+
+
+@pytest.mark.parametrize("name", sorted(METHODS.keys() - OF_CLASS_TENSORS))
+def test_the_server_of_a_method_makes_the_same_model_of_branches_as_of_sites(name: str) -> None:
+    method = METHODS[name]()
+    begun = GlobalModel(CLASSES, SHARED, {"head": torch.full((5, WIDTH), 9.0, dtype=torch.float64)})
+    exchanged, _ = parts(method, SHARED, begun.head)
+
+    def site(labels: Labels, weight: float) -> Update:
+        g = torch.Generator().manual_seed(int(weight))
+        rows = torch.randn(len(labels), WIDTH, generator=g, dtype=torch.float64)
+        sent = {key: torch.randn(t.shape, generator=g, dtype=t.dtype) for key, t in exchanged.items()}
+        return Update(1, labels, sent, {"head": rows}, weight * ones(labels), weight)
+
+    one, two = Tree([site(CLASSES[:2], 1), site(CLASSES[1:4], 3)]), Tree([site(CLASSES[:3], 2)])
+    ctx = RoundContext(1, Phase("main", 1), 0)
+    flat = method.aggregate(begun, leaves(Tree([one, two])), ctx)
+    tree = method.aggregate(begun, [merged(one, exchanged), merged(two, exchanged)], ctx)
+    assert not torch.equal(flat.shared["w"], begun.shared["w"])
+    for found, other in ((flat.shared, tree.shared), (flat.head, tree.head), (flat.memory, tree.memory)):
+        for key, tensor in found.items():
+            torch.testing.assert_close(other[key], tensor, rtol=0, atol=1e-12)
 
 
 def test_a_mean_of_means_without_the_weights_is_another_number() -> None:

@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import save_file
 
 from suture.core.errors import RejectedUpdate, SutureError
+from suture.protocol import packing
 from suture.protocol.messages import (
     Abstain,
     ClassScore,
@@ -249,3 +250,39 @@ def test_a_file_whose_header_is_none_is_corrupt(text: str, tmp_path: Path) -> No
     save_file({"x": torch.ones(1)}, tmp_path / "m", {"suture": _checksum({"x": torch.ones(1)}, text) + text})
     with pytest.raises(SutureError, match="m is corrupt"):
         load(tmp_path / "m")
+
+
+def test_a_file_of_this_process_alone_is_read_without_a_look_at_its_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path / "spooled", pack(MESSAGES[2]), durable=False)
+    save(tmp_path / "stored", pack(MESSAGES[2]))
+    summed = []
+    monkeypatch.setattr(packing, "_checksum", lambda *_: summed.append(1) or "00000000")
+    assert unpack(load(tmp_path / "spooled")).labels == MESSAGES[2].labels
+    assert not summed
+    with pytest.raises(SutureError, match="corrupt"):
+        load(tmp_path / "stored")
+
+
+def test_packing_storing_and_reading_hold_no_third_copy(tmp_path: Path) -> None:
+    """The process's own peak, in a process of its own: the message, and what is read of the file."""
+    code = (
+        "import sys, torch\n"
+        "from pathlib import Path\n"
+        "from suture.protocol.messages import Payload\n"
+        "from suture.protocol.packing import load, pack, save, unpack\n"
+        "def kept(n): return Payload('train', labels=(), shared={'a': torch.ones(n), 'b': torch.ones(n)})\n"
+        "def peak(): return next(int(x.split()[1]) for x in open('/proc/self/status') if 'VmHWM' in x)\n"
+        "def round(message, file):\n"
+        "    save(file, pack(unpack(pack(message))))\n"
+        "    return unpack(load(file))\n"
+        "file = Path(sys.argv[1]); round(kept(9), file); before, message = peak(), kept(2**24)\n"
+        "found = round(message, file)\n"
+        "assert torch.equal(found.shared['b'], message.shared['b'])\n"
+        "print((peak() - before) / 2**17)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "x")], check=True, stdout=subprocess.PIPE, text=True
+    )
+    assert 1.5 < float(done.stdout) < 2.2

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from torch import Tensor
-
 from suture.methods.base import Method
-from suture.models.classifier import Layout
 from suture.protocol.check import Expectation
+from suture.protocol.egress import Egress
 from suture.protocol.messages import Labels, Payload
 from suture.protocol.privacy import PrivacyConfig
 
@@ -16,8 +12,7 @@ from suture.protocol.privacy import PrivacyConfig
 def expected_answer(
     method: Method,
     task: Payload,
-    shared: Mapping[str, Tensor],
-    head: Mapping[str, Tensor],
+    egress: Egress,
     own: Labels = (),
     images: int = 0,
     limits: PrivacyConfig | None = None,
@@ -26,12 +21,10 @@ def expected_answer(
 ) -> Expectation:
     """Return what one site may answer to a task.
 
-    Each side passes the tensors of its own model and never those of a message, so that neither side can
-    widen what the other side lets through.
-
     Args:
-        shared, head: what is exchanged in each round of the model of this party; see `parts`. Empty before
-            there is a model.
+        egress: what the method declares of the tensors that are exchanged in each round; see `parts`. Each
+            side passes that of its own model and never of a message's tensors, so that neither side can
+            widen what the other side lets through. Before there is a model, of an empty layout.
         own: the classes that the site annotates, in its own spelling.
         images: number of training images that the site has announced.
         half: whether the model's tensors travel in half precision; only those of a round of training do.
@@ -44,7 +37,7 @@ def expected_answer(
         task.split,
         task.labels,
         own,
-        method.egress(Layout.of(shared, head)),
+        egress,
         images,
         method.keep_local,
         half and task.task == "train",

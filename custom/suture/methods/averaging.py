@@ -94,6 +94,7 @@ def weighted_mean(previous: GlobalModel, updates: Iterable[Update]) -> WeightedM
     mean = WeightedMean(previous.labels, previous.shared, previous.head)
     for update in updates:
         mean.add(update)
+        del update  # before the next one is read
     return mean
 
 

@@ -210,7 +210,7 @@ def load(path: Path) -> Packed:
             text = file.metadata()["suture"]
             checksum, header = text[:8], text[8:]
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            if checksum not in (_NO_CHECKSUM, _checksum(tensors, header)):
+            if checksum != _NO_CHECKSUM and checksum != _checksum(tensors, header):
                 raise ValueError("its bytes are not those that were written")
             content = parse_json(header)
             if not isinstance(content, dict):

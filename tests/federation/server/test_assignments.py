@@ -50,6 +50,15 @@ def test_a_site_that_sees_all_classes_receives_all() -> None:
         assert payload.class_tensors["value"].tolist() == [0, 10, 20, 30]
 
 
+def test_sites_that_see_the_same_classes_share_tensors_and_declaration() -> None:
+    """So that memory grows neither with the number of sites times rows, nor with sites times tensors."""
+    (first, held), (second, likewise) = assigned(FedAvg()).values()
+    assert first.labels != second.labels  # each in its own spelling
+    assert first.head["head.bias"] is second.head["head.bias"]
+    assert first.class_tensors["value"] is second.class_tensors["value"]
+    assert held.egress is likewise.egress
+
+
 def test_a_site_is_held_to_the_images_that_it_announced() -> None:
     expected = {site: expectation for site, (_, expectation) in assigned(FedAvg()).items()}
     assert {site: e.images for site, e in expected.items()} == {"a": 7, "b": 0}

@@ -11,6 +11,7 @@ import torch
 from suture.federation.expectation import expected_answer
 from suture.federation.server.collector import UpdateCollector
 from suture.methods import METHODS
+from suture.models.classifier import Layout
 from suture.protocol.check import Expectation
 from suture.protocol.egress import Egress
 from suture.protocol.messages import Payload, Update
@@ -59,7 +60,8 @@ def collected(tensors: dict[str, torch.Tensor], spool: Path) -> tuple[UpdateColl
     """Send an update with these tensors in the place of its own; return the collector and the status."""
     shared, head = {"backbone.w": torch.zeros(3)}, {"head.weight": torch.zeros(2, 4)}
     task = Payload("train", round=1, labels=("A", "B"))
-    expected = expected_answer(METHODS["surgical"](), task, shared, head, ("A", "B"), 10)
+    egress = METHODS["surgical"]().egress(Layout.of(shared, head))
+    expected = expected_answer(METHODS["surgical"](), task, egress, ("A", "B"), 10)
     update = pack(Update(1, ("A", "B"), shared, head, torch.ones(2, dtype=torch.float64)))
     collector = UpdateCollector(spool, lambda *_, **__: None)
     collector.open({"a": (task, expected)})

@@ -48,6 +48,16 @@ def test_the_administrator_of_a_poc_is_found(
         admin_kit(None, "prod")
 
 
+def test_a_relay_runs_no_jobs_and_is_left_out(make_kit: MakeKit, tmp_path: Path) -> None:
+    site = make_kit("site")
+    relay = site.parent / "gate" / "startup"
+    relay.mkdir(parents=True)
+    with pytest.raises(ConfigError, match="is no startup kit"):
+        kits_in(tmp_path)
+    (relay / "fed_relay.json").write_text("{}")
+    assert set(kits_in(tmp_path)) == {"harbor"}
+
+
 @pytest.mark.parametrize(
     ("dates", "says"),
     [

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Literal
 
 from torch import Tensor
@@ -16,8 +16,10 @@ from suture.methods.parameters import parts
 from suture.models.classifier import Layout
 from suture.protocol.check import Expectation
 from suture.protocol.decisions import Decision, Rule
-from suture.protocol.egress import CLASSES
+from suture.protocol.egress import CLASSES, Egress
 from suture.protocol.messages import Labels, Payload, TaskName
+
+_Rows = tuple[dict[str, Tensor], dict[str, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -65,12 +67,11 @@ class Assigner:
 
     def assign(self, task: Task) -> dict[str, tuple[Payload, Expectation]]:
         """Return the payload of every site in the order of their names, with what it may answer."""
-        assignments = {}
+        # Sites that see the same classes share the tensors: memory grows with the sets of classes.
+        assignments, rows_of = {}, cache(self._rows)
         for site, member in sorted(self.registry.members.items()):
-            payload, images = self._payload(task, site), member.n.get("train", 0)
-            expected = expected_answer(
-                self.method, payload, *self._exchanged, member.own, images, half=self.half
-            )
+            payload, images = self._payload(task, site, rows_of), member.n.get("train", 0)
+            expected = expected_answer(self.method, payload, self._egress, member.own, images, half=self.half)
             assignments[site] = payload, expected
         return assignments
 
@@ -79,9 +80,18 @@ class Assigner:
         """The shared tensors, and the head's rows, as far as they are exchanged in each round."""
         return parts(self.method, self.model.shared, self.model.head)
 
-    def _payload(self, task: Task, site: str) -> Payload:
+    @cached_property
+    def _egress(self) -> Egress:
+        return self.method.egress(Layout.of(*self._exchanged))
+
+    def _rows(self, labels: Labels) -> _Rows:
+        """Return the head's rows and the tensors of some classes."""
+        return self.model.rows(labels), self._class_tensors(labels)
+
+    def _payload(self, task: Task, site: str, rows_of: Callable[[Labels], _Rows]) -> Payload:
         rows = self.registry.rows_for(site, self.method.label_use.view)
-        shared, head = self._exchanged
+        shared, exchanged_head = self._exchanged
+        head, class_tensors = rows_of(rows)
         return Payload(
             task.name,
             self.best[site] if task.round is None else task.round,
@@ -90,9 +100,9 @@ class Assigner:
             task.split,
             self.registry.to_site(site, rows),
             shared,
-            self.model.rows(rows) if head else {},
-            {} if site in self.holders else self._sent_once(rows),
-            self._class_tensors(rows),
+            head if exchanged_head else {},
+            {} if site in self.holders else self._sent_once(head),
+            class_tensors,
             self.best[site],
             dict(self.decisions.get(site, {})),
             self.rule,
@@ -109,10 +119,14 @@ class Assigner:
             sent[name] = tensor
         return sent
 
-    def _sent_once(self, rows: Labels) -> dict[str, Tensor]:
-        """Return what a site receives once and then keeps: its local parameters at the beginning."""
+    def _sent_once(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return what a site receives once and then keeps: its local parameters at the beginning.
+
+        Args:
+            rows: the head's rows of the classes that it may see.
+        """
         model = self.model
         if self.method.share is not None:  # a site begins with a whole model of its own
-            return {**model.fixed, **model.shared, **model.rows(rows)}
+            return {**model.fixed, **model.shared, **rows}
         _, head = self._exchanged
-        return {**model.fixed, **({} if head else model.rows(rows))}
+        return {**model.fixed, **({} if head else rows)}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import starmap
 from pathlib import Path
 
 import torch
@@ -50,6 +51,7 @@ from suture.federation.server.selection import MEASURED_HERE, Best, HeldOut, Sta
 from suture.federation.store import Rounds
 from suture.learning.metrics import mean_defined
 from suture.methods.base import ClassFacts, GlobalModel, Method, Phase, RoundContext
+from suture.models.classifier import Layout
 from suture.protocol.decisions import Decisions, Diagrams
 from suture.protocol.messages import Metrics, Payload, Update
 from suture.protocol.packing import Packed
@@ -65,7 +67,8 @@ class _Updates:
     registry: SiteRegistry
 
     def __iter__(self) -> Iterator[Update]:
-        return (self.registry.from_site(site, update) for site, update in self.collector.updates())
+        # It holds no update while the next one is read, as a generator would.
+        return starmap(self.registry.from_site, self.collector.updates())
 
 
 class Server:
@@ -124,7 +127,7 @@ class Server:
         """
         check_sites(sites)
         payload = Payload("handshake")
-        expected = expected_answer(self.plan.method, payload, {}, {})
+        expected = expected_answer(self.plan.method, payload, self.plan.method.egress(Layout({}, {})))
         return self.collector.open(dict.fromkeys(sites, (payload, expected)))
 
     def begin(self, missing: Mapping[str, str]) -> None:

@@ -151,7 +151,7 @@ class Site:
         return expected_answer(
             method,
             replace(task, labels=labels),
-            *parts(method, shared, head),
+            method.egress(Layout.of(*parts(method, shared, head))),
             own.names,
             len(samples["train"]),
             self.config.privacy,

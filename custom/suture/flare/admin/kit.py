@@ -17,6 +17,9 @@ from suture.core.errors import ConfigError
 Role = Literal["server", "site", "admin"]
 
 _FILES: dict[Role, str] = {"server": "fed_server.json", "site": "fed_client.json", "admin": "fed_admin.json"}
+_RELAY = "fed_relay.json"
+"""The file that only a relay's kit has."""
+
 CERTIFICATES: dict[Role, str] = {"server": "server.crt", "site": "client.crt", "admin": "client.crt"}
 
 
@@ -181,6 +184,8 @@ def poc_folder() -> Path:
 def kits_in(folder: Path) -> dict[str, Kit]:
     """Return the startup kits of a provisioned project by party: those of the newest ``PROJECT/prod_NN``.
 
+    Relays are left out: they run no jobs.
+
     Raises:
         ConfigError: the folder holds no provisioned project, or more than one.
     """
@@ -190,7 +195,8 @@ def kits_in(folder: Path) -> dict[str, Kit]:
         raise ConfigError(
             f"{folder} holds {what}; make a federation on this machine with `suture poc up JOB`"
         )
-    kits = (read_kit(path) for path in sorted(produced[-1].iterdir()) if (path / "startup").is_dir())
+    startups = (path / "startup" for path in sorted(produced[-1].iterdir()))
+    kits = (read_kit(s.parent) for s in startups if s.is_dir() and not (s / _RELAY).is_file())
     return {kit.name: kit for kit in kits}
 
 
