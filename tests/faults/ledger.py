@@ -30,6 +30,14 @@ CASES = {
         "the same, two of three sites needed",
         "job goes on, at most one update lost, the bytes of a clean run in which the same sites counted",
     ),
+    "bell": Case(
+        "`kill -9` of a site's job process while it waits for its next task, all sites needed",
+        "job goes on, no round lost, the clean run's bytes",
+    ),
+    "load": Case(
+        "a hundred rounds while twice as many processes as cores compute",
+        "no update and no round lost, nobody noted as gone, the clean run's bytes",
+    ),
     "sending": Case(
         "`kill -9` of a site's job process while it sends 28 MB, two of three sites needed",
         "job goes on, at most one update lost, the bytes of a clean run in which the same sites counted",

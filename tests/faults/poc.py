@@ -168,6 +168,12 @@ class Poc:
         """The sites that an event was noted of."""
         return [e["site"] for e in self.lines(experiment, "events.jsonl") if e["event"] == event]
 
+    def answered(self, experiment: str) -> set[str]:
+        """The sites whose answers to the round that works now are in."""
+        events = self.lines(experiment, "events.jsonl")
+        begun = max(at for at, e in enumerate(events) if e["event"] == "round")
+        return {e["site"] for e in events[begun:] if e["event"] == "answer"}
+
     def committed(self, experiment: str) -> int:
         """How many rounds have been committed, in events: those of a repeated round count twice."""
         return sum(e["event"] == "committed" for e in self.lines(experiment, "events.jsonl"))

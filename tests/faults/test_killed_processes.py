@@ -8,8 +8,11 @@ from __future__ import annotations
 import os
 import random
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -147,6 +150,56 @@ def _kill_job_process(trial: Trial, tmp_path: Path, hashes: dict[str, str]) -> F
         "another process",
     )
     return trial.end(tmp_path, hashes, detect, trial.recovered())
+
+
+@pytest.mark.case("bell")
+def test_a_site_is_killed_while_it_waits_for_the_bell(
+    attempt: int, poc: Poc, hashes: dict[str, str], tmp_path: Path, note: Any
+) -> None:
+    """The round waits for a stopped site, and harbor, whose answer is in, for the bell of its next task."""
+    trial = Trial(poc, "bell", small_job())
+    poc.in_round(trial.name, 2)
+    slow, waiting = (poc.job_process(name, trial.id) for name in ("lakeside", "harbor"))
+    assert slow
+    assert waiting
+    slow.suspend()
+    try:
+        until(lambda: "harbor" in poc.answered(trial.name), 60, "the answer of harbor")
+        time.sleep(1)
+        assert poc.answered(trial.name) <= {"harbor", "northfield"}
+        poc.kill(waiting)
+        trial.strike()
+        detect = until(
+            lambda: (other := poc.job_process("harbor", trial.id)) and other.pid != waiting.pid,
+            30,
+            "another process",
+        )
+    finally:
+        slow.resume()
+    found = trial.end(tmp_path, hashes, detect, trial.recovered())
+    assert found.rounds_lost == 0
+    note(found)
+
+
+@pytest.mark.case("load")
+def test_a_hundred_rounds_beside_other_work(
+    attempt: int, poc: Poc, hashes: dict[str, str], tmp_path: Path, note: Any
+) -> None:
+    others = [
+        subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * (os.cpu_count() or 1))
+    ]
+    try:
+        trial = Trial(poc, "load", small_job("rounds=100", "epochs=1"))
+        poc.in_round(trial.name, 2)
+        trial.strike()
+        poc.finished(trial.name, 840)
+    finally:
+        for other in others:
+            other.kill()
+    found = trial.end(tmp_path, hashes, None, 0.0)
+    assert found.updates_lost == found.rounds_lost == 0
+    assert not poc.noted(trial.name, "gone")
+    note(replace(found, recover=None))
 
 
 @pytest.mark.case("sending")
