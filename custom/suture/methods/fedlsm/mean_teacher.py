@@ -179,11 +179,12 @@ class MeanTeacher:
         train = self._site.samples["train"]
         ready = ready_inputs(self._site, train.batch(torch.cat([rows, low, high]))).to(self._site.device)
         image, y, known = ready.inputs["image"], ready.y, ready.known
-        p = self._ask(torch.cat([view(self._site, image[:n], noise, how.weak), image[n:]]), y)
+        # Both views before the teacher, whose pass drives the images out of the processor's cache.
+        weak, strong = (view(self._site, image[:n], noise, each) for each in (how.weak, how.strong))
+        p = self._ask(torch.cat([weak, image[n:]]), y)
         limits = how.limits if self._pseudo else NOBODY
         targets = kind.targets(p[:n], y[:n], known[:n], limits, how.labels)
         self._count(rows, targets)
-        strong = view(self._site, image[:n], noise, how.strong)
         weights = self._weights(targets, kind.weights(targets))
         if not m:
             return Batch({"image": strong}, targets.y, targets.sure, weights)
