@@ -100,10 +100,10 @@ def escaped(text: object) -> str:
 
 
 def rate(found: Estimate | None) -> str:
-    """Return a share with its interval, where the number of its images is known."""
+    """Return a share, or a gap, with its interval, where the number of its images is known."""
     if found is None:
         return DASH
-    bounds = interval((found.low, found.high))
+    bounds = f"{area(found.low)} to {area(found.high)}".replace("-", "−")
     return area(found.value) + (f" ({bounds})" if found.high - found.low < 1 else "")
 
 
