@@ -114,7 +114,7 @@ def measured(sites: int, classes: int, mb: float, rounds: int) -> dict[str, Any]
         memory = _peak() - before
         model = sum(t.nbytes for t in {**server.model.shared, **server.model.head}.values()) / 2**20
     return {
-        "packing": packing(Payload("train", labels=labels, shared=server.model.shared)),
+        "packing": packing(Payload("train", labels=labels, shared=dict(server.model.shared))),
         "start": start,
         "rounds": seconds,
         "memory": memory,
