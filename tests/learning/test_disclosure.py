@@ -36,6 +36,7 @@ from suture.learning.metrics import auroc, multiclass_metrics
 from suture.learning.training import SiteContext
 from suture.methods.fedlsm.fedlsm import FedLSM
 from suture.models import ModelSpec
+from suture.protocol.decisions import Decision, Operating, Rule
 from suture.protocol.disclosure import (
     BOUND,
     bounded,
@@ -50,6 +51,7 @@ from suture.protocol.privacy import PrivacyConfig
 
 NAMES = ("A", "B", "C", "D")
 LIMITS = PrivacyConfig()
+RULE: Rule = "sensitivity"
 
 
 def table(counts: list[int], seed: int = 0, patients: int | None = None) -> tuple[Samples, Tensor]:
@@ -125,12 +127,30 @@ def test_withheld_alone_a_count_of_two_would_follow() -> None:
     assert {found["C"] for found in explained(19, scores)} == set(range(11))
 
 
-def measured(part: Samples, logits: Tensor, labels: LabelSet, split: Any) -> Metrics:
+def measured(
+    part: Samples, logits: Tensor, labels: LabelSet, split: Any, decisions: dict[str, Decision] | None = None
+) -> Metrics:
     model: Any = Fixed(labels)
     part = replace(part, inputs={"logits": logits})
     prepare = ModelSpec("cnn", size=16).preprocessing
     site = SiteContext("a", model, {split: part}, prepare, Augmentation(), torch.device("cpu"))
-    return measure(site, Measurement(FedLSM().loss, labels, LIMITS, 1), split, 3, bootstrap=10)
+    how = Measurement(FedLSM().loss, labels, LIMITS, 1, decisions or {})
+    return measure(site, how, split, 3, bootstrap=10)
+
+
+def test_a_server_that_decides_one_class_at_a_time_finds_no_small_cell_by_subtraction() -> None:
+    """Group x has 9, 9 and 2 images of A, B and C; y and z have 9 of each. The sizes of groups are known."""
+    counts, labels = [27, 27, 20], LabelSet(NAMES[:3], "multiclass")
+    part, logits = table(counts)
+    groups = ["x", "y", "z"] * 18 + ["x"] * 2 + ["y", "z"] * 9
+    part, decision = (
+        replace(part, attributes=tuple(groups)),
+        Decision(None, Operating({RULE: 0.5}, None, 0.5)),
+    )
+    asked = [measured(part, logits, labels, "test", {name: decision}) for name in labels.names]
+    assert asked[0].attributes.keys() == {"x", "y", "z"}
+    for name, found in zip(labels.names, asked, strict=True):
+        assert found.decided[name].groups.keys() == {"z"}  # not x, nor y, from which x would follow
 
 
 @settings(max_examples=60, deadline=None)

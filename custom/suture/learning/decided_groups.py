@@ -4,7 +4,8 @@ A group that is shown has at least `min_count` images with, and as many without,
 it. The groups make up the images of a class, whose number is known; so further groups are withheld where the
 number of one would follow (`suture.protocol.disclosure.complementary`). Where each image has one label, the
 classes make up a group as well: it is shown for all classes or for none, and must then also have `min_count`
-images of the other classes together, or the site none.
+images of the other classes together, or the site none. These are all classes that the site shows, decided or
+not: else a server would ask for one class at a time, and subtract.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ def decided_groups(
     thresholds: Mapping[str, float],
     values: Iterable[str],
     limits: PrivacyConfig,
+    visible: Iterable[str] = (),
 ) -> dict[str, dict[str, DecidedGroup]]:
     """Return how well the images of each group are decided, by class.
 
@@ -42,13 +44,14 @@ def decided_groups(
         part: the samples; the columns of their y, and of the probabilities ``[n, c]``, are those of `labels`.
         thresholds: of each class that is decided and not withheld.
         values: the groups whose number of images leaves the site.
+        visible: all classes that are not withheld, decided or not.
     """
     values, columns = list(values), {name: labels.index(name) for name in thresholds}
-    cells = {name: _cells(part.attributes, part.y[:, at].numpy()) for name, at in columns.items()}
     if labels.label_type == "multiclass":
-        every = [*cells.values(), *_rest(part, list(columns.values()))]
-        shown = dict.fromkeys(cells, shown_groups(every, values, limits.min_count))
+        every = _partition(part, sorted({*columns.values(), *map(labels.index, visible)}))
+        shown = dict.fromkeys(columns, shown_groups(every, values, limits.min_count))
     else:
+        cells = {name: _cells(part.attributes, part.y[:, at].numpy()) for name, at in columns.items()}
         shown = {name: shown_groups([found], values, limits.min_count) for name, found in cells.items()}
     return {
         name: {value: _group(part, p[:, at], at, thresholds[name], value, limits) for value in shown[name]}
@@ -79,14 +82,15 @@ def _cells(attributes: Sequence[str], y: NDArray[np.float32]) -> Cells:
     return {value: (kinds[0][value], kinds[1][value]) for value in dict.fromkeys(attributes)}
 
 
-def _rest(part: Samples, columns: Sequence[int]) -> list[Cells]:
-    """Return the labelled images of no class that is decided, by group; nothing where there are none."""
+def _partition(part: Samples, columns: Sequence[int]) -> list[Cells]:
+    """Return the cells of some classes, and of the images of all others, if there are any."""
+    cells = [_cells(part.attributes, part.y[:, at].numpy()) for at in columns]
     labelled = (part.y == 1).any(dim=1)
     other = labelled & ~(part.y[:, columns] == 1).any(dim=1)
     if not bool(other.any()):
-        return []
+        return cells
     y = np.where(labelled.numpy(), other.numpy().astype(np.float32), np.nan)
-    return [_cells(part.attributes, y.astype(np.float32))]
+    return [*cells, _cells(part.attributes, y.astype(np.float32))]
 
 
 def _group(

@@ -91,6 +91,7 @@ def decided_classes(
     patients: NDArray[np.intp],
     limits: PrivacyConfig,
     values: Iterable[str] = (),
+    visible: Iterable[str] = (),
 ) -> dict[str, DecidedClass]:
     """Return how well a site's images are decided, as far as it may leave the site.
 
@@ -98,10 +99,11 @@ def decided_classes(
         part, logits, labels, patients, limits: as for `score_counts`.
         decisions: of the classes that the site does not withhold.
         values: of the attribute, whose number of images leaves the site.
+        visible: all classes that the site does not withhold, whatever a server has decisions of.
     """
     p = _probabilities(logits, labels)
     at = {name: used for name, one in decisions.items() if (used := _used(one, rule)) is not None}
-    groups = decided_groups(part, p, labels, at, values, limits)
+    groups = decided_groups(part, p, labels, at, values, limits, visible)
     found = {}
     for name, decision in decisions.items():
         column = labels.index(name)

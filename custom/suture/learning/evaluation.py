@@ -122,7 +122,8 @@ def _decided(
 ) -> dict[str, DecidedClass]:
     """Return how well the images of the classes are decided whose scores are not withheld."""
     decisions, patients = _shown(how.decisions, scores), patient_numbers(part)
-    return decided_classes(part, logits, labels, decisions, how.rule, patients, how.limits, values)
+    visible = _shown(scores, scores)
+    return decided_classes(part, logits, labels, decisions, how.rule, patients, how.limits, values, visible)
 
 
 def _shown(values: Mapping[str, T], scores: Mapping[str, ClassScore]) -> dict[str, T]:
