@@ -181,6 +181,8 @@ def stream_columns(path: Path, names: Sequence[str], key: str) -> Iterator[tuple
     with _readable(path), closing(_records(path, ",", UTF8, math.inf, names)) as records:
         used = ((number, row) for number, row in enumerate(records, 1) if any(row))
         _, first = next(used, (0, ()))
+        if not first:
+            raise DataError(f"{path} is empty; it needs a header with {', '.join(map(repr, names))} ({key})")
         header = Sheet(path, tuple(map(str.strip, first)), (), ())
         positions = [header.position(name, key) for name in names]
         for number, row in used:
@@ -221,7 +223,8 @@ def _readable(path: Path, delimiter: str = ",", encoding: str = UTF8) -> Iterato
         yield
     except UnicodeError as error:
         name = "UTF-8" if encoding == UTF8 else encoding
-        raise DataError(f"{path} is not {name} text ({error}); correct [data] encoding") from error
+        remedy = "save it as UTF-8, or correct [data] encoding where the data set has it"
+        raise DataError(f"{path} is not {name} text ({error}); {remedy}") from error
     except csv.Error as error:
         raise DataError(f"{path} is not a table with the delimiter {delimiter!r}: {error}") from error
     except (OSError, EOFError, zlib.error) as error:

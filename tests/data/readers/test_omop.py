@@ -225,6 +225,38 @@ def test_a_table_of_another_form_is_refused(given: dict[str, Any], old: str, new
         read(given)
 
 
+def test_a_number_with_leading_zeros_is_the_same_person(given: dict[str, Any]) -> None:
+    change(given["table"], "b.png,101,302,2024-03-08,train", "b.png,00101,0302,2024-03-08,test")
+    change(given["measurements"], "2,101,11", "2,0101,11")
+    reading = read(given)
+    assert reading.table.patients == ("101", "101", "102", "103")
+    np.testing.assert_array_equal(reading.table.y[:, 0], [1, 0, 0, NAN])
+    (fault,) = reading.faults
+    assert "1 patient in two splits" in fault
+
+
+def test_what_is_no_concept_is_not_shown(given: dict[str, Any]) -> None:
+    change(given["measurements"], "4188540,302", "Doe John,302")
+    assert read(given).faults == (
+        f"{given['measurements']} row 3: class 'Mass': value_as_concept_id is no concept's number; "
+        "correct the row",
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "is empty; it needs a header with 'person_id', 'visit_occurrence_id', "),
+        (b"\n\r\n", "is empty"),
+        ("person_id,ä\n".encode("latin-1"), r"is not UTF-8 text .*save it as UTF-8"),
+    ],
+)
+def test_a_table_without_text_is_refused(given: dict[str, Any], content: bytes, says: str) -> None:
+    given["measurements"].write_bytes(content)
+    with pytest.raises(DataError, match=rf"measurement\.csv {says}"):
+        read(given)
+
+
 def test_a_missing_file_is_named(given: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"absent\.csv cannot be read"):
         read(given, observations=tmp_path / "absent.csv")

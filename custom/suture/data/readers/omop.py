@@ -103,7 +103,9 @@ def _rows(config: OmopConfig, path: Path, table: _Table, remarks: Remarks) -> It
 
 
 def _strange(name: str, value: str) -> str:
-    """What to do about a value of a class that has no meaning."""
+    """What to do about a value of a class that has no meaning; what is no concept is not shown: a name?"""
+    if value and not value.isdecimal():
+        return f"class {name!r}: value_as_concept_id is no concept's number; correct the row"
     what = f"value_as_concept_id {shown(value)} is not Yes ({YES}) or No ({NO})" if value else "no value"
     return (
         f"class {name!r}: {what}; add this line to [data], with 1 or 0 if it is known what that means:\n"
@@ -112,5 +114,6 @@ def _strange(name: str, value: str) -> str:
 
 
 def _whole(cell: str) -> str:
-    """An identifier as it is without the decimal point that pandas writes as soon as a cell is blank."""
-    return cell.removesuffix(".0")
+    """A number without leading zeros and the point that pandas writes as soon as a cell is blank."""
+    number = cell.removesuffix(".0")
+    return (number.lstrip("0") or "0") if number.isdecimal() else number
