@@ -243,6 +243,25 @@ def test_a_calibrated_probability_says_that_it_is_one(tmp_path: Path) -> None:
     assert found == {("Edema", "calibrated"): pytest.approx(odds / (1 + odds), abs=1e-6)}
 
 
+def test_a_probability_at_a_stated_prevalence_says_so_and_no_warning_shows_a_name(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    model, out = tmp_path / "model", tmp_path / "out.csv"
+    spec = ModelSpec(name="cnn", size=16)
+    save_model(
+        build(spec, LabelSet(LABELS), 1, pretrained=False), spec, model, {"decisions": asdict(DECISIONS)}
+    )
+    image = an_image(tmp_path / "a.dcm", PatientName="Eva")
+    words = [str(model), str(image), "-o", str(out), "--decide", "north", "--prevalence", "Edema=0.02"]
+    CliRunner().invoke(app, ["predict", *words, "--dicom-sr", str(tmp_path)], catch_exceptions=False)
+    [path] = tmp_path.glob("*.sr.dcm")
+    group = hd.sr.srread(path).content.get_image_measurement_groups()[0]
+    [(how, value)] = [(one.method.value, one.value) for one in group.get_measurements() if one.method]
+    assert how == "at-prevalence"
+    assert value == pytest.approx(pd.read_csv(out)["Edema calibrated"][0], abs=1e-6)
+    assert "Eva" not in " ".join(str(one.message) for one in recwarn)
+
+
 def test_an_image_within_an_archive_has_a_report(tmp_path: Path) -> None:
     image = an_image(tmp_path / "a.dcm")
     archive, png = tmp_path / "in.tar", tmp_path / "b.png"

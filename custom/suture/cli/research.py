@@ -307,7 +307,7 @@ def predict(
     _print_left_out(frame, left_out(out))
     print_line(f"{len(frame)} predicted: {out}")
     inputs = find_inputs(sources, "image", column, root, bits)
-    _write_reports(model, decided(frame), inputs, decide, dicom_sr)
+    _write_reports(model, decided(frame), inputs, decide, stated(prevalence or ()), dicom_sr)
     _limit_failed(frame, left_out(out), max_failed)
 
 
@@ -329,6 +329,7 @@ def _write_reports(
     decided: DataFrame,
     inputs: AbstractContextManager[Inputs],
     site: str | None,
+    corrected: Iterable[str],
     folder: Path | None,
 ) -> None:
     """Write a Structured Report of each DICOM image where they are wanted; print which inputs have none."""
@@ -338,7 +339,7 @@ def _write_reports(
     from suture.export.dicom_report import open_reporter, write_reports
 
     with inputs as them:
-        written = write_reports(open_reporter(model, site), decided, them.found, folder)
+        written = write_reports(open_reporter(model, site, {*corrected}), decided, them.found, folder)
     for name, reason in written.refused.items():
         print_line(f"no report of {name}: {reason}", style="yellow")
     if written.others:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import uuid
-from collections.abc import Mapping
+import warnings
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from io import BytesIO
@@ -45,6 +46,9 @@ PROBABILITY = Code("122157", "DCM", "Probability")
 THRESHOLD = Code("122411", "DCM", "Threshold Value")
 CALIBRATED = Code("calibrated", PRIVATE, "calibrated on validation images")
 """The method of a probability that has been calibrated; the model's own has none."""
+
+CORRECTED = Code("at-prevalence", PRIVATE, "calibrated, then corrected to a stated prevalence")
+"""The method where the user has stated a prevalence."""
 
 _NO_UNITS = Code("1", "UCUM", "no units")
 _IMAGING = Code("363679005", "SCT", "Imaging procedure")
@@ -89,6 +93,7 @@ class Reporter:
         concepts: the code of each class.
         thresholds: the probability at and above which a class is present; None where it is not decided.
         digest: SHA-256 of model.safetensors, in hexadecimal.
+        corrected: the classes whose calibrated probability is that at a stated prevalence.
     """
 
     concepts: dict[str, Code]
@@ -96,6 +101,7 @@ class Reporter:
     version: str
     trained: str
     digest: str
+    corrected: Collection[str] = ()
 
 
 @dataclass(frozen=True)
@@ -136,8 +142,8 @@ def concept(label: str, codes: tuple[ClassCode, ...] = ()) -> Code:
     return Code(value, PRIVATE, label.replace("\\", "/")[:_LONGEST])
 
 
-def open_reporter(model: Path, site: str = ALL) -> Reporter:
-    """Return what the reports of a saved model say of it.
+def open_reporter(model: Path, site: str = ALL, corrected: Collection[str] = ()) -> Reporter:
+    """Return what the reports of a saved model say of it; `corrected` is as in `Reporter`.
 
     Raises:
         ConfigError: as `read_decisions`, or the codes in model.json are faulty.
@@ -152,6 +158,7 @@ def open_reporter(model: Path, site: str = ALL) -> Reporter:
         facts.suture,
         f"job {facts.job}, round {'unknown' if facts.round is None else facts.round}",
         digest,
+        corrected,
     )
 
 
@@ -181,7 +188,9 @@ def write_reports(
             path = folder / f"{image.SOPInstanceUID}.sr.dcm"
             if path in reports:
                 raise DataError("another input has its SOPInstanceUID")
-            written = report(reporter, image, row)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # about a name of one word; they show it
+                written = report(reporter, image, row)
         except (DataError, OSError, ValueError, TypeError, AttributeError) as error:
             refused[str(name)] = str(error)
             continue
@@ -277,7 +286,8 @@ def _finding(
 
     presence = PRESENCE[row[f"{label} decision"]]
     threshold = None if row.get(f"{label} threshold") == STATED else reporter.thresholds[label]
-    numbers = ((PROBABILITY, row[label], None), (PROBABILITY, row.get(f"{label} calibrated"), CALIBRATED))
+    how = CORRECTED if label in reporter.corrected else CALIBRATED
+    numbers = ((PROBABILITY, row[label], None), (PROBABILITY, row.get(f"{label} calibrated"), how))
     return MeasurementsAndQualitativeEvaluations(
         TrackingIdentifier(uid=generate_uid(), identifier=label),
         measurements=[
