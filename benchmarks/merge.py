@@ -1,7 +1,8 @@
 """Merging many sites and classes: `python benchmarks/merge.py`.
 
 Time of the weighted mean against a Python loop over classes, and the server's peak memory while it takes
-updates in, spools them and folds them, for more and more sites. The memory is read from Linux's /proc.
+updates in, keeps them (128 MiB in memory, the others on disk) and folds them, for more and more sites. The
+memory is read from Linux's /proc.
 """
 
 from __future__ import annotations
@@ -147,7 +148,7 @@ def main() -> None:
     console.print(timed())
     console.print(f"\nan update is {pack(update(0)).nbytes / 2**20:.1f} MiB")
     table = Table("sites", "memory added at the peak, MiB", "same, large blocks given back at once", box=None)
-    for sites in (4, 16, 64):
+    for sites in (4, 64, 256):
         table.add_row(str(sites), added(sites, {}), added(sites, _GIVEN_BACK))
     console.print(table)
 

@@ -81,11 +81,20 @@ def states(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("harm", ["full", "read only"])
-@pytest.mark.parametrize("where", ["server", "site"])
+@pytest.mark.parametrize(("where", "in_memory"), [("server", 2**27), ("server", 0), ("site", 2**27)])
 @pytest.mark.case("disk full")
 def test_the_model_is_intact_and_the_run_continues(
-    harm: str, where: str, attempt: int, tiny: Any, mounted: Any, note: Any, tmp_path: Path
+    harm: str,
+    where: str,
+    in_memory: int,
+    attempt: int,
+    tiny: Any,
+    mounted: Any,
+    note: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("suture.federation.server.collector.IN_MEMORY", in_memory)
     whole = tiny(METHOD, rounds=ROUNDS, selection="last").run("whole")
     place = tmp_path / "runs" / ("cut" if where == "server" else "cut/sites/alpha")
     volume = mounted(f"runs/{place.relative_to(tmp_path / 'runs')}", "size=48m")

@@ -15,6 +15,7 @@ from ledger import Found, rounds_lost
 from poc import digest
 
 import suture.core.files
+import suture.federation.server.collector
 import suture.protocol.packing
 from killing import forked as start
 from killing import killing
@@ -23,6 +24,8 @@ from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
 
 METHOD = SurgicalAggregation(local=LocalTraining(lr=1e-2, batch_size=8))
+LIMITS = (0, 600_000, 2**27)
+"""Bytes of updates in memory: none, those of one of three sites, all; the clean run has all."""
 QUICK, ALL = range(4), range(4, 20)
 CLEAN: dict[str, Any] = {}
 
@@ -62,6 +65,7 @@ def kill_and_continue(number: int, tiny: Any, tmp_path: Path) -> Found:
     draw = random.Random(number)
 
     def work() -> object:
+        suture.federation.server.collector.IN_MEMORY = LIMITS[number % 3]
         return federation.run("cut")
 
     if number % 2:

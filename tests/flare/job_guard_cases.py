@@ -17,6 +17,7 @@ import torch
 from nvflare.apis.fl_constant import ReturnCode, ServerCommandNames
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import ReservedHeaderKey, Shareable, make_reply
+from nvflare.app_opt.pt.tensor_downloader import TensorDownloadable
 from nvflare.fuel.f3.cellnet.cell import Cell
 from nvflare.fuel.f3.cellnet.defs import CellChannel, Encoding, MessageHeaderKey
 from nvflare.fuel.f3.cellnet.defs import ReturnCode as CellReturnCode
@@ -32,7 +33,7 @@ from nvflare.fuel.utils import fobs
 from nvflare.private.defs import CellMessageHeaderKeys
 
 from suture.core.errors import FederationError
-from suture.flare import job_guard
+from suture.flare import codec, job_guard
 from suture.flare.codec import from_shareable_, register, to_shareable
 from suture.flare.job_guard import JobGuard
 from suture.protocol.packing import Packed
@@ -184,6 +185,12 @@ UNUSABLE: dict[str, tuple[Callable[[], Any], str]] = {
 }
 
 
+@pytest.fixture
+def downloads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for a message above `INLINE`: its tensors are fetched from the site."""
+    monkeypatch.setattr(codec, "INLINE", 0)
+
+
 def offered_by_a_dead_process(federation: Federation) -> bytes:
     """An answer whose tensors the site can no longer give: its next process has the same name."""
     written = fobs.dumps(answer(x=torch.ones(3)), fobs_ctx=federation.site.get_fobs_context())
@@ -191,6 +198,7 @@ def offered_by_a_dead_process(federation: Federation) -> bytes:
     return bytes(written)
 
 
+@pytest.mark.usefixtures("downloads")
 @pytest.mark.parametrize("kind", ["undecodable", "dead"])
 def test_flare_itself_would_end_the_job(kind: str, federation: Federation) -> None:
     """Where this fails, FLARE has changed, and the guard may not be needed any more."""
@@ -224,14 +232,29 @@ def test_an_answer_that_flare_would_choke_on_is_refused(kind: str, federation: F
     assert not federation.taken
 
 
-def test_a_usable_answer_reaches_flare_as_it_was_sent(federation: Federation) -> None:
+@pytest.mark.parametrize(("inline", "downloaded"), [(0, [2]), (19, [1]), (20, [])])
+def test_a_usable_answer_reaches_flare_as_it_was_sent(
+    inline: int, downloaded: list[int], federation: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(codec, "INLINE", inline)
+    offered: list[int] = []
+    add = TensorDownloadable.__init__
+
+    def counting(self: TensorDownloadable, tensors: dict[str, torch.Tensor], *rest: Any) -> None:
+        offered.append(len(tensors))
+        add(self, tensors, *rest)
+
+    monkeypatch.setattr(TensorDownloadable, "__init__", counting)
     federation.guard()
-    sent = to_shareable(Packed({"shared/w": torch.arange(3.0)}, {"type": "update"}))
+    tensors = {"shared/w": torch.arange(3.0), "shared/n": torch.arange(1)}
+    sent = to_shareable(Packed(tensors, {"type": "update"}))
     sent.set_peer_context(FLContext())
     assert federation.send(sent).payload == "taken"
     (taken,) = federation.taken
     packed = from_shareable_(taken)
-    assert torch.equal(packed.tensors["shared/w"], torch.arange(3.0))
+    assert packed.tensors.keys() == tensors.keys()
+    assert all(torch.equal(tensor, packed.tensors[name]) for name, tensor in tensors.items())
+    assert offered == downloaded
     assert packed.header == {"type": "update"}
     assert not federation.refused
 
@@ -244,6 +267,7 @@ UNFETCHABLE: dict[str, Callable[[], torch.Tensor]] = {
 }
 
 
+@pytest.mark.usefixtures("downloads")
 @pytest.mark.parametrize("kind", UNFETCHABLE)
 def test_tensors_that_cannot_be_fetched_are_tried_again_and_then_refused(
     kind: str, federation: Federation
@@ -258,6 +282,7 @@ def test_tensors_that_cannot_be_fetched_are_tried_again_and_then_refused(
     assert not federation.taken
 
 
+@pytest.mark.usefixtures("downloads")
 def test_a_site_that_dies_while_it_sends_may_answer_again(federation: Federation) -> None:
     federation.guard()
     federation.send(offered_by_a_dead_process(federation), encoded=True)
@@ -267,6 +292,7 @@ def test_a_site_that_dies_while_it_sends_may_answer_again(federation: Federation
     assert torch.equal(federation.taken[0]["x"], torch.ones(3))
 
 
+@pytest.mark.usefixtures("downloads")
 def test_a_fetch_from_a_site_that_says_nothing_ends_with_the_job(federation: Federation) -> None:
     """FLARE would wait for ten minutes, four times."""
     guard = federation.guard()

@@ -117,6 +117,18 @@ class KeepsTheModel(FedProx):
         return previous
 
 
+class ChangesUpdates(FedProx):
+    def aggregate(self, previous: GlobalModel, updates: Iterable[Update], ctx: RoundContext) -> GlobalModel:
+        for update in updates:
+            update.head["head.bias"].add_(1)
+        return previous
+
+
+class TakesATensor(FedProx):
+    def aggregate(self, previous: GlobalModel, updates: Iterable[Update], ctx: RoundContext) -> GlobalModel:
+        return replace(previous, shared={"w": next(iter(updates)).shared["w"].view(-1)})
+
+
 class Undecorated(FedProx):
     """`anchor` is no hyperparameter."""
 
@@ -139,6 +151,8 @@ MUTANTS: list[tuple[type[FedProx], Callable[..., None], str]] = [
     (DrawsGlobally, checks.federations_run_and_repeat, "a second run gives other bytes"),
     (IgnoresTheMask, checks.unknown_labels_are_not_trained, "an unknown label changes the update"),
     (IgnoresTheMaskOfItsOwn, checks.unknown_labels_are_not_trained, "an unknown label changes the update"),
+    (ChangesUpdates, checks.aggregation_takes_copies, "aggregation changes an update"),
+    (TakesATensor, checks.aggregation_takes_copies, "w is a tensor of an update; clone it"),
     (KeepsTheModel, checks.training_lowers_the_loss, "three rounds have the losses"),
     (Undecorated, checks.it_describes_itself, "anchor of Undecorated .* decorate it with @hyperparameters"),
     (UndecoratedValue, checks.it_describes_itself, "mu of UndecoratedValue .* decorate it"),

@@ -59,6 +59,15 @@ def flat(name: str, value: Any) -> dict[str, Any]:
     return {k: v for key, inner in value.items() for k, v in flat(f"{name}.{key}", inner).items()}
 
 
+_ADAPTERS: dict[Any, TypeAdapter[Any]] = {}
+
+
+def adapter_of(kind: type[T]) -> TypeAdapter[T]:
+    """Return pydantic's validator of a type. It is made once, because that takes milliseconds."""
+    found: TypeAdapter[T] = _ADAPTERS.get(kind) or _ADAPTERS.setdefault(kind, TypeAdapter(kind))
+    return found
+
+
 def parse(kind: type[T], values: Mapping[str, Any], where: str) -> T:
     """Convert `values` into a `kind` (a pydantic model or dataclass).
 
@@ -75,7 +84,7 @@ def parse(kind: type[T], values: Mapping[str, Any], where: str) -> T:
     except ValueError as error:
         raise ConfigError(f"{where}: {error}") from None
     try:
-        return TypeAdapter(kind).validate_python(dict(values))
+        return adapter_of(kind).validate_python(dict(values))
     except ValidationError as error:
         problems = error.errors(include_url=False)
         # A misspelt key is missing too; the misspelling is the problem to report.

@@ -11,12 +11,37 @@ from nvflare.apis.shareable import Shareable
 from nvflare.apis.utils.decomposers import flare_decomposers
 from nvflare.app_opt.pt.decomposers import TensorDecomposer
 from nvflare.fuel.utils import fobs
+from nvflare.fuel.utils.fobs.datum import DatumManager
+from nvflare.fuel.utils.fobs.decomposers.via_downloader import EncKey, EncType
+from torch import Tensor
 
 from suture.core.errors import ConfigError, RejectedUpdate, shown
 from suture.protocol.packing import Packed
 from suture.protocol.privacy import NO_ENCRYPTION
 
 _HEADER = "suture"
+
+INLINE = 32 * 2**20
+"""Bytes of tensors that travel within a message."""
+
+_INLINE = "suture.inline"
+"""Key of FLARE's context of one message: bytes of tensors that are in it so far."""
+
+
+class Tensors(TensorDecomposer):
+    """Puts tensors into the message, up to `INLINE` bytes.
+
+    FLARE offers tensors for download, which the receiver requests in parts. This keeps large messages small;
+    in one message, a model of 28 MB takes less time, and less memory at the server.
+    """
+
+    def decompose(self, target: Any, manager: DatumManager | None = None) -> Any:
+        if isinstance(target, Tensor) and manager:
+            size = manager.fobs_ctx.get(_INLINE, 0) + target.numel() * target.element_size()
+            if size <= INLINE:
+                manager.fobs_ctx[_INLINE] = size
+                return {EncKey.TYPE: EncType.NATIVE, EncKey.DATA: self.native_decompose(target, manager)}
+        return super().decompose(target, manager)
 
 
 def register() -> None:
@@ -26,7 +51,7 @@ def register() -> None:
     ends, and writes it empty.
     """
     flare_decomposers.register()
-    fobs.register(TensorDecomposer)
+    fobs.register(Tensors)
 
 
 def to_shareable(packed: Packed) -> Shareable:

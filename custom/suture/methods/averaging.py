@@ -18,7 +18,7 @@ from suture.models.classifier import Classifier, Layout, NormPolicy, frozen_copy
 from suture.protocol.egress import Egress
 from suture.protocol.messages import Labels, Payload, Update, ones
 
-_BLOCK = 1 << 16
+_BLOCK = 2**18
 
 
 class WeightedMean:
@@ -66,7 +66,12 @@ class WeightedMean:
         previous = self._previous[0]
         if self.weight <= 0:
             return dict(previous)
-        return {k: total.div(self.weight).to(previous[k].dtype) for k, total in self._shared.items()}
+        means = {k: torch.empty(total.shape, dtype=previous[k].dtype) for k, total in self._shared.items()}
+        for name, mean in means.items():
+            pairs = (torch.split(tensor.view(-1), _BLOCK) for tensor in (mean, self._shared[name]))
+            for part, total in zip(*pairs, strict=True):
+                part.copy_(total / self.weight)
+        return means
 
     def head(self) -> dict[str, Tensor]:
         """The mean of the rows; the previous row for a class of no weight, never NaN."""

@@ -392,8 +392,9 @@ class Method(ABC):
         Args:
             previous: the model that this round started from.
             updates: the accepted ones in the order of the sites' names, under the federation's class names.
-                They can be walked through more than once; each time they are read from disk one by one, so
-                that memory does not grow with the number of sites.
+                They can be walked through more than once, and are taken from disk one by one where they are
+                many, so that memory does not grow with the number of sites. Their tensors are only read: none
+                is changed, and none is part of the result.
         """
 
 

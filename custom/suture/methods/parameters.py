@@ -42,13 +42,14 @@ def local_parameters(model: Classifier, method: Method) -> tuple[str, ...]:
     """
     if method.share is not None:  # the shared rows replace those of a whole model of the site's own
         return tuple(sorted(set(model.state_dict()) - counters(model)))
-    head = {name for name in model.state_dict() if name.startswith(HEADS)}
+    names = set(model.state_dict())
+    head = {name for name in names if name.startswith(HEADS)}
     away = (
         set(shared_parameters(model, method))
         | counters(model)
         | (head if method.personal == "nothing" else set())
     )
-    return tuple(sorted(set(model.state_dict()) - away))
+    return tuple(sorted(names - away))
 
 
 def stored_parameters(model: Classifier, method: Method) -> dict[str, Tensor]:

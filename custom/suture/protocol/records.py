@@ -12,9 +12,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AliasChoices, Field, FiniteFloat, NonNegativeInt, TypeAdapter, ValidationError
+from pydantic import AliasChoices, Field, FiniteFloat, NonNegativeInt, ValidationError
 
 from suture.core.errors import DataError
+from suture.core.validation import adapter_of
 from suture.protocol.decisions import DecidedClass, DecisionSettings, Diagrams, Operating
 from suture.protocol.messages import Spent
 
@@ -273,7 +274,7 @@ def parse(kind: type[T], value: object, where: str) -> T:
         DataError: naming `where` and the field that is missing or of another type.
     """
     try:
-        return TypeAdapter(kind).validate_python(value)
+        return adapter_of(kind).validate_python(value)
     except ValidationError as error:
         raise _unreadable(where, error) from error
 
@@ -338,7 +339,7 @@ def _read_lines(kind: type[T], path: Path) -> list[T]:
 
 def _parse_text(kind: type[T], text: bytes, where: str) -> T:
     try:
-        return TypeAdapter(kind).validate_json(text)
+        return adapter_of(kind).validate_json(text)
     except ValidationError as error:
         raise _unreadable(where, error) from error
 

@@ -30,7 +30,7 @@ from suture.models.classifier import Layout
 from suture.protocol.egress import whole
 from suture.protocol.half import Transport
 from suture.protocol.messages import Abstain, Update, ones
-from suture.protocol.packing import Packed, load
+from suture.protocol.packing import Packed, load, tensors_of
 from suture.simulation.trial import SITES, Trial
 from suture.simulation.variants import alternatives, changed, names, numbers, with_value, within
 
@@ -209,6 +209,17 @@ def aggregation_is_a_function_of_the_updates(subject: Subject) -> None:
         _ensure(
             torch.allclose(after[name], tensor, 1e-6, 1e-7), f"{name}: unchanged updates change the model"
         )
+
+
+def aggregation_takes_copies(subject: Subject) -> None:
+    """It leaves the updates as they are, and no tensor of its result shares memory with theirs."""
+    method, before = subject.method, _a_model(subject.method)
+    update, as_sent = (_an_update(method, before, LABELS, 3) for _ in range(2))
+    after = _all_tensors(method.aggregate(before, [update], FIRST))
+    _ensure(_equal(update, as_sent), "aggregation changes an update; make new tensors")
+    sent = {t.untyped_storage().data_ptr() for t in tensors_of(update).values() if t.numel()}
+    for name, tensor in after.items():
+        _ensure(tensor.untyped_storage().data_ptr() not in sent, f"{name} is a tensor of an update; clone it")
 
 
 def one_site_alone_decides(subject: Subject) -> None:
@@ -440,6 +451,7 @@ def class_tensors_respect_the_smallest_count(subject: Subject) -> None:
 CHECKS: tuple[Callable[[Subject], None], ...] = (
     it_describes_itself,
     aggregation_is_a_function_of_the_updates,
+    aggregation_takes_copies,
     one_site_alone_decides,
     a_class_that_nobody_sent_keeps_its_row,
     unknown_labels_have_no_gradient,

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import errno
+import weakref
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import suture.federation.server.collector as collecting
+from suture.core.errors import FederationError
 from suture.federation.server.collector import UpdateCollector
 from suture.protocol.check import Expectation
 from suture.protocol.egress import Egress
@@ -17,6 +20,8 @@ from suture.protocol.packing import Packed, pack
 
 SITES = ("a", "b", "c")
 EGRESS = Egress({"w": ((2,), "torch.float32")}, {})
+SIZE = 16
+"""Of an update: two numbers of float32 and a class weight of float64."""
 
 
 def update(number: int = 1, value: float = 1.0) -> Packed:
@@ -98,14 +103,64 @@ def test_a_failed_disk_makes_no_quorum(collector: UpdateCollector, monkeypatch: 
     def full(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
+    monkeypatch.setattr(collecting, "IN_MEMORY", SIZE)
     open_round(collector)
-    monkeypatch.setattr("suture.federation.server.collector.save", full)
-    take = collector.receiver(1, 0)
+    monkeypatch.setattr(collecting, "save", full)
+    take = collector.receiver(2, 0)
     take("a", update())
+    take("b", update())
     assert not take.enough(SITES)
+    with pytest.raises(FederationError, match=r"the server could not keep an update: .*No space left"):
+        collector.close({})
 
 
-def test_a_rejected_update_never_reaches_the_spool(collector: UpdateCollector, tmp_path: Path) -> None:
+def test_beyond_its_limit_updates_wait_on_disk_and_come_back_the_same(
+    collector: UpdateCollector, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for limit in (0, SIZE, 2 * SIZE, 3 * SIZE):
+        monkeypatch.setattr(collecting, "IN_MEMORY", limit)
+        for number in (1, 2):  # the second round has as much memory as the first
+            open_round(collector, number)
+            for site, value in zip(SITES, (1.0, 2.0, 3.0), strict=True):
+                collector.receive(site, update(number, value))
+            on_disk = sorted(path.name for path in (tmp_path / "spool").glob("*"))
+            assert on_disk == [f"{site}.safetensors" for site in SITES[limit // SIZE :]]
+            collector.close({})
+        walks = [[(s, u.shared["w"].tolist()) for s, u in collector.updates()] for _ in range(2)]
+        assert walks[0] == walks[1] == [("a", [1.0, 1.0]), ("b", [2.0, 2.0]), ("c", [3.0, 3.0])]
+        collector.empty()
+        assert not (tmp_path / "spool").exists()
+
+
+def test_memory_counts_what_a_view_holds(
+    collector: UpdateCollector, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collecting, "IN_MEMORY", 2 * SIZE)
+    open_round(collector)
+    view = Packed({**update().tensors, "shared/w": torch.ones(100)[:2]}, update().header)
+    collector.receive("a", view)
+    collector.receive("b", update())
+    assert [path.name for path in (tmp_path / "spool").iterdir()] == ["a.safetensors"]
+
+
+def test_dropped_updates_leave_the_memory(collector: UpdateCollector) -> None:
+    """Of a closed exchange when they are dropped, and of one that failed when the next one is opened."""
+    for drop in (collector.empty, lambda: open_round(collector, 2)):
+        open_round(collector)
+        sent = update()
+        alive = weakref.ref(sent.tensors["shared/w"])
+        collector.receive("a", sent)
+        collector.close({})
+        del sent
+        assert alive() is not None
+        drop()
+        assert alive() is None
+
+
+def test_a_rejected_update_never_reaches_the_spool(
+    collector: UpdateCollector, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collecting, "IN_MEMORY", 0)
     open_round(collector)
     collector.receive("a", update(value=float("nan")))
     collector.receive("b", Packed({**update().tensors, "shared/more": torch.ones(1)}, update().header))
@@ -114,7 +169,11 @@ def test_a_rejected_update_never_reaches_the_spool(collector: UpdateCollector, t
     assert [path.name for path in (tmp_path / "spool").iterdir()] == ["c.safetensors"]
 
 
-def test_an_update_comes_back_from_the_spool_as_it_was_received(collector: UpdateCollector) -> None:
+@pytest.mark.parametrize("limit", [0, collecting.IN_MEMORY])
+def test_an_update_comes_back_as_it_was_received(
+    limit: int, collector: UpdateCollector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collecting, "IN_MEMORY", limit)
     sent = Update(
         1,
         ("Mass", "Hernia"),

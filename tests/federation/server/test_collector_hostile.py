@@ -74,7 +74,8 @@ def test_an_update_without_values_is_rejected(tmp_path: Path) -> None:
     assert status == "rejected"
 
 
-def test_tensors_that_share_memory_are_spooled_apart(tmp_path: Path) -> None:
+def test_tensors_that_share_memory_are_spooled_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("suture.federation.server.collector.IN_MEMORY", 0)
     whole = torch.arange(8.0)
     tied = {"shared/backbone.w": whole[:3], "head/head.weight": whole.view(2, 4)}
     collector, status = collected(tied, tmp_path)

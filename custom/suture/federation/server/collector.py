@@ -1,4 +1,4 @@
-"""The update collector: takes the sites' answers to one exchange, checks each whole and spools updates."""
+"""The update collector: takes the sites' answers to one exchange, checks each whole and keeps updates."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from torch import Tensor
+
 from suture.core.errors import FederationError, RejectedUpdate
 from suture.core.files import make_folder
 from suture.core.printable import printable
@@ -22,6 +24,9 @@ from suture.protocol.messages import Abstain, Evaluation, Metrics, Payload, Repl
 from suture.protocol.packing import Packed, check_size, load, pack, save, tensor_fields, tensors_of, unpack
 
 log = logging.getLogger(__name__)
+
+IN_MEMORY = 128 * 2**20
+"""Bytes of the updates of one exchange that wait in memory; the others wait on disk."""
 
 Line = dict[str, Any]
 """What history.jsonl says of one site, or of one round."""
@@ -46,8 +51,8 @@ class Receiver(Protocol):
 class UpdateCollector:
     """Takes the answers of one exchange after the other.
 
-    The tensors of an update are spooled to disk as it arrives and read back when the round closes, so that
-    memory does not grow with the number of sites.
+    The tensors of an update that would exceed `IN_MEMORY` are spooled to disk as it arrives and read back
+    when the round closes, so that memory does not grow with the number of sites.
 
     Args:
         spool: folder for the updates of the open exchange.
@@ -59,6 +64,7 @@ class UpdateCollector:
         self._spool = spool
         self._notify = notify
         self._max_update = max_update
+        self._held: dict[str, Mapping[str, Tensor]] = {}
         self._lock = threading.Lock()
         self._payloads: dict[str, Payload] = {}
         self._expected: dict[str, Expectation] = {}
@@ -73,7 +79,7 @@ class UpdateCollector:
 
     def open(self, assignments: Assignments) -> dict[str, Packed]:
         """Begin an exchange; return what to send to each site."""
-        shutil.rmtree(self._spool, ignore_errors=True)
+        self.empty()
         narrow = Narrow()
         packed = {
             site: narrow(pack(payload)) if expected.half else pack(payload)
@@ -157,7 +163,7 @@ class UpdateCollector:
         return reply
 
     def _take(self, site: str, reply: Reply) -> Line:
-        """Retain a checked answer, an update's tensors on disk; return what to record of it."""
+        """Retain a checked answer, an update's tensors apart; return what to record of it."""
         if isinstance(reply, Abstain):
             self._answers[site] = reply
             rows = f", {reply.rows} rows" if reply.rows is not None else ""
@@ -166,9 +172,7 @@ class UpdateCollector:
         if isinstance(reply, (Update, Scores, Evaluation)) and reply.spent:
             line["spent"] = asdict(reply.spent)
         if isinstance(reply, Update):
-            make_folder(self._spool)
-            # A spool does not outlive the process that reads it, so it need not reach the disk itself.
-            save(self._path(site), Packed(tensors_of(reply), {}), durable=False)
+            self._put(site, tensors_of(reply))
             line |= {"weight": reply.weight, "train_loss": reply.train_loss, "scalars": dict(reply.scalars)}
             if not bool((reply.class_weights == 1).all()):
                 line["rows"] = dict(zip(reply.labels, reply.class_weights.tolist(), strict=True))
@@ -179,6 +183,24 @@ class UpdateCollector:
             reply = replace(reply, class_weights=reply.class_weights[:0].clone(), **no_tensors)
         self._answers[site] = reply
         return line
+
+    def _put(self, site: str, tensors: Mapping[str, Tensor]) -> None:
+        """Keep an update's tensors in memory, or on disk where that would be too many.
+
+        Raises:
+            OSError: the disk is full or cannot be written.
+        """
+        held = [tensor for kept in (*self._held.values(), tensors) for tensor in kept.values()]
+        # By storage, because a tensor may be a small view of a large one.
+        if sum(tensor.untyped_storage().nbytes() for tensor in held) <= IN_MEMORY:
+            self._held[site] = tensors
+            return
+        make_folder(self._spool)
+        # A spool does not outlive the process that reads it, so it need not reach the disk itself.
+        save(self._path(site), Packed(tensors, {}), durable=False)
+
+    def _get(self, site: str) -> Mapping[str, Tensor]:
+        return self._held[site] if site in self._held else load(self._path(site)).tensors
 
     def _path(self, site: str) -> Path:
         return self._spool / f"{site}.safetensors"
@@ -264,14 +286,18 @@ class UpdateCollector:
         return sorted(s for s, r in self._answers.items() if isinstance(r, Update))
 
     def updates(self) -> Iterator[tuple[str, Update]]:
-        """Yield the accepted updates in the order of the sites' names, reading one at a time from disk."""
+        """Yield the accepted updates in the order of the sites' names, reading one at a time from disk.
+
+        Their tensors are only to be read: those in memory are the same in each walk.
+        """
         for site in self.accepted():
             update = self._answers[site]
             if isinstance(update, Update):
-                yield site, replace(update, **tensor_fields(Update, load(self._path(site)).tensors))
+                yield site, replace(update, **tensor_fields(Update, self._get(site)))
 
     def empty(self) -> None:
-        """Delete the spooled updates of a closed exchange."""
+        """Drop the updates of a closed exchange, in memory and on disk."""
+        self._held = {}
         shutil.rmtree(self._spool, ignore_errors=True)
 
 

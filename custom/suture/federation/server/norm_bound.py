@@ -20,7 +20,7 @@ from suture.protocol.messages import Payload, Update
 _FEWEST = 3
 """Number of updates from which on their median says what is usual: of two, either could be the lie."""
 
-_BLOCK = 2**14
+_BLOCK = 2**18
 """Numbers of a tensor that are compared at a time."""
 
 

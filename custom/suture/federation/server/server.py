@@ -61,7 +61,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class _Updates:
-    """The accepted updates under the federation's class names; each walk reads them from disk again."""
+    """The accepted updates under the federation's class names; see `UpdateCollector.updates`."""
 
     collector: UpdateCollector
     registry: SiteRegistry

@@ -125,6 +125,9 @@ def check_class_tensors(task: Payload, layout: Layout, method: Method) -> None:
 def predicting(model: Classifier, method: Method, task: Payload) -> Iterator[None]:
     """Give the received model the head that predicts, while it is measured; see `Method.served_head`."""
     rows = method.served_head(task.head, task.class_tensors)
+    if not rows:
+        yield
+        return
     before = {name: tensor.clone() for name, tensor in model.state_dict().items() if name in rows}
     load_tensors(model, rows)
     try:
