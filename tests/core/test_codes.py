@@ -1,12 +1,13 @@
-"""Codes of built-in classes."""
+"""Codes of classes: the built-in ones, and the form of those that sites state."""
 
 from __future__ import annotations
 
-import re
+from typing import Any
 
 import pytest
 
-from suture.core.codes import Code, codes_of
+from suture.core.codes import Code, check_code, check_stated, codes_of, stated_codes
+from suture.core.errors import LabelError
 from suture.core.vocabulary import CANONICAL
 
 EVERY = codes_of(CANONICAL)
@@ -22,10 +23,17 @@ def test_a_class_has_its_codes_and_an_unknown_one_none() -> None:
     }
 
 
+def test_stated_codes_come_after_the_built_in_ones_and_mean_their_class() -> None:
+    stated = {"Pneumothorax": ("RADLEX:RID5352", "SCT:36118008"), "X" * 100: ("RADLEX:RID1",)}
+    found = codes_of(["Pneumothorax", "X" * 100, "Hernia"], stated)
+    assert [str(code) for code in found["Pneumothorax"]] == ["SCT:36118008", "I10:J93.9", "RADLEX:RID5352"]
+    assert found["Pneumothorax"][-1].meaning == "Pneumothorax"
+    assert found["X" * 100] == (Code("RADLEX", "RID1", "X" * 64),), "DICOM takes 64 characters of a meaning"
+    assert "Hernia" not in found
+
+
 def test_no_two_classes_share_a_code_and_no_class_has_two_of_a_system() -> None:
-    pairs = [(code.system, code.code) for row in EVERY.values() for code in row]
-    assert len(set(pairs)) == len(pairs) == 15
-    assert all(len({code.system for code in row}) == len(row) for row in EVERY.values())
+    check_stated({name: tuple(map(str, codes)) for name, codes in EVERY.items()})
 
 
 def test_each_snomed_code_has_the_meaning_that_dicom_lists() -> None:
@@ -35,6 +43,70 @@ def test_each_snomed_code_has_the_meaning_that_dicom_lists() -> None:
     assert [code.meaning for code in snomed] == [listed[code.code] for code in snomed]
 
 
-def test_each_icd_code_has_the_form_of_whos() -> None:
-    codes = [code.code for row in EVERY.values() for code in row if code.system == "I10"]
-    assert all(re.fullmatch(r"[A-Z]\d\d(\.\d)?", code) for code in codes)
+def test_the_codes_that_dicom_lists_have_the_form_of_snomed_ct() -> None:
+    """All 11,349 that pydicom has a copy of, but one whose check digit does not fit."""
+    concepts = pytest.importorskip("pydicom.sr._concepts_dict").concepts["SCT"]
+    refused = []
+    for code in {code for keyword in concepts.values() for code in keyword}:
+        try:
+            check_code(f"SCT:{code}")
+        except LabelError:
+            refused.append(code)
+    assert refused == ["115347700"]
+
+
+@pytest.mark.parametrize("place", range(8))
+def test_a_slip_in_a_digit_is_found(place: int) -> None:
+    right = "36118008"
+    for digit in set("123456789") - {right[place]}:
+        with pytest.raises(LabelError, match="check digit"):
+            check_code(f"SCT:{right[:place]}{digit}{right[place + 1 :]}")
+    swapped = right[: place - 1] + right[place] + right[place - 1] + right[place + 1 :] if place else right
+    if swapped != right:
+        with pytest.raises(LabelError):
+            check_code(f"SCT:{swapped}")
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("36118008", "write SYSTEM:CODE"),
+        ("SNOMED:36118008", "I10 .WHO's ICD-10."),
+        ("SCT:3611", "6 to 18 digits"),
+        ("SCT:036118008", "does not begin with 0"),
+        ("SCT:٣٦١١٨٠٠٨", "6 to 18 digits"),
+        ("SCT:361100017", "identifies no concept"),  # of a description: its partition is 01
+        ("I10:j93.9", "capital letter"),
+        ("I10:J93.", "capital letter"),
+        ("I10:S27.0XXA", "capital letter"),
+        ("RADLEX:5352", "RID and a number"),
+        ("RADLEX:RID5352\n", "RID and a number"),
+        ("SCT:36118008:1", "6 to 18 digits"),
+    ],
+)
+def test_a_code_of_another_form_is_refused_in_a_line(text: str, why: str) -> None:
+    with pytest.raises(LabelError, match=why) as caught:
+        check_code(text)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["SCT:36118008", "I10:J90", "I10:J93.9", "I10:M23.24", "RADLEX:RID5352"])
+def test_a_code_of_the_right_form_is_itself(text: str) -> None:
+    assert check_code(text) == text
+
+
+def test_a_party_states_one_code_of_a_system_for_a_class_and_no_code_twice() -> None:
+    synonyms = {"Pneu": "PTX"}
+    assert stated_codes({"Pneu": ("I10:J93.9", "SCT:36118008"), "effusion": "I10:J90"}, synonyms) == {
+        "Ptx": ("I10:J93.9", "SCT:36118008"),
+        "Pleural Effusion": ("I10:J90",),
+    }
+    faulty: list[tuple[dict[str, Any], str]] = [
+        ({"A": ("I10:J93.9", "I10:J90")}, "'A' has two codes of one system, I10:J93.9 and I10:J90"),
+        ({"A": "I10:J90", "B": "I10:J90"}, "'A' and 'B' both have the code I10:J90"),
+        ({"PTX": "I10:J90", "Pneu": "I10:J93.9"}, "'Pneu' is 'Ptx', which has codes already"),
+        ({"PTX": "I10:Pneu"}, "'PTX': 'I10:Pneu' is no code of WHO's ICD-10"),
+    ]
+    for codes, why in faulty:
+        with pytest.raises(LabelError, match=why):
+            stated_codes(codes, synonyms)

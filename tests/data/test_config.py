@@ -94,7 +94,7 @@ def test_the_defaults_are_the_careful_ones(toml: Path) -> None:
         ),
         (
             MINIMAL.replace("hospital", "isic2018") + 'view = "all"\n',
-            ["unknown key [data] view of dataset 'isic2018'; known: bits, color, dataset"],
+            ["unknown key [data] view of dataset 'isic2018'; known: bits, codes, color, dataset"],
         ),
         (
             MINIMAL.replace("hospital", "mimic") + 'view = "all"\n',

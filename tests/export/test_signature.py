@@ -44,10 +44,10 @@ def change(path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
-        (lambda folder: change(folder / "model.json"), "model.json"),
-        (lambda folder: change(folder / "model.safetensors"), "model.safetensors"),
-        (lambda folder: (folder / "README.md").unlink(), "README.md"),
-        (lambda folder: (folder / "notes.txt").touch(), "notes.txt"),
+        (lambda folder: change(folder / "model.json"), "signed: changed: model.json; get the"),
+        (lambda folder: change(folder / "model.safetensors"), "signed: changed: model.safetensors; get the"),
+        (lambda folder: (folder / "README.md").unlink(), "signed: missing: README.md; get the"),
+        (lambda folder: (folder / "notes.txt").touch(), "signed: added: notes.txt; get the"),
         (lambda folder: (folder / "model.sig").unlink(), "nobody has signed"),
         (lambda folder: (folder / "model.sig").write_text("{}"), "is not what the owner"),
     ],

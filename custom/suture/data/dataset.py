@@ -7,6 +7,8 @@ from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 
+from suture.core.codes import stated_codes
+from suture.core.errors import LabelError
 from suture.core.validation import LabelName, Section
 from suture.data.split import Frequency
 
@@ -35,6 +37,9 @@ class DatasetConfig(Section):
         table: the file of labels.
         labels: the classes that this site annotates. By default, all that `table` has.
         synonyms: maps a spelling of the table to the name of the label that it stands for.
+        codes: what identifies a class in a terminology, by its name: ``"SCT:36118008"`` of SNOMED CT,
+            ``"I10:J93.9"`` of WHO's ICD-10, ``"RADLEX:RID5352"``, or a list of several systems. Classes of
+            different sites with the same code are one class, whatever the sites call them.
         seed: seed of every random split.
         color: read images as RGB; the default is gray.
         bits: the true depth of images that are stored with 16 bits, such as 12 of a detector: values from 0
@@ -56,6 +61,7 @@ class DatasetConfig(Section):
     table: SitePath
     labels: Annotated[tuple[LabelName, ...], Field(min_length=1)] | None = None
     synonyms: dict[str, LabelName] = Field(default_factory=dict)
+    codes: dict[LabelName, str | tuple[str, ...]] = Field(default_factory=dict)
     seed: int = Field(default=1337, ge=0)
     color: bool = False
     bits: int | None = Field(default=None, ge=8, le=16)
@@ -74,6 +80,18 @@ class DatasetConfig(Section):
     def holds_text(self) -> bool:
         """Whether these are documents rather than images."""
         return self.text_in_table(self.__dict__)
+
+    def stated_codes(self) -> dict[str, tuple[str, ...]]:
+        """The codes by the canonical names of the classes."""
+        return stated_codes(self.codes, self.synonyms)
+
+    @model_validator(mode="after")
+    def _codes_can_be_used(self) -> Self:
+        try:
+            self.stated_codes()
+        except LabelError as error:
+            raise ValueError(f"codes: {error}") from None
+        return self
 
     def idle(self) -> dict[str, str]:
         """The keys that have no effect beside the others, each with the reason and the remedy."""

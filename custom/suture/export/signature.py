@@ -5,6 +5,7 @@ They are made and checked by an optional package, `pip install "suture[sign]"`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,7 +26,10 @@ def check_digest(folder: Path) -> str:
     """
     stated = stated_digest(folder)
     if stated is None:
-        raise ConfigError(f"{folder / 'model.json'} states no digest, so that nothing can be verified")
+        raise ConfigError(
+            f"{folder / 'model.json'} states no digest: an earlier version of suture wrote it; "
+            "run its job again with this version"
+        )
     if not (folder / "model.safetensors").is_file():
         raise DataError(f"{folder} has no model.safetensors; restore it from a backup")
     if stated != weights_digest(folder):
@@ -77,8 +81,24 @@ def verify(folder: Path, key: Path) -> None:
     try:
         config.verify(folder, signature)
     except Exception as error:  # what a damaged signature raises depends on where it is damaged
-        why = str(error) or "the signature is not by this key, or was changed"
-        raise DataError(f"{folder} is not what the owner of {key} signed: {why.strip()}") from error
+        why = _differences(str(error)) or "the signature is not by this key, or was changed"
+        raise DataError(
+            f"{folder} is not what the owner of {key} signed: {why}; get the folder again from them"
+        ) from error
+
+
+_DIFFERENCES = {
+    "changed": r"Hash mismatch for \\?'(.+?)\\?': Expected",
+    "missing": r"Missing files in model '[^']*': ([^\"]+)",
+    "added": r"Extra files found in model '[^']*': ([^\"]+)",
+}
+"""What the package says of files that differ, in patterns of the names; it may escape quotes."""
+
+
+def _differences(text: str) -> str:
+    """Return which files differ, without their digests; another text as it is."""
+    found = ((what, ", ".join(re.findall(pattern, text))) for what, pattern in _DIFFERENCES.items())
+    return "; ".join(f"{what}: {names}" for what, names in found if names) or text.strip()
 
 
 def _package() -> Any:

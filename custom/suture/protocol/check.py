@@ -10,7 +10,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from suture.core.errors import RejectedUpdate
+from suture.core.codes import check_stated
+from suture.core.errors import LabelError, RejectedUpdate
 from suture.protocol.decisions import CELLS, JOINED, Decided, DecidedGroup
 from suture.protocol.disclosure import BOUND, may_be
 from suture.protocol.egress import ALIKE, IMAGES, WEIGHT, Egress, Range, whole
@@ -91,6 +92,7 @@ def check_reply(reply: Reply, expected: Expectation) -> None:
             raise RejectedUpdate("counts of other classes than were asked for")
         if (reply.prior is not None) != expected.egress.prior:
             raise RejectedUpdate("a prior that was not asked for, or none where one was")
+        _check_codes(reply)
     elif isinstance(reply, Scores):
         _check_scores(reply, expected)
     elif isinstance(reply, Evaluation):
@@ -102,6 +104,15 @@ def check_reply(reply: Reply, expected: Expectation) -> None:
             _check_metrics(reply.local, expected, expected.round)
     elif isinstance(reply, Update):
         _check_update(reply, expected)
+
+
+def _check_codes(info: SiteInfo) -> None:
+    if stray := info.codes.keys() - set(info.labels):
+        raise RejectedUpdate(f"codes of the unknown label {min(stray)!r}")
+    try:
+        check_stated(info.codes)
+    except LabelError as error:
+        raise RejectedUpdate(f"codes: {error}") from None
 
 
 def _check_scores(scores: Scores, expected: Expectation) -> None:

@@ -17,6 +17,7 @@ from pydantic import AfterValidator, Field, FiniteFloat, StringConstraints
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
+from suture.core.codes import SYSTEMS, check_code
 from suture.core.errors import LabelError
 from suture.core.labels import LabelType
 from suture.core.names import LONGEST, check_label
@@ -42,11 +43,22 @@ def _label(name: str) -> str:
         raise ValueError("is not a label name") from None  # without the name, which is not fit to be logged
 
 
+def _code(text: str) -> str:
+    try:
+        return check_code(text)
+    except LabelError:
+        raise ValueError("is not a code") from None
+
+
 Word = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]+$", max_length=LONGEST)]
 """A name of the program: of a tensor, a figure or an exception."""
 
 Label = Annotated[str, StringConstraints(max_length=LONGEST), AfterValidator(_label)]
 Labels = Annotated[tuple[Label, ...], Field(max_length=MOST_CLASSES)]
+CodeText = Annotated[str, StringConstraints(max_length=40), AfterValidator(_code)]
+Codes = Annotated[tuple[CodeText, ...], Field(min_length=1, max_length=len(SYSTEMS))]
+"""Codes of a class, of different systems; see `suture.core.codes`."""
+
 Tensors = Annotated[dict[Word, Tensor], Field(max_length=MOST)]
 Count = Annotated[int, Field(ge=0, le=LARGEST)]
 Total = Annotated[int, Field(ge=0, le=LARGEST * MOST)]
@@ -158,6 +170,7 @@ class SiteInfo:
             the method requests them.
         prior: digest of the frozen network that the site holds, where the method has one.
         protection: clip, noise and delta of a site that clips its updates or adds noise; else empty.
+        codes: of those of its classes that it states any of, in its own names.
     """
 
     labels: Labels
@@ -168,6 +181,7 @@ class SiteInfo:
     counts: dict[Label, Counts | None] = Field(default_factory=dict, max_length=MOST_CLASSES)
     prior: Word | None = None
     protection: Protection = Field(default_factory=dict)
+    codes: dict[Label, Codes] = Field(default_factory=dict, max_length=MOST_CLASSES)
 
 
 @dataclass(frozen=True, config=STRICT)

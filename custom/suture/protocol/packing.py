@@ -38,7 +38,9 @@ _SINGLE = "class_weights"
 _NO_CHECKSUM = "-" * 8
 
 TEXT = 4 * 2**20
-"""Largest number of characters in a header: the most classes, twice, with names of 150 characters."""
+"""Largest number of characters in a header: the most classes, twice, with names of 150 characters; or three
+times, with names of 90 characters and codes.
+"""
 
 VALUES = 200_000
 """Largest number of values in a header."""

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
 
+from suture.core.codes import Stated
 from suture.core.errors import ConfigError, DataError, FederationError, InUse, SutureError, unknown
 from suture.core.files import (
     atomic_write,
@@ -21,6 +22,7 @@ from suture.core.files import (
     write_json,
     writing,
 )
+from suture.core.labels import LabelSet, canonical
 from suture.core.names import check_experiment, shown_name
 from suture.core.printable import printable
 from suture.data.config import SiteConfig, load_server_config, load_site_config
@@ -31,7 +33,7 @@ from suture.federation.loop import Loop, federate
 from suture.federation.plan import Plan
 from suture.federation.server.global_model import check_unchanged, fixed_settings
 from suture.federation.server.record import Record, describe
-from suture.federation.server.registry import Member
+from suture.federation.server.registry import Member, SiteRegistry, agree
 from suture.federation.server.server import open_server
 from suture.federation.site.diagnostics import collect
 from suture.federation.site.left_out import read_left_out, write_left_out
@@ -42,6 +44,7 @@ from suture.learning.finetuning import FILE, tune_targets
 from suture.learning.samples import SiteSamples, load_samples, pooled
 from suture.methods.source import source_of
 from suture.models import CORPUS
+from suture.protocol.messages import SiteInfo
 from suture.reports.progress import following
 from suture.reports.report import try_report, write_report
 from suture.simulation.again import command
@@ -238,7 +241,7 @@ def _parties(
 
     if not job.method.limits.pooled:
         return {name: opener(name, config) for name, config in configs.items()}, None
-    parts, origins = {}, {}
+    parts, infos = {}, {}
     for name, config in configs.items():
         every = (
             config.data.model_copy(update={"labels": None}) if job.method.label_use.complete else config.data
@@ -246,18 +249,38 @@ def _parties(
         noted = partial(write_left_out, out / "sites" / name / "state" / plan.experiment)
         every_label = config.model_copy(update={"data": every})
         labels, samples = load_samples(every_label, job.model, name, left_out=noted)
-        own = config.data.labels or labels.names
-        origins[name] = Member(own, own, {s: len(part) for s, part in samples.items()}, threads=1)
+        sizes = {split: len(part) for split, part in samples.items()}
+        infos[name] = SiteInfo(
+            labels.names, sizes, 1, plan.code, labels.label_type, codes=config.data.stated_codes()
+        )
         parts[name] = labels, samples
+    registry = agree(infos, (), job.label_map, accept=True)
+    parts = {
+        name: (LabelSet(registry.members[name].names, labels.label_type), samples)
+        for name, (labels, samples) in parts.items()
+    }
     together = pooled(parts, absent=job.method.label_use.unknown == "negative")
-    first = next(iter(configs.values()))
-    return {POOLED: opener(POOLED, _without_own_rate(first), lambda: together)}, origins
+    party = _pooled_config(next(iter(configs.values())), registry.codes)
+    origins = {name: _origin(registry, name, config) for name, config in configs.items()}
+    return {POOLED: opener(POOLED, party, lambda: together)}, origins
 
 
-def _without_own_rate(config: SiteConfig) -> SiteConfig:
-    """Return a site's configuration without its own learning rate: training on pooled data uses the job's."""
+def _origin(registry: SiteRegistry, site: str, config: SiteConfig) -> Member:
+    """Return a site whose data are pooled, with the classes that it annotates."""
+    member = registry.members[site]
+    if config.data.labels is None:
+        return member
+    own = tuple(canonical(name, config.data.synonyms) for name in config.data.labels)
+    return replace(member, own=own, names=tuple(registry.names[name] for name in own))
+
+
+def _pooled_config(config: SiteConfig, codes: Stated) -> SiteConfig:
+    """Return a site's configuration for the party of all data: with the codes of all sites, and without the
+    site's own learning rate, as training on pooled data uses the job's.
+    """
     training = config.training.model_copy(update={"learning_rate": None})
-    return config.model_copy(update={"training": training})
+    data = config.data.model_copy(update={"codes": codes, "synonyms": {}})
+    return config.model_copy(update={"training": training, "data": data})
 
 
 # The folder of a run

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from suture.core.errors import DataError
+from suture.core.errors import DataError, unknown
 from suture.data.dataset import DatasetConfig
 from suture.data.images import ImageSource, present
 from suture.data.readers.chexpert import ChexpertConfig, read_chexpert
@@ -144,6 +144,9 @@ def read_table(config: DatasetConfig) -> Reading:
     reading = DATASETS[config.dataset].read(config)
     table = replace(reading.table, follow_links=config.follow_links, bits=config.bits)
     reading = replace(reading, table=table)
+    for name in config.stated_codes():
+        if name not in table.labels:
+            raise unknown(f"class under [data.codes] (not one of {config.table})", name, table.labels)
     if not config.partial or reading.table.texts is not None:
         return reading
     with ImageSource(config.root, config.follow_links) as source:

@@ -24,7 +24,7 @@ from suture.models import build
 from suture.models.classifier import Classifier, Layout, Shapes, check_tensors, relabelled, split_state
 from suture.models.saved import save_model
 from suture.protocol.egress import CLASSES, whole
-from suture.protocol.messages import Count, Labels, Word, by_name
+from suture.protocol.messages import Codes, Count, Label, Labels, Word, by_name
 from suture.protocol.packing import Packed
 
 _GROUPS = ("shared", "head", "fixed", "memory", "class_tensors")
@@ -161,9 +161,12 @@ def _open_round(line: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, config=OPEN)
 class Began:
-    """What the experiment began with: the digest of its frozen network, None without one."""
+    """What the experiment began with: the digest of its frozen network, None without one; and the codes that
+    sites have stated of its classes so far.
+    """
 
     prior: str | None
+    codes: dict[Label, Codes] = Field(default_factory=dict)
 
 
 @dataclass(frozen=True, config=OPEN)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
+from suture.core.labels import canonical
 from suture.federation.plan import Plan
 from suture.federation.server.global_model import classifier
+from suture.federation.server.registry import SiteRegistry
 from suture.methods.base import ClassFacts, GlobalModel
 from suture.models.classifier import norm_names
 
@@ -24,6 +26,17 @@ def start_notes(model: GlobalModel, plan: Plan, facts: ClassFacts) -> list[str]:
         "variance 1, which normalises nothing. Set model.weights, or another batch_norm."
     )
     return [untrained, *facts.notes]
+
+
+def class_notes(registry: SiteRegistry, label_map: Mapping[str, str]) -> list[str]:
+    """Return a note on every class that a site calls differently, where its codes have shown what it is."""
+    mapped = {canonical(spelling): canonical(name) for spelling, name in label_map.items()}
+    return [
+        f"{site}'s {own!r} is the class {name!r}, by its codes."
+        for site, member in registry.members.items()
+        for own, name in zip(member.own, member.names, strict=True)
+        if mapped.get(canonical(own), canonical(own)) != name
+    ]
 
 
 def code_notes(codes: Sequence[tuple[int, str]]) -> list[str]:

@@ -11,10 +11,19 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+from suture.core.codes import Stated
 from suture.core.errors import FederationError, LabelError
 from suture.core.labels import LabelType, canonical, lookalikes
 from suture.core.printable import printable
 from suture.federation.plan import Quorum, needed
+from suture.federation.server.classes import (
+    EXPERIMENT,
+    ClassConflict,
+    Statement,
+    culprit,
+    one_name,
+    statements,
+)
 from suture.federation.server.collector import Line, list_reasons
 from suture.methods.base import LabelStatistics, LabelView
 from suture.protocol.messages import MOST_CLASSES, ClassScore, Labels, Metrics, SiteInfo, Update
@@ -50,12 +59,20 @@ class SiteRegistry:
         labels: every class that a site annotates or once annotated, sorted.
         label_type: of all sites.
         prior: digest of the frozen network that all sites hold, where the method has one.
+        codes: those that sites state of a class or once stated, sorted.
     """
 
     members: Mapping[str, Member]
     labels: Labels
     label_type: LabelType = "multilabel"
     prior: str | None = None
+    codes: Stated = field(default_factory=dict)
+
+    @property
+    def names(self) -> dict[str, str]:
+        """The federation's name of each class, by the canonical name that a site has for it."""
+        pairs = (zip(m.own, m.names, strict=True) for m in self.members.values())
+        return {canonical(own): name for of in pairs for own, name in of}
 
     def owners(self) -> dict[str, tuple[str, ...]]:
         """Return for each class the sites that annotate it, sorted."""
@@ -102,6 +119,7 @@ class SiteRegistry:
             "labels": list(self.labels),
             "label_type": self.label_type,
             "prior": self.prior,
+            "codes": {name: list(codes) for name, codes in self.codes.items()},
             "members": {
                 site: {"own": list(m.own), "names": list(m.names), "n": dict(m.n), "threads": m.threads}
                 for site, m in self.members.items()
@@ -155,6 +173,7 @@ class Agreement:
         label_map: a site's spelling to the federation's name.
         accept: look-alike names that are different classes on purpose; True accepts all.
         label_type, prior: of the experiment so far, None where there is none.
+        codes: of its classes, that sites have stated.
     """
 
     labels: Labels
@@ -162,6 +181,7 @@ class Agreement:
     accept: bool | tuple[str, ...]
     label_type: LabelType | None = None
     prior: str | None = None
+    codes: Stated = field(default_factory=dict)
 
 
 def misfits(infos: Mapping[str, SiteInfo], agreed: Agreement) -> dict[str, str]:
@@ -169,12 +189,16 @@ def misfits(infos: Mapping[str, SiteInfo], agreed: Agreement) -> dict[str, str]:
 
     What cannot be attributed to one site is left to `agree`, which stops the run.
     """
-    renamed = {canonical(spelling): canonical(name) for spelling, name in agreed.label_map.items()}
-    refused: dict[str, str] = {}
+    refused = _contradicting(infos, agreed)
+    fit = {site: info for site, info in sorted(infos.items()) if site not in refused}
+    try:
+        names = _names(fit, agreed)
+    except ClassConflict:  # of no one site; `agree` raises it
+        names = _mapped(fit, agreed.label_map)
     members: dict[str, Member] = {}
-    for site, info in sorted(infos.items()):
+    for site, info in fit.items():
         try:
-            members[site] = _member(site, info, renamed)
+            members[site] = _member(site, info, names)
         except LabelError as error:
             refused[site] = printable(str(error))
     usual = agreed.label_type or _usual(info.label_type for info in infos.values())
@@ -194,6 +218,48 @@ def misfits(infos: Mapping[str, SiteInfo], agreed: Agreement) -> dict[str, str]:
         most = max(members, key=lambda site: len(members[site].names))
         refused[most] = f"its {len(members.pop(most).names)} classes make more than {MOST_CLASSES} of all"
     return refused | _misspelt(members, agreed)
+
+
+def _contradicting(infos: Mapping[str, SiteInfo], agreed: Agreement) -> dict[str, str]:
+    """Return the sites whose codes contradict several others, the built-in ones or the experiment's."""
+    refused: dict[str, str] = {}
+    while True:
+        try:
+            _names({site: info for site, info in infos.items() if site not in refused}, agreed)
+            return refused
+        except ClassConflict as conflict:
+            if (site := culprit(conflict, agreed.labels)) is None:
+                return refused
+            refused[site] = printable(str(conflict))
+
+
+def _mapped(infos: Mapping[str, SiteInfo], label_map: Mapping[str, str]) -> dict[str, str]:
+    """Return the name of each class by its canonical name, as the job's label map says."""
+    own = {canonical(label) for info in infos.values() for label in info.labels}
+    mapped = {canonical(spelling): canonical(name) for spelling, name in label_map.items()}
+    return {name: mapped.get(name, name) for name in own}
+
+
+def _stated(infos: Mapping[str, SiteInfo], names: Mapping[str, str]) -> list[Statement]:
+    """Return what the sites state, by the given names of the classes."""
+    return [
+        Statement(names[canonical(label)], code, site)
+        for site, info in infos.items()
+        for label, codes in info.codes.items()
+        for code in codes
+    ]
+
+
+def _names(infos: Mapping[str, SiteInfo], agreed: Agreement) -> dict[str, str]:
+    """Return the federation's name of each class by its canonical name: by the label map, then by codes.
+
+    Raises:
+        ClassConflict: the codes contradict each other.
+    """
+    mapped = _mapped(infos, agreed.label_map)
+    said = [*_stated(infos, mapped), *statements(agreed.codes, EXPERIMENT)]
+    classes = one_name(said, agreed.labels)
+    return {own: classes.get(name, name) for own, name in mapped.items()}
 
 
 V = TypeVar("V")
@@ -243,6 +309,7 @@ def agree(
     label_map: Mapping[str, str],
     accept: bool | tuple[str, ...],
     prior: str | None = None,
+    codes: Stated | None = None,
 ) -> SiteRegistry:
     """Return the registry of the sites, with one name for each class.
 
@@ -252,24 +319,36 @@ def agree(
         label_map: a site's spelling to the federation's name.
         accept: look-alike names that are different classes on purpose; True accepts all.
         prior: digest of the prior that the experiment began with, where it is known.
+        codes: those that sites have stated of the experiment's classes so far.
 
     Raises:
         LabelError: two names of a site become one.
+        ClassConflict: see `one_name`.
         FederationError: there are too many classes, names are nearly the same and neither mapped nor
             accepted, some sites are multilabel and others multiclass, or the sites hold different priors, or
             not the one that the experiment began with.
     """
     label_type = _one_label_type(infos)
     held = _one_prior(infos, prior)
-    renamed = {canonical(spelling): canonical(name) for spelling, name in label_map.items()}
-    members = {site: _member(site, info, renamed) for site, info in sorted(infos.items())}
-    registry = replace(_registry(members, previous), label_type=label_type, prior=held)
+    agreed = Agreement(previous, label_map, accept, codes=codes or {})
+    names = _names(infos, agreed)
+    members = {site: _member(site, info, names) for site, info in sorted(infos.items())}
+    said = _codes([*_stated(infos, names), *statements(agreed.codes, EXPERIMENT)])
+    registry = replace(_registry(members, previous), label_type=label_type, prior=held, codes=said)
     if len(registry.labels) > MOST_CLASSES:
         raise FederationError(
             f"the sites have {len(registry.labels)} classes together; at most {MOST_CLASSES} are possible"
         )
     _refuse_lookalikes(registry, accept)
     return registry
+
+
+def _codes(stated: Iterable[Statement]) -> Stated:
+    """Return all codes of each class, sorted."""
+    found: dict[str, set[str]] = {}
+    for name, code, _ in stated:
+        found.setdefault(name, set()).add(code)
+    return {name: tuple(sorted(codes)) for name, codes in sorted(found.items())}
 
 
 def _one_label_type(infos: Mapping[str, SiteInfo]) -> LabelType:
@@ -280,14 +359,15 @@ def _one_label_type(infos: Mapping[str, SiteInfo]) -> LabelType:
     return next(iter(sites), "multilabel")
 
 
-def _member(site: str, info: SiteInfo, renamed: Mapping[str, str]) -> Member:
-    """Return a site with the federation's names of its classes, by canonical name and label map."""
-    names = tuple(renamed.get(name, name) for name in map(canonical, info.labels))
+def _member(site: str, info: SiteInfo, named: Mapping[str, str]) -> Member:
+    """Return a site with the federation's names of its classes, given by their canonical names."""
+    names = tuple(named[name] for name in map(canonical, info.labels))
     times = Counter(names)
     for label, name in zip(info.labels, names, strict=True):
         if times[name] > 1:
             raise LabelError(
-                f"{site}: {label!r} and another of its labels are both {name!r}; correct the label map"
+                f"{site}: {label!r} and another of its labels are both {name!r}; correct the label map, or "
+                "[data] codes"
             )
     n = {str(split): count for split, count in info.n.items()}
     protection = {str(name): value for name, value in info.protection.items()}

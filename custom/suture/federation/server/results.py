@@ -86,7 +86,7 @@ def _export(server: Server, model: GlobalModel) -> None:
     if server.plan.method.personal == "nothing":
         facts = {"round": server.selected_round, "job": server.record.run.get("job")}
         facts |= {"decisions": asdict(server.decisions)} if server.decisions else {}
-        codes = codes_of(model.labels)
+        codes = codes_of(model.labels, server.registry.codes)
         facts["codes"] = {name: [asdict(code) for code in found] for name, found in codes.items()}
         export(model, server.plan, server.record.folder / "model", facts)
 

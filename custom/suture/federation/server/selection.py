@@ -6,6 +6,7 @@ import logging
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, field
+from itertools import chain
 from typing import Any
 
 import torch
@@ -21,7 +22,9 @@ from suture.data.batch import Samples, columns
 from suture.data.config import SiteConfig
 from suture.data.table import Split
 from suture.federation.plan import Plan, Schedule, Selection
+from suture.federation.server.classes import one_name, statements
 from suture.federation.server.global_model import classifier
+from suture.federation.server.registry import SiteRegistry
 from suture.federation.store import Rounds
 from suture.learning.evaluation import by_attribute, class_scores, entropy, mean_interval, overall
 from suture.learning.metrics import mean_defined
@@ -187,11 +190,28 @@ class HeldOut:
     def __init__(self, config: SiteConfig, plan: Plan) -> None:
         self._device = torch.device(config.training.device)
         self._plan = plan
+        self._codes = config.data.stated_codes()
         self.labels, self._samples = load_samples(config, plan.model, "server")
         self.groups: dict[str, tuple[str, ...]] = {
             group: tuple(canonical(name, config.data.synonyms) for name in names)
             for group, names in config.data.groups.items()
         }
+
+    def take_names(self, registry: SiteRegistry) -> None:
+        """Give the federation's names to the classes, by the names that sites have for them and by codes.
+
+        Raises:
+            ClassConflict: their codes contradict those of the federation.
+            LabelError: two of them become one.
+        """
+        called, every = registry.names, (*self.labels, *chain(*self.groups.values()))
+        own = {name: called.get(name, name) for name in every}
+        codes = {own[name]: codes for name, codes in self._codes.items()}
+        said = [*statements(codes, "the server's data"), *statements(registry.codes, "the sites")]
+        classes = one_name(said, registry.labels)
+        names = {name: classes.get(one, one) for name, one in own.items()}
+        self.labels = LabelSet.of([names[name] for name in self.labels], label_type=self.labels.label_type)
+        self.groups = {group: tuple(names[name] for name in of) for group, of in self.groups.items()}
 
     def check_groups(self, labels: Labels) -> None:
         """Check before any training that the groups consist of the federation's classes.

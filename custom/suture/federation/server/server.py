@@ -24,6 +24,7 @@ from suture.federation.server.assignments import Assigner, Task
 from suture.federation.server.collector import Line, OpenExchange, UpdateCollector, list_reasons
 from suture.federation.server.decisions import decisions_of, diagrams_of, fit_decisions
 from suture.federation.server.global_model import (
+    Began,
     Progress,
     fixed_settings,
     initial,
@@ -35,7 +36,7 @@ from suture.federation.server.global_model import (
     with_labels,
 )
 from suture.federation.server.norm_bound import destroyer
-from suture.federation.server.notes import code_notes, exclusion_notes, start_notes
+from suture.federation.server.notes import class_notes, code_notes, exclusion_notes, start_notes
 from suture.federation.server.record import Record, describe, what_leaves
 from suture.federation.server.registry import (
     Agreement,
@@ -141,14 +142,14 @@ class Server:
         lines = self.collector.close(missing)
         infos = participants(self.collector.infos(), lines, self.schedule.min_sites)
         found = read_progress(self.states, self.plan)
-        previous, prior = (found.model.labels, found.header.registry.prior) if found else ((), None)
+        previous, began = (found.model.labels, found.header.registry) if found else ((), Began(None))
         named, accepted = self.schedule.label_map, self.schedule.accept_labels
         label_type = found.model.label_type if found else None
-        unfit = misfits(infos, Agreement(previous, named, accepted, label_type, prior))
+        unfit = misfits(infos, Agreement(previous, named, accepted, label_type, began.prior, began.codes))
         if len(infos) - len(unfit) >= needed(self.schedule.min_sites, len(lines)):
             infos = without(infos, unfit, lines, self.schedule.min_sites)
         # Where the others are too few, `agree` raises and says what all sites have.
-        self.registry = agree(infos, previous, named, accepted, prior)
+        self.registry = agree(infos, previous, named, accepted, began.prior, began.codes)
         check_label_type(self.plan.method, self.registry.label_type)
         if found:
             self._check_phase(found)
@@ -158,6 +159,7 @@ class Server:
             self.model = initial(self.plan, self.registry.labels, self.registry.label_type)
             self._commit(0)
         if self.held_out:
+            self.held_out.take_names(self.registry)
             self.held_out.check_groups(self.registry.labels)
         self._facts = self.plan.method.class_facts(self.registry.statistics(infos))
         self.record.rewind(self.round)
@@ -205,6 +207,7 @@ class Server:
         held = {"name": prior.name, "digest": self.registry.prior} if prior and self.registry.prior else {}
         self.record.update(label_type=self.registry.label_type, prior=held)
         notes = [*code_notes(self._codes), *exclusion_notes(self._excluded)]
+        notes += class_notes(self.registry, self.schedule.label_map)
         self.record.update(notes=[*notes, *start_notes(self.model, self.plan, self._facts)])
         self.record.update(
             status="running",

@@ -477,4 +477,5 @@ def site_info(plan: Plan, config: SiteConfig, data: SiteSamples, prior: str | No
         counts,
         prior,
         config.privacy.protection,
+        {name: codes for name, codes in config.data.stated_codes().items() if name in labels},
     )

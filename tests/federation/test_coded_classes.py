@@ -1,0 +1,131 @@
+"""A federation whose sites call one class differently and state its code."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from small_hospitals import write_hospital
+from suture.core.errors import ConfigError, FederationError
+from suture.core.files import read_json
+from suture.data.config import load_site_config
+from suture.data.quality import check
+from suture.data.readers import load_table
+from suture.learning.training import LocalTraining
+from suture.methods.surgical import SurgicalAggregation
+
+METHOD = SurgicalAggregation(local=LocalTraining(lr=1e-2, batch_size=8))
+OWN = {"alpha": ("Hernia", "Mass"), "beta": ("Mass", "Nodule"), "server": ("Mass", "Nodule")}
+MASS = "SCT:4147007"
+
+
+def call(folder: Path, name: str, codes: str = "") -> None:
+    """Let a site call its class Mass otherwise, and state codes."""
+    table, config = folder / "labels.csv", folder / "suture.toml"
+    head, rows = table.read_text().split("\n", 1)
+    table.write_text(head.replace("Mass", name) + "\n" + rows)
+    text = config.read_text().replace('target = "Mass"', f'target = "{name}"')
+    config.write_text(text + f"\n[data.codes]\n{codes}\n" if codes else text)
+
+
+@pytest.fixture
+def sites(tmp_path: Path) -> Path:
+    for seed, (name, labels) in enumerate(OWN.items()):
+        write_hospital(tmp_path / "data" / name, labels, 25, seed)
+    return tmp_path / "data"
+
+
+def model(run: Any) -> tuple[bytes, dict[str, Any]]:
+    folder = run.record.folder / "model"
+    return (folder / "model.safetensors").read_bytes(), read_json(folder / "model.json")
+
+
+@pytest.mark.parametrize("selection", ["site_loss", "server_metric"])
+def test_a_class_of_two_names_and_one_code_is_trained_as_one_byte_by_byte(
+    tiny: Any, sites: Path, selection: str
+) -> None:
+    plain, facts = model(tiny(METHOD, OWN, selection=selection).run("plain"))
+    call(sites / "alpha", "Raumforderung", f'Raumforderung = ["{MASS}", "RADLEX:RID3874"]')
+    call(sites / "server", "Tumor", f'Tumor = "{MASS}"')
+    run = tiny(METHOD, OWN, selection=selection).run("coded")
+    coded, stated = model(run)
+    assert coded == plain
+    codes = stated["codes"]["Mass"]
+    assert codes == [
+        {"system": "SCT", "code": "4147007", "meaning": "Mass"},
+        {"system": "RADLEX", "code": "RID3874", "meaning": "Mass"},
+    ]
+    assert {**stated, "codes": {**stated["codes"], "Mass": codes[:1]}} == facts
+    assert "alpha's 'Raumforderung' is the class 'Mass', by its codes." in run.record.run["notes"]
+    figures = [read_json(run.record.folder.parent / out / "metrics.json") for out in ("plain", "coded")]
+    assert figures[0] == figures[1]
+
+
+def test_a_run_that_continues_has_the_same_classes_and_bytes(tiny: Any, sites: Path) -> None:
+    """Also where a site meanwhile states no code: the class of that name is not another one."""
+    call(sites / "alpha", "Raumforderung", 'Raumforderung = "RADLEX:RID1"')
+    call(sites / "beta", "Geschwulst", 'Geschwulst = "RADLEX:RID1"')
+    federation = tiny(METHOD, {name: OWN[name] for name in ("alpha", "beta")})
+    whole, _ = model(federation.run("whole"))
+    first = replace(federation, schedule=replace(federation.schedule, rounds=1))
+    first.run("parts")
+    run = federation.run("parts")
+    continued, facts = model(run)
+    assert continued == whole
+    assert facts["labels"] == ["Geschwulst", "Hernia", "Nodule"]
+    assert facts["codes"]["Geschwulst"][0]["code"] == "RID1"
+    assert "new_labels" not in run.record.run
+
+
+def test_contradicting_codes_end_a_run_before_its_first_round(tiny: Any, sites: Path) -> None:
+    call(sites / "alpha", "Geschwulst", 'Geschwulst = "RADLEX:RID1"')
+    call(sites / "beta", "geschwulst", 'Geschwulst = "RADLEX:RID2"')
+    federation = tiny(METHOD, {name: OWN[name] for name in ("alpha", "beta")})
+    with pytest.raises(FederationError, match="'Geschwulst' is RADLEX:RID1 at alpha and RADLEX:RID2 at beta"):
+        federation.run()
+    assert not list((federation.folder / "run" / "state").glob("round-*"))
+
+
+def test_a_site_that_contradicts_a_built_in_code_is_left_out_with_the_reason(tiny: Any, sites: Path) -> None:
+    call(sites / "alpha", "Mass", 'Mass = "SCT:36118008"')
+    federation = tiny(METHOD, {name: OWN[name] for name in ("alpha", "beta")}, min_sites=1)
+    run = federation.run()
+    assert list(run.registry.members) == ["beta"]
+    (line,) = [
+        e
+        for e in map(json.loads, (run.record.folder / "events.jsonl").read_text().splitlines())
+        if e["event"] == "begin"
+    ]
+    assert line["refused"] == {
+        "alpha": "'Mass' is SCT:36118008 at alpha and SCT:4147007 at Suture's table; correct the [data] "
+        "codes of one of them, or remove them"
+    }
+
+
+@pytest.mark.parametrize(
+    ("codes", "why"),
+    [
+        ('Mass = "SCT:4147008"', "codes: 'Mass': 'SCT:4147008' is no code of SNOMED CT: its last digit"),
+        ('Mass = ["I10:J90", "I10:J93"]', "codes: 'Mass' has two codes of one system, I10:J90 and I10:J93"),
+        ('Mass = "I10:J90"\nHernia = "I10:J90"', "codes: 'Mass' and 'Hernia' both have the code I10:J90"),
+        ('Mass = "4147007"', "codes: 'Mass': '4147007' is no code; write SYSTEM:CODE"),
+        ("Mass = 4147007", r"\[data\] codes.Mass"),
+    ],
+)
+def test_a_faulty_code_is_one_line_that_names_file_class_and_code(sites: Path, codes: str, why: str) -> None:
+    call(sites / "alpha", "Mass", codes)
+    with pytest.raises(ConfigError, match=why) as caught:
+        load_site_config(sites / "alpha" / "suture.toml")
+    assert str(sites / "alpha" / "suture.toml") in str(caught.value)
+
+
+def test_a_code_of_a_class_that_the_site_has_not_is_refused(sites: Path) -> None:
+    call(sites / "alpha", "Mass", 'Mas = "RADLEX:RID1"')
+    config = load_site_config(sites / "alpha" / "suture.toml")
+    with pytest.raises(ConfigError, match=r"unknown class under \[data.codes\] .*'Mas'; did you mean 'Mass'"):
+        load_table(config.data)
+    assert "[data.codes]" in check(config).problems[0]
