@@ -21,6 +21,7 @@ from machine import machine
 from rich.console import Console
 from rich.table import Table
 
+from suture.core.allocator import keep_memory
 from suture.core.labels import LabelSet
 from suture.data.augmentation import Augmentation
 from suture.data.batch import Samples
@@ -90,6 +91,7 @@ def measured(site: SiteContext, folder: Path) -> dict[str, float]:
 def main() -> None:
     """Prints medians, and what is left when all parts that are to be expected are taken off."""
     torch.set_num_threads(1)
+    keep_memory()  # as in the processes that Suture starts
     table = Table("model, prior", box=None)
     rows: list[list[str | float]] = []
     for model, prior in (

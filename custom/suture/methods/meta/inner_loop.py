@@ -121,7 +121,8 @@ def adapt(
 
     Args:
         start: leaves that require gradients.
-        second_order: keep the graph, so that phi_S is a function of `start`; else phi_S are leaves.
+        second_order: keep the graph, so that phi_S is a function of `start`; else `start` itself takes the
+            steps, in place, and is phi_S.
 
     Returns:
         phi_S, and the loss before each step, read from the device after the last one.
@@ -131,18 +132,23 @@ def adapt(
         loss = objective(phi, batch)
         losses.append(loss.detach())
         grads = torch.autograd.grad(loss, list(phi.values()), create_graph=second_order)
-        phi = {name: torch.add(p, g, alpha=-lr) for (name, p), g in zip(phi.items(), grads, strict=True)}
-        if not second_order:
-            phi = {name: p.detach().requires_grad_() for name, p in phi.items()}
+        if second_order:
+            phi = {name: torch.add(p, g, alpha=-lr) for (name, p), g in zip(phi.items(), grads, strict=True)}
+        else:
+            with torch.no_grad():
+                torch._foreach_add_(list(phi.values()), grads, alpha=-lr)
     return phi, torch.stack(losses).tolist() if losses else []
 
 
 @dataclass(frozen=True)
 class Adapted:
-    """A site's round: theta as received, phi after the inner loop, and the losses on either half."""
+    """A site's round: the losses on either half, and by what that of the query is to be differentiated.
 
-    theta: Parameters
-    phi: Parameters
+    Attributes:
+        wanted: theta as received in the second order, phi after the inner loop in the first.
+    """
+
+    wanted: Parameters
     support_loss: float | None
     query_loss: Tensor
 
@@ -154,7 +160,7 @@ def adapted(
 
     Raises:
         DataError: the site has too few samples.
-        NonFiniteLoss: naming site and round.
+        NonFiniteLoss: naming site and round; the model is to be thrown away, as a site does.
     """
     model, local = site.model, round_.local
     support, query = batch_of(site, round_.round, batches, round_.seed)
@@ -162,10 +168,13 @@ def adapted(
     set_training(model, "frozen", head_only=False)
 
     def objective(parameters: Parameters, batch: Batch) -> Tensor:
-        logits = functional_call(model, parameters, (batch.inputs,))
+        # In the first order they are the model's own, in their place.
+        logits = functional_call(model, parameters, (batch.inputs,)) if second_order else model(batch.inputs)
         return loss(logits, batch.y, batch.known, model.labels.label_type)
 
-    theta = {n: p.detach().clone().requires_grad_() for n, p in model.named_parameters() if p.requires_grad}
+    theta: Parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if second_order:
+        theta = {name: p.detach().clone().requires_grad_() for name, p in theta.items()}
     with _differentiable(second_order):
         phi, losses = adapt(
             objective, theta, support, local.lr, local.iterations or 0, second_order=second_order
@@ -173,8 +182,9 @@ def adapted(
         query_loss = objective(phi, query)
     if not all(map(math.isfinite, [*losses, query_loss.item()])):
         raise NonFiniteLoss(f"{site.name}: the loss of round {round_.round} is no number; lower local.lr")
-    load_tensors(model, {name: p.detach() for name, p in phi.items()})
-    return Adapted(theta, phi, sum(losses) / len(losses) if losses else None, query_loss)
+    if second_order:
+        load_tensors(model, {name: p.detach() for name, p in phi.items()})
+    return Adapted(theta, sum(losses) / len(losses) if losses else None, query_loss)
 
 
 def _differentiable(second_order: bool) -> AbstractContextManager[None]:
@@ -218,9 +228,8 @@ class MetaLearning(Method):
     ) -> tuple[Update, dict[str, Tensor]]:
         """L_k and its gradient, of the shared rows: with respect to phi (first order) or theta (second)."""
         done = adapted(site, self.loss, round_, self.batches, second_order=self.order == 2)
-        wanted = done.theta if self.order == 2 else done.phi
-        grads = torch.autograd.grad(done.query_loss, list(wanted.values()))
-        gradient = {name: g.detach().cpu() for name, g in zip(wanted, grads, strict=True)}
+        grads = torch.autograd.grad(done.query_loss, list(done.wanted.values()))
+        gradient = {name: g.detach().cpu() for name, g in zip(done.wanted, grads, strict=True)}
         shared, head = parts(self, *split_state(gradient))
         update = Update(
             round_.round,
