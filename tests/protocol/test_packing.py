@@ -16,7 +16,6 @@ from safetensors.torch import save_file
 
 import suture.protocol.packing as packing
 from suture.core.errors import RejectedUpdate, SutureError
-from suture.protocol import packing
 from suture.protocol.messages import (
     Abstain,
     ClassScore,

@@ -16,13 +16,17 @@ from nvflare.fuel.utils.fobs.decomposers.via_downloader import EncKey, EncType
 from torch import Tensor
 
 from suture.core.errors import ConfigError, RejectedUpdate, shown
+from suture.flare.workspace import simulated
 from suture.protocol.packing import Packed
 from suture.protocol.privacy import NO_ENCRYPTION
 
 _HEADER = "suture"
 
-INLINE = 32 * 2**20
-"""Bytes of tensors that travel within a message."""
+INLINE = 2 * 2**20
+"""Bytes of tensors that travel within a message: on a slow line, too, they pass within a request's time."""
+
+INLINE_HERE = 32 * 2**20
+"""The same within one machine, in the simulator."""
 
 _INLINE = "suture.inline"
 """Key of FLARE's context of one message: bytes of tensors that are in it so far."""
@@ -31,14 +35,15 @@ _INLINE = "suture.inline"
 class Tensors(TensorDecomposer):
     """Puts tensors into the message, up to `INLINE` bytes.
 
-    FLARE offers tensors for download, which the receiver requests in parts. This keeps large messages small;
-    in one message, a model of 28 MB takes less time, and less memory at the server.
+    FLARE offers tensors for download, which the receiver requests in parts. A message is asked for again when
+    it has not come within `communication_timeout`, however far it is, so that large ones would never pass a
+    slow line. Where there is none, one message takes less time, and less memory at the server.
     """
 
     def decompose(self, target: Any, manager: DatumManager | None = None) -> Any:
         if isinstance(target, Tensor) and manager:
             size = manager.fobs_ctx.get(_INLINE, 0) + target.numel() * target.element_size()
-            if size <= INLINE:
+            if size <= (INLINE_HERE if simulated() else INLINE):
                 manager.fobs_ctx[_INLINE] = size
                 return {EncKey.TYPE: EncType.NATIVE, EncKey.DATA: self.native_decompose(target, manager)}
         return super().decompose(target, manager)

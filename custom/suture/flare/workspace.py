@@ -88,7 +88,7 @@ def with_own_prior(plan: Plan, folder: Path) -> Plan:
         ConfigError: see `named_file`.
     """
     prior = plan.method.prior
-    if prior is None or prior.path is None or _simulated():
+    if prior is None or prior.path is None or simulated():
         return plan
     path = named_file(prior.path, folder, "method.prior.path")
     method = replace(plan.method, prior=replace(prior, path=str(path)))  # type: ignore[type-var]
@@ -102,7 +102,7 @@ def with_own_embedding(plan: Plan, folder: Path) -> Plan:
         ConfigError: see `named_file`.
     """
     spec = plan.model
-    if spec.embedding == TFIDF or _simulated():
+    if spec.embedding == TFIDF or simulated():
         return plan
     path = named_file(spec.embedding, folder, "model.embedding")
     return replace(plan, model=replace(spec, embedding=str(path)))
@@ -119,11 +119,12 @@ def with_own_weights(plan: Plan, folder: Path) -> Plan:
     if spec.weights in MODELS[spec.name].weights:  # a word, and no file
         del named["weights"]
     for key, name in named.items():
-        if name is not None and not _simulated():
+        if name is not None and not simulated():
             found: dict[str, Any] = {key: str(named_file(name, folder, f"model.{key}"))}
             spec = replace(spec, **found)
     return replace(plan, model=spec)
 
 
-def _simulated() -> bool:
+def simulated() -> bool:
+    """Whether all parties are on this machine, in FLARE's simulator or a test of it."""
     return "SUTURE_SITES" in os.environ
