@@ -66,7 +66,6 @@ def test_a_class_of_two_names_and_one_code_is_trained_as_one_byte_by_byte(
 
 
 def test_a_run_that_continues_has_the_same_classes_and_bytes(tiny: Any, sites: Path) -> None:
-    """Also where a site meanwhile states no code: the class of that name is not another one."""
     call(sites / "alpha", "Raumforderung", 'Raumforderung = "RADLEX:RID1"')
     call(sites / "beta", "Geschwulst", 'Geschwulst = "RADLEX:RID1"')
     federation = tiny(METHOD, {name: OWN[name] for name in ("alpha", "beta")})
