@@ -314,3 +314,9 @@ def test_an_observation_of_anything_is_read_or_a_fault(site: dict[str, Any], cha
     """Whatever its elements are, nothing else ends the reading, and no other image gets another label."""
     reading = also(site, observation("Patient/103", "Encounter/304", valueBoolean=False) | changes)
     np.testing.assert_array_equal(reading.table.y[:3], BY_HAND[:3])
+
+
+def test_one_file_needs_no_list(site: dict[str, Any]) -> None:
+    assert np.array_equal(
+        read(site, observations=str(site["observations"][0])).table.y, read(site).table.y, True
+    )

@@ -22,7 +22,7 @@ from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError
 
 from suture.core.errors import DataError, as_word, shown
 from suture.core.validation import LabelName
@@ -57,19 +57,23 @@ Code = Annotated[str, Field(pattern=r"^([^|]+\|)?[^|]+$")]
 """A code as ``system|code``, or the code alone, of any system."""
 
 
+def _several(found: Any) -> Any:
+    return [found] if isinstance(found, str | Path) else found
+
+
 class FhirConfig(LinkedConfig):
     """Labels from FHIR Observations; `table` lists the images, with visits, days or both.
 
     Attributes:
         classes: the code of each class: ``system|code``, or the code alone, of any system.
-        observations: the files, NDJSON (.ndjson, gzipped or not) or a Bundle (.json).
+        observations: a file or a list of files, NDJSON (.ndjson, gzipped or not) or a Bundle (.json).
         values: what codes other than yes and no mean, written as those of `classes`: 1, 0 or "unknown". The
             key "" is a missing value.
     """
 
     dataset: Literal["fhir"] = "fhir"
     classes: Annotated[dict[LabelName, Code], Field(min_length=1), OneCodeEach]
-    observations: Annotated[tuple[SitePath, ...], Field(min_length=1)]
+    observations: Annotated[tuple[SitePath, ...], Field(min_length=1), BeforeValidator(_several)]
     visit_column: str = "encounter"
 
 
