@@ -85,3 +85,16 @@ def test_labels_that_the_method_is_not_defined_for_are_a_problem_before_anything
     assert compare(configs, several, SMALL).problems == ()
     one = dict.fromkeys(configs, replace(site(), label_type="multiclass"))
     assert compare(configs, one, single).problems == ()
+
+
+def coded(**codes: str) -> SiteConfig:
+    return CONFIG.model_copy(update={"data": CONFIG.data.model_copy(update={"codes": codes})})
+
+
+def test_codes_that_merge_classes_are_told_and_contradictions_stop_the_run() -> None:
+    findings = {"alpha": site(), "beta": replace(site(), counts={"Lump": site().counts["Mass"]})}
+    merged = compare({"alpha": CONFIG, "beta": coded(Lump="SCT:4147007")}, findings)
+    assert merged.warnings == ("beta's 'Lump' is the class 'Mass', by its codes",)
+    assert merged.problems == ()
+    [problem] = compare({"alpha": coded(Mass="SCT:36118008"), "beta": CONFIG}, findings).problems
+    assert "'Mass' is SCT:36118008 at alpha and SCT:4147007 at Suture's table" in problem

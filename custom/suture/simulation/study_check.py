@@ -14,6 +14,7 @@ from suture.core.labels import canonical, lookalikes
 from suture.data.config import SiteConfig
 from suture.data.quality import Count, Findings
 from suture.data.table import SPLITS, Split
+from suture.federation.server.classes import ClassConflict, one_name, statements
 from suture.federation.server.server import check_label_type
 from suture.federation.site.site import check_consent
 from suture.protocol.privacy import PrivacyConfig
@@ -63,13 +64,37 @@ def compare(
     """
     images = {site: summarise(found, configs[site]) for site, found in findings.items()}
     twins = shared(findings)
+    merged, contradictions = _by_code(configs, findings, job.label_map if job else {})
     problems = [
         *filter(None, [job_fault]),
         *(_refusals(configs, findings, job) if job else ()),
         *_problems(configs, findings, job),
+        *contradictions,
         *_torn(twins),
     ]
-    return Together(tuple(problems), tuple(_warnings(configs, findings, twins)), images)
+    return Together(tuple(problems), (*merged, *_warnings(configs, findings, twins)), images)
+
+
+def _by_code(
+    configs: Mapping[str, SiteConfig], findings: Mapping[str, Findings], label_map: Mapping[str, str]
+) -> tuple[list[str], list[str]]:
+    """Return which names are other sites' classes by their codes, and the contradictions of codes."""
+    mapped = {canonical(own): canonical(name) for own, name in label_map.items()}
+    said = [
+        statement._replace(name=mapped.get(statement.name, statement.name))
+        for site, config in configs.items()
+        for statement in statements(config.data.stated_codes(), site)
+    ]
+    try:
+        classes = one_name(said)
+    except ClassConflict as conflict:
+        return [], [str(conflict)]
+    names = [(site, mapped.get(own, own)) for site, found in findings.items() for own in found.counts]
+    return [
+        f"{site}'s {name!r} is the class {classes[name]!r}, by its codes"
+        for site, name in names
+        if classes.get(name, name) != name
+    ], []
 
 
 def _owners(findings: Mapping[str, Findings]) -> dict[str, list[str]]:
