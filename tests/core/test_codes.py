@@ -30,6 +30,8 @@ def test_stated_codes_come_after_the_built_in_ones_and_mean_their_class() -> Non
     assert found["Pneumothorax"][-1].meaning == "Pneumothorax"
     assert found["X" * 100] == (Code("RADLEX", "RID1", "X" * 64),), "DICOM takes 64 characters of a meaning"
     assert "Hernia" not in found
+    named = codes_of(["Ptx"], {"Ptx": ("SCT:36118008", "RADLEX:RID5352")})["Ptx"]
+    assert [code.meaning for code in named] == ["Pneumothorax", "Pneumothorax, unspecified", "Ptx"]
 
 
 def test_no_two_classes_share_a_code_and_no_class_has_two_of_a_system() -> None:

@@ -327,6 +327,7 @@ def test_updates_are_read_from_disk_at_each_walk(federation: Any, monkeypatch: p
         return load(path)
 
     monkeypatch.setattr(collector, "load", counted)
+    monkeypatch.setattr(collector, "IN_MEMORY", 0)
     server = federation(Pairs(local=LOCAL), rounds=1).run()
     # Two walks of the test, one over the tensors of classes, and one of the mean.
     assert reads == ["alpha", "beta", "gamma"] * 4
@@ -343,7 +344,10 @@ def test_updates_are_read_from_disk_at_each_walk(federation: Any, monkeypatch: p
         assert not getattr(reply, "class_tensors", {})
 
 
-def test_the_server_keeps_an_open_update_on_disk_alone(federation: Any) -> None:
+def test_the_server_keeps_an_open_update_on_disk_alone(
+    federation: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collector, "IN_MEMORY", 0)
     server, sites, payloads = begun(federation)
     receive = server.receiver()
     for name, site in sites.items():

@@ -261,6 +261,8 @@ class AtServer:
 
     def check_groups(self, labels: object) -> None: ...
 
+    def take_names(self, registry: object) -> None: ...
+
 
 @pytest.mark.parametrize(("method", "expected"), [(CRT, 4), (FedAvg(local=LOCAL), 1)])
 def test_so_it_is_where_the_server_measures(method: Method, expected: int) -> None:

@@ -44,11 +44,14 @@ class Code:
 def codes_of(labels: Iterable[str], stated: Stated | None = None) -> dict[str, tuple[Code, ...]]:
     """Return the codes of those classes that have any: the built-in ones, then the stated ones.
 
-    A stated code that is not built in has the name of its class for a meaning.
+    A class of another name has the built-in codes of the one whose code it states. A stated code that is not
+    built in has the name of its class for a meaning.
     """
     known, found = builtin(), {}
+    holder = {str(code): codes for codes in known.values() for code in codes}
     for label in labels:
-        own = known.get(label, ())
+        of_code = (holder[text] for text in (stated or {}).get(label, ()) if text in holder)
+        own = known.get(label) or next(of_code, ())
         added = sorted({*(stated or {}).get(label, ())} - {*map(str, own)})
         pairs = (text.split(":") for text in added)
         if codes := (*own, *(Code(system, code, label[:_MEANING].strip()) for system, code in pairs)):

@@ -81,14 +81,14 @@ def verify(folder: Path, key: Path) -> None:
     try:
         config.verify(folder, signature)
     except Exception as error:  # what a damaged signature raises depends on where it is damaged
-        why = _differences(str(error)) or "the signature is not by this key, or was changed"
+        why = _differences(str(error)) or "the signature is not by this key, or it or a file was changed"
         raise DataError(
             f"{folder} is not what the owner of {key} signed: {why}; get the folder again from them"
         ) from error
 
 
 _DIFFERENCES = {
-    "changed": r"Hash mismatch for \\?'(.+?)\\?': Expected",
+    "changed": r"Hash mismatch for \\?['\"](.+?)\\?['\"]: Expected",
     "missing": r"Missing files in model '[^']*': ([^\"]+)",
     "added": r"Extra files found in model '[^']*': ([^\"]+)",
 }
@@ -96,9 +96,9 @@ _DIFFERENCES = {
 
 
 def _differences(text: str) -> str:
-    """Return which files differ, without their digests; another text as it is."""
+    """Return which files differ, without their digests; nothing where the text does not say so."""
     found = ((what, ", ".join(re.findall(pattern, text))) for what, pattern in _DIFFERENCES.items())
-    return "; ".join(f"{what}: {names}" for what, names in found if names) or text.strip()
+    return "; ".join(f"{what}: {names}" for what, names in found if names)
 
 
 def _package() -> Any:

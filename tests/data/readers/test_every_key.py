@@ -250,6 +250,7 @@ OTHER: Values = {
     "root": "elsewhere",
     "table": "elsewhere.csv",
     "synonyms": {"lump": "Nodule"},
+    "codes": {"None of These": "SCT:36118008"},  # refused; of a class that there is, it changes no label
     "seed": 2,
     "color": True,
     "bits": 12,
