@@ -89,6 +89,14 @@ class Trial:
             until(lambda: self.poc.committed(self.name) > self._before, 300, "the next commit")
         return self.since()
 
+    def restarted(self, site: str, killed: psutil.Process) -> float:
+        """Waits until a site has another job process; returns how many seconds that took."""
+        return until(
+            lambda: (other := self.poc.job_process(site, self.id)) and other.pid != killed.pid,
+            30,
+            "another process",
+        )
+
     def resume(self) -> None:
         """The documented command."""
         self.id, _ = resume(self.poc.admin, self.name, self.poc.root / "runs" / self.name, "poc")
@@ -144,11 +152,7 @@ def _kill_job_process(trial: Trial, tmp_path: Path, hashes: dict[str, str]) -> F
     assert process
     poc.kill(process)
     trial.strike()
-    detect = until(
-        lambda: (other := poc.job_process("harbor", trial.id)) and other.pid != process.pid,
-        30,
-        "another process",
-    )
+    detect = trial.restarted("harbor", process)
     return trial.end(tmp_path, hashes, detect, trial.recovered())
 
 
@@ -169,11 +173,7 @@ def test_a_site_is_killed_while_it_waits_for_the_bell(
         assert poc.answered(trial.name) <= {"harbor", "northfield"}
         poc.kill(waiting)
         trial.strike()
-        detect = until(
-            lambda: (other := poc.job_process("harbor", trial.id)) and other.pid != waiting.pid,
-            30,
-            "another process",
-        )
+        detect = trial.restarted("harbor", waiting)
     finally:
         slow.resume()
     found = trial.end(tmp_path, hashes, detect, trial.recovered())
@@ -225,11 +225,7 @@ def test_a_sites_job_process_is_killed_while_it_sends_tensors(
     finally:
         poc.proxy.delay = 0.0
     assert part < MODEL, "the whole answer had been sent"
-    detect = until(
-        lambda: (other := poc.job_process(PROXIED, trial.id)) and other.pid != process.pid,
-        30,
-        "another process",
-    )
+    detect = trial.restarted(PROXIED, process)
     found = trial.end(tmp_path, hashes, detect, trial.recovered())
     assert found.updates_lost <= 1
     assert not list(poc.root.rglob("ERRORLOG*")), "a site's log is at the server"

@@ -35,7 +35,7 @@ def test_rates_of_a_group_by_hand() -> None:
     y = np.array([[1], [1], [0], [1], [0], [0], [np.nan], [1]])
     p = np.array([[0.9], [0.2], [0.1], [0.6], [0.7], [0.4], [0.9], [0.9]])
     part = samples(y, ["F", "F", "F", "M", "M", "M", "M", ""])
-    found = decided_groups(part, p, ONE, {"Mass": 0.5}, ["F", "M"], OPEN)
+    found = decided_groups(part, p, ONE, {"Mass": 0.5}, ["F", "M"], np.arange(8), OPEN)
     assert found == {
         "Mass": {
             "F": DecidedGroup(2, 1, 0.5, 1.0),
@@ -119,7 +119,9 @@ def test_who_reads_all_that_leaves_cannot_tell_a_small_cell(found: list[tuple[st
         value: one.n
         for value, one in by_attribute(part, torch.zeros(len(truth), 1), ONE, ("Mass",), FIVE).items()
     }
-    sent = decided_groups(part, truth.astype(np.float64), ONE, {"Mass": 0.5}, sizes, FIVE)["Mass"]
+    sent = decided_groups(
+        part, truth.astype(np.float64), ONE, {"Mass": 0.5}, sizes, np.arange(len(truth)), FIVE
+    )["Mass"]
     known = {(g, kind): n for g, one in sent.items() for kind, n in ((1, one.positives), (0, one.negatives))}
     may_be = ranges(set(groups), totals, sizes, known, len(found), 2)
     for group in set(groups):
@@ -146,10 +148,12 @@ def test_nor_where_the_classes_make_up_the_images(found: list[tuple[str, int]]) 
         for value, one in by_attribute(part, torch.zeros(len(truth), 3), labels, labels.names, FIVE).items()
     }
     visible, p = [labels.names[kind] for kind in large], truth.astype(np.float64)
+    everyone = np.arange(len(truth))
     sent = {
-        name: decided_groups(part, p, labels, {name: 0.5}, sizes, FIVE, visible)[name] for name in visible
+        name: decided_groups(part, p, labels, {name: 0.5}, sizes, everyone, FIVE, visible)[name]
+        for name in visible
     }
-    assert sent == decided_groups(part, p, labels, dict.fromkeys(visible, 0.5), sizes, FIVE)
+    assert sent == decided_groups(part, p, labels, dict.fromkeys(visible, 0.5), sizes, everyone, FIVE)
     known = {(g, kind): one.positives for kind in large for g, one in sent[labels.names[kind]].items()}
     may_be = ranges(set(groups), {kind: totals[kind] for kind in large}, sizes, known, len(found), 3)
     for group in set(groups):

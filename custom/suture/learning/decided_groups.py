@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from suture.core.labels import LabelSet
 from suture.data.batch import Samples
-from suture.learning.metrics import Floats
+from suture.learning.metrics import Floats, rates
 from suture.protocol.decisions import DecidedGroup
-from suture.protocol.disclosure import complementary, on_grid, without_one
+from suture.protocol.disclosure import complementary, near, on_grid, without_one
 from suture.protocol.messages import rounded
 from suture.protocol.privacy import PrivacyConfig
 
@@ -35,6 +35,7 @@ def decided_groups(
     labels: LabelSet,
     thresholds: Mapping[str, float],
     values: Iterable[str],
+    patients: NDArray[np.intp],
     limits: PrivacyConfig,
     visible: Iterable[str] = (),
 ) -> dict[str, dict[str, DecidedGroup]]:
@@ -44,17 +45,24 @@ def decided_groups(
         part: the samples; the columns of their y, and of the probabilities ``[n, c]``, are those of `labels`.
         thresholds: of each class that is decided and not withheld.
         values: the groups whose number of images leaves the site.
+        patients: number of the patient of each image, ``[n]``.
         visible: all classes that are not withheld, decided or not.
     """
-    values, columns = list(values), {name: labels.index(name) for name in thresholds}
+    values, columns = sorted(values), {name: labels.index(name) for name in thresholds}
     if labels.label_type == "multiclass":
         every = _partition(part, sorted({*columns.values(), *map(labels.index, visible)}))
         shown = dict.fromkeys(columns, shown_groups(every, values, limits.min_count))
     else:
         cells = {name: _cells(part.attributes, part.y[:, at].numpy()) for name, at in columns.items()}
         shown = {name: shown_groups([found], values, limits.min_count) for name, found in cells.items()}
+    y, attributes = part.y.numpy(), np.asarray(part.attributes)
+    rows = {value: attributes == value for value in values}
     return {
-        name: {value: _group(part, p[:, at], at, thresholds[name], value, limits) for value in shown[name]}
+        name: {
+            value: _group(y[own, at], p[own, at] >= thresholds[name], patients[own], limits)
+            for value, own in rows.items()
+            if value in shown[name]
+        }
         for name, at in columns.items()
     }
 
@@ -94,17 +102,11 @@ def _partition(part: Samples, columns: Sequence[int]) -> list[Cells]:
 
 
 def _group(
-    part: Samples, p: Floats, column: int, threshold: float, value: str, limits: PrivacyConfig
+    y: NDArray[np.float32], positive: NDArray[np.bool_], patients: NDArray[np.intp], limits: PrivacyConfig
 ) -> DecidedGroup:
-    rows = np.array([attribute == value for attribute in part.attributes])
-    y, positive = part.y[:, column].numpy()[rows], p[rows] >= threshold
-    patients = np.unique(np.asarray(part.patients)[rows], return_inverse=True)[1]
+    """Return how well the images of a group are decided; of each its label, decision and patient, ``[n]``."""
+    found = rates(y.astype(np.float64), positive)
     influence = without_one(patients, y) if limits.min_count else None
-    rates = [_share(positive[y == 1]), _share(~positive[y == 0])]
-    sent = [rounded(rate) if influence is None else on_grid(rate, influence) for rate in rates]
-    near = [round(int((y == kind).sum()) / limits.round_counts) * limits.round_counts for kind in (1, 0)]
-    return DecidedGroup(near[0], near[1], sent[0], sent[1])
-
-
-def _share(values: NDArray[np.bool_]) -> float | None:
-    return float(values.mean()) if len(values) else None
+    sent = [rounded(rate) if influence is None else on_grid(rate, influence) for rate in found]
+    with_it, without = (near(int((y == kind).sum()), limits) for kind in (1, 0))
+    return DecidedGroup(with_it, without, sent[0], sent[1])

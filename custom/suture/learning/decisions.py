@@ -17,7 +17,7 @@ from suture.learning.calibration import brier, calibrated, expected_calibration_
 from suture.learning.conformal import conformal_set
 from suture.learning.decided_groups import decided_groups
 from suture.learning.losses import probabilities
-from suture.learning.metrics import Floats
+from suture.learning.metrics import Floats, rates, share_true
 from suture.learning.operating_points import thresholds
 from suture.learning.score_counts import Curves, histogram
 from suture.protocol.decisions import (
@@ -103,7 +103,7 @@ def decided_classes(
     """
     p = _probabilities(logits, labels)
     at = {name: used for name, one in decisions.items() if (used := _used(one, rule)) is not None}
-    groups = decided_groups(part, p, labels, at, values, limits, visible)
+    groups = decided_groups(part, p, labels, at, values, patients, limits, visible)
     found = {}
     for name, decision in decisions.items():
         column = labels.index(name)
@@ -178,15 +178,11 @@ def _threshold(one: Operating | None, rule: Rule) -> float | None:
 
 
 def _at(truth: Floats, positive: NDArray[np.bool_]) -> Decided:
-    return Decided(_mean(positive[truth == 1]), _mean(~positive[truth == 0]))
+    return Decided(*rates(truth, positive))
 
 
 def _covered(truth: Floats, p: Floats, sets: tuple[float, float]) -> float | None:
-    return _mean(np.where(truth == 1, p >= sets[0], p <= sets[1]))
-
-
-def _mean(values: NDArray[np.bool_]) -> float | None:
-    return float(values.mean()) if len(values) else None
+    return share_true(np.where(truth == 1, p >= sets[0], p <= sets[1]))
 
 
 def _pair(

@@ -33,6 +33,7 @@ from suture.protocol.disclosure import (
     bounded,
     complementary,
     largest_loss,
+    near,
     on_grid,
     share,
     without_one,
@@ -365,11 +366,6 @@ def class_counts(own: LabelSet, train: Samples, limits: PrivacyConfig) -> dict[s
     return {
         name: (near(p, limits), near(n, limits)) if name in large else None for name, (p, n) in counts.items()
     }
-
-
-def near(count: int, limits: PrivacyConfig) -> int:
-    """Return the count of a label, rounded to a multiple of the site's `round_counts`."""
-    return round(count / limits.round_counts) * limits.round_counts
 
 
 def sent(

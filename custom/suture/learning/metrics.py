@@ -265,6 +265,20 @@ def known_only(y: ArrayLike, s: ArrayLike) -> tuple[NDArray[np.bool_], Floats]:
     return truth == 1, score
 
 
+def rates(truth: Floats, positive: NDArray[np.bool_]) -> tuple[float | None, float | None]:
+    """Return sensitivity and specificity of decisions ``[n]``; None without an image of the kind.
+
+    Args:
+        truth: labels ``[n]``: 1, 0 or NaN, which is in neither.
+    """
+    return share_true(positive[truth == 1]), share_true(~positive[truth == 0])
+
+
+def share_true(values: NDArray[np.bool_]) -> float | None:
+    """Return the share of what is true; None of nothing."""
+    return float(values.mean()) if len(values) else None
+
+
 def patient_numbers(y: ArrayLike, patients: Sequence[str] | None) -> NDArray[np.intp]:
     """Return the patient of each labelled image as a number from 0."""
     known = ~np.isnan(np.asarray(y, dtype=np.float64))

@@ -255,10 +255,8 @@ def _check_metrics(metrics: Metrics, expected: Expectation, of_round: int) -> No
         raise RejectedUpdate("figures by attribute are of test data alone")
     if stray := metrics.decided.keys() - (set(expected.decided) if split == "test" else set()):
         raise RejectedUpdate(f"the decisions of {min(stray)!r} were not asked for")
-    if (
-        stray := {value for one in metrics.decided.values() for value in one.groups}
-        - metrics.attributes.keys()
-    ):
+    groups = {value for one in metrics.decided.values() for value in one.groups}
+    if stray := groups - metrics.attributes.keys():
         raise RejectedUpdate(f"the group {min(stray)!r} has no figures by attribute")
     for value in _decided(metrics):
         _check_rounded("a figure of decisions", value, (0.0, 1.0))

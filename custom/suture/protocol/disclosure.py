@@ -74,6 +74,11 @@ def on_grid(value: float | None, influence: float, largest: float = 1.0) -> floa
     return _nearest(value, next(step for step in _GRIDS if step >= influence))
 
 
+def near(count: int, limits: PrivacyConfig) -> int:
+    """Return the count of a label, rounded to a multiple of the site's `round_counts`."""
+    return round(count / limits.round_counts) * limits.round_counts
+
+
 def may_be(value: float, influence: float) -> bool:
     """Whether a figure lies on some grid of a figure on which a patient has at least this influence."""
     return any(value == _nearest(value, step) for step in _GRIDS if step >= influence)
