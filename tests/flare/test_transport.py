@@ -39,7 +39,7 @@ class Tasks:
         self.open: dict[str, Any] = {}
         self.cancelled: list[str] = []
 
-    def broadcast(self, task: Any, fl_ctx: Any, targets: list[str], min_responses: int) -> None:
+    def send(self, task: Any, fl_ctx: Any, targets: list[str]) -> None:
         self.open[targets[0]] = task
         if targets[0] in self.answers:
             self.answer(targets[0], self.answers[targets[0]])
@@ -186,7 +186,7 @@ class Fetching(Tasks):
         super().__init__(answers)
         self._fetches, self._timeout, self._end = fetches, timeout, 0.0
 
-    def broadcast(self, task: Any, fl_ctx: Any, targets: list[str], min_responses: int) -> None:
+    def send(self, task: Any, fl_ctx: Any, targets: list[str]) -> None:
         self._end = time.monotonic() + self._timeout  # as FLARE, which counts from here
         self.open[targets[0]] = task
         if targets[0] in (*self.answers, *self._fetches):

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from nvflare.apis.dxo import DXO, DataKind, MetaKey, from_shareable
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.utils.decomposers import flare_decomposers
 from nvflare.app_opt.pt.decomposers import TensorDecomposer
 from nvflare.fuel.utils import fobs
-from nvflare.fuel.utils.fobs.datum import DatumManager
+from nvflare.fuel.utils.fobs.datum import Datum, DatumManager, DatumType
 from nvflare.fuel.utils.fobs.decomposers.via_downloader import EncKey, EncType
 from torch import Tensor
 
@@ -31,6 +34,12 @@ INLINE_HERE = 32 * 2**20
 _INLINE = "suture.inline"
 """Key of FLARE's context of one message: bytes of tensors that are in it so far."""
 
+_LARGE = 2**16
+"""Bytes of a tensor from which on it is a section of the message, which FLARE sends without copying it."""
+
+_TYPES = {str(t): t for t in (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64)}
+"""The types of such tensors, by the name that travels; others go as FLARE sends them."""
+
 
 class Tensors(TensorDecomposer):
     """Puts tensors into the message, up to `INLINE` bytes.
@@ -48,6 +57,40 @@ class Tensors(TensorDecomposer):
                 return {EncKey.TYPE: EncType.NATIVE, EncKey.DATA: self.native_decompose(target, manager)}
         return super().decompose(target, manager)
 
+    def native_decompose(self, target: Tensor, manager: DatumManager | None = None) -> bytes | list[Any]:
+        """Return the bytes of safetensors; of a large tensor [the section's name, its type, its shape]."""
+        large = target.numel() * target.element_size() >= _LARGE
+        if not large or str(target.dtype) not in _TYPES or manager is None:
+            content: bytes = super().native_decompose(target.contiguous(), manager)
+            return content
+        section = Datum.blob_datum(target.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+        manager.add_datum(section)
+        return [section.datum_id, str(target.dtype), list(target.shape)]
+
+    def native_recompose(self, data: bytes | list[Any], manager: DatumManager | None = None) -> Tensor:
+        """Return the tensor of `native_decompose`, on the bytes that came.
+
+        Raises:
+            ValueError: what came is no tensor of that type and shape.
+        """
+        if not isinstance(data, list) or manager is None:
+            tensor: Tensor = super().native_recompose(data, manager)
+            return tensor
+        match data:
+            case [str(name), str(type_), [*shape]] if type_ in _TYPES and all(map(_is_side, shape)):
+                section = manager.get_datum(name)
+            case _:
+                raise ValueError("a tensor of an unknown type, or of an impossible shape")
+        if section is None or section.datum_type != DatumType.BLOB:
+            raise ValueError("a tensor without its bytes")
+        if len(section.value) != math.prod(shape) * _TYPES[type_].itemsize:
+            raise ValueError("a tensor whose bytes do not fit its shape")
+        return torch.frombuffer(section.value, dtype=_TYPES[type_]).view(shape)
+
+
+def _is_side(value: object) -> bool:
+    return type(value) is int and value > 0
+
 
 def register() -> None:
     """Register FLARE's own messages and torch tensors with its serialiser; call it once in each process.
@@ -57,6 +100,8 @@ def register() -> None:
     """
     flare_decomposers.register()
     fobs.register(Tensors)
+    # The bytes of a section belong to its tensor alone, so that writing to them would harm nobody.
+    warnings.filterwarnings("ignore", "The given buffer is not writable", UserWarning)
 
 
 def to_shareable(packed: Packed) -> Shareable:

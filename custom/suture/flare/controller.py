@@ -184,7 +184,8 @@ class FlareTransport:
         answers = self._answers = _Answers(payloads, receive)
         tasks = self._tasks = {site: self._task(task, packed, answers) for site, packed in payloads.items()}
         for site, work in tasks.items():
-            self._controller.broadcast(work, self._fl_ctx, targets=[site], min_responses=1)
+            # Not broadcast, which would copy the payload for its one site.
+            self._controller.send(work, self._fl_ctx, targets=[site])
         ring(list(tasks), self._fl_ctx)
         # FLARE retires finished tasks only five times a second, so the answers themselves are counted too.
         while answers.waiting() and self._controller.get_num_standing_tasks():

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any
 
@@ -58,7 +58,7 @@ class _Decoded:
         why: why it could not be decoded.
     """
 
-    answer: object = None
+    answer: object = field(default=None, repr=False)  # FLARE formats what it passes on, tensors and all
     why: str | None = None
 
     def __len__(self) -> int:
