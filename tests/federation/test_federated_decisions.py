@@ -145,6 +145,29 @@ def test_a_server_that_asks_for_counts_of_many_models_spends_the_sites_answers(t
     assert asked[-1].reason == "budget"
 
 
+def test_rounded_counts_show_no_cell_as_empty(tiny: Any) -> None:
+    """A run whose sites round to twice their `min_count` decides all classes that they show."""
+    tried = []
+
+    def note(site: str, task: Payload, answer: Packed) -> Packed:
+        if task.task == "calibrate":
+            scores = unpack(answer)
+            assert isinstance(scores, Scores)
+            emptied = {k: t.masked_fill(t == 8, 0) for k, t in scores.class_tensors.items()}
+            assert any((t == 8).any() for t in scores.class_tensors.values())
+            with pytest.raises(RejectedUpdate, match="too few images"):
+                check_reply(replace(scores, class_tensors=emptied), sites[site].expectation(task))
+            tried.extend(t[t != JOINED].min().item() for t in scores.class_tensors.values())
+        return answer
+
+    federation = open_sites(tiny(METHOD, n=120, decision=DECISION), min_count=4, round_counts=8)
+    sites, server = federation.sites(), federation.server()
+    federate(server, Between(sites, note))
+    assert min(tried) == 8
+    assert server.decisions
+    assert set(server.decisions.pooled) == set(server.registry.labels)
+
+
 @pytest.mark.parametrize(
     ("what", "change"),
     [
