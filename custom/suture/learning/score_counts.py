@@ -129,6 +129,11 @@ class Curves:
         return min(self.positives.total, self.negatives.total) > 0
 
     @property
+    def shown(self) -> bool:
+        """Whether the counts of both kinds have an edge between cells, as those of few images have not."""
+        return all(curve.known[0] <= curve.known[1] for curve in (self.positives, self.negatives))
+
+    @property
     def prevalence(self) -> float:
         """Share of the positives."""
         return self.positives.total / (self.positives.total + self.negatives.total)
