@@ -57,3 +57,13 @@ def test_curves_of_many_sites_fold_and_stay_small(tmp_path: Path) -> None:
     used = {attrs["href"] for tag, attrs in found.tags if tag == "use"}
     assert used == {f"#class-{k}-{plot}" for k in (1, 2) for plot in (1, 2)}
     assert {f"#{one}" for one in ids} >= used
+
+
+def test_the_figure_of_an_experiment_says_what_its_marks_are(tmp_path: Path) -> None:
+    html = write_page("experiment", tmp_path).read_text(encoding="utf-8")
+    said = (
+        "A dot is one of the seeds. A bar is the mean over seeds; "
+        "marks as in the table, against Surgical Aggregation."
+    )
+    assert f'aria-label="{said}"' in html
+    assert f"{said}</figcaption>" in html
