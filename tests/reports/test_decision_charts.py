@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from example_run import write_decided_run
+from suture.core.files import write_json
 from suture.learning.proportions import wilson
 from suture.protocol.decisions import Diagrams
 from suture.reports.charts import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH
 from suture.reports.decision_charts import class_charts
+from suture.reports.report import render_report
 from suture.reports.site_curves import class_curves
 
 FOUND = Diagrams(
@@ -84,3 +89,22 @@ def test_a_site_without_a_threshold_of_its_own_has_no_dot() -> None:
     assert all(plot.ring and plot.bars for plot in site.plots[:2])
     (site,) = class_curves(FOUND, {"a": replace(COUNTED, own=None, chosen=None)}, ("a",)).sites
     assert [(plot.dots, plot.ring, plot.bars) for plot in site.plots[:2]] == [((), None, "")] * 2
+
+
+def test_a_class_without_curves_is_named_and_a_run_of_an_earlier_version_is_drawn(tmp_path: Path) -> None:
+    folder = write_decided_run(tmp_path)
+    metrics = json.loads((folder / "metrics.json").read_text())
+    decisions = metrics["decisions"]
+    del decisions["diagrams"]["Nodule"]
+    write_json(folder / "metrics.json", metrics)
+    page = render_report(folder)
+    assert "can be counted: Nodule." in page
+    assert "<summary>Nodule at" not in page
+    del decisions["site_diagrams"]
+    for name in ("own", "images"):
+        del decisions["diagrams"]["Pneumothorax"][name]
+    write_json(folder / "metrics.json", metrics)
+    page = render_report(folder)
+    assert "(ROC), area 0." in page
+    assert "A small plot is of one site" not in page
+    assert 'class="band' not in page

@@ -105,6 +105,11 @@ class Section:
     stated: Mapping[str, float]
 
     @property
+    def without_curves(self) -> list[str]:
+        """The classes whose counts show no curve, in a run that draws any."""
+        return [name for name in self.classes if name not in self.charts] if self.charts else []
+
+    @property
     def groups(self) -> dict[str, list[Line]]:
         """The lines of each class that have groups."""
         found = {name: [line for line in lines if line.groups] for name, lines in self.classes.items()}
