@@ -1,4 +1,4 @@
-"""The pages that tests look at: reports of a small and a large run, and an experiment."""
+"""The pages that tests look at: reports of a small, a large, a failed and a deciding run; an experiment."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from example_run import (
     metrics_record,
     run_record,
     with_pseudo_labels,
+    write_decided_run,
     write_large_run,
     write_run,
 )
@@ -20,13 +21,15 @@ from suture.experiments.render import write_tables
 from suture.experiments.runs import final_runs
 from suture.reports.report import write_report
 
-PAGES = ("small", "large", "failed", "experiment")
+PAGES = ("small", "large", "failed", "decided", "experiment")
 
 
 def write_page(name: str, folder: Path) -> Path:
     """Write one of `PAGES` and return its path."""
     if name == "experiment":
         return _experiment(folder)
+    if name == "decided":
+        return write_report(write_decided_run(folder))
     if name == "large":
         return write_report(write_large_run(folder))
     command = {"command": "suture run demo --env local --set 'title=\"a b\"' --set " + "local.lr=0.1" * 9}

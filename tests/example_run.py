@@ -3,12 +3,20 @@ rounds, one update rejected, one site missing once."""
 
 import json
 import math
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from suture.core.files import write_json
 from suture.federation.server.results import AT_SERVER, Results
 from suture.federation.server.scores import across_sites
+from suture.learning.decisions import operating
+from suture.learning.diagrams import diagrams
+from suture.learning.score_counts import Counts, Curves, histogram
+from suture.protocol.decisions import Decided, DecidedClass, Decisions, DecisionSettings, Operating
 from suture.protocol.messages import ClassScore, Metrics
 
 SITES: dict[str, dict[str, Any]] = {
@@ -243,3 +251,61 @@ def write_large_run(folder: Path) -> Path:
 
 def _of_many(line: dict[str, Any], names: list[str]) -> dict[str, Any]:
     return {name: site_round(line["round"], i) for i, name in enumerate(names)}
+
+
+DECIDED = ("Nodule", "Pneumothorax")
+
+
+def write_decided_run(folder: Path) -> Path:
+    """A run of 34 sites that decide two classes; two have too few images for curves of the first."""
+    rng = np.random.default_rng(0)
+    names = [f"hospital-{k:02}" for k in range(34)]
+    counts = {
+        site: {name: _pair(rng, 7 if k < 2 and name == "Nodule" else 30 + 3 * k) for name in DECIDED}
+        for k, site in enumerate(names)
+    }
+    settings = DecisionSettings()
+    together = {name: Curves.of([found[name] for found in counts.values()]) for name in DECIDED}
+    alone = {site: {n: Curves.of([pair]) for n, pair in found.items()} for site, found in counts.items()}
+    decisions = Decisions(settings, _operating(together), {s: _operating(own) for s, own in alone.items()})
+    drawn = {
+        site: {
+            name: one
+            for name, c in own.items()
+            if (one := diagrams(c, decisions.of(site, name), "sensitivity"))
+        }
+        for site, own in alone.items()
+    }
+    at = Decided(0.85, 0.8)
+    measured = DecidedClass(at, at, at, (0.1, 0.05), (0.1, 0.05), 0.9)
+    record = asdict(decisions) | {
+        "measured": {site: dict.fromkeys(DECIDED, asdict(measured)) for site in names},
+        "counts": {site: dict.fromkeys(DECIDED, (30, 120)) for site in names},
+        "diagrams": {
+            n: asdict(d)
+            for n, c in together.items()
+            if (d := diagrams(c, decisions.of(None, n), "sensitivity"))
+        },
+        "site_diagrams": {site: {n: asdict(d) for n, d in own.items()} for site, own in drawn.items()},
+    }
+    scores = {name: ClassScore(0.9, 0.85, 0.95, 900, 4000) for name in DECIDED}
+    figures = Metrics(6, "test", 4900, None, scores)
+    metrics = Results(DECIDED, dict.fromkeys(DECIDED, names), figures, AT_SERVER, {}).to_dict()
+    sites = {
+        site: {"labels": list(DECIDED), "n": {"train": 900, "validation": 150, "test": 150}} for site in names
+    }
+    run = {**run_record(), "labels": list(DECIDED), "sites": sites}
+    return write_run(folder, run, metrics=metrics | {"decisions": record})
+
+
+def _pair(rng: np.random.Generator, positives: int) -> tuple[Counts, Counts]:
+    """Counts of images of as many patients, in cells of five, as real sites send them."""
+    scores = rng.normal(1, 1.5, positives), rng.normal(-1.5, 1.5, 120)
+    found = [histogram(one, np.arange(len(one)), 5) for one in scores]
+    assert found[0] is not None
+    assert found[1] is not None
+    return found[0], found[1]
+
+
+def _operating(curves: Mapping[str, Curves]) -> dict[str, Operating]:
+    return {name: one for name, c in curves.items() if (one := operating(c, DecisionSettings()))}

@@ -81,6 +81,14 @@ def test_the_defaults_are_the_careful_ones(toml: Path) -> None:
             ["[training] batch_size = 1", "greater than or equal to 2"],
         ),
         (MINIMAL + "[privacy]\nmax_faults = 1.5\n", ["[privacy] max_faults = 1.5"]),
+        (
+            MINIMAL + "[privacy]\nround_counts = 11\n",
+            ["round_counts = 11 would send 5 as 0; set it to at most 10, or min_count to at least 6"],
+        ),
+        (
+            MINIMAL + "[privacy]\nround_counts = 3\nmin_count = 0\n",
+            ["round_counts = 3 would send 1 as 0; set it to at most 2, or min_count to at least 2"],
+        ),
         (MINIMAL + "labels = []\n", ["[data] labels"]),
         (MINIMAL + 'split = "official"\n', ["split = 'official' is not for dataset 'hospital'"]),
         (MINIMAL.replace("hospital", "nih") + 'split = "column"\n', ["use 'official' or 'patients'"]),

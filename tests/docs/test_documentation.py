@@ -9,8 +9,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from suture.protocol.decisions import CELLS, GRID
 from suture.simulation.method_checks import CHECKS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -104,6 +106,13 @@ def test_the_page_on_reliability_is_written_from_its_template() -> None:
     )
     assert end in text
     assert text.endswith(after)
+
+
+def test_the_page_on_decisions_counts_cells_and_bytes_as_the_code_does() -> None:
+    text = " ".join((ROOT / "docs" / "decisions.md").read_text().split())
+    assert f"in each of {CELLS} cells of log-odds, 1/{1 / (GRID[1] - GRID[0]):g} wide" in text
+    counts = np.zeros((2, CELLS), np.int32)  # of positives and of negatives, as a site sends them
+    assert f"The counts take {counts.nbytes:,} bytes a class and site" in text
 
 
 def test_no_page_promises_that_a_site_cannot_learn_which_classes_others_know() -> None:

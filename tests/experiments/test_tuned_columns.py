@@ -106,7 +106,7 @@ def test_the_table_by_hand(tmp_path: Path) -> None:
         "over fine-tuning runs; p of paired two-tailed t-tests of PMFL over fine-tuning runs on the same"
         in text
     )
-    assert "Learning curves</figcaption>" in paths[1].read_text()
+    assert "in a band of their SD.</figcaption>" in paths[1].read_text()
     assert "AUROC of each class" not in text
     for path in paths[2:]:
         ElementTree.fromstring(path.read_text())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -81,9 +82,31 @@ def test_other_keys_are_refused(model: Path, tmp_path: Path) -> None:
         lambda: sign(model, public),
         lambda: verify(model, rsa_public),
     ):
-        with pytest.raises(ConfigError, match="P-256"):
+        with pytest.raises(ConfigError, match=r"P-256, P-384 or P-521( \(No such file or directory\))?$"):
             call()
     verify(model, public)
+
+
+def test_it_covers_all_but_git_and_needs_no_network(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("model_signing")
+
+    def connect(*_: object) -> None:
+        raise AssertionError("a connection was opened")
+
+    monkeypatch.setattr(socket.socket, "connect", connect)
+    private, public = keys(tmp_path, "ours")
+    (model / "deep").mkdir()
+    (model / "deep" / ".hidden").write_text("x")
+    sign(model, private)
+    for name in (".git", ".gitattributes", ".gitignore"):
+        (model / name).mkdir() if name == ".git" else (model / name).touch()
+    (model / ".git" / "HEAD").touch()
+    verify(model, public)
+    change(model / "deep" / ".hidden")
+    with pytest.raises(DataError, match=r"changed: deep/\.hidden;"):
+        verify(model, public)
 
 
 def test_without_a_key_the_weights_are_compared(model: Path) -> None:

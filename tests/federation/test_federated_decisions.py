@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ from suture.core.errors import RejectedUpdate
 from suture.federation.loop import federate
 from suture.federation.server.server import Server
 from suture.federation.site.first_counts import with_first_counts
+from suture.learning.diagrams import diagrams
+from suture.learning.score_counts import Curves
 from suture.learning.training import LocalTraining
 from suture.methods.pfl import PersonalisedFL
 from suture.methods.surgical import SurgicalAggregation
@@ -27,6 +29,7 @@ from suture.protocol.packing import Packed, unpack
 from suture.reports.report import render_report
 
 METHOD = SurgicalAggregation(local=LocalTraining(lr=1e-2, batch_size=8))
+MEASURED = ("measured", "counts", "diagrams", "site_diagrams")
 DECISION = {"sensitivity": 0.8, "calibration": "temperature"}
 
 
@@ -58,7 +61,7 @@ def test_the_model_carries_its_decisions_and_the_results_how_well_they_do(tiny: 
     )
     assert kept["format"] == 1
     assert kept["settings"]["sensitivity"] == 0.8
-    assert {k: v for k, v in results.items() if k not in ("measured", "counts", "diagrams")} == kept
+    assert {k: v for k, v in results.items() if k not in MEASURED} == kept
     assert set(results["diagrams"]) == set(kept["pooled"])
     assert set(kept["pooled"]) == set(server.registry.labels)
     for site, member in server.registry.members.items():
@@ -67,6 +70,33 @@ def test_the_model_carries_its_decisions_and_the_results_how_well_they_do(tiny: 
             assert found["half"]["sensitivity"] is not None
             own = kept["sites"][site][name]["thresholds"]
             assert (found["own"] is None) == ("sensitivity" not in own)
+
+
+def test_a_sites_curves_are_those_of_the_counts_it_has_sent_once(tiny: Any) -> None:
+    """Nothing else leaves for them: the same counts, read by themselves, give every point."""
+    answers: dict[str, list[Scores]] = {}
+
+    def note(site: str, task: Payload, answer: Packed) -> Packed:
+        reply = unpack(answer)
+        if isinstance(reply, Scores):
+            answers.setdefault(site, []).append(reply)
+        return answer
+
+    server = run(open_sites(tiny(METHOD, n=120, decision=DECISION), min_count=4), note)
+    decisions, drawn = server.decisions, written(server, "metrics.json")["decisions"]["site_diagrams"]
+    assert decisions
+    assert set(drawn) == set(answers)
+    for site, (reply,) in answers.items():
+        names = server.registry.members[site].names
+        assert set(drawn[site]) <= set(names)
+        for name, found in drawn[site].items():
+            row = reply.labels.index(name)
+            positives, negatives = (reply.class_tensors[k][row].numpy() for k in ("positives", "negatives"))
+            assert found["images"] == [int(one[one != JOINED].sum()) for one in (positives, negatives)]
+            again = diagrams(Curves.of([(positives, negatives)]), decisions.of(site, name), "sensitivity")
+            assert found == json.loads(json.dumps(asdict(again)))
+    page = render_report(server.record.folder)
+    assert all(f'aria-label="{site}: ROC of' in page for site in drawn)
 
 
 def test_without_the_setting_nothing_more_is_asked(tiny: Any) -> None:
@@ -143,6 +173,29 @@ def test_a_server_that_asks_for_counts_of_many_models_spends_the_sites_answers(t
     federate(federation.server(), Between(sites, ask))
     assert [type(one).__name__ for one in asked] == ["Scores"] * 4 + ["Abstain"]
     assert asked[-1].reason == "budget"
+
+
+def test_rounded_counts_show_no_cell_as_empty(tiny: Any) -> None:
+    """A run whose sites round to twice their `min_count` decides all classes that they show."""
+    tried = []
+
+    def note(site: str, task: Payload, answer: Packed) -> Packed:
+        if task.task == "calibrate":
+            scores = unpack(answer)
+            assert isinstance(scores, Scores)
+            emptied = {k: t.masked_fill(t == 8, 0) for k, t in scores.class_tensors.items()}
+            assert any((t == 8).any() for t in scores.class_tensors.values())
+            with pytest.raises(RejectedUpdate, match="too few images"):
+                check_reply(replace(scores, class_tensors=emptied), sites[site].expectation(task))
+            tried.extend(t[t != JOINED].min().item() for t in scores.class_tensors.values())
+        return answer
+
+    federation = open_sites(tiny(METHOD, n=120, decision=DECISION), min_count=4, round_counts=8)
+    sites, server = federation.sites(), federation.server()
+    federate(server, Between(sites, note))
+    assert min(tried) == 8
+    assert server.decisions
+    assert set(server.decisions.pooled) == set(server.registry.labels)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from suture.learning.decided_groups import decided_groups, shown_groups
 from suture.learning.decisions import decided_classes
 from suture.learning.evaluation import NOTHING, by_attribute, class_scores
 from suture.protocol.decisions import Decided, DecidedGroup, Decision, Operating
+from suture.protocol.disclosure import near
 from suture.protocol.privacy import PrivacyConfig
 
 OPEN = PrivacyConfig.of_public_data("own")
@@ -68,6 +69,10 @@ Labels = st.lists(
 )
 
 
+STEPS = (1, 2, 7, 10)
+"""What counts are rounded to: with `min_count` 5, to 10 at most."""
+
+
 def ranges(
     groups: set[str],
     totals: Mapping[int, int],
@@ -75,40 +80,51 @@ def ranges(
     known: Mapping[tuple[str, int], int],
     n: int,
     classes: int,
+    step: int,
 ) -> dict[tuple[str, int], tuple[float, float]]:
     """Return between which numbers each cell (group, class) may lie, from everything that leaves a site.
 
     Args:
         groups: their names, which somebody may know although not all leave.
-        totals: images of each class whose number leaves.
+        totals: images of each class whose number leaves, rounded to `step`.
         sizes: images of the groups whose number leaves.
-        known: cells that leave.
+        known: cells that leave, rounded to `step`, and of `min_count` images or more.
         n: number of images.
         classes: number of classes.
     """
     cells = [(group, kind) for group in sorted(groups) for kind in range(classes)]
-    rows = [([cell[1] == kind for cell in cells], total) for kind, total in totals.items()]
-    rows += [([cell[0] == group for cell in cells], size) for group, size in sizes.items()]
-    rows += [([cell == one for cell in cells], count) for one, count in known.items()]
+    rows = [([cell[0] == group for cell in cells], size) for group, size in sizes.items()]
     rows += [([True] * len(cells), n)]
-    left, right = np.array([row for row, _ in rows], dtype=float), [value for _, value in rows]
+    near = [([cell[1] == kind for cell in cells], total) for kind, total in totals.items()]
+    near += [([cell == one for cell in cells], count) for one, count in known.items()]
+    down, up = step // 2, (step - 1) // 2  # halves are rounded up
+    sums = np.array([row for row, _ in near], dtype=float).reshape(-1, len(cells))
+    rounded = np.array([count for _, count in near], dtype=float)
+    bounds = {
+        "A_eq": np.array([row for row, _ in rows], dtype=float),
+        "b_eq": [value for _, value in rows],
+        "A_ub": np.concatenate([sums, -sums]),
+        "b_ub": np.concatenate([rounded + up, -np.maximum(rounded - down, FIVE.min_count)]),
+    }
     found = {}
     for at, cell in enumerate(cells):
         c = np.zeros(len(cells))
         c[at] = 1
-        low, high = (linprog(sign * c, A_eq=left, b_eq=right, bounds=(0, None)) for sign in (1, -1))
+        low, high = (linprog(sign * c, **bounds, bounds=(0, None)) for sign in (1, -1))
         assert low.status == 0
         found[cell] = (low.fun, -high.fun)
     return found
 
 
-@settings(max_examples=60, deadline=None)
-@given(Labels)
-def test_who_reads_all_that_leaves_cannot_tell_a_small_cell(found: list[tuple[str, int]]) -> None:
+@settings(max_examples=120, deadline=None)
+@given(Labels, st.sampled_from(STEPS))
+def test_who_reads_all_that_leaves_cannot_tell_a_small_cell(found: list[tuple[str, int]], step: int) -> None:
     """Every label is known: positives and negatives of a group are the images of the group, which leave too.
 
-    A cell below `min_count` may then still have any of at least `min_count` + 1 numbers.
+    A cell below `min_count` may then still have any of at least `min_count` + 1 numbers, and no group that is
+    shown has 0 images.
     """
+    limits = FIVE.model_copy(update={"round_counts": step})
     groups = [group for group, _ in found]
     truth = np.array([[kind == 0] for _, kind in found], dtype=np.float32)
     totals = {1: int(truth.sum()), 0: int((1 - truth).sum())}
@@ -117,13 +133,16 @@ def test_who_reads_all_that_leaves_cannot_tell_a_small_cell(found: list[tuple[st
     part = samples(truth, groups)
     sizes = {
         value: one.n
-        for value, one in by_attribute(part, torch.zeros(len(truth), 1), ONE, ("Mass",), FIVE).items()
+        for value, one in by_attribute(part, torch.zeros(len(truth), 1), ONE, ("Mass",), limits).items()
     }
     sent = decided_groups(
-        part, truth.astype(np.float64), ONE, {"Mass": 0.5}, sizes, np.arange(len(truth)), FIVE
+        part, truth.astype(np.float64), ONE, {"Mass": 0.5}, sizes, np.arange(len(truth)), limits
     )["Mass"]
     known = {(g, kind): n for g, one in sent.items() for kind, n in ((1, one.positives), (0, one.negatives))}
-    may_be = ranges(set(groups), totals, sizes, known, len(found), 2)
+    assert all(n >= step for n in known.values())
+    may_be = ranges(
+        set(groups), {k: near(n, step) for k, n in totals.items()}, sizes, known, len(found), 2, step
+    )
     for group in set(groups):
         for kind in (1, 0):
             count = sum(g == group and y == kind for g, y in zip(groups, truth[:, 0], strict=True))
@@ -132,30 +151,33 @@ def test_who_reads_all_that_leaves_cannot_tell_a_small_cell(found: list[tuple[st
             assert count >= FIVE.min_count or high - low >= FIVE.min_count - 1e-6
 
 
-@settings(max_examples=60, deadline=None)
-@given(Labels)
-def test_nor_where_the_classes_make_up_the_images(found: list[tuple[str, int]]) -> None:
+@settings(max_examples=120, deadline=None)
+@given(Labels, st.sampled_from(STEPS))
+def test_nor_where_the_classes_make_up_the_images(found: list[tuple[str, int]], step: int) -> None:
     """Not even by a server that asks for one class at a time."""
+    limits = FIVE.model_copy(update={"round_counts": step})
     labels = LabelSet(("k", "l", "m"), "multiclass")
     groups = [group for group, _ in found]
     truth = np.eye(3, dtype=np.float32)[[kind for _, kind in found]]
     totals = {kind: int(truth[:, kind].sum()) for kind in range(3)}
     part = samples(truth, groups)
-    scores = class_scores(part, torch.zeros(len(truth), 3), labels, labels.names, FIVE)
+    scores = class_scores(part, torch.zeros(len(truth), 3), labels, labels.names, limits)
     large = [kind for kind in range(3) if scores[labels.names[kind]] != NOTHING]
     sizes = {
         value: one.n
-        for value, one in by_attribute(part, torch.zeros(len(truth), 3), labels, labels.names, FIVE).items()
+        for value, one in by_attribute(part, torch.zeros(len(truth), 3), labels, labels.names, limits).items()
     }
     visible, p = [labels.names[kind] for kind in large], truth.astype(np.float64)
     everyone = np.arange(len(truth))
     sent = {
-        name: decided_groups(part, p, labels, {name: 0.5}, sizes, everyone, FIVE, visible)[name]
+        name: decided_groups(part, p, labels, {name: 0.5}, sizes, everyone, limits, visible)[name]
         for name in visible
     }
-    assert sent == decided_groups(part, p, labels, dict.fromkeys(visible, 0.5), sizes, everyone, FIVE)
+    assert sent == decided_groups(part, p, labels, dict.fromkeys(visible, 0.5), sizes, everyone, limits)
     known = {(g, kind): one.positives for kind in large for g, one in sent[labels.names[kind]].items()}
-    may_be = ranges(set(groups), {kind: totals[kind] for kind in large}, sizes, known, len(found), 3)
+    assert all(count >= step for count in known.values())
+    told = {kind: near(totals[kind], step) for kind in large}
+    may_be = ranges(set(groups), told, sizes, known, len(found), 3, step)
     for group in set(groups):
         for kind in range(3):
             count = sum(pair == (group, kind) for pair in found)

@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 from torch import Tensor
 
 from fixed import Fixed
@@ -41,6 +42,7 @@ from suture.protocol.disclosure import (
     BOUND,
     bounded,
     complementary,
+    near,
     on_grid,
     share,
     training_loss,
@@ -51,6 +53,25 @@ from suture.protocol.privacy import PrivacyConfig
 
 NAMES = ("A", "B", "C", "D")
 LIMITS = PrivacyConfig()
+
+
+@given(st.integers(0, 30), st.integers(1, 80), st.integers(0, 300))
+def test_a_count_that_is_shown_is_never_rounded_to_zero(least: int, step: int, count: int) -> None:
+    """`PrivacyConfig` refuses exactly the roundings that would."""
+    if near(max(least, 1), step) == 0:
+        with pytest.raises(ValidationError, match="as 0; set it to at most"):
+            PrivacyConfig(min_count=least, round_counts=step)
+        return
+    PrivacyConfig(min_count=least, round_counts=step)
+    assert near(count, step) > 0 or count < max(least, 1)
+    assert abs(near(count, step) - count) <= step / 2
+    assert (
+        near(torch.tensor([count]), step).tolist()
+        == near(np.array([count]), step).tolist()
+        == [near(count, step)]
+    )
+
+
 RULE: Rule = "sensitivity"
 
 

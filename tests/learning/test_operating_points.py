@@ -60,6 +60,19 @@ def test_what_the_counts_do_not_show_has_no_threshold() -> None:
     assert "sensitivity" not in thresholds(curves(positives, negatives, 5), 0.9, 0.9, 1.0)
     assert "sensitivity" in thresholds(curves(positives, negatives, 5), 0.8, 0.9, 1.0)
     assert "sensitivity" in thresholds(curves(positives, negatives, 0), 0.9, 0.9, 1.0)
+    # Nor where those of seven lie: one cell, of which no rule knows more than its number of images.
+    assert thresholds(curves(positives[:7], negatives, 5), 0.9, 0.9, 1.0).keys() == {"specificity"}
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.integers(5, 60), st.floats(0.1, 100))
+def test_no_threshold_lies_beyond_the_edges_of_the_counts(seed: int, n: int, cost: float) -> None:
+    rng = np.random.default_rng(seed)
+    found = curves(rng.normal(0, 2, n), rng.normal(-2, 2, 2 * n), 5)
+    known = [found.positives.known, found.negatives.known]
+    low, high = min(k[0] for k in known), max(k[1] for k in known)
+    for rule, p in thresholds(found, 0.9, 0.9, cost).items():
+        assert low - 1e-6 <= log_odds(np.array(p)) <= high + 1e-6, rule
 
 
 def test_predictive_values_by_hand() -> None:

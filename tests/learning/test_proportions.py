@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binomtest
 
+from suture.learning.operating_points import predictive_values
 from suture.learning.proportions import Estimate, difference, predictive, wilson
 
 
@@ -41,6 +42,22 @@ def test_predictive_values_by_hand() -> None:
     assert ppv == pytest.approx((0.018 / 0.116, 0.016 / (0.016 + 0.147), 0.019 / (0.019 + 0.049)))
     assert npv == pytest.approx((0.882 / 0.884, 0.833 / 0.837, 0.931 / 0.932))
     assert all(math.isnan(bound) for bound in predictive(Estimate(0, 0, 0), Estimate(1, 1, 1), 0.1)[0])
+
+
+Shares = st.tuples(st.integers(0, 60), st.integers(0, 60)).map(sorted)
+
+
+@given(Shares, Shares, st.floats(0.01, 0.99), st.floats(0, 1), st.floats(0, 1))
+def test_predictive_values_of_rates_within_their_bounds_lie_within_theirs(
+    se: list[int], sp: list[int], prevalence: float, a: float, b: float
+) -> None:
+    """So the interval is never narrower than one of both rates together would have to be."""
+    bounds = [(low / 60, high / 60) for low, high in (se, sp)]
+    found = predictive(*(Estimate(low, low, high) for low, high in bounds), prevalence)
+    inside = [low + (high - low) * share for (low, high), share in zip(bounds, (a, b), strict=True)]
+    for one, value in zip(found, predictive_values(*inside, prevalence), strict=True):
+        if not any(map(math.isnan, (*one, value))):
+            assert one.low - 1e-9 <= value <= one.high + 1e-9
 
 
 def test_the_intervals_hold_the_truth_in_95_of_100_runs() -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from suture.learning.score_counts import Curve, Curves, histogram
 from suture.protocol.decisions import CELLS, GRID, JOINED
+from suture.protocol.disclosure import near
 
 
 def everyone(n: int) -> np.ndarray:
@@ -43,31 +44,45 @@ def test_a_class_of_few_patients_is_withheld() -> None:
     assert histogram(np.empty(0), everyone(0), min_count=5) is None
 
 
-@settings(max_examples=60, deadline=None)
-@given(
-    st.integers(0, 2**32 - 1), st.integers(1, 80), st.integers(1, 30), st.integers(1, 9), st.integers(1, 4)
-)
+@st.composite
+def limits(draw: st.DrawFn) -> tuple[int, int]:
+    """Any `min_count` and `round_counts` that a site may have together, but for none."""
+    least = draw(st.integers(0, 9))
+    return least, draw(st.integers(1 if least else 2, max(2, 2 * least)))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.integers(1, 80), st.integers(1, 30), limits())
 def test_no_count_is_of_fewer_patients_than_the_limit(
-    seed: int, n: int, people: int, least: int, step: int
+    seed: int, n: int, people: int, limits: tuple[int, int]
 ) -> None:
+    """And none is 0: a cell that shows no image holds none."""
     rng = np.random.default_rng(seed)
     scores, patients = rng.normal(0, 4, n), rng.integers(people, size=n)
-    exact, near = histogram(scores, patients, least), histogram(scores, patients, least, step)
-    if exact is None or near is None:
-        assert exact is near
+    least, step = limits
+    counts = histogram(scores, patients, least, step)
+    if counts is None:
         assert len(set(patients)) < least
         return
-    ends = np.flatnonzero(exact != JOINED)
-    assert exact[ends].sum() == n
+    ends = np.flatnonzero(counts != JOINED)
     assert ends[-1] == CELLS - 1
+    assert (counts[ends] >= step).all()
+    assert (counts[ends] % step == 0).all()
+    assert counts[ends].sum() == near(n, step)
     bounds = [-math.inf, *GRID[ends[:-1]], math.inf]
-    for low, high, count in zip(bounds[:-1], bounds[1:], exact[ends], strict=True):
+    for low, high, so_far in zip(bounds[:-1], bounds[1:], np.cumsum(counts[ends]), strict=True):
         inside = (scores >= low) & (scores < high)
-        assert inside.sum() == count
         assert len(set(patients[inside])) >= least
-    assert (np.flatnonzero(near != JOINED) == ends).all()
-    assert (near[ends] % step == 0).all()
-    assert (abs(near[ends] - exact[ends]) <= step / 2).all()
+        assert inside.sum() >= step or len(ends) == 1
+        assert abs((scores < high).sum() - so_far) <= step / 2
+
+
+def test_rounded_cells_lie_on_both_sides_of_the_number_of_images() -> None:
+    """Each of 8 cells of 5 images, rounded by itself to tens, would show 10 or none: 80 or 0 images of 40."""
+    scores = np.repeat(np.arange(8) - 3.5, 5)
+    counts = histogram(scores, everyone(40), 5, 10)
+    assert counts is not None
+    assert counts[counts != JOINED].tolist() == [10, 10, 10, 10]
 
 
 def test_one_image_changes_no_more_than_the_cells_beside_it() -> None:

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
+from example_run import write_decided_run
+from suture.core.files import write_json
+from suture.learning.proportions import wilson
 from suture.protocol.decisions import Diagrams
 from suture.reports.charts import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH
 from suture.reports.decision_charts import class_charts
+from suture.reports.report import render_report
+from suture.reports.site_curves import class_curves
 
 FOUND = Diagrams(
     ((1.0, 0.0), (1.0, 0.5), (0.5, 0.5), (0.5, 1.0), (0.0, 1.0)), 0.2, ((0.3, 0.5, 10),), (0.5, 0.5)
@@ -40,3 +49,62 @@ def test_three_charts_by_hand() -> None:
 def test_without_a_chosen_threshold_there_is_no_dot() -> None:
     charts = class_charts(Diagrams(FOUND.rates, 0.2, FOUND.reliability))
     assert [trace.name for trace in charts[0].traces] == ["no skill", "all sites"]
+
+
+COUNTED = replace(FOUND, images=(20, 80), own=(1.0, 0.5))
+
+
+def test_intervals_of_a_curve_by_hand() -> None:
+    """Wilson's of 10 of 20 is .299 to .701, 40 of 80 .393 to .607, 20 of 60 .227 to .459."""
+    roc, precision, _ = class_charts(COUNTED)
+    band = [data(point) for point in roc.traces[1].band]
+    assert band[2] == pytest.approx((0.5, 0.7007), abs=1e-3)
+    assert band[-3] == pytest.approx((0.5, 0.2993), abs=1e-3)
+    across, along, dot = roc.traces[2].runs
+    assert [data(p) for p in across] == [pytest.approx(p, abs=1e-3) for p in [(0.3934, 0.5), (0.6066, 0.5)]]
+    assert [data(p) for p in along] == [pytest.approx(p, abs=1e-3) for p in [(0.5, 0.2993), (0.5, 0.7007)]]
+    assert data(dot[0]) == pytest.approx((0.5, 0.5), abs=1e-3)
+    band = [data(point) for point in precision.traces[1].band]
+    assert band[1] == pytest.approx((1, 0.4593), abs=1e-3)
+
+
+def test_a_site_lies_over_all_sites_with_its_own_point_and_theirs() -> None:
+    found = class_curves(FOUND, {"harbor": COUNTED}, ("harbor", "lakeside"))
+    assert found.without == ["lakeside"]
+    (harbor,) = found.sites
+    assert (harbor.images, harbor.area) == ((20, 80), 0.75)
+    assert harbor.own == (wilson(1.0, 20), wilson(0.5, 80))
+    assert harbor.pooled == (wilson(0.5, 20), wilson(0.5, 80))
+    roc, precision, reliability = harbor.plots
+    assert roc.line == "M100 0L50 0L50 50L0 50L0 100" == found.lines[0]
+    assert (roc.dots, roc.ring) == (((50.0, 0.0),), (50.0, 50.0))
+    assert precision.dots == ((100.0, 66.7),)
+    assert (reliability.line, reliability.dots, reliability.bars) == ("", ((30.0, 50.0),), "M30 76.3L30 23.7")
+
+
+def test_a_site_without_a_threshold_of_its_own_has_no_dot() -> None:
+    (site,) = class_curves(FOUND, {"a": replace(COUNTED, own=None)}, ("a",)).sites
+    assert site.own is None
+    assert [plot.dots for plot in site.plots[:2]] == [(), ()]
+    assert all(plot.ring and plot.bars for plot in site.plots[:2])
+    (site,) = class_curves(FOUND, {"a": replace(COUNTED, own=None, chosen=None)}, ("a",)).sites
+    assert [(plot.dots, plot.ring, plot.bars) for plot in site.plots[:2]] == [((), None, "")] * 2
+
+
+def test_a_class_without_curves_is_named_and_a_run_of_an_earlier_version_is_drawn(tmp_path: Path) -> None:
+    folder = write_decided_run(tmp_path)
+    metrics = json.loads((folder / "metrics.json").read_text())
+    decisions = metrics["decisions"]
+    del decisions["diagrams"]["Nodule"]
+    write_json(folder / "metrics.json", metrics)
+    page = render_report(folder)
+    assert "can be counted: Nodule." in page
+    assert "<summary>Nodule at" not in page
+    del decisions["site_diagrams"]
+    for name in ("own", "images"):
+        del decisions["diagrams"]["Pneumothorax"][name]
+    write_json(folder / "metrics.json", metrics)
+    page = render_report(folder)
+    assert "(ROC), area 0." in page
+    assert "A small plot is of one site" not in page
+    assert 'class="band' not in page

@@ -22,6 +22,7 @@ _SMALL = """least => [...document.querySelectorAll("body *")].filter(e => {
   const scale = e.getScreenCTM ? e.getScreenCTM().a : 1;
   return parseFloat(getComputedStyle(e).fontSize) * scale < least - 0.01;
 }).map(e => e.tagName + ": " + e.textContent.trim())"""
+_CUT = "[...document.querySelectorAll('.drawing .scroll')].filter(e => e.scrollWidth > e.clientWidth).length"
 _FOLDED = """[...document.querySelectorAll("details:not([open]) > :not(summary)")]
   .filter(e => !e.checkVisibility()).length"""
 
@@ -68,6 +69,8 @@ def test_a_page_fits_is_legible_and_accessible(name: str, browser: Any, axe: str
             assert page.evaluate(_SMALL, SMALLEST) == [], where
             page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
             assert page.evaluate("document.documentElement.scrollWidth") == width, f"{where}, unfolded"
+            if width == 1280:
+                assert page.evaluate(_CUT) == 0, f"{where}: a drawing is cut off"
             page.evaluate(axe)
             violations = page.evaluate("axe.run()")["violations"]
             assert [(v["id"], v["nodes"][0]["html"]) for v in violations] == [], where

@@ -41,3 +41,29 @@ def test_a_page_can_be_read_by_everyone(name: str, tmp_path: Path) -> None:
     boxes = [attrs for _, attrs in found.tags if attrs.get("class") == "scroll"]
     assert boxes
     assert all(box.get("tabindex") == "0" and box.get("aria-label") for box in boxes)
+
+
+def test_curves_of_many_sites_fold_and_stay_small(tmp_path: Path) -> None:
+    """34 sites of two classes: a table that opens on a click, a line of text for those without curves."""
+    html = write_page("decided", tmp_path).read_text(encoding="utf-8")
+    assert len(html) < 400_000
+    assert "<summary>Nodule at 32 sites</summary>" in html
+    assert "<summary>Pneumothorax at 34 sites</summary>" in html
+    assert "no counts have come: hospital-00, hospital-01." in html
+    assert html.count(": ROC of Nodule, area ") == 32
+    found = Outline(html)
+    ids = [attrs["id"] for _, attrs in found.tags if "id" in attrs]
+    assert len(ids) == len(set(ids))
+    used = {attrs["href"] for tag, attrs in found.tags if tag == "use"}
+    assert used == {f"#class-{k}-{plot}" for k in (1, 2) for plot in (1, 2)}
+    assert {f"#{one}" for one in ids} >= used
+
+
+def test_the_figure_of_an_experiment_says_what_its_marks_are(tmp_path: Path) -> None:
+    html = write_page("experiment", tmp_path).read_text(encoding="utf-8")
+    said = (
+        "A dot is one of the seeds. A bar is the mean over seeds; "
+        "marks as in the table, against Surgical Aggregation."
+    )
+    assert f'aria-label="{said}"' in html
+    assert f"{said}</figcaption>" in html

@@ -57,10 +57,12 @@ def write_tables(
     facts = preamble(experiment, preset, outcome, name)
     name = stem_of(experiment, preset, name)
     made = {f"{name}.svg": draw(experiment, preset, outcome)}
-    captions = {f"{name}.svg": experiment.title}
+    captions = {f"{name}.svg": _of_figure(experiment, preset)}
     if experiment.pairs == "tuned":
         made[f"{name}-curves.svg"] = plot_curves(experiment, preset, outcome)
-        captions[f"{name}-curves.svg"] = "Learning curves"
+        captions[f"{name}-curves.svg"] = (
+            "AUROC after each epoch: mean over fine-tuning runs, in a band of their SD."
+        )
     tables = [main_table(experiment, preset, outcome), *_closer(experiment, preset, outcome)]
     figures = [(captions[file], svg.decode()) for file, svg in made.items()]
     for file, caption in existing_plots(experiment, folder, name).items():
@@ -77,6 +79,16 @@ def write_tables(
     for path, content in written.items():
         atomic_write(path, content)
     return list(written)
+
+
+def _of_figure(experiment: Experiment, preset: Preset) -> str:
+    """Return the caption of the figure of the main table."""
+    marks = f"marks as in the table, against {experiment.rows[experiment.reference].name}"
+    over, _ = _PAIRS[experiment.pairs_in(preset)]
+    if experiment.series:
+        return f"Means over {over} by {experiment.series.label}, a line for each method; {marks}."
+    dots = "" if experiment.pairs_in(preset) == "classes" else f"A dot is one of the {over}. "
+    return f"{dots}A bar is the mean over {over}; {marks}."
 
 
 def _closer(experiment: Experiment, preset: Preset, outcome: Outcome) -> list[Table]:

@@ -116,6 +116,7 @@ def _key_error(key: Path, kind: str) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, TypeError, AttributeError) as error:  # an RSA key has no curve
+        why = f" ({error.strerror})" if isinstance(error, OSError) and error.strerror else ""
         raise ConfigError(
-            f"{key} is no unencrypted {kind} key in PEM of the curve P-256, P-384 or P-521 ({error})"
+            f"{key} is no unencrypted {kind} key in PEM of the curve P-256, P-384 or P-521{why}"
         ) from error

@@ -108,5 +108,5 @@ def _group(
     found = rates(y.astype(np.float64), positive)
     influence = without_one(patients, y) if limits.min_count else None
     sent = [rounded(rate) if influence is None else on_grid(rate, influence) for rate in found]
-    with_it, without = (near(int((y == kind).sum()), limits) for kind in (1, 0))
+    with_it, without = (near(int((y == kind).sum()), limits.round_counts) for kind in (1, 0))
     return DecidedGroup(with_it, without, sent[0], sent[1])

@@ -8,34 +8,40 @@ from scipy.special import expit
 from suture.learning.calibration import BINS, calibrated, cells, log_odds
 from suture.learning.metrics import Floats
 from suture.learning.score_counts import Curves
-from suture.protocol.decisions import GRID, Calibration, Diagrams, Operating, Rule
+from suture.protocol.decisions import GRID, Calibration, Decision, Diagrams, Operating, Rule
 
 _STEP = 0.04
 """Points of a curve that lie nearer to the one before, in both rates, are left out."""
 
 
-def diagrams(curves: Curves, fitted: Operating, rule: Rule) -> Diagrams:
-    """Return the points of a class's curves.
+def diagrams(curves: Curves, decision: Decision, rule: Rule) -> Diagrams | None:
+    """Return the points of a class's curves; None where the counts do not show where the scores lie.
 
     Args:
-        curves: with positives and negatives.
-        fitted: by what the class is decided and calibrated; without a calibration, probabilities stay as
-            they are.
+        curves: of one site, or of all together.
+        decision: by what the site, or somebody without a threshold of their own, decides and calibrates the
+            class; without a calibration, probabilities stay as they are.
         rule: whose threshold is chosen.
     """
+    if not (curves.defined and curves.shown):
+        return None
     rates = np.stack([curves.sensitivity(), curves.specificity()], axis=1)
     ends = np.array([[1.0, 0.0]]), np.array([[0.0, 1.0]])
     points = _thinned(np.clip(np.concatenate([ends[0], rates, ends[1]]), 0, 1))
+    fitted = decision.fitted
     return Diagrams(
         tuple((round(float(a), 4), round(float(b), 4)) for a, b in points),
         curves.prevalence,
-        _reliability(curves, fitted.calibration),
-        _at(curves, fitted.thresholds.get(rule)),
+        _reliability(curves, fitted.calibration if fitted else None),
+        _at(curves, decision.pooled, rule),
+        _at(curves, decision.own, rule),
+        (round(curves.positives.total), round(curves.negatives.total)),
     )
 
 
-def _at(curves: Curves, threshold: float | None) -> tuple[float, float] | None:
-    """Return sensitivity and specificity at a threshold."""
+def _at(curves: Curves, fitted: Operating | None, rule: Rule) -> tuple[float, float] | None:
+    """Return sensitivity and specificity at a threshold; None where there is none."""
+    threshold = fitted.thresholds.get(rule) if fitted else None
     if threshold is None:
         return None
     edge = log_odds(np.array(threshold))

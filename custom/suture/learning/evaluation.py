@@ -364,7 +364,8 @@ def class_counts(own: LabelSet, train: Samples, limits: PrivacyConfig) -> dict[s
     if own.label_type == "multiclass":
         large = complementary({name: p for name, (p, _) in counts.items()}, large, limits.min_count)
     return {
-        name: (near(p, limits), near(n, limits)) if name in large else None for name, (p, n) in counts.items()
+        name: (near(p, limits.round_counts), near(n, limits.round_counts)) if name in large else None
+        for name, (p, n) in counts.items()
     }
 
 
@@ -376,7 +377,7 @@ def sent(
         figure(score.auroc),
         figure(score.low),
         figure(score.high),
-        None if score.positives is None else near(score.positives, limits),
-        None if score.negatives is None else near(score.negatives, limits),
+        None if score.positives is None else near(score.positives, limits.round_counts),
+        None if score.negatives is None else near(score.negatives, limits.round_counts),
         figure(score.recall),
     )

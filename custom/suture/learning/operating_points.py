@@ -10,6 +10,7 @@ import math
 import numpy as np
 from scipy.special import expit
 
+from suture.learning.metrics import Floats
 from suture.learning.score_counts import Curves
 from suture.protocol.decisions import GRID, Rule
 
@@ -32,10 +33,19 @@ def thresholds(curves: Curves, sensitivity: float, specificity: float, cost: flo
     found: dict[Rule, float | None] = {
         "sensitivity": curves.positives.quantile(1 - sensitivity),
         "specificity": curves.negatives.quantile(specificity),
-        "youden": float(GRID[np.argmax(np.round(sens + spec, 12))]),
-        "cost": float(GRID[np.argmin(np.round(loss, 12))]),
+        "youden": _lowest(curves, -(sens + spec)),
+        "cost": _lowest(curves, loss),
     }
     return {rule: float(expit(value)) for rule, value in found.items() if value is not None}
+
+
+def _lowest(curves: Curves, loss: Floats) -> float | None:
+    """Return the log-odds where a loss, ``[edges]``, is least, if the counts show any."""
+    if not curves.shown:
+        return None
+    low, high = zip(curves.positives.known, curves.negatives.known, strict=True)
+    within = (min(low) <= GRID) & (max(high) >= GRID)
+    return float(GRID[within][np.argmin(np.round(loss[within], 12))])
 
 
 def predictive_values(sensitivity: float, specificity: float, prevalence: float) -> tuple[float, float]:

@@ -1,9 +1,10 @@
 """Counts of scores: what a site releases of them, and what a server reads out of them.
 
 A score is the log-odds of a probability. A site counts its validation images in the cells between the edges
-of `GRID`. From below, neighbouring cells are joined until each holds images of `min_count` patients, so that
-none shows the score of an image; a class with fewer patients on either side is withheld. At a site with
-`min_count` 0 every cell is kept.
+of `GRID`. From below, neighbouring cells are joined until each holds `round_counts` images, of `min_count`
+patients, so that none shows the score of an image; a class with fewer patients on either side is withheld. At
+a site with `min_count` 0 and exact counts every cell is kept. What is rounded is the number of images up to
+the end of a cell: so no cell that holds images shows none, and all add up to the rounded number of the class.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 
 from suture.learning.metrics import Floats
 from suture.protocol.decisions import CELLS, GRID, JOINED
+from suture.protocol.disclosure import near
 
 Counts = NDArray[np.int32]
 
@@ -28,32 +30,39 @@ def histogram(
     Args:
         scores: log-odds ``[n]``.
         patients: number of the patient of each image, ``[n]``.
-        round_counts: counts are rounded to multiples of it.
+        round_counts: counts are rounded to multiples of it; see `PrivacyConfig`.
     """
     cells = np.searchsorted(GRID, scores, side="right")  # cell k ends at edge k
-    ends = _ends(cells, patients, min_count) if min_count else list(range(CELLS))
+    exact = not min_count and round_counts == 1
+    ends = list(range(CELLS)) if exact else _ends(cells, patients, min_count, round_counts)
     if not ends or not len(scores):
         return None
     found = np.full(CELLS, JOINED, dtype=np.int32)
     counts = np.bincount(np.searchsorted(ends, cells), minlength=len(ends))
-    found[ends] = np.round(counts / round_counts) * round_counts
+    found[ends] = np.diff(near(np.cumsum(counts), round_counts), prepend=0)
     return found
 
 
-def _ends(cells: NDArray[np.intp], patients: NDArray[np.intp], least: int) -> list[int]:
-    """Return the last cells of the runs that hold images of at least so many patients, if any."""
+def _ends(cells: NDArray[np.intp], patients: NDArray[np.intp], least: int, images: int) -> list[int]:
+    """Return the last cells of the runs that hold so many images, of at least so many patients, if any."""
     numbers = np.unique(patients, return_inverse=True)[1]
     highest = np.zeros(int(numbers.max(initial=-1)) + 1, dtype=np.intp)
     np.maximum.at(highest, numbers, cells)
     if len(highest) < least:
         return []
+    below = np.searchsorted(
+        np.sort(cells), np.arange(len(GRID)), side="right"
+    )  # images up to each cell's end
     ends: list[int] = []
     inside: set[int] = set()
-    for cell in range(len(GRID)):
+    before = 0
+    for cell, n in enumerate(below.tolist()):
         inside.update(numbers[cells == cell].tolist())
-        if len(inside) >= least and int((highest > cell).sum()) >= least:
+        enough = len(inside) >= least and int((highest > cell).sum()) >= least
+        if enough and min(n - before, len(cells) - n) >= images:
             ends.append(cell)
             inside.clear()
+            before = n
     return [*ends, CELLS - 1]
 
 
@@ -118,6 +127,11 @@ class Curves:
     def defined(self) -> bool:
         """Whether there are both positives and negatives."""
         return min(self.positives.total, self.negatives.total) > 0
+
+    @property
+    def shown(self) -> bool:
+        """Whether the counts of both kinds have an edge between cells, as those of few images have not."""
+        return all(curve.known[0] <= curve.known[1] for curve in (self.positives, self.negatives))
 
     @property
     def prevalence(self) -> float:

@@ -17,6 +17,7 @@ from suture.learning.batch_size import evaluation_batch
 from suture.learning.training import SiteContext, autocast, ready_inputs
 from suture.methods.averaging import WeightedMean, owned
 from suture.models.classifier import Layout, Shapes
+from suture.protocol.disclosure import near
 from suture.protocol.egress import ALIKE, IMAGES, Egress
 from suture.protocol.messages import Labels, Update
 
@@ -84,7 +85,7 @@ def measured(site: SiteContext) -> dict[str, Tensor]:
         sure += ((p < SURE[0]) | (p > SURE[1])).sum(dim=0).cpu()
     own, step = owned(site).bool(), site.round_counts
     told = (own & (counts.amin(dim=1) >= site.min_count)).unsqueeze(1)
-    images = torch.where(told, ((counts / step).round() * step).clamp(max=n), 0.0)
+    images = torch.where(told, near(counts, step).clamp(max=n), 0.0)
     others = torch.where(own | torch.tensor(n < site.min_count), 0.0, float(n))
     means = torch.where(images.unsqueeze(2) > 0, sums / counts.clamp(min=1).unsqueeze(2), 0.0)
     return {

@@ -126,10 +126,11 @@ def _check_scores(scores: Scores, expected: Expectation) -> None:
     declared = ((len(scores.labels), CELLS), "torch.int32")
     _check_tensors("class_tensors", scores.class_tensors, {"positives": declared, "negatives": declared})
     limits = expected.limits
-    least, step = (limits.min_count, limits.round_counts) if limits else (0, 1)
+    step = limits.round_counts if limits else 1
+    least = max(limits.min_count if limits else 0, step if step > 1 else 0)
     for name, counts in scores.class_tensors.items():
         shown = counts[counts != JOINED]
-        few = (shown < round(least / step) * step) | (shown % step != 0)
+        few = (shown < least // step * step) | (shown % step != 0)
         if few.any() or (counts[:, -1] == JOINED).any():
             raise RejectedUpdate(f"class_tensors/{name} has a count of too few images, or none at its end")
         if (shown > LARGEST).any():

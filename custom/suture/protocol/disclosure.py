@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -28,6 +29,8 @@ from torch import Tensor
 from suture.core.labels import LabelType
 from suture.protocol.messages import rounded
 from suture.protocol.privacy import PrivacyConfig
+
+Count = TypeVar("Count", int, NDArray[np.int64], Tensor)
 
 BOUND = 5.0
 """The largest loss of a label."""
@@ -74,9 +77,12 @@ def on_grid(value: float | None, influence: float, largest: float = 1.0) -> floa
     return _nearest(value, next(step for step in _GRIDS if step >= influence))
 
 
-def near(count: int, limits: PrivacyConfig) -> int:
-    """Return the count of a label, rounded to a multiple of the site's `round_counts`."""
-    return round(count / limits.round_counts) * limits.round_counts
+def near(count: Count, step: int) -> Count:
+    """Return whole numbers rounded to multiples of a site's `round_counts`, halves up.
+
+    What a site shows is never rounded to 0: it is at least `min_count`, and so half a step (`PrivacyConfig`).
+    """
+    return (2 * count + step) // (2 * step) * step
 
 
 def may_be(value: float, influence: float) -> bool:

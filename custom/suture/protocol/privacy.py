@@ -51,7 +51,8 @@ class PrivacyConfig(Section):
         min_count: counts below this are withheld, and so are figures of so few images; others are rounded to
             what one patient can move. 0 withholds nothing and sends six digits.
         min_loss: a loss over fewer samples is withheld; others are bounded and rounded likewise, but for 0.
-        round_counts: counts of labels are rounded to multiples of this.
+        round_counts: counts of labels are rounded to multiples of this, at most twice `min_count` (2
+            where that is 0), so that none that leaves is rounded to 0; 1 is exact.
         max_faults: the share of unreadable images that is tolerated.
         clip: the largest L2 norm of an update that leaves; None does not clip.
         noise: standard deviation of Gaussian noise on it, in units of `clip`.
@@ -90,6 +91,16 @@ class PrivacyConfig(Section):
     def protection(self) -> dict[Literal["clip", "noise", "delta"], float]:
         """Clip, noise and delta for the site info; empty without clipping."""
         return {} if self.clip is None else {"clip": self.clip, "noise": self.noise, "delta": self.delta}
+
+    @model_validator(mode="after")
+    def _no_count_becomes_zero(self) -> PrivacyConfig:
+        least = max(1, self.min_count)
+        if self.round_counts > 2 * least:
+            raise ValueError(
+                f"round_counts = {self.round_counts} would send {least} as 0; set it to at most {2 * least}, "
+                f"or min_count to at least {(self.round_counts + 1) // 2}"
+            )
+        return self
 
     @model_validator(mode="after")
     def _noise_is_clipped(self) -> PrivacyConfig:

@@ -201,7 +201,8 @@ class DecisionRecord:
         settings: of the job; None where it decides nothing.
         measured: of each site and class.
         counts: test images of a site with and without a class, where they have left it.
-        diagrams: of each class that is decided.
+        diagrams: of each class that is decided, over all sites.
+        site_diagrams: of each site and class whose counts show a curve.
     """
 
     settings: DecisionSettings | None = None
@@ -210,6 +211,7 @@ class DecisionRecord:
     measured: dict[str, dict[str, DecidedClass]] = field(default_factory=dict)
     counts: dict[str, dict[str, tuple[NonNegativeInt, NonNegativeInt]]] = field(default_factory=dict)
     diagrams: dict[str, Diagrams] = field(default_factory=dict)
+    site_diagrams: dict[str, dict[str, Diagrams]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

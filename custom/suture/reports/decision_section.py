@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from suture.core.errors import ConfigError, unknown
 from suture.learning.proportions import Estimate, difference, predictive, wilson
 from suture.protocol.decisions import Decided, DecidedGroup, Decision, DecisionSettings, Operating, Rule
-from suture.protocol.records import DecisionRecord, Metrics
+from suture.protocol.records import DecisionRecord, Metrics, Run
 from suture.reports.charts import Chart
 from suture.reports.decision_charts import class_charts
+from suture.reports.site_curves import ClassCurves, class_curves
 
 _RULES = {
     "sensitivity": "a sensitivity of {sensitivity:.0%}",
@@ -89,7 +90,8 @@ class Section:
         target: of the rule, in words.
         classes: the lines of each class.
         unvalidated: classes without an operating point.
-        charts: the curves of each class; none of a run of an earlier version.
+        charts: the curves of each class over all sites; none of a run of an earlier version.
+        sites: those at each site, the same.
         stated: prevalences that a reader has stated, by class.
     """
 
@@ -99,7 +101,13 @@ class Section:
     classes: dict[str, list[Line]]
     unvalidated: Sequence[str]
     charts: dict[str, list[Chart]]
+    sites: dict[str, ClassCurves]
     stated: Mapping[str, float]
+
+    @property
+    def without_curves(self) -> list[str]:
+        """The classes whose counts show no curve, in a run that draws any."""
+        return [name for name in self.classes if name not in self.charts] if self.charts else []
 
     @property
     def groups(self) -> dict[str, list[Line]]:
@@ -109,12 +117,12 @@ class Section:
 
 
 def decision_section(
-    metrics: Metrics | None, labels: Sequence[str], stated: Mapping[str, float] | None = None
+    metrics: Metrics | None, run: Run, stated: Mapping[str, float] | None = None
 ) -> Section | None:
     """Return the section; None where the job decides nothing.
 
     Args:
-        labels: the classes of the model, in their order.
+        run: of which the metrics are.
         stated: prevalences of classes, in place of those of the validation images.
 
     Raises:
@@ -125,6 +133,7 @@ def decision_section(
     found = metrics.decisions if metrics else None
     if found is None or found.settings is None:
         return None
+    labels = run.labels
     lines = {
         name: [
             _line(found, found.settings.rule, site, name, stated.get(name))
@@ -140,8 +149,24 @@ def decision_section(
         {name: at for name, at in lines.items() if at},
         [name for name in labels if name not in found.pooled],
         {name: class_charts(found.diagrams[name]) for name in labels if name in found.diagrams},
+        _at_sites(found, run),
         stated,
     )
+
+
+def _at_sites(found: DecisionRecord, run: Run) -> dict[str, ClassCurves]:
+    """Return the curves of each class at its sites; none of a run of an earlier version."""
+    if not found.site_diagrams:
+        return {}
+    return {
+        name: class_curves(
+            found.diagrams[name],
+            {site: own[name] for site, own in found.site_diagrams.items() if name in own},
+            run.owners(name),
+        )
+        for name in run.labels
+        if name in found.diagrams
+    }
 
 
 def _check(stated: Mapping[str, float], decided: Collection[str]) -> None:

@@ -83,7 +83,8 @@ _FIELDS: Mapping[type[Any], Mapping[str, str]] = {
         "labels": "the class names of the rows: classes of the site that are not withheld",
         "class_tensors": "`positives` and `negatives`: how many validation images with and without each "
         f"class have a score in each of {CELLS} cells of log-odds between -12 and 12; neighbouring cells are "
-        "joined until each has images of `min_count` patients; rounded to `round_counts`",
+        "joined until each has images of `min_count` patients, and `round_counts` images; rounded to "
+        "`round_counts`",
         "spent": "of its ledger: see above",
     },
     DecidedClass: {

@@ -140,7 +140,7 @@ def render_report(
     if tuned and nothing_measured(metrics):
         metrics = None
     content = _content(run, history, metrics) | section(tuned)
-    content["decisions"] = decision_section(metrics, run.labels, prevalence)
+    content["decisions"] = decision_section(metrics, run, prevalence)
     content |= method_sections(run, history, read_diagnostics(run_dir), _phase_starts(history))
     ranked = [row.name for group in content["groups"] for row in group.rows] or run.labels
     content["examples"] = {name: examples[name] for name in ranked if name in examples} if examples else {}

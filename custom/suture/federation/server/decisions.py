@@ -33,11 +33,17 @@ def fit_decisions(
 def diagrams_of(
     registry: SiteRegistry, scores: Mapping[str, Scores], decisions: Decisions
 ) -> dict[str, Diagrams]:
-    """Return the curves of each class that is decided, from the same counts."""
-    pooled = _pooled(_by_site(registry, scores))
+    """Return the curves of each class over all sites, from the same counts."""
+    return _drawn(_pooled(_by_site(registry, scores)), decisions, None)
+
+
+def site_diagrams_of(
+    registry: SiteRegistry, scores: Mapping[str, Scores], decisions: Decisions
+) -> dict[str, dict[str, Diagrams]]:
+    """Return the curves of each class at each site, from the same counts."""
     return {
-        name: diagrams(Curves.of(pooled[name]), fitted, decisions.settings.rule)
-        for name, fitted in decisions.pooled.items()
+        site: _drawn({name: [pair] for name, pair in found.items()}, decisions, site)
+        for site, found in _by_site(registry, scores).items()
     }
 
 
@@ -62,6 +68,15 @@ def _by_class(scores: Scores) -> dict[str, Pair]:
         return {}
     positives, negatives = (scores.class_tensors[kind].numpy() for kind in ("positives", "negatives"))
     return dict(zip(scores.labels, zip(positives, negatives, strict=True), strict=True))
+
+
+def _drawn(counts: Mapping[str, list[Pair]], decisions: Decisions, site: str | None) -> dict[str, Diagrams]:
+    """Return the curves of the classes whose counts show any; `site` is None for all sites together."""
+    found = {
+        name: diagrams(Curves.of(pairs), decisions.of(site, name), decisions.settings.rule)
+        for name, pairs in counts.items()
+    }
+    return {name: one for name, one in found.items() if one is not None}
 
 
 def _fitted(counts: Mapping[str, list[Pair]], settings: DecisionSettings) -> dict[str, Operating]:

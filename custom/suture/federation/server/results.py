@@ -166,8 +166,14 @@ def _decisions(server: Server, tested: Mapping[str, Metrics]) -> dict[str, Any]:
         }
         for site, metrics in sorted(tested.items())
     }
-    drawn = {name: asdict(one) for name, one in server.diagrams.items()}
-    return {**asdict(server.decisions), "measured": measured, "counts": counts, "diagrams": drawn}
+    drawn = {
+        "diagrams": {name: asdict(one) for name, one in server.diagrams.items()},
+        "site_diagrams": {
+            site: {name: asdict(one) for name, one in found.items()}
+            for site, found in server.site_diagrams.items()
+        },
+    }
+    return {**asdict(server.decisions), "measured": measured, "counts": counts, **drawn}
 
 
 def _owners(server: Server) -> dict[str, tuple[str, ...]]:

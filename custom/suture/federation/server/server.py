@@ -22,7 +22,7 @@ from suture.federation.expectation import expected_answer
 from suture.federation.plan import Plan, Schedule, needed, round_context
 from suture.federation.server.assignments import Assigner, Task
 from suture.federation.server.collector import Line, OpenExchange, UpdateCollector, list_reasons
-from suture.federation.server.decisions import decisions_of, diagrams_of, fit_decisions
+from suture.federation.server.decisions import decisions_of, diagrams_of, fit_decisions, site_diagrams_of
 from suture.federation.server.global_model import (
     Began,
     Progress,
@@ -116,6 +116,7 @@ class Server:
         self._failures = 0
         self.decisions: Decisions | None = None
         self.diagrams: dict[str, Diagrams] = {}
+        self.site_diagrams: dict[str, dict[str, Diagrams]] = {}
         self._codes = [(0, plan.code)]  # the code of the rounds after a number, as often as it changed
 
     # The start
@@ -397,6 +398,7 @@ class Server:
             scores = self.collector.scores()
             self.decisions = fit_decisions(self.registry, scores, self.schedule.decision)
             self.diagrams = diagrams_of(self.registry, scores, self.decisions)
+            self.site_diagrams = site_diagrams_of(self.registry, scores, self.decisions)
 
     def assign_test(self) -> dict[str, Packed]:
         """Return the task to evaluate the selected model, and its decisions, on the sites' test data."""
