@@ -19,16 +19,16 @@ from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
 
 METHOD = SurgicalAggregation(local=LocalTraining(lr=1e-2, batch_size=8))
-OWN = {"alpha": ("Hernia", "Mass"), "beta": ("Mass", "Nodule"), "server": ("Mass", "Nodule")}
-MASS = "SCT:4147007"
+OWN = {"alpha": ("Hernia", "Fibrosis"), "beta": ("Fibrosis", "Nodule"), "server": ("Fibrosis", "Nodule")}
+FIBROSIS = "I10C:J84.10"
 
 
 def call(folder: Path, name: str, codes: str = "") -> None:
-    """Let a site call its class Mass otherwise, and state codes."""
+    """Let a site call its class Fibrosis otherwise, and state codes."""
     table, config = folder / "labels.csv", folder / "suture.toml"
     head, rows = table.read_text().split("\n", 1)
-    table.write_text(head.replace("Mass", name) + "\n" + rows)
-    text = config.read_text().replace('target = "Mass"', f'target = "{name}"')
+    table.write_text(head.replace("Fibrosis", name) + "\n" + rows)
+    text = config.read_text().replace('target = "Fibrosis"', f'target = "{name}"')
     config.write_text(text + f"\n[data.codes]\n{codes}\n" if codes else text)
 
 
@@ -49,18 +49,18 @@ def test_a_class_of_two_names_and_one_code_is_trained_as_one_byte_by_byte(
     tiny: Any, sites: Path, selection: str
 ) -> None:
     plain, facts = model(tiny(METHOD, OWN, selection=selection).run("plain"))
-    call(sites / "alpha", "Raumforderung", f'Raumforderung = ["{MASS}", "RADLEX:RID3874"]')
-    call(sites / "server", "Tumor", f'Tumor = "{MASS}"')
+    call(sites / "alpha", "Raumforderung", f'Raumforderung = ["{FIBROSIS}", "RADLEX:RID3874"]')
+    call(sites / "server", "Tumor", f'Tumor = "{FIBROSIS}"')
     run = tiny(METHOD, OWN, selection=selection).run("coded")
     coded, stated = model(run)
     assert coded == plain
-    codes = stated["codes"]["Mass"]
+    codes = stated["codes"]["Fibrosis"]
     assert codes == [
-        {"system": "SCT", "code": "4147007", "meaning": "Mass"},
-        {"system": "RADLEX", "code": "RID3874", "meaning": "Mass"},
+        {"system": "I10C", "code": "J84.10", "meaning": "Pulmonary fibrosis, unspecified"},
+        {"system": "RADLEX", "code": "RID3874", "meaning": "Fibrosis"},
     ]
-    assert {**stated, "codes": {**stated["codes"], "Mass": codes[:1]}} == facts
-    assert "alpha's 'Raumforderung' is the class 'Mass', by its codes." in run.record.run["notes"]
+    assert {**stated, "codes": {**stated["codes"], "Fibrosis": codes[:1]}} == facts
+    assert "alpha's 'Raumforderung' is the class 'Fibrosis', by its codes." in run.record.run["notes"]
     figures = [read_json(run.record.folder.parent / out / "metrics.json") for out in ("plain", "coded")]
     assert figures[0] == figures[1]
 
@@ -89,8 +89,10 @@ def test_contradicting_codes_end_a_run_before_its_first_round(tiny: Any, sites: 
     assert not list((federation.folder / "run" / "state").glob("round-*"))
 
 
-def test_a_site_that_contradicts_a_built_in_code_is_left_out_with_the_reason(tiny: Any, sites: Path) -> None:
-    call(sites / "alpha", "Mass", 'Mass = "SCT:36118008"')
+def test_a_site_that_states_the_code_of_another_class_is_left_out_with_the_reason(
+    tiny: Any, sites: Path
+) -> None:
+    call(sites / "alpha", "Fibrosis", 'Fibrosis = "SCT:36118008"')
     federation = tiny(METHOD, {name: OWN[name] for name in ("alpha", "beta")}, min_sites=1)
     run = federation.run()
     assert list(run.registry.members) == ["beta"]
@@ -100,31 +102,43 @@ def test_a_site_that_contradicts_a_built_in_code_is_left_out_with_the_reason(tin
         if e["event"] == "begin"
     ]
     assert line["refused"] == {
-        "alpha": "'Mass' is SCT:36118008 at alpha and SCT:4147007 at Suture's table; correct the [data] "
-        "codes of one of them, or remove them"
+        "alpha": "'Fibrosis' (alpha) and 'Pneumothorax' (Suture's table, alpha) are one class by "
+        "SCT:36118008, and two classes of the vocabulary; correct the [data] codes of one of them, or remove "
+        "them, or map one to the other in label_map of the job"
     }
 
 
 @pytest.mark.parametrize(
     ("codes", "why"),
     [
-        ('Mass = "SCT:4147008"', "codes: 'Mass': 'SCT:4147008' is no code of SNOMED CT: its last digit"),
-        ('Mass = ["I10:J90", "I10:J93"]', "codes: 'Mass' has two codes of one system, I10:J90 and I10:J93"),
-        ('Mass = "I10:J90"\nHernia = "I10:J90"', "codes: 'Mass' and 'Hernia' both have the code I10:J90"),
-        ('Mass = "4147007"', "codes: 'Mass': '4147007' is no code; write SYSTEM:CODE"),
-        ("Mass = 4147007", r"\[data\] codes.Mass"),
+        (
+            'Fibrosis = "SCT:19242007"',
+            "codes: 'Fibrosis': 'SCT:19242007' is no code of SNOMED CT: its last digit",
+        ),
+        (
+            'Fibrosis = ["I10:J90", "I10:J93"]',
+            "codes: 'Fibrosis' has two codes of one system, I10:J90 and I10:J93",
+        ),
+        (
+            'Fibrosis = "I10:J90"\nHernia = "I10:J90"',
+            "codes: 'Fibrosis' and 'Hernia' both have the code I10:J90",
+        ),
+        ('Fibrosis = "19242006"', "codes: 'Fibrosis': '19242006' is no code; write SYSTEM:CODE"),
+        ("Fibrosis = 19242006", r"\[data\] codes.Fibrosis"),
     ],
 )
 def test_a_faulty_code_is_one_line_that_names_file_class_and_code(sites: Path, codes: str, why: str) -> None:
-    call(sites / "alpha", "Mass", codes)
+    call(sites / "alpha", "Fibrosis", codes)
     with pytest.raises(ConfigError, match=why) as caught:
         load_site_config(sites / "alpha" / "suture.toml")
     assert str(sites / "alpha" / "suture.toml") in str(caught.value)
 
 
 def test_a_code_of_a_class_that_the_site_has_not_is_refused(sites: Path) -> None:
-    call(sites / "alpha", "Mass", 'Mas = "RADLEX:RID1"')
+    call(sites / "alpha", "Fibrosis", 'Fibrosi = "RADLEX:RID1"')
     config = load_site_config(sites / "alpha" / "suture.toml")
-    with pytest.raises(ConfigError, match=r"unknown class under \[data.codes\] .*'Mas'; did you mean 'Mass'"):
+    with pytest.raises(
+        ConfigError, match=r"unknown class under \[data.codes\] .*'Fibrosi'; did you mean 'Fibrosis'"
+    ):
         load_table(config.data)
     assert "[data.codes]" in check(config).problems[0]

@@ -117,6 +117,31 @@ def test_gradients_of_half_a_text_model_cross_as_in_the_loop(tmp_path: Path) -> 
     assert (tmp_path / "loop" / "tuned.json").read_bytes() == (out / "tuned.json").read_bytes()
 
 
+def test_two_names_of_one_code_are_one_class_with_the_loops_bytes(tmp_path: Path) -> None:
+    for seed, (site, own) in enumerate({"alpha": ("Mass", "Nodule"), "beta": ("Mass", "Hernia")}.items()):
+        config, name = write_hospital(tmp_path / "study" / site, own, 25, seed), f"Lump of {site}"
+        table = config.parent / "labels.csv"
+        table.write_text(table.read_text().replace("Mass", name))
+        codes = f'[data.codes]\n"{name}" = "RADLEX:RID3874"\n'
+        config.write_text(config.read_text().replace("Mass", name) + codes)
+    made = Job(
+        name="small",
+        title="one class of two names",
+        method=conformant("fedavg"),
+        model=ModelSpec("cnn", size=16),
+        rounds=2,
+        simulation=StudySites(str(tmp_path / "study")),
+    )
+    out = tmp_path / "same"
+    run_job(made, "local", out, resume=False, overwrite=False, workers=None)
+    out.rename(tmp_path / "loop")
+    run_job(made, "sim", out, resume=False, overwrite=False, workers=None)
+    loop, sim = ((folder / "model" / "model.safetensors").read_bytes() for folder in (tmp_path / "loop", out))
+    assert loop == sim
+    labels = json.loads((out / "model" / "model.json").read_text())["labels"]
+    assert labels == ["Hernia", "Lump Of Alpha", "Nodule"]
+
+
 def one_label_an_image(folder: Path) -> Job:
     """CReFF over two hospitals whose images have one class each, in another order at each site."""
     for seed, (site, own) in enumerate({"alpha": ("Mass", "Nodule"), "beta": ("Nodule", "Hernia")}.items()):

@@ -93,8 +93,10 @@ def coded(**codes: str) -> SiteConfig:
 
 def test_codes_that_merge_classes_are_told_and_contradictions_stop_the_run() -> None:
     findings = {"alpha": site(), "beta": replace(site(), counts={"Lump": site().counts["Mass"]})}
-    merged = compare({"alpha": CONFIG, "beta": coded(Lump="SCT:4147007")}, findings)
+    merged = compare({"alpha": coded(Mass="RADLEX:RID1"), "beta": coded(Lump="RADLEX:RID1")}, findings)
     assert merged.warnings == ("beta's 'Lump' is the class 'Mass', by its codes",)
     assert merged.problems == ()
     [problem] = compare({"alpha": coded(Mass="SCT:36118008"), "beta": CONFIG}, findings).problems
-    assert "'Mass' is SCT:36118008 at alpha and SCT:4147007 at Suture's table" in problem
+    assert (
+        "'Mass' (alpha) and 'Pneumothorax' (Suture's table, alpha) are one class by SCT:36118008" in problem
+    )

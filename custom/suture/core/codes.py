@@ -1,4 +1,4 @@
-"""Codes of classes in clinical terminologies: SNOMED CT, ICD-10 (WHO) and RadLex.
+"""Codes of classes in clinical terminologies: SNOMED CT, ICD-10 (WHO), ICD-10-CM and RadLex.
 
 A code is written ``SYSTEM:CODE``; SYSTEM is DICOM's designator of the coding scheme (PS3.16, section 8).
 """
@@ -15,8 +15,11 @@ from importlib import resources
 from suture.core.errors import LabelError, shown
 from suture.core.labels import canonical
 
-SYSTEMS = {"SCT": "SNOMED CT", "I10": "WHO's ICD-10", "RADLEX": "RadLex"}
+SYSTEMS = {"SCT": "SNOMED CT", "I10": "WHO's ICD-10", "I10C": "ICD-10-CM", "RADLEX": "RadLex"}
 """The coding schemes, by their designators."""
+
+GENERAL = frozenset({"SCT:4147007", "SCT:27925004"})
+"""Built-in codes of a shape in any organ, mass and nodule: they describe a finding, and identify no class."""
 
 _MEANING = 64
 """Characters of a code's meaning (PS3.5, 6.2: LO)."""
@@ -44,15 +47,17 @@ class Code:
 def codes_of(labels: Iterable[str], stated: Stated | None = None) -> dict[str, tuple[Code, ...]]:
     """Return the codes of those classes that have any: the built-in ones, then the stated ones.
 
-    A class of another name has the built-in codes of the one whose code it states. A stated code that is not
-    built in has the name of its class for a meaning.
+    A stated code replaces the built-in one of its system. A class of another name has the built-in codes of
+    the one whose code it states. A stated code that is not built in has the name of its class for a meaning.
     """
     known, found = builtin(), {}
     holder = {str(code): codes for codes in known.values() for code in codes}
     for label in labels:
-        of_code = (holder[text] for text in (stated or {}).get(label, ()) if text in holder)
-        own = known.get(label) or next(of_code, ())
-        added = sorted({*(stated or {}).get(label, ())} - {*map(str, own)})
+        said = {*(stated or {}).get(label, ())}
+        systems = set(map(system_of, said))
+        meant = known.get(label) or next((holder[text] for text in sorted(said) if text in holder), ())
+        own = [code for code in meant if str(code) in said or code.system not in systems]
+        added = sorted(said - {*map(str, own)})
         pairs = (text.split(":") for text in added)
         if codes := (*own, *(Code(system, code, label[:_MEANING].strip()) for system, code in pairs)):
             found[label] = codes
@@ -79,7 +84,7 @@ def check_code(text: str) -> str:
     """Check the form of a code, and return it; whether the terminology has such a code is not known here.
 
     Raises:
-        LabelError: it has no known system, or not the form of its system.
+        LabelError: it has no known system, not the form of its system, or is one of `GENERAL`.
     """
     system, _, code = text.partition(":")
     if system not in SYSTEMS:
@@ -87,6 +92,10 @@ def check_code(text: str) -> str:
         raise LabelError(f"{shown(text)} is no code; write SYSTEM:CODE, such as SCT:36118008, of {known}")
     if why := _FAULT[system](code):
         raise LabelError(f"{shown(text)} is no code of {SYSTEMS[system]}: {why}")
+    if text in GENERAL:
+        raise LabelError(
+            f"{text} is a shape in any organ and identifies no class; state the code of the finding"
+        )
     return text
 
 
@@ -163,9 +172,15 @@ def _icd_fault(code: str) -> str:
     return "it is a capital letter and two digits, then none, or a point and one or two digits: J93.9"
 
 
+def _icd_cm_fault(code: str) -> str:
+    if re.fullmatch(r"[A-Z][0-9][0-9A-Z](\.[0-9A-Z]{1,4})?", code):
+        return ""
+    return "it is three capital letters or digits, then none, or a point and one to four: J93.83"
+
+
 def _radlex_fault(code: str) -> str:
     return "" if re.fullmatch(r"RID[1-9][0-9]{0,8}", code) else "it is RID and a number: RID5352"
 
 
-_FAULT = {"SCT": _snomed_fault, "I10": _icd_fault, "RADLEX": _radlex_fault}
+_FAULT = {"SCT": _snomed_fault, "I10": _icd_fault, "I10C": _icd_cm_fault, "RADLEX": _radlex_fault}
 """Why a code has not the form of its system, by the system; an empty text where it has."""

@@ -38,8 +38,9 @@ class DatasetConfig(Section):
         labels: the classes that this site annotates. By default, all that `table` has.
         synonyms: maps a spelling of the table to the name of the label that it stands for.
         codes: what identifies a class in a terminology, by its name: ``"SCT:36118008"`` of SNOMED CT,
-            ``"I10:J93.9"`` of WHO's ICD-10, ``"RADLEX:RID5352"``, or a list of several systems. Classes of
-            different sites with the same code are one class, whatever the sites call them.
+            ``"I10:J93.9"`` of WHO's ICD-10, ``"I10C:J93.9"`` of ICD-10-CM, ``"RADLEX:RID5352"``, or a list of
+            several systems. Classes of different sites with the same code are one class, whatever the sites
+            call them.
         seed: seed of every random split.
         color: read images as RGB; the default is gray.
         bits: the true depth of images that are stored with 16 bits, such as 12 of a detector: values from 0

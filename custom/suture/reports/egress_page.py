@@ -37,7 +37,7 @@ _FIELDS: Mapping[type[Any], Mapping[str, str]] = {
         "experiment; rounded to `round_counts`, withheld below `min_count`",
         "prior": "where the method has one: digest of the frozen network at the site",
         "protection": "`clip`, `noise` and `delta` of the site, if it has set them",
-        "codes": "the codes that it states of its classes, at most one each of SNOMED CT, ICD-10 and RadLex",
+        "codes": "the codes that it states of its classes, at most one of each terminology",
     },
     Update: {
         "round": "number of the round",

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from suture.core.errors import FederationError, LabelError
-from suture.federation.server.classes import ClassConflict
+from suture.federation.server.classes import ClassConflict, Statement, one_name
 from suture.federation.server.registry import Agreement, SiteRegistry, agree, misfits
 from suture.protocol.messages import SiteInfo
 
@@ -74,8 +74,8 @@ def test_other_codes_give_the_vocabularys_name_or_else_the_first_of_the_alphabet
 
 
 def test_a_class_has_the_codes_of_all_its_sites() -> None:
-    assert agreed(a=info(Cyst=(ONE, ICD_A)), b=info(Zyste=(ICD_A, OTHER[:4] + "27925004"))).codes == {
-        "Nodule": (ICD_A, ONE, "SCT:27925004")
+    assert agreed(a=info(Cyst=(ONE, ICD_A)), b=info(Zyste=(ICD_A, OTHER))).codes == {
+        "Pneumomediastinum": (ICD_A, ONE, OTHER)
     }, "and so it is the built-in class of one of them"
 
 
@@ -89,22 +89,46 @@ def test_a_chain_that_contradicts_itself_is_refused() -> None:
     assert text.startswith(
         "'Cyst' (I10:Q10, a) and 'Zyste' (I10:Q11, b) are two classes by these codes and one by RADLEX:RID1;"
     )
-    longer = refusal(
-        a=info(X=(ONE, "SCT:4147007")), b=info(Y=(ONE, ICD_A)), c=info(Z=(ICD_A, "SCT:27925004"))
-    )
-    assert "SCT:4147007" in longer
-    assert "SCT:27925004" in longer
+    longer = refusal(a=info(X=(ONE, "SCT:60046008")), b=info(Y=(ONE, ICD_A)), c=info(Z=(ICD_A, OTHER)))
+    assert "SCT:60046008" in longer
+    assert OTHER in longer
 
 
-def test_a_code_that_contradicts_a_built_in_one_is_refused_and_only_that_site() -> None:
+def test_a_built_in_code_of_another_class_is_refused_and_only_that_site() -> None:
     sites = {"a": info(Pneumothorax=OTHER), "b": info(Mass="")}
     (why,) = unfit(sites).values()
     assert why.startswith(
-        "'Pneumothorax' is SCT:16838000 at a and SCT:36118008 at Suture's table; correct the [data] codes"
+        "'Pneumomediastinum' (Suture's table, a) and 'Pneumothorax' (a) are one class by SCT:16838000, "
     )
-    assert unfit({"a": info(PTX=(PTX, "I10:J90"))}).keys() == {"a"}, (
+    assert unfit({"a": info(PTX=(PTX, "I10C:J90"))}).keys() == {"a"}, (
         "Pneumothorax by one, effusion by the other"
     )
+
+
+def test_a_site_may_know_better_than_the_built_in_code() -> None:
+    own = "I10C:J93.83"
+    registry = agreed(a=info(Pneumothorax=own), b=info(Pneumothorax=""), c=info(PTX=PTX))
+    assert registry.labels == ("Pneumothorax",)
+    assert registry.codes == {"Pneumothorax": (own, PTX)}
+    assert unfit({"a": info(Pneumothorax=own)}) == {}
+    assert agreed(a=info(PTX=(PTX, own)), b=info(Pneumothorax=own)).labels == ("Pneumothorax",)
+
+
+def test_sites_that_contradict_each_other_are_refused_though_one_states_the_built_in_code() -> None:
+    own, built_in = info(Pneumothorax="I10C:J93.83"), "I10C:J93.9"
+    for other in (info(Pneumothorax=built_in), info(PTX=built_in)):
+        assert "J93.83 at a and I10C:J93.9 at Suture's table, b" in refusal(a=own, b=other)
+    assert unfit({"b": info(PTX=built_in)}, codes={"Pneumothorax": ("I10C:J93.83",)}).keys() == {"b"}
+
+
+def test_a_code_of_one_class_never_joins_it_to_another_by_the_table() -> None:
+    text = refusal(a=info(Foo=(ONE, PTX)), b=info(Pneumonia=ONE))
+    assert "'Pneumonia' (b) and 'Pneumothorax' (Suture's table, a) are one class by" in text
+
+
+def test_nodules_of_two_organs_stay_two_classes() -> None:
+    said = [Statement("Thyroid Nodule", "SCT:27925004", "b")]
+    assert one_name(said, ("Nodule",)) == {"Thyroid Nodule": "Thyroid Nodule"}
 
 
 def test_a_site_that_alone_contradicts_several_is_refused_alone() -> None:
@@ -117,7 +141,7 @@ def test_a_site_that_alone_contradicts_several_is_refused_alone() -> None:
 
 def test_two_names_of_the_vocabulary_are_never_merged_by_a_slip() -> None:
     text = refusal(a=info(Melanoma=ONE), b=info(Nevus=ONE))
-    assert "'Melanocytic Nevus' (b) and 'Melanoma' (Suture's table, a) are one class by" in text
+    assert "'Melanocytic Nevus' (b) and 'Melanoma' (a) are one class by" in text
     one = agree({"a": info(Melanoma=ONE), "b": info(Nevus=ONE)}, (), {"Nevus": "Melanoma"}, False)
     assert one.labels == ("Melanoma",), "but a person can"
 

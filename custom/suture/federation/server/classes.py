@@ -2,7 +2,7 @@
 
 Names that share a code are one class, also over further names: if A and B have one code and B and C another
 one, all three are one class. A class has at most one code of each system. What comes out does not depend on
-the order of sites.
+the order of sites. The built-in codes recognise the codes that sites state, and contradict none.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from itertools import combinations
 from typing import NamedTuple
 
-from suture.core.codes import Stated, builtin, system_of
+from suture.core.codes import GENERAL, Stated, builtin, system_of
 from suture.core.errors import FederationError
 from suture.core.vocabulary import CANONICAL
 
@@ -61,7 +61,7 @@ def statements(stated: Stated, party: str) -> list[Statement]:
 
 
 def one_name(stated: Iterable[Statement], previous: Collection[str] = ()) -> dict[str, str]:
-    """Return the name of the class of each name with a code, of `TABLE` too.
+    """Return the name of the class of each name with a stated code.
 
     It is the name that the experiment has for the class so far, else the vocabulary's, else the first in
     alphabetical order.
@@ -73,9 +73,9 @@ def one_name(stated: Iterable[Statement], previous: Collection[str] = ()) -> dic
         ClassConflict: a class would have two codes of one system, two names of the vocabulary, or two of
             `previous`.
     """
-    table = {name: tuple(map(str, codes)) for name, codes in builtin().items()}
+    said = list(stated)
     parties: dict[tuple[str, str], set[str]] = {}
-    for name, code, party in (*stated, *statements(table, TABLE)):
+    for name, code, party in (*said, *_recognised(said)):
         parties.setdefault((name, code), set()).add(party)
     found: dict[str, str] = {}
     for group in _groups(parties):
@@ -91,19 +91,33 @@ def one_name(stated: Iterable[Statement], previous: Collection[str] = ()) -> dic
     return found
 
 
+def _recognised(stated: Iterable[Statement]) -> list[Statement]:
+    """Return what stated codes mean by `TABLE`: who states one states the code of its built-in class."""
+    holder = {
+        str(code): name for name, codes in builtin().items() for code in codes if str(code) not in GENERAL
+    }
+    return [
+        Statement(holder[code], code, who)
+        for _, code, party in stated
+        if code in holder
+        for who in (party, TABLE)
+    ]
+
+
 def culprit(conflict: ClassConflict, previous: Collection[str] = ()) -> str | None:
     """Return the site without which there were no conflict; None where that is true of several, or of none.
 
     Args:
         previous: as of `one_name`.
     """
-    alone = {min(whose) for whose in conflict.group.values() if len(whose) == 1} - {TABLE, EXPERIMENT}
+    sites = [{*whose} - {TABLE} for whose in conflict.group.values()]
+    alone = {min(whose) for whose in sites if len(whose) == 1} - {EXPERIMENT}
     able = [site for site in sorted(alone) if _fits(conflict.group, site, previous)]
     return able[0] if len(able) == 1 else None
 
 
 def _fits(group: Group, without: str, previous: Collection[str]) -> bool:
-    said = [Statement(*pair, party) for pair, whose in group.items() for party in whose if party != without]
+    said = [Statement(*pair, party) for pair, whose in group.items() for party in {*whose} - {without, TABLE}]
     try:
         one_name(said, previous)
     except ClassConflict:
