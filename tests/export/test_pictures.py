@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
+from dicom_files import dicom
 from suture.cli.app import app
 from suture.core.errors import ConfigError, DataError
 from suture.core.labels import LabelSet
@@ -171,3 +172,17 @@ def test_an_unknown_map_is_one_line_and_makes_no_folder(model: Path, tmp_path: P
     with pytest.raises(ConfigError, match="unknown map 'oclusion'; did you mean 'occlusion'"):
         explain_files(model, [images(tmp_path / "in")], out, kind="oclusion")
     assert not out.exists()
+
+
+def test_images_of_another_modality_or_of_an_odd_size_are_told(tmp_path: Path) -> None:
+    spec = ModelSpec("cnn", size=32, modalities=("DX",))
+    save_model(build(spec, LABELS, 1, pretrained=False), spec, tmp_path / "model", {})
+    folder = few(tmp_path / "in", 0)
+    for name, modality, side in (("ct", "CT", 32), ("small", "DX", 8)):
+        (folder / f"{name}.dcm").write_bytes(dicom(np.eye(side, dtype=np.uint8), Modality=modality))
+    done = explain_files(tmp_path / "model", [folder], tmp_path / "out")
+    assert [path.name for path in done.written] == ["002 small.png"]
+    [reason] = done.failed.values()
+    assert reason.endswith("is of the modality 'CT' (0008,0060), and the model is for DX")
+    [note] = done.notes
+    assert note.endswith("small.dcm, 8 × 8")

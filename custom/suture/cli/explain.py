@@ -29,6 +29,8 @@ def explain(
     done = explain_files(model, sources, out, tuple(classes or ()), images, kind)
     for name, reason in done.failed.items():
         print_line(f"left out: {name}: {reason}", style="yellow")
+    for note in done.notes:
+        print_line(f"note: {note}", style="yellow")
     if done.beyond:
         print_line(f"not drawn: {done.beyond} more images; -n draws more")
     print_line(f"{len(done.written)} pictures: {out}")

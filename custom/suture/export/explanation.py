@@ -80,7 +80,7 @@ def explain(
     Raises:
         ConfigError: the model reads no images, or the kind is unknown.
     """
-    check_images(model)
+    check_classes(model, classes)
     check_kind(kind)
     square = torch.from_numpy(resize_pad(pixels, model.prepare.size).copy())
     image = square.permute(2, 0, 1) if model.prepare.color else square[None]
@@ -133,7 +133,8 @@ def check_kind(kind: str) -> None:
 
 
 def check_classes(model: Model, classes: tuple[str, ...]) -> None:
-    """Refuse a class that a model does not have."""
+    """Refuse a model that reads no images, and a class that it does not have."""
+    check_images(model)
     for name in classes:
         if name not in model.labels:
             raise unknown("class", name, model.labels)

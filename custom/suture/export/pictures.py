@@ -18,12 +18,12 @@ from suture.core.printable import printable
 from suture.core.spreadsheets import as_cell
 from suture.data.decoding import Pixels, open_image, readable
 from suture.data.inputs import Input, find_inputs
+from suture.data.inspection import size_notes
 from suture.export.explanation import (
     GRAD_CAM,
     MAPS,
     Explained,
     check_classes,
-    check_images,
     check_kind,
     explain,
 )
@@ -80,10 +80,10 @@ def _draw(row: Any, title: str, found: Explained, size: int) -> None:
         at.set_axis_off()
 
 
-def _read(one: Input, color: bool) -> Pixels:
-    opened = open_image(one.read(), one.name, one.bits)
+def _read(one: Input, model: Model) -> Pixels:
+    opened = open_image(one.read(), one.name, one.bits, model.spec.modalities)
     with readable(one.name):
-        return opened.pixels(color)
+        return opened.pixels(model.prepare.color)
 
 
 @dataclass(frozen=True)
@@ -93,19 +93,22 @@ class Drawn:
     Attributes:
         failed: why an image has no picture, by its name.
         beyond: how many images were not looked at.
+        notes: what of the images a person should look at.
     """
 
     written: tuple[Path, ...]
     failed: dict[str, str]
     beyond: int
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class _Picture:
-    """A picture of an image: its title, the name of the image, and what is drawn."""
+    """A picture of an image: its title, the name and the size of the image, and what is drawn."""
 
     title: str
     image: str
+    size: tuple[int, int]
     found: Explained
 
 
@@ -119,8 +122,8 @@ def explain_files(
 ) -> Drawn:
     """Write a PNG of each image beside its maps, ``001 NAME.png``, ``contact sheet.png`` of all, and `TABLE`.
 
-    They replace the pictures of an earlier call, all of them once all of these are drawn; pictures that its
-    table lists and this call does not make are deleted, and nothing else is.
+    They replace those of an earlier call once all are drawn; what its table lists and this call does not
+    make is deleted, and nothing else is.
 
     Args:
         folder, sources: of the saved model; as of `suture.data.inputs.find_inputs`.
@@ -135,20 +138,18 @@ def explain_files(
     check_kind(kind)
     before = _listed(out)
     model = open_model(folder)
-    check_images(model)
     check_classes(model, classes)
     apart = temporary_beside(out.absolute() / "pictures")
     try:
         with find_inputs(sources, "image", None, None, None) as inputs:
             found = list(inputs.found.values())
             drawn, failed = _draw_each(model, found[:most], apart, classes, kind)
-        if not drawn:
-            why = next(iter(failed.values()))
-            raise DataError(f"none of the {len(failed)} images can be read; the first: {why}")
         _publish(apart, out, _write_sheets(drawn, apart), before)
     finally:
         shutil.rmtree(apart, ignore_errors=True)
-    return Drawn(tuple(out / f"{one.title}.png" for one in drawn), failed, len(found[most:]))
+    sizes = [(one.image, *one.size) for one in drawn]
+    written = tuple(out / f"{one.title}.png" for one in drawn)
+    return Drawn(written, failed, len(found[most:]), tuple(size_notes(sizes, model.prepare.size)))
 
 
 def _draw_each(
@@ -160,14 +161,19 @@ def _draw_each(
     for number, one in enumerate(images, 1):
         name = printable(Path(one.name).stem, 80)
         try:
-            pixels = _read(one, model.prepare.color)
+            pixels = _read(one, model)
         except (DataError, OSError) as error:
             failed[one.name] = str(error)
             continue
         make_folder(folder)
-        picture = _Picture(f"{number:03d} {name}", one.name, explain(model, pixels, classes, kind=kind))
+        found, (height, width) = explain(model, pixels, classes, kind=kind), pixels.shape[:2]
+        picture = _Picture(f"{number:03d} {name}", one.name, (width, height), found)
         write_explained({name: picture.found}, folder / f"{picture.title}.png")
         drawn.append(picture)
+    if not drawn:
+        raise DataError(
+            f"none of the {len(failed)} images can be read; the first: {next(iter(failed.values()))}"
+        )
     return drawn, failed
 
 
