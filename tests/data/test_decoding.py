@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
-from pydicom.dataset import FileDataset, FileMetaDataset
-from pydicom.uid import ExplicitVRLittleEndian, SecondaryCaptureImageStorage, generate_uid
 
+from dicom_files import dicom
 from suture.core.errors import DataError
 from suture.data.decoding import decode_image, needed_bits, open_image, resize_pad
 
@@ -23,31 +22,6 @@ GRAY = np.array([[0, 100], [200, 255]], dtype=np.uint8)
 def encoded(image: Image.Image, form: str = "PNG", **options: Any) -> bytes:
     file = io.BytesIO()
     image.save(file, form, **options)
-    return file.getvalue()
-
-
-def dicom(pixels: np.ndarray, **tags: Any) -> bytes:
-    meta = FileMetaDataset()
-    meta.TransferSyntaxUID = ExplicitVRLittleEndian
-    meta.MediaStorageSOPClassUID = SecondaryCaptureImageStorage
-    meta.MediaStorageSOPInstanceUID = generate_uid()
-    dataset = FileDataset("", {}, file_meta=meta, preamble=b"\0" * 128)
-    bits = pixels.dtype.itemsize * 8
-    defaults = {
-        "SamplesPerPixel": 1,
-        "PhotometricInterpretation": "MONOCHROME2",
-        "PixelRepresentation": 0,
-        "BitsAllocated": bits,
-        "BitsStored": bits,
-        "HighBit": bits - 1,
-        "Rows": pixels.shape[0],
-        "Columns": pixels.shape[1],
-    }
-    for name, value in (defaults | tags).items():
-        setattr(dataset, name, value)
-    dataset.PixelData = pixels.tobytes()
-    file = io.BytesIO()
-    dataset.save_as(file, enforce_file_format=True)
     return file.getvalue()
 
 
@@ -205,3 +179,22 @@ def test_dicom_says_its_stored_bits_and_needs_no_depth() -> None:
 )
 def test_the_depth_that_a_value_needs(highest: int, bits: int) -> None:
     assert needed_bits(highest) == bits
+
+
+def test_a_dicom_of_another_modality_is_refused_and_files_that_state_none_by_their_format_are_read() -> None:
+    chest = ("CR", "DX")
+    for stated in chest:
+        assert open_image(dicom(GRAY, Modality=stated), "a", modalities=chest).modality == stated
+    for stated, said in (
+        ("CT", "is of the modality 'CT'"),
+        ("", "states no modality"),
+        ("dx", "is of the modality 'dx'"),
+    ):
+        with pytest.raises(
+            DataError, match=rf"^image 'a' {said} \(0008,0060\), and the model is for CR, DX$"
+        ):
+            decode_image(dicom(GRAY, Modality=stated), "a", False, modalities=chest)
+    with pytest.raises(DataError, match="states no modality"):
+        decode_image(dicom(GRAY), "a", False, modalities=chest)
+    assert decode_image(dicom(GRAY, Modality="CT"), "a", False).shape == GRAY.shape
+    assert open_image(encoded(Image.fromarray(GRAY)), "a", modalities=chest).modality is None

@@ -13,7 +13,7 @@ from PIL import Image
 from hospitals import image, table
 from suture.core.errors import DataError
 from suture.data.discovery import discover
-from suture.data.inspection import SAMPLE, ImageFacts, depth_warnings, inspect, true_depth
+from suture.data.inspection import SAMPLE, ImageFacts, depth_warnings, inspect, size_notes, true_depth
 
 
 def png(image: Image.Image) -> bytes:
@@ -90,3 +90,14 @@ def test_other_images_need_no_depth(tmp_path: Path, top: int) -> None:
     image(tmp_path / "a.png", 1, top)
     (tmp_path / "b.png").write_bytes(b"damaged")
     assert true_depth(tmp_path, {"a.png", "b.png"}) is None
+
+
+def test_sizes_that_a_model_sees_little_of_are_told_with_the_most_extreme() -> None:
+    usual = [("a", 64, 64), ("b", 32, 30), ("c", 3000, 750)]
+    assert size_notes(usual, 64) == []
+    assert size_notes([], 64) == []
+    small, narrow = size_notes([*usual, ("d", 31, 31), ("e", 16, 9), ("f", 900, 30), ("g", 30, 301)], 64)
+    assert small.startswith("2 images enlarged more than 2 times to the 64 pixels")
+    assert small.endswith("The smallest: e, 16 × 9")
+    assert narrow.startswith("2 images more than 4 times as long as wide")
+    assert "The narrowest: f, 900 × 30, of which the model reads one side in 2 pixels" in narrow

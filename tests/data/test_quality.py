@@ -5,10 +5,12 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 from rich.console import Console
 
+from dicom_files import dicom
 from suture.data.config import SiteConfig, load_site_config
 from suture.data.quality import Count, Findings, Words, check, render
 
@@ -131,3 +133,19 @@ def test_documents_are_counted_with_their_lengths(tmp_path: Path) -> None:
     assert "10 documents, 10 patients" in text
     assert "words of a document: 11.0 on average, 95 % have at most 20, the longest 21" in text
     assert "the clinical vocabulary knows 100.0% of them" in text
+
+
+def test_modalities_of_dicom_images_are_told(config: SiteConfig, tmp_path: Path) -> None:
+    assert not any("DICOM" in text for text in (*check(config).notes, *check(config).warnings))
+    rng = np.random.default_rng(0)
+    for i, modality in enumerate(["DX"] * 5):
+        content = dicom(rng.integers(0, 255, (4, 4), np.uint8), Modality=modality)
+        (tmp_path / f"images/{i}.png").write_bytes(content)
+    assert "DICOM images are of the modality DX (5)" in check(config).notes
+    for i, modality in ((4, "CT"), (3, "")):
+        content = dicom(rng.integers(0, 255, (4, 4), np.uint8), Modality=modality)
+        (tmp_path / f"images/{i}.png").write_bytes(content)
+    found = check(config)
+    assert found.problems == ()
+    [warning] = (text for text in found.warnings if "DICOM" in text)
+    assert warning.startswith("DICOM images of several modalities: DX (3), not stated (1), CT (1); a job")

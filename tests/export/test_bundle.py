@@ -13,10 +13,12 @@ import numpy as np
 import pandas as pd
 import pydicom
 import pytest
+import torch
 from PIL import Image
 from pydicom.dataset import FileDataset, FileMetaDataset
 from pydicom.uid import ExplicitVRLittleEndian, generate_uid
 
+from dicom_files import dicom
 from suture.core.errors import ConfigError
 from suture.core.files import read_json
 from suture.core.labels import LabelSet, LabelType
@@ -56,9 +58,14 @@ DECISIONS = Decisions(
 
 
 def saved(
-    folder: Path, name: str = "cnn", color: bool = False, decided: bool = True, kind: LabelType = "multilabel"
+    folder: Path,
+    name: str = "cnn",
+    color: bool = False,
+    decided: bool = True,
+    kind: LabelType = "multilabel",
+    modalities: tuple[str, ...] = (),
 ) -> Path:
-    spec = ModelSpec(name) if name == "lstm" else ModelSpec(name, size=32, color=color)
+    spec = ModelSpec(name) if name == "lstm" else ModelSpec(name, 32, color, modalities=modalities)
     facts = {"job": "small", "round": 3} | ({"decisions": asdict(DECISIONS)} if decided else {})
     save_model(build(spec, LabelSet(LABELS, kind), 1, pretrained=False), spec, folder / "model", facts)
     return folder / "model"
@@ -194,3 +201,37 @@ def test_names_in_its_table_are_those_that_suture_writes(tmp_path: Path) -> None
     )
     for name in ("ward 7/a.png", "=1+1", "-1", "@a", "\uff1d1", "a\x1b[2J", "a\n=b", "+", ""):
         assert script["cell"](name) == as_cell(name)
+
+
+def test_a_bundle_refuses_a_dicom_of_another_modality_as_the_model_does(tmp_path: Path) -> None:
+    bundle = write_bundle(saved(tmp_path, decided=False, modalities=("CR", "DX")), tmp_path / "bundle")
+    image = read_json(bundle / "configs" / "metadata.json")["network_data_format"]["inputs"]["image"]
+    assert image["modality"] == "CR, DX"
+    assert "A DICOM image of another modality than CR, DX" in (bundle / "docs" / "README.md").read_text()
+    read = runpy.run_path(str(bundle / "scripts" / "inference.py"))["ReadImage"]
+    facts = read_json(bundle / "configs" / "inference.json")["preprocessing"]
+    reader = read(facts["size"], facts["color"], modalities=facts["modalities"])
+    path, pixels = tmp_path / "a.dcm", np.eye(40, dtype=np.uint8)
+    for stated, said in {"CT": "its modality is CT", "": "its modality is not stated"}.items():
+        path.write_bytes(dicom(pixels, Modality=stated))
+        with pytest.raises(
+            ValueError, match=rf"a\.dcm' cannot be read: {said}, and the model is for CR, DX$"
+        ):
+            reader(str(path))
+        assert read(32, False)(str(path)).shape == (1, 32, 32), "a bundle that states none is for any"
+    path.write_bytes(dicom(pixels, Modality="DX"))
+    assert reader(str(path)).shape == (1, 32, 32)
+    plain = write_bundle(saved(tmp_path / "b", decided=False), tmp_path / "plain")
+    for file in ("configs/metadata.json", "configs/inference.json"):
+        assert "modalit" not in (plain / file).read_text()
+    assert "or of the wrong modality" in (plain / "docs" / "README.md").read_text()
+
+
+def test_images_of_another_shape_are_one_line(tmp_path: Path) -> None:
+    bundle = write_bundle(saved(tmp_path), tmp_path / "bundle")
+    script = runpy.run_path(str(bundle / "scripts" / "inference.py"))
+    network = script["Network"](str(bundle / "models" / "model.pt2"))
+    assert network(torch.zeros(2, 1, 32, 32)).shape == (2, 3)
+    for shape in ((2, 1, 16, 16), (2, 3, 32, 32), (1, 32, 32), (1, 32)):
+        with pytest.raises(ValueError, match=rf"reads images \[n, 1, 32, 32\], and got \{list(shape)}$"):
+            network(torch.zeros(shape))

@@ -105,3 +105,11 @@ def test_a_run_is_not_lost_to_its_card(run_dir: Path, caplog: pytest.LogCaptureF
     (run_dir / "metrics.json").write_text("{")
     try_card(run_dir)
     assert "has no card" in caplog.text
+
+
+def test_the_modalities_of_the_model_are_stated(run_dir: Path) -> None:
+    assert "DICOM" not in write_card(run_dir).read_text()
+    record = run_record()
+    record["model"] = {**record["model"], "modalities": ["CR", "DX"]}
+    (run_dir / "run.json").write_text(json.dumps(record))
+    assert "- DICOM images that it is for: CR, DX\n" in write_card(run_dir).read_text()

@@ -211,6 +211,22 @@ def test_predict_writes_reports_of_the_dicom_images_alone(tmp_path: Path) -> Non
     assert group.get_measurements()[0].value == pytest.approx(probability, abs=1e-6)
 
 
+def test_an_image_of_another_modality_has_no_report(tmp_path: Path) -> None:
+    spec = ModelSpec(name="cnn", size=16, modalities=("DX",))
+    model = build(spec, LabelSet(LABELS), 1, pretrained=False)
+    save_model(model, spec, tmp_path / "model", {"decisions": asdict(DECISIONS)})
+    (tmp_path / "images").mkdir()
+    chest = an_image(tmp_path / "images" / "chest.dcm", Modality="DX")
+    an_image(tmp_path / "images" / "other.dcm", Modality="CT")
+    words = [str(tmp_path / "model"), str(tmp_path / "images"), "-o", str(tmp_path / "out.csv")]
+    done = CliRunner().invoke(
+        app, ["predict", *words, "--decide", "north", "--dicom-sr", str(tmp_path / "reports")]
+    )
+    assert done.exit_code == 1
+    [path] = (tmp_path / "reports").iterdir()
+    assert path.name == f"{pydicom.dcmread(chest).SOPInstanceUID}.sr.dcm"
+
+
 def test_what_cannot_be_reported_is_refused_before_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

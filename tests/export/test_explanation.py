@@ -1,4 +1,4 @@
-"""Grad-CAM maps of a network whose maps can be computed by hand, and the command that draws them."""
+"""Maps of networks of which one can say by hand where they look."""
 
 from __future__ import annotations
 
@@ -7,14 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from torch import nn
-from typer.testing import CliRunner
 
-from suture.cli.app import app
-from suture.core.errors import ConfigError, DataError
+from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
-from suture.export.explanation import explain, explain_files, feature_layer
+from suture.export.explanation import MAPS, explain, feature_layer
 from suture.learning.prediction import Model, open_model
 from suture.models import ModelSpec, build
 from suture.models.classifier import Classifier, Preprocessing
@@ -75,15 +72,6 @@ def model(tmp_path: Path) -> Path:
     return tmp_path / "model"
 
 
-def images(folder: Path) -> Path:
-    folder.mkdir()
-    rng = np.random.default_rng(1)
-    for i in range(3):
-        pixels = rng.integers(0, 256, (20, 31, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(folder / f"image{i}$\\foo$.png")
-    return folder
-
-
 def test_a_map_depends_on_the_row_of_its_class(model: Path) -> None:
     """The first sanity check of Adebayo et al. (NeurIPS 2018): other weights, another map."""
     opened = open_model(model)
@@ -95,29 +83,61 @@ def test_a_map_depends_on_the_row_of_its_class(model: Path) -> None:
     assert np.abs(explain(opened, pixels, ("Mass",)).maps["Mass"] - before).max() > 0.1
 
 
-def test_the_command_draws_and_says_what_it_left_out(model: Path, tmp_path: Path) -> None:
-    folder = images(tmp_path / "in")
-    (folder / "broken.png").write_bytes(b"no image")
-    words = ["explain", str(model), str(folder), "-o", str(tmp_path / "out"), "-n", "3", "--class", "Mass"]
-    done = CliRunner().invoke(app, words)
-    assert done.exit_code == 0, done.output
-    assert "2 pictures" in done.output
-    assert "broken.png" in done.output
-    assert "1 more" in done.output
-    written = sorted(path.name for path in (tmp_path / "out").iterdir())
-    assert written == [r"002 image0$\foo$.png", r"003 image1$\foo$.png", "contact sheet.png"]
-    assert Image.open(tmp_path / "out" / written[0]).format == "PNG"
+SIDE = 48
+LESION, DECOY = (slice(6, 14), slice(30, 38)), (slice(30, 38), slice(8, 16))
 
 
-def test_what_cannot_be_explained_says_so(model: Path, tmp_path: Path) -> None:
-    folder = images(tmp_path / "in")
-    with pytest.raises(ConfigError, match="unknown class 'Mas'; did you mean 'Mass'"):
-        explain_files(model, [folder], tmp_path / "out", ("Mas",))
-    spec = ModelSpec("lstm")
-    save_model(build(spec, LABELS, 1, pretrained=False), spec, tmp_path / "text", {})
-    with pytest.raises(ConfigError, match=r"reads text \(lstm\) looks at no image"):
-        explain_files(tmp_path / "text", [folder], tmp_path / "out")
-    for path in folder.iterdir():
-        path.write_bytes(b"x")
-    with pytest.raises(DataError, match="none of the 3 images can be read"):
-        explain_files(model, [folder], tmp_path / "out")
+def of_colours() -> Model:
+    """Red speaks for Mass and green for Edema, each by how much of the image has it; blue for neither."""
+    conv = nn.Conv2d(3, 2, 3, padding=1, bias=False)
+    network = Classifier(nn.Sequential(conv, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()), 2, LABELS)
+    with torch.no_grad():
+        conv.weight.zero_()
+        conv.weight[0, 0, 1, 1] = conv.weight[1, 1, 1, 1] = 1
+        network.head.weight.copy_(torch.tensor([[0.0, 20.0], [20.0, 0.0]]))
+        network.head.bias.fill_(-1)
+    prepare = Preprocessing(size=SIDE, color=True, channels=3, mean=(0.0,) * 3, std=(1.0,) * 3)
+    return Model(network.eval(), ModelSpec("cnn", size=SIDE, color=True), prepare)
+
+
+def with_lesions() -> np.ndarray:
+    """A red lesion, a green one, and a blue square that is larger and brighter than both."""
+    pixels = np.random.default_rng(4).integers(0, 20, (SIDE, SIDE, 3), dtype=np.uint8)
+    pixels[*LESION, 0] = pixels[*DECOY, 1] = 200
+    pixels[28:46, 26:46, 2] = 255
+    return pixels
+
+
+@pytest.mark.parametrize("kind", list(MAPS))
+def test_each_map_peaks_where_a_planted_lesion_decides(kind: str) -> None:
+    found = explain(of_colours(), with_lesions(), ("Mass", "Edema"), kind=kind)
+    assert found.kind == kind
+    for name, at in (("Mass", LESION), ("Edema", DECOY)):
+        map_ = found.maps[name]
+        assert map_.shape == (SIDE, SIDE)
+        assert map_.max() == pytest.approx(1)
+        assert map_.min() >= 0
+        inside = np.zeros_like(map_, dtype=bool)
+        inside[at] = True
+        assert inside[np.unravel_index(map_.argmax(), map_.shape)], name
+        assert map_[inside].mean() > 5 * map_[~inside].mean()
+
+
+def test_an_occlusion_that_moves_no_logit_has_an_empty_map() -> None:
+    blue = np.zeros((SIDE, SIDE, 3), dtype=np.uint8)
+    blue[10:20, 10:20, 2] = 255
+    assert explain(of_colours(), blue, ("Mass",), kind="occlusion").maps["Mass"].max() == 0
+
+
+def test_an_occlusion_of_another_class_is_no_matter() -> None:
+    """The maps of two classes together are those of each alone."""
+    both = explain(of_colours(), with_lesions(), ("Edema", "Mass"), kind="occlusion")
+    for name in LABELS.names:
+        alone = explain(of_colours(), with_lesions(), (name,), kind="occlusion")
+        assert np.array_equal(alone.maps[name], both.maps[name])
+
+
+def test_an_unknown_map_is_named_with_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="unknown map 'gradcam'; did you mean 'grad-cam'") as caught:
+        explain(of_colours(), with_lesions(), kind="gradcam")
+    assert "\n" not in str(caught.value)

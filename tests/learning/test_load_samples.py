@@ -10,6 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
+from dicom_files import dicom
 from suture.core.errors import ConfigError, DataError
 from suture.data.config import load_site_config
 from suture.learning.samples import load_samples, pooled
@@ -137,3 +138,27 @@ def test_real_images_become_samples(data_root: Path, tmp_path: Path) -> None:
     assert sum(map(len, samples.values())) == 200
     pixels = samples["train"].inputs["image"].numpy()
     assert 80 < np.mean(pixels) < 180
+
+
+def test_a_dicom_of_another_modality_counts_as_unreadable(config_file: Path) -> None:
+    for i in range(8):
+        modality = "CT" if i == 3 else "DX"
+        content = dicom(np.full((16, 16), i, np.uint8) + np.eye(16, dtype=np.uint8), Modality=modality)
+        (config_file.parent / f"images/{i}.png").write_bytes(content)
+    config = load_site_config(config_file)
+    chest = replace(PIXELS, modalities=("CR", "DX"))
+    assert len(load_samples(config, PIXELS, "alpha")[1]["train"]) == 3
+    # The line names the image and both modalities, and asks for no partial data set; nothing is cached.
+    with pytest.raises(DataError) as caught:
+        load_samples(config, chest, "alpha")
+    assert str(caught.value) == (
+        "site 'alpha': 1 of 6 images cannot be read, more than the 5% tolerated ([privacy] max_faults); the "
+        "first is '3.png': image '3.png' is of the modality 'CT' (0008,0060), and the model is for CR, DX"
+    )
+    config_file.write_text(config_file.read_text() + "[privacy]\nmax_faults = 0.2\n")
+    said: list[str] = []
+    for _ in range(2):  # the second time from the cache
+        _, samples = load_samples(load_site_config(config_file), chest, "alpha", left_out=said.extend)
+        assert samples["train"].patients == ("p1", "p5")
+    assert said[0].startswith("1 of 6 images cannot be read or are of another modality and are left out")
+    assert len(load_samples(config, PIXELS, "alpha")[1]["train"]) == 3

@@ -20,6 +20,7 @@ from PIL import Image
 from rich.console import Console
 from typer.testing import CliRunner
 
+from dicom_files import dicom
 from suture.cli import research
 from suture.cli.app import app
 from suture.core.errors import ConfigError, DataError, DiskError
@@ -284,3 +285,36 @@ def test_progress_is_for_a_terminal_alone(monkeypatch: pytest.MonkeyPatch) -> No
         assert progress is not None
         progress(3, 10)
     assert "3/10" in shown.getvalue()
+
+
+def test_a_dicom_of_another_modality_has_no_probability(model: Path, tmp_path: Path) -> None:
+    folder, out = images(tmp_path / "in", ["a.png"]), tmp_path / "out.csv"
+    for name, modality in {"ct.dcm": "CT", "dx.dcm": "DX", "none.dcm": "", "ultrasound": "US"}.items():
+        pixels = np.random.default_rng(1).integers(0, 255, (16, 16), dtype=np.uint8)
+        (folder / name).write_bytes(dicom(pixels, Modality=modality))
+    assert run(model, folder, "-o", out).exit_code == 0, "a model that states none is for any"
+    assert len(pd.read_csv(out)) == 5
+    chest = replace(SPEC, modalities=("CR", "DX"))
+    save_model(build(chest, LabelSet(("Mass",)), 1, pretrained=False), chest, tmp_path / "chest", {})
+    done = run(tmp_path / "chest", folder, "-o", out)
+    assert done.exit_code == 1
+    assert [Path(name).name for name in pd.read_csv(out)["image"]] == ["a.png", "dx.dcm"]
+    listed = pd.read_csv(tmp_path / "out.left_out.csv", index_col="image")["reason"]
+    assert [Path(name).name for name in listed.index] == ["ct.dcm", "none.dcm", "ultrasound"]
+    assert listed.iloc[0].endswith("is of the modality 'CT' (0008,0060), and the model is for CR, DX")
+    with pytest.raises(DataError, match=r"none of the 1 images can be read; the first: .*'CT'"):
+        predict_to_csv(tmp_path / "chest", folder / "ct.dcm", out)
+
+
+def test_an_image_that_is_much_too_small_or_narrow_is_predicted_and_told(model: Path, tmp_path: Path) -> None:
+    folder, out = images(tmp_path / "in", ["a.png"]), tmp_path / "out.csv"
+    assert "pixels" not in run(model, folder, "-o", out).output
+    Image.new("L", (7, 5)).save(folder / "thumb.png")
+    Image.new("L", (200, 40)).save(folder / "strip.png")
+    done = run(model, folder, "-o", out)
+    assert done.exit_code == 0
+    text = done.output.replace("\n", "")
+    assert "1 image enlarged more than 2 times to the 16 pixels" in text
+    assert "thumb.png, 7 × 5" in text
+    assert "strip.png, 200 × 40, of which the model reads one side in 3 pixels" in text
+    assert len(pd.read_csv(out)) == 3

@@ -79,6 +79,13 @@ def test_an_unknown_model_names_the_nearest() -> None:
         ModelSpec("densnet121")
 
 
+def test_a_modality_is_a_code_of_dicom() -> None:
+    assert ModelSpec(modalities=("CR", "DX")).modalities == ("CR", "DX")
+    for wrong in ("dx", "", " DX", "X-RAY", "A" * 17, "DX\n"):
+        with pytest.raises(ValueError, match="no code of DICOM's Modality, which are in capitals: CR, DX"):
+            ModelSpec(modalities=(wrong,))
+
+
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
@@ -88,6 +95,7 @@ def test_an_unknown_model_names_the_nearest() -> None:
         (ModelSpec("cnn", second_head=True), "model.second_head is that of the projection"),
         (ModelSpec("cnn", mean=(0.5, 0.5, 0.5)), "model.mean has 3 values; cnn takes 1 channels"),
         (ModelSpec("densenet121", std=(0.2,)), "model.std has 1 values; densenet121 takes 3 channels"),
+        (ModelSpec("lstm", modalities=("DX",)), "model.modalities is of images, and lstm reads text"),
     ],
 )
 def test_settings_that_contradict_each_other(spec: ModelSpec, message: str) -> None:

@@ -27,8 +27,9 @@ from suture.models.saved import load_model, load_spec, save_model, stated_digest
         ModelSpec("cnn", size=32, neck=8),
         ModelSpec("cnn", size=32, head="cosine"),
         ModelSpec("cnn", size=32, neck=8, head="anchors", rows="named"),
+        ModelSpec("cnn", size=32, modalities=("CR", "DX")),
     ],
-    ids=["hidden", "neck", "cosine", "anchors"],
+    ids=["hidden", "neck", "cosine", "anchors", "modalities"],
 )
 def test_round_trip(spec: ModelSpec, tmp_path: Path) -> None:
     model = build(spec, LabelSet(("Edema", "Mass")), 1, pretrained=False).eval()
@@ -36,6 +37,7 @@ def test_round_trip(spec: ModelSpec, tmp_path: Path) -> None:
     again, prepare = load_model(tmp_path / "m")
     assert again.labels.names == ("Edema", "Mass")
     assert prepare == spec.preprocessing
+    assert load_spec(tmp_path / "m") == spec
     x = torch.randn(2, 1, 32, 32)
     assert torch.equal(model({"image": x}), again({"image": x}))
     modes = {path.stat().st_mode & 0o777 for path in (tmp_path / "m").iterdir()}

@@ -10,10 +10,9 @@ from suture.reports.configuration import configuration
 
 
 def run_with(**changes: object) -> Run:
-    method = run_record()["method"] | {
-        "hyperparameters": json.loads(json.dumps(asdict(method_class("surgical")())))
-    }
-    base = {"method": method, "model": asdict(ModelSpec("cnn")), "augmentation": asdict(Augmentation())}
+    method = run_record()["method"] | {"hyperparameters": asdict(method_class("surgical")())}
+    parts = {"method": method, "model": asdict(ModelSpec("cnn")), "augmentation": asdict(Augmentation())}
+    base = json.loads(json.dumps(parts))  # as run.json has it
     return parse(Run, run_record() | base | changes, "test")
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
 
 from small_job import SMALL
 from suture.data.config import SiteConfig
-from suture.data.quality import Count, Findings
+from suture.data.inspection import ImageFacts
+from suture.data.quality import Count, Findings, Picture
 from suture.data.table import SPLITS, Split
 from suture.methods.condist import ConDist
 from suture.methods.fedavg import FedAvg
@@ -100,3 +102,43 @@ def test_codes_that_merge_classes_are_told_and_contradictions_stop_the_run() -> 
     assert (
         "'Mass' (alpha) and 'Pneumothorax' (Suture's table, alpha) are one class by SCT:36118008" in problem
     )
+
+
+def pictures(modalities: Mapping[str | None, int], side: int = 64) -> tuple[Picture, ...]:
+    """Images of modalities, so many of each."""
+    stated = [modality for modality, n in modalities.items() for _ in range(n)]
+    return tuple(
+        Picture(
+            f"{i}.dcm",
+            "train",
+            (),
+            ImageFacts(b"%d" % i, b"%d" % i, side, side, 8, None, False, 9.0, 99, one),
+        )
+        for i, one in enumerate(stated)
+    )
+
+
+def test_sites_with_images_that_the_model_is_not_for_are_named_before_anything_is_trained() -> None:
+    chest = replace(SMALL, model=replace(SMALL.model, modalities=("CR", "DX")))
+    most = {"DX": 90, "CR": 6, None: 20}
+    cases = {"clean": most, "few": most | {"CT": 4}, "many": most | {"CT": 9, "": 3}}
+    findings = {name: replace(site(), pictures=pictures(of)) for name, of in cases.items()}
+    configs = dict.fromkeys(findings, CONFIG)
+    together = compare(configs, findings, chest)
+    assert [text for text in together.problems if "modality" in text] == [
+        "many: DICOM images of another modality than CR, DX, which the model is for (model.modalities in the "
+        "job): CT (9), not stated (3) of 128; remove their rows"
+    ]
+    [warning] = (text for text in together.warnings if "modality" in text)
+    assert warning.startswith("few: DICOM images of another modality")
+    assert warning.endswith("CT (4) of 120; they are left out")
+    for job in (SMALL, None):
+        assert not any("modality" in text for text in compare(configs, findings, job).problems)
+
+
+def test_images_that_are_much_smaller_than_the_model_reads_are_told_for_each_site() -> None:
+    side = SMALL.model.size // 2
+    findings = {"alpha": replace(site(), pictures=pictures({None: 3}, side - 1)), "beta": site()}
+    warnings = compare(dict.fromkeys(findings, CONFIG), findings, SMALL).warnings
+    [told] = (text for text in warnings if "enlarged" in text)
+    assert told.startswith("alpha: 3 images enlarged more than 2 times")

@@ -19,13 +19,18 @@ def explain(
         typer.Option("--class", help="To explain; by default the three most likely."),
     ] = None,
     images: Annotated[int, typer.Option("-n", min=1, help="At most so many images.")] = 20,
+    kind: Annotated[
+        str, typer.Option("--map", help="Of the maps: grad-cam, grad-cam++ or occlusion.")
+    ] = "grad-cam",
 ) -> None:
-    """Draw where a model looks: a picture of each image beside its Grad-CAM maps."""
-    from suture.export.explanation import explain_files
+    """Draw where a model looks: a picture of each image beside its maps, and a table of them."""
+    from suture.export.pictures import explain_files
 
-    done = explain_files(model, sources, out, tuple(classes or ()), images)
+    done = explain_files(model, sources, out, tuple(classes or ()), images, kind)
     for name, reason in done.failed.items():
         print_line(f"left out: {name}: {reason}", style="yellow")
+    for note in done.notes:
+        print_line(f"note: {note}", style="yellow")
     if done.beyond:
         print_line(f"not drawn: {done.beyond} more images; -n draws more")
     print_line(f"{len(done.written)} pictures: {out}")

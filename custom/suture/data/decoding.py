@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -43,18 +43,22 @@ class Opened:
         image: as a model sees it, before it becomes gray or RGB.
         bits: of a stored value, as the file says.
         highest: the largest stored value of an image that is scaled by its depth; None of any other.
+        modality: of a DICOM image, empty where it states none; None of any other.
     """
 
     image: Image.Image
     bits: int
     highest: int | None = None
+    modality: str | None = None
 
     def pixels(self, color: bool) -> Pixels:
         """The image as uint8, [h, w] or (color) [h, w, 3]."""
         return np.asarray(self.image.convert("RGB" if color else "L"))
 
 
-def decode_image(data: bytes, name: str, color: bool, bits: int | None = None) -> Pixels:
+def decode_image(
+    data: bytes, name: str, color: bool, bits: int | None = None, modalities: Collection[str] = ()
+) -> Pixels:
     """Decode an image to uint8, [h, w] or (color) [h, w, 3].
 
     Gray images of more than 8 bits are scaled from the full range of their depth; transparency is ignored. A
@@ -68,17 +72,18 @@ def decode_image(data: bytes, name: str, color: bool, bits: int | None = None) -
         bits: the true depth of images that are stored with 16 bits; None for all 16. It must be the same for
             all images of a site, since it decides how bright they are. A TIFF whose tags say fewer bits has
             those.
+        modalities: those that a DICOM image may be of; none for any.
 
     Raises:
-        DataError: the bytes cannot be read as an image, it would need more memory than there is, or a value
-            has more bits than the depth.
+        DataError: the bytes cannot be read as an image, it would need more memory than there is, a value has
+            more bits than the depth, or a DICOM image is of another modality.
     """
-    opened = open_image(data, name, bits)
+    opened = open_image(data, name, bits, modalities)
     with readable(name):
         return opened.pixels(color)
 
 
-def open_image(data: bytes, name: str, bits: int | None = None) -> Opened:
+def open_image(data: bytes, name: str, bits: int | None = None, modalities: Collection[str] = ()) -> Opened:
     """Open an image, and say what its file stores; arguments and errors as in `decode_image`."""
     if not data:
         raise DataError(f"image {name!r} is an empty file")
@@ -88,11 +93,20 @@ def open_image(data: bytes, name: str, bits: int | None = None) -> Opened:
         elif _is_dicom(data, name):
             from suture.data.dicom import decode_dicom
 
-            opened = Opened(*decode_dicom(data))
+            image, stored, modality = decode_dicom(data)
+            opened = Opened(image, stored, modality=modality)
         else:
             opened = _pillow(data, bits)
         opened.image.load()
-        return opened
+    if other_modality(opened.modality, modalities):
+        stated = f"is of the modality {opened.modality!r}" if opened.modality else "states no modality"
+        raise DataError(f"image {name!r} {stated} (0008,0060), and the model is for {', '.join(modalities)}")
+    return opened
+
+
+def other_modality(modality: str | None, modalities: Collection[str]) -> bool:
+    """Whether an image is a DICOM of a modality, or of none, that a model is not for."""
+    return bool(modalities) and modality is not None and modality not in modalities
 
 
 @contextmanager

@@ -29,8 +29,10 @@ _LONGEST_RUN = 64
 """Bytes that one encoded byte can unpack to at most: 128 for the two of a run (PS3.5 G.3)."""
 
 
-def decode_dicom(data: bytes) -> tuple[Image.Image, int]:
-    """Decode a single gray or RGB frame; return it with 8 bits a channel, and its BitsStored.
+def decode_dicom(data: bytes) -> tuple[Image.Image, int, str]:
+    """Decode a single gray or RGB frame; return it with 8 bits a channel, its BitsStored, and its Modality.
+
+    The Modality (PS3.3 C.7.3.1.1.1) is empty where the file states none.
 
     Modality LUT or rescale slope and intercept (PS3.3 C.11.1), then the first VOI LUT or window (C.11.2),
     then the range of the result onto 0..255, inverted for MONOCHROME1. Colours are
@@ -44,10 +46,11 @@ def decode_dicom(data: bytes) -> tuple[Image.Image, int]:
     dataset = pydicom.dcmread(file, force=True)
     _check_frame(dataset)
     pixels, bits = dataset.pixel_array, int(dataset.BitsStored)
+    modality = str(dataset.get("Modality") or "")
     if pixels.ndim == 3:
-        return Image.fromarray(scaled(pixels, 0.0, 2.0**bits - 1)), bits
+        return Image.fromarray(scaled(pixels, 0.0, 2.0**bits - 1)), bits, modality
     _check_rescaling(dataset)
-    return Image.fromarray(by_value(pixels, lambda values: _shown(values, dataset))), bits
+    return Image.fromarray(by_value(pixels, lambda values: _shown(values, dataset))), bits, modality
 
 
 def _shown(values: NDArray[np.generic], dataset: Dataset) -> NDArray[np.uint8]:

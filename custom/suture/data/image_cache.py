@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -29,6 +30,10 @@ LOG = logging.getLogger(__name__)
 
 FORMAT = 2
 """The version of the format of an entry; a new number invalidates every older entry."""
+
+
+_Fault = tuple[str, str]
+"""The name of an image that cannot be read, and why; empty where the cache does not hold that."""
 
 
 @dataclass(frozen=True)
@@ -76,16 +81,16 @@ def decode(
         raise DataError(f"site {site!r}: the table of {table.root} has no row to decode")
     with ImageSource(table.root, table.follow_links) as source:
         key = [FORMAT, str(table.root), table.images, source.stamp(table.images), size, color, table.bits]
+        key += [table.modalities] if table.modalities else []
         name = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:32]
         entry = _Entry(cache_dir / f"{name}.npy", cache_dir / f"{name}.json", 3 if color else 1, size)
         unreadable = _seal(entry, len(table))
         if unreadable is None:
             unreadable = _build(entry, table, source, max_faults, site)
-    _tolerate(unreadable, table, max_faults, site)
+    _tolerate([(name, "") for name in unreadable], table, max_faults, site)
     if unreadable:
-        LOG.warning(
-            "site %r: %d unreadable images left out: %s", site, len(unreadable), ", ".join(unreadable)
-        )
+        names = ", ".join(unreadable)
+        LOG.warning("site %r: %d unreadable images left out: %s", site, len(unreadable), names)
     lost = set(unreadable)
     readable = table.rows(np.array([image not in lost for image in table.images], dtype=np.bool_))
     # Copy-on-write, because torch has no read-only tensors.
@@ -111,12 +116,15 @@ def _seal(entry: _Entry, n: int) -> list[str] | None:
     return unreadable
 
 
-def _tolerate(unreadable: list[str], table: Table, max_faults: float, site: str) -> None:
-    if len(unreadable) > max_faults * len(table) or len(unreadable) == len(table):
+def _tolerate(faults: Sequence[_Fault], table: Table, max_faults: float, site: str) -> None:
+    if len(faults) > max_faults * len(table) or len(faults) == len(table):
+        name, why = faults[0]
+        part = f"; if {table.root} is only a part of the data set, set [data] partial = true"
         raise DataError(
-            f"site {site!r}: {len(unreadable)} of {len(table)} images cannot be read, more than the "
-            f"{max_faults:.0%} tolerated ([privacy] max_faults); the first is {unreadable[0]!r}; if "
-            f"{table.root} is only a part of the data set, set [data] partial = true"
+            f"site {site!r}: {len(faults)} of {len(table)} images cannot be read, more than the "
+            f"{max_faults:.0%} tolerated ([privacy] max_faults); the first is {name!r}"
+            + (f": {why}" if why else "")
+            + ("" if table.modalities and why else part)
         )
 
 
@@ -131,8 +139,9 @@ def _build(entry: _Entry, table: Table, source: ImageSource, max_faults: float, 
             if unreadable is not None:
                 return unreadable
             with replacing(entry.images) as temporary:
-                unreadable, digest = _make(temporary, entry, table, source)
-                _tolerate(unreadable, table, max_faults, site)
+                faults, digest = _make(temporary, entry, table, source)
+                _tolerate(faults, table, max_faults, site)
+            unreadable = [name for name, _ in faults]
             try:
                 write_json(entry.seal, {"n": len(table), "sha256": digest, "unreadable": unreadable})
             finally:
@@ -148,15 +157,15 @@ def _build(entry: _Entry, table: Table, source: ImageSource, max_faults: float, 
         ) from error
 
 
-def _make(path: Path, entry: _Entry, table: Table, source: ImageSource) -> tuple[list[str], str]:
-    """Write the .npy; return the names of the unreadable images, and the digest of the file."""
+def _make(path: Path, entry: _Entry, table: Table, source: ImageSource) -> tuple[list[_Fault], str]:
+    """Write the .npy; return the unreadable images, and the digest of the file."""
     with path.open("xb+") as file:
-        unreadable = _write(file, entry, table, source)
+        faults = _write(file, entry, table, source)
         file.seek(0)
-        return unreadable, hashlib.file_digest(file, "sha256").hexdigest()
+        return faults, hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _write(file: BinaryIO, entry: _Entry, table: Table, source: ImageSource) -> list[str]:
+def _write(file: BinaryIO, entry: _Entry, table: Table, source: ImageSource) -> list[_Fault]:
     """Write the .npy: each image at its row, in any order; then close the gaps of unreadable images.
 
     A writable memory map would be simpler, but on a full disk it ends the process instead of raising.
@@ -166,7 +175,8 @@ def _write(file: BinaryIO, entry: _Entry, table: Table, source: ImageSource) -> 
     faults: dict[int, DataError] = {}
 
     def fitted(data: bytes, name: str) -> Pixels:
-        return resize_pad(decode_image(data, name, entry.channels == 3, table.bits), entry.size)
+        color = entry.channels == 3
+        return resize_pad(decode_image(data, name, color, table.bits, table.modalities), entry.size)
 
     for row, image in read_all(source, table.images, fitted):
         if isinstance(image, DataError):
@@ -184,7 +194,7 @@ def _write(file: BinaryIO, entry: _Entry, table: Table, source: ImageSource) -> 
             file.write(image_bytes)
     file.truncate(start + len(readable) * length)
     _header(file, entry.shape(len(readable)))
-    return [table.images[row] for row in sorted(faults)]
+    return [(table.images[row], str(faults[row])) for row in sorted(faults)]
 
 
 def _header(file: BinaryIO, shape: tuple[int, ...]) -> int:

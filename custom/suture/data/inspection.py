@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 from PIL import Image
 
 from suture.core.errors import DataError
+from suture.core.printable import number_of
 from suture.data.decoding import needed_bits, open_image, readable
 from suture.data.images import ImageSource
 
@@ -19,6 +21,12 @@ SAMPLE = 32
 
 _DARK = 32
 """Images whose brightest pixel lies below this are nearly black to a model."""
+
+_ENLARGED = 2
+"""How many times an image is enlarged to what a model reads, from which on it is told."""
+
+_LONG = 4
+"""How many times an image is as long as wide, or as wide as long, from which on it is told."""
 
 _GRAY = ("1", "L", "LA")
 
@@ -35,6 +43,7 @@ class ImageFacts:
         highest: the largest stored value of an image that is scaled by its depth; None of any other.
         colour: whether its channels differ.
         mean, brightest: mean and maximum of the gray levels (or channels) that a model sees, 0 to 255.
+        modality: of a DICOM image, empty where it states none; None of any other.
     """
 
     file: bytes
@@ -46,6 +55,7 @@ class ImageFacts:
     colour: bool
     mean: float
     brightest: int
+    modality: str | None = None
 
 
 def inspect(data: bytes, name: str, color: bool, bits: int | None = None) -> ImageFacts:
@@ -65,6 +75,7 @@ def inspect(data: bytes, name: str, color: bool, bits: int | None = None) -> Ima
         colour=colour,
         mean=float(pixels.mean()),
         brightest=int(pixels.max()),
+        modality=opened.modality,
     )
 
 
@@ -102,6 +113,45 @@ def true_depth(root: Path, images: Collection[str]) -> tuple[int, str] | None:
         f"of {len(names)} images looked at, {len(highest)} store 16 bits; their largest value is "
         f"{max(highest):,}"
     )
+
+
+def size_notes(sizes: Collection[tuple[str, int, int]], side: int) -> list[str]:
+    """Return what of the sizes of images a person should look at: that some are small, that some are narrow.
+
+    They are read all the same, in training as in prediction.
+
+    Args:
+        sizes: name, width and height of each image, in pixels.
+        side: of the square that a model reads, in pixels.
+    """
+    notes = []
+    if small := [(max(w, h), name, w, h) for name, w, h in sizes if max(w, h) * _ENLARGED < side]:
+        _, name, width, height = min(small)
+        notes.append(
+            f"{number_of(len(small), 'image')} enlarged more than {_ENLARGED} times to the {side} pixels "
+            f"that the model reads: no finer detail is in them. The smallest: {name}, {width} × {height}"
+        )
+    if narrow := [
+        (min(w, h) / max(w, h), name, w, h) for name, w, h in sizes if min(w, h) * _LONG < max(w, h)
+    ]:
+        share, name, width, height = min(narrow)
+        notes.append(
+            f"{number_of(len(narrow), 'image')} more than {_LONG} times as long as wide, or as wide as long. "
+            f"The narrowest: {name}, {width} × {height}, of which the model reads one side in "
+            f"{number_of(max(1, round(share * side)), 'pixel')}"
+        )
+    return notes
+
+
+def stated_modalities(facts: Iterable[ImageFacts]) -> Counter[str]:
+    """Return how many DICOM images are of each modality; an empty one is that of images that state none."""
+    return Counter(one.modality for one in facts if one.modality is not None)
+
+
+def counted_modalities(stated: Counter[str]) -> str:
+    """Return modalities with the number of their images, the most frequent first."""
+    ordered = sorted(stated.items(), key=lambda item: (-item[1], item[0]))
+    return ", ".join(f"{modality or 'not stated'} ({n:,})" for modality, n in ordered)
 
 
 def depth_warnings(facts: Iterable[ImageFacts], bits: int | None) -> list[str]:

@@ -17,7 +17,13 @@ from suture.core.labels import LabelType, lookalikes
 from suture.core.vocabulary import CANONICAL
 from suture.data.config import SiteConfig
 from suture.data.images import ImageSource, read_all
-from suture.data.inspection import ImageFacts, depth_warnings, inspect
+from suture.data.inspection import (
+    ImageFacts,
+    counted_modalities,
+    depth_warnings,
+    inspect,
+    stated_modalities,
+)
 from suture.data.readers import read_table
 from suture.data.reading import Reading
 from suture.data.table import SPLITS, Split, Table
@@ -131,7 +137,7 @@ def check(config: SiteConfig) -> Findings:
             *spelt,
             *_warnings(reading, used, empty),
         ),
-        notes=reading.notes,
+        notes=(*reading.notes, *seen.notes),
         words=_words(used.texts) if used.texts else None,
         pictures=seen.pictures,
         label_type=table.labels.label_type,
@@ -187,13 +193,14 @@ class _Seen:
     Attributes:
         pictures: those that can be read, in the order of the rows.
         unreadable: one message per image that cannot be read, in the order of the rows.
-        problems, warnings: as in `Findings`.
+        problems, warnings, notes: as in `Findings`.
     """
 
     pictures: tuple[Picture, ...] = ()
     unreadable: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def _look(table: Table, color: bool) -> _Seen:
@@ -213,13 +220,23 @@ def _look(table: Table, color: bool) -> _Seen:
     pictures = [_picture(table, row, facts[row]) for row in sorted(facts)]
     problems, warnings = _twins(pictures)
     warnings += depth_warnings(facts.values(), table.bits)
+    stated = stated_modalities(facts.values())
+    if len(stated) > 1:
+        warnings.append(
+            f"DICOM images of several modalities: {counted_modalities(stated)}; a job whose model.modalities "
+            "lacks one leaves its images out"
+        )
     if not color and (coloured := sum(one.colour for one in facts.values())):
         warnings.append(
             f"{coloured} of {len(facts)} images are in colour and read as gray; to read their colours, write "
             "[data] color = true at all sites, and color = true under [model] of the job"
         )
     return _Seen(
-        tuple(pictures), tuple(faults[row] for row in sorted(faults)), tuple(problems), tuple(warnings)
+        tuple(pictures),
+        tuple(faults[row] for row in sorted(faults)),
+        tuple(problems),
+        tuple(warnings),
+        (f"DICOM images are of the modality {counted_modalities(stated)}",) if len(stated) == 1 else (),
     )
 
 

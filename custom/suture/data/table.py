@@ -33,6 +33,7 @@ class Table:
             unknown; None where the site names no such column. Training does not see it.
         follow_links: whether images may lie where links within `root` lead out of it.
         bits: the true depth of images that are stored with 16 bits; None for all 16.
+        modalities: those that DICOM images may be of, as the model is for no others; none for any.
     """
 
     labels: LabelSet
@@ -45,6 +46,7 @@ class Table:
     attributes: tuple[str, ...] | None = None
     follow_links: bool = False
     bits: int | None = None
+    modalities: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         n = len(self.images)
@@ -74,6 +76,7 @@ class Table:
             None if self.attributes is None else tuple(self.attributes[i] for i in where),
             self.follow_links,
             self.bits,
+            self.modalities,
         )
 
     def of(self, split: Split) -> Table:

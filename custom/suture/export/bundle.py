@@ -114,6 +114,7 @@ def _data_format(model: Model) -> dict[str, Any]:
             "image": {
                 "type": "image",
                 "format": "RGB" if model.prepare.color else "magnitude",
+                **({"modality": ", ".join(model.spec.modalities)} if model.spec.modalities else {}),
                 "num_channels": channels,
                 "spatial_shape": [size, size],
                 "dtype": "float32",
@@ -159,6 +160,7 @@ def _inference(model: Model, decisions: Decisions | None) -> dict[str, Any]:
             "size": model.prepare.size,
             "color": model.prepare.color,
             "bits": "@bits",
+            **({"modalities": list(model.spec.modalities)} if model.spec.modalities else {}),
         },
         "dataset": {"_target_": "Dataset", "data": "@files", "transform": "@preprocessing"},
         "dataloader": {"_target_": "DataLoader", "dataset": "@dataset", "batch_size": 32},
@@ -184,7 +186,20 @@ def _readme(model: Model, facts: dict[str, Any], decisions: Decisions | None, di
         digest=digest,
         size=model.prepare.size,
         decides=_decides(decisions),
+        kinds=_kinds(model.spec.modalities),
         classes="\n".join(f"- {label}: {_validated(decisions, label)}" for label in model.labels),
+    )
+
+
+def _kinds(modalities: tuple[str, ...]) -> str:
+    if not modalities:
+        return (
+            "it does not notice\n  that an image is of the wrong part of the body or of the wrong modality."
+        )
+    return (
+        f"it does not notice\n  that an image is of the wrong part of the body. A DICOM image of another "
+        f"modality than {', '.join(modalities)}\n  ends the run with an error; files of other formats do not "
+        "state theirs."
     )
 
 

@@ -69,6 +69,7 @@ def write_onnx(source: Path, folder: Path, opset: int | None = None) -> Path:
 def metadata(model: Model, facts: dict[str, Any]) -> dict[str, str]:
     """Return what a reader of the file has to know, as text; values that are not text are JSON."""
     found = {key: facts[key] for key in ("preprocessing", "decisions") if facts.get(key)}
+    found |= {"modalities": list(model.spec.modalities)} if model.spec.modalities else {}
     return {
         "producer": f"suture {facts.get('suture')}",
         "labels": json.dumps(list(model.labels)),

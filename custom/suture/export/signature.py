@@ -5,8 +5,10 @@ They are made and checked by an optional package, `pip install "suture[sign]"`.
 
 from __future__ import annotations
 
+import ast
 import re
-from collections.abc import Iterator
+import shlex
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -81,24 +83,37 @@ def verify(folder: Path, key: Path) -> None:
     try:
         config.verify(folder, signature)
     except Exception as error:  # what a damaged signature raises depends on where it is damaged
-        why = _differences(str(error)) or "the signature is not by this key, or it or a file was changed"
-        raise DataError(
-            f"{folder} is not what the owner of {key} signed: {why}; get the folder again from them"
-        ) from error
+        raise DataError(f"{folder} is not what the owner of {key} signed: {_why(str(error))}") from error
 
 
 _DIFFERENCES = {
-    "changed": r"Hash mismatch for \\?['\"](.+?)\\?['\"]: Expected",
-    "missing": r"Missing files in model '[^']*': ([^\"]+)",
-    "added": r"Extra files found in model '[^']*': ([^\"]+)",
+    "changed": r"Hash mismatch for '(.+)': Expected '",
+    "missing": r"Missing files in model '.*?': (.+)",
+    "added": r"Extra files found in model '.*?': (.+)",
 }
-"""What the package says of files that differ, in patterns of the names; it may escape quotes."""
+"""What the package says of files that differ, in patterns of the names."""
+
+
+def _why(text: str) -> str:
+    """Return what is wrong with a signed folder, and the remedy, from what the package says of it."""
+    if differences := _differences(text):
+        return f"{differences}; get the folder again from them"
+    if "Key mismatch" in text:
+        return f"{SIGNATURE} is a signature by another key; ask them for the folder, or for their public key"
+    return f"{SIGNATURE} was changed or damaged; get the folder again from them"
 
 
 def _differences(text: str) -> str:
     """Return which files differ, without their digests; nothing where the text does not say so."""
-    found = ((what, ", ".join(re.findall(pattern, text))) for what, pattern in _DIFFERENCES.items())
-    return "; ".join(f"{what}: {names}" for what, names in found if names)
+    try:  # the package writes a list of sentences as Python does, quotes escaped
+        sentences: Sequence[str] = ast.literal_eval(text.removeprefix("Signature mismatch: "))
+    except (SyntaxError, ValueError):
+        return ""
+    names = {
+        what: [found[1] for one in sentences if (found := re.match(pattern, one, re.DOTALL))]
+        for what, pattern in _DIFFERENCES.items()
+    }
+    return "; ".join(f"{what}: {', '.join(some)}" for what, some in names.items() if some)
 
 
 def _package() -> Any:
@@ -111,12 +126,64 @@ def _package() -> Any:
     return model_signing
 
 
+_MAKE = "openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256 -out key.pem"
+_CURVES = {"secp256r1": "P-256", "secp384r1": "P-384", "secp521r1": "P-521"}
+_FORMS = {
+    "private": "a private key",
+    "public": "a public key",
+    "certificate": "a certificate",
+    "encrypted": "an encrypted key",
+    "none": "no key",
+}
+_PUBLIC_OF = {
+    "private": "openssl pkey -in {key} -pubout -out key.pub",
+    "certificate": "openssl x509 -in {key} -pubkey -noout -out key.pub",
+}
+"""What makes the public key of what was given in its place."""
+
+
 @contextmanager
 def _key_error(key: Path, kind: str) -> Iterator[None]:
     try:
         yield
-    except (OSError, ValueError, TypeError, AttributeError) as error:  # an RSA key has no curve
-        why = f" ({error.strerror})" if isinstance(error, OSError) and error.strerror else ""
+    except OSError as error:
+        raise ConfigError(f"{key} cannot be read: {error.strerror}") from error
+    except (ValueError, TypeError, AttributeError) as error:  # an RSA key has no curve
+        form, algorithm = _content(key.read_bytes())
+        held = f"{_FORMS[form]} ({algorithm})" if algorithm else _FORMS[form]
         raise ConfigError(
-            f"{key} is no unencrypted {kind} key in PEM of the curve P-256, P-384 or P-521{why}"
+            f"{key} holds {held}; a {kind} key of the curve P-256, P-384 or P-521 is needed, in PEM and not "
+            f"encrypted: {_remedy(key, kind, form, algorithm)}"
         ) from error
+
+
+def _remedy(key: Path, kind: str, form: str, algorithm: str) -> str:
+    """Return the command that makes a right key."""
+    name = shlex.quote(str(key))
+    if kind == "private":
+        return f"openssl pkey -in {name} -out key.pem" if form == "encrypted" else _MAKE
+    if algorithm.removeprefix("EC ") in _CURVES.values() and form in _PUBLIC_OF:
+        return _PUBLIC_OF[form].format(key=name)
+    return f"ask the signer, who makes it by {_PUBLIC_OF['private'].format(key='key.pem')}"
+
+
+def _content(pem: bytes) -> tuple[str, str]:
+    """Return what a file holds in place of a right key: one of `_FORMS`, and the algorithm."""
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.x509 import load_pem_x509_certificate
+
+    if b"ENCRYPTED" in pem:
+        return "encrypted", ""
+    readers: dict[str, Callable[[bytes], Any]] = {
+        "private": lambda data: serialization.load_pem_private_key(data, None).public_key(),
+        "public": serialization.load_pem_public_key,
+        "certificate": lambda data: load_pem_x509_certificate(data).public_key(),
+    }
+    for form, read in readers.items():
+        try:
+            key = read(pem)
+        except (ValueError, TypeError):
+            continue
+        name = type(key).__name__.removesuffix("PublicKey")
+        return form, f"EC {_CURVES.get(key.curve.name, key.curve.name)}" if name == "EC" else name
+    return "none", ""

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -26,6 +26,7 @@ from suture.core.printable import number_of
 from suture.core.spreadsheets import as_cell
 from suture.data.decoding import needed_bits, open_image, readable, resize_pad
 from suture.data.inputs import Input, Kind, find_inputs
+from suture.data.inspection import size_notes
 from suture.learning.batch_size import evaluation_batch, that_fits
 from suture.learning.decided_predictions import undecided
 from suture.learning.losses import probabilities
@@ -45,6 +46,19 @@ DIGEST = "model digest"
 
 Value = Tensor | str
 Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What images that were read are like.
+
+    Attributes:
+        highest: the largest value of each image of 16 bits whose true depth nobody has said.
+        sizes: name, width and height of each image.
+    """
+
+    highest: list[int] = field(default_factory=list)
+    sizes: list[tuple[str, int, int]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -149,13 +163,13 @@ class Model:
             found = list(inputs.found.values())
             # Of 100,000 images this is a few megabytes; it is the images that must not be held.
             scores = np.full((len(found), len(self.labels)), np.nan, dtype=np.float32)
-            highest: list[int] = []
-            failed = self._fill(scores, found, highest, batch or self._batch(), progress)
+            seen = _Seen()
+            failed = self._fill(scores, found, seen, batch or self._batch(), progress)
         # Of objects, because the name of a file may be no text of Unicode.
         kind_name = "document" if self.reads_text else "image"
         index = pd.Index([one.name for one in found], dtype=object, name=kind_name)
         frame = pd.DataFrame(scores, index, list(self.labels))[~index.isin(failed)]
-        notes = [*inputs.notes, *_too_dark(highest)]
+        notes = [*inputs.notes, *_too_dark(seen.highest), *size_notes(seen.sizes, self.prepare.size)]
         frame.attrs |= {"failed": failed, "others": inputs.others, "notes": notes, "model": self.digest}
         return frame
 
@@ -163,19 +177,15 @@ class Model:
         self,
         scores: NDArray[np.float32],
         found: Sequence[Input],
-        highest: list[int],
+        seen: _Seen,
         size: int,
         progress: Progress | None,
     ) -> dict[str, str]:
-        """Write the probabilities of each input into its row; return why some have none, by name.
-
-        Args:
-            highest: takes the largest value of each image of 16 bits whose true depth nobody has said.
-        """
+        """Write the probabilities of each input into its row; return why some have none, by name."""
         failed: dict[str, str] = {}
         order = sorted(range(len(found)), key=lambda row: found[row].at)
         done = 0
-        with closing(_converted([found[row] for row in order], partial(self._value, highest))) as values:
+        with closing(_converted([found[row] for row in order], partial(self._value, seen))) as values:
             results = zip(order, values, strict=True)
             while part := list(islice(results, size)):
                 rows = [row for row, value in part if not isinstance(value, DataError)]
@@ -188,7 +198,7 @@ class Model:
                     progress(done, len(found))
         return failed
 
-    def _value(self, highest: list[int], one: Input, data: bytes | DataError | None) -> Value | DataError:
+    def _value(self, seen: _Seen, one: Input, data: bytes | DataError | None) -> Value | DataError:
         """Return an image as the data set's own batches hold it, uint8 [1 or 3, h, w], or a text."""
         data = _bytes(one) if data is None else data
         if isinstance(data, DataError):
@@ -196,9 +206,10 @@ class Model:
         try:
             if self.reads_text:
                 return data.decode("utf-8-sig")
-            opened = open_image(data, one.name, one.bits)
+            opened = open_image(data, one.name, one.bits, self.spec.modalities)
             if one.bits is None and opened.bits == 16 and opened.highest is not None:
-                highest.append(opened.highest)
+                seen.highest.append(opened.highest)
+            seen.sizes.append((one.name, *opened.image.size))
             with readable(one.name):
                 pixels = opened.pixels(self.prepare.color)
             image = torch.from_numpy(resize_pad(pixels, self.prepare.size).copy())

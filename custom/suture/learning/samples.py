@@ -61,7 +61,7 @@ def load_samples(
     split = np.array(table.split)
     order = np.concatenate([np.flatnonzero(split == name) for name in SPLITS if only in (None, name)])
     inputs, table = _inputs(table.rows(order), config, spec, site)
-    left_out(_losses(reading, config, wanted=len(order), read=len(table)))
+    left_out(_losses(reading, config, spec, wanted=len(order), read=len(table)))
     return table.labels, _by_split(inputs, table)
 
 
@@ -80,7 +80,7 @@ def _by_split(inputs: dict[str, Tensor], table: Table) -> dict[Split, Samples]:
     return samples
 
 
-def _losses(reading: Reading, config: SiteConfig, wanted: int, read: int) -> list[str]:
+def _losses(reading: Reading, config: SiteConfig, spec: ModelSpec, wanted: int, read: int) -> list[str]:
     """Return a sentence for each kind of rows that are left out: without an image, unreadable.
 
     None names an image, whose name may tell of a patient.
@@ -94,9 +94,10 @@ def _losses(reading: Reading, config: SiteConfig, wanted: int, read: int) -> lis
     if absent:
         found.append(f"{absent:,} of {rows:,} rows have no {what} in {where} and are left out")
     if wanted > read:
+        other = " or are of another modality" if spec.modalities else ""
         found.append(
-            f"{wanted - read:,} of {wanted:,} images cannot be read and are left out; `suture data check` of "
-            "its suture.toml names them"
+            f"{wanted - read:,} of {wanted:,} images cannot be read{other} and are left out; `suture data "
+            "check` of its suture.toml names them"
         )
     return found
 
@@ -115,7 +116,12 @@ def _inputs(table: Table, config: SiteConfig, spec: ModelSpec, site: str) -> tup
     if table.texts is not None:
         return document_inputs(spec, table.texts, config.storage.cache, site), table
     images, readable = decode(
-        table, spec.size, config.data.color, config.storage.cache, config.privacy.max_faults, site
+        replace(table, modalities=spec.modalities),
+        spec.size,
+        config.data.color,
+        config.storage.cache,
+        config.privacy.max_faults,
+        site,
     )
     return {"image": images}, readable
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 from pydantic.dataclasses import dataclass
 from torch import nn
 
@@ -137,6 +138,16 @@ Width = Annotated[int, Field(ge=0, le=4096)]
 """Number of features; a Dense block between two of the widest has 64 MiB."""
 
 
+def _code_string(value: str) -> str:
+    if not re.fullmatch(r"[A-Z0-9_ ]{1,16}", value) or value != value.strip():
+        raise ValueError("is no code of DICOM's Modality, which are in capitals: CR, DX, MG, CT, MR, US")
+    return value
+
+
+Modality = Annotated[str, AfterValidator(_code_string)]
+"""A Modality (0008,0060), a code string of DICOM (PS3.5, 6.2)."""
+
+
 @dataclass(frozen=True, config=STRICT)
 class ModelSpec:
     """Which model, and its input.
@@ -176,6 +187,9 @@ class ModelSpec:
         vector: width of those vectors.
         padding: pad every document to `longest` and read the padding as words, as in the published program
             of PMFL.
+        modalities: of what Modality (0008,0060) DICOM images are that the model is for, ``["CR", "DX"]`` say:
+            one of another counts as unreadable at the sites, and the trained model gives it no probability.
+            Files of other formats state none, and are read. By default it is for any.
     """
 
     name: str = "cnn"
@@ -196,6 +210,7 @@ class ModelSpec:
     vocabulary: str | Annotated[tuple[str, ...], Field(max_length=500_000)] = "clinical"
     longest: Annotated[int, Field(ge=1, le=100_000)] | None = None
     padding: bool = False
+    modalities: tuple[Modality, ...] = ()
     embedding: str = TFIDF
     embedding_digest: str | None = None
     vector: Annotated[int, Field(ge=1, le=8192)] = 384
@@ -311,6 +326,8 @@ def _check(spec: ModelSpec) -> None:
         raise ConfigError("model.name_vectors is for named rows; set model.rows=named, or remove it")
     if spec.neck and spec.projection:
         raise ConfigError("model.neck and model.projection do not go together; set one of them to 0")
+    if spec.modalities and entry.reads != "image":
+        raise ConfigError(f"model.modalities is of images, and {spec.name} reads {entry.reads}; remove it")
     if entry.vectors and spec.longest is not None:
         raise ConfigError("model.longest cuts words, and this model reads whole documents; remove it")
     if not entry.vectors and spec.embedding != TFIDF:

@@ -12,6 +12,8 @@ from rich.table import Table as Grid
 from suture.core.errors import ConfigError, SutureError
 from suture.core.labels import canonical, lookalikes
 from suture.data.config import SiteConfig
+from suture.data.decoding import other_modality
+from suture.data.inspection import counted_modalities, size_notes, stated_modalities
 from suture.data.quality import Count, Findings
 from suture.data.table import SPLITS, Split
 from suture.federation.server.classes import ClassConflict, one_name, statements
@@ -69,10 +71,14 @@ def compare(
         *filter(None, [job_fault]),
         *(_refusals(configs, findings, job) if job else ()),
         *_problems(configs, findings, job),
+        *(_other_modalities(configs, findings, job, refused=True) if job else ()),
         *contradictions,
         *_torn(twins),
     ]
-    return Together(tuple(problems), (*merged, *_warnings(configs, findings, twins)), images)
+    warnings = [*merged, *_warnings(configs, findings, twins)]
+    if job:
+        warnings += [*_other_modalities(configs, findings, job, refused=False), *_sizes(findings, job)]
+    return Together(tuple(problems), tuple(warnings), images)
 
 
 def _by_code(
@@ -145,6 +151,31 @@ def _problems(
             "no site has enough validation images for its [privacy] min_loss and min_count, so no round can "
             'be selected; lower them, or set selection = "last" in job.toml'
         )
+
+
+def _other_modalities(
+    configs: Mapping[str, SiteConfig], findings: Mapping[str, Findings], job: Job, *, refused: bool
+) -> Iterator[str]:
+    """Sites with DICOM images that the model is not for: too many to take part (`refused`), or a few."""
+    modalities = job.model.modalities
+    for site, found in findings.items():
+        facts = [picture.facts for picture in found.pictures]
+        others = [one for one in facts if other_modality(one.modality, modalities)]
+        lost, used = len(others) + len(found.unreadable), len(facts) + len(found.unreadable)
+        too_many = lost > configs[site].privacy.max_faults * used or lost == used
+        if others and too_many is refused:
+            yield (
+                f"{site}: DICOM images of another modality than {', '.join(modalities)}, which the model is "
+                f"for (model.modalities in the job): {counted_modalities(stated_modalities(others))} of "
+                f"{used:,}; {'remove their rows' if refused else 'they are left out'}"
+            )
+
+
+def _sizes(findings: Mapping[str, Findings], job: Job) -> Iterator[str]:
+    """Sites with images that are too small, or too narrow, for what the model reads of them."""
+    for site, found in findings.items():
+        sizes = [(one.name, one.facts.width, one.facts.height) for one in found.pictures]
+        yield from (f"{site}: {note}" for note in size_notes(sizes, job.model.size))
 
 
 def _torn(twins: Shared) -> Iterator[str]:

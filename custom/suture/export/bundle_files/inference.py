@@ -33,7 +33,8 @@ class Network(nn.Module):
 
     def __init__(self, path: str) -> None:
         super().__init__()
-        self.program = torch.export.load(path).module()
+        loaded = torch.export.load(path)
+        self.shape, self.program = list(loaded.example_inputs[0][0].shape[1:]), loaded.module()
 
     def train(self, mode: bool = True) -> Network:
         """Refuse training: the program holds the network as it predicts."""
@@ -43,6 +44,9 @@ class Network(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Return probabilities ``[n, classes]``."""
+        if list(images.shape[1:]) != self.shape:
+            wanted = ", ".join(map(str, self.shape))
+            raise ValueError(f"the network reads images [n, {wanted}], and got {list(images.shape)}")
         if bool((images < 0).any()) or bool((images > 255).any()):
             raise ValueError("the network reads gray levels from 0 to 255")
         found: Tensor = self.program(images.round().to(torch.uint8))
@@ -56,14 +60,15 @@ class ReadImage:
         size: of the square into which an image is fitted, in pixels.
         color: three channels rather than one.
         bits: the true depth of PNG and TIFF files that are stored with 16 bits.
+        modalities: those that a DICOM image may be of; none for any.
     """
 
-    def __init__(self, size: int, color: bool, bits: int = 16) -> None:
-        self.size, self.color, self.bits = size, color, bits
+    def __init__(self, size: int, color: bool, bits: int = 16, modalities: Sequence[str] = ()) -> None:
+        self.size, self.color, self.bits, self.modalities = size, color, bits, modalities
 
     def __call__(self, path: str) -> Tensor:
         try:
-            image = _dicom(path) if _is_dicom(path) else _picture(path, self.bits)
+            image = _dicom(path, self.modalities) if _is_dicom(path) else _picture(path, self.bits)
             pixels = _fitted(np.asarray(image.convert("RGB" if self.color else "L")), self.size)
         except Exception as error:  # decoders of damaged files raise nearly anything
             raise ValueError(f"image {path!r} cannot be read: {error}") from error
@@ -183,9 +188,11 @@ def _is_dicom(path: str) -> bool:
         return file.read(132)[128:] == b"DICM" or path.lower().endswith(DICOM)
 
 
-def _dicom(path: str) -> Image.Image:
+def _dicom(path: str, modalities: Sequence[str]) -> Image.Image:
     """Modality LUT (PS3.3 C.11.1), VOI LUT or window (C.11.2), then the range onto 0 to 255."""
     dataset = pydicom.dcmread(path, force=True)
+    if modalities and (modality := dataset.get("Modality") or "not stated") not in modalities:
+        raise ValueError(f"its modality is {modality}, and the model is for {', '.join(modalities)}")
     kind, samples = str(dataset.PhotometricInterpretation), int(dataset.SamplesPerPixel)
     gray = kind.startswith("MONOCHROME") and samples == 1
     colour = kind.startswith(("RGB", "YBR")) and samples == 3

@@ -1,0 +1,223 @@
+"""Pictures of images beside the maps of where a model looks, and the table of them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from suture.core.errors import ConfigError, DataError
+from suture.core.files import atomic_write, make_folder, replacing, temporary_beside, writing
+from suture.core.printable import printable
+from suture.core.spreadsheets import as_cell
+from suture.data.decoding import Pixels, open_image, readable
+from suture.data.inputs import Input, find_inputs
+from suture.data.inspection import size_notes
+from suture.export.explanation import (
+    GRAD_CAM,
+    MAPS,
+    Explained,
+    check_classes,
+    check_kind,
+    explain,
+)
+from suture.learning.prediction import Model, open_model
+
+SHEET = 20
+"""Images of a contact sheet; more have several sheets."""
+
+TABLE = "pictures.csv"
+_COLUMNS = ("picture", "contact sheet", "image", "map", "class", "probability")
+_PICTURE = re.compile(r"(\d{3,} .*|contact sheet( \d+)?)\.png", re.DOTALL)
+"""The names of the pictures that this module writes; what a table says is deleted only if it has one."""
+
+
+def write_explained(rows: Mapping[str, Explained], path: Path, inches: float = 2.6) -> None:
+    """Write images as one PNG, each in a row beside its maps.
+
+    Args:
+        rows: by the title of the image.
+        inches: side of a picture.
+
+    Raises:
+        DiskError: it cannot be written.
+    """
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize
+    from matplotlib.figure import Figure
+
+    columns = 1 + max(len(found.maps) for found in rows.values())
+    figure = Figure(figsize=(inches * columns, (inches + 0.2) * len(rows) + 0.6), layout="constrained")
+    axes = figure.subplots(len(rows), columns, squeeze=False)
+    for row, (title, found) in zip(axes, rows.items(), strict=True):
+        _draw(row, title, found, 9 if inches > 2 else 6)
+    if columns > 1:
+        scale = ScalarMappable(Normalize(0, 1), "magma")
+        bar = figure.colorbar(scale, ax=axes[0], shrink=0.5, aspect=40, location="top", ticks=[0, 1])
+        bar.ax.set_xticklabels(["nothing", "most"], fontsize=9)
+        bar.set_label("speaks for the class", size=9, labelpad=-8)
+        if (kind := next(iter(rows.values())).kind) != GRAD_CAM:
+            figure.suptitle(MAPS[kind], size=10)
+    with replacing(path) as temporary:
+        figure.savefig(temporary, dpi=120, format="png")
+
+
+def _draw(row: Any, title: str, found: Explained, size: int) -> None:
+    gray = {"cmap": "gray", "vmin": 0, "vmax": 255}
+    row[0].imshow(found.pixels, **gray)
+    row[0].set_title(title, fontsize=size, parse_math=False)
+    for at, (name, map_) in zip(row[1:], found.maps.items(), strict=False):
+        at.imshow(found.pixels, **gray)
+        at.imshow(map_, cmap="magma", vmin=0, vmax=1, alpha=0.7 * map_)
+        at.set_title(f"{name}, {found.probabilities[name]:.2f}", fontsize=size, parse_math=False)
+    for at in row:
+        at.set_axis_off()
+
+
+def _read(one: Input, model: Model) -> Pixels:
+    opened = open_image(one.read(), one.name, one.bits, model.spec.modalities)
+    with readable(one.name):
+        return opened.pixels(model.prepare.color)
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What became of the images.
+
+    Attributes:
+        failed: why an image has no picture, by its name.
+        beyond: how many images were not looked at.
+        notes: what of the images a person should look at.
+    """
+
+    written: tuple[Path, ...]
+    failed: dict[str, str]
+    beyond: int
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Picture:
+    """A picture of an image: its title, the name and the size of the image, and what is drawn."""
+
+    title: str
+    image: str
+    size: tuple[int, int]
+    found: Explained
+
+
+def explain_files(
+    folder: Path,
+    sources: Sequence[Path],
+    out: Path,
+    classes: tuple[str, ...] = (),
+    most: int = 20,
+    kind: str = GRAD_CAM,
+) -> Drawn:
+    """Write a PNG of each image beside its maps, ``001 NAME.png``, ``contact sheet.png`` of all, and `TABLE`.
+
+    They replace those of an earlier call once all are drawn; what its table lists and this call does not
+    make is deleted, and nothing else is.
+
+    Args:
+        folder, sources: of the saved model; as of `suture.data.inputs.find_inputs`.
+        classes, kind: see `explain`.
+        most: number of images that are drawn.
+
+    Raises:
+        ConfigError: no model, one of text or without a class; an unknown kind; or another's table in `out`.
+        DataError: there is no image, or none can be read.
+        DiskError: a picture cannot be written.
+    """
+    check_kind(kind)
+    before = _listed(out)
+    model = open_model(folder)
+    check_classes(model, classes)
+    apart = temporary_beside(out.absolute() / "pictures")
+    try:
+        with find_inputs(sources, "image", None, None, None) as inputs:
+            found = list(inputs.found.values())
+            drawn, failed = _draw_each(model, found[:most], apart, classes, kind)
+        _publish(apart, out, _write_sheets(drawn, apart), before)
+    finally:
+        shutil.rmtree(apart, ignore_errors=True)
+    sizes = [(one.image, *one.size) for one in drawn]
+    written = tuple(out / f"{one.title}.png" for one in drawn)
+    return Drawn(written, failed, len(found[most:]), tuple(size_notes(sizes, model.prepare.size)))
+
+
+def _draw_each(
+    model: Model, images: Sequence[Input], folder: Path, classes: tuple[str, ...], kind: str
+) -> tuple[list[_Picture], dict[str, str]]:
+    """Write a picture of each image; return them, and why another has none, by its name."""
+    drawn: list[_Picture] = []
+    failed: dict[str, str] = {}
+    for number, one in enumerate(images, 1):
+        name = printable(Path(one.name).stem, 80)
+        try:
+            pixels = _read(one, model)
+        except (DataError, OSError) as error:
+            failed[one.name] = str(error)
+            continue
+        make_folder(folder)
+        found, (height, width) = explain(model, pixels, classes, kind=kind), pixels.shape[:2]
+        picture = _Picture(f"{number:03d} {name}", one.name, (width, height), found)
+        write_explained({name: picture.found}, folder / f"{picture.title}.png")
+        drawn.append(picture)
+    if not drawn:
+        raise DataError(
+            f"none of the {len(failed)} images can be read; the first: {next(iter(failed.values()))}"
+        )
+    return drawn, failed
+
+
+def _write_sheets(drawn: Sequence[_Picture], folder: Path) -> str:
+    """Write the contact sheets; return the table."""
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(_COLUMNS)
+    for first in range(0, len(drawn), SHEET):
+        part = drawn[first : first + SHEET]
+        sheet = "contact sheet" + (f" {first // SHEET + 1}" if len(drawn) > SHEET else "") + ".png"
+        write_explained({one.title: one.found for one in part}, folder / sheet, inches=1.3)
+        for one in part:
+            names = (f"{one.title}.png", sheet, as_cell(one.image), MAPS[one.found.kind])
+            for name, p in one.found.probabilities.items():
+                table.writerow([*names, as_cell(name), f"{p:.6f}"])
+    return text.getvalue()
+
+
+def _listed(out: Path) -> set[str]:
+    """Return the pictures in a folder that its table lists.
+
+    Raises:
+        ConfigError: the table is of another program, so that writing would replace a file of the user.
+    """
+    path = out / TABLE
+    if not path.exists():
+        return set()
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            header, *rows = csv.reader(file)
+        if tuple(header) != _COLUMNS:
+            raise ValueError
+    except (OSError, ValueError, csv.Error) as error:
+        raise ConfigError(f"{path} is not of suture explain; name another folder with -o") from error
+    return {name for row in rows for name in row[:2] if _PICTURE.fullmatch(name) and "/" not in name}
+
+
+def _publish(apart: Path, out: Path, table: str, before: set[str]) -> None:
+    """Move the pictures to their folder, delete those of `before` that are no more, and write the table."""
+    made = sorted(apart.iterdir())
+    with writing(out):
+        for path in made:
+            os.replace(path, out / path.name)
+        for name in before - {path.name for path in made}:
+            (out / name).unlink(missing_ok=True)
+    atomic_write(out / TABLE, table.encode())

@@ -1,0 +1,188 @@
+"""`suture explain`: the pictures, the table of them, and what is left of an earlier call."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from dicom_files import dicom
+from suture.cli.app import app
+from suture.core.errors import ConfigError, DataError
+from suture.core.labels import LabelSet
+from suture.export import pictures
+from suture.export.pictures import SHEET, explain_files
+from suture.models import ModelSpec, build
+from suture.models.saved import save_model
+
+LABELS = LabelSet(("Edema", "Mass"))
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    spec = ModelSpec("resnet_small", size=32, color=True)
+    save_model(build(spec, LABELS, 1, pretrained=False), spec, tmp_path / "model", {})
+    return tmp_path / "model"
+
+
+def images(folder: Path) -> Path:
+    folder.mkdir()
+    rng = np.random.default_rng(1)
+    for i in range(3):
+        pixels = rng.integers(0, 256, (20, 31, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"image{i}$\\foo$.png")
+    return folder
+
+
+def test_the_command_draws_and_says_what_it_left_out(model: Path, tmp_path: Path) -> None:
+    folder = images(tmp_path / "in")
+    (folder / "broken.png").write_bytes(b"no image")
+    words = ["explain", str(model), str(folder), "-o", str(tmp_path / "out"), "-n", "3", "--class", "Mass"]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    assert "2 pictures" in done.output
+    assert "broken.png" in done.output
+    assert "1 more" in done.output
+    written = sorted(path.name for path in (tmp_path / "out").iterdir())
+    assert written == [r"002 image0$\foo$.png", r"003 image1$\foo$.png", "contact sheet.png", "pictures.csv"]
+    assert Image.open(tmp_path / "out" / written[0]).format == "PNG"
+
+
+def test_what_cannot_be_explained_says_so(model: Path, tmp_path: Path) -> None:
+    folder = images(tmp_path / "in")
+    with pytest.raises(ConfigError, match="unknown class 'Mas'; did you mean 'Mass'"):
+        explain_files(model, [folder], tmp_path / "out", ("Mas",))
+    spec = ModelSpec("lstm")
+    save_model(build(spec, LABELS, 1, pretrained=False), spec, tmp_path / "text", {})
+    with pytest.raises(ConfigError, match=r"reads text \(lstm\) looks at no image"):
+        explain_files(tmp_path / "text", [folder], tmp_path / "out")
+    for path in folder.iterdir():
+        path.write_bytes(b"x")
+    with pytest.raises(DataError, match="none of the 3 images can be read"):
+        explain_files(model, [folder], tmp_path / "out")
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def few(folder: Path, n: int) -> Path:
+    folder.mkdir()
+    for i in range(n):
+        Image.fromarray(np.full((20, 20), i, dtype=np.uint8)).save(folder / f"{i:02}.png")
+    return folder
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures in no time: only their names matter."""
+    monkeypatch.setattr(pictures, "write_explained", lambda rows, path, **_: path.write_text(str([*rows])))
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_call_with_fewer_images_leaves_no_picture_of_the_former_and_every_other_file(
+    model: Path, tmp_path: Path
+) -> None:
+    many, out = few(tmp_path / "many", SHEET + 2), tmp_path / "out"
+    assert len(explain_files(model, [many], out, most=99).written) == SHEET + 2
+    assert {"contact sheet 1.png", "contact sheet 2.png"} < content(out).keys()
+    own = {"contact sheet 7.png": b"own", "001 mine.png": b"own", "notes.txt": b"own"}
+    for name, text in own.items():
+        (out / name).write_bytes(text)
+    explain_files(model, [many / "03.png"], out)
+    left = content(out)
+    assert left.keys() == {"001 03.png", "contact sheet.png", "pictures.csv", *own}
+    assert own.items() <= left.items()
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_call_that_fails_changes_nothing(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many, out = few(tmp_path / "many", 4), tmp_path / "out"
+    explain_files(model, [many], out)
+    before = content(out)
+    drawn = pictures.explain
+
+    def interrupted(*given: object, **named: object) -> object:
+        if next(calls) == 2:
+            raise KeyboardInterrupt
+        return drawn(*given, **named)
+
+    calls = iter(range(9))
+    monkeypatch.setattr(pictures, "explain", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        explain_files(model, [many], out, ("Mass",))
+    assert content(out) == before
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_table_of_the_user_is_not_replaced_and_one_that_was_edited_deletes_nothing_else(
+    model: Path, tmp_path: Path
+) -> None:
+    many, out = few(tmp_path / "many", 2), tmp_path / "out"
+    out.mkdir()
+    (out / "pictures.csv").write_text("image,age\na.png,3\n")
+    with pytest.raises(ConfigError, match=r"pictures\.csv is not of suture explain; name another folder"):
+        explain_files(model, [many], out)
+    (out / "pictures.csv").unlink()
+    explain_files(model, [many], out)
+    for name in ("../keep.png", "001 ../../keep.png", "notes.txt"):
+        with (out / "pictures.csv").open("a") as file:
+            file.write(f"{name},{name},a,b,c,0\n")
+    (tmp_path / "keep.png").touch()
+    (out / "notes.txt").touch()
+    explain_files(model, [many / "00.png"], out)
+    assert (tmp_path / "keep.png").exists()
+    assert content(out).keys() == {"001 00.png", "contact sheet.png", "pictures.csv", "notes.txt"}
+
+
+@pytest.mark.parametrize("kind", ["grad-cam++", "occlusion"])
+def test_the_table_and_the_pictures_name_the_map(
+    kind: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[str] = []
+    save = pictures.write_explained
+
+    def noted(rows: dict[str, pictures.Explained], path: Path, inches: float = 2.6) -> None:
+        written.extend(found.kind for found in rows.values())
+        save(rows, path, inches)
+
+    monkeypatch.setattr(pictures, "write_explained", noted)
+    folder, out = images(tmp_path / "in"), tmp_path / "out"
+    done = CliRunner().invoke(
+        app, ["explain", str(model), str(folder), "-o", str(out), "--map", kind, "-n", "1"]
+    )
+    assert done.exit_code == 0, done.output
+    table = pd.read_csv(out / "pictures.csv")
+    assert set(table["map"]) == {pictures.MAPS[kind]}
+    assert set(table["class"]) == set(LABELS.names)
+    assert written == [kind, kind]
+    as_before = tmp_path / "as before"
+    explain_files(model, [folder], as_before, most=1)
+    assert (as_before / "contact sheet.png").read_bytes() != (out / "contact sheet.png").read_bytes()
+
+
+def test_an_unknown_map_is_one_line_and_makes_no_folder(model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(ConfigError, match="unknown map 'oclusion'; did you mean 'occlusion'"):
+        explain_files(model, [images(tmp_path / "in")], out, kind="oclusion")
+    assert not out.exists()
+
+
+def test_images_of_another_modality_or_of_an_odd_size_are_told(tmp_path: Path) -> None:
+    spec = ModelSpec("cnn", size=32, modalities=("DX",))
+    save_model(build(spec, LABELS, 1, pretrained=False), spec, tmp_path / "model", {})
+    folder = few(tmp_path / "in", 0)
+    for name, modality, side in (("ct", "CT", 32), ("small", "DX", 8)):
+        (folder / f"{name}.dcm").write_bytes(dicom(np.eye(side, dtype=np.uint8), Modality=modality))
+    done = explain_files(tmp_path / "model", [folder], tmp_path / "out")
+    assert [path.name for path in done.written] == ["002 small.png"]
+    [reason] = done.failed.values()
+    assert reason.endswith("is of the modality 'CT' (0008,0060), and the model is for DX")
+    [note] = done.notes
+    assert note.endswith("small.dcm, 8 × 8")
