@@ -259,6 +259,18 @@ def test_a_usable_answer_reaches_flare_as_it_was_sent(
     assert not federation.refused
 
 
+def test_no_tensor_of_an_answer_is_put_into_words(
+    federation: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FLARE formats what it passes on for its log, at every level: a fifth of the time of a small answer."""
+    said: list[torch.Tensor] = []
+    monkeypatch.setattr(torch.Tensor, "__repr__", lambda tensor, **_: said.append(tensor) or "")
+    federation.guard()
+    federation.send(answer(x=torch.ones(3)))
+    assert federation.taken
+    assert not said
+
+
 UNFETCHABLE: dict[str, Callable[[], torch.Tensor]] = {
     "sparse": lambda: torch.eye(3).to_sparse(),
     "not contiguous": lambda: torch.ones(2, 3).t(),
