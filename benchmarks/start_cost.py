@@ -31,6 +31,7 @@ WAYS = {
     "FLARE's simulator": ("--env", "sim"),
 }
 _TICK = 0.02  # seconds between two looks at the events
+_WEIGHED = 100  # ticks between two looks at the memory, which hold the processes up
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ def run(out: Path, rounds: int, words: tuple[str, ...]) -> Cost:
         if len(marks) == 2 and text.count('"event": "committed"') == rounds:
             marks.append(time.monotonic())
         tick += 1
-        if tick % 25 == 0:
+        if not tick % _WEIGHED:
             memory = max(memory, _memory(process.pid))
     if process.returncode:
         raise SystemExit(f"{' '.join(command)} ended with code {process.returncode}")
