@@ -22,6 +22,7 @@ from suture.methods.fedlsm.fedlsm import FedLSM
 from suture.methods.fedlsm.mean_teacher import MeanTeacher, Teaching, follower, subsets
 from suture.models.classifier import Classifier
 from suture.protocol.messages import Payload, Update
+from suture.protocol.packing import Packed, digest, pack
 
 LABELS = ("A", "B", "C")
 CTX = RoundContext(1, Phase("main", 1), 0)
@@ -155,11 +156,37 @@ def test_the_loss_of_the_program_is_a_product_of_means(tiny: Any) -> None:
     lessons = MeanTeacher(method.teaching, context, replace(ROUND, local=method.local), weight)
     g = torch.Generator().manual_seed(0)
     batch = next(iter(lessons.batches(g, g)))
-    s = torch.randn(8, 4, generator=g)
+    s = torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
     bce = torch.nn.functional.binary_cross_entropy_with_logits(s, batch.y)
     expected = bce * (batch.known * weight).mean()
     assert 0 < batch.known.sum() < 32
     assert float(lessons.loss(s, batch)) == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_views_that_are_made_ahead_change_no_byte(tiny: Any) -> None:
+    sent = []
+    for prefetch in (0, 1, 5):
+        context, task = bench_of(tiny, METHOD)
+        update, kept = train_round(METHOD, replace(context, prefetch=prefetch), task, CTX)
+        sent.append(digest(Packed({**pack(update).tensors, **kept}, pack(update).header)))
+    assert sent[0] == sent[1] == sent[2]
+
+
+def test_a_teacher_learns_before_it_is_asked_about_the_next_batch(tiny: Any) -> None:
+    """However far ahead views are made: one that follows at once says something else of the second batch."""
+    context, _ = bench_of(tiny, METHOD)
+    taught = []
+    for follows in (False, True):
+        lessons = MeanTeacher(METHOD.teaching, context, replace(ROUND, local=METHOD.local), None)
+        g = torch.Generator().manual_seed(0)
+        batches = lessons.batches(g, g)
+        next(batches)
+        if follows:
+            with torch.no_grad():
+                for parameter in lessons._teacher.head.parameters():
+                    parameter.neg_()
+        taught.append(next(batches).y)
+    assert not torch.equal(*taught)
 
 
 def test_a_site_must_agree_to_see_every_class(tiny: Any) -> None:

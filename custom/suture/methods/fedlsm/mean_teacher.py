@@ -5,8 +5,10 @@ Deng, Luo, Chen. FedLSM, MICCAI 2023, Sec. 2.3; hyperparameters of its Table 4 a
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Annotated, Literal
 
 import numpy as np
@@ -21,6 +23,7 @@ from suture.core.seeds import generator_for, seed_for
 from suture.core.validation import LIMIT, STRICT
 from suture.data.augmentation import STRONG, WEAK, Augmentation
 from suture.data.batch import Batch, endless
+from suture.data.prefetch import ahead
 from suture.learning.losses import probabilities
 from suture.learning.training import LocalRound, SiteContext, autocast, predict, ready_inputs, view
 from suture.methods.fedlsm.pseudo_labels import KINDS, Reading, Targets, Thresholds, mix
@@ -98,6 +101,24 @@ NOBODY = Thresholds(math.inf, -math.inf, math.inf)
 """No teacher is as sure as that."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Views:
+    """Images of a batch, and of the pairs that are mixed, which are seen as they are.
+
+    Attributes:
+        rows: ``[n]`` of the images without pairs.
+        teacher: their weak views, then the images of the pairs, ``[n + 2 m, channels, h, w]``.
+        student: their strong views, ``[n, channels, h, w]``.
+        y, known: labels as in the data, ``[n + 2 m, c]``.
+    """
+
+    rows: Tensor
+    teacher: Tensor
+    student: Tensor
+    y: Tensor
+    known: Tensor
+
+
 class MeanTeacher:
     """One round at a site.
 
@@ -144,17 +165,30 @@ class MeanTeacher:
     def batches(self, shuffle: torch.Generator, noise: torch.Generator) -> Iterator[Batch]:
         """The batches of an epoch, or of all iterations; each is made when the teacher has learned from the
         one before.
+
+        A thread reads the images ahead, of which no teacher is asked: the only one that draws from `shuffle`.
+        On a CPU it makes the views as well, on a GPU that is the work of the GPU; one of the two draws from
+        `noise`. What is drawn does not depend on `prefetch`.
         """
+        site, see = self._site, partial(self._seen, noise)
+        read = map(self._read, self._drawn(shuffle))
+        if site.device.type == "cpu":
+            seen = ahead(map(see, read), min(site.prefetch, 1))  # views are large, and made in no time
+        else:
+            seen = map(see, ahead(read, site.prefetch))
+        return map(self._taught, seen)
+
+    def _drawn(self, shuffle: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+        """The rows of each batch, and those of its mixtures: of D^l, then as many of D^h."""
         mixed = self._mixed
         pool = torch.cat([self._certain, self._usual])
         size = self._local.batch_size - mixed
-        steps = self._local.iterations or math.ceil(len(pool) / size)
         draws = endless(len(pool), size, shuffle)
         pairs = [endless(len(rows), mixed, shuffle) for rows in (self._certain, self._uncertain)]
-        for _ in range(steps):
+        for _ in range(self._local.iterations or math.ceil(len(pool) / size)):
             rows = pool[next(draws)]
             low, high = (next(p) for p in pairs) if mixed else (pool[:0], pool[:0])
-            yield self._batch(rows, self._certain[low], self._uncertain[high], noise)
+            yield rows, torch.cat([self._certain[low], self._uncertain[high]])
 
     def objective(self, model: Classifier, batch: Batch) -> Tensor:
         """L_I + L_U + lambda L_UDE."""
@@ -173,30 +207,41 @@ class MeanTeacher:
     def _by_program(self) -> bool:
         return self._pseudo and self._how.loss == "program" and self._task == "multilabel"
 
-    def _batch(self, rows: Tensor, low: Tensor, high: Tensor, noise: torch.Generator) -> Batch:
-        """The images of `rows` as the student sees them, and mixtures of those of `low` and `high`."""
-        how, kind, n, m = self._how, self._kind, len(rows), len(low)
-        train = self._site.samples["train"]
-        ready = ready_inputs(self._site, train.batch(torch.cat([rows, low, high]))).to(self._site.device)
-        image, y, known = ready.inputs["image"], ready.y, ready.known
-        # Both views before the teacher, whose pass drives the images out of the processor's cache.
-        weak, strong = (view(self._site, image[:n], noise, each) for each in (how.weak, how.strong))
-        p = self._ask(torch.cat([weak, image[n:]]), y)
+    def _read(self, drawn: tuple[Tensor, Tensor]) -> tuple[Tensor, Batch]:
+        """The rows without those of mixtures, and the images of all of them."""
+        batch = self._site.samples["train"].batch(torch.cat(drawn))
+        return drawn[0], batch.pinned() if self._site.device.type == "cuda" else batch
+
+    def _seen(self, noise: torch.Generator, read: tuple[Tensor, Batch]) -> Views:
+        """What teacher and student see of them; both before the teacher, whose pass fills the cache."""
+        rows, batch = read
+        ready, n = ready_inputs(self._site, batch), len(rows)
+        image = ready.inputs["image"]
+        weak, strong = (
+            view(self._site, image[:n], noise, each) for each in (self._how.weak, self._how.strong)
+        )
+        return Views(rows, torch.cat([weak, image[n:]]), strong, ready.y, ready.known)
+
+    def _taught(self, views: Views) -> Batch:
+        """The images as the student sees them, with what the teacher says of them; and the mixtures."""
+        how, kind, y, known = self._how, self._kind, views.y, views.known
+        n = len(views.rows)
+        p = self._ask(views.teacher, y)
         limits = how.limits if self._pseudo else NOBODY
         targets = kind.targets(p[:n], y[:n], known[:n], limits, how.labels)
-        self._count(rows, targets)
+        self._count(views.rows, targets)
         weights = self._weights(targets, kind.weights(targets))
-        if not m:
-            return Batch({"image": strong}, targets.y, targets.sure, weights)
-        share = float(self._shares.beta(how.mixup, how.mixup))
+        if not self._mixed:
+            return Batch({"image": views.student}, targets.y, targets.sure, weights)
+        share, middle = float(self._shares.beta(how.mixup, how.mixup)), n + self._mixed
         certain, uncertain = (
             kind.targets(p[part], y[part], known[part], limit, how.labels, mixing=True)
-            for part, limit in ((slice(n, n + m), limits), (slice(n + m, None), how.mixed_limits))
+            for part, limit in ((slice(n, middle), limits), (slice(middle, None), how.mixed_limits))
         )
         mixed = mix(certain, uncertain, share)
-        both = share * image[n : n + m] + (1 - share) * image[n + m :]
+        both = share * views.teacher[n:middle] + (1 - share) * views.teacher[middle:]
         return Batch(
-            {"image": torch.cat([strong, both])},
+            {"image": torch.cat([views.student, both])},
             torch.cat([targets.y, mixed.y]),
             torch.cat([targets.sure, mixed.sure]),
             torch.cat([weights, how.mixed_weight * self._weights(mixed, kind.mixed_weights(mixed))]),
