@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import errno
-import hashlib
 import json
 import os
 import re
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from blake3 import blake3
 from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -222,18 +222,16 @@ def load(path: Path) -> Packed:
         raise SutureError(f"{path} is corrupt ({as_word(error)})") from error
 
 
-def digest(packed: Packed, *, exact: bool = True) -> str:
-    """Return the SHA-256 of all names, types, shapes, bytes and the header, in hexadecimal digits.
+def digest(packed: Packed) -> str:
+    """Return the BLAKE3 of all names, types, shapes, bytes and the header, in hexadecimal digits.
 
-    Args:
-        exact: if not, the CRC-32 of each tensor stands for its bytes. This takes a third of the time, tells
-            apart what differs by chance, and not what was made to have the same digest.
+    A cryptographic hash, as SHA-256 is, in a quarter of its time.
     """
-    total = hashlib.sha256(json.dumps(packed.header, sort_keys=True).encode())
+    total = blake3(json.dumps(packed.header, sort_keys=True).encode())
     for name, content in _contents(packed.tensors):
         tensor = packed.tensors[name]
         total.update(f"\0{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
-        total.update(content if exact else zlib.crc32(content).to_bytes(4, "big"))
+        total.update(content)
     return total.hexdigest()
 
 

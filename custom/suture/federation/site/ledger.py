@@ -55,7 +55,7 @@ class Release:
         clip, noise, delta: the settings of the site at that time; see `PrivacyConfig`.
         figures: number of times that figures of each class left, and tensors of classes.
         numbers: number of other numbers that no noise protects: losses, counts, weights, scalars.
-        answer: SHA-256 of the answer.
+        answer: BLAKE3 of the answer; see `digest`.
     """
 
     time: str

@@ -198,11 +198,7 @@ class Site:
         return self._calibrate(task) if task.task == "calibrate" else self._evaluate(task)
 
     def _request(self, task: Payload) -> str:
-        """Return the digest of all that an answer depends on but the site's own state and data.
-
-        It need not be exact: a server that makes another task of the same digest is told once more what it
-        was told before.
-        """
+        """Return the digest of all that an answer depends on but the site's own state and data."""
         trains, limits = task.task == "train", self.config.privacy
         committed = task.committed if trains else 0
         own, samples = self._data()
@@ -214,7 +210,7 @@ class Site:
             "limits": [limits.min_count, limits.min_loss, limits.round_counts],
         }
         asked = pack(replace(task, committed=committed, best=0))
-        return digest(Packed(asked.tensors, {"task": asked.header, **context}), exact=False)
+        return digest(Packed(asked.tensors, {"task": asked.header, **context}))
 
     @property
     def _experiment(self) -> str:
