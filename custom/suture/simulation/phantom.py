@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -110,10 +111,8 @@ def chest(anatomy: Anatomy, findings: frozenset[str], size: int, contrast: float
         findings: names among `FINDINGS`.
         contrast: how strongly findings are drawn; 1 is the demo's.
     """
-    axis = (np.arange(size, dtype=np.float32) + 0.5) / size * 2 - 1
-    down, right = np.meshgrid(axis, axis, indexing="ij")
-    y: Image = down.astype(np.float32)
-    x: Image = (right + np.float32(anatomy.tilt) * down).astype(np.float32)
+    y, right = _grid(size)
+    x: Image = right + np.float32(anatomy.tilt) * y
     wide = rng.uniform(1.15, 1.5) if "Cardiomegaly" in findings else 1.0
     grown = rng.uniform(1.03, 1.13) if "Emphysema" in findings else 1.0
     a = anatomy
@@ -139,6 +138,14 @@ def chest(anatomy: Anatomy, findings: frozenset[str], size: int, contrast: float
         if name in findings:
             draw(canvas, rng)
     return np.clip(canvas.image, 0, 1).astype(np.float32)
+
+
+@cache
+def _grid(size: int) -> tuple[Image, Image]:
+    """Centres of the pixels, downwards and to the right, in units of half the side."""
+    axis = (np.arange(size, dtype=np.float32) + 0.5) / size * 2 - 1
+    down, right = np.meshgrid(axis, axis, indexing="ij")
+    return down, right
 
 
 def _skeleton(image: Image, x: Image, y: Image, a: Anatomy, body: Image) -> None:

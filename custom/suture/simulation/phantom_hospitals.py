@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
@@ -185,28 +186,24 @@ def write_hospitals(folder: Path, spec: PhantomSpec, seed: int) -> dict[str, Pat
     Returns:
         the labels.csv of each site and of the server.
     """
-    tables = {}
-    for hospital in HOSPITALS:
-        target = folder / hospital.name
-        if not _is_there(target, spec, seed):
-            part = _of(hospital, spec.images, spec, seed, "site")
-            _write(
-                target,
-                part,
-                LabelSet(FINDINGS if spec.every_label else hospital.labels),
-                (0.7, 0.1, 0.2),
-                spec,
-                seed,
-            )
-        tables[hospital.name] = target / "labels.csv"
-    target = folder / SERVER
-    if not _is_there(target, spec, seed):
-        parts = [_of(h, spec.held_out // len(HOSPITALS), spec, seed, "held out") for h in HOSPITALS]
-        images, y = np.concatenate([p[0] for p in parts]), np.concatenate([p[1] for p in parts])
-        pooled = (images, y, tuple(patient for p in parts for patient in p[2]))
-        _write(target, pooled, LabelSet(FINDINGS), (0.0, 0.3, 0.7), spec, seed)
-    tables[SERVER] = target / "labels.csv"
-    return tables
+    # Compression and the disk leave a core to the next hospital's drawing.
+    with ThreadPoolExecutor(1, "suture-phantoms") as writer:
+        written = []
+        for hospital in HOSPITALS:
+            if not _is_there(folder / hospital.name, spec, seed):
+                part = _of(hospital, spec.images, spec, seed, "site")
+                labels = LabelSet(FINDINGS if spec.every_label else hospital.labels)
+                written.append(
+                    writer.submit(_write, folder / hospital.name, part, labels, (0.7, 0.1, 0.2), spec, seed)
+                )
+        if not _is_there(folder / SERVER, spec, seed):
+            parts = [_of(h, spec.held_out // len(HOSPITALS), spec, seed, "held out") for h in HOSPITALS]
+            images, y = np.concatenate([p[0] for p in parts]), np.concatenate([p[1] for p in parts])
+            pooled = (images, y, tuple(patient for p in parts for patient in p[2]))
+            _write(folder / SERVER, pooled, LabelSet(FINDINGS), (0.0, 0.3, 0.7), spec, seed)
+        for each in written:
+            each.result()
+    return {name: folder / name / "labels.csv" for name in (*(h.name for h in HOSPITALS), SERVER)}
 
 
 Part = tuple[NDArray[np.uint8], NDArray[np.float32], tuple[str, ...]]
