@@ -143,7 +143,7 @@ def chest(anatomy: Anatomy, findings: frozenset[str], size: int, contrast: float
 @cache
 def _grid(size: int) -> tuple[Image, Image]:
     """Centres of the pixels, downwards and to the right, in units of half the side."""
-    axis = (np.arange(size, dtype=np.float32) + 0.5) / size * 2 - 1
+    axis = ((np.arange(size, dtype=np.float32) + 0.5) / size * 2 - 1).astype(np.float32)
     down, right = np.meshgrid(axis, axis, indexing="ij")
     return down, right
 
