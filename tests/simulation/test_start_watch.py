@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from suture.core.errors import FederationError
 from suture.core.files import write_json
 from suture.simulation import start_watch
 from suture.simulation.simulator import simulate
-from suture.simulation.start_watch import PATIENCE, RollCall
+from suture.simulation.start_watch import PATIENCE, SILENCE, Lost, RollCall
 
 START = subprocess.Popen
 
@@ -36,9 +39,53 @@ START = subprocess.Popen
 )
 def test_which_site_is_lost(seen: list[tuple[float, str]], lost: str | None) -> None:
     calls = RollCall(["a", "b"])
-    said = [calls.lost(list(present), now) for now, present in seen]
-    assert said[-1] == lost
+    said = [calls.lost(list(present), ["a", "b"], now) for now, present in seen]
+    assert said[-1] == (Lost(lost, "ended") if lost else None)
     assert not any(said[:-1])
+
+
+@pytest.mark.parametrize(
+    ("seen", "lost"),
+    [
+        ([(0, ""), (8, "a"), (SILENCE - 1, "a"), (SILENCE, "ab"), (9_999, "ab")], None),
+        ([(0, ""), (8, "a"), (SILENCE, "a")], "b"),
+        ([(0, ""), (30, "a"), (SILENCE, "a"), (89, "a"), (90, "ab")], None),  # all are slow
+        ([(0, ""), (30, "a"), (SILENCE, "a"), (89, "a"), (90, "a")], "b"),
+        ([(0, ""), (119, "")], None),
+        ([(0, ""), (119, ""), (120, "")], "a"),  # none of two on two cores was heard
+        ([(100, ""), (219, ""), (219.5, "b"), (457, "b"), (458.5, "b")], "a"),  # from the first process
+    ],
+)
+def test_which_site_is_silent(seen: list[tuple[float, str]], lost: str | None) -> None:
+    calls = RollCall(["a", "b"])
+    said = [calls.lost(["a", "b"], list(heard), now) for now, heard in seen]
+    assert said[-1] == (Lost(lost, "fetched no task") if lost else None)
+    assert not any(said[:-1])
+
+
+def test_many_sites_on_few_cores_have_time_for_their_imports(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(start_watch.os, "cpu_count", lambda: 2)
+    sites = [f"s{i:02d}" for i in range(50)]
+    calls = RollCall(sites)
+    assert calls.lost(sites, [], 0) is None
+    assert calls.lost(sites, [], 50 * 40 / 2 - 1) is None
+    assert calls.lost(sites, [], 50 * 40 / 2) == Lost("s00", "fetched no task")
+
+
+@given(
+    st.lists(st.floats(0, 1e4), min_size=2, max_size=8),
+    st.floats(1, 2.99),
+)
+def test_no_site_is_silent_that_takes_less_than_three_times_as_long_as_the_first(
+    starts: list[float], slower: float
+) -> None:
+    """Whatever a process does after its first task, and however long the first one took."""
+    first = min(1 + start / 100 for start in starts)  # of about 100 s at most, so that somebody is heard
+    at = {f"s{i}": min(1 + start / 100, first * slower) for i, start in enumerate(starts)}
+    calls = RollCall(list(at))
+    for now in sorted({0.0, *at.values(), 1e5}):
+        heard = [site for site, then in at.items() if then <= now]
+        assert calls.lost(list(at), heard, now) is None
 
 
 SIMULATOR = """
@@ -57,7 +104,10 @@ sites = [
     ) for site in present
 ]
 (out / f"pids-{turn}").write_text(json.dumps([site.pid for site in sites]))
-if len(present) < 2:
+with (out / "events.jsonl").open("a") as file:
+    for site in HEARD[turn]:
+        file.write(json.dumps({"event": "fetched", "site": site}) + "\\n")
+if len(present) < 2 or len(HEARD[turn]) < 2:
     time.sleep(60)
 with (out / "events.jsonl").open("a") as file:
     file.write('{"event": "begin"}\\n')
@@ -72,12 +122,15 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Let another program take the place of the simulator: it starts these sites, at each turn."""
     write_json(tmp_path / "job.json", {"sites": ["a", "b"]})
     write_json(tmp_path / "run.json", {"status": "running"})
-    (tmp_path / "events.jsonl").write_text('{"event": "begin"}\n')  # of an earlier job of the run
+    earlier = '{"event": "fetched", "site": "b"}\n{"event": "begin"}\n'
+    (tmp_path / "events.jsonl").write_text(earlier)  # of an earlier job of the run
     monkeypatch.setattr(start_watch, "PATIENCE", 1.0)
+    monkeypatch.setattr(start_watch, "SILENCE", 2.0)
+    monkeypatch.setattr(start_watch, "_SLOWER", 0.0)
     monkeypatch.setattr(start_watch, "_LOOK", 0.05)
 
-    def start(*present: str) -> Path:
-        script = SIMULATOR.replace("PRESENT", repr(present))
+    def start(*present: str, heard: Sequence[str] = ("ab",) * 3) -> Path:
+        script = SIMULATOR.replace("PRESENT", repr(present)).replace("HEARD", repr(heard))
 
         def other(command: list[str], **how: Any) -> Any:
             return START([sys.executable, "-c", script, *command[3:]], **how)
@@ -111,3 +164,19 @@ def test_sites_that_share_processes_are_not_watched(started: Any) -> None:
     write_json(out / "job.json", {"sites": ["a", "b", "c"]})
     simulate(out, 2)
     assert len(list(out.glob("turn-*"))) == 1
+
+
+def test_a_simulator_in_which_a_site_is_silent_is_started_again(started: Any) -> None:
+    out = started("ab", "ab", heard=("a", "ab"))
+    simulate(out, 2)
+    assert len(list(out.glob("turn-*"))) == 2
+    assert not any(psutil.pid_exists(pid) for pid in json.loads((out / "pids-0").read_text()))
+
+
+def test_a_site_that_is_silent_twice_is_named(started: Any) -> None:
+    out = started("ab", "ab", "ab", heard=("a", "a", "ab"))
+    with pytest.raises(
+        FederationError, match=r"^b: its process .* fetched no task before the first round, twice; "
+    ):
+        simulate(out, 2)
+    assert len(list(out.glob("turn-*"))) == 2

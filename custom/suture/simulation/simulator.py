@@ -17,7 +17,7 @@ from suture.core.files import read_json
 from suture.core.printable import printable
 from suture.federation.server.record import Record
 from suture.federation.site.abstention import first_recorded
-from suture.simulation.start_watch import end, watch_start
+from suture.simulation.start_watch import Lost, end, watch_start
 
 log = logging.getLogger(__name__)
 
@@ -38,19 +38,19 @@ def simulate(out: Path, processes: int) -> None:
         processes: of the sites, at most one for each.
 
     Raises:
-        FederationError: it failed; the message is its first error. Or a site lost its process before the
-            first round, and lost it again when the simulator was started once more; names the site.
+        FederationError: it failed; the message is its first error. Or the process of a site ended before the
+            first round, or fetched no task, and again when the simulator was started once more; names it.
     """
     sites: list[str] = read_json(out / "job.json", "sites")["sites"]
     watched = sites if processes >= len(sites) else []  # sites that share processes lose them all the time
     start = (out / LOG).stat().st_size if (out / LOG).exists() else 0
     code, lost = _run(out, processes, watched)
     if lost:
-        log.warning("%s has lost its process in FLARE's simulator, which is started again", lost)
+        log.warning("%s: its process %s; FLARE's simulator is started again", lost.site, lost.how)
         code, lost = _run(out, processes, watched)
     if lost:
         raise FederationError(
-            f"{lost}: its process in FLARE's simulator ended before the first round, twice; "
+            f"{lost.site}: its process in FLARE's simulator {lost.how} before the first round, twice; "
             f"{_why(out, start, code)}"
         )
     status = Record(out).run
@@ -58,7 +58,7 @@ def simulate(out: Path, processes: int) -> None:
         raise FederationError(status.get("error") or _why(out, start, code))
 
 
-def _run(out: Path, processes: int, watched: Sequence[str]) -> tuple[int, str | None]:
+def _run(out: Path, processes: int, watched: Sequence[str]) -> tuple[int, Lost | None]:
     """Run the simulator; return its exit code, and the site whose loss at the start has ended it."""
     command = [sys.executable, "-m", "suture.flare.simulate", str(out), str(processes)]
     environment = keeping_memory({**os.environ, "SUTURE_SITES": str((out / "sites").resolve())})

@@ -1,30 +1,56 @@
 """The processes that FLARE's simulator starts for its sites, and which site has lost its own.
 
-FLARE does not start the process of a site again when it ends, and its server goes on waiting for the site.
+FLARE does not start the process of a site again when it ends, or when its connection was reset, and its
+server goes on waiting for the site.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import time
 from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
 
 import psutil
 
 PATIENCE = 20.0
 """Seconds that a site may be without a process, while another one has or had one, before it is lost."""
 
+SILENCE = 40.0
+"""Seconds from the first process that a site always has to fetch its first task."""
+
+_SLOWER = 3.0
+"""How many times as long as the first site another one may take to fetch its first task."""
+
+_NOBODY = 120.0
+"""Seconds from the first process that all sites have, if none fetches a task."""
+
+_IMPORTS = 40.0
+"""The same for each site, of one core: ten times what the imports of its process take."""
+
 _LOOK = 1.0
 _WORKER = "nvflare.private.fed.app.simulator.simulator_worker"
 _ENDED = ("finished", "failed", "interrupted")
 
 
-class RollCall:
-    """Says which site has no process although the simulator has begun to start them.
+@dataclass(frozen=True)
+class Lost:
+    """A site without which a run would not begin, and what is the matter with its process."""
 
-    How long a process takes is its own affair: one that imports, or reads its images, is there.
+    site: str
+    how: Literal["ended", "fetched no task"]
+
+
+class RollCall:
+    """Says which site has no process although the simulator has begun to start them, or one that is silent.
+
+    How long a process takes is its own affair once it has fetched its first task: it may read its images for
+    an hour. Before, it imports and connects, at the same time as all others: one that takes several times as
+    long as the first has lost its connection.
 
     Args:
         sites: each of which has a process for the whole run.
@@ -32,34 +58,54 @@ class RollCall:
 
     def __init__(self, sites: Collection[str]) -> None:
         self._sites = sites
-        self._begun = False
+        self._begun: float | None = None
+        self._heard: float | None = None
         self._absent: dict[str, float] = {}
 
-    def lost(self, present: Collection[str], now: float) -> str | None:
-        """Return a site that has been without a process for `PATIENCE` seconds, the one for longest.
+    def lost(self, present: Collection[str], heard: Collection[str], now: float) -> Lost | None:
+        """Return a site that has been without a process for `PATIENCE` seconds, or silent for too long.
 
         Args:
             present: the sites that have a process.
+            heard: the sites that have fetched their first task.
             now: seconds, on any clock.
         """
-        self._begun = self._begun or bool(present)
-        if self._begun:
-            self._absent = {site: self._absent.get(site, now) for site in self._sites if site not in present}
+        if self._begun is None:
+            if not present:
+                return None
+            self._begun = now
+        if self._heard is None and heard:
+            self._heard = now
+        self._absent = {site: self._absent.get(site, now) for site in self._sites if site not in present}
         site = min(self._absent, key=lambda name: (self._absent[name], name), default=None)
-        return site if site is not None and now - self._absent[site] >= PATIENCE else None
+        if site is not None and now - self._absent[site] >= PATIENCE:
+            return Lost(site, "ended")
+        silent = [site for site in self._sites if site in present and site not in heard]
+        return Lost(min(silent), "fetched no task") if silent and now - self._begun >= self._limit else None
+
+    @property
+    def _limit(self) -> float:
+        """Seconds from the first process after which a site that was not heard is lost."""
+        if self._begun is not None and self._heard is not None:
+            return max(SILENCE, _SLOWER * (self._heard - self._begun))
+        return max(_NOBODY, _IMPORTS * len(self._sites) / (os.cpu_count() or 1))
 
 
-def watch_start(process: subprocess.Popen[bytes], out: Path, sites: Collection[str]) -> str | None:
+def watch_start(process: subprocess.Popen[bytes], out: Path, sites: Collection[str]) -> Lost | None:
     """Wait until the federation of a run folder has begun, or has ended; return a site that is lost before.
 
     Args:
         process: FLARE's simulator.
         sites: each of which has a process for the whole run.
     """
-    calls, events = RollCall(sites), out / "events.jsonl"
-    before = events.stat().st_size if events.exists() else 0
-    while process.poll() is None and not _begun(events, before) and not _ended(out):
-        if lost := calls.lost(_present(process.pid), time.monotonic()):
+    calls, path = RollCall(sites), out / "events.jsonl"
+    before = path.stat().st_size if path.exists() else 0
+    while process.poll() is None and not _ended(out):
+        events = _since(path, before)
+        if any(event["event"] == "begin" for event in events):
+            return None
+        heard = {event["site"] for event in events if event["event"] == "fetched"}
+        if lost := calls.lost(_present(process.pid), heard, time.monotonic()):
             return lost
         time.sleep(_LOOK)
     return None
@@ -101,13 +147,13 @@ def _words(process: psutil.Process) -> list[str]:
         return []
 
 
-def _begun(events: Path, before: int) -> bool:
-    """Whether the server has recorded, after the first bytes of its events, that all sites are heard."""
-    if not events.exists():
-        return False
-    with events.open("rb") as file:
+def _since(path: Path, before: int) -> list[dict[str, Any]]:
+    """Return the whole lines of the server's events after the first bytes."""
+    if not path.exists():
+        return []
+    with path.open("rb") as file:
         file.seek(before)
-        return any(b'"event": "begin"' in line for line in file)
+        return [json.loads(line) for line in file.read().rpartition(b"\n")[0].splitlines()]
 
 
 def _ended(out: Path) -> bool:

@@ -24,12 +24,15 @@ class Rounds:
 
     def __init__(self, folder: Path) -> None:
         self.events: list[tuple[str, str]] = []
+        self.seen: list[str] = []
         self.collector = UpdateCollector(folder / "spool", self._note)
         self.now = 1000.0
         self.number = 0
 
     def _note(self, kind: str, **facts: Any) -> None:
-        if kind != "answer":
+        if kind == "fetched":
+            self.seen.append(facts["site"])
+        elif kind != "answer":
             self.events.append((kind, facts["site"]))
 
     def open(self, quorum: int = 2, grace: float | None = None, task: Any = "train") -> OpenExchange:

@@ -13,12 +13,13 @@ class Attendance:
     """Notes which sites leave their tasks unfetched, and when they fetch again.
 
     Args:
-        notify: is called with the events ``gone`` and ``back`` of a site.
+        notify: is called with the events of a site: ``fetched``, its first task, ``gone`` and ``back``.
     """
 
     def __init__(self, notify: Callable[..., None]) -> None:
         self._notify = notify
         self._offered: dict[str, float] = {}  # since when a site has left what it was offered
+        self._seen: set[str] = set()
         self.gone: set[str] = set()
 
     def offer(self, sites: Iterable[str]) -> None:
@@ -29,6 +30,9 @@ class Attendance:
     def fetched(self, site: str) -> None:
         """Note that a site has fetched its task."""
         self._offered.pop(site, None)
+        if site not in self._seen:
+            self._seen.add(site)
+            self._notify("fetched", site=site)
         if site in self.gone:
             self.gone.discard(site)
             self._notify("back", site=site)
