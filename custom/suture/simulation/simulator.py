@@ -58,8 +58,8 @@ def simulate(out: Path, processes: int) -> None:
         raise FederationError(status.get("error") or _why(out, start, code))
 
 
-def _run(out: Path, processes: int, watched: Sequence[str]) -> tuple[int, Lost | None]:
-    """Run the simulator; return its exit code, and the site whose loss at the start has ended it."""
+def _run(out: Path, processes: int, watched: Sequence[str]) -> tuple[int | None, Lost | None]:
+    """Run the simulator; return its exit code, or the site whose loss at the start has ended it."""
     command = [sys.executable, "-m", "suture.flare.simulate", str(out), str(processes)]
     environment = keeping_memory({**os.environ, "SUTURE_SITES": str((out / "sites").resolve())})
     with (out / LOG).open("ab") as printed:
@@ -69,7 +69,7 @@ def _run(out: Path, processes: int, watched: Sequence[str]) -> tuple[int, Lost |
         try:
             if watched and (lost := watch_start(process, out, watched)):
                 end(process)
-                return 0, lost
+                return None, lost
             return process.wait(), None
         except BaseException:
             # The simulator ends its own children when it is interrupted.
@@ -81,12 +81,12 @@ def _run(out: Path, processes: int, watched: Sequence[str]) -> tuple[int, Lost |
             raise
 
 
-def _why(out: Path, start: int, code: int) -> str:
+def _why(out: Path, start: int, code: int | None) -> str:
     """Return why the simulator ended, where the server recorded no reason.
 
     Args:
         start: length of flare.log before the simulator was started.
-        code: its exit code.
+        code: its exit code; None where Suture has ended it.
     """
     with (out / LOG).open("rb") as file:
         file.seek(start)
@@ -94,8 +94,9 @@ def _why(out: Path, start: int, code: int) -> str:
     if code in (-signal.SIGKILL, 128 + signal.SIGKILL) or _KILLED.search(text):
         why = "it was killed, as the system does when memory is full; try fewer --workers"
     else:
-        why = first_logged(text) or f"it ended with code {code}"
-    return f"FLARE's simulator: {why}; {out / LOG} and the logs in {out / 'flare'} say more"
+        why = first_logged(text) or ("" if code is None else f"it ended with code {code}")
+    more = f"{out / LOG} and the logs in {out / 'flare'} say more"
+    return f"FLARE's simulator: {why}; {more}" if why else more
 
 
 def first_logged(text: str) -> str | None:
