@@ -88,7 +88,7 @@ def test_second_run_report_and_predict(run: Path, tmp_path: Path) -> None:
     (tmp_path / "good.png").write_bytes((images / "00000.png").read_bytes())
     done = suture("predict", str(run / "model"), str(tmp_path), "-o", str(tmp_path / "p.csv"))
     assert done.returncode == 1
-    assert "1 of 2 images cannot be read; " in done.stderr
+    assert "1 of 2 images cannot be used; " in done.stderr
     assert "broken.png" in done.stdout
     assert "broken.png" in (tmp_path / "p.left_out.csv").read_text()
     rows = list(csv.DictReader((tmp_path / "p.csv").open()))

@@ -198,3 +198,11 @@ def test_a_dicom_of_another_modality_is_refused_and_files_that_state_none_by_the
         decode_image(dicom(GRAY), "a", False, modalities=chest)
     assert decode_image(dicom(GRAY, Modality="CT"), "a", False).shape == GRAY.shape
     assert open_image(encoded(Image.fromarray(GRAY)), "a", modalities=chest).modality is None
+
+
+@pytest.mark.parametrize(("data", "missing"), [(b"junk", "PixelData")])
+def test_a_file_that_is_called_dicom_and_holds_no_image_says_what_it_lacks(data: bytes, missing: str) -> None:
+    with pytest.raises(
+        DataError, match=rf"^image 'a\.dcm' cannot be read: it is no DICOM image: it has no {missing}"
+    ):
+        decode_image(data, "a.dcm", color=False)

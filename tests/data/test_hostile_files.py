@@ -347,7 +347,7 @@ def test_links_count_as_unreadable_images_of_a_table(linked: Path, tmp_path: Pat
     toml = '[data]\ndataset = "hospital"\nroot = "root"\ntable = "labels.csv"\n'
     (tmp_path / "suture.toml").write_text(toml)
     table = load_table(load_site_config(tmp_path / "suture.toml").data)
-    with pytest.raises(DataError, match=r"1 of 2 images cannot be read.*'out\.png'"):
+    with pytest.raises(DataError, match=r"1 of 2 images cannot be used.*'out\.png'"):
         decode(table, 16, False, tmp_path / "cache")
     (tmp_path / "suture.toml").write_text(toml + "follow_links = true\n")
     table = load_table(load_site_config(tmp_path / "suture.toml").data)

@@ -64,7 +64,7 @@ def test_split_leak_bad_cell_and_unreadable_image_are_told_together(
     (tmp_path / "images/4.png").write_bytes(b"damaged")
     findings = check(config)
     assert len(findings.problems) == 3
-    for words in ("column 'Nodule': 'maybe'", "1 patient in two splits", "1 of 5 images cannot be read"):
+    for words in ("column 'Nodule': 'maybe'", "1 patient in two splits", "1 of 5 images cannot be used"):
         assert any(words in problem for problem in findings.problems)
     assert len(findings.unreadable) == 1
     assert "'4.png'" in findings.unreadable[0]
@@ -79,7 +79,7 @@ def test_a_few_unreadable_images_are_a_warning(tmp_path: Path) -> None:
     (tmp_path / "images/4.png").unlink()
     findings = check(load_site_config(toml))
     assert findings.problems == ()
-    assert any("1 of 5 images cannot be read" in text for text in findings.warnings)
+    assert any("1 of 5 images cannot be used" in text for text in findings.warnings)
 
 
 @pytest.mark.parametrize("lost", ["labels.csv", "images"])

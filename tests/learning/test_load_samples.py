@@ -152,7 +152,7 @@ def test_a_dicom_of_another_modality_counts_as_unreadable(config_file: Path) -> 
     with pytest.raises(DataError) as caught:
         load_samples(config, chest, "alpha")
     assert str(caught.value) == (
-        "site 'alpha': 1 of 6 images cannot be read, more than the 5% tolerated ([privacy] max_faults); the "
+        "site 'alpha': 1 of 6 images cannot be used, more than the 5% tolerated ([privacy] max_faults); the "
         "first is '3.png': image '3.png' is of the modality 'CT' (0008,0060), and the model is for CR, DX"
     )
     config_file.write_text(config_file.read_text() + "[privacy]\nmax_faults = 0.2\n")

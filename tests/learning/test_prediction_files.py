@@ -228,7 +228,7 @@ def test_what_cannot_be_read_is_listed_and_limited(model: Path, tmp_path: Path) 
         (folder / f"{i}.png").write_bytes(b"broken")
     done = run(model, folder, "-o", out)
     assert done.exit_code == 1
-    assert str(done.exception).startswith("7 of 9 images cannot be read; ")
+    assert str(done.exception).startswith("7 of 9 images cannot be used; ")
     assert done.output.count("left out: ") == 5
     assert "1 other files are no images" in done.output
     listed = pd.read_csv(tmp_path / "out.left_out.csv")

@@ -249,7 +249,7 @@ BatchSize = Annotated[
     typer.Option(min=1, help="Images or documents at a time; by default 64, fewer large ones on a CPU."),
 ]
 
-MaxFailed = Annotated[int, typer.Option(min=0, help="Exit with 1 where more of them cannot be read.")]
+MaxFailed = Annotated[int, typer.Option(min=0, help="Exit with 1 where more of them cannot be used.")]
 
 Decide = Annotated[
     str | None,
@@ -285,7 +285,8 @@ def predict(
 ) -> None:
     """Write one probability per class for each image or document.
 
-    What cannot be read, or is no image, is listed with the reason in OUT.left_out.csv beside OUT.csv.
+    What cannot be read, is of another modality or is no image, is listed with the reason in
+    OUT.left_out.csv beside OUT.csv.
     """
     from suture.data.inputs import find_inputs
     from suture.learning.prediction import left_out, predict_to_csv
@@ -348,7 +349,7 @@ def _write_reports(
 
 
 def _print_left_out(frame: DataFrame, listed: Path) -> None:
-    """Print the first of what was taken for granted, cannot be read or is no image."""
+    """Print the first of what was taken for granted, cannot be used or is no image."""
     for note in frame.attrs["notes"]:
         print_line(note)
     failed, others = frame.attrs["failed"], frame.attrs["others"]
@@ -360,7 +361,7 @@ def _print_left_out(frame: DataFrame, listed: Path) -> None:
 
 
 def _limit_failed(frame: DataFrame, listed: Path, most: int) -> None:
-    """Check that no more inputs are unreadable than the user allows.
+    """Check that no more inputs are left out than the user allows.
 
     Raises:
         DataError: there are more; says how many, and where the reasons are.
@@ -370,7 +371,7 @@ def _limit_failed(frame: DataFrame, listed: Path, most: int) -> None:
     failed = len(frame.attrs["failed"])
     if failed > most:
         raise DataError(
-            f"{failed} of {failed + len(frame)} {frame.index.name}s cannot be read; {listed} says why. The "
+            f"{failed} of {failed + len(frame)} {frame.index.name}s cannot be used; {listed} says why. The "
             f"others are predicted; --max-failed {failed} accepts this"
         )
 

@@ -25,6 +25,17 @@ from suture.data.scaling import by_value, scaled
 MOST_OF_SEGMENT = 2**28
 """Bytes that a segment of run-length encoding may unpack to."""
 
+_NEEDED = (
+    "PixelData",
+    "PhotometricInterpretation",
+    "SamplesPerPixel",
+    "Rows",
+    "Columns",
+    "BitsAllocated",
+    "BitsStored",
+)
+"""Of every image with pixels that are whole numbers (PS3.3 C.7.6.3)."""
+
 _LONGEST_RUN = 64
 """Bytes that one encoded byte can unpack to at most: 128 for the two of a run (PS3.5 G.3)."""
 
@@ -75,6 +86,8 @@ def _check_syntax(file: io.BytesIO) -> None:
 
 def _check_frame(dataset: Dataset) -> None:
     """Refuse what is not one gray or RGB frame within the limits, by the headers alone."""
+    if missing := next((name for name in _NEEDED if name not in dataset), None):
+        raise ValueError(f"it is no DICOM image: it has no {missing}")
     photometric, samples = str(dataset.PhotometricInterpretation), int(dataset.SamplesPerPixel)
     frames = int(dataset.get("NumberOfFrames") or 1)
     gray = photometric.startswith("MONOCHROME") and samples == 1

@@ -90,7 +90,7 @@ def decode(
     _tolerate([(name, "") for name in unreadable], table, max_faults, site)
     if unreadable:
         names = ", ".join(unreadable)
-        LOG.warning("site %r: %d unreadable images left out: %s", site, len(unreadable), names)
+        LOG.warning("site %r: %d images left out: %s", site, len(unreadable), names)
     lost = set(unreadable)
     readable = table.rows(np.array([image not in lost for image in table.images], dtype=np.bool_))
     # Copy-on-write, because torch has no read-only tensors.
@@ -121,7 +121,7 @@ def _tolerate(faults: Sequence[_Fault], table: Table, max_faults: float, site: s
         name, why = faults[0]
         part = f"; if {table.root} is only a part of the data set, set [data] partial = true"
         raise DataError(
-            f"site {site!r}: {len(faults)} of {len(table)} images cannot be read, more than the "
+            f"site {site!r}: {len(faults)} of {len(table)} images cannot be used, more than the "
             f"{max_faults:.0%} tolerated ([privacy] max_faults); the first is {name!r}"
             + (f": {why}" if why else "")
             + ("" if table.modalities and why else part)

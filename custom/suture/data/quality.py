@@ -122,7 +122,7 @@ def check(config: SiteConfig) -> Findings:
     empty = tuple(n for n, of in counts.items() if len(parts["train"]) and not of["train"].positives)
     torn, spelt = _spellings(used)
     lost, most = len(seen.unreadable), config.privacy.max_faults
-    lost_text = f"{lost} of {len(used)} images cannot be read ([privacy] max_faults tolerates {most:.0%})"
+    lost_text = f"{lost} of {len(used)} images cannot be used ([privacy] max_faults tolerates {most:.0%})"
     too_many = lost > most * len(used)
     return Findings(
         images={split: len(part) for split, part in parts.items()},
