@@ -63,6 +63,9 @@ def test_a_folder_that_holds_no_model(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"cut off")
     with pytest.raises(ConfigError, match="cannot be read as a model"):
         load_model(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(ConfigError, match=r"has no model\.safetensors; restore it from a backup$"):
+        load_model(tmp_path)
 
 
 def saved(folder: Path) -> dict[str, Any]:

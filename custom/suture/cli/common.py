@@ -46,6 +46,7 @@ StartupKit = Annotated[
 ]
 Detach = Annotated[bool, typer.Option("--detach", help="Do not wait for the end; see suture results.")]
 Model = Annotated[Path, typer.Argument(help="The model/ folder of a run.")]
+MaxFailed = Annotated[int, typer.Option(min=0, help="Exit with 1 where more inputs cannot be used.")]
 Device = Annotated[
     str | None,
     typer.Option(

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from suture.cli.common import Model, print_line
+from suture.cli.common import MaxFailed, Model, print_line
 
 
 def explain(
@@ -22,8 +22,11 @@ def explain(
     kind: Annotated[
         str, typer.Option("--map", help="Of the maps: grad-cam, grad-cam++ or occlusion.")
     ] = "grad-cam",
+    max_failed: MaxFailed = 0,
 ) -> None:
     """Draw where a model looks: a picture of each image beside its maps, and a table of them."""
+    from suture.core.errors import DataError
+    from suture.core.printable import number_of
     from suture.export.pictures import explain_files
 
     done = explain_files(model, sources, out, tuple(classes or ()), images, kind)
@@ -33,4 +36,9 @@ def explain(
         print_line(f"note: {note}", style="yellow")
     if done.beyond:
         print_line(f"not drawn: {done.beyond} more images; -n draws more")
-    print_line(f"{len(done.written)} pictures: {out}")
+    print_line(f"{number_of(len(done.written), 'picture')}: {out}")
+    if (failed := len(done.failed)) > max_failed:
+        raise DataError(
+            f"{failed} of {failed + len(done.written)} images cannot be used, as said above. The others are "
+            f"drawn; --max-failed {failed} accepts this"
+        )

@@ -14,6 +14,7 @@ from rich.table import Table
 from suture.cli.common import (
     Amp,
     Device,
+    MaxFailed,
     Model,
     ModelDevice,
     Part,
@@ -248,8 +249,6 @@ BatchSize = Annotated[
     int | None,
     typer.Option(min=1, help="Images or documents at a time; by default 64, fewer large ones on a CPU."),
 ]
-
-MaxFailed = Annotated[int, typer.Option(min=0, help="Exit with 1 where more of them cannot be used.")]
 
 Decide = Annotated[
     str | None,

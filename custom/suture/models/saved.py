@@ -86,6 +86,8 @@ def load_model(folder: Path) -> tuple[Classifier, Preprocessing]:
         ConfigError: the folder holds no model of Suture, or a damaged one, or weights of another.
     """
     found, weights = _described(folder), folder / "model.safetensors"
+    if not weights.exists():
+        raise ConfigError(f"{folder} has no {weights.name}; restore it from a backup")
     try:
         if found.digest and found.digest != weights_digest(folder):
             raise ConfigError(
