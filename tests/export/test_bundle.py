@@ -23,6 +23,7 @@ from suture.core.errors import ConfigError
 from suture.core.files import read_json
 from suture.core.labels import LabelSet, LabelType
 from suture.core.spreadsheets import as_cell
+from suture.export import bundle
 from suture.export.bundle import write_bundle
 from suture.learning.decided_predictions import read_decisions, with_decisions
 from suture.learning.prediction import open_model
@@ -193,6 +194,24 @@ def test_what_cannot_become_a_bundle_says_so_in_one_line(tmp_path: Path) -> None
     (full / "a").touch()
     with pytest.raises(ConfigError, match="not an empty folder"):
         write_bundle(saved(tmp_path / "b"), full)
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_bundle_that_is_interrupted_is_no_bundle(
+    there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> str:
+        raise KeyboardInterrupt
+
+    folder, model = tmp_path / "to" / "bundle", saved(tmp_path / "from")
+    folder.parent.mkdir()
+    if there:
+        folder.mkdir()
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(bundle, "_readme", interrupted)
+        write_bundle(model, folder)
+    assert list(folder.parent.rglob("*")) == ([folder] if there else [])
+    assert (write_bundle(model, folder) / "LICENSE").is_file()
 
 
 def test_names_in_its_table_are_those_that_suture_writes(tmp_path: Path) -> None:

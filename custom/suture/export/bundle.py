@@ -6,6 +6,8 @@ Source: the MONAI Bundle specification, https://docs.monai.io/en/stable/mb_speci
 from __future__ import annotations
 
 import hashlib
+import os
+import shutil
 from dataclasses import asdict
 from importlib.metadata import version
 from importlib.resources import files
@@ -14,7 +16,7 @@ from string import Template
 from typing import Any
 
 from suture.core.errors import ConfigError
-from suture.core.files import atomic_write, make_folder, read_json, write_json
+from suture.core.files import atomic_write, make_folder, read_json, temporary_beside, write_json, writing
 from suture.core.validation import parse
 from suture.export.torch_program import write_torch
 from suture.learning.decided_predictions import ALL
@@ -41,7 +43,7 @@ def write_bundle(source: Path, folder: Path, licence: str = NO_LICENCE) -> Path:
 
     Raises:
         ConfigError: the model reads no images, `folder` holds other files, or `source` no model.
-        DiskError: a file cannot be written.
+        DiskError: a file cannot be written; `folder` is as it was.
     """
     model = open_model(source)
     if model.network.reads != ("image",):
@@ -52,6 +54,26 @@ def write_bundle(source: Path, folder: Path, licence: str = NO_LICENCE) -> Path:
     found = facts.get("decisions")
     decisions = None if found is None else parse(Decisions, found, f"{source / 'model.json'}: decisions")
     digest = hashlib.sha256((source / "model.safetensors").read_bytes()).hexdigest()
+    apart = temporary_beside(folder.absolute())
+    try:
+        with writing(folder):
+            _fill(apart, model, facts, decisions, licence, digest)
+            make_folder(folder)
+            os.replace(apart, folder)
+    finally:
+        shutil.rmtree(apart, ignore_errors=True)
+    return folder
+
+
+def _fill(
+    folder: Path,
+    model: Model,
+    facts: dict[str, Any],
+    decisions: Decisions | None,
+    licence: str,
+    digest: str,
+) -> None:
+    """Write all files of the bundle."""
     for name in ("configs", "docs", "scripts"):
         make_folder(folder / name)
     write_torch(model, folder / "models")
@@ -63,7 +85,6 @@ def write_bundle(source: Path, folder: Path, licence: str = NO_LICENCE) -> Path:
     _write(folder / "scripts" / "inference.py", _file("inference.py"))
     _write(folder / "docs" / "README.md", _readme(model, facts, decisions, digest))
     _write(folder / "LICENSE", licence + "\n")
-    return folder
 
 
 def operating_points(labels: tuple[str, ...], decisions: Decisions) -> dict[str, Any]:
