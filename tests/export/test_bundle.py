@@ -207,9 +207,10 @@ def test_a_bundle_that_is_interrupted_is_no_bundle(
     folder.parent.mkdir()
     if there:
         folder.mkdir()
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patched:
         patched.setattr(bundle, "_readme", interrupted)
-        write_bundle(model, folder)
+        with pytest.raises(KeyboardInterrupt):
+            write_bundle(model, folder)
     assert list(folder.parent.rglob("*")) == ([folder] if there else [])
     assert (write_bundle(model, folder) / "LICENSE").is_file()
 

@@ -284,8 +284,7 @@ def predict(
 ) -> None:
     """Write one probability per class for each image or document.
 
-    What cannot be read, is of another modality or is no image, is listed with the reason in
-    OUT.left_out.csv beside OUT.csv.
+    What cannot be used, or is no image, is listed with the reason in OUT.left_out.csv beside OUT.csv.
     """
     from suture.data.inputs import find_inputs
     from suture.learning.prediction import left_out, predict_to_csv
