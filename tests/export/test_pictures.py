@@ -44,9 +44,7 @@ def test_the_command_draws_and_says_what_it_left_out(model: Path, tmp_path: Path
     words = ["explain", str(model), str(folder), "-o", str(tmp_path / "out"), "-n", "3", "--class", "Mass"]
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 1, done.output
-    assert str(done.exception).startswith(
-        "1 of 3 images cannot be used, as said above. The others"
-    )
+    assert str(done.exception).startswith("1 of 3 images cannot be used, as said above. The others")
     done = CliRunner().invoke(app, [*words, "--max-failed", "1"])
     assert done.exit_code == 0, done.output
     assert "2 pictures" in done.output

@@ -7,17 +7,20 @@ import math
 import os
 import random
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import mpmath
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from suture.core.errors import ConfigError
 from suture.federation.differential_privacy import describe_spent
 from suture.federation.site.abstention import BudgetSpent
-from suture.federation.site.ledger import Ledger, Release, figures_of, release_of
+from suture.federation.site.ledger import Ledger, Release, release_of, tally_of
 from suture.federation.site.statement import budget_lines, read_statement, state_of
 from suture.protocol.messages import ClassScore, Evaluation, Figures, Metrics, Payload, SiteInfo, Update, ones
 from suture.protocol.privacy import PrivacyConfig
@@ -83,7 +86,7 @@ def test_jobs_at_the_same_time_lose_no_line_and_share_the_budget(tmp_path: Path)
         children.append(child)
     kept = sum(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children)
     assert kept == 70
-    assert figures_of(ledger(tmp_path).releases()) == {"A": 70}
+    assert tally_of(ledger(tmp_path).releases()).figures == {"A": 70}
 
 
 def test_a_line_that_a_killed_process_left_is_none_and_another_damage_is_an_error(tmp_path: Path) -> None:
@@ -173,6 +176,32 @@ def test_the_administrator_sees_what_is_left(tmp_path: Path) -> None:
 
 
 # Random histories
+
+
+@given(
+    st.lists(
+        st.builds(
+            Release,
+            st.just("2026-01-01T00:00:00+00:00"),
+            st.sampled_from(["one", "two"]),
+            st.sampled_from(["handshake", "train", "evaluate", "calibrate"]),
+            st.integers(0, 2),
+            figures=st.dictionaries(st.sampled_from("AB"), st.integers(1, 3)),
+            answer=st.sampled_from("xy"),
+        ),
+        max_size=12,
+    )
+)
+def test_a_tally_is_what_its_words_say(releases: list[Release]) -> None:
+    told = tally_of(releases)
+    for name in ("one", "two"):
+        own = [r for r in releases if r.experiment == name]
+        assert told.answers[name] == len(own)
+        keys = [r.key for r in own if r.task != "handshake"]
+        assert told.anew[name] == len(keys) - len(set(keys))
+    assert told.figures == sum((Counter(r.figures) for r in releases), Counter())
+    assert told.keys == {r.key for r in releases}
+    assert told.seen == {(r.key, r.answer) for r in releases}
 
 
 def exact_delta(value: float, multipliers: list[float]) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -38,6 +38,11 @@ from suture.protocol.packing import digest, pack
 from suture.protocol.privacy import PrivacyConfig
 
 FILE = "ledger.jsonl"
+
+_ONCE = ("train", "calibrate", "evaluate")
+"""Tasks that a site answers once, but for those that come again."""
+
+Key = tuple[str, str, int, str]
 
 _WAIT = 60.0
 """Seconds to wait for another job of the site that writes into the ledger."""
@@ -72,7 +77,7 @@ class Release:
     answer: str = ""
 
     @property
-    def key(self) -> tuple[str, str, int, str]:
+    def key(self) -> Key:
         """What a site answers once: experiment, task, round and split; it counts its scores once in all."""
         return self.experiment, self.task, self.round if self.task != "calibrate" else 0, self.split
 
@@ -156,7 +161,7 @@ class Ledger:
 
     def __init__(self, path: Path, limits: PrivacyConfig) -> None:
         self._path, self._limits = path, limits
-        self._read, self._releases = 0, list[Release]()
+        self._read, self._releases, self._tally = 0, list[Release](), Tally()
 
     def begin(self) -> None:
         """Create the file where there is none.
@@ -184,13 +189,16 @@ class Ledger:
         """
         size = self._path.stat().st_size if self._path.exists() else 0
         if size < self._read:
-            self._read, self._releases = 0, []
+            self._read, self._releases, self._tally = 0, [], Tally()
         if size > self._read:
             with self._path.open("rb") as file:
                 file.seek(self._read)
                 whole = file.read().rpartition(b"\n")[:2]
             lines = whole[0].splitlines()
-            self._releases += [self._parsed(n, line) for n, line in enumerate(lines, len(self._releases) + 1)]
+            new = [self._parsed(n, line) for n, line in enumerate(lines, len(self._releases) + 1)]
+            self._releases += new
+            for release in new:
+                self._tally.add(release)
             self._read += sum(map(len, whole))
         return self._releases
 
@@ -219,17 +227,17 @@ class Ledger:
         self._check(Release("", experiment, task.task, task.round, split, figures=figures))
 
     def _check(self, new: Release) -> None:
-        before, limits = [r for r in self.releases() if r.experiment == new.experiment], self._limits
-        if len(before) >= limits.max_answers:
-            raise _spent(f"{len(before)} answers in {new.experiment}", "max_answers", limits.max_answers)
-        again = anew(before)
-        if again >= limits.reanswers and new.task != "handshake" and new.key in {r.key for r in before}:
+        self.releases()
+        told, limits = self._tally, self._limits
+        if (answers := told.answers[new.experiment]) >= limits.max_answers:
+            raise _spent(f"{answers} answers in {new.experiment}", "max_answers", limits.max_answers)
+        again = told.anew[new.experiment]
+        if again >= limits.reanswers and new.task != "handshake" and new.key in told.keys:
             what = f"{again} answers anew in {new.experiment}, and {new.task} of round {new.round} came again"
             raise _spent(what, "reanswers", limits.reanswers)
-        told = figures_of(self.releases())
         for name, times in new.figures.items():
-            if told[name] + times > limits.max_figures:
-                raise _spent(f"{told[name]} figures of {name!r}", "max_figures", limits.max_figures)
+            if told.figures[name] + times > limits.max_figures:
+                raise _spent(f"{told.figures[name]} figures of {name!r}", "max_figures", limits.max_figures)
 
     def record(self, new: Release) -> None:
         """Write a release to the disk; one that is in the ledger already is not written twice.
@@ -241,7 +249,8 @@ class Ledger:
         """
         self.begin()
         with hold(self._lock, _WAIT, f".{FILE}.*.tmp"):
-            if not any((r.key, r.answer) == (new.key, new.answer) for r in self.releases()):
+            self.releases()
+            if (new.key, new.answer) not in self._tally.seen:
                 self._check(new)
                 append_line(self._path, asdict(new), durable=True)
 
@@ -254,7 +263,7 @@ class Ledger:
             len(updates),
             sum(not r.noise for r in updates),
             len({r.experiment for r in updates}),
-            figures_of(releases).total(),
+            self._tally.figures.total(),
             sum(r.numbers for r in releases),
         )
 
@@ -272,15 +281,38 @@ def _has_answered(folder: Path) -> bool:
     return any((folder / name).exists() for name in names) or any(folder.glob("round-*.safetensors"))
 
 
-def anew(releases: Iterable[Release]) -> int:
-    """Count the tasks that came again and were answered anew; each site info may differ from the former."""
-    keys = [r.key for r in releases if r.task in ("train", "calibrate", "evaluate")]
-    return len(keys) - len(set(keys))
+@dataclass
+class Tally:
+    """What a ledger counts of its releases; one more takes the same time however many there are.
+
+    Attributes:
+        answers: of each experiment.
+        anew: tasks of each experiment that came again and were answered anew; each site info may differ from
+            the former.
+        figures: how often figures of each class have left.
+        keys: of all releases.
+        seen: key and answer of all releases.
+    """
+
+    answers: Counter[str] = field(default_factory=Counter)
+    anew: Counter[str] = field(default_factory=Counter)
+    figures: Counter[str] = field(default_factory=Counter)
+    keys: set[Key] = field(default_factory=set)
+    seen: set[tuple[Key, str]] = field(default_factory=set)
+
+    def add(self, release: Release) -> None:
+        """Count one more."""
+        key = release.key
+        self.answers[release.experiment] += 1
+        self.anew[release.experiment] += key in self.keys and release.task in _ONCE
+        self.figures.update(release.figures)
+        self.keys.add(key)
+        self.seen.add((key, release.answer))
 
 
-def figures_of(releases: Iterable[Release]) -> Counter[str]:
-    """Count how often figures of each class have left."""
-    total = Counter[str]()
+def tally_of(releases: Iterable[Release]) -> Tally:
+    """Count some releases."""
+    tally = Tally()
     for release in releases:
-        total.update(release.figures)
-    return total
+        tally.add(release)
+    return tally

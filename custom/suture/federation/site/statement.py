@@ -10,7 +10,7 @@ from pathlib import Path
 from suture.core.errors import ConfigError
 from suture.data.config import load_site_config
 from suture.federation.differential_privacy import epsilon
-from suture.federation.site.ledger import FILE, Ledger, Release, anew, figures_of
+from suture.federation.site.ledger import FILE, Ledger, Release, tally_of
 from suture.protocol.messages import Spent
 from suture.protocol.privacy import PrivacyConfig
 
@@ -88,14 +88,15 @@ def state_of(ledger: Ledger, limits: PrivacyConfig) -> Statement:
     """Return the statement of a ledger under the limits of its site."""
     releases = ledger.releases()
     own = _by_experiment(releases)
-    figures = dict(sorted(figures_of(releases).items()))
+    told = tally_of(releases)
+    figures = dict(sorted(told.figures.items()))
     return Statement(
         [line for group in own.values() for line in budget_lines(group)],
         ledger.spent(),
         limits.delta,
         figures,
         {name: max(limits.max_answers - len(group), 0) for name, group in own.items()},
-        {name: max(limits.reanswers - anew(group), 0) for name, group in own.items()},
+        {name: max(limits.reanswers - told.anew[name], 0) for name in own},
         {name: max(limits.max_figures - times, 0) for name, times in figures.items()},
     )
 
@@ -122,7 +123,7 @@ def _line(group: Sequence[Release]) -> BudgetLine:
         len(group),
         len(updates),
         epsilon((r.noise for r in updates), last.delta),
-        dict(figures_of(group)),
+        dict(tally_of(group).figures),
         sum(r.numbers for r in group),
         last.time,
     )
