@@ -325,13 +325,17 @@ def _path(job: Job, key: str) -> tuple[str, ...]:
     ends = [path for path in leaves.values() if path[-1] == key]
     if len(ends) > 1:
         raise ConfigError(f"{key!r} is ambiguous: {', '.join('.'.join(p) for p in ends)}; write one of them")
+    if inside := [name for name in leaves if name.startswith(f"{key}.")]:
+        raise ConfigError(f"{key!r} is several settings; set one of them: {', '.join(sorted(inside))}")
     if not ends:
         if others := _methods_with(key):
             raise ConfigError(
                 f"{job.method.about.title} has no setting {key!r}; {', '.join(others)} "
                 f"{'has' if len(others) == 1 else 'have'} it: set method before it"
             )
-        raise unknown("setting", key, {*possible, *(path[-1] for path in leaves.values())}, listed=leaves)
+        raise unknown(
+            "setting", key, {*possible, "method", *(path[-1] for path in leaves.values())}, listed=leaves
+        )
     return ends[0]
 
 
