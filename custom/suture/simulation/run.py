@@ -301,8 +301,7 @@ def check_folder(out: Path, job: Job, *, resume: bool, overwrite: bool) -> None:
         if resume:
             raise ConfigError(f"{out} holds no run to resume; leave out --resume to begin one")
     elif _unprepared(out):
-        if (out / PREPARING).exists():
-            log.warning("%s holds a run that ended while it was prepared; it is begun anew", out)
+        return
     elif not (out / "run.json").exists():
         raise ConfigError(f"{out} is not empty and holds no run of suture; choose another --out")
     elif not overwrite:
@@ -381,6 +380,8 @@ def preparing(out: Path, job: Job, *, resume: bool, overwrite: bool) -> Iterator
     if (out / "run.json").exists() and not _unprepared(out) and not overwrite:
         yield
         return
+    if (out / PREPARING).exists():
+        log.warning("%s holds a run that ended while it was prepared; it is begun anew", out)
     atomic_write(out / PREPARING, b"")
     with writing(out):
         for path in out.iterdir():
