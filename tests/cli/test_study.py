@@ -67,7 +67,7 @@ def test_splits_are_made_once_and_kept(study: Path) -> None:
     tsv = study.parent / "a" / "Befunde.csv"
     tsv.write_bytes(tsv.read_bytes() + "000b.png;Neu;1,7;50;1;Yes;No;0\r\n".encode("cp1252"))
     image(study.parent / "a" / "Bilder" / "000b.png", 999)
-    with pytest.raises(SutureError, match="problems"):
+    with pytest.raises(SutureError, match="1 problem;"):
         suture("check", str(study))
 
 

@@ -72,6 +72,24 @@ def test_an_error_of_the_system_in_any_command(number: int, capsys: pytest.Captu
     assert line.startswith(f"error: /data/out.csv: {os.strerror(number)}; ")
 
 
+def test_a_folder_whose_name_is_no_utf_8_cannot_be_written_into_a_configuration(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    hospital: Callable[..., Path],
+) -> None:
+    """Such as that of a disk of a former Windows."""
+    monkeypatch.chdir(tmp_path)
+    folder = os.fsdecode(b"R\xf6ntgen")
+    hospital(tmp_path / folder, ("Mass", "Nodule"), 20, 1)
+    with pytest.raises(SystemExit) as ended:
+        guarded(lambda: literal(app)(["init", "study", "--yes", f"--site=alpha={folder}"]))
+    assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "ntgen" in line
+    assert "holds bytes that are no utf-8; rename that folder or file" in line
+
+
 def test_a_full_disk_for_a_file_of_a_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

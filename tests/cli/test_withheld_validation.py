@@ -38,6 +38,8 @@ def test_a_site_whose_classes_are_all_withheld_sends_no_loss(tmp_path: Path) -> 
     assert "alpha has 0 validation images of classes with [privacy] min_count = 5" in said
     with pytest.raises(SutureError, match="no validation loss was ever measured"):
         suture("run", str(study), "--env", "local", "--rounds", "1", "--out", str(tmp_path / "r"))
+    last = ("--rounds", "1", "--set", "selection=last", "--out", str(tmp_path / "r"), "--resume")
+    assert "model of round 1" in suture("run", str(study), "--env", "local", *last), "as the error has said"
     config = study / "alpha" / "suture.toml"
     config.write_text(config.read_text().replace("min_count = 5", "min_count = 3"))
     suture("check", str(study))

@@ -61,6 +61,13 @@ def test_a_file_of_no_object_is_named(content: bytes, tmp_path: Path) -> None:
         read_json(tmp_path / "y.json")
 
 
+@pytest.mark.parametrize("encoding", ["utf-16", "latin-1"])
+def test_a_toml_file_of_another_encoding_is_told_which_to_use(encoding: str, tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text('name = "Köln"', encoding=encoding)
+    with pytest.raises(ConfigError, match=r"a\.toml is not UTF-8; save it as such"):
+        read_toml(tmp_path / "a.toml")
+
+
 def test_a_file_without_an_end_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "large.toml"
     with path.open("wb") as file:

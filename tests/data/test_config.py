@@ -157,7 +157,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 def test_a_file_that_is_not_text_is_named(toml: Path) -> None:
     toml.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ConfigError, match="not valid TOML"):
+    with pytest.raises(ConfigError, match="is not UTF-8; save it as such"):
         load_site_config(toml)
 
 

@@ -102,6 +102,13 @@ def test_an_unreadable_image_is_named(data: bytes) -> None:
         decode_image(data, "ward/7", color=False)
 
 
+def test_a_file_of_another_format_is_told_what_is_read_and_twice_the_same() -> None:
+    """Pillow's own message holds an address in memory, which would be in the list of what was left out."""
+    gif = encoded(Image.new("L", (2, 2)), "GIF")
+    with pytest.raises(DataError, match=r"it is no PNG, JPEG, TIFF, BMP or DICOM; save it as one of them$"):
+        decode_image(gif, "a.png", color=False)
+
+
 def test_an_empty_file_is_called_so() -> None:
     with pytest.raises(DataError, match=r"'a\.png' is an empty file"):
         decode_image(b"", "a.png", color=False)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import tomllib
 from pathlib import Path
 
@@ -347,6 +349,48 @@ def test_images_elsewhere_are_found_by_absolute_paths(tmp_path: Path) -> None:
     assert found.data["root"] == str(tmp_path / "pacs")
     read = read_table(parse_data(found.data | {"split": "patients"}, "t"))
     assert read.table.images == ("a/0.png", "b/1.png", "a/2.png", "b/3.png")
+
+
+def test_rows_of_one_image_that_disagree_are_counted(tmp_path: Path) -> None:
+    rows = [["image", "patient", "Mass", "Nodule"]]
+    for i in range(6):
+        image(tmp_path / "img" / f"{i}.png", i)
+        rows.append([f"{i}.png", f"p{i}", str(i % 2), "1"])
+    table(tmp_path / "t.csv", [*rows, ["0.png", "p0", "1", "1"], ["1.png", "p1", "", "1"]])
+    read = read_table(parse_data(discover(tmp_path).data | {"split": "patients"}, "t"))
+    (note,) = read.notes
+    assert "1 image with rows that say present and absent of one class, which counts as present" in note
+
+
+def test_the_only_linked_folder_holds_the_images(tmp_path: Path) -> None:
+    """Tables are often kept beside a link to the store of images; a root may be a link."""
+    rows = [["image", "patient", "Mass"]]
+    for i in range(4):
+        image(tmp_path / "store" / f"{i}.png", i)
+        rows.append([f"{i}.png", f"p{i}", str(i % 2)])
+    table(tmp_path / "site" / "t.csv", rows)
+    (tmp_path / "site" / "images").symlink_to(tmp_path / "store")
+    found = discover(tmp_path / "site")
+    assert found.data["root"] == str(tmp_path / "site" / "images")
+    read = read_table(parse_data(found.data | {"split": "patients"}, "t"))
+    assert read.table.images == ("0.png", "1.png", "2.png", "3.png")
+
+
+def test_a_folder_that_may_not_be_listed_is_not_called_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table(tmp_path / "t.csv", [["image", "Mass"], ["0.png", "1"]])
+    listed = os.scandir
+
+    def closed(path: str) -> object:
+        if Path(path).name == "images":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return listed(path)
+
+    image(tmp_path / "images" / "0.png", 0)
+    monkeypatch.setattr("os.scandir", closed)
+    with pytest.raises(DataError, match=r"images cannot be read: Permission denied$"):
+        discover(tmp_path)
 
 
 def test_a_dicom_without_a_suffix_is_an_image(tmp_path: Path) -> None:

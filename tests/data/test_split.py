@@ -63,3 +63,8 @@ def test_another_seed_gives_another_split() -> None:
 def test_fractions_must_add_up() -> None:
     with pytest.raises(DataError, match="add up to 1"):
         by_patient(["a"], column([0.0]), fractions=(0.7, 0.1, 0.1))
+
+
+def test_a_patient_whose_name_ends_with_a_nul_has_a_split() -> None:
+    """A damaged table: numpy's strings lose a NUL at their end."""
+    assert len(by_patient(["p", "p\0", "q"], column([1, 0, 0]))) == 3

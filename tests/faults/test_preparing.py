@@ -89,6 +89,16 @@ def test_each_way_goes_on_after_a_kill_at_any_step_of_preparing(way: str, tmp_pa
     assert step > 20, "there was nothing to kill"
 
 
+def test_a_run_that_another_process_prepares_is_in_use_and_not_called_ended(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with running.locked(tmp_path / "r"):
+        (tmp_path / "r" / ".preparing").touch()
+        with pytest.raises(ConfigError, match="another run is using"):
+            running.run_job(JOB, out=tmp_path / "r")
+    assert "begun anew" not in caplog.text
+
+
 @pytest.mark.usefixtures("prepared_only")
 def test_a_half_prepared_run_is_begun_anew_and_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -97,5 +107,5 @@ def test_a_half_prepared_run_is_begun_anew_and_says_so(
     for name in (".lock", ".preparing", "half-written"):
         (tmp_path / "r" / name).touch()
     running.run_job(JOB, out=tmp_path / "r")
-    assert "ended while it was prepared; it is begun anew" in caplog.text
+    assert caplog.text.count("ended while it was prepared; it is begun anew") == 1
     assert not (tmp_path / "r" / "half-written").exists()

@@ -23,6 +23,8 @@ _SMALL = """least => [...document.querySelectorAll("body *")].filter(e => {
   return parseFloat(getComputedStyle(e).fontSize) * scale < least - 0.01;
 }).map(e => e.tagName + ": " + e.textContent.trim())"""
 _CUT = "[...document.querySelectorAll('.drawing .scroll')].filter(e => e.scrollWidth > e.clientWidth).length"
+_NO_CELLS = """[...document.querySelectorAll("td, th")]
+  .filter(e => !["table-cell", "none"].includes(getComputedStyle(e).display)).map(e => e.outerHTML)"""
 _FOLDED = """[...document.querySelectorAll("details:not([open]) > :not(summary)")]
   .filter(e => !e.checkVisibility()).length"""
 
@@ -71,6 +73,7 @@ def test_a_page_fits_is_legible_and_accessible(name: str, browser: Any, axe: str
             assert page.evaluate("document.documentElement.scrollWidth") == width, f"{where}, unfolded"
             if width == 1280:
                 assert page.evaluate(_CUT) == 0, f"{where}: a drawing is cut off"
+                assert page.evaluate(_NO_CELLS) == [], f"{where}: a cell is out of its row"
             page.evaluate(axe)
             violations = page.evaluate("axe.run()")["violations"]
             assert [(v["id"], v["nodes"][0]["html"]) for v in violations] == [], where

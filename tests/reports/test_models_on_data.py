@@ -60,6 +60,7 @@ def test_two_models_are_compared_on_the_classes_that_both_know(
     with pytest.raises(DataError):
         compare(models["all"], models["mass"], load_site_config(data["south"]), "test")
     shown = command("compare", models["all"], models["raw"], data["north"])
+    assert "near an AUROC of 1" in shown.output
     assert shown.exit_code == 0
     assert "Nodule" in shown.output
 

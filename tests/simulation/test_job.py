@@ -29,6 +29,8 @@ def test_settings_by_path_by_last_word_and_by_method() -> None:
     ("setting", "says"),
     [
         ("rouns=3", "unknown setting 'rouns'; did you mean 'rounds'"),
+        ("methd=vanilla", "unknown setting 'methd'; did you mean 'method'"),
+        ("model=cnn", "'model' is several settings; set one of them: .*model.name"),
         ("method.local.learning=3", "unknown setting"),
         (
             "method.proximal.mu=1",
@@ -75,6 +77,8 @@ def test_a_job_is_a_name_or_the_path_of_a_file_or_folder(
     monkeypatch.chdir(tmp_path)
     for job in (folder, Path("mine"), "mine", "./mine/job.py", "other.py", Path("mine/../other.py")):
         assert load_job(job) == demo
+    with pytest.raises(ConfigError, match=r"holds no job\.toml and no job\.py; `suture init` writes one"):
+        load_job(tmp_path)
     with pytest.raises(ConfigError, match=r"unknown job 'absent/job\.py'"):
         load_job(Path("absent/job.py"))
 

@@ -126,3 +126,19 @@ def test_workers_that_would_be_ignored_are_refused(tmp_path: Path) -> None:
     assert isinstance(done.exception, ConfigError)
     assert "--workers is for simulated sites" in str(done.exception)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("what", ["--out", "TMPDIR", "Python"])
+def test_a_path_that_flare_would_tear_apart_is_refused_before_anything_is_written(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the simulator ends with `return code 2`, and no log says why."""
+    blank = tmp_path / "my data"
+    if what == "TMPDIR":
+        monkeypatch.setattr("tempfile.tempdir", str(blank))
+    if what == "Python":
+        monkeypatch.setattr(sys, "executable", str(blank / "python"))
+    out = (blank if what == "--out" else tmp_path) / "run"
+    with pytest.raises(ConfigError, match=rf"my data.* \({what}\), which has a blank.* --env local"):
+        run_job(SMALL, env="sim", out=out)
+    assert not list(tmp_path.iterdir())

@@ -219,6 +219,12 @@ def test_a_study_in_a_folder_of_any_name_has_a_job_with_a_valid_one(name: str, s
     assert load_job(named).name == job.name
 
 
+def test_a_job_toml_of_another_encoding_is_told_which_to_use(study: Path) -> None:
+    (study / "job.toml").write_text(JOB_TOML, encoding="utf-16")
+    with pytest.raises(ConfigError, match=r"job\.toml is not UTF-8; save it as such"):
+        load_job(study)
+
+
 @pytest.mark.parametrize(("site", "says"), [("st.mary", "FLARE takes no '.'"), ("server", "server's data")])
 def test_a_name_that_another_environment_refuses_is_refused_at_once(
     site: str, says: str, study: Path

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import platform
+import sys
 from collections.abc import Callable
 from enum import StrEnum
 from functools import partial
@@ -142,4 +144,6 @@ app.add_typer(poc_app, name="poc")
 def main() -> None:
     """Run the command line; the entry point of `suture`."""
     keep_memory()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal in Latin-1 has no en dash
     guarded(partial(literal(app), prog_name="suture"))

@@ -147,6 +147,10 @@ def _print_error(error: SutureError) -> None:
     )
 
 
+_AROUND = 30
+"""Characters of a text that are shown on either side of one that cannot be written."""
+
+
 def guarded(command: Callable[[], Any]) -> None:
     """Call a command: exit code 2 for a wrong setting, 1 for another expected error, 130 for Ctrl-C."""
     try:
@@ -159,6 +163,13 @@ def guarded(command: Callable[[], Any]) -> None:
             raise
         _print_error(DiskError(error.errno, error.strerror, str(error.filename or "a file of this command")))
         sys.exit(1)
+    except UnicodeEncodeError as error:
+        around = error.object[max(error.start - _AROUND, 0) : error.end + _AROUND]
+        what = f"{around!r} holds bytes that are no {error.encoding}"
+        _print_error(
+            ConfigError(f"{what}; rename that folder or file, or set LC_ALL=C.UTF-8 if its name is right")
+        )
+        sys.exit(2)
     except KeyboardInterrupt:
         Console(stderr=True).print("interrupted", style="yellow")  # before a command has begun
         sys.exit(130)

@@ -47,6 +47,7 @@ def check(
     config: Annotated[Path, typer.Argument(help="A site's suture.toml.")],
 ) -> None:
     """Check a site's configuration and data: counts, unreadable images, empty classes, split leaks."""
+    from suture.core.printable import number_of
     from suture.data.config import load_site_config
     from suture.data.quality import check as check_data
     from suture.data.quality import render
@@ -54,7 +55,8 @@ def check(
     findings = check_data(load_site_config(config))
     console.print(render(findings))
     if findings.problems:
-        raise SutureError(f"{config}: {len(findings.problems)} problems; correct them before you take part")
+        problems = number_of(len(findings.problems), "problem")
+        raise SutureError(f"{config}: {problems}; correct the data before you take part")
 
 
 @data_app.command()

@@ -12,7 +12,7 @@ from rich.markup import escape
 
 from suture.cli.common import console, print_line
 from suture.core.errors import ConfigError, SutureError
-from suture.core.printable import escaped
+from suture.core.printable import escaped, number_of
 
 if TYPE_CHECKING:
     from suture.data.discovery import Answers, Discovery
@@ -128,5 +128,5 @@ def check(study: Study) -> None:
     print_line(f"page: {page} (images of patients: it stays on this machine)")
     problems = sum(len(found.problems) for found in findings.values()) + len(together.problems)
     if problems:
-        raise SutureError(f"{study}: {problems} problems; correct them before you run it")
+        raise SutureError(f"{study}: {number_of(problems, 'problem')}; correct the study before you run it")
     print_line(f"next: suture run {shlex.quote(str(study))} --env local")

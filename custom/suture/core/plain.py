@@ -92,6 +92,8 @@ def read_toml(path: Path) -> dict[str, Any]:
         check_plain(raw)
     except RecursionError:
         raise ConfigError(f"{path} is nested more than {DEEPEST} levels deep; write it flat") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path} is not UTF-8; save it as such") from None
     except ValueError as error:
         raise ConfigError(f"{path} is not valid TOML: {_why(error)}") from error
     return raw

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from suture.core.errors import DataError
 from suture.data.arrays import decode_array, is_array
@@ -147,7 +147,10 @@ def _is_dicom(data: bytes, name: str) -> bool:
 
 
 def _pillow(data: bytes, bits: int | None) -> Opened:
-    image = Image.open(io.BytesIO(data), formats=FORMATS)
+    try:
+        image = Image.open(io.BytesIO(data), formats=FORMATS)
+    except UnidentifiedImageError:  # its text is the address of the object in memory
+        raise ValueError("it is no PNG, JPEG, TIFF, BMP or DICOM; save it as one of them") from None
     check_pixels(*image.size)
     tags = getattr(image, "tag_v2", None) or {}
     # A tile is unpacked whole, whatever the size of the image.

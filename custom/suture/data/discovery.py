@@ -201,14 +201,24 @@ def _images(folder: Path) -> tuple[Path, set[str]]:
     if len(archives) == 1:
         with ImageSource(archives[0]) as source:
             return archives[0], set(source.paths())
-    found = {path.relative_to(folder).as_posix() for path in _files(folder) if _is_image(path)}
+    unread: list[OSError] = []
+    found = _images_below(folder, unread)
+    linked = [path for path in folder.iterdir() if path.is_symlink() and path.is_dir()]
+    if not found and len(linked) == 1:
+        folder = linked[0]  # a `root` may be a link
+        found = _images_below(folder, unread)
     if not found:
-        raise DataError(f"{folder} holds no image ({', '.join(SUFFIXES)})")
+        closed = "".join(f"; {error.filename} cannot be read: {error.strerror}" for error in unread)
+        raise DataError(f"{folder} holds no image ({', '.join(SUFFIXES)}){closed}")
     top = {name.partition("/")[0] for name in found}
     if len(top) == 1 and all("/" in name for name in found):
         inner = folder / top.pop()
         return inner, {name.partition("/")[2] for name in found}
     return folder, found
+
+
+def _images_below(folder: Path, unread: list[OSError]) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in _files(folder, unread) if _is_image(path)}
 
 
 def _named_elsewhere(levels: Sequence[Sequence[Path]]) -> Path | None:
@@ -225,8 +235,8 @@ def _named_elsewhere(levels: Sequence[Sequence[Path]]) -> Path | None:
     return None
 
 
-def _files(folder: Path) -> Iterator[Path]:
-    for at, folders, names in os.walk(folder):
+def _files(folder: Path, unread: list[OSError]) -> Iterator[Path]:
+    for at, folders, names in os.walk(folder, onerror=unread.append):
         folders[:] = [name for name in folders if not is_hidden(name)]
         yield from (Path(at, name) for name in names if not is_hidden(name))
 

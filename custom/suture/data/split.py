@@ -53,7 +53,7 @@ def by_patient(
         cuts = [0, *(round(len(stratum) * share) for share in accumulate(fractions))]
         for split, start, stop in zip(SPLITS, cuts, cuts[1:], strict=False):
             part_of |= dict.fromkeys(stratum[start:stop].tolist(), split)
-    return tuple(part_of[patient] for patient in patients)
+    return tuple(part_of[patient.rstrip("\0")] for patient in patients)  # as numpy's strings end
 
 
 def classes(y: NDArray[np.float32]) -> Codes:

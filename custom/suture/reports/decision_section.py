@@ -12,13 +12,20 @@ from suture.protocol.decisions import Decided, DecidedGroup, Decision, DecisionS
 from suture.protocol.records import DecisionRecord, Metrics, Run
 from suture.reports.charts import Chart
 from suture.reports.decision_charts import class_charts
+from suture.reports.formatting import percent
 from suture.reports.site_curves import ClassCurves, class_curves
 
 _RULES = {
-    "sensitivity": "a sensitivity of {sensitivity:.0%}",
-    "specificity": "a specificity of {specificity:.0%}",
+    "sensitivity": "a sensitivity of {sensitivity}",
+    "specificity": "a specificity of {specificity}",
     "youden": "the largest sum of sensitivity and specificity",
     "cost": "the least cost, where a missed finding costs {cost:g} false alarms",
+}
+
+_CALIBRATIONS = {
+    "platt": "Platt scaling",
+    "temperature": "temperature scaling",
+    "isotonic": "isotonic regression",
 }
 
 
@@ -145,7 +152,7 @@ def decision_section(
     return Section(
         target_of(found.settings),
         found.settings.coverage,
-        found.settings.calibration,
+        _CALIBRATIONS[found.settings.calibration],
         {name: at for name, at in lines.items() if at},
         [name for name in labels if name not in found.pooled],
         {name: class_charts(found.diagrams[name]) for name in labels if name in found.diagrams},
@@ -181,8 +188,8 @@ def _check(stated: Mapping[str, float], decided: Collection[str]) -> None:
 
 def target_of(settings: DecisionSettings) -> str:
     """Return what the rule of a job aims at, in words."""
-    values = {name: getattr(settings, name) for name in ("sensitivity", "specificity", "cost")}
-    return _RULES[settings.rule].format(**values)
+    rates = {name: percent(getattr(settings, name)) for name in ("sensitivity", "specificity")}
+    return _RULES[settings.rule].format(**rates, cost=settings.cost)
 
 
 def _line(found: DecisionRecord, rule: Rule, site: str, name: str, stated: float | None) -> Line:

@@ -17,7 +17,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from suture.core.printable import printable, printable_lines, printable_values
+from suture.core.printable import number_of, printable, printable_lines, printable_values
 from suture.reports.follow import followed
 
 _MARKS = {
@@ -94,7 +94,8 @@ class Progress:
         self.rounds, self.round = int(event["rounds"]), int(event["round"])
         self.sites = dict.fromkeys(map(str, event["sites"]), "")
         self._since, self._done_rounds = time.monotonic(), 0
-        line = f"{len(self.sites)} sites, {len(event['labels'])} labels, {self.rounds} rounds"
+        counts = {"site": len(self.sites), "label": len(event["labels"]), "round": self.rounds}
+        line = ", ".join(number_of(n, what) for what, n in counts.items())
         if self.round:
             line += f", continuing after round {self.round}"
         refused = (f"\n{site} does not take part: {reason}" for site, reason in event["refused"].items())

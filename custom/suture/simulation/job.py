@@ -10,7 +10,6 @@ import functools
 import importlib.util
 import json
 import sys
-import tomllib
 import traceback
 from collections.abc import Iterable
 from pathlib import Path
@@ -21,6 +20,7 @@ from pydantic.dataclasses import dataclass
 
 from suture.core.errors import ConfigError, SutureError, unknown
 from suture.core.names import as_job, check_job
+from suture.core.plain import read_toml
 from suture.core.validation import LARGEST_SEED, LIMIT, bare, parse
 from suture.data.augmentation import Augmentation
 from suture.federation.plan import Plan, Quorum, Schedule, Selection, code_hash
@@ -179,9 +179,9 @@ def _read_toml(path: Path) -> Job:
         ConfigError: the file is not TOML, or a key is unknown, missing or out of range.
     """
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8-sig"))
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+        values = read_toml(path)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
     chosen = values.get("method")
     if not isinstance(chosen, dict) or not isinstance(chosen.get("name"), str):
         raise ConfigError(f'{path}: name the method under [method]: name = "surgical"')
@@ -325,13 +325,17 @@ def _path(job: Job, key: str) -> tuple[str, ...]:
     ends = [path for path in leaves.values() if path[-1] == key]
     if len(ends) > 1:
         raise ConfigError(f"{key!r} is ambiguous: {', '.join('.'.join(p) for p in ends)}; write one of them")
+    if inside := [name for name in leaves if name.startswith(f"{key}.")]:
+        raise ConfigError(f"{key!r} is several settings; set one of them: {', '.join(sorted(inside))}")
     if not ends:
         if others := _methods_with(key):
             raise ConfigError(
                 f"{job.method.about.title} has no setting {key!r}; {', '.join(others)} "
                 f"{'has' if len(others) == 1 else 'have'} it: set method before it"
             )
-        raise unknown("setting", key, {*possible, *(path[-1] for path in leaves.values())}, listed=leaves)
+        raise unknown(
+            "setting", key, {*possible, "method", *(path[-1] for path in leaves.values())}, listed=leaves
+        )
     return ends[0]
 
 

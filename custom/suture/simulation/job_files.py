@@ -35,6 +35,10 @@ def job_file(job: str | Path) -> Path:
         path = inside[0] if inside else jobs.get(str(job), path)
     if not path.is_file() and not jobs:
         raise ConfigError(f"no job {str(job)!r}: {jobs_folder()} holds none; give the path of a job file")
+    if path.is_dir():
+        raise ConfigError(
+            f"{path} holds no job.toml and no job.py; `suture init` writes one for data of hospitals"
+        )
     if not path.is_file():
         raise unknown("job", str(job), jobs)
     return path.resolve()

@@ -50,7 +50,7 @@ from suture.reports.report import try_report, write_report
 from suture.simulation.again import command
 from suture.simulation.job import Job, check_federated, check_finetuning
 from suture.simulation.partition import SERVER
-from suture.simulation.simulator import simulate, with_first_error
+from suture.simulation.simulator import check_paths, simulate, with_first_error
 
 log = logging.getLogger(__name__)
 
@@ -121,6 +121,8 @@ def _check(job: Job, env: str, folder: Path, workers: int | None) -> None:
         check_federated(job)
     elif (workers or 1) > 1:
         source_of(type(job.method))  # raises where other processes could not load it
+    if env == "sim":
+        check_paths(folder)
     check_finetuning(job)
     if workers is not None and workers < 1:
         raise ConfigError(f"--workers {workers}: the sites need a process; give a number from 1")
@@ -301,8 +303,7 @@ def check_folder(out: Path, job: Job, *, resume: bool, overwrite: bool) -> None:
         if resume:
             raise ConfigError(f"{out} holds no run to resume; leave out --resume to begin one")
     elif _unprepared(out):
-        if (out / PREPARING).exists():
-            log.warning("%s holds a run that ended while it was prepared; it is begun anew", out)
+        return
     elif not (out / "run.json").exists():
         raise ConfigError(f"{out} is not empty and holds no run of suture; choose another --out")
     elif not overwrite:
@@ -381,6 +382,8 @@ def preparing(out: Path, job: Job, *, resume: bool, overwrite: bool) -> Iterator
     if (out / "run.json").exists() and not _unprepared(out) and not overwrite:
         yield
         return
+    if (out / PREPARING).exists():
+        log.warning("%s holds a run that ended while it was prepared; it is begun anew", out)
     atomic_write(out / PREPARING, b"")
     with writing(out):
         for path in out.iterdir():

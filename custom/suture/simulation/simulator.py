@@ -8,11 +8,12 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from suture.core.allocator import keeping_memory
-from suture.core.errors import FederationError
+from suture.core.errors import ConfigError, FederationError
 from suture.core.files import read_json
 from suture.core.printable import printable
 from suture.federation.server.record import Record
@@ -29,6 +30,21 @@ _ERROR = re.compile(rf"{_ENTRY.pattern}(?:\S+ - )?(?:ERROR|CRITICAL) - (.*)")
 _RAISED = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception|Mismatch|InUse|Aborted|Refused)\b(?:: .*)?")
 _OWN = re.compile(r"suture\.core\.errors\.\w+: ")
 _KILLED = re.compile(r"return code (?:-9|137)\b")
+
+
+def check_paths(out: Path) -> None:
+    """Refuse paths that FLARE's simulator would tear apart: it divides its commands at blanks.
+
+    Raises:
+        ConfigError: the path of the run folder, of temporary files or of Python has a blank or a quote.
+    """
+    places = {"--out": str(out.resolve()), "TMPDIR": tempfile.gettempdir(), "Python": sys.executable}
+    for what, path in places.items():
+        if re.search(r"[\s'\"\\#]", path):
+            raise ConfigError(
+                f"FLARE's simulator cannot work with the path {path} ({what}), which has a blank, a quote, "
+                "# or a backslash; choose another place, or --env local, which gives the same model"
+            )
 
 
 def simulate(out: Path, processes: int) -> None:

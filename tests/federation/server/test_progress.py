@@ -173,6 +173,22 @@ def test_rounds_of_equal_loss_are_told_apart_by_auroc_and_else_the_later_is_kept
     assert Standings.from_dict({"best": {"round": 3, "value": -0.5}, "own": {}}).best == Best(3, -0.5)
 
 
+def test_a_run_that_continues_by_another_rule_does_not_compare_its_values_with_those_of_the_former() -> None:
+    """The last round has the value 0, an AUROC is above it, and a loss below: it would never be the best."""
+    standings = Standings(by="last", best=Best(2, 0.0))
+    standings.continue_by("last", 3)
+    assert standings.best == Best(2, 0.0)
+    standings.continue_by("site_loss", 3)
+    assert standings.of("a") == 3
+    standings.note_loss(Best(4, -0.5))
+    standings.continue_by("site_loss", 5)
+    assert standings.best == Best(4, -0.5)
+    assert not standings.over(5, 2)
+    former = Standings(Best(1, -0.5))
+    former.continue_by("site_loss", 2)
+    assert former.best == Best(1, -0.5)
+
+
 @pytest.mark.parametrize(
     ("key", "value", "says"),
     [

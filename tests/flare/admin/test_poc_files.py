@@ -135,6 +135,8 @@ def test_a_study_that_the_poc_does_not_hold_is_not_run_there(make_kit: MakeKit, 
     job, kits = load_job(study), kits_in(tmp_path)
     with pytest.raises(ConfigError, match=r"sites alpha, beta, and .*study has alpha, beta, gamma; .*poc up"):
         check_study(job, tmp_path)
+    with pytest.raises(ConfigError, match="unknown site 'alpa'; did you mean 'alpha'"):
+        check_study(job, tmp_path, ["alpa", "beta"])
     with pytest.raises(ConfigError, match=r"alpha/local/suture\.toml is not what .* says now; suture poc up"):
         check_study(job, tmp_path, ["alpha"])
     (study / "gamma" / "suture.toml").unlink()

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from suture.core.errors import ConfigError, DataError
+from suture.core.printable import number_of
 from suture.core.validation import MOST_ATTRIBUTES
 from suture.data.readers.hospital_labels import LabelConfig, find_labels
 from suture.data.readers.image_list import ImageListConfig, find_split, within_root
@@ -87,14 +88,16 @@ def read_hospital(config: HospitalConfig) -> Reading:
     texts, blank = _texts(sheet, config)
     attributes = _attributes(sheet, config)
     table = Table(labels, tuple(images), tuple(patients), y, split, config.root, texts, attributes)
+    notes = found.notes
     if config.repeated == "merge":
         faults += _contradictions(sheet, table)
+        notes += () if config.finding_column else _disagreements(sheet, table)  # of which each row has one
         sheet, table = _merged(sheet, table)
     what: Literal["image", "document"] = "image" if texts is None else "document"
     faults += more + blank + row_faults(sheet, table.images, table.patients, table.split, what)
     if texts is None:
         table = replace(table, images=within_root(table.images, config, by_stem=config.image_match == "stem"))
-    return Reading(table, tuple(faults), notes=found.notes)
+    return Reading(table, tuple(faults), notes=notes)
 
 
 def _sheet(config: HospitalConfig) -> Sheet:
@@ -160,6 +163,17 @@ def _contradictions(sheet: Sheet, table: Table) -> list[str]:
     bad = [first.setdefault(image, of) != of for image, of in zip(table.images, whose, strict=True)]
     numbers = [number for number, wrong in zip(sheet.numbers, bad, strict=True) if wrong]
     return fault(sheet, numbers, "another patient or split than an earlier row of the same image")
+
+
+def _disagreements(sheet: Sheet, table: Table) -> tuple[str, ...]:
+    """A note on the images of which one row says present, and another absent."""
+    present, absent = (
+        {(table.images[row], column) for row, column in np.argwhere(table.y == value).tolist()}
+        for value in (1, 0)
+    )
+    images = {image for image, _ in present & absent}
+    what = "with rows that say present and absent of one class, which counts as present"
+    return (f"{sheet.path}: {number_of(len(images), 'image')} {what}",) if images else ()
 
 
 def _merged(sheet: Sheet, table: Table) -> tuple[Sheet, Table]:

@@ -86,11 +86,21 @@ class Standings:
         own: by the site's validation loss, where every site has a model of its own.
         improved: the round since which none was better; one that is as good may be the best and is no
             improvement.
+        by: the selection rule that `best` was found by; None in states of earlier versions.
     """
 
     best: Best | None = None
     own: dict[str, Best] = field(default_factory=dict)
     improved: Count = 0
+    by: Selection | None = None
+
+    def continue_by(self, selection: Selection, restored: int) -> None:
+        """Go on by a rule; the values of another one do not compare, so the restored round takes the place of
+        its best until another is better.
+        """
+        if self.by not in (None, selection):
+            self.best, self.improved = Best(restored, -sys.float_info.max), restored
+        self.by = selection
 
     def note(self, candidate: Best) -> None:
         """Consider a round that may be the best."""

@@ -107,7 +107,7 @@ class Server:
         self.round = 0
         self.registry = SiteRegistry({}, ())
         self.model: GlobalModel
-        self.standings = Standings()
+        self.standings = Standings(by=self.schedule.selection)
         self._facts = ClassFacts()
         self._holders: set[str] = set()  # sites that hold the tensors sent only once
         self._pending: Line | None = None  # the last round's history, until its losses are known
@@ -186,6 +186,7 @@ class Server:
         self.round = found.round
         self.standings = Standings.from_dict(found.header.standings)
         self.standings.fall_back(self.states, found.round)
+        self.standings.continue_by(self.schedule.selection, found.round)
         self._pending = found.header.pending
         self._holders = set(found.header.holders)
         self._norms = dict(found.header.norms)
@@ -378,7 +379,7 @@ class Server:
         if self.standings.best is None:
             raise FederationError(
                 "no validation loss was ever measured, so no round can be selected; give the sites "
-                "validation data (enough for their min_loss and min_count), or set selection = 'last'"
+                "validation data (enough for their min_loss and min_count), or resume with selection = 'last'"
             )
         self._keep_best()
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from suture.core.errors import ConfigError, FederationError
+from suture.core.errors import ConfigError, FederationError, unknown
 from suture.core.files import atomic_write, make_folder, replacing, writing
 from suture.data.config import SiteConfig, load_server_config
 from suture.flare.admin.kit import Kit, kits_in, poc_folder
@@ -244,6 +244,9 @@ def check_study(job: Job, folder: Path, sites: Sequence[str] = ()) -> None:
         return
     configs, (server, here) = study.configs(), parties(kits_in(folder))
     again = f"suture poc up {study.folder}"
+    for name in sites:
+        if name not in configs.keys() | here.keys():
+            raise unknown("site", name, configs)
     if (set(sites) or configs.keys() | here.keys()) - (configs.keys() & here.keys()):
         raise ConfigError(
             f"{server.folder.parent} has the sites {', '.join(sorted(here))}, and {study.folder} has "
