@@ -140,7 +140,7 @@ FAULTS = (
         stops=False,
     ),
     Fault("an unreadable image", _cut(8), r"0008\.png' cannot be read", stops=False),
-    Fault("too many unreadable images", _cut(*range(10)), "10 of 100 images cannot be read"),
+    Fault("too many unreadable images", _cut(*range(10)), "10 of 100 images cannot be used"),
     Fault(
         "an empty file",
         lambda study: (study / "alpha/images/0009.png").write_bytes(b""),
