@@ -19,6 +19,7 @@ from suture.core.files import (
     hold,
     is_temporary,
     read_json,
+    remove_leftovers,
     write_json,
     writing,
 )
@@ -90,7 +91,7 @@ def run_job(
     _check(job, env, folder, workers)
     check_folder(folder, job, resume=resume, overwrite=overwrite)
     several = env == "local" and (workers or 1) > 1 and not job.method.limits.pooled
-    with locked(folder), closing(Workers(workers or 1)) if several else nullcontext() as processes:
+    with locked(folder), _processes(folder, workers or 1) if several else nullcontext() as processes:
         with preparing(folder, job, resume=resume, overwrite=overwrite):
             job, sites = _begin(job, folder, env)
         with _recorded_end(folder):
@@ -101,6 +102,17 @@ def run_job(
                     simulate(folder, min(workers or len(sites), len(sites)))
             _finish(job, folder)
     return folder
+
+
+@contextmanager
+def _processes(folder: Path, number: int) -> Iterator[Workers]:
+    """The processes of the sites; where a run is broken off, what they were writing goes with them."""
+    try:
+        with closing(Workers(number)) as processes:
+            yield processes
+    except BaseException:
+        remove_leftovers(folder)  # they were killed
+        raise
 
 
 def run_folder(job: Job, out: str | Path | None = None) -> Path:
