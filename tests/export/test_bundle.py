@@ -213,6 +213,11 @@ def test_a_bundle_that_is_interrupted_is_no_bundle(
             write_bundle(model, folder)
     assert list(folder.parent.rglob("*")) == ([folder] if there else [])
     assert (write_bundle(model, folder) / "LICENSE").is_file()
+    assert not list(folder.parent.rglob("*.tmp"))
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    write_bundle(model, tmp_path / "link")
+    assert (tmp_path / "real" / "LICENSE").is_file()
 
 
 def test_names_in_its_table_are_those_that_suture_writes(tmp_path: Path) -> None:

@@ -105,6 +105,8 @@ sites = [
     ) for site in present
 ]
 (out / f"pids-{turn}").write_text(json.dumps([site.pid for site in sites]))
+events = out / "events.jsonl"
+events.write_text(events.read_text().rpartition("\\n")[0] + "\\n")
 with (out / "events.jsonl").open("a") as file:
     for site in HEARD[turn]:
         file.write(json.dumps({"event": "fetched", "site": site}) + "\\n")
@@ -124,7 +126,7 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     write_json(tmp_path / "job.json", {"sites": ["a", "b"]})
     write_json(tmp_path / "run.json", {"status": "running"})
     earlier = '{"event": "fetched", "site": "b"}\n{"event": "begin"}\n'
-    (tmp_path / "events.jsonl").write_text(earlier)  # of an earlier job of the run
+    (tmp_path / "events.jsonl").write_text(earlier + '{"event": "ro')  # of an earlier job of the run
     monkeypatch.setattr(start_watch, "PATIENCE", 1.0)
     monkeypatch.setattr(start_watch, "SILENCE", 2.0)
     monkeypatch.setattr(start_watch, "_SLOWER", 0.0)

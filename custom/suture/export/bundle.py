@@ -54,12 +54,16 @@ def write_bundle(source: Path, folder: Path, licence: str = NO_LICENCE) -> Path:
     found = facts.get("decisions")
     decisions = None if found is None else parse(Decisions, found, f"{source / 'model.json'}: decisions")
     digest = hashlib.sha256((source / "model.safetensors").read_bytes()).hexdigest()
-    apart = temporary_beside(folder.absolute())
+    # In a folder that is there, as it may be a link, or of another file system.
+    apart = temporary_beside(folder / "bundle" if folder.exists() else folder.absolute())
     try:
         with writing(folder):
             _fill(apart, model, facts, decisions, licence, digest)
-            make_folder(folder)
-            os.replace(apart, folder)
+            if folder.exists():
+                for part in apart.iterdir():
+                    os.replace(part, folder / part.name)
+            else:
+                os.replace(apart, folder)
     finally:
         shutil.rmtree(apart, ignore_errors=True)
     return folder

@@ -36,7 +36,7 @@ def check_paths(out: Path) -> None:
     """Refuse paths that FLARE's simulator would tear apart: it divides its commands at blanks.
 
     Raises:
-        ConfigError: the path of the run folder, of temporary files or of Python has a blank or a quote.
+        ConfigError: the path of the run folder, of temporary files or of Python has one of these characters.
     """
     places = {"--out": str(out.resolve()), "TMPDIR": tempfile.gettempdir(), "Python": sys.executable}
     for what, path in places.items():
@@ -107,7 +107,7 @@ def _why(out: Path, start: int, code: int | None) -> str:
     with (out / LOG).open("rb") as file:
         file.seek(start)
         text = file.read().decode(errors="replace")
-    if code in (-signal.SIGKILL, 128 + signal.SIGKILL) or _KILLED.search(text):
+    if code is not None and (code in (-signal.SIGKILL, 128 + signal.SIGKILL) or _KILLED.search(text)):
         why = "it was killed, as the system does when memory is full; try fewer --workers"
     else:
         why = first_logged(text) or ("" if code is None else f"it ended with code {code}")

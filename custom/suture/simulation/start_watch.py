@@ -29,8 +29,8 @@ _SLOWER = 3.0
 _NOBODY = 120.0
 """Seconds from the first process that all sites have, if none fetches a task."""
 
-_IMPORTS = 40.0
-"""The same for each site, of one core: ten times what the imports of its process take."""
+_IMPORTS = 10.0
+"""Seconds of a core for each site, whose imports take less than half; four times that if none is heard."""
 
 _LOOK = 1.0
 _WORKER = "nvflare.private.fed.app.simulator.simulator_worker"
@@ -86,9 +86,10 @@ class RollCall:
     @property
     def _limit(self) -> float:
         """Seconds from the first process after which a site that was not heard is lost."""
+        each = len(self._sites) / (os.cpu_count() or 1)
         if self._begun is not None and self._heard is not None:
-            return max(SILENCE, _SLOWER * (self._heard - self._begun))
-        return max(_NOBODY, _IMPORTS * len(self._sites) / (os.cpu_count() or 1))
+            return max(SILENCE, _SLOWER * (self._heard - self._begun), _IMPORTS * each)
+        return max(_NOBODY, 4 * _IMPORTS * each)
 
 
 def watch_start(process: subprocess.Popen[bytes], out: Path, sites: Collection[str]) -> Lost | None:
@@ -99,7 +100,8 @@ def watch_start(process: subprocess.Popen[bytes], out: Path, sites: Collection[s
         sites: each of which has a process for the whole run.
     """
     calls, path = RollCall(sites), out / "events.jsonl"
-    before = path.stat().st_size if path.exists() else 0
+    # The server deletes a line that was never ended before it writes the next.
+    before = path.read_bytes().rfind(b"\n") + 1 if path.exists() else 0
     while process.poll() is None and not _ended(out):
         events = _since(path, before)
         if any(event["event"] == "begin" for event in events):
