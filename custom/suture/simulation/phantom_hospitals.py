@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
@@ -21,6 +20,7 @@ from suture.core.files import make_folder, read_json, remove_leftovers, temporar
 from suture.core.labels import LabelSet
 from suture.core.seeds import seed_for
 from suture.core.validation import LARGEST_SEED, LIMIT, STRICT
+from suture.data.prefetch import ahead
 from suture.data.readers import DataConfig
 from suture.data.readers.hospital import HospitalConfig
 from suture.data.split import by_patient
@@ -186,24 +186,29 @@ def write_hospitals(folder: Path, spec: PhantomSpec, seed: int) -> dict[str, Pat
     Returns:
         the labels.csv of each site and of the server.
     """
+    every = {**{hospital.name: hospital for hospital in HOSPITALS}, SERVER: None}
+    missing = [name for name in every if not _is_there(folder / name, spec, seed)]
+    drawn = ((name, _drawn(every[name], spec, seed)) for name in missing)
     # Compression and the disk leave a core to the next hospital's drawing.
-    with ThreadPoolExecutor(1, "suture-phantoms") as writer:
-        written = []
-        for hospital in HOSPITALS:
-            if not _is_there(folder / hospital.name, spec, seed):
-                part = _of(hospital, spec.images, spec, seed, "site")
-                labels = LabelSet(FINDINGS if spec.every_label else hospital.labels)
-                written.append(
-                    writer.submit(_write, folder / hospital.name, part, labels, (0.7, 0.1, 0.2), spec, seed)
-                )
-        if not _is_there(folder / SERVER, spec, seed):
-            parts = [_of(h, spec.held_out // len(HOSPITALS), spec, seed, "held out") for h in HOSPITALS]
-            images, y = np.concatenate([p[0] for p in parts]), np.concatenate([p[1] for p in parts])
-            pooled = (images, y, tuple(patient for p in parts for patient in p[2]))
-            _write(folder / SERVER, pooled, LabelSet(FINDINGS), (0.0, 0.3, 0.7), spec, seed)
-        for each in written:
-            each.result()
-    return {name: folder / name / "labels.csv" for name in (*(h.name for h in HOSPITALS), SERVER)}
+    for name, part in ahead(drawn, 1):
+        _write(folder / name, part, *_annotated(every[name], spec), spec, seed)
+    return {name: folder / name / "labels.csv" for name in every}
+
+
+def _drawn(hospital: Hospital | None, spec: PhantomSpec, seed: int) -> Part:
+    """Draw the images of a hospital, or the server's, which are of all scanners."""
+    if hospital is not None:
+        return _of(hospital, spec.images, spec, seed, "site")
+    parts = [_of(h, spec.held_out // len(HOSPITALS), spec, seed, "held out") for h in HOSPITALS]
+    images, y = np.concatenate([p[0] for p in parts]), np.concatenate([p[1] for p in parts])
+    return images, y, tuple(patient for p in parts for patient in p[2])
+
+
+def _annotated(hospital: Hospital | None, spec: PhantomSpec) -> tuple[LabelSet, tuple[float, float, float]]:
+    """Return what a hospital, or the server, annotates, and the shares of its splits."""
+    if hospital is None:
+        return LabelSet(FINDINGS), (0.0, 0.3, 0.7)
+    return LabelSet(FINDINGS if spec.every_label else hospital.labels), (0.7, 0.1, 0.2)
 
 
 Part = tuple[NDArray[np.uint8], NDArray[np.float32], tuple[str, ...]]

@@ -13,9 +13,11 @@ import time
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import psutil
+
+from suture.core.files import whole_lines
 
 PATIENCE = 20.0
 """Seconds that a site may be without a process, while another one has or had one, before it is lost."""
@@ -100,10 +102,9 @@ def watch_start(process: subprocess.Popen[bytes], out: Path, sites: Collection[s
         sites: each of which has a process for the whole run.
     """
     calls, path = RollCall(sites), out / "events.jsonl"
-    # The server deletes a line that was never ended before it writes the next.
-    before = path.read_bytes().rfind(b"\n") + 1 if path.exists() else 0
+    before = len(whole_lines(path))
     while process.poll() is None and not _ended(out):
-        events = _since(path, before)
+        events = [json.loads(line) for line in whole_lines(path)[before:]]
         if any(event["event"] == "begin" for event in events):
             return None
         heard = {event["site"] for event in events if event["event"] == "fetched"}
@@ -147,15 +148,6 @@ def _words(process: psutil.Process) -> list[str]:
         return list(process.cmdline())
     except psutil.Error:
         return []
-
-
-def _since(path: Path, before: int) -> list[dict[str, Any]]:
-    """Return the whole lines of the server's events after the first bytes."""
-    if not path.exists():
-        return []
-    with path.open("rb") as file:
-        file.seek(before)
-        return [json.loads(line) for line in file.read().rpartition(b"\n")[0].splitlines()]
 
 
 def _ended(out: Path) -> bool:
