@@ -31,7 +31,8 @@ CNN = ModelSpec("cnn", size=16)
 def clean_machine(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """A HOME of its own, one thread on the CPU, no simulation's sites, and no cache from elsewhere."""
     monkeypatch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
-    for name in ("SUTURE_SITES", "SUTURE_CACHE", "SUTURE_DEVICE", "SUTURE_THREADS", "SUTURE_AMP"):
+    names = ("SITES", "CACHE", "DEVICE", "THREADS", "AMP", "MESSAGES")
+    for name in (f"SUTURE_{name}" for name in names):
         monkeypatch.delenv(name, raising=False)
     torch.set_num_threads(1)
 

@@ -14,7 +14,7 @@ from between import Between
 from rounds import conformant
 from suture.core.errors import RejectedUpdate
 from suture.federation.loop import federate
-from suture.federation.server.norm_bound import Norms, norms_of, too_large
+from suture.federation.server.norm_bound import Measure, Norms, too_large
 from suture.federation.server.server import Server
 from suture.learning.training import LocalTraining
 from suture.methods.base import Method
@@ -110,7 +110,7 @@ def test_norms_of_classes_by_hand() -> None:
     sent = {"a": torch.tensor([3.0, 4.0]), "b": torch.tensor([1.0])}
     update = Update(1, ("x", "y"), {}, {}, ones(("x", "y")), class_tensors=sent)
     egress = Egress({}, {}, class_ranges={"a": "alike", "b": (0.0, 1.0)})
-    assert norms_of(update, Payload("train"), egress) == Norms(0.0, 0.0, {"a": 5.0})
+    assert Measure()(update, Payload("train"), egress) == Norms(0.0, 0.0, {"a": 5.0})
     norms = {s: Norms(1.0, 1.0, {"a": n}) for s, n in {"p": 0.0, "q": 1.0, "r": 2.0, "s": 21.0}.items()}
     # The median is of those that sent something: 1, 2, 21.
     assert too_large(norms, 10.5) == {}

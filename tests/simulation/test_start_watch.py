@@ -89,11 +89,13 @@ def test_no_site_is_silent_that_takes_less_than_three_times_as_long_as_the_first
 
 
 SIMULATOR = """
-import json, subprocess, sys, time
+import json, os, subprocess, sys, time
 from pathlib import Path
 out, *_ = sys.argv[1:]
 out, turn = Path(out), len(list(Path(out).glob("turn-*")))
 (out / f"turn-{turn}").touch()
+assert not any(Path(os.environ["SUTURE_MESSAGES"]).iterdir())
+(Path(os.environ["SUTURE_MESSAGES"]) / "left").touch()
 if LOGGED:
     print("2026-11-22 23:42:40,044 - Runner - ERROR - run_client_thread error: reset by peer")
 worker = "nvflare.private.fed.app.simulator.simulator_worker"
@@ -149,6 +151,7 @@ def test_a_simulator_that_has_lost_a_site_is_started_again_and_leaves_no_process
     out = started("a", "ab")
     simulate(out, 2)
     assert len(list(out.glob("turn-*"))) == 2
+    assert not (out / ".messages").exists()
     [left] = json.loads((out / "pids-0").read_text())
     assert not psutil.pid_exists(left)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import warnings
 from collections.abc import Mapping
@@ -19,9 +20,12 @@ from nvflare.fuel.utils.fobs.decomposers.via_downloader import EncKey, EncType
 from torch import Tensor
 
 from suture.core.errors import ConfigError, RejectedUpdate, shown
+from suture.flare.tensor_files import Incoming, Outgoing, bytes_of, folder
 from suture.flare.workspace import simulated
 from suture.protocol.packing import Packed
 from suture.protocol.privacy import NO_ENCRYPTION
+
+log = logging.getLogger(__name__)
 
 _HEADER = "suture"
 
@@ -34,8 +38,12 @@ INLINE_HERE = 32 * 2**20
 _INLINE = "suture.inline"
 """Key of FLARE's context of one message: bytes of tensors that are in it so far."""
 
-_LARGE = 2**16
-"""Bytes of a tensor from which on it is a section of the message, which FLARE sends without copying it."""
+LARGE = 2**16
+"""Bytes of a tensor from which on it is a section of the message, which FLARE sends without copying it,
+or lies in a file."""
+
+_FILES = "suture.files"
+"""Key of the same context: the files of the message."""
 
 _TYPES = {str(t): t for t in (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64)}
 """The types of such tensors, by the name that travels; others go as FLARE sends them."""
@@ -46,11 +54,14 @@ class Tensors(TensorDecomposer):
 
     FLARE offers tensors for download, which the receiver requests in parts. A message is asked for again when
     it has not come within `communication_timeout`, however far it is, so that large ones would never pass a
-    slow line. Where there is none, one message takes less time, and less memory at the server.
+    slow line. Where there is none, one message takes less time, and less memory at the server. In the
+    simulator large tensors pass in files.
     """
 
     def decompose(self, target: Any, manager: DatumManager | None = None) -> Any:
         if isinstance(target, Tensor) and manager:
+            if place := _in_file(target, manager):
+                return {EncKey.TYPE: EncType.NATIVE, EncKey.DATA: place}
             size = manager.fobs_ctx.get(_INLINE, 0) + target.numel() * target.element_size()
             if size <= (INLINE_HERE if simulated() else INLINE):
                 manager.fobs_ctx[_INLINE] = size
@@ -59,11 +70,10 @@ class Tensors(TensorDecomposer):
 
     def native_decompose(self, target: Tensor, manager: DatumManager | None = None) -> bytes | list[Any]:
         """Return the bytes of safetensors; of a large tensor [the section's name, its type, its shape]."""
-        large = target.numel() * target.element_size() >= _LARGE
-        if not large or str(target.dtype) not in _TYPES or manager is None:
+        if not _is_large(target) or manager is None:
             content: bytes = super().native_decompose(target.contiguous(), manager)
             return content
-        section = Datum.blob_datum(target.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+        section = Datum.blob_datum(bytes_of(target))
         manager.add_datum(section)
         return [section.datum_id, str(target.dtype), list(target.shape)]
 
@@ -77,15 +87,52 @@ class Tensors(TensorDecomposer):
             tensor: Tensor = super().native_recompose(data, manager)
             return tensor
         match data:
-            case [str(name), str(type_), [*shape]] if type_ in _TYPES and all(map(_is_side, shape)):
-                section = manager.get_datum(name)
+            case [*place, str(type_), [*shape]] if type_ in _TYPES and all(map(_is_side, shape)):
+                dtype = _TYPES[type_]
             case _:
                 raise ValueError("a tensor of an unknown type, or of an impossible shape")
-        if section is None or section.datum_type != DatumType.BLOB:
-            raise ValueError("a tensor without its bytes")
-        if len(section.value) != math.prod(shape) * _TYPES[type_].itemsize:
-            raise ValueError("a tensor whose bytes do not fit its shape")
-        return torch.frombuffer(section.value, dtype=_TYPES[type_]).view(shape)
+        match place:
+            case [str(section)]:
+                return _of_section(manager, section, shape, dtype)
+            case [str(file), int(start)]:
+                return _of_file(manager, file, start, shape, dtype)
+        raise ValueError("a tensor that is nowhere")
+
+
+def _of_section(manager: DatumManager, name: str, shape: list[int], dtype: torch.dtype) -> Tensor:
+    section = manager.get_datum(name)
+    if section is None or section.datum_type != DatumType.BLOB:
+        raise ValueError("a tensor without its bytes")
+    if len(section.value) != math.prod(shape) * dtype.itemsize:
+        raise ValueError("a tensor whose bytes do not fit its shape")
+    return torch.frombuffer(section.value, dtype=dtype).view(shape)
+
+
+def _of_file(manager: DatumManager, name: str, start: int, shape: list[int], dtype: torch.dtype) -> Tensor:
+    if (where := folder()) is None:
+        raise ValueError("a tensor in a file, which only the simulator has")
+    incoming: Incoming = manager.fobs_ctx.setdefault(_FILES, Incoming(where))
+    return incoming.take(name, start, shape, dtype)
+
+
+def _is_large(tensor: Tensor) -> bool:
+    return tensor.nbytes >= LARGE and str(tensor.dtype) in _TYPES
+
+
+def _in_file(tensor: Tensor, manager: DatumManager) -> list[Any] | None:
+    """Put a large tensor into a file, in the simulator; return [the file's name, its place, type, shape]."""
+    where = folder()
+    if where is None or not _is_large(tensor):
+        return None
+    if _FILES not in manager.fobs_ctx:
+        manager.fobs_ctx[_FILES] = outgoing = Outgoing(where)
+        manager.register_post_cb(lambda _: outgoing.close())
+    try:
+        name, start = manager.fobs_ctx[_FILES].put(tensor)
+    except OSError as error:
+        log.warning("a tensor is sent within its message, because its file could not be written: %s", error)
+        return None
+    return [name, start, str(tensor.dtype), list(tensor.shape)]
 
 
 def _is_side(value: object) -> bool:

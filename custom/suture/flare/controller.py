@@ -28,9 +28,10 @@ from suture.federation.plan import Plan, Schedule
 from suture.federation.server.collector import Receiver
 from suture.federation.server.server import Server, find_server_config, open_server
 from suture.flare.bell import ring
-from suture.flare.codec import from_shareable_, from_text, register, to_shareable
+from suture.flare.codec import LARGE, from_shareable_, from_text, register, to_shareable
 from suture.flare.event_feed import GROUP, EventFeed
 from suture.flare.job_guard import JobGuard
+from suture.flare.tensor_files import written_once
 from suture.flare.workspace import (
     check_method_allowed,
     claim_experiment,
@@ -180,6 +181,10 @@ class FlareTransport:
         Raises:
             Aborted: the job was aborted, or its server has died.
         """
+        with written_once([packed.tensors for packed in payloads.values()], LARGE):
+            return self._exchanged(task, payloads, receive)
+
+    def _exchanged(self, task: TaskName, payloads: Mapping[str, Packed], receive: Receiver) -> dict[str, str]:
         deadline = time.monotonic() + self._timeout
         answers = self._answers = _Answers(payloads, receive)
         tasks = self._tasks = {site: self._task(task, packed, answers) for site, packed in payloads.items()}

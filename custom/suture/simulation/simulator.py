@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from pathlib import Path
 
 from suture.core.allocator import keeping_memory
 from suture.core.errors import ConfigError, FederationError
-from suture.core.files import read_json
+from suture.core.files import make_folder, read_json
 from suture.core.printable import printable
 from suture.federation.server.record import Record
 from suture.federation.site.abstention import first_recorded
@@ -77,7 +78,9 @@ def simulate(out: Path, processes: int) -> None:
 def _run(out: Path, processes: int, watched: Sequence[str]) -> tuple[int | None, Lost | None]:
     """Run the simulator; return its exit code, or the site whose loss at the start has ended it."""
     command = [sys.executable, "-m", "suture.flare.simulate", str(out), str(processes)]
-    environment = keeping_memory({**os.environ, "SUTURE_SITES": str((out / "sites").resolve())})
+    folder = _emptied(out / ".messages")
+    own = {"SUTURE_SITES": str((out / "sites").resolve()), "SUTURE_MESSAGES": str(folder.resolve())}
+    environment = keeping_memory({**os.environ, **own})
     with (out / LOG).open("ab") as printed:
         process = subprocess.Popen(
             command, env=environment, stdout=printed, stderr=subprocess.STDOUT, start_new_session=True
@@ -95,6 +98,15 @@ def _run(out: Path, processes: int, watched: Sequence[str]) -> tuple[int | None,
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
             raise
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _emptied(folder: Path) -> Path:
+    """Make the folder of the messages under way anew; one that was killed may have left some."""
+    shutil.rmtree(folder, ignore_errors=True)
+    make_folder(folder)
+    return folder
 
 
 def _why(out: Path, start: int, code: int | None) -> str:

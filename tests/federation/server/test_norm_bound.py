@@ -11,7 +11,7 @@ import torch
 from between import Between
 from rounds import conformant
 from suture.federation.loop import federate
-from suture.federation.server.norm_bound import Norms, norms_of, too_large
+from suture.federation.server.norm_bound import Measure, Norms, too_large
 from suture.federation.server.server import Server
 from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
@@ -26,15 +26,15 @@ def test_norms_by_hand() -> None:
     received = Payload("train", shared={"w": torch.tensor([3.0, 4.0])}, head={"b": torch.tensor([0.0])})
     update = Update(1, (), {"w": torch.tensor([3.0, 6.0])}, {"b": torch.tensor([1.0])}, ones(()))
     egress = Egress({}, {})
-    assert norms_of(update, received, egress) == Norms(pytest.approx(5**0.5), 5.0)
+    assert Measure()(update, received, egress) == Norms(pytest.approx(5**0.5), 5.0)
     gradient = replace(update, kind="gradient")
-    assert norms_of(gradient, received, egress) == Norms(pytest.approx(46**0.5), 5.0)
+    assert Measure()(gradient, received, egress) == Norms(pytest.approx(46**0.5), 5.0)
 
 
 def test_the_largest_floats_have_a_norm() -> None:
     received = Payload("train", shared={"w": torch.full((4,), 3e38)})
     update = Update(1, (), {"w": torch.full((4,), -3e38)}, {}, ones(()))
-    assert norms_of(update, received, Egress({}, {})).update == pytest.approx(1.2e39)
+    assert Measure()(update, received, Egress({}, {})).update == pytest.approx(1.2e39)
 
 
 def test_limits_by_hand() -> None:

@@ -17,7 +17,7 @@ from suture.core.errors import FederationError, RejectedUpdate
 from suture.core.files import make_folder
 from suture.core.printable import printable
 from suture.federation.server.attendance import Attendance
-from suture.federation.server.norm_bound import Norms, norms_of, too_large
+from suture.federation.server.norm_bound import Measure, Norms, too_large
 from suture.protocol.check import Expectation, check_reply
 from suture.protocol.half import Narrow, restored
 from suture.protocol.messages import Abstain, Evaluation, Metrics, Payload, Reply, Scores, SiteInfo, Update
@@ -71,6 +71,7 @@ class UpdateCollector:
         self._answers: dict[str, Reply] = {}
         self._accepted_at: dict[str, float] = {}
         self.norms: dict[str, Norms] = {}
+        self._measure = Measure()
         self._exchange = 0
         self._fault: OSError | None = None
         self.attendance = Attendance(notify)
@@ -89,6 +90,7 @@ class UpdateCollector:
         self._payloads = {site: payload for site, (payload, _) in assignments.items()}
         self._answers, self._fault, self.since = {}, None, time.monotonic()
         self._accepted_at, self.norms, self._exchange = {}, {}, self._exchange + 1
+        self._measure = Measure()
         self.attendance.offer(packed)
         self.lines = {
             site: {"status": "missing", "reason": None, "bytes_down": p.nbytes, "bytes_up": 0}
@@ -176,7 +178,7 @@ class UpdateCollector:
             line |= {"weight": reply.weight, "train_loss": reply.train_loss, "scalars": dict(reply.scalars)}
             if not bool((reply.class_weights == 1).all()):
                 line["rows"] = dict(zip(reply.labels, reply.class_weights.tolist(), strict=True))
-            self.norms[site] = norms_of(reply, self._payloads[site], self._expected[site].egress)
+            self.norms[site] = self._measure(reply, self._payloads[site], self._expected[site].egress)
             self._accepted_at[site] = time.monotonic()
             # What stays in memory does not grow with the model: `updates` puts the tensors back.
             no_tensors: dict[str, Any] = {"shared": {}, "head": {}, "class_tensors": {}}

@@ -41,14 +41,25 @@ class Norms:
     classes: Mapping[str, float] = field(default_factory=dict)
 
 
-def norms_of(update: Update, received: Payload, egress: Egress) -> Norms:
-    """Return the norms of an update, in float64, reading one block of a tensor at a time."""
-    sent = {**update.shared, **update.head}
-    base = {k: t for k, t in {**received.shared, **received.head}.items() if t.is_floating_point()}
-    gradient = update.kind == "gradient"
-    moved = (_norm(sent[k], None if gradient else t) for k, t in base.items())
-    alike = {k: _norm(t) for k, t in update.class_tensors.items() if egress.class_ranges.get(k) == ALIKE}
-    return Norms(math.hypot(*moved), math.hypot(*map(_norm, base.values())), alike)
+class Measure:
+    """Measures the updates of one exchange. What several sites have received is measured once."""
+
+    def __init__(self) -> None:
+        self._received: dict[int, tuple[Tensor, float]] = {}  # by identity, which a tensor that is kept keeps
+
+    def __call__(self, update: Update, received: Payload, egress: Egress) -> Norms:
+        """Return the norms of an update, in float64, reading one block of a tensor at a time."""
+        sent = {**update.shared, **update.head}
+        base = {k: t for k, t in {**received.shared, **received.head}.items() if t.is_floating_point()}
+        gradient = update.kind == "gradient"
+        moved = (_norm(sent[k], None if gradient else t) for k, t in base.items())
+        alike = {k: _norm(t) for k, t in update.class_tensors.items() if egress.class_ranges.get(k) == ALIKE}
+        return Norms(math.hypot(*moved), math.hypot(*map(self._norm_received, base.values())), alike)
+
+    def _norm_received(self, tensor: Tensor) -> float:
+        if id(tensor) not in self._received:
+            self._received[id(tensor)] = tensor, _norm(tensor)
+        return self._received[id(tensor)][1]
 
 
 def _norm(tensor: Tensor, other: Tensor | None = None) -> float:
