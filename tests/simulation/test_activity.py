@@ -8,9 +8,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
+import psutil
 import pytest
 
+from suture.core.files import MAKING, only_maker
 from suture.simulation.activity import SIMULATOR, Activity, Standstill, look
 from suture.simulation.start_watch import end
 
@@ -19,6 +22,9 @@ SPIN = "while True: pass"
 SLEEP = "import time; time.sleep(60)"
 A_THREAD = f"import threading, time; threading.Thread(target=lambda: exec({SPIN!r})).start(); time.sleep(60)"
 A_CHILD = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {SPIN!r}])"
+MAKES = (
+    "import pathlib, sys, time, suture.core.files as f\nwith f.only_maker(pathlib.Path({!r})): time.sleep(60)"
+)
 WRITES = "import time\nwhile True: open('/dev/null', 'wb').write(bytes(2**18)); time.sleep(0.01)"
 
 Start = Callable[[str, str], subprocess.Popen[bytes]]
@@ -55,6 +61,18 @@ def test_who_sleeps_or_is_stopped_stands_still_and_who_works_does_not(start: Sta
     assert {name: found[name] for name in works if found[name] >= 10} == {}
     process.send_signal(signal.SIGCONT)
     looks(lambda still: still["stopped"] == 0)
+
+
+def test_who_waits_until_another_process_has_made_a_file_does_not_stand_still(
+    start: Start, tmp_path: Path
+) -> None:
+    lock = tmp_path / f".images{MAKING}"
+    with only_maker(tmp_path / "images"):
+        waits = start("waits", MAKES.format(str(tmp_path / "images")))
+        start("sleeps", SLEEP)
+        while not any(Path(file.path) == lock for file in psutil.Process(waits.pid).open_files()):
+            time.sleep(0.1)
+        assert looks(lambda still: still.get("sleeps", 0) >= 20)["waits"] < 10
 
 
 def test_a_site_without_a_process_has_no_activity(start: Start) -> None:

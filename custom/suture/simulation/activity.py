@@ -9,6 +9,8 @@ from pathlib import Path
 
 import psutil
 
+from suture.core.files import MAKING
+
 SIMULATOR = ""
 """Name, beside those of the sites, of the processes that are not a site's."""
 
@@ -29,7 +31,8 @@ class Activity:
         pids: of the processes.
         cpu: seconds of a core.
         transferred: bytes, read from and written to whatever is a file.
-        busy: whether a thread of theirs has, or waits for, a core, a disk or swapped memory.
+        busy: whether a thread of theirs has, or waits for, a core, a disk or swapped memory; or a process
+            makes a file that several share, or waits until another one has made it.
     """
 
     pids: set[int] = field(default_factory=set)
@@ -50,7 +53,7 @@ class Activity:
             with suppress(AttributeError, psutil.AccessDenied):  # another system has no such counters
                 counted = process.io_counters()
                 self.transferred += counted.read_chars + counted.write_chars
-        self.busy = self.busy or not _states(process).isdisjoint("RD")
+        self.busy = self.busy or not _states(process).isdisjoint("RD") or _makes(process)
 
 
 def look(pid: int) -> dict[str, Activity]:
@@ -103,6 +106,11 @@ def _site(process: psutil.Process) -> str | None:
     """Return the site for which FLARE's simulator has started a process; None for another one."""
     words = process.cmdline()
     return words[words.index("--client") + 1] if _WORKER in words and "--client" in words else None
+
+
+def _makes(process: psutil.Process) -> bool:
+    """Whether a process makes, or waits for, a file that several share; see `only_maker`."""
+    return any(file.path.endswith(MAKING) for file in process.open_files())
 
 
 def _states(process: psutil.Process) -> set[str]:
