@@ -44,7 +44,7 @@ def test_each_site_has_a_process_where_there_are_cores(
 ) -> None:
     seen: list[int | None] = []
     monkeypatch.setattr(run, "execute", lambda *words: seen.append(words[2].workers))
-    monkeypatch.setattr(run, "cpu_count", lambda: cores)
+    monkeypatch.setattr(run, "usable_cores", lambda: cores)
     assert CliRunner().invoke(app, ["demo", *given]).exit_code == 0
     assert seen == [workers]
 

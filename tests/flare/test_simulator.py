@@ -7,12 +7,15 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import hostile_site
+import psutil
 import pytest
 import torch
 
@@ -24,7 +27,7 @@ from suture.learning.finetuning import FineTuning
 from suture.methods.meta.pmfl import PMFL
 from suture.models import ModelSpec
 from suture.protocol.packing import load
-from suture.simulation import PhantomSites, SingleTargetSites, StudySites
+from suture.simulation import PhantomSites, SingleTargetSites, StudySites, start_watch
 from suture.simulation.job import Job, load_job, with_settings
 from suture.simulation.run import run_job
 
@@ -206,6 +209,30 @@ def test_failure_in_the_simulator_tells_the_sites_own_error(
         run("sim", tmp_path / "r")
     assert "Traceback" not in str(caught.value)
     assert json.loads((tmp_path / "r" / "run.json").read_text())["status"] == "failed"
+
+
+def stop_once(site: str) -> None:
+    """Stop the first process that FLARE's simulator starts for a site below this one."""
+    while True:
+        for process in psutil.Process().children(recursive=True):
+            with suppress(psutil.Error):
+                words = process.cmdline()
+                if "--client" in words and words[words.index("--client") + 1] == site:
+                    process.suspend()
+                    return
+        time.sleep(0.05)
+
+
+def test_a_site_that_hangs_at_its_start_is_noticed_and_the_simulator_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(start_watch, "STILL", 8)
+    threading.Thread(target=stop_once, args=["lakeside"], daemon=True).start()
+    out = run("sim", tmp_path / "r", settings=["rounds=1"])
+    [said] = [line for name, _, line in caplog.record_tuples if name == "suture.simulation.simulator"]
+    lost = "lakeside: its process in FLARE's simulator fetched no task before the first round"
+    assert said == f"{lost}; it is started again"
+    assert json.loads((out / "run.json").read_text())["status"] == "finished"
 
 
 def test_ctrl_c_stops_everything_and_resume_ends_with_the_same_bytes(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -14,21 +15,30 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from suture.core.errors import FederationError
-from suture.core.files import write_json
-from suture.simulation import start_watch
+from suture.core.errors import FederationError, InUse
+from suture.core.files import hold, write_json
+from suture.federation.server.record import LOCK
+from suture.federation.site.site import TAKEOVER
+from suture.simulation import simulator, start_watch
+from suture.simulation.activity import SIMULATOR, Activity, Standstill
 from suture.simulation.simulator import simulate
-from suture.simulation.start_watch import PATIENCE, SILENCE, Lost, RollCall
+from suture.simulation.start_watch import LONGEST, PATIENCE, STILL, UNANSWERED, Lost, RollCall, Seen
 
 START = subprocess.Popen
 
 
+def seen(present: str, fetched: str = "ab", answered: str = "", still: str = "") -> Seen:
+    """What a look shows; each site that stands still does so for ever, as does the simulator, "-"."""
+    looks = {SIMULATOR: 10_000 if "-" in still else 0, **{s: 10_000 * (s in still) for s in present}}
+    return Seen(looks, fetched, answered)
+
+
 @pytest.mark.parametrize(
-    ("seen", "lost"),
+    ("looks", "lost"),
     [
         ([(0, "")], None),
-        ([(0, ""), (3600, "")], None),  # the simulator itself is slow
-        ([(0, "ab"), (3600, "ab")], None),  # a site reads its images
+        ([(0, ""), (LONGEST, "")], None),  # the simulator itself is slow
+        ([(0, "ab"), (9_999, "ab")], None),  # a site reads its images
         ([(0, "a"), (PATIENCE - 1, "a"), (PATIENCE, "ab"), (9 * PATIENCE, "ab")], None),
         ([(0, "a"), (PATIENCE, "a")], "b"),  # it never came
         ([(0, "ab"), (100, "b"), (100 + PATIENCE, "b")], "a"),  # it ended
@@ -37,58 +47,83 @@ START = subprocess.Popen
         ([(0, "ab"), (100, ""), (100 + PATIENCE, "")], "a"),
     ],
 )
-def test_which_site_is_lost(seen: list[tuple[float, str]], lost: str | None) -> None:
-    calls = RollCall(["a", "b"])
-    said = [calls.lost(list(present), ["a", "b"], now) for now, present in seen]
+def test_which_site_has_ended(looks: list[tuple[float, str]], lost: str | None) -> None:
+    calls = RollCall("ab")
+    said = [calls.lost(seen(present), now) for now, present in looks]
     assert said[-1] == (Lost(lost, "ended") if lost else None)
     assert not any(said[:-1])
 
 
 @pytest.mark.parametrize(
-    ("seen", "lost"),
+    ("shown", "lost"),
     [
-        ([(0, ""), (8, "a"), (SILENCE - 1, "a"), (SILENCE, "ab"), (9_999, "ab")], None),
-        ([(0, ""), (8, "a"), (SILENCE, "a")], "b"),
-        ([(0, ""), (30, "a"), (SILENCE, "a"), (89, "a"), (90, "ab")], None),  # all are slow
-        ([(0, ""), (30, "a"), (SILENCE, "a"), (89, "a"), (90, "a")], "b"),
-        ([(0, ""), (119, "")], None),
-        ([(0, ""), (119, ""), (120, "")], "a"),  # none of two on two cores was heard
-        ([(100, ""), (219, ""), (219.5, "b"), (457, "b"), (458.5, "b")], "a"),  # from the first process
+        (seen("ab", "", still=""), None),  # all import
+        (seen("ab", "", still="ab"), None),  # the server reads its images
+        (seen("ab", "", still="-"), None),
+        (seen("ab", "", still="-ab"), Lost("a", "fetched no task")),
+        (seen("ab", "", still="-b"), Lost("b", "fetched no task")),
+        (seen("ab", "a", still="-"), None),
+        (seen("ab", "a", still="-b"), Lost("b", "fetched no task")),
+        (seen("ab", "ab", "a", still="-"), None),  # b reads its images
+        (seen("ab", "ab", "a", still="-a"), None),
+        (seen("ab", "ab", "ab", still="-ab"), None),  # the server alone has something to do
+        (seen("ab", "ab", "a", still="-b"), Lost("b", "did not answer its first task")),
+        (seen("", "", still="-"), Lost(None, "never began")),
     ],
 )
-def test_which_site_is_silent(seen: list[tuple[float, str]], lost: str | None) -> None:
-    calls = RollCall(["a", "b"])
-    said = [calls.lost(["a", "b"], list(heard), now) for now, heard in seen]
-    assert said[-1] == (Lost(lost, "fetched no task") if lost else None)
-    assert not any(said[:-1])
+def test_which_site_hangs(shown: Seen, lost: Lost | None) -> None:
+    assert RollCall("ab").lost(shown, 0) == lost
 
 
-def test_many_sites_on_few_cores_have_time_for_their_imports(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(start_watch.os, "cpu_count", lambda: 2)
-    sites = [f"s{i:02d}" for i in range(50)]
-    calls = RollCall(sites)
-    assert calls.lost(sites, [], 0) is None
-    assert calls.lost(sites, [], 50 * 40 / 2 - 1) is None
-    assert calls.lost(sites, [], 50 * 40 / 2) == Lost("s00", "fetched no task")
+def test_a_site_hangs_that_stands_still_together_with_the_simulator_for_long_enough() -> None:
+    def lost(simulator: int, site: int, fetched: str) -> Lost | None:
+        return RollCall("ab").lost(Seen({SIMULATOR: simulator, "a": 0, "b": site}, fetched, "a"), 0)
+
+    assert not lost(STILL - 1, 999, "a")
+    assert not lost(999, STILL - 1, "a")
+    assert lost(STILL, STILL, "a")
+    assert not lost(UNANSWERED - 1, 999, "ab")
+    assert not lost(999, UNANSWERED - 1, "ab")
+    assert lost(UNANSWERED, UNANSWERED, "ab")
+
+
+def test_a_site_waits_for_the_lock_of_its_folder_without_being_lost() -> None:
+    assert UNANSWERED > TAKEOVER
+
+
+def test_what_works_without_end_is_lost_after_all() -> None:
+    sites = [f"s{i}" for i in range(20)]
+    calls, last = RollCall(sites), LONGEST + 20 * 30.0
+    works = Seen(dict.fromkeys([SIMULATOR, *sites], 0), sites[:19])
+    assert calls.lost(works, 0) is None
+    assert calls.lost(works, last - 1) is None
+    assert calls.lost(works, last) == Lost("s19", "fetched no task")
+    assert RollCall([]).lost(Seen({SIMULATOR: 0}), 0) is None
+    calls = RollCall([])  # they share processes
+    assert calls.lost(Seen({SIMULATOR: 0}), 0) is None
+    assert calls.lost(Seen({SIMULATOR: 0}), LONGEST) == Lost(None, "never began")
 
 
 @given(
-    st.lists(st.floats(0, 1e4), min_size=2, max_size=8),
-    st.floats(1, 2.99),
+    st.lists(
+        st.tuples(st.sampled_from(["", "a", "b", "ab"]), st.booleans(), st.booleans()),
+        min_size=1,
+        max_size=60,
+    )
 )
-def test_no_site_is_silent_that_takes_less_than_three_times_as_long_as_the_first(
-    starts: list[float], slower: float
+def test_no_site_is_lost_that_works_at_every_other_look_or_has_answered(
+    course: list[tuple[str, bool, bool]],
 ) -> None:
-    """Whatever a process does after its first task, and however long the first one took."""
-    first = min(1 + start / 100 for start in starts)  # of about 100 s at most, so that somebody is heard
-    at = {f"s{i}": min(1 + start / 100, first * slower) for i, start in enumerate(starts)}
-    calls = RollCall(list(at))
-    for now in sorted({0.0, *at.values(), 1e5}):
-        heard = [site for site, then in at.items() if then <= now]
-        assert calls.lost(list(at), heard, now) is None
+    """Whatever the others and the simulator do, in less than the longest time."""
+    calls, still = RollCall("ab"), Standstill()
+    for now, (answered, rests, simulator_rests) in enumerate(course * 5):
+        cpu = {SIMULATOR: 0.0 if simulator_rests else now, "a": 0.0 if rests else now, "b": now // 2}
+        activities = {name: Activity({len(name)}, float(used)) for name, used in cpu.items()}
+        lost = calls.lost(Seen(still.note(activities), answered, answered), now)
+        assert lost is None or (lost.site == "a" and rests and "a" not in answered)
 
 
-SIMULATOR = """
+PROGRAM = """
 import json, os, subprocess, sys, time
 from pathlib import Path
 out, *_ = sys.argv[1:]
@@ -112,7 +147,9 @@ events.write_text(events.read_text().rpartition("\\n")[0] + "\\n")
 with (out / "events.jsonl").open("a") as file:
     for site in HEARD[turn]:
         file.write(json.dumps({"event": "fetched", "site": site}) + "\\n")
-if len(present) < 2 or len(HEARD[turn]) < 2:
+    for site in ANSWERED[turn]:
+        file.write(json.dumps({"event": "answer", "site": site}) + "\\n")
+if len(present) < 2 or len(HEARD[turn]) < 2 or len(ANSWERED[turn]) < 2:
     time.sleep(60)
 with (out / "events.jsonl").open("a") as file:
     file.write('{"event": "begin"}\\n')
@@ -130,13 +167,20 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     earlier = '{"event": "fetched", "site": "b"}\n{"event": "begin"}\n'
     (tmp_path / "events.jsonl").write_text(earlier + '{"event": "ro')  # of an earlier job of the run
     monkeypatch.setattr(start_watch, "PATIENCE", 1.0)
-    monkeypatch.setattr(start_watch, "SILENCE", 2.0)
-    monkeypatch.setattr(start_watch, "_SLOWER", 0.0)
+    monkeypatch.setattr(start_watch, "STILL", 20)
+    monkeypatch.setattr(start_watch, "UNANSWERED", 30)
     monkeypatch.setattr(start_watch, "_LOOK", 0.05)
 
-    def start(*present: str, heard: Sequence[str] = ("ab",) * 3, logged: bool = True) -> Path:
-        script = SIMULATOR.replace("PRESENT", repr(present)).replace("HEARD", repr(heard))
-        script = script.replace("LOGGED", repr(logged))
+    def start(
+        *present: str,
+        heard: Sequence[str] = ("ab",) * 3,
+        answered: Sequence[str] = ("ab",) * 3,
+        logged: bool = True,
+    ) -> Path:
+        values = {"PRESENT": present, "HEARD": heard, "ANSWERED": answered, "LOGGED": logged}
+        script = PROGRAM
+        for name, value in values.items():
+            script = script.replace(name, repr(value))
 
         def other(command: list[str], **how: Any) -> Any:
             return START([sys.executable, "-c", script, *command[3:]], **how)
@@ -166,6 +210,36 @@ def test_a_site_that_is_lost_twice_is_named_with_the_first_error(started: Any) -
     assert len(list(out.glob("turn-*"))) == 2
 
 
+def test_the_end_of_an_earlier_job_ends_no_watch(started: Any) -> None:
+    out = started("a", "ab")
+    write_json(out / "run.json", {"status": "failed", "error": "earlier", "finished": "2026-11-22"})
+    simulate(out, 2)
+    assert len(list(out.glob("turn-*"))) == 2
+
+
+def test_a_simulator_that_starts_no_process_is_named(started: Any) -> None:
+    out = started("", "", "ab", heard=("", "", "ab"), logged=False)
+    with pytest.raises(
+        FederationError, match=r"^FLARE's simulator has started no process of a site, twice; "
+    ):
+        simulate(out, 2)
+    assert len(list(out.glob("turn-*"))) == 2
+
+
+def test_a_run_whose_earlier_simulator_still_works_is_refused(
+    started: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = started("ab")
+    monkeypatch.setattr(simulator, "TAKEOVER", 0.0)
+    with (
+        hold(out / LOCK, 0),
+        pytest.raises(InUse, match=f"another process is using .* .process {os.getpid()}"),
+    ):
+        simulate(out, 2)
+    assert not list(out.glob("turn-*"))
+    simulate(out, 2)
+
+
 def test_sites_that_share_processes_are_not_watched(started: Any) -> None:
     out = started("ab")
     write_json(out / "job.json", {"sites": ["a", "b", "c"]})
@@ -186,6 +260,15 @@ def test_a_site_that_is_silent_twice_is_named(started: Any) -> None:
         FederationError,
         match=r"^b: its process in FLARE's simulator fetched no task before the first round, twice; "
         r"\S+flare.log and the logs in \S+flare say more$",
+    ):
+        simulate(out, 2)
+    assert len(list(out.glob("turn-*"))) == 2
+
+
+def test_a_site_whose_answer_never_comes_is_named(started: Any) -> None:
+    out = started("ab", "ab", "ab", answered=("a", "a", "ab"), logged=False)
+    with pytest.raises(
+        FederationError, match=r"^b: its process .* did not answer its first task before the "
     ):
         simulate(out, 2)
     assert len(list(out.glob("turn-*"))) == 2

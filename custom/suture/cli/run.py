@@ -8,7 +8,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from os import cpu_count
 from pathlib import Path
 from shutil import which
 from typing import TYPE_CHECKING, Annotated
@@ -30,6 +29,7 @@ from suture.cli.common import (
 )
 from suture.cli.jobs import run_remotely, show_run
 from suture.cli.live import Tracker, accompanied
+from suture.core.cores import usable_cores
 
 if TYPE_CHECKING:
     from suture.simulation.job import Job
@@ -110,7 +110,7 @@ def demo(
     workers: Workers = None,
 ) -> None:
     """Run the main job on embedded data: three sites with different findings, trained at once."""
-    if env is Env.local and workers is None and (cpu_count() or 1) > 1:
+    if env is Env.local and workers is None and usable_cores() > 1:
         workers = 3
     run("demo", env=env, rounds=rounds, seed=seed, out=out, device=device, workers=workers)
     # As it was called: `make demo` has it in an environment that is not active.

@@ -322,6 +322,10 @@ class FolderLock:
         self._file.close()
 
 
+MAKING = ".making"
+"""The end of the name of a lock that `only_maker` holds, or waits for without end."""
+
+
 @contextmanager
 def only_maker(path: Path) -> Iterator[None]:
     """Let one process at a time make a file that several share; the others wait until it is done.
@@ -331,7 +335,7 @@ def only_maker(path: Path) -> Iterator[None]:
     Raises:
         DiskError: its folder cannot be written, or the file system has no locks.
     """
-    lock = path.with_name(f".{path.name}.lock")
+    lock = path.with_name(f".{path.name}{MAKING}")
     make_folder(path.parent)
     try:
         held = _locked(lock, 0)
@@ -353,12 +357,12 @@ def _locked(path: Path, seconds: float) -> IO[str]:
             file = path.open("a+", errors="replace")
         if _taken(file, path):
             return file
-        file.seek(0)
-        holder = file.read(20).strip()
-        file.close()
-        if time.monotonic() > end:
-            raise InUse(path.parent, holder if holder.isdigit() else "")
-        time.sleep(0.1)
+        with file:  # open while it waits, so that others can tell for what
+            file.seek(0)
+            holder = file.read(20).strip()
+            if time.monotonic() > end:
+                raise InUse(path.parent, holder if holder.isdigit() else "")
+            time.sleep(0.1)
 
 
 def _taken(file: IO[str], path: Path) -> bool:

@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from suture.core.cores import usable_cores
 from suture.core.errors import DataError
 from suture.core.files import contained
 from suture.data.archives import Unpacked, tar_of
@@ -244,7 +245,7 @@ def read_all(
     rows = sorted(
         (row for row in range(len(names)) if row not in missing), key=lambda r: source.position(names[r])
     )
-    with ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
+    with ThreadPoolExecutor(max_workers=min(4, usable_cores())) as pool:
         for start in range(0, len(rows), CHUNK):
             chunk = rows[start : start + CHUNK]
             yield from pool.map(work, chunk, [_attempt(source, names[row]) for row in chunk])

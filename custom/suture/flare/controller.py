@@ -26,6 +26,7 @@ from suture.core.printable import printable
 from suture.federation.loop import federate
 from suture.federation.plan import Plan, Schedule
 from suture.federation.server.collector import Receiver
+from suture.federation.server.record import LOCK, TAKEOVER
 from suture.federation.server.server import Server, find_server_config, open_server
 from suture.flare.bell import ring
 from suture.flare.codec import LARGE, from_shareable_, from_text, register, to_shareable
@@ -46,9 +47,6 @@ log = logging.getLogger(__name__)
 
 _LOOK = 0.1
 """Seconds between two looks at what else than an answer ends an exchange."""
-
-_TAKEOVER = 60.0
-"""Seconds that the job waits for the lock of an earlier one."""
 
 RESULTS = ("run.json", "history.jsonl", "events.jsonl", "metrics.json", "report.html", "model")
 """The part of a run folder that FLARE's job download contains."""
@@ -127,8 +125,7 @@ class FederationController(Controller):
         plan = with_own_weights(Plan.from_dict(settings), own.storage.files)
         experiments = own.storage.state
         claim_experiment(experiments / plan.experiment, fl_ctx)
-        # The job process of a server that was just killed may still be running.
-        self._lock = hold(experiments / plan.experiment / ".server.lock", _TAKEOVER)
+        self._lock = hold(experiments / plan.experiment / LOCK, TAKEOVER)
         return open_server(plan, Schedule.from_dict(from_text(self.schedule)), own.held_out, experiments)
 
     def _publish(self, folder: Path, fl_ctx: FLContext) -> None:

@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from suture.core.cores import usable_cores
 from suture.core.environment import unusable
 from suture.core.errors import ConfigError, DataError, DiskError
 from suture.core.files import make_folder, replacing
@@ -350,7 +351,7 @@ def _converted(
 
     The bytes of an archive are read here, one after the other: a thread that came late would lead it back.
     """
-    pool = ThreadPoolExecutor(min(4, os.cpu_count() or 1))
+    pool = ThreadPoolExecutor(min(4, usable_cores()))
     waiting: deque[Future[Value | DataError]] = deque()
     try:
         for one in found:

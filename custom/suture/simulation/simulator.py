@@ -15,9 +15,9 @@ from pathlib import Path
 
 from suture.core.allocator import keeping_memory
 from suture.core.errors import ConfigError, FederationError
-from suture.core.files import make_folder, read_json
+from suture.core.files import hold, make_folder, read_json
 from suture.core.printable import printable
-from suture.federation.server.record import Record
+from suture.federation.server.record import LOCK, TAKEOVER, Record
 from suture.federation.site.abstention import first_recorded
 from suture.simulation.start_watch import Lost, end, watch_start
 
@@ -56,20 +56,20 @@ def simulate(out: Path, processes: int) -> None:
 
     Raises:
         FederationError: it failed; the message is its first error. Or the process of a site ended before the
-            first round, or fetched no task, and again when the simulator was started once more; names it.
+            first round, or hung, and again when the simulator was started once more; names the site.
+        InUse: the simulator of an earlier run in this folder still works, as after `kill -9`.
     """
+    # It would stand still for as long, and be taken for lost.
+    hold(out / LOCK, TAKEOVER).close()
     sites: list[str] = read_json(out / "job.json", "sites")["sites"]
     watched = sites if processes >= len(sites) else []  # sites that share processes lose them all the time
     start = (out / LOG).stat().st_size if (out / LOG).exists() else 0
     code, lost = _run(out, processes, watched)
     if lost:
-        log.warning("%s: its process %s; FLARE's simulator is started again", lost.site, lost.how)
+        log.warning("%s; it is started again", lost)
         code, lost = _run(out, processes, watched)
     if lost:
-        raise FederationError(
-            f"{lost.site}: its process in FLARE's simulator {lost.how} before the first round, twice; "
-            f"{_why(out, start, code)}"
-        )
+        raise FederationError(f"{lost}, twice; {_why(out, start, code)}")
     status = Record(out).run
     if status.get("status") != "finished":
         raise FederationError(status.get("error") or _why(out, start, code))
@@ -86,7 +86,7 @@ def _run(out: Path, processes: int, watched: Sequence[str]) -> tuple[int | None,
             command, env=environment, stdout=printed, stderr=subprocess.STDOUT, start_new_session=True
         )
         try:
-            if watched and (lost := watch_start(process, out, watched)):
+            if lost := watch_start(process, out, watched):
                 end(process)
                 return None, lost
             return process.wait(), None

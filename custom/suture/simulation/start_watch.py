@@ -1,4 +1,4 @@
-"""The processes that FLARE's simulator starts for its sites, and which site has lost its own.
+"""The start of FLARE's simulator: which site has lost its process, or its connection.
 
 FLARE does not start the process of a site again when it ends, or when its connection was reset, and its
 server goes on waiting for the site.
@@ -7,108 +7,124 @@ server goes on waiting for the site.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import psutil
 
 from suture.core.files import whole_lines
+from suture.simulation.activity import SIMULATOR, Standstill, look
 
 PATIENCE = 20.0
 """Seconds that a site may be without a process, while another one has or had one, before it is lost."""
 
-SILENCE = 40.0
-"""Seconds from the first process that a site always has to fetch its first task."""
+STILL = 20
+"""Looks, about a second apart, that a site may stand still before it has fetched its first task."""
 
-_SLOWER = 3.0
-"""How many times as long as the first site another one may take to fetch its first task."""
+UNANSWERED = 75
+"""Looks that a site may stand still with its first task: longer than it waits for the lock of its folder."""
 
-_NOBODY = 120.0
-"""Seconds from the first process that all sites have, if none fetches a task."""
+LONGEST = 600.0
+"""Seconds from the first look that a site, or the simulator, may work without its first task, and .."""
 
-_IMPORTS = 10.0
-"""Seconds of a core for each site, whose imports take less than half; four times that if none is heard."""
+_EACH = 30.0
+""".. how many more for each site: its imports take 5 s of a core."""
 
 _LOOK = 1.0
-_WORKER = "nvflare.private.fed.app.simulator.simulator_worker"
 _ENDED = ("finished", "failed", "interrupted")
 
 
 @dataclass(frozen=True)
 class Lost:
-    """A site without which a run would not begin, and what is the matter with its process."""
+    """A site without which a run would not begin, and what is the matter with its process.
 
-    site: str
-    how: Literal["ended", "fetched no task"]
+    Attributes:
+        site: None where the simulator has started no process at all.
+    """
+
+    site: str | None
+    how: Literal["ended", "fetched no task", "did not answer its first task", "never began"]
+
+    def __str__(self) -> str:
+        if self.site is None:
+            return "FLARE's simulator has started no process of a site"
+        return f"{self.site}: its process in FLARE's simulator {self.how} before the first round"
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What one look has shown.
+
+    Attributes:
+        still: how many looks in a row the simulator, and each site that has a process, has stood still.
+        fetched, answered: the sites that have fetched, and answered, their first task.
+    """
+
+    still: Mapping[str, int]
+    fetched: Collection[str] = ()
+    answered: Collection[str] = ()
 
 
 class RollCall:
-    """Says which site has no process although the simulator has begun to start them, or one that is silent.
+    """Says which site has no process although the simulator has begun to start them, or one that hangs.
 
-    How long a process takes is its own affair once it has fetched its first task: it may read its images for
-    an hour. Before, it imports and connects, at the same time as all others: one that takes several times as
-    long as the first has lost its connection.
+    How long a process takes is its own affair as long as it works: it may import on a crowded machine, or
+    read its images for an hour. One that stands still while the simulator does, too, waits for something
+    that will not come.
 
     Args:
-        sites: each of which has a process for the whole run.
+        sites: each of which has a process for the whole run; none where they share processes.
     """
 
     def __init__(self, sites: Collection[str]) -> None:
-        self._sites = sites
-        self._begun: float | None = None
-        self._heard: float | None = None
+        self._sites = sorted(sites)
+        self._since: float | None = None
+        self._begun = False
         self._absent: dict[str, float] = {}
 
-    def lost(self, present: Collection[str], heard: Collection[str], now: float) -> Lost | None:
-        """Return a site that has been without a process for `PATIENCE` seconds, or silent for too long.
+    def lost(self, seen: Seen, now: float) -> Lost | None:
+        """Return what is lost.
 
         Args:
-            present: the sites that have a process.
-            heard: the sites that have fetched their first task.
             now: seconds, on any clock.
         """
-        if self._begun is None:
-            if not present:
-                return None
-            self._begun = now
-        if self._heard is None and heard:
-            self._heard = now
-        self._absent = {site: self._absent.get(site, now) for site in self._sites if site not in present}
+        self._since = now if self._since is None else self._since
+        late = now - self._since >= LONGEST + _EACH * len(self._sites)
+        self._begun = self._begun or len(seen.still) > 1
+        if not self._begun:
+            return Lost(None, "never began") if late or seen.still[SIMULATOR] >= STILL else None
+        self._absent = {site: self._absent.get(site, now) for site in self._sites if site not in seen.still}
         site = min(self._absent, key=lambda name: (self._absent[name], name), default=None)
         if site is not None and now - self._absent[site] >= PATIENCE:
             return Lost(site, "ended")
-        silent = [site for site in self._sites if site in present and site not in heard]
-        return Lost(min(silent), "fetched no task") if silent and now - self._begun >= self._limit else None
-
-    @property
-    def _limit(self) -> float:
-        """Seconds from the first process after which a site that was not heard is lost."""
-        each = len(self._sites) / (os.cpu_count() or 1)
-        if self._begun is not None and self._heard is not None:
-            return max(SILENCE, _SLOWER * (self._heard - self._begun), _IMPORTS * each)
-        return max(_NOBODY, 4 * _IMPORTS * each)
+        for site in self._sites:
+            still = min(seen.still.get(site, 0), seen.still[SIMULATOR])
+            if site not in seen.fetched and (still >= STILL or late):
+                return Lost(site, "fetched no task")
+            if site not in seen.answered and still >= UNANSWERED:
+                return Lost(site, "did not answer its first task")
+        return None
 
 
 def watch_start(process: subprocess.Popen[bytes], out: Path, sites: Collection[str]) -> Lost | None:
-    """Wait until the federation of a run folder has begun, or has ended; return a site that is lost before.
+    """Wait until the federation of a run folder has begun, or has ended; return what is lost before.
 
     Args:
         process: FLARE's simulator.
-        sites: each of which has a process for the whole run.
+        sites: each of which has a process for the whole run; none where they share processes.
     """
-    calls, path = RollCall(sites), out / "events.jsonl"
+    calls, still, path, earlier = RollCall(sites), Standstill(), out / "events.jsonl", _end(out)
     before = len(whole_lines(path))
-    while process.poll() is None and not _ended(out):
+    while process.poll() is None and _end(out) in (None, earlier):
         events = [json.loads(line) for line in whole_lines(path)[before:]]
         if any(event["event"] == "begin" for event in events):
             return None
-        heard = {event["site"] for event in events if event["event"] == "fetched"}
-        if lost := calls.lost(_present(process.pid), heard, time.monotonic()):
+        seen = Seen(still.note(look(process.pid)), _those(events, "fetched"), _those(events, "answer"))
+        if lost := calls.lost(seen, time.monotonic()):
             return lost
         time.sleep(_LOOK)
     return None
@@ -129,30 +145,18 @@ def end(process: subprocess.Popen[bytes]) -> None:
     psutil.wait_procs(everything, timeout=10)
 
 
-def _present(pid: int) -> set[str]:
-    """Return the sites whose processes live below a process."""
-    found = set()
+def _those(events: list[dict[str, Any]], kind: str) -> set[str]:
+    """Return the sites that have events of a kind."""
+    return {event["site"] for event in events if event["event"] == kind}
+
+
+def _end(out: Path) -> tuple[object, ...] | None:
+    """Return the final status of the run, with its error and time; None while it has none.
+
+    With one, the simulator's processes end of themselves: unless an earlier job of the run has left it.
+    """
     try:
-        for child in psutil.Process(pid).children(recursive=True):
-            words = _words(child)
-            if _WORKER in words and "--client" in words:
-                found.add(words[words.index("--client") + 1])
-    except psutil.NoSuchProcess:
-        pass  # it ended just now, as its caller will see
-    return found
-
-
-def _words(process: psutil.Process) -> list[str]:
-    """Return the command line of a process; nothing of one that has ended."""
-    try:
-        return list(process.cmdline())
-    except psutil.Error:
-        return []
-
-
-def _ended(out: Path) -> bool:
-    """Whether the run has a final status, so that its processes end of themselves."""
-    try:
-        return json.loads((out / "run.json").read_text()).get("status") in _ENDED
+        run = json.loads((out / "run.json").read_text())
     except (OSError, ValueError):
-        return False
+        return None
+    return (run["status"], run.get("error"), run.get("finished")) if run.get("status") in _ENDED else None

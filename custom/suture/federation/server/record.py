@@ -17,6 +17,12 @@ from suture.protocol.records import read_history
 
 log = logging.getLogger(__name__)
 
+LOCK = ".server.lock"
+"""The lock of a run folder: one job process at a time is its server."""
+
+TAKEOVER = 60.0
+"""Seconds to wait for the lock: the job process of a server that was just killed may still be running."""
+
 
 class Record:
     """Writes the files of one run folder.
