@@ -16,7 +16,7 @@ from between import Between
 from suture.core.errors import RejectedUpdate
 from suture.federation.loop import federate
 from suture.federation.server.server import Server
-from suture.federation.site.first_counts import with_first_counts
+from suture.federation.site.first_counts import FirstCounts
 from suture.learning.diagrams import diagrams
 from suture.learning.score_counts import Curves
 from suture.learning.training import LocalTraining
@@ -322,7 +322,7 @@ def test_what_was_first_said_of_a_group_stands(tiny: Any, tmp_path: Path) -> Non
 
     def sent(folder: Path, **groups: DecidedGroup) -> dict[str, DecidedGroup]:
         metrics = Metrics(1, "test", 60, None, {}, decided={"Mass": replace(one, groups=groups)})
-        return with_first_counts(metrics, folder).decided["Mass"].groups
+        return FirstCounts(folder).within(metrics).decided["Mass"].groups
 
     first = sent(tmp_path / "a", F=DecidedGroup(10, 20, 0.5, 0.5))
     assert first == {"F": DecidedGroup(10, 20, 0.5, 0.5)}

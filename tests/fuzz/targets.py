@@ -33,7 +33,7 @@ from suture.federation.server.collector import UpdateCollector
 from suture.federation.server.global_model import classifier, initial, read_progress, with_labels
 from suture.federation.server.selection import Best
 from suture.federation.server.server import Server
-from suture.federation.site.first_counts import first_counts
+from suture.federation.site.first_counts import FirstCounts
 from suture.federation.site.state import fixed_tensors, group, local_model, restored
 from suture.federation.store import Rounds
 from suture.flare.codec import from_shareable_, register, to_shareable
@@ -309,7 +309,7 @@ def _state(rng: Random) -> tuple[str, Path]:
 def _restore(case: tuple[str, Path]) -> None:
     kind, home = case
     if kind == "counts":
-        counts = first_counts(LabelSet(LABELS), {"Mass": (2, 3), "Nodule": None}, home)
+        counts = FirstCounts(home).of(LabelSet(LABELS), {"Mass": (2, 3), "Nodule": None})
         SiteInfo(LABELS, {}, 1, "abc", counts=counts)
     elif kind == "server":
         _continue(home)

@@ -9,7 +9,7 @@ from torch import nn
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
 from suture.models import ModelSpec, build
-from suture.models.classifier import counters, norm_names, shared_names, train_mode
+from suture.models.classifier import shared_names, train_mode
 
 LABELS = LabelSet(("Edema", "Mass"))
 
@@ -19,8 +19,8 @@ def test_densenet_has_121_batch_norms_and_none_is_called_bn() -> None:
     names = [n for n, m in model.named_modules() if isinstance(m, nn.BatchNorm2d)]
     assert len(names) == 121
     assert not any("bn" in n for n in names)
-    assert len(norm_names(model)) == 4 * 121
-    assert len(counters(model)) == 121
+    assert len(model.norm_names) == 4 * 121
+    assert len(model.counters) == 121
 
 
 def test_frozen_leaves_124_trainable_tensors() -> None:
@@ -34,9 +34,9 @@ def test_frozen_leaves_124_trainable_tensors() -> None:
 def test_what_crosses_under_each_policy() -> None:
     model = build(ModelSpec("cnn", size=32), LABELS, 1, pretrained=False)
     average, local = shared_names(model, "average"), shared_names(model, "local")
-    assert set(average) - set(local) == norm_names(model)
+    assert set(average) - set(local) == model.norm_names
     assert local == shared_names(model, "frozen")
-    assert not set(average) & counters(model)
+    assert not set(average) & model.counters
     assert not any(name.startswith("head.") for name in average)
 
 
@@ -50,7 +50,7 @@ def test_frozen_norm_rests_while_the_rest_trains() -> None:
             if p.grad is not None:
                 p -= 0.1 * p.grad
     after = model.state_dict()
-    assert all(torch.equal(after[k], before[k]) for k in norm_names(model))
+    assert all(torch.equal(after[k], before[k]) for k in model.norm_names)
     assert not torch.equal(after["backbone.conv1.weight"], before["backbone.conv1.weight"])
 
 

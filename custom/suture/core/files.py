@@ -115,7 +115,10 @@ def replacing(path: Path, durable: bool = True) -> Iterator[Path]:
             if durable:
                 _sync_folder(path.parent)
     finally:
-        shutil.rmtree(apart, ignore_errors=True)
+        try:
+            apart.rmdir()
+        except OSError:  # what failed has left something in it
+            shutil.rmtree(apart, ignore_errors=True)
 
 
 def _sync_folder(folder: Path) -> None:
@@ -376,9 +379,12 @@ def _taken(file: IO[str], path: Path) -> bool:
         return False
     # The lock holds without the note: a full disk must not prevent it.
     with suppress(OSError):
-        file.truncate(0)
-        file.write(f"{os.getpid()}\n")
-        file.flush()
+        note = f"{os.getpid()}\n"
+        file.seek(0)
+        if file.read(len(note) + 1) != note:
+            file.truncate(0)
+            file.write(note)
+            file.flush()
     return True
 
 

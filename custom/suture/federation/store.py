@@ -46,8 +46,9 @@ class Rounds:
         make_folder(self.folder)
         save(self.path(round_), replace(state, header={"format": FORMAT, **state.header}), durable)
         self.best_path(round_).unlink(missing_ok=True)
-        base = [r for r in self.rounds() if r <= committed][-RETAINED:]
-        for other in self.rounds():
+        rounds = self.rounds()
+        base = [r for r in rounds if r <= committed][-RETAINED:]
+        for other in rounds:
             if other not in (round_, *base):
                 self.path(other).unlink(missing_ok=True)
 
@@ -128,9 +129,11 @@ class Rounds:
         return {r: self.best_path(r) for r in self._numbers(_BEST)} | {r: self.path(r) for r in self.rounds()}
 
     def _numbers(self, pattern: re.Pattern[str]) -> list[int]:
-        if not self.folder.is_dir():
+        try:
+            names = os.listdir(self.folder)
+        except (FileNotFoundError, NotADirectoryError):
             return []
-        return sorted(int(m[1]) for p in self.folder.iterdir() if (m := pattern.fullmatch(p.name)))
+        return sorted(int(m[1]) for name in names if (m := pattern.fullmatch(name)))
 
     def keep(self, round_: int) -> None:
         """Retain the best round beyond the newest ones, as a hard link to its file.

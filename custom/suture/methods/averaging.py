@@ -18,7 +18,7 @@ from suture.models.classifier import Classifier, Layout, NormPolicy, frozen_copy
 from suture.protocol.egress import Egress
 from suture.protocol.messages import Labels, Payload, Update, ones
 
-_BLOCK = 2**18
+_BLOCK = 2**16
 
 
 class WeightedMean:

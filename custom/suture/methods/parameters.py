@@ -9,7 +9,7 @@ from torch import Tensor
 from suture.core.errors import ConfigError
 from suture.methods.base import Method
 from suture.methods.share import cut
-from suture.models.classifier import HEADS, Classifier, counters, shared_names
+from suture.models.classifier import HEADS, Classifier, shared_names
 
 
 def shared_parameters(model: Classifier, method: Method) -> tuple[str, ...]:
@@ -41,12 +41,12 @@ def local_parameters(model: Classifier, method: Method) -> tuple[str, ...]:
     These are batch norm where it is not averaged, and what is personal. Under partial sharing: the model.
     """
     if method.share is not None:  # the shared rows replace those of a whole model of the site's own
-        return tuple(sorted(set(model.state_dict()) - counters(model)))
-    names = set(model.state_dict())
+        return tuple(sorted(set(model.names) - model.counters))
+    names = set(model.names)
     head = {name for name in names if name.startswith(HEADS)}
     away = (
         set(shared_parameters(model, method))
-        | counters(model)
+        | model.counters
         | (head if method.personal == "nothing" else set())
     )
     return tuple(sorted(names - away))

@@ -161,6 +161,24 @@ class Classifier(nn.Module):
         out: Tensor = self.head(self.features(inputs))
         return out
 
+    # Names are settled when the model is made; to list them is a walk over all of its modules.
+
+    @functools.cached_property
+    def names(self) -> tuple[str, ...]:
+        """The names of all its tensors."""
+        return tuple(self.state_dict())
+
+    @functools.cached_property
+    def norm_names(self) -> frozenset[str]:
+        """The names of gamma, beta, mean and variance of every batch norm."""
+        found = {f"{name}.{tensor}" for name, norm in _norms(self).items() for tensor in norm.state_dict()}
+        return frozenset(found - self.counters)
+
+    @functools.cached_property
+    def counters(self) -> frozenset[str]:
+        """The names of the integer counters of batch norm, which are never sent and never averaged."""
+        return frozenset(f"{name}.num_batches_tracked" for name in _norms(self))
+
 
 def frozen_copy(model: Classifier) -> Classifier:
     """A copy of the model as it is now, in eval mode and without gradients."""
@@ -217,10 +235,10 @@ def split_state(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[st
     return {name: t for name, t in state.items() if name not in head}, head
 
 
-def shared_names(model: nn.Module, policy: NormPolicy) -> tuple[str, ...]:
+def shared_names(model: Classifier, policy: NormPolicy) -> tuple[str, ...]:
     """Return the sorted names of the tensors outside the heads that are shared in each round."""
-    local = counters(model) | (frozenset() if policy == "average" else norm_names(model))
-    return tuple(sorted(n for n in model.state_dict() if not n.startswith(HEADS) and n not in local))
+    local = model.counters if policy == "average" else model.counters | model.norm_names
+    return tuple(sorted(n for n in model.names if not n.startswith(HEADS) and n not in local))
 
 
 def load_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
@@ -259,17 +277,6 @@ arXiv:2303.06180)."""
 
 def _norms(model: nn.Module) -> dict[str, _BatchNorm]:
     return {name: module for name, module in model.named_modules() if isinstance(module, _BatchNorm)}
-
-
-def counters(model: nn.Module) -> frozenset[str]:
-    """Return the names of the integer counters of batch norm, which are never sent and never averaged."""
-    return frozenset(f"{name}.num_batches_tracked" for name in _norms(model))
-
-
-def norm_names(model: nn.Module) -> frozenset[str]:
-    """Return the names of gamma, beta, mean and variance of every batch norm."""
-    found = {f"{name}.{tensor}" for name, module in _norms(model).items() for tensor in module.state_dict()}
-    return frozenset(found - counters(model))
 
 
 def train_mode(model: nn.Module, policy: NormPolicy) -> None:

@@ -241,9 +241,13 @@ def _check_tensors(
         halved = half and dtype == "torch.float32" and tensor.dtype == torch.float16
         if str(tensor.dtype) != dtype and not halved:
             raise RejectedUpdate(f"{group}/{name} is {tensor.dtype} instead of {dtype}")
-        # The extremes of a tensor are finite exactly if all its values are: one pass, and no mask in memory.
-        if tensor.is_floating_point() and tensor.numel() and not all(map(torch.isfinite, tensor.aminmax())):
+        if tensor.is_floating_point() and not _finite(tensor):
             raise RejectedUpdate(f"{group}/{name} is not finite")
+
+
+def _finite(tensor: Tensor) -> bool:
+    """Whether all values are; its extremes are exactly then: one pass, and no mask in memory."""
+    return not tensor.numel() or all(math.isfinite(extreme.item()) for extreme in tensor.aminmax())
 
 
 def _check_metrics(metrics: Metrics, expected: Expectation, of_round: int) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from blake3 import blake3
 from pydantic import TypeAdapter, ValidationError
+from pydantic_core import to_jsonable_python
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -69,8 +70,7 @@ def pack(message: Message) -> Packed:
         value = getattr(message, field.name)
         if field.name not in (*_GROUPS, _SINGLE):
             header[field.name] = value
-    plain = json.dumps(header, allow_nan=False, default=dataclasses.asdict)
-    return Packed(tensors_of(message), json.loads(plain))
+    return Packed(tensors_of(message), to_jsonable_python(header))
 
 
 def tensors_of(message: Message) -> dict[str, Tensor]:

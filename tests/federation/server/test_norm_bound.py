@@ -31,6 +31,17 @@ def test_norms_by_hand() -> None:
     assert Measure()(gradient, received, egress) == Norms(pytest.approx(46**0.5), 5.0)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_norms_of_several_blocks_leave_what_they_measure(dtype: torch.dtype) -> None:
+    n = 2 * 2**15 + 3
+    received = Payload("train", shared={"w": torch.ones(n, dtype=dtype)})
+    update = Update(1, (), {"w": torch.full((n,), 3.0, dtype=dtype)}, {}, ones(()))
+    found = Measure()(update, received, Egress({}, {}))
+    assert (found.update, found.model) == (pytest.approx(2 * n**0.5), pytest.approx(n**0.5))
+    assert (update.shared["w"] == 3).all()
+    assert (received.shared["w"] == 1).all()
+
+
 def test_the_largest_floats_have_a_norm() -> None:
     received = Payload("train", shared={"w": torch.full((4,), 3e38)})
     update = Update(1, (), {"w": torch.full((4,), -3e38)}, {}, ones(()))

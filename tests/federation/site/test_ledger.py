@@ -22,7 +22,18 @@ from suture.federation.differential_privacy import describe_spent
 from suture.federation.site.abstention import BudgetSpent
 from suture.federation.site.ledger import Ledger, Release, release_of, tally_of
 from suture.federation.site.statement import budget_lines, read_statement, state_of
-from suture.protocol.messages import ClassScore, Evaluation, Figures, Metrics, Payload, SiteInfo, Update, ones
+from suture.protocol.messages import (
+    ClassScore,
+    Evaluation,
+    Figures,
+    Metrics,
+    Payload,
+    Reply,
+    SiteInfo,
+    Update,
+    ones,
+)
+from suture.protocol.packing import pack
 from suture.protocol.privacy import PrivacyConfig
 
 LIMITS = PrivacyConfig(clip=1.0, noise=2.0)
@@ -39,23 +50,27 @@ def release(number: int, experiment: str = "one", noise: float = 2.0, **more: An
     return Release("2026-01-01T00:00:00+00:00", experiment, "train", number, **{**facts, **more})
 
 
+def released(reply: Reply, task: Payload) -> Release:
+    return release_of(reply, pack(reply), task, "one", LIMITS)
+
+
 def test_everything_that_an_answer_says_is_counted() -> None:
     score = ClassScore(0.5, 0.4, 0.6, 3, 4)
     classes = {"A": score, "B": ClassScore(None, None, None, None, None)}
     own = Metrics(0, "test", 9, 0.5, classes, {"accuracy": 0.5}, {"I": Figures(5, 0.5, {"recall": 0.1})})
-    found = release_of(Evaluation(own, own), Payload("evaluate", 3, split="test"), "one", LIMITS)
+    found = released(Evaluation(own, own), Payload("evaluate", 3, split="test"))
     assert found.key == ("one", "evaluate", 3, "test")
     assert (found.figures, found.update) == ({"A": 2}, False)
     assert found.numbers == 2 * (2 + 1 + 2 + 1)
     update = Update(2, ("A",), {}, {}, ones(("A",)), scalars={"x": 1.0}, train_loss=0.1, metrics=own)
-    found = release_of(update, Payload("train", 2), "one", LIMITS)
+    found = released(update, Payload("train", 2))
     assert (found.figures, found.update, found.numbers) == ({"A": 1}, False, 6 + 1 + 1 + 1 + 1)
     told = {"f1": torch.tensor([0.5, 0.0, 0.1]), "prototypes": torch.tensor([[0.0, 2.0], [0, 0], [0, 0]])}
     rows = Update(2, ("A", "B", "C"), {}, {}, ones(("A", "B", "C")), class_tensors=told, metrics=own)
-    found = release_of(rows, Payload("train", 2), "one", LIMITS)
+    found = released(rows, Payload("train", 2))
     assert (found.figures, found.update) == ({"A": 2, "C": 1}, True)
     info = SiteInfo(("A", "B"), {"train": 3}, 1, "x", counts={"A": (1, 2), "B": None})
-    found = release_of(info, Payload("handshake"), "one", LIMITS)
+    found = released(info, Payload("handshake"))
     assert (found.figures, found.update, found.numbers) == ({}, False, 3)
 
 

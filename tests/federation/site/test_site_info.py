@@ -11,7 +11,7 @@ import pytest
 
 from suture.core.errors import SutureError
 from suture.core.labels import LabelSet
-from suture.federation.site.first_counts import FIRST_COUNTS, first_counts, with_first_counts
+from suture.federation.site.first_counts import FIRST_COUNTS, FirstCounts
 from suture.federation.site.site import Site
 from suture.learning.evaluation import NOTHING
 from suture.learning.training import LocalTraining
@@ -57,17 +57,17 @@ def test_counts_that_an_earlier_version_sent_stand(tiny: Any) -> None:
 
 
 def test_a_class_that_is_new_is_counted_and_the_others_stand(tmp_path: Path) -> None:
-    one = first_counts(LabelSet(("Mass",)), {"Mass": (7, 8)}, tmp_path)
-    both = first_counts(LabelSet(("Edema", "Mass")), {"Edema": (9, 6), "Mass": (8, 7)}, tmp_path)
+    one = FirstCounts(tmp_path).of(LabelSet(("Mass",)), {"Mass": (7, 8)})
+    both = FirstCounts(tmp_path).of(LabelSet(("Edema", "Mass")), {"Edema": (9, 6), "Mass": (8, 7)})
     assert (one, both) == ({"Mass": (7, 8)}, {"Edema": (9, 6), "Mass": (7, 8)})
-    assert first_counts(LabelSet(("Mass",)), {"Mass": (1, 1)}, tmp_path) == one
+    assert FirstCounts(tmp_path).of(LabelSet(("Mass",)), {"Mass": (1, 1)}) == one
     assert json.loads((tmp_path / FIRST_COUNTS).read_text())["counts"].keys() == {"Edema", "Mass"}
 
 
 def test_a_count_that_was_withheld_stays_withheld(tmp_path: Path) -> None:
     """Else the round in which a class reaches the limit would say how often it occurs."""
-    assert first_counts(LabelSet(("Mass",)), {"Mass": None}, tmp_path) == {"Mass": None}
-    assert first_counts(LabelSet(("Mass",)), {"Mass": (5, 9)}, tmp_path) == {"Mass": None}
+    assert FirstCounts(tmp_path).of(LabelSet(("Mass",)), {"Mass": None}) == {"Mass": None}
+    assert FirstCounts(tmp_path).of(LabelSet(("Mass",)), {"Mass": (5, 9)}) == {"Mass": None}
 
 
 def test_a_method_that_asks_for_no_counts_leaves_no_trace_of_them(tiny: Any) -> None:
@@ -98,10 +98,10 @@ def test_counts_of_a_split_stand_as_they_were_first_sent(tiny: Any) -> None:
 def test_a_class_withheld_in_one_round_stays_withheld(tmp_path: Path) -> None:
     few = Metrics(1, "validation", 30, None, {"Mass": NOTHING})
     enough = Metrics(2, "validation", 31, None, {"Mass": ClassScore(0.8, None, None, 5, 26)})
-    assert with_first_counts(few, tmp_path) == few
-    assert with_first_counts(enough, tmp_path).classes == {"Mass": NOTHING}
+    assert FirstCounts(tmp_path).within(few) == few
+    assert FirstCounts(tmp_path).within(enough).classes == {"Mass": NOTHING}
     other_split = replace(enough, split="test")
-    assert with_first_counts(other_split, tmp_path) == other_split
+    assert FirstCounts(tmp_path).within(other_split) == other_split
 
 
 def evaluation(federation: Any) -> Payload:
@@ -129,5 +129,5 @@ def test_damaged_counts_are_named_and_not_replaced(content: bytes, tmp_path: Pat
     """New ones would reveal what changed since."""
     (tmp_path / FIRST_COUNTS).write_bytes(content)
     with pytest.raises(SutureError, match=FIRST_COUNTS):
-        first_counts(LabelSet(("Mass",)), {"Mass": (7, 8)}, tmp_path)
+        FirstCounts(tmp_path).of(LabelSet(("Mass",)), {"Mass": (7, 8)})
     assert (tmp_path / FIRST_COUNTS).read_bytes() == content

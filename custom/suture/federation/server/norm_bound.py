@@ -20,8 +20,8 @@ from suture.protocol.messages import Payload, Update
 _FEWEST = 3
 """Number of updates from which on their median says what is usual: of two, either could be the lie."""
 
-_BLOCK = 2**18
-"""Numbers of a tensor that are compared at a time."""
+_BLOCK = 2**15
+"""Numbers of a tensor that are compared at a time: as float64 they stay in a core's own cache."""
 
 
 @dataclass(frozen=True)
@@ -65,11 +65,14 @@ class Measure:
 def _norm(tensor: Tensor, other: Tensor | None = None) -> float:
     """Of a tensor, or of its difference to another one."""
     # In blocks that stay in the cache: whole tensors as float64 take several times as long.
-    blocks = (block.double() for block in torch.split(tensor.reshape(-1), _BLOCK))
-    if other is not None:
-        taken_off = torch.split(other.reshape(-1), _BLOCK)
-        blocks = (block - base.double() for block, base in zip(blocks, taken_off, strict=True))
-    return math.hypot(*(float(torch.linalg.vector_norm(block)) for block in blocks))
+    numbers, taken_off = tensor.reshape(-1), None if other is None else other.reshape(-1)
+    found = []
+    for start in range(0, numbers.numel(), _BLOCK):
+        block = numbers[start : start + _BLOCK].to(torch.float64, copy=taken_off is not None)
+        if taken_off is not None:
+            block -= taken_off[start : start + _BLOCK]
+        found.append(float(torch.linalg.vector_norm(block)))
+    return math.hypot(*found)
 
 
 def too_large(norms: Mapping[str, Norms], factor: float | None) -> dict[str, str]:

@@ -10,7 +10,6 @@ from suture.federation.plan import Plan
 from suture.federation.server.global_model import classifier
 from suture.federation.server.registry import SiteRegistry
 from suture.methods.base import ClassFacts, GlobalModel
-from suture.models.classifier import norm_names
 
 
 def start_notes(model: GlobalModel, plan: Plan, facts: ClassFacts) -> list[str]:
@@ -19,7 +18,7 @@ def start_notes(model: GlobalModel, plan: Plan, facts: ClassFacts) -> list[str]:
     FedBN+ freezes the values of pretraining; without pretraining, each batch norm stays at mean 0 and
     variance 1. MetaFL leaves a small network no other choice: hence a note, and no error.
     """
-    if plan.method.batch_norm != "frozen" or plan.model.weights or not norm_names(classifier(model, plan)):
+    if plan.method.batch_norm != "frozen" or plan.model.weights or not classifier(model, plan).norm_names:
         return list(facts.notes)
     untrained = (
         f"Batch norm is frozen (FedBN+), and {plan.model.name} was not pretrained: it stays at mean 0 and "

@@ -7,16 +7,17 @@ killed before the ledger has the line writes it afterwards as it would have been
 from __future__ import annotations
 
 import logging
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
+from pydantic_core import to_jsonable_python
 
 from suture.core.errors import SutureError
 from suture.federation.site.ledger import Release
 from suture.federation.store import Rounds, read_state
 from suture.protocol.messages import Evaluation, Payload, Scores, Update
-from suture.protocol.packing import Packed, digest, pack, unpack
+from suture.protocol.packing import Packed, digest, unpack
 
 log = logging.getLogger(__name__)
 
@@ -57,18 +58,17 @@ class Answers:
             return None
         return (reply, release) if isinstance(reply, Answer) else None
 
-    def keep(self, task: Payload, request: str, reply: Answer, release: Release) -> None:
-        """Write an answer to the disk, then delete those that no server asks for any more.
+    def keep(self, task: Payload, request: str, answer: Packed, release: Release) -> None:
+        """Write a packed answer to the disk, then delete those that no server asks for any more.
 
         It is not synchronised: an answer that is lost with the power is made again, as another release.
 
         Raises:
             OSError: nothing was written.
         """
-        packed = pack(reply)
-        header = {"request": request, "release": asdict(release), "reply": packed.header}
+        header = {"request": request, "release": to_jsonable_python(release), "reply": answer.header}
         committed = task.committed if task.task == "train" else -1
-        self._rounds(task).save(task.round, Packed(packed.tensors, header), committed, durable=False)
+        self._rounds(task).save(task.round, Packed(answer.tensors, header), committed, durable=False)
 
     def _rounds(self, task: Payload) -> Rounds:
         return Rounds(self.folder / (task.split if task.task == "evaluate" else task.task))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -44,69 +45,84 @@ class _Sent:
         found: SentCounts = getattr(self, "counts" if split == "train" else split)
         return found
 
-    def with_split(self, split: Split, counts: SentCounts) -> dict[str, Any]:
+    def with_split(self, split: Split, counts: SentCounts) -> _Sent:
         """Return the content with other counts of a split."""
-        return asdict(self) | {"counts" if split == "train" else split: counts}
+        changed: dict[str, Any] = {"counts" if split == "train" else split: counts}
+        return replace(self, **changed)
 
 
-def first_counts(
-    labels: LabelSet | Iterable[str],
-    counts: Mapping[str, Counts | None],
-    folder: Path,
-    split: Split = "train",
-) -> dict[str, Counts | None]:
-    """Return the counts of a split as the site has first sent them in this experiment.
+class FirstCounts:
+    """What a site has sent of its label counts in one experiment.
 
-    Two counts of data that changed by one patient in between would reveal the labels of that patient. So a
-    class whose count was sent, or withheld, keeps this answer, and only a new class is counted.
+    The file is read once: only a process that holds the lock of the site's folder writes it.
 
-    Raises:
-        DataError: the file of the counts that were sent cannot be read.
-        ConfigError: it holds something else.
+    Args:
+        folder: of the experiment at the site.
     """
-    every = _sent(folder)
-    before = every.of(split)
-    answer = {name: before.get(name, counts[name]) for name in labels}
-    if before.keys() < {*before, *answer}:
-        make_folder(folder)
-        write_json(folder / FIRST_COUNTS, every.with_split(split, before | answer))
-    return answer
 
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
 
-def _sent(folder: Path) -> _Sent:
-    found = next((p for p in (folder / FIRST_COUNTS, folder / _FORMER_COUNTS) if p.exists()), None)
-    return parse(_Sent, read_json(found), str(found)) if found else _Sent({})
+    def of(
+        self,
+        labels: LabelSet | Iterable[str],
+        counts: Mapping[str, Counts | None],
+        split: Split = "train",
+    ) -> dict[str, Counts | None]:
+        """Return the counts of a split as the site has first sent them in this experiment.
 
+        Two counts of data that changed by one patient in between would reveal the labels of that patient. So
+        a class whose count was sent, or withheld, keeps this answer, and only a new class is counted.
 
-def with_first_counts(metrics: Metrics, folder: Path) -> Metrics:
-    """Return the metrics with the counts that the site has first sent of this split; see `first_counts`.
+        Raises:
+            DataError: the file of the counts that were sent cannot be read.
+            ConfigError: it holds something else.
+        """
+        before = self._sent.of(split)
+        answer = {name: before.get(name, counts[name]) for name in labels}
+        if before.keys() < {*before, *answer}:
+            self._write(self._sent.with_split(split, before | answer))
+        return answer
 
-    A class that was withheld then stays withheld.
-    """
-    counts = {name: counts_of(score) for name, score in metrics.classes.items()}
-    first = first_counts(counts, counts, folder, metrics.split)
-    classes = {
-        name: replace(score, positives=pair[0], negatives=pair[1])
-        if score != NOTHING and (pair := first[name])
-        else NOTHING
-        for name, score in metrics.classes.items()
-    }
-    return replace(metrics, classes=classes, decided=_with_first_groups(metrics.decided, folder))
+    def within(self, metrics: Metrics) -> Metrics:
+        """Return the metrics with the counts that the site has first sent of this split; see `of`.
 
+        A class that was withheld then stays withheld.
+        """
+        counts = {name: counts_of(score) for name, score in metrics.classes.items()}
+        first = self.of(counts, counts, metrics.split)
+        classes = {
+            name: replace(score, positives=pair[0], negatives=pair[1])
+            if score != NOTHING and (pair := first[name])
+            else NOTHING
+            for name, score in metrics.classes.items()
+        }
+        return replace(metrics, classes=classes, decided=self._within_groups(metrics.decided))
 
-def _with_first_groups(decided: Mapping[str, DecidedClass], folder: Path) -> dict[str, DecidedClass]:
-    """Return the figures with the counts of each group as first sent; one that was withheld then stays so."""
-    every = _sent(folder)
-    first: dict[str, SentCounts] = {
-        name: {value: (group.positives, group.negatives) for value, group in one.groups.items()}
-        for name, one in decided.items()
-        if name not in every.groups
-    }
-    if first:
-        make_folder(folder)
-        write_json(folder / FIRST_COUNTS, asdict(every) | {"groups": every.groups | first})
-    known = every.groups | first
-    return {name: replace(one, groups=_as_first(one.groups, known[name])) for name, one in decided.items()}
+    def _within_groups(self, decided: Mapping[str, DecidedClass]) -> dict[str, DecidedClass]:
+        """Return figures with the counts of each group as first sent; one withheld then stays so."""
+        first: dict[str, SentCounts] = {
+            name: {value: (group.positives, group.negatives) for value, group in one.groups.items()}
+            for name, one in decided.items()
+            if name not in self._sent.groups
+        }
+        if first:
+            self._write(replace(self._sent, groups=self._sent.groups | first))
+        known = self._sent.groups
+        return {
+            name: replace(one, groups=_as_first(one.groups, known[name])) for name, one in decided.items()
+        }
+
+    @cached_property
+    def _sent(self) -> _Sent:
+        paths = (self._folder / FIRST_COUNTS, self._folder / _FORMER_COUNTS)
+        found = next((path for path in paths if path.exists()), None)
+        return parse(_Sent, read_json(found), str(found)) if found else _Sent({})
+
+    def _write(self, sent: _Sent) -> None:
+        make_folder(self._folder)
+        write_json(self._folder / FIRST_COUNTS, asdict(sent))
+        self._sent = sent
 
 
 def _as_first(groups: Mapping[str, DecidedGroup], first: SentCounts) -> dict[str, DecidedGroup]:

@@ -15,6 +15,7 @@ from typing import Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as validated
+from pydantic_core import to_jsonable_python
 
 from suture.core.environment import now
 from suture.core.errors import ConfigError
@@ -34,7 +35,7 @@ from suture.protocol.messages import (
     TaskName,
     Update,
 )
-from suture.protocol.packing import digest, pack
+from suture.protocol.packing import Packed, digest
 from suture.protocol.privacy import PrivacyConfig
 
 FILE = "ledger.jsonl"
@@ -90,8 +91,10 @@ class Release:
 _RELEASE = TypeAdapter(Release)
 
 
-def release_of(reply: Reply, task: Payload, experiment: str, privacy: PrivacyConfig) -> Release:
-    """Describe an answer as a release."""
+def release_of(
+    reply: Reply, packed: Packed, task: Payload, experiment: str, privacy: PrivacyConfig
+) -> Release:
+    """Describe an answer, which is also given as it is packed, as a release."""
     return Release(
         now(),
         experiment,
@@ -104,7 +107,7 @@ def release_of(reply: Reply, task: Payload, experiment: str, privacy: PrivacyCon
         privacy.delta,
         dict(sum((_figures(metrics) for metrics in _metrics(reply)), _told(reply))),
         _numbers(reply),
-        digest(pack(reply)),
+        digest(packed),
     )
 
 
@@ -252,7 +255,7 @@ class Ledger:
             self.releases()
             if (new.key, new.answer) not in self._tally.seen:
                 self._check(new)
-                append_line(self._path, asdict(new), durable=True)
+                append_line(self._path, to_jsonable_python(new), durable=True)
 
     def spent(self) -> Spent:
         """Return what the site tells a server about its releases."""

@@ -28,7 +28,7 @@ from suture.federation.plan import Plan, code_hash, round_context
 from suture.federation.site.abstention import LabelViewRefused, abstention, kind, out_of_memory, record_error
 from suture.federation.site.answers import Answer, Answers
 from suture.federation.site.diagnostics import Diagnostics, Watch
-from suture.federation.site.first_counts import first_counts, with_first_counts
+from suture.federation.site.first_counts import FirstCounts
 from suture.federation.site.ledger import FILE as LEDGER
 from suture.federation.site.ledger import Ledger, release_of
 from suture.federation.site.left_out import write_left_out
@@ -117,6 +117,7 @@ class Site:
         self._checked: Classifier | None = None  # the model whose first step was prepared
         self._halved: int | None = None  # batch size after memory was full
         self._lock: FolderLock | None = None  # from the first task on
+        self._first_counts = FirstCounts(state)
 
     def answer(self, task: Payload) -> Reply:
         """Perform a task of the server; an expected failure becomes an `Abstain`.
@@ -140,6 +141,7 @@ class Site:
     def close(self) -> None:
         """Leave the folder to other processes."""
         self._lock = None
+        self._first_counts = FirstCounts(self.folder)  # they may write what this one has read
 
     def expectation(self, task: Payload) -> Expectation:
         """Return what this site may answer to a task; the site's filter checks the answer against it."""
@@ -170,7 +172,7 @@ class Site:
     def _introduced(self, task: Payload) -> SiteInfo:
         """Return the site info; one that differs from those before is another release."""
         ledger, info = self.ledger, self._handshake()  # the ledger first: it looks for older experiments
-        ledger.record(release_of(info, task, self._experiment, self.config.privacy))
+        ledger.record(release_of(info, pack(info), task, self._experiment, self.config.privacy))
         return info
 
     def _answered(self, task: Payload) -> Reply:
@@ -186,8 +188,9 @@ class Site:
         if kept is None or (task.task == "train" and not self.states.is_whole(task.round)):
             ledger.check(task, self._experiment, self._data()[0].names)
             reply = self._new_answer(task)
-            kept = reply, release_of(reply, task, self._experiment, privacy)
-            answers.keep(task, request, *kept)
+            packed = pack(reply)
+            kept = reply, release_of(reply, packed, task, self._experiment, privacy)
+            answers.keep(task, request, packed, kept[1])
         reply, release = kept
         ledger.record(release)
         return reply if privacy.clip is None else replace(reply, spent=ledger.spent())
@@ -222,7 +225,8 @@ class Site:
         prior = self._prior
         if prior:
             check_width(prior, self._model(self._data()[0].names), self.name)
-        return site_info(self.plan, self.config, self._data(), prior.digest if prior else None, self.folder)
+        held = prior.digest if prior else None
+        return site_info(self.plan, self.config, self._data(), held, self._first_counts)
 
     def _train(self, task: Payload) -> Update:
         state = self._state(task)
@@ -297,7 +301,7 @@ class Site:
 
     def _calibrate(self, task: Payload) -> Scores:
         context = self._context(task, self._state(task))
-        as_first = partial(with_first_counts, folder=self.folder)
+        as_first = self._first_counts.within
         return count_scores(context, self._data()[0], self.config.privacy, task.round, as_first)
 
     def _evaluate(self, task: Payload) -> Evaluation:
@@ -407,7 +411,7 @@ class Site:
         plan = self.plan
         how = Measurement(plan.method.loss, self._data()[0], self.config.privacy, plan.seed)
         how = replace(how, decisions=task.decisions, rule=task.rule) if task else how
-        return with_first_counts(measure(context, how, split, of_round, bootstrap), self.folder)
+        return self._first_counts.within(measure(context, how, split, of_round, bootstrap))
 
 
 def check_consent(site: str, plan: Plan, config: SiteConfig) -> None:
@@ -452,18 +456,20 @@ def check_consent(site: str, plan: Plan, config: SiteConfig) -> None:
             )
 
 
-def site_info(plan: Plan, config: SiteConfig, data: SiteSamples, prior: str | None, folder: Path) -> SiteInfo:
+def site_info(
+    plan: Plan, config: SiteConfig, data: SiteSamples, prior: str | None, first: FirstCounts
+) -> SiteInfo:
     """Return the site's classes, its numbers of images and, where the method requests it, its label counts.
 
     Args:
         prior: digest of the frozen network that the site holds.
-        folder: of the experiment at the site, where it records the counts that it has sent.
+        first: the counts that the site has sent in this experiment.
     """
     labels, samples = data
     requested = labels.label_type in plan.method.egress(Layout({}, {})).counts
     counts = {}
     if requested:
-        counts = first_counts(labels, class_counts(labels, samples["train"], config.privacy), folder)
+        counts = first.of(labels, class_counts(labels, samples["train"], config.privacy))
     return SiteInfo(
         labels.names,
         {split: len(part) for split, part in samples.items()},
