@@ -1,7 +1,5 @@
 """A local epoch of Fed-MAS against plain training of the same model on the same augmented batches.
 
-python benchmarks/fedmas_epoch.py
-
 Beyond plain training Fed-MAS measures the received model once (an evaluation), and its prior reads each
 image: once in the life of a cache where it reads plain images, once an epoch where it reads augmented ones.
 Seconds are the processor's, of one thread, which other programs on the machine disturb less.
@@ -9,19 +7,16 @@ Seconds are the processor's, of one thread, which other programs on the machine 
 
 from __future__ import annotations
 
-import statistics
 import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
-from machine import machine
-from rich.console import Console
-from rich.table import Table
+from figures import Figure, Options, Target, in_turns
 
-from suture.core.allocator import keep_memory
 from suture.core.labels import LabelSet
 from suture.data.augmentation import Augmentation
 from suture.data.batch import Samples
@@ -37,10 +32,23 @@ from suture.protocol.messages import Payload
 from suture.protocol.packing import Packed
 
 LABELS = LabelSet(tuple(f"Class {i}" for i in range(8)), "multiclass")
-IMAGES, REPEATS = 512, 5
+IMAGES = 512
 LOCAL = LocalTraining(lr=1e-3, batch_size=64)
 SAME, PLAIN = (FedMAS(local=LOCAL, prior_view=view) for view in ("same", "plain"))
 CTX = RoundContext(1, Phase("main", 1), 0)
+CASES = {
+    "gray": (ModelSpec("cnn", size=64), PriorSpec("phantoms")),
+    "colour": (
+        ModelSpec("resnet_small", size=64, color=True),
+        PriorSpec("efficientnet_lite0", size=96),
+    ),
+}
+PARTS = {
+    "same view": ("training", "evaluation", "prior"),
+    "plain view, cold": ("training", "evaluation", "prior"),
+    "plain view, warm": ("training", "evaluation"),
+}
+"""Of a round of Fed-MAS: plain training, an evaluation and, unless it is cached, a pass of the prior."""
 
 
 def site_of(model: ModelSpec, prior: PriorSpec) -> SiteContext:
@@ -66,57 +74,31 @@ def epoch(site: SiteContext, method: Method, folder: Path) -> Callable[[], objec
     return lambda: method.train(own, task, local_round(method, own, Packed({}, {}), CTX))
 
 
-def seconds(work: Callable[[], object]) -> float:
-    """The processor's, for one call."""
-    began = time.process_time()
-    work()
-    return time.process_time() - began
-
-
-def measured(site: SiteContext, folder: Path) -> dict[str, float]:
-    """Seconds of each part, all of them once and one after the other."""
+def works(site: SiteContext, folder: Path) -> dict[str, Callable[[], Callable[[], object]]]:
+    """The rounds of Fed-MAS and their parts; a cold round finds an empty cache."""
     prior, train = site.prior, site.samples["train"]
     assert prior is not None
-    cold = folder / f"cold-{time.monotonic_ns()}"
+    epoch(site, SAME, folder / "same")()
+    epoch(site, PLAIN, folder / "plain")()
+    plain_training = FedAvg(local=LOCAL, softmax="balanced")
     return {
-        "plain training": seconds(epoch(site, FedAvg(local=LOCAL, softmax="balanced"), folder)),
-        "evaluation": seconds(lambda: predict(site, train)),
-        "prior, one pass": seconds(lambda: [prior.features(b.inputs["image"]) for b in train.batches(64)]),
-        "same, warm": seconds(epoch(site, SAME, folder / "warm")),
-        "plain, cold": seconds(epoch(site, PLAIN, cold)),
-        "plain, warm": seconds(epoch(site, PLAIN, cold)),
+        "training": lambda: epoch(site, plain_training, folder),
+        "evaluation": lambda: partial(predict, site, train),
+        "prior": lambda: lambda: [prior.features(b.inputs["image"]) for b in train.batches(64)],
+        "same view": lambda: epoch(site, SAME, folder / "same"),
+        "plain view, cold": lambda: epoch(site, PLAIN, folder / f"cold-{time.monotonic_ns()}"),
+        "plain view, warm": lambda: epoch(site, PLAIN, folder / "plain"),
     }
 
 
-def main() -> None:
-    """Prints medians, and what is left when all parts that are to be expected are taken off."""
-    torch.set_num_threads(1)
-    keep_memory()  # as in the processes that Suture starts
-    table = Table("model, prior", box=None)
-    rows: list[list[str | float]] = []
-    for model, prior in (
-        (ModelSpec("cnn", size=64), PriorSpec("phantoms")),
-        (ModelSpec("resnet_small", size=64, color=True), PriorSpec("efficientnet_lite0", size=96)),
-    ):
-        site = site_of(model, prior)
+def figures(options: Options) -> list[Figure]:
+    """A round with either view, beside the sum of its parts."""
+    rows = []
+    for name, (model, prior) in CASES.items():
         with tempfile.TemporaryDirectory() as folder:
-            epoch(site, SAME, Path(folder) / "warm")()
-            found = [measured(site, Path(folder)) for _ in range(REPEATS)]
-        each = {name: statistics.median(times[name] for times in found) for name in found[0]}
-        base = each["plain training"] + each["evaluation"]
-        expected = base + each["prior, one pass"]
-        ratios = (each["same, warm"] / expected, each["plain, cold"] / expected, each["plain, warm"] / base)
-        where = site.prior.preprocessing.size if site.prior else 0
-        rows.append([f"{model.name}, {prior.name} at {where} px", *each.values(), *ratios])
-        names = list(each)
-    for name in (*(f"{n}, s" for n in names), "same / parts", "cold / parts", "warm / parts"):
-        table.add_column(name)
-    for row in rows:
-        table.add_row(*(cell if isinstance(cell, str) else f"{cell:.2f}" for cell in row))
-    console = Console(width=200)
-    console.print(machine())
-    console.print(table)
-
-
-if __name__ == "__main__":
-    main()
+            found = in_turns(options.repeats, works(site_of(model, prior), Path(folder)))
+        for view, parts in PARTS.items():
+            sums = tuple(map(sum, zip(*(found[part].cpu for part in parts), strict=True)))
+            row = (f"a round, {name}, {view}", "s of CPU", tuple(found[view].cpu), "sum of its parts", sums)
+            rows.append(Figure("fedmas", *row, (Target("ratio", "≤", 1.05),)))
+    return rows

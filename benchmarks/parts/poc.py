@@ -1,22 +1,18 @@
-"""A round and its memory by number of clients, as processes with TLS: `python benchmarks/poc_scale.py`.
+"""A round and its memory by number of clients, as processes with TLS: FLARE's POC on this machine.
 
-FLARE's POC on this machine, each site with four images of 16 px, so that nearly all time is the exchange's.
-Seconds are the median (range) of the rounds after the first two, from a round's payloads to its merged model.
-Memory is the proportional set size at its peak: of the server with its job, and the mean of a site with its
-job. A client needs about 0.55 GB. `--relays 2` puts two of FLARE's relays between the sites and the
-server, to which they connect in turn: federations of two levels. `--sites 4 8` chooses rows.
+Each site has four images of 16 px, so that nearly all time is the exchange's. A sample is a round after the
+first two, from its payloads to its merged model, divided by the clients. Memory is the proportional set size
+at its peak: of the server with its job, and the mean of a site with its job. A client needs about 0.55 GB.
+The last federation has two of FLARE's relays between sites and server, to which the sites connect in turn.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -25,16 +21,18 @@ from typing import Any
 
 import psutil
 import yaml
-from machine import machine
-from rich.console import Console
-from rich.table import Table
-from round_cost import spread, write_site
+from figures import Figure, Options
 
+from parts.rounds import write_site
+from suture.core.files import read_records
 from suture.flare.admin.kit import Kit, kits_in, project_admin
 from suture.flare.admin.poc import free_port, parties, project_of, project_template, provision
 from suture.flare.admin.policy import make_strict, survive
 from suture.flare.admin.processes import Party, check_alive, start, stop
 from suture.flare.admin.session import wait_for_sites
+
+CASES = ((4, 0), (8, 0), (12, 0), (4, 2))
+"""Clients and relays; the first is the anchor of the others."""
 
 _WAIT = 300.0
 _SETTINGS = ("model.size=16", "selection=last")
@@ -62,7 +60,7 @@ def project(sites: list[str], relays: list[str]) -> dict[str, Any]:
 
 @dataclass
 class Memory:
-    """Peak proportional set size in MiB, of each party with its children."""
+    """Peak proportional set size in MB, of each party with its children."""
 
     peak: dict[str, float] = field(default_factory=dict)
 
@@ -73,7 +71,7 @@ class Memory:
             try:
                 top = psutil.Process(party.pid)
                 for process in (top, *top.children(recursive=True)):
-                    total += process.memory_full_info().pss / 2**20
+                    total += process.memory_full_info().pss / 1e6
             except psutil.NoSuchProcess:
                 continue
             self.peak[party.name] = max(self.peak.get(party.name, 0.0), total)
@@ -96,8 +94,8 @@ class Memory:
             thread.join()
 
 
-def measured(sites: list[str], relays: list[str], rounds: int) -> tuple[list[float], Memory, float]:
-    """Seconds of the rounds of a federation, its memory, and the seconds of the whole run."""
+def measured(sites: list[str], relays: list[str], rounds: int) -> tuple[list[float], Memory]:
+    """Seconds of the rounds of a federation, and its memory."""
     with tempfile.TemporaryDirectory(prefix="suture-poc-") as folder:
         root = Path(folder)
         (root / "project.yml").write_text(yaml.safe_dump(project(sites, relays), sort_keys=False))
@@ -121,15 +119,12 @@ def measured(sites: list[str], relays: list[str], rounds: int) -> tuple[list[flo
             admin = project_admin(root)
             missing = wait_for_sites(admin, set(clients), _WAIT, lambda: check_alive(begun, check))
             if missing:
-                raise SystemExit(f"{', '.join(sorted(missing))} did not connect in {_WAIT:.0f} s")
-            began = time.monotonic()
+                raise RuntimeError(f"{', '.join(sorted(missing))} did not connect in {_WAIT:.0f} s")
             with memory.watching(begun):
                 run(admin, sites, rounds, root / "out")
-            whole = time.monotonic() - began
         finally:
             stop(root)
-        lines = (root / "out" / "history.jsonl").read_text().splitlines()
-        return [json.loads(line)["seconds"] for line in lines], memory, whole
+        return [line["seconds"] for line in read_records(root / "out" / "history.jsonl")], memory
 
 
 def run(admin: Kit, sites: list[str], rounds: int, out: Path) -> None:
@@ -139,40 +134,28 @@ def run(admin: Kit, sites: list[str], rounds: int, out: Path) -> None:
     command = [sys.executable, "-m", "suture", "run", "demo", *options, "--out", str(out), *settings]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
+        raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
 
 
-def main() -> None:
-    """Prints a row for each federation."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--sites", type=int, nargs="*", default=[4, 8, 12])
-    parser.add_argument("--relays", type=int, default=0)
-    parser.add_argument("--rounds", type=int, default=12, choices=range(4, 1001), metavar="N")
-    options = parser.parse_args()
-    relays = [f"relay-{i + 1}" for i in range(options.relays)]
-    head = (
-        "clients",
-        "relays",
-        "round, s",
-        "ms a round and site",
-        "server, MiB",
-        "a site, MiB",
-        "a relay, MiB",
-    )
-    table = Table(*head, "job, s", box=None)
-    for count in options.sites:
+def figures(options: Options) -> list[Figure]:
+    """A round and the peaks of server and sites of each federation, beside those of the smallest."""
+    rows: list[Figure] = []
+    anchor: dict[str, tuple[float, ...]] = {}
+    for count, between in CASES[:1] if options.quick else CASES:
         sites = [f"site-{i + 1:02d}" for i in range(count)]
-        seconds, memory, whole = measured(sites, relays, options.rounds)
-        rest = seconds[2:]
-        peaks = [statistics.mean(memory.peak[name] for name in names) for names in (sites, relays) if names]
-        table.add_row(
-            *(str(count), str(len(relays)), spread(rest), f"{1000 * statistics.median(rest) / count:.0f}"),
-            *(f"{memory.peak['server']:.0f}", *(f"{mib:.0f}" for mib in peaks)),
-            *(("-",) if not relays else ()),
-            f"{whole:.0f}",
-        )
-    Console(width=140).print(machine(), table)
-
-
-if __name__ == "__main__":
-    main()
+        relays = [f"relay-{i + 1}" for i in range(between)]
+        seconds, memory = measured(sites, relays, 4 if options.quick else 12)
+        name = f"{count} clients" + (f", {between} relays" if relays else "")
+        found: dict[str, tuple[str, tuple[float, ...]]] = {
+            "a round": ("ms a client", tuple(s / count * 1e3 for s in seconds[2:])),
+            "the server": ("MB", (memory.peak["server"],)),
+            "a site": ("MB", (statistics.mean(memory.peak[site] for site in sites),)),
+        }
+        if relays:
+            found["a relay"] = ("MB", (statistics.mean(memory.peak[relay] for relay in relays),))
+        for what, (unit, samples) in found.items():
+            beside = anchor.get(what, ())
+            row = (f"{what}, {name}", unit, samples, f"{CASES[0][0]} clients" if beside else "", beside)
+            rows.append(Figure("poc", *row))
+        anchor = anchor or {what: samples for what, (_, samples) in found.items()}
+    return rows
