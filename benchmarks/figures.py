@@ -4,46 +4,16 @@ from __future__ import annotations
 
 import operator
 import statistics
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
-from multiprocessing import get_context
-from pathlib import Path
-from typing import Any, Literal, ParamSpec, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from rich import box
 from rich.table import Table
 
-_Result = TypeVar("_Result")
-_Given = ParamSpec("_Given")
-
 _HOLDS = {"≤": operator.le, "<": operator.lt, "≥": operator.ge}
 _SLOWER = 1.05
 """A figure is marked as slower where its median is this much beyond the worst sample of the other run."""
-
-
-@dataclass(frozen=True)
-class Options:
-    """What every part is told.
-
-    Attributes:
-        quick: the smallest settings, to try the command.
-        flwr: the interpreter of an environment that has flwr[simulation].
-    """
-
-    quick: bool
-    flwr: Path
-
-    @property
-    def repeats(self) -> int:
-        """How often a figure and its anchor are measured, in turns."""
-        return 2 if self.quick else 5
-
-    @property
-    def runs(self) -> int:
-        """The same of what takes long, as a whole federation in processes of its own."""
-        return 1 if self.quick else 5
 
 
 @dataclass(frozen=True)
@@ -191,40 +161,3 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """For a page."""
     lines = [head, ["---"] * len(head), *rows]
     return "".join(f"| {' | '.join(cell.replace('|', ' ') for cell in line)} |\n" for line in lines)
-
-
-@dataclass
-class Times:
-    """Seconds of each repeat, by the clock and of the processor, of all threads of the process."""
-
-    clock: list[float] = field(default_factory=list)
-    cpu: list[float] = field(default_factory=list)
-
-    def per(self, count: float) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """How many a second where a repeat does `count` of them: by the clock, and of the processor."""
-        return tuple(count / s for s in self.clock), tuple(count / s for s in self.cpu)
-
-
-def in_turns(repeats: int, works: Mapping[str, Callable[[], Callable[[], object]]]) -> dict[str, Times]:
-    """Time pieces of work in turns, so that what else the machine does weighs on all of them.
-
-    Args:
-        works: each prepares what is then timed. Every second time they are taken in the opposite order; the
-            first time warms up and is left out.
-    """
-    found = {name: Times() for name in works}
-    for repeat in range(repeats + 1):
-        for name in list(works)[:: 1 if repeat % 2 else -1]:
-            work = works[name]()
-            clock, cpu = time.perf_counter(), time.process_time()
-            work()
-            if repeat:
-                found[name].cpu.append(time.process_time() - cpu)
-                found[name].clock.append(time.perf_counter() - clock)
-    return found
-
-
-def apart(work: Callable[_Given, _Result], *given: _Given.args, **named: _Given.kwargs) -> _Result:
-    """Call a function of a module in a process of its own, which has done nothing before."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(work, *given, **named).result()

@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from figures import HEAD, Figure, Options, apart, cells, compared, markdown, rich_table
+from figures import HEAD, Figure, cells, compared, markdown, rich_table
 from machine import ROOT, machine
+from measuring import Options, apart
 from rich.console import Console
 
 from suture.core.allocator import keep_memory

@@ -12,15 +12,15 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from figures import Figure, Options, in_turns
+from figures import Figure
+from measuring import Options, in_turns
 
+from parts.sites import bare_step, random_site
 from suture.core.labels import LabelSet
 from suture.data.augmentation import Augmentation
-from suture.data.batch import Samples
-from suture.data.table import Split
 from suture.learning.losses import masked_bce
 from suture.learning.training import LocalRound, LocalTraining, SiteContext, fit, on_known, predict
-from suture.models import ModelSpec, build
+from suture.models import ModelSpec
 
 CASES = (
     ("cnn", 64, 1024),
@@ -34,19 +34,6 @@ CASES = (
 LABELS = LabelSet(tuple("abcdefghijklmn"))
 SIZES = (16, 32, 256)
 """Of the batches of bare PyTorch's evaluation."""
-
-
-def site_of(name: str, size: int, images: int) -> SiteContext:
-    """A site with random images and labels."""
-    torch.manual_seed(1)
-    spec = ModelSpec(name, size=size)
-    shape = (images, 3 if spec.color else 1, size, size)
-    image = torch.randint(0, 256, shape, dtype=torch.uint8)
-    y = torch.randint(0, 2, (images, len(LABELS))).float()
-    samples = Samples({"image": image}, y, tuple(map(str, range(images))))
-    model = build(spec, LABELS, 1, pretrained=False)
-    splits: dict[Split, Samples] = {"train": samples, "test": samples}
-    return SiteContext("site", model, splits, spec.preprocessing, Augmentation(), torch.device("cpu"))
 
 
 def of_suture(site: SiteContext, batch: int) -> dict[str, Callable[[], object]]:
@@ -76,10 +63,7 @@ def of_torch(site: SiteContext, batch: int) -> dict[str, Callable[[], object]]:
         model.train()
         for rows in torch.split(torch.randperm(len(images)), batch):
             x = images[rows].contiguous(memory_format=order)
-            loss = torch.nn.functional.binary_cross_entropy_with_logits(model({"image": x}), samples.y[rows])
-            optimiser.zero_grad(set_to_none=True)
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimiser.step()
+            bare_step(model, optimiser, x, samples.y[rows])
 
     return {f"evaluation {size}": partial(evaluate, size) for size in SIZES} | {"training": train}
 
@@ -87,11 +71,12 @@ def of_torch(site: SiteContext, batch: int) -> dict[str, Callable[[], object]]:
 def measured(name: str, side: int, images: int, repeats: int) -> list[Figure]:
     """A row of each work."""
     batch = 16 if side > 64 else 64
-    ours = of_suture(site_of(name, side, images), batch)
-    theirs = of_torch(site_of(name, side, images), batch)
+    spec = ModelSpec(name, size=side)
+    ours = of_suture(random_site(spec, LABELS, images, Augmentation()), batch)
+    theirs = of_torch(random_site(spec, LABELS, images, Augmentation()), batch)
     both = {f"suture {work}": do for work, do in ours.items()} | theirs
     times = in_turns(repeats, {work: partial(lambda do: do, do) for work, do in both.items()})
-    speed = {work: found.per(images)[1] for work, found in times.items()}
+    speed = {work: found.per(images).cpu for work, found in times.items()}
     figures = []
     for work in ours:
         best = max((speed[key] for key in theirs if key.startswith(work)), key=statistics.median)
@@ -104,5 +89,5 @@ def figures(options: Options) -> list[Figure]:
     """Two rows of each backbone."""
     found = []
     for name, side, images in CASES:
-        found += measured(name, side, images // 4 if options.quick else images, options.repeats)
+        found += measured(name, side, images // 4 if options.quick else images, options.runs)
     return found

@@ -13,12 +13,12 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
 import psutil
-from figures import Figure, Options, Target
+from figures import Figure, Target
+from measuring import Options, every, tree_memory
 
 WAYS = {
     "one process": ("--env", "local"),
@@ -32,7 +32,7 @@ TARGETS = {
 }
 UNITS = {"start": "s", "rounds": "rounds/s", "end": "s", "total": "s", "CPU": "s", "memory": "MB"}
 _TICK = 0.02  # seconds between two looks at the events
-_WEIGHED = 100  # ticks between two looks at the memory, which hold the processes up
+_WEIGHED = 2  # and at the memory, which hold the processes up
 
 
 def run(out: Path, rounds: int, words: tuple[str, ...]) -> dict[str, float]:
@@ -40,39 +40,26 @@ def run(out: Path, rounds: int, words: tuple[str, ...]) -> dict[str, float]:
     command = [*(sys.executable, "-m", "suture", "run", "demo", "--rounds", str(rounds)), *words]
     before, began, events = _children_cpu(), time.monotonic(), out / "events.jsonl"
     process = subprocess.Popen([*command, "--out", str(out)], stdout=subprocess.DEVNULL)
-    marks, memory, tick = [began], 0.0, 0
-    while process.poll() is None:
-        time.sleep(_TICK)
-        text = events.read_text() if events.exists() else ""
-        if len(marks) == 1 and '"event": "round"' in text:
-            marks.append(time.monotonic())
-        if len(marks) == 2 and text.count('"event": "committed"') == rounds:
-            marks.append(time.monotonic())
-        tick += 1
-        if not tick % _WEIGHED:
-            memory = max(memory, _memory(process.pid))
+    marks, memory = [began], [0.0]
+    with every(_WEIGHED, lambda: memory.append(tree_memory(process.pid))):
+        while process.poll() is None:
+            time.sleep(_TICK)
+            text = events.read_text() if events.exists() else ""
+            if len(marks) == 1 and '"event": "round"' in text:
+                marks.append(time.monotonic())
+            if len(marks) == 2 and text.count('"event": "committed"') == rounds:
+                marks.append(time.monotonic())
     if process.returncode:
         raise RuntimeError(f"{' '.join(command)} ended with code {process.returncode}")
     marks.append(time.monotonic())
     start, last, end = (after - at for at, after in pairwise(marks))
-    values = (start, rounds / last, end, marks[-1] - began, _children_cpu() - before, memory)
+    values = (start, rounds / last, end, marks[-1] - began, _children_cpu() - before, max(memory))
     return dict(zip(UNITS, values, strict=True))
 
 
 def _children_cpu() -> float:
     times = psutil.Process().cpu_times()
     return float(times.children_user + times.children_system)
-
-
-def _memory(pid: int) -> float:
-    """Proportional set sizes of a process and its children in MB: what they share counts once."""
-    total = 0
-    with suppress(psutil.Error):
-        parent = psutil.Process(pid)
-        for process in (parent, *parent.children(recursive=True)):
-            with suppress(psutil.Error):
-                total += process.memory_full_info().pss
-    return total / 1e6
 
 
 def figures(options: Options) -> list[Figure]:

@@ -14,18 +14,17 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import torch
-from figures import Figure, Options, Target, in_turns
+from figures import Figure, Target
+from measuring import Options, in_turns
 
+from parts.sites import random_site
 from suture.core.labels import LabelSet
 from suture.data.augmentation import Augmentation
-from suture.data.batch import Samples
-from suture.data.table import Split
 from suture.learning.training import LocalTraining, SiteContext, predict
 from suture.methods.base import Method, Phase, RoundContext, local_round
 from suture.methods.fedavg import FedAvg
 from suture.methods.fedmas import FedMAS
-from suture.models import ModelSpec, build
+from suture.models import ModelSpec
 from suture.models.classifier import split_state
 from suture.models.priors import PriorSpec, load_prior
 from suture.protocol.messages import Payload
@@ -35,6 +34,7 @@ LABELS = LabelSet(tuple(f"Class {i}" for i in range(8)), "multiclass")
 IMAGES = 512
 LOCAL = LocalTraining(lr=1e-3, batch_size=64)
 SAME, PLAIN = (FedMAS(local=LOCAL, prior_view=view) for view in ("same", "plain"))
+AUGMENTATION = Augmentation(flip=0.5, vertical_flip=0.5, rotation=10.0)
 CTX = RoundContext(1, Phase("main", 1), 0)
 CASES = {
     "gray": (ModelSpec("cnn", size=64), PriorSpec("phantoms")),
@@ -49,21 +49,6 @@ PARTS = {
     "plain view, warm": ("training", "evaluation"),
 }
 """Of a round of Fed-MAS: plain training, an evaluation and, unless it is cached, a pass of the prior."""
-
-
-def site_of(model: ModelSpec, prior: PriorSpec) -> SiteContext:
-    """A site of random images, one class each."""
-    g = torch.Generator().manual_seed(0)
-    shape = (IMAGES, 3 if model.color else 1, model.size, model.size)
-    image = torch.randint(0, 256, shape, generator=g, dtype=torch.uint8)
-    y = torch.nn.functional.one_hot(torch.randint(0, 8, (IMAGES,), generator=g), 8).float()
-    samples: dict[Split, Samples] = {"train": Samples({"image": image}, y, tuple(map(str, range(IMAGES))))}
-    held = load_prior(prior)
-    network = build(replace(model, projection=held.width), LABELS, 1, pretrained=False)
-    augmentation = Augmentation(flip=0.5, vertical_flip=0.5, rotation=10.0)
-    return SiteContext(
-        "site", network, samples, model.preprocessing, augmentation, torch.device("cpu"), prior=held
-    )
 
 
 def epoch(site: SiteContext, method: Method, folder: Path) -> Callable[[], object]:
@@ -96,9 +81,12 @@ def figures(options: Options) -> list[Figure]:
     rows = []
     for name, (model, prior) in CASES.items():
         with tempfile.TemporaryDirectory() as folder:
-            found = in_turns(options.repeats, works(site_of(model, prior), Path(folder)))
+            held = load_prior(prior)
+            spec = replace(model, projection=held.width)
+            site = random_site(spec, LABELS, IMAGES, AUGMENTATION, prior=held)
+            found = in_turns(options.repeats, works(site, Path(folder)))
         for view, parts in PARTS.items():
             sums = tuple(map(sum, zip(*(found[part].cpu for part in parts), strict=True)))
-            row = (f"a round, {name}, {view}", "s of CPU", tuple(found[view].cpu), "sum of its parts", sums)
+            row = (f"a round, {name}, {view}", "s of CPU", found[view].cpu, "sum of its parts", sums)
             rows.append(Figure("fedmas", *row, (Target("ratio", "≤", 1.05),)))
     return rows

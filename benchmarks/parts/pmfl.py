@@ -14,7 +14,8 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from figures import Figure, Options, Target, in_turns
+from figures import Figure, Target
+from measuring import Options, in_turns
 from torch import Tensor, nn
 
 from suture.core.files import read_records
@@ -158,7 +159,7 @@ def _bench(model: Classifier, train: Samples) -> SiteContext:
 
 def figures(options: Options) -> list[Figure]:
     """The sites' work and a whole round of each method, and its bytes beside those of FL."""
-    repeats, rows, sizes = 2 if options.quick else 8, [], {}
+    repeats, rows, sizes = options.repeats, [], {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         configs = silos(folder)
@@ -172,12 +173,12 @@ def figures(options: Options) -> list[Figure]:
             last = read_records(folder / method.about.name / "history.jsonl")[-1]
             sizes[method] = ((last["bytes_down"] + last["bytes_up"]) / 1e6,)
     beside = "bare PyTorch"
-    cpu, clock = tuple(found["bare"].cpu), tuple(found["bare"].clock)
+    cpu, clock = found["bare"].cpu, found["bare"].clock
     for method in METHODS:
         name = method.about.name
-        own = (f"the sites' work, {name}", "s of CPU", tuple(found[name].cpu), beside, cpu)
+        own = (f"the sites' work, {name}", "s of CPU", found[name].cpu, beside, cpu)
         rows.append(Figure("pmfl", *own, (Target("ratio", "≤", 1.1),)))
-        round_ = tuple(found[f"round {name}"].clock)
+        round_ = found[f"round {name}"].clock
         rows.append(Figure("pmfl", f"a round with its files, {name}", "s", round_, beside, clock))
     size = ("bytes of a round, pmfl", "MB", sizes[METHODS[-1]], "fl")
     rows.append(Figure("pmfl", *size, sizes[METHODS[0]]))

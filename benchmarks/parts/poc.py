@@ -12,23 +12,20 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import psutil
 import yaml
-from figures import Figure, Options
+from figures import Figure
+from measuring import Options, every, tree_memory
 
-from parts.rounds import write_site
+from parts.sites import write_site
 from suture.core.files import read_records
 from suture.flare.admin.kit import Kit, kits_in, project_admin
 from suture.flare.admin.poc import free_port, parties, project_of, project_template, provision
 from suture.flare.admin.policy import make_strict, survive
-from suture.flare.admin.processes import Party, check_alive, start, stop
+from suture.flare.admin.processes import check_alive, start, stop
 from suture.flare.admin.session import wait_for_sites
 
 CASES = ((4, 0), (8, 0), (12, 0), (4, 2))
@@ -58,44 +55,8 @@ def project(sites: list[str], relays: list[str]) -> dict[str, Any]:
     return made
 
 
-@dataclass
-class Memory:
-    """Peak proportional set size in MB, of each party with its children."""
-
-    peak: dict[str, float] = field(default_factory=dict)
-
-    def look(self, begun: list[Party]) -> None:
-        """Measure each party once."""
-        for party in begun:
-            total = 0.0
-            try:
-                top = psutil.Process(party.pid)
-                for process in (top, *top.children(recursive=True)):
-                    total += process.memory_full_info().pss / 1e6
-            except psutil.NoSuchProcess:
-                continue
-            self.peak[party.name] = max(self.peak.get(party.name, 0.0), total)
-
-    @contextmanager
-    def watching(self, begun: list[Party]) -> Iterator[None]:
-        """Measure twice a second until the block ends."""
-        over = threading.Event()
-
-        def watch() -> None:
-            while not over.wait(0.5):
-                self.look(begun)
-
-        thread = threading.Thread(target=watch, daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            over.set()
-            thread.join()
-
-
-def measured(sites: list[str], relays: list[str], rounds: int) -> tuple[list[float], Memory]:
-    """Seconds of the rounds of a federation, and its memory."""
+def measured(sites: list[str], relays: list[str], rounds: int) -> tuple[list[float], dict[str, float]]:
+    """Seconds of the rounds of a federation, and the peak of the memory of each party with its children."""
     with tempfile.TemporaryDirectory(prefix="suture-poc-") as folder:
         root = Path(folder)
         (root / "project.yml").write_text(yaml.safe_dump(project(sites, relays), sort_keys=False))
@@ -112,7 +73,7 @@ def measured(sites: list[str], relays: list[str], rounds: int) -> tuple[list[flo
             own = own.replace('"labels.csv"', f'"{root}/data/{name}/labels.csv"')
             (kit.folder / "local" / "suture.toml").write_text(own)
         between = {name: replace(server, folder=server.folder.parent / name, name=name) for name in relays}
-        memory = Memory()
+        peak: dict[str, float] = {}
         try:
             begun = start(root, (server, *between.values(), *clients.values()))
             check = {**kits, **between}
@@ -120,11 +81,16 @@ def measured(sites: list[str], relays: list[str], rounds: int) -> tuple[list[flo
             missing = wait_for_sites(admin, set(clients), _WAIT, lambda: check_alive(begun, check))
             if missing:
                 raise RuntimeError(f"{', '.join(sorted(missing))} did not connect in {_WAIT:.0f} s")
-            with memory.watching(begun):
+
+            def weigh() -> None:
+                for party in begun:
+                    peak[party.name] = max(peak.get(party.name, 0.0), tree_memory(party.pid))
+
+            with every(0.5, weigh):
                 run(admin, sites, rounds, root / "out")
         finally:
             stop(root)
-        return [line["seconds"] for line in read_records(root / "out" / "history.jsonl")], memory
+        return [line["seconds"] for line in read_records(root / "out" / "history.jsonl")], peak
 
 
 def run(admin: Kit, sites: list[str], rounds: int, out: Path) -> None:
@@ -144,15 +110,15 @@ def figures(options: Options) -> list[Figure]:
     for count, between in CASES[:1] if options.quick else CASES:
         sites = [f"site-{i + 1:02d}" for i in range(count)]
         relays = [f"relay-{i + 1}" for i in range(between)]
-        seconds, memory = measured(sites, relays, 4 if options.quick else 12)
+        seconds, peak = measured(sites, relays, 4 if options.quick else 12)
         name = f"{count} clients" + (f", {between} relays" if relays else "")
         found: dict[str, tuple[str, tuple[float, ...]]] = {
             "a round": ("ms a client", tuple(s / count * 1e3 for s in seconds[2:])),
-            "the server": ("MB", (memory.peak["server"],)),
-            "a site": ("MB", (statistics.mean(memory.peak[site] for site in sites),)),
+            "the server": ("MB", (peak["server"],)),
+            "a site": ("MB", (statistics.mean(peak[site] for site in sites),)),
         }
         if relays:
-            found["a relay"] = ("MB", (statistics.mean(memory.peak[relay] for relay in relays),))
+            found["a relay"] = ("MB", (statistics.mean(peak[relay] for relay in relays),))
         for what, (unit, samples) in found.items():
             beside = anchor.get(what, ())
             row = (f"{what}, {name}", unit, samples, f"{CASES[0][0]} clients" if beside else "", beside)

@@ -1,33 +1,32 @@
 """A round of four sites that train nothing, beside flwr's and beside the tensors alone; its bytes and memory.
 
 A sample is the median of a federation's rounds without the first two, from a round's payloads to its merged
-model (`seconds` of history.jsonl); with its saving, from one line of history.jsonl to the next. The four
+model (`seconds` of history.jsonl); with its saving, from its start to the next one's. The four
 federations of a size take turns. Memory is the largest resident set that a process of the role has had. The
 tensors alone are copied to each site and back, and averaged in float64.
 """
 
 from __future__ import annotations
 
-import csv
 import json
 import statistics
 import subprocess
 import tempfile
-import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
 import psutil
-from figures import Figure, Options, Target
-from PIL import Image
+from figures import Figure, Target
+from measuring import Options, every
 from torch import Tensor
 
+from parts.sites import LABELS, write_site
 from suture.core.files import read_records, write_json
 from suture.core.labels import LabelSet
 from suture.data.augmentation import Augmentation
@@ -49,7 +48,6 @@ MODELS = {
     "0.25 MB": ModelSpec("cnn", size=16),
     "28 MB": ModelSpec("cnn", size=16, hidden=2_300, projection=600),
 }
-LABELS = ("Edema", "Mass")
 TARGETS = {
     ("loop", "0.25 MB"): 0.02,
     ("loop", "28 MB"): 0.20,
@@ -59,23 +57,8 @@ TARGETS = {
 """Seconds of a round."""
 _FLWR = "flwr's simulation"
 _TENSORS = "tensors alone"
-_TICK = 0.01  # seconds between two looks at history.jsonl
-_WEIGHED = 20  # ticks between two looks at the memory, which hold the processes up
-
-
-def write_site(folder: Path, state: Path) -> None:
-    """A hospital of four images: two to train on, one to validate, one to test."""
-    (folder / "images").mkdir(parents=True)
-    rows = [["image", "patient", "split", *LABELS]]
-    for i, split in enumerate(("train", "train", "validation", "test")):
-        Image.fromarray(np.full((16, 16), 60 * i, dtype=np.uint8)).save(folder / "images" / f"{i}.png")
-        rows.append([f"{i}.png", f"p{i}", split, str(i % 2), str((i + 1) % 2)])
-    with (folder / "labels.csv").open("w", newline="") as file:
-        csv.writer(file).writerows(rows)
-    (folder / "suture.toml").write_text(
-        '[data]\ndataset = "hospital"\nroot = "images"\ntable = "labels.csv"\n'
-        f'[privacy]\nmin_count = 0\nmin_loss = 0\n[storage]\nstate = "{state}"\n'
-    )
+_TICK = 0.01  # seconds between two looks at the events
+_WEIGHED = 0.2  # and at the memory, which hold the processes up
 
 
 @dataclass(frozen=True)
@@ -97,44 +80,13 @@ class Idle:
         return Schedule(self.rounds, "cost", "cost of a round")
 
 
-class Watch:
-    """Peak resident memory of this process's children by role in MB, and when each line of a file came."""
-
-    def __init__(self, history: Path | None = None) -> None:
-        self.peak: dict[str, float] = {}
-        self.came: list[float] = []
-        self._history, self._size = history, 0
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-
-    def __enter__(self) -> Watch:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        tick = 0
-        while not self._stop.wait(_TICK):
-            if (
-                self._history
-                and self._history.exists()
-                and (now := self._history.stat().st_size) > self._size
-            ):
-                self._size = now
-                self.came.append(time.monotonic())
-            tick += 1
-            if tick % _WEIGHED == 0:
-                self._weigh()
-
-    def _weigh(self) -> None:
-        for process in psutil.Process().children(recursive=True):
-            with suppress(psutil.Error):  # it has just ended
-                words, memory = " ".join(process.cmdline()), process.memory_info().rss / 1e6
-                role = "site" if "simulator_worker" in words or "ray::ClientApp" in words else "server"
-                self.peak[role] = max(self.peak.get(role, 0.0), memory)
+def weigh(peak: dict[str, float]) -> None:
+    """Keep the largest resident set, in MB, of this process's children by role."""
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):  # it has just ended
+            words, memory = " ".join(process.cmdline()), process.memory_info().rss / 1e6
+            role = "site" if "simulator_worker" in words or "ray::ClientApp" in words else "server"
+            peak[role] = max(peak.get(role, 0.0), memory)
 
 
 @dataclass(frozen=True)
@@ -174,24 +126,31 @@ def run(federation: Callable[[Idle, Path], None], chosen: Idle) -> Cost:
         for name in SITES:
             write_site(out / "sites" / name, out / "sites" / name / "state")
         write_site(out / "sites" / "server", Path(folder))
-        with Watch(out / "history.jsonl") as watch:
+        events, peak, began = out / "events.jsonl", dict[str, float](), list[float]()
+
+        def look() -> None:
+            rounds = events.read_text().count('"event": "round"') if events.exists() else 0
+            began.extend([time.monotonic()] * (rounds - len(began)))
+
+        with every(_WEIGHED, partial(weigh, peak)), every(_TICK, look):
             federation(chosen, out)
         lines = read_records(out / "history.jsonl")
-    saved = [after - before for before, after in pairwise(watch.came)]
+    saved = [after - before for before, after in pairwise(began)]
     size = lines[-1]["bytes_down"] + lines[-1]["bytes_up"]
-    return Cost([line["seconds"] for line in lines], saved, size, watch.peak)
+    return Cost([line["seconds"] for line in lines], saved, size, peak)
 
 
 def flwr(python: Path, size: str, rounds: int) -> Cost:
     """The rounds of flwr's simulation: as many clients return as many bytes without work."""
     script = Path(__file__).parents[1] / "anchors" / "flwr_round.py"
     command = [str(python), str(script), size.split()[0], str(rounds), str(len(SITES))]
-    with Watch() as watch:
+    peak: dict[str, float] = {}
+    with every(_WEIGHED, partial(weigh, peak)):
         done = subprocess.run(command, check=False, capture_output=True, text=True)
     found = [line for line in done.stdout.splitlines() if line.startswith("[")]
     if done.returncode or not found:
         raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
-    return Cost(json.loads(found[0]), peak=watch.peak)
+    return Cost(json.loads(found[0]), peak=peak)
 
 
 def tensors_of(model: ModelSpec) -> list[Tensor]:
@@ -240,8 +199,8 @@ def _seconds(size: str, found: dict[str, list[Cost]], missing: str) -> list[Figu
     row = (f"a round of {size}, FLARE", "s", medians["FLARE"], _FLWR, medians.get(_FLWR, ()))
     figures.append(Figure("rounds", *row, (Target("ratio", "<", 1),), missing=missing))
     for way in ("loop", "FLARE"):
-        saved = tuple(statistics.median(cost.saved[1:]) for cost in found[way])
-        name = f"to the next round, {size}, {way}"
+        saved = tuple(statistics.median(cost.saved[2:]) for cost in found[way])
+        name = f"with its saving, {size}, {way}"
         figures.append(Figure("rounds", name, "s", saved, "its round", medians[way]))
     return figures
 

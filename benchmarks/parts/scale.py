@@ -20,7 +20,8 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from figures import Figure, Options, Target, apart, in_turns
+from figures import Figure, Target
+from measuring import Options, apart, in_turns
 from torch import Tensor, nn
 
 from suture.data.augmentation import Augmentation
@@ -193,7 +194,7 @@ def merging(repeats: int) -> Figure:
     torch.testing.assert_close(by_rows(updates, names), by_class(updates, names), rtol=1e-6, atol=1e-6)
     works = {way.__name__: partial(partial, way, updates, names) for way in (by_rows, by_class)}
     found = in_turns(repeats, works)
-    ours, theirs = (tuple(found[way].cpu) for way in works)
+    ours, theirs = (found[way].cpu for way in works)
     name = f"mean of 64 sites, {OWNED} of {CLASSES} classes"
     return Figure("scale", name, "s of CPU", ours, "a loop over classes", theirs)
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-from functools import partial
 
 import pytest
-from figures import HEAD, Figure, Target, apart, cells, compared, in_turns, markdown, number, spread
+from figures import HEAD, Figure, Target, cells, compared, markdown, number, spread
 
 ROUND = Figure("rounds", "a round", "s", (2.0, 3.0, 8.0), "flwr", (4.0, 2.0, 4.0))
 
@@ -102,16 +100,3 @@ def test_numbers_have_three_digits() -> None:
 
 def test_markdown_keeps_its_columns() -> None:
     assert markdown(("a", "b"), [("1|2", "3")]) == "| a | b |\n| --- | --- |\n| 1 2 | 3 |\n"
-
-
-def test_works_take_turns_in_either_order_and_the_first_time_is_left_out() -> None:
-    order: list[str] = []
-    found = in_turns(2, {name: partial(partial, order.append, name) for name in "ab"})
-    assert order == ["b", "a", "a", "b", "b", "a"]
-    assert [len(times.cpu) for times in found.values()] == [2, 2]
-
-
-def test_work_apart_has_a_process_of_its_own_and_raises_here() -> None:
-    assert apart(os.getpid) != os.getpid()
-    with pytest.raises(FileNotFoundError):
-        apart(os.stat, "/no such file")

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 import speed
-from figures import Figure, Options, Target
+from figures import Figure, Target
+from measuring import Options
 
 
 @pytest.fixture
@@ -80,7 +81,7 @@ def test_each_part_is_a_module_that_has_figures(part: str) -> None:
 def test_the_rounds_without_flwr_name_the_command_that_adds_it(monkeypatch: pytest.MonkeyPatch) -> None:
     rounds = importlib.import_module("parts.rounds")
     monkeypatch.setattr(rounds, "MODELS", {"0.25 MB": rounds.MODELS["0.25 MB"]})
-    cost = rounds.Cost([1.0, 1.0, 0.1], [0.1, 0.1], 10, {"server": 1.0, "site": 1.0})
+    cost = rounds.Cost([1.0, 1.0, 0.1], [0.1, 0.1, 0.1], 10, {"server": 1.0, "site": 1.0})
     monkeypatch.setattr(rounds, "run", lambda *_: cost)
     found = rounds.figures(Options(True, Path("/no/flwr")))
     absent = [figure for figure in found if figure.anchor == "flwr's simulation"]
