@@ -58,9 +58,9 @@ class Figure:
             )
 
     @property
-    def key(self) -> tuple[str, str, str]:
+    def key(self) -> tuple[str, ...]:
         """What is the same figure in another run."""
-        return self.part, self.name, self.anchor
+        return self.part, self.name, self.unit, self.anchor
 
     @property
     def ratios(self) -> tuple[float, ...]:

@@ -200,9 +200,12 @@ def merging(repeats: int) -> Figure:
 
 
 def _name(case: Case) -> str:
+    """What is other than in `BASE`."""
     sites, classes, mb = case
-    size = "1 GB" if mb == 1000 else f"{mb:g} MB"
-    return f"{sites:,} sites, {classes:,} classes, {size}"
+    names = (f"{sites:,} sites", f"{classes:,} classes", "1 GB" if mb == 1000 else f"{mb:g} MB")
+    return (
+        ", ".join(name for name, own, base in zip(names, case, BASE, strict=True) if own != base) or names[0]
+    )
 
 
 def _per_site(case: Case, costs: list[Cost], name: str = "round_") -> tuple[float, ...]:

@@ -72,7 +72,9 @@ def test_slower_is_a_median_beyond_the_worst_sample_and_5_percent(
 def test_a_figure_that_only_one_run_has_is_said() -> None:
     other = dataclasses.replace(ROUND, anchor="tensors alone")
     lost = dataclasses.replace(ROUND, samples=(), beside=())
-    assert compared([other], [ROUND]) == (["new"], ["rounds: a round: flwr"])
+    assert compared([other], [ROUND]) == (["new"], ["rounds: a round: s: flwr"])
+    cpu = dataclasses.replace(ROUND, unit="s of CPU", samples=(1.5, 1.5, 1.5))
+    assert compared([ROUND, cpu], [ROUND, cpu]) == (["1.00", "1.00"], [])
     assert compared([ROUND], [lost]) == (["not comparable"], [])
 
 
