@@ -3,7 +3,7 @@ VENV ?= .venv
 PYTHON ?= python3
 BIN = $(VENV)/bin
 
-.PHONY: demo test faults fuzz docs install lint clean
+.PHONY: demo test faults fuzz bench flwr docs install lint clean
 
 demo: install
 	$(BIN)/suture demo
@@ -24,6 +24,18 @@ START ?= 0
 fuzz: install
 	$(BIN)/python tests/fuzz --cases $(CASES) --start $(START)
 
+# The figures of speed: 40 minutes on two idle cores. ARGS="--quick" tries it, "--only PART" and "--against FILE" choose.
+bench: install flwr
+	$(BIN)/python benchmarks/speed.py $(ARGS)
+
+# An anchor of `bench`, in an environment of its own.
+flwr: .venv-flwr/.installed
+
+.venv-flwr/.installed: benchmarks/anchors/requirements.txt
+	$(PYTHON) -m venv .venv-flwr
+	.venv-flwr/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	touch $@
+
 lint: install
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/lint-imports && $(BIN)/mypy && $(BIN)/mypy benchmarks
 
@@ -39,4 +51,4 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) site .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) .venv-flwr site .mypy_cache .ruff_cache .pytest_cache

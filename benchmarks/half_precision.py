@@ -1,9 +1,9 @@
-"""What half-precision transport costs and saves: `python benchmarks/half_precision.py`.
+"""What half-precision transport costs in AUROC: `python benchmarks/half_precision.py`.
 
 The demo of `suture demo`, smaller, in the plain loop with one thread: for each seed once with each type of
 transport, and once in float32 with a learning rate that is larger by one part in a million. The last is the
 control: how far two runs of one seed lie apart that differ by rounding alone. AUROC is the mean over classes
-on the server's labelled test set, bytes are those of a round in both directions.
+on the server's labelled test set.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Rounds of flwr's simulation whose clients return what they get: `PYTHON flwr_round.py MB ROUNDS CLIENTS`.
 
-It runs in an interpreter with flwr[simulation], which Suture needs for nothing else; `round_cost.py --flwr
-PYTHON` calls it. Prints the seconds of each round as JSON: from its messages to the mean of its answers.
+It runs in an environment of its own, which `make flwr` makes, and `parts/rounds.py` calls it. Prints the
+seconds of each round as JSON: from its messages to the mean of its answers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 from flwr.simulation import run_simulation
 
-_LARGEST = 2_000_000  # numbers in a tensor, as in the models of round_cost.py
+_LARGEST = 2_000_000  # numbers in a tensor, as in the models of parts/rounds.py
 
 client = ClientApp()
 server = ServerApp()

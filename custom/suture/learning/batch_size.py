@@ -14,7 +14,7 @@ MOST = 256
 
 PIXELS = 2**20
 """Of a batch on the CPU: 256 images of 64 px. The largest activation of a DenseNet121 or a ResNet-18 has 16
-values a pixel, 64 MiB in all; larger batches are not faster (`benchmarks/backbones.py`)."""
+values a pixel, 64 MiB in all; larger batches are not faster (`benchmarks/parts/backbones.py`)."""
 
 _Result = TypeVar("_Result")
 

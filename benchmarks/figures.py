@@ -1,0 +1,163 @@
+"""A figure beside its anchor of the same run: medians, ranges, ratios of pairs, targets; as a table."""
+
+from __future__ import annotations
+
+import operator
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rich import box
+from rich.table import Table
+
+_HOLDS = {"≤": operator.le, "<": operator.lt, "≥": operator.ge}
+_SLOWER = 1.05
+"""A figure is marked as slower where its median is this much beyond the worst sample of the other run."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A bound on the median of a figure, or on that of its ratio to the anchor."""
+
+    of: Literal["figure", "ratio"]
+    how: Literal["≤", "<", "≥"]
+    bound: float
+
+    def holds(self, value: float) -> bool:
+        """Whether a median reaches it."""
+        return bool(_HOLDS[self.how](value, self.bound))
+
+
+@dataclass(frozen=True)
+class Figure:
+    """What a part has measured.
+
+    Attributes:
+        samples: in `unit`, one for each repeat; none where it could not be measured.
+        anchor: what stands beside it, in the same unit; empty if nothing does.
+        beside: the anchor's samples, in the order of `samples`, or one that stands beside each.
+        more: whether more is better, as of images a second.
+        missing: why the figure, or its anchor, could not be measured.
+    """
+
+    part: str
+    name: str
+    unit: str
+    samples: tuple[float, ...]
+    anchor: str = ""
+    beside: tuple[float, ...] = ()
+    targets: tuple[Target, ...] = ()
+    more: bool = False
+    missing: str = ""
+
+    def __post_init__(self) -> None:
+        if self.beside and len(self.beside) not in (1, len(self.samples)):
+            raise ValueError(
+                f"{self.name}: {len(self.samples)} samples beside {len(self.beside)} of its anchor"
+            )
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """What is the same figure in another run."""
+        return self.part, self.name, self.unit, self.anchor
+
+    @property
+    def ratios(self) -> tuple[float, ...]:
+        """Of each sample to the one of the anchor that was taken beside it."""
+        beside = self.beside * len(self.samples) if len(self.beside) == 1 else self.beside
+        return tuple(a / b for a, b in zip(self.samples, beside, strict=True)) if beside else ()
+
+    @property
+    def reached(self) -> bool | None:
+        """Whether all targets are reached, which no target of what is missing is; None without a target."""
+        of = {"figure": self.samples, "ratio": self.ratios}
+        medians = {name: statistics.median(values) for name, values in of.items() if values}
+        if not self.targets:
+            return None
+        return all(target.of in medians and target.holds(medians[target.of]) for target in self.targets)
+
+    def to(self, before: Figure) -> float:
+        """The ratio of this figure's median to that of another run."""
+        return statistics.median(self.samples) / statistics.median(before.samples)
+
+    def slower_than(self, before: Figure) -> bool:
+        """Whether the median is worse than the worst sample of another run by more than 5 %."""
+        median = statistics.median(self.samples)
+        if self.more:
+            return median * _SLOWER < min(before.samples)
+        return median > _SLOWER * max(before.samples)
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Figure:
+        """Read a figure from its JSON."""
+        tuples = {name: tuple(values[name]) for name in ("samples", "beside")}
+        targets = tuple(Target(**target) for target in values["targets"])
+        return cls(**{**values, **tuples, "targets": targets})
+
+
+def number(value: float) -> str:
+    """Three digits, and all of them before the point."""
+    return f"{value:,.0f}" if abs(value) >= 100 or value == 0 else f"{value:#.3g}"
+
+
+def spread(values: Sequence[float]) -> str:
+    """Median and range; a single value alone."""
+    if len(set(values)) < 2:
+        return number(values[0])
+    return f"{number(statistics.median(values))} ({number(min(values))}-{number(max(values))})"
+
+
+HEAD = ("part", "figure", "unit", "n", "Suture", "anchor", "its figure", "ratio", "target", "reached")
+
+
+def cells(figure: Figure) -> list[str]:
+    """The row of a figure, below `HEAD`."""
+    targets = [
+        f"{'ratio ' if target.of == 'ratio' else ''}{target.how} {target.bound:g}"
+        for target in figure.targets
+    ]
+    lost = f"not measured: {figure.missing}" if figure.missing else ""
+    return [
+        figure.part,
+        figure.name,
+        figure.unit,
+        str(len(figure.samples)),
+        spread(figure.samples) if figure.samples else lost,
+        figure.anchor,
+        spread(figure.beside) if figure.beside else lost if figure.samples else "",
+        spread(figure.ratios) if figure.ratios else "",
+        "; ".join(targets),
+        {True: "yes", False: "no", None: ""}[figure.reached],
+    ]
+
+
+def compared(figures: Sequence[Figure], before: Iterable[Figure]) -> tuple[list[str], list[str]]:
+    """A cell for each figure about another run, and the names of what only that run has."""
+    known = {figure.key: figure for figure in before}
+    found = []
+    for figure in figures:
+        other = known.pop(figure.key, None)
+        if not other or not other.samples or not figure.samples:
+            found.append("not comparable" if other else "new")
+        elif not statistics.median(other.samples):
+            found.append("slower" if figure.slower_than(other) else "equal")
+        else:
+            found.append(f"{figure.to(other):.2f}{' slower' if figure.slower_than(other) else ''}")
+    return found, [": ".join(filter(None, key)) for key in known]
+
+
+def rich_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """For a terminal, whose width it takes."""
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for name in head:
+        table.add_column(name, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """For a page."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(cell.replace('|', ' ') for cell in line)} |\n" for line in lines)

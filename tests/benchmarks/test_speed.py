@@ -1,0 +1,89 @@
+"""The command of benchmarks/speed.py: what fails, what is compared, and its parts."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import speed
+from figures import Figure, Target
+from measuring import Options
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """Call the command with one part, `rounds`, which has these figures or raises this error."""
+
+    def call(answer: list[Figure] | Exception, *words: str) -> dict[str, Any]:
+        def apart(*_: Any) -> tuple[list[Figure], int]:
+            if isinstance(answer, Exception):
+                raise answer
+            return answer, 1
+
+        monkeypatch.setattr(speed, "apart", apart)
+        out = tmp_path / "speed.json"
+        monkeypatch.setattr(sys, "argv", ["speed.py", "--only", "rounds", "--out", str(out), *words])
+        speed.main()
+        return dict(json.loads(out.read_text()))
+
+    return call
+
+
+LOOP = Figure("rounds", "a round", "s", (1.0, 2.0, 3.0), "tensors", (1.0,), (Target("figure", "≤", 1.0),))
+
+
+def test_a_target_that_is_not_reached_is_said_and_no_failure(command: Any, tmp_path: Path) -> None:
+    found = command([LOOP])
+    assert found["parts"]["rounds"]["torch threads"] == 1
+    row = next(line for line in (tmp_path / "speed.md").read_text().splitlines() if "a round" in line)
+    assert row == (
+        "| rounds | a round | s | 3 | 2.00 (1.00-3.00) | tensors | 1.00 | 2.00 (1.00-3.00) | ≤ 1 | no |"
+    )
+
+
+def test_a_part_that_fails_is_a_row_and_the_exit_code(command: Any, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit) as ended:
+        command(OSError("the disk is full"))
+    assert ended.value.code == 1
+    assert "not measured: OSError: the disk is full" in (tmp_path / "speed.md").read_text()
+
+
+def test_an_absent_anchor_is_a_row_and_the_exit_code(command: Any, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit) as ended:
+        command([Figure("rounds", "a round", "s", (1.0,), "flwr", missing="`make flwr` adds it")])
+    assert ended.value.code == 1
+    assert "not measured: `make flwr` adds it" in (tmp_path / "speed.md").read_text()
+
+
+def test_a_run_is_compared_with_an_earlier_one_of_the_same_settings(command: Any, tmp_path: Path) -> None:
+    command([LOOP])
+    before = tmp_path / "before.json"
+    (tmp_path / "speed.json").rename(before)
+    slow = Figure(LOOP.part, LOOP.name, LOOP.unit, (4.0, 4.0, 4.0), LOOP.anchor, LOOP.beside, LOOP.targets)
+    command([slow], "--against", str(before))
+    assert "| 2.00 slower |" in (tmp_path / "speed.md").read_text()
+    with pytest.raises(SystemExit, match="was measured without --quick"):
+        command([slow], "--quick", "--against", str(before))
+    before.write_text("{}")
+    with pytest.raises(SystemExit, match="holds no figures of an earlier run: KeyError"):
+        command([slow], "--against", str(before))
+
+
+@pytest.mark.parametrize("part", speed.PARTS)
+def test_each_part_is_a_module_that_has_figures(part: str) -> None:
+    assert callable(importlib.import_module(f"parts.{part}").figures)
+
+
+def test_the_rounds_without_flwr_name_the_command_that_adds_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds = importlib.import_module("parts.rounds")
+    monkeypatch.setattr(rounds, "MODELS", {"0.25 MB": rounds.MODELS["0.25 MB"]})
+    cost = rounds.Cost([1.0, 1.0, 0.1], [0.1, 0.1, 0.1], 10, {"server": 1.0, "site": 1.0})
+    monkeypatch.setattr(rounds, "run", lambda *_: cost)
+    found = rounds.figures(Options(True, Path("/no/flwr")))
+    absent = [figure for figure in found if figure.anchor == "flwr's simulation"]
+    assert len(absent) == 3
+    assert all(figure.missing == "/no/flwr is absent; `make flwr` adds it" for figure in absent)
