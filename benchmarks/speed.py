@@ -28,7 +28,7 @@ from rich.console import Console
 from suture.core.allocator import keep_memory
 from suture.core.files import write_json
 
-PARTS = ("rounds", "demo", "training", "backbones", "fedlsm", "fedmas", "pmfl", "scale", "poc")
+PARTS = ("rounds", "demo", "training", "backbones", "fedlsm", "fedmas", "pmfl", "scale", "poc", "gpu")
 PART_HEAD = ("part", "seconds", "load at its start", "and end", "torch threads")
 
 
@@ -51,6 +51,11 @@ def run(part: str, options: Options) -> tuple[dict[str, Any], list[Figure]]:
         figures = [Figure(part, "all", "", (), missing=f"{type(error).__name__}: {cause}")]
     facts = (part, round(time.monotonic() - began), round(load, 1), round(os.getloadavg()[0], 1), threads)
     return dict(zip(PART_HEAD, facts, strict=True)), figures
+
+
+def here() -> list[str]:
+    """The parts that this machine can run."""
+    return [part for part in PARTS if part != "gpu" or torch.cuda.is_available()]
 
 
 def read(file: Path, quick: bool) -> tuple[str, list[Figure]]:
@@ -84,7 +89,7 @@ def main() -> None:
     """Run the parts one after the other; write what is there after each."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "--only", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART", help=", ".join(PARTS)
+        "--only", nargs="+", choices=PARTS, default=here(), metavar="PART", help=", ".join(PARTS)
     )
     parser.add_argument(
         "--quick", action="store_true", help="the smallest settings: a few minutes, to try it"
@@ -105,6 +110,8 @@ def main() -> None:
         print(*(f"{name} {value}" for name, value in found["parts"][part].items()), sep=", ", file=sys.stderr)
         write_json(chosen.out, {**found, "figures": [asdict(figure) for figure in figures]})
     of_figures, of_parts, notes = tables(found, figures, other and other[1])
+    if "gpu" not in here():
+        notes.append("the part gpu is left out: torch sees no CUDA device here")
     notes = [found["machine"], *([f"before: {other[0]}"] if other else []), *notes]
     console = Console()
     console.print(rich_table(*of_figures), rich_table(*of_parts), *notes, sep="\n")

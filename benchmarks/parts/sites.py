@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ def random_site(
     images: int,
     augmentation: Augmentation,
     known: int | None = None,
+    device: torch.device | str = "cpu",
     **own: Any,
 ) -> SiteContext:
     """A site of random images of one class each, to train on and to test; it knows the first classes."""
@@ -53,13 +55,20 @@ def random_site(
     y[:, known or len(labels) :] = torch.nan
     samples = Samples({"image": image}, y, tuple(map(str, range(images))))
     splits: dict[Split, Samples] = {"train": samples, "test": samples}
-    model, cpu = build(spec, labels, 1, pretrained=False), torch.device("cpu")
-    return SiteContext("site", model, splits, spec.preprocessing, augmentation, cpu, **own)
+    where, model = torch.device(device), build(spec, labels, 1, pretrained=False).to(device)
+    return SiteContext("site", model, splits, spec.preprocessing, augmentation, where, **own)
 
 
-def bare_step(model: nn.Module, optimiser: torch.optim.Optimizer, image: Tensor, y: Tensor) -> None:
+def bare_step(
+    model: nn.Module,
+    optimiser: torch.optim.Optimizer,
+    image: Tensor,
+    y: Tensor,
+    precision: AbstractContextManager[Any] | None = None,
+) -> None:
     """A step of training as one would write it by hand."""
-    loss = nn.functional.binary_cross_entropy_with_logits(model({"image": image}), y)
+    with precision or nullcontext():
+        loss = nn.functional.binary_cross_entropy_with_logits(model({"image": image}), y)
     optimiser.zero_grad(set_to_none=True)
     loss.backward()  # type: ignore[no-untyped-call]
     optimiser.step()

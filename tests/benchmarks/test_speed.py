@@ -10,8 +10,11 @@ from typing import Any
 
 import pytest
 import speed
+import torch
 from figures import Figure, Target
 from measuring import Options
+
+from suture.models import ModelSpec
 
 
 @pytest.fixture
@@ -87,3 +90,17 @@ def test_the_rounds_without_flwr_name_the_command_that_adds_it(monkeypatch: pyte
     absent = [figure for figure in found if figure.anchor == "flwr's simulation"]
     assert len(absent) == 3
     assert all(figure.missing == "/no/flwr is absent; `make flwr` adds it" for figure in absent)
+
+
+def test_the_part_of_a_gpu_measures_any_device_and_is_refused_without_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gpu = importlib.import_module("parts.gpu")
+    found = gpu.measured(ModelSpec("cnn", size=16), torch.device("cpu"), images=128, repeats=1)
+    assert [figure.name for figure in found] == ["cnn, 16 px, training", "cnn, 16 px, evaluation"]
+    assert all(ratio > 0 for figure in found for ratio in figure.ratios)
+    assert found[0].targets == (Target("ratio", "≥", 0.9),)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert "gpu" not in speed.here()
+    with pytest.raises(RuntimeError, match="no CUDA device"):
+        gpu.figures(Options(True, Path("/no/flwr")))
