@@ -518,8 +518,8 @@ def _logits(site: SiteContext, samples: Samples, size: int) -> Tensor:
     for batch in samples.batches(size):
         ready = ready_inputs(site, batch)
         with autocast(site):
-            parts.append(site.model(ready.inputs).float().cpu())
-    return torch.cat(parts) if parts else torch.empty(0, len(site.model.labels))
+            parts.append(site.model(ready.inputs).float())
+    return torch.cat(parts).cpu() if parts else torch.empty(0, len(site.model.labels))
 
 
 log = logging.getLogger(__name__)
