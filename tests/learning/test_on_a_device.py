@@ -18,6 +18,7 @@ from suture.learning.prediction import Model
 from suture.learning.pretraining import Pretraining, Trainer
 from suture.learning.training import SiteContext, on_known, predict
 from suture.models import ModelSpec, build
+from suture.models.backbones import TextLSTM
 
 SPEC = ModelSpec("cnn", size=32)
 LABELS = LabelSet(("Edema", "Mass"))
@@ -66,6 +67,23 @@ def test_a_saved_model_predicts_and_says_where_it_looks() -> None:
     assert one.probabilities == two.probabilities
     for name in LABELS:
         assert (one.maps[name] == two.maps[name]).all()
+
+
+@pytest.mark.parametrize(("width", "waits"), [(None, 1), (6, 0)])
+def test_a_model_of_text_waits_only_for_the_longest_of_a_batch(
+    width: int | None, waits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All but its LSTM, for which torch takes a kernel that GPUs alone have."""
+    monkeypatch.setattr(TextLSTM, "_read", lambda *given: given[1])
+    network, tokens, length = TextLSTM(9, width=width), torch.arange(8).view(2, 4), torch.tensor([4, 2])
+    here = network(tokens, length)
+    with Simulated():
+        network.to(NAME)
+        inputs = tokens.to(NAME), length.to(NAME)
+        WAITS.clear()
+        there = network(*inputs)
+        assert WAITS.total() == waits
+        assert torch.equal(there.cpu(), here)
 
 
 def test_fine_tuning_runs_there() -> None:

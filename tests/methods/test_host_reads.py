@@ -30,6 +30,7 @@ from suture.methods.fixmatch import FixMatch, PseudoLabels
 from suture.methods.meta.metafl import MetaFL
 from suture.methods.moon import Contrastive
 from suture.methods.retraining import Retraining
+from suture.simulation import trial
 from suture.simulation.method_checks import subject_of
 
 ROUNDS = 2
@@ -74,12 +75,12 @@ def waits(method: Method, label_type: LabelType) -> tuple[int, Counter[str]]:
 
     hook = register_optimizer_step_post_hook(count)
     try:
-        with Simulated(), subject_of(method).trial(label_type, rounds=ROUNDS) as trial:
-            site = trial.sites[SITE]
+        with Simulated(), subject_of(method).trial(label_type, rounds=ROUNDS) as federation:
+            site = federation.sites[SITE]
             training = site.config.training.model_copy(update={"device": NAME})
             site.config = site.config.model_copy(update={"training": training})
             WAITS.clear()
-            trial.run()
+            federation.run()
     finally:
         hook.remove()
     return steps, Counter(WAITS)
@@ -118,6 +119,11 @@ def test_a_step_waits_for_nothing(name: str, label_type: LabelType) -> None:
 def test_nor_does_it_with_other_settings(name: str, label_type: LabelType) -> None:
     needed = NEEDED[("condist", "multiclass")] if (name, label_type) == ("terms", "multiclass") else {}
     assert waits_a_step(OTHERS[name], label_type) == needed
+
+
+def test_fedvls_looks_for_labels_only_where_some_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "SITES", dict.fromkeys(("alpha", "beta"), trial.CLASSES))
+    assert waits_a_step(conformant("fedvls"), "multiclass") == {}
 
 
 @pytest.mark.parametrize("spec", [SURGICAL, MILD, STRONG, Augmentation(flip=0.5)])
