@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from rounds import conformant
 from simulated_device import NAME, WAITS, Simulated
 from suture.core.labels import LabelType
 from suture.data.augmentation import MILD, STRONG, SURGICAL, Augmentation, augment
+from suture.federation.site.site import Site
 from suture.methods import METHODS
 from suture.methods.base import Method
 from suture.methods.combined import Combined
@@ -124,6 +126,15 @@ def test_nor_does_it_with_other_settings(name: str, label_type: LabelType) -> No
 def test_fedvls_looks_for_labels_only_where_some_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial, "SITES", dict.fromkeys(("alpha", "beta"), trial.CLASSES))
     assert waits_a_step(conformant("fedvls"), "multiclass") == {}
+
+
+def test_fedlsm_waits_where_its_pseudo_labels_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = SimpleNamespace(
+        over=lambda context: replace(context, observe=lambda *_: None), write=lambda *_: None
+    )
+    monkeypatch.setattr(Site, "_watching", lambda *_: watch)
+    needed = {"methods/fedlsm/mean_teacher.py: MeanTeacher._count": 1}
+    assert waits_a_step(conformant("fedlsm"), "multilabel") == needed
 
 
 @pytest.mark.parametrize("spec", [SURGICAL, MILD, STRONG, Augmentation(flip=0.5)])
