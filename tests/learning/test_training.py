@@ -187,6 +187,19 @@ def test_one_generator_for_order_and_views_is_drawn_from_as_ever() -> None:
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
+def test_numbers_that_labels_decide_join_the_inputs() -> None:
+    """They are found in the labels as they are read, of every batch, and change nothing else."""
+    plain, found = (
+        list(training_batches(context(), LOCAL, generator_for("order"), generator_for("views"), rows=rows))
+        for rows in (None, lambda batch: {"positive": (batch.y[:, 0] == 1).nonzero().flatten()})
+    )
+    assert len(plain) == len(found) > 1
+    for one, other in zip(plain, found, strict=True):
+        assert other.inputs["positive"].tolist() == [i for i, y in enumerate(one.y.tolist()) if y[0] == 1]
+        assert torch.equal(one.inputs["image"], other.inputs["image"])
+    assert 0 < sum(len(batch.inputs["positive"]) for batch in found) < 9
+
+
 @pytest.mark.parametrize("prefetch", [0, 2])
 @pytest.mark.parametrize("error", [MemoryError("full"), DataError("images.npy is cut off")])
 def test_what_reading_raises_reaches_the_round(prefetch: int, error: Exception) -> None:

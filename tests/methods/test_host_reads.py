@@ -1,85 +1,165 @@
-"""How often a local step waits for the device: never, but for what `NEEDED` lists.
+"""How often a local step waits for the device: never, but for what `NEEDED` lists; and that it runs on one.
 
-Two rounds of one epoch and of two are profiled. What they differ in is what the steps of one epoch cost.
+Two rounds of whole federations, in which one site computes on a simulated device, once with one epoch a round
+and once with two. What they differ in is what the steps of one epoch cost.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from torch import Tensor
-from torch.profiler import ProfilerActivity, profile
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from rounds import conformant
+from simulated_device import NAME, WAITS, Simulated
+from suture.core.labels import LabelType
+from suture.data.augmentation import MILD, STRONG, SURGICAL, Augmentation, augment
+from suture.federation.site.site import Site
 from suture.methods import METHODS
 from suture.methods.base import Method
-from suture.protocol.messages import Update
+from suture.methods.combined import Combined
+from suture.methods.condist import Distillation
+from suture.methods.fedavg import FedAvg
+from suture.methods.fedlsm.fedlsm import FedLSM
+from suture.methods.fedlsm.mean_teacher import Teaching
+from suture.methods.fedprox import Proximal
+from suture.methods.fixmatch import FixMatch, PseudoLabels
+from suture.methods.meta.metafl import MetaFL
+from suture.methods.moon import Contrastive
+from suture.methods.retraining import Retraining
+from suture.simulation import trial
 from suture.simulation.method_checks import subject_of
 
-ITEM, ROWS = "aten::_local_scalar_dense", "aten::nonzero"
-"""A number that Python looks at; a result whose shape depends on values, which a boolean mask as an index is
-too. `Tensor.cpu` is counted beside them: where the device is the CPU, torch has nothing to do for it."""
+ROUNDS = 2
+SITE = "alpha"
+
+EACH_EPOCH = "learning/training.py: StepLosses.read"
 
 NEEDED = {
-    "fedlsm": {ITEM, ROWS, "cpu"},  # a median's scale, counts of pseudo-labels, rows that a filter is for
-    "fixmatch": {ITEM, ROWS},  # a median's scale, the images that are seen again
-    "fedpu": {ROWS},  # the rows of each class of a batch
-    "fedvls": {ITEM, ROWS},  # the labelled rows of a batch, and whether there are any
-    "fedmas": {"cpu"},  # sums of distances by class in double precision
+    # The received model decides which images are distilled, and their mean is over these alone.
+    ("condist", "multiclass"): {"methods/condist.py: Distillation.begin.<locals>.value": 1},
+    # Which images of a batch have a label, at a site where some have none.
+    ("fedvls", "multiclass"): {"methods/fedvls.py: suppressed": 1},
 }
-"""What the steps of some methods wait for; FSSL is like FixMatch."""
+"""How often a step of a method waits, and where."""
 
-LOOPS = ["surgical", "condist", "fpsl", "fedmlp", "fednml", "moon", "fedalign", "fl", "pmfl"]
-"""Methods that each have batches, a loop or terms of their own; the others share theirs."""
-
-
-def reads(method: Method, monkeypatch: pytest.MonkeyPatch) -> tuple[int, Counter[str]]:
-    """The steps of a round at a site, and its reads but for the optimiser's, whose counter is on the CPU."""
-    subject, copied = subject_of(method), Counter[str]()
-    real = Tensor.cpu
-
-    def cpu(tensor: Tensor, *args: Any, **named: Any) -> Tensor:
-        copied["cpu"] += 1
-        return real(tensor, *args, **named)
-
-    monkeypatch.setattr(Tensor, "cpu", cpu)
-    with subject.trial(subject.first) as trial:
-        task = trial.payload("alpha")
-        with profile(activities=[ProfilerActivity.CPU]) as found:
-            copied.clear()
-            assert isinstance(trial.sites["alpha"].answer(task), Update)
-    monkeypatch.undo()
-    events = [event for event in found.events() if not _in_optimiser(event)]
-    steps = sum(event.name.startswith("Optimizer.step") for event in found.events())
-    return steps, Counter(event.name for event in events if event.name in (ITEM, ROWS)) + copied
+OTHERS: dict[str, Method] = {
+    "softmax": FedAvg(
+        softmax="balanced",
+        retrain=Retraining(rounds=1),
+        local=replace(FedAvg().local, optimiser="sgd", clip=1.0),
+    ),
+    "program": FedLSM(teaching=Teaching(loss="program", entropy="program", labels="program")),
+    "images": FixMatch(pseudo_labels=PseudoLabels(keep="images", among="unknown")),
+    "second order": MetaFL(batches=2, order=2),
+    "terms": Combined(
+        proximal=Proximal(),
+        contrastive=Contrastive(),
+        distil=Distillation(distance="dice"),
+        pseudo_labels=PseudoLabels(),
+    ),
+}
+"""Settings of methods that have code of their own."""
 
 
-def _in_optimiser(event: Any) -> bool:
-    return event is not None and (event.name.startswith("Optimizer.step") or _in_optimiser(event.cpu_parent))
+def waits(method: Method, label_type: LabelType) -> tuple[int, Counter[str]]:
+    """The steps of a site's optimiser, and where and how often the site has waited for its device."""
+    steps = 0
+
+    def count(optimiser: Any, *_: Any) -> None:
+        nonlocal steps
+        steps += any(p.device.type == NAME for group in optimiser.param_groups for p in group["params"])
+
+    hook = register_optimizer_step_post_hook(count)
+    try:
+        with Simulated(), subject_of(method).trial(label_type, rounds=ROUNDS) as federation:
+            site = federation.sites[SITE]
+            training = site.config.training.model_copy(update={"device": NAME})
+            site.config = site.config.model_copy(update={"training": training})
+            WAITS.clear()
+            federation.run()
+    finally:
+        hook.remove()
+    return steps, Counter(WAITS)
 
 
-def of_an_epoch(name: str, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    kind: Any = METHODS[name]
-    method = kind(**{"batches": 2} if kind.limits.fixed_batches else {})
+def waits_a_step(method: Method, label_type: LabelType) -> dict[str, float]:
     length = "iterations" if method.local.iterations else "epochs"
-    once, twice = (replace(method, local=replace(method.local, **{length: n})) for n in (1, 2))
-    (few, one), (many, two) = reads(once, monkeypatch), reads(twice, monkeypatch)
-    assert many == 2 * few  # both 0 where a method takes its steps by hand
+    (few, one), (many, two) = (waits(_lasting(method, length, n), label_type) for n in (1, 2))
     two.subtract(one)
-    return +two
+    steps = many - few or ROUNDS  # meta-learning takes its steps by hand
+    assert steps > 0
+    return {where: n / steps for where, n in two.items() if n > 0 and where != EACH_EPOCH}
 
 
-@pytest.mark.parametrize("name", [*LOOPS, *NEEDED])
-def test_a_step_reads_nothing_back_from_the_device(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert of_an_epoch(name, monkeypatch).keys() <= NEEDED.get(name, set())
+def _lasting(method: Method, length: str, n: int) -> Any:
+    kind: Any = method
+    retrain = method.retrain and replace(method.retrain, epochs=n)
+    longer = replace(kind, local=replace(method.local, **{length: n}))
+    return replace(longer, retrain=retrain) if retrain else longer
 
 
-def test_a_read_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One in each of the three steps of an epoch."""
+def label_types(method: Method) -> tuple[LabelType, ...]:
+    return subject_of(method).label_types
+
+
+@pytest.mark.parametrize(
+    ("name", "label_type"), [(name, kind) for name in METHODS for kind in label_types(conformant(name))]
+)
+def test_a_step_waits_for_nothing(name: str, label_type: LabelType) -> None:
+    assert waits_a_step(conformant(name), label_type) == NEEDED.get((name, label_type), {})
+
+
+@pytest.mark.parametrize(
+    ("name", "label_type"), [(name, kind) for name in OTHERS for kind in label_types(OTHERS[name])]
+)
+def test_nor_does_it_with_other_settings(name: str, label_type: LabelType) -> None:
+    needed = NEEDED[("condist", "multiclass")] if (name, label_type) == ("terms", "multiclass") else {}
+    assert waits_a_step(OTHERS[name], label_type) == needed
+
+
+def test_fedvls_looks_for_labels_only_where_some_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "SITES", dict.fromkeys(("alpha", "beta"), trial.CLASSES))
+    assert waits_a_step(conformant("fedvls"), "multiclass") == {}
+
+
+def test_fedlsm_waits_where_its_pseudo_labels_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = SimpleNamespace(
+        over=lambda context: replace(context, observe=lambda *_: None), write=lambda *_: None
+    )
+    monkeypatch.setattr(Site, "_watching", lambda *_: watch)
+    needed = {"methods/fedlsm/mean_teacher.py: MeanTeacher._count": 1}
+    assert waits_a_step(conformant("fedlsm"), "multilabel") == needed
+
+
+@pytest.mark.parametrize("spec", [SURGICAL, MILD, STRONG, Augmentation(flip=0.5)])
+def test_views_wait_for_nothing(spec: Augmentation) -> None:
+    with Simulated():
+        images = torch.rand(16, 1, 8, 8, device=NAME)
+        WAITS.clear()
+        seen = augment(images, torch.Generator().manual_seed(1), spec)
+        assert seen.device.type == NAME
+    assert not WAITS
+
+
+def test_a_wait_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     kind: Any = METHODS["surgical"]
     loss = kind.loss
     monkeypatch.setattr(kind, "loss", lambda *args: loss(*args) * float(loss(*args) >= 0))
-    with monkeypatch.context() as inner:
-        assert of_an_epoch("surgical", inner) == {ITEM: 3}
+    where = "methods/averaging.py: LocalAveraging.objective"
+    assert waits_a_step(conformant("surgical"), "multilabel") == {where: 1}
+
+
+def test_a_tensor_that_was_left_on_the_cpu_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    kind: Any = METHODS["surgical"]
+    loss = kind.loss
+    monkeypatch.setattr(
+        kind, "loss", lambda method, logits, *args: loss(method, logits + torch.zeros(logits.shape), *args)
+    )
+    with pytest.raises(RuntimeError, match=r"on the same device: add in methods/averaging\.py"):
+        waits(conformant("surgical"), "multilabel")

@@ -279,7 +279,8 @@ def median_blur(images: Tensor, side: int) -> Tensor:
     Whole images are compared at a time, which takes a quarter or less of the time of `torch.median` over
     unfolded windows.
     """
-    scale = 32767 / float(images.abs().max().clamp(min=1e-6))
+    most = images.abs().max().clamp(min=1e-6)
+    scale = most.new_full((), 32767) / most  # not read: a GPU would be waited for
     # As whole numbers of 16 bits: comparing those takes a third of the time, and the median is one of them.
     planes = (padded(images, side) * scale).round_().to(torch.int16).flatten(0, 1)
     blocks = torch.split(planes, max(1, _BLOCK // planes[0].numel()))

@@ -33,8 +33,8 @@ class Batch:
 
     def to(self, device: torch.device | str) -> Batch:
         """The same batch on another device; the host does not wait for a GPU to have it."""
-        to_gpu = torch.device(device).type == "cuda"
-        return self._each(lambda tensor: tensor.to(device, non_blocking=to_gpu))
+        away = torch.device(device).type != "cpu"
+        return self._each(lambda tensor: tensor.to(device, non_blocking=away))
 
     def pinned(self) -> Batch:
         """The same batch in memory from which a GPU copies while the host goes on; needs CUDA."""

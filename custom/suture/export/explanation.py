@@ -88,9 +88,10 @@ def explain(
     chosen = classes or tuple(model.labels[i] for i in p.argsort(descending=True)[:most].tolist())
     of = _occluded if kind == "occlusion" else _activated
     rows, columns = inside_square(pixels.shape[0], pixels.shape[1], model.prepare.size)
-    found = of(model, model.prepare(image[None]), chosen, kind)
+    found = of(model, model.prepare(image[None].to(model.device)), chosen, kind)
     maps = {
-        name: np.asarray(map_, np.float64)[rows, columns] for name, map_ in zip(chosen, found, strict=True)
+        name: np.asarray(map_.cpu(), np.float64)[rows, columns]
+        for name, map_ in zip(chosen, found, strict=True)
     }
     shown = {name: float(p[model.labels.index(name)]) for name in chosen}
     return Explained(square.numpy()[rows, columns], shown, maps, kind)
@@ -115,7 +116,7 @@ def _occluded(model: Model, x: Tensor, classes: Sequence[str], _: str) -> list[T
     hide = OcclusionSensitivity(logits, mask_size=side, verbose=False, activate=False)
     with warnings.catch_warnings():  # MONAI 1.6 indexes by lists, at which torch warns in four places
         warnings.filterwarnings("ignore", "Using a non-tuple sequence", UserWarning)
-        hidden = torch.as_tensor(hide(x)[0])[0]
+        hidden = torch.as_tensor(hide(x)[0])[0].to(x.device)
     falls = logits(x)[0][:, None, None] - hidden
     return [_relative(torch.where(fall > _STILL, fall, 0.0)) for fall in falls]
 

@@ -27,7 +27,7 @@ from suture.core.validation import LIMIT, STRICT
 from suture.data.augmentation import Share, chosen, padded, resample, spread
 from suture.learning.training import StepLosses
 from suture.models import MODELS, ModelSpec
-from suture.models.classifier import Preprocessing
+from suture.models.classifier import Preprocessing, by_channel
 from suture.models.priors.prior import LUMA
 
 BACKBONES = ("cnn", "resnet_small", "resnet18")
@@ -218,7 +218,7 @@ class Trainer:
 
     def views(self, rows: Tensor) -> Tensor:
         """Return a normalised view of each row: ``[m, channels, size, size]``."""
-        images = self.images[rows].to(self.device).float()
+        images = self.images[rows].to(self.device, non_blocking=True).float()
         return self.prepare(view(images, self.noise, self.spec.views))
 
     @torch.no_grad()
@@ -228,7 +228,8 @@ class Trainer:
         MoCo shuffles the keys over its GPUs, because batch norm's statistics would reveal which key shares
         them with a query. A single device needs groups in place of GPUs; they are drawn anew for the keys.
         """
-        x, mixed = self.views(rows), torch.randperm(len(rows), generator=self.order).to(self.device)
+        x, order = self.views(rows), torch.randperm(len(rows), generator=self.order)
+        mixed = order.to(self.device, non_blocking=True)
         return self.key.grouped(x[mixed])[mixed.argsort()]
 
     def _filled(self) -> Queue:
@@ -255,7 +256,7 @@ class Trainer:
 
     def step(self, rows: Tensor) -> Tensor:
         """Update both encoders once and return the loss before the update, a scalar on the device."""
-        queries, own = self.query.grouped(self.views(rows)), rows.to(self.device)
+        queries, own = self.query.grouped(self.views(rows)), rows.to(self.device, non_blocking=True)
         follow(self.key, self.query, self.spec.momentum)
         keys = self.keys(rows)
         loss = info_nce(queries, keys, self.queue, own, self.spec.temperature)
@@ -301,21 +302,24 @@ def view(images: Tensor, generator: torch.Generator, spec: Views) -> Tensor:
 
     Args:
         images: float ``[n, 1 or 3, h, w]`` in [0, 255].
-        generator: the only source of randomness, on the CPU.
+        generator: the only source of randomness, on the CPU; a GPU gets what it draws without being awaited.
 
     Returns:
         ``[n, 1 or 3, h, w]`` in [0, 255].
     """
     n = len(images)
-    images = toned(resample(images, crops(n, generator, spec).to(images)), generator, spec)
+    images = toned(resample(images, crops(n, generator, spec)), generator, spec)
     if images.shape[1] == 3:
-        images = mixed(images, colours(n, generator, spec).to(images))
+        images = mixed(images, colours(n, generator, spec).to(images, non_blocking=True))
     low, high = (sigma * images.shape[-1] / WIDEST for sigma in spec.blur)
     rows = chosen(n, generator, spec.blur_chance).nonzero().flatten()
     sigma = low + (high - low) * torch.rand(len(rows), generator=generator)
     if not len(rows):
         return images
-    rows, weights = rows.to(images.device), bells(sigma, high).to(images)
+    rows, weights = (
+        rows.to(images.device, non_blocking=True),
+        bells(sigma, high).to(images, non_blocking=True),
+    )
     return images.index_copy(0, rows, blurred(images.index_select(0, rows), weights))
 
 
@@ -339,9 +343,10 @@ def toned(images: Tensor, generator: torch.Generator, spec: Views) -> Tensor:
     """Change the brightness of some images, then their contrast around the mean of their gray image."""
     n = len(images)
     some = chosen(n, generator, spec.tone_chance)
-    factors = [(1 + spread(n, generator, spec.tone) * some).view(-1, 1, 1, 1).to(images) for _ in range(2)]
+    drawn = [(1 + spread(n, generator, spec.tone) * some).view(-1, 1, 1, 1) for _ in range(2)]
+    factors = [factor.to(images, non_blocking=True) for factor in drawn]
     images = (images * factors[0]).clamp_(0, 255)
-    weights = images.new_tensor(LUMA if images.shape[1] == 3 else (1.0,)).view(1, -1, 1, 1)
+    weights = by_channel(LUMA if images.shape[1] == 3 else (1.0,), images.device)
     mean = (images * weights).sum(1, keepdim=True).mean((2, 3), keepdim=True)
     return ((images - mean) * factors[1] + mean).clamp_(0, 255)
 

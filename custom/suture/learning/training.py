@@ -445,6 +445,7 @@ def training_batches(
     shuffle: torch.Generator,
     noise: torch.Generator,
     seen: Callable[[Batch, torch.Generator], Batch] | None = None,
+    rows: Callable[[Batch], Mapping[str, Tensor]] | None = None,
 ) -> Iterator[Batch]:
     """The augmented, normalised batches of one epoch, or of `local.iterations` steps, on the site's device.
 
@@ -454,10 +455,14 @@ def training_batches(
 
     Args:
         seen: what the model sees of a normalised batch; by default its `first_view`.
+        rows: numbers of images that a batch's labels decide, by name, which join its inputs. They are found
+            where the labels are read: on a GPU the host would wait for them.
     """
     seen = seen or partial(first_view, site)
     train = site.samples["train"]
     read: Iterator[Batch] = map(train.batch, _rows(train, local, shuffle))
+    if rows:
+        read = (replace(batch, inputs={**batch.inputs, **rows(batch)}) for batch in read)
     if site.device.type == "cuda":
         read = map(Batch.pinned, read)
     # One generator for order and augmentation: rows drawn ahead would take numbers that are the views'.
@@ -513,8 +518,8 @@ def _logits(site: SiteContext, samples: Samples, size: int) -> Tensor:
     for batch in samples.batches(size):
         ready = ready_inputs(site, batch)
         with autocast(site):
-            parts.append(site.model(ready.inputs).float().cpu())
-    return torch.cat(parts) if parts else torch.empty(0, len(site.model.labels))
+            parts.append(site.model(ready.inputs).float())
+    return torch.cat(parts).cpu() if parts else torch.empty(0, len(site.model.labels))
 
 
 log = logging.getLogger(__name__)

@@ -197,7 +197,7 @@ class _Training:
     ) -> None:
         self._site = site
         self._loss = supervised.of(site, received, round_)
-        self._begun = [term.begin(site, round_) for term in terms]
+        self._terms, self._begun = terms, [term.begin(site, round_) for term in terms]
         self._seeing = next((term for term in terms if term.second_view), None)
         # A copy takes memory and time: made only where a term may look at it.
         self._received = frozen_copy(site.model) if self._begun else site.model
@@ -207,17 +207,25 @@ class _Training:
     ) -> Iterator[Batch]:
         """The batches of an epoch, with the second views that a term asks for."""
         seen = self._seen_twice if self._seeing else None
-        return training_batches(self._site, local, shuffle, noise, seen)
+        return training_batches(self._site, local, shuffle, noise, seen, self._rows)
+
+    def _rows(self, batch: Batch) -> dict[str, Tensor]:
+        """The numbers of the images that the terms ask for."""
+        rows = {name: found for term in self._terms for name, found in term.rows(batch).items()}
+        if self._seeing:
+            again = self._seeing.seen_again(batch, self._site.model.labels.label_type)
+            rows |= {SECOND_OF: again} if len(again) else {}
+        return rows
 
     def _seen_twice(self, batch: Batch, noise: torch.Generator) -> Batch:
         """The first view, and the second one of the images that the term wants to see again."""
         first = first_view(self._site, batch, noise)
         assert self._seeing is not None
-        rows = self._seeing.seen_again(batch, self._site.model.labels.label_type)
-        if not len(rows):
+        rows = batch.inputs.get(SECOND_OF)
+        if rows is None:
             return first
         again = view(self._site, batch.inputs["image"][rows], noise, self._seeing.second_view)
-        return replace(first, inputs={**first.inputs, SECOND: again, SECOND_OF: rows})
+        return replace(first, inputs={**first.inputs, SECOND: again})
 
     def objective(self, model: Classifier, batch: Batch) -> Tensor:
         """L_sup + the terms."""

@@ -77,11 +77,13 @@ class Distillation(Term):
         if identified is None or identified.all():
             return lambda step: step.logits.new_zeros(())
         unknown = ~identified.to(site.device)
-        columns = unknown.nonzero().flatten()  # a mask would be looked at in every step, and a GPU waited for
+        columns = (~identified).nonzero().flatten().to(site.device)  # a mask would be read in every step
         weight = self.weight(round_.phase_round, round_.phase_rounds)
 
         def value(step: Step) -> Tensor:
             rows = distilled(step.batch, step.received_logits, unknown, label_type)
+            if isinstance(rows, Tensor):
+                rows = rows.nonzero().flatten()  # once, because here a GPU is waited for
             log_p, log_q = (
                 log_probabilities(logits[rows] / self.temperature, columns, label_type)
                 for logits in (step.logits, step.received_logits)

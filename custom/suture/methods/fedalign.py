@@ -161,7 +161,7 @@ class FedAlign(LocalAveraging):
     ) -> tuple[Update, dict[str, Tensor]]:
         f1, measured = validation_f1(site)
         labelled = self._with_pseudo_labels(site, received)
-        loss = matching_loss(labelled.samples["train"].y, site.model.labels.label_type)
+        loss = matching_loss(labelled.samples["train"].y, site.model.labels.label_type, site.device)
         fitted = fit(
             labelled,
             _in_turns(loss),
@@ -239,13 +239,14 @@ def class_shares(y: Tensor) -> tuple[Tensor, Tensor]:
     return negative / (positive + negative), positive / (positive + negative)
 
 
-def matching_loss(y: Tensor, label_type: LabelType) -> Loss:
+def matching_loss(y: Tensor, label_type: LabelType, device: torch.device | str = "cpu") -> Loss:
     """L: the mean over all entries of a batch; with one label an image, the cross-entropy of known classes.
 
     Args:
         y: labels and pseudo-labels of all training images, ``[n, c]``, NaN where unknown.
+        device: of the batches.
     """
-    of_positive, of_negative = class_shares(y)
+    of_positive, of_negative = (v.to(device) for v in class_shares(y))
 
     def loss(z: Tensor, y: Tensor, known: Tensor) -> Tensor:
         if label_type == "multiclass":

@@ -46,7 +46,7 @@ class Calibrated(Supervised):
     denominator: Literal["keep", "paper"] = "keep"
 
     def of(self, site: SiteContext, received: Payload, round_: LocalRound) -> Loss:
-        offsets = calibration(class_counts(site), self.tau)
+        offsets = calibration(class_counts(site), self.tau).to(site.device)
         ce = masked_ce if self.denominator == "keep" else ce_against_others
         return lambda logits, y, known: ce(logits - offsets.to(logits), y, known)
 

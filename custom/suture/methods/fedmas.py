@@ -197,13 +197,14 @@ class Divergence:
         train = site.samples["train"]
         self._train = replace(train, inputs={**train.inputs, PRIOR: self._remembered(train)})
         self.images = torch.nan_to_num(train.y).sum(dim=0).double()
-        self._sums = torch.zeros_like(self.images)
+        self._counts = self.images.to(site.device)
+        self._sums = torch.zeros_like(self._counts)
 
     @torch.no_grad()
     def under(self, model: Classifier) -> Tensor:
         """w_k: the class means of the distance over all training images as they are, ``[c]``."""
         model.eval()
-        sums = torch.zeros_like(self.images)
+        sums = torch.zeros_like(self._counts)
         site, train = self._site, self._train
         for batch in train.batches(site.batch_size or evaluation_batch(train.inputs, site.device)):
             ready = ready_inputs(site, batch).to(site.device)
@@ -243,10 +244,10 @@ class Divergence:
         """L_sup."""
         if self._task == "multilabel":
             return masked_loss(logits, batch.y, batch.known, self._task)
-        return balanced_ce(logits, batch.y, batch.known, self.images.to(logits))
+        return balanced_ce(logits, batch.y, batch.known, self._counts.to(logits))
 
     def _means(self, sums: Tensor) -> Tensor:
-        return torch.where(self.images > 0, sums / self.images.clamp(min=1), 0.0)
+        return torch.where(self.images > 0, sums.cpu() / self.images.clamp(min=1), 0.0)
 
     def _remembered(self, train: Samples) -> Tensor:
         """The prior's features of the images as they are; in memory, once the site's cache has given them."""
@@ -275,8 +276,8 @@ def distance(y: Tensor, target: Tensor) -> Tensor:
 
 
 def by_class(each: Tensor, y: Tensor) -> Tensor:
-    """The sum of a number of each image ``[n]`` over the images of each class, ``[c]``."""
-    return (each.unsqueeze(1) * (y == 1)).sum(dim=0).double().cpu()
+    """The sum of a number of each image ``[n]`` over the images of each class, ``[c]``, where they are."""
+    return (each.unsqueeze(1) * (y == 1)).sum(dim=0).double()
 
 
 def rescue_factor(before: Tensor, during: Tensor, reading: Rescue) -> float:

@@ -19,6 +19,7 @@ first class of I_k). It is 0 where a site labels every image of its classes; onl
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import field
 from typing import Annotated, ClassVar
 
@@ -29,30 +30,38 @@ from torch import Tensor
 
 from suture.core.errors import ConfigError
 from suture.core.validation import STRICT
+from suture.data.batch import Batch
 from suture.learning.training import LocalRound, SiteContext
+from suture.methods.averaging import owned
 from suture.methods.base import About, LabelUse, hyperparameters
 from suture.methods.composed import Composed
-from suture.methods.roles import Needs, Step, Term, Value
+from suture.methods.roles import Needs, Step, Term, Value, all_labelled
 
 _SMOOTH = 1e-6
 """Of the published program: l_i is finite where p_i is 1."""
 
+LABELLED, UNLABELLED = "labelled images", "unlabelled images"
+"""Names of the numbers of these images among a batch's inputs, ``[m]``."""
 
-def unlabelled_risk(p: Tensor, y: Tensor, own: Tensor, pi: Tensor, rho: float) -> Tensor:
+
+def unlabelled_risk(
+    p: Tensor, y: Tensor, images: Mapping[str, Tensor], own: Tensor, others: Tensor, pi: Tensor, rho: float
+) -> Tensor:
     """What stands in the brackets of L.
 
     Args:
         p: probabilities, ``[n, c]``.
         y: one-hot labels, ``[n, c]``; a row of zeros is unlabelled.
-        own: I_k, boolean ``[c]``.
+        images: the numbers of the `LABELLED` and the `UNLABELLED` ones.
+        own, others: the numbers of the classes of I_k, and of all others.
         pi: ``[c]``, 0 but for I_k.
 
     Returns:
         a scalar; the mean of no images, or of no classes, is 0.
     """
-    wrong, labelled = -torch.log(1 - p + _SMOOTH), y.sum(dim=1) > 0
-    of_unlabelled = _mean(wrong[~labelled][:, own])
-    of_labelled = _mean(wrong[labelled][:, ~own])
+    wrong, labelled = -torch.log(1 - p + _SMOOTH), images[LABELLED]
+    of_unlabelled = _mean(wrong[images[UNLABELLED]][:, own])
+    of_labelled = _mean(wrong[labelled][:, others])
     taken_back = _mean((pi * y * wrong).sum(dim=1)[labelled])
     return of_unlabelled + rho * of_labelled - taken_back
 
@@ -84,27 +93,33 @@ class PositiveUnlabelled(Term):
     def active(self) -> bool:
         return self.weight > 0
 
+    def rows(self, batch: Batch) -> dict[str, Tensor]:
+        labelled = torch.where(batch.known, batch.y, 0.0).sum(dim=1) > 0
+        return {LABELLED: labelled.nonzero().flatten(), UNLABELLED: (~labelled).nonzero().flatten()}
+
     def begin(self, site: SiteContext, round_: LocalRound) -> Value:
         """The term in one round; 0 at a site without unlabelled images, where pi has no meaning.
 
         Raises:
             ConfigError: the site's classes would have more than all of its unlabelled images.
         """
-        y = torch.nan_to_num(site.samples["train"].y)
-        if bool((y.sum(dim=1) > 0).all()):
+        if all_labelled(site):
             return lambda step: step.logits.new_zeros(())
-        own = torch.ones(y.shape[1], dtype=torch.bool) if site.identified is None else site.identified
-        n, own = int(own.sum()), own.to(site.device)
+        mine = owned(site)
+        n, own, others = int(mine.sum()), mine.nonzero().flatten(), (mine == 0).nonzero().flatten()
         if self.prior * n > 1:
             raise ConfigError(
                 f"{site.name} annotates {n} classes, and prior={self.prior} gives each of them that share of "
                 f"its unlabelled images; lower it to {1 / n:.3f} or less"
             )
+        # As numbers: a mask has to be read wherever it is used, and a GPU waited for.
+        mine, own, others = mine.to(site.device), own.to(site.device), others.to(site.device)
 
         def value(step: Step) -> Tensor:
             labels = torch.where(step.batch.known, step.batch.y, 0.0)
             p = torch.softmax(step.logits, dim=1)
-            return self.weight * unlabelled_risk(p, labels, own, self.prior * own.to(p), self.prior)
+            pi = self.prior * mine.to(p)
+            return self.weight * unlabelled_risk(p, labels, step.batch.inputs, own, others, pi, self.prior)
 
         return value
 

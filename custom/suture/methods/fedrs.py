@@ -72,7 +72,7 @@ class Restricting(Supervised):
     loss: Supervised
 
     def of(self, site: SiteContext, received: Payload, round_: LocalRound) -> Loss:
-        loss, a = self.loss.of(site, received, round_), self.restricted.factors(site)
+        loss, a = self.loss.of(site, received, round_), self.restricted.factors(site).to(site.device)
         return lambda logits, y, known: loss(a.to(logits) * logits, y, known)
 
 

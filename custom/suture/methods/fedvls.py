@@ -33,7 +33,7 @@ from suture.learning.losses import masked_ce
 from suture.learning.training import LocalRound, Loss, SiteContext
 from suture.methods.base import About, LabelUse, hyperparameters
 from suture.methods.composed import Composed
-from suture.methods.roles import Needs, Step, Supervised, Term, Value, class_counts
+from suture.methods.roles import Needs, Step, Supervised, Term, Value, all_labelled, class_counts
 from suture.protocol.messages import Payload
 
 _ABSENT = 1e-9
@@ -53,29 +53,31 @@ class LogitSuppression(Supervised):
     weight: Annotated[float, Field(ge=0)] = 0.005
 
     def of(self, site: SiteContext, received: Payload, round_: LocalRound) -> Loss:
-        counts = class_counts(site)
+        counts, every = class_counts(site).to(site.device), all_labelled(site)
 
         def loss(logits: Tensor, y: Tensor, known: Tensor) -> Tensor:
             prior = counts.to(logits)
             prior = prior / prior.sum().clamp(min=1)
             adjusted = masked_ce(logits + torch.log(prior + _ABSENT), y, known)
-            return adjusted + self.weight * suppressed(logits, torch.where(known, y, 0.0), prior)
+            return adjusted + self.weight * suppressed(logits, torch.where(known, y, 0.0), prior, every=every)
 
         return loss
 
 
-def suppressed(logits: Tensor, y: Tensor, prior: Tensor) -> Tensor:
+def suppressed(logits: Tensor, y: Tensor, prior: Tensor, *, every: bool = False) -> Tensor:
     """S / s of the labelled images of a batch, a scalar; 0 without any. It may be below 0.
 
     Args:
         logits, y: ``[n, c]``; a row of zeros is unlabelled.
         prior: pi, ``[c]``.
+        every: whether all are labelled; otherwise those are looked for, and a GPU waited for.
     """
-    labelled = y.sum(dim=1) > 0
-    if not labelled.any():
-        return logits.new_zeros(())
     others = logits - torch.log(prior + _ABSENT) + math.log(1 / len(prior) + _ABSENT)
-    a = torch.where(y == 1, 0.0, others)[labelled]
+    a = torch.where(y == 1, 0.0, others)
+    if not every:
+        a = a[(y.sum(dim=1) > 0).nonzero().flatten()]
+    if not len(a):
+        return logits.new_zeros(())
     return (prior * (torch.logsumexp(a, dim=0) - math.log(len(a)))).sum()
 
 

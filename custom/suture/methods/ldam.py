@@ -67,6 +67,7 @@ class LabelDistributionMargin(Supervised):
         shift = SCALE * margins(counts, self.largest)
         late = self.deferred and self.begins(round_)
         weights = effective_weights(counts, self.beta) if late else torch.ones_like(counts)
+        shift, weights = shift.to(site.device), weights.to(site.device)
         return lambda logits, y, known: weighted_ce(
             logits - shift.to(logits) * (y == 1), y, known, weights.to(logits)
         )

@@ -76,13 +76,15 @@ def measured(site: SiteContext) -> dict[str, Tensor]:
     labels are complete, either number follows from the other.
     """
     n, classes = len(site.samples["train"]), len(site.model.labels)
-    sums, counts, sure = nothing(site)[PROTOTYPES].double(), torch.zeros(classes, 2), torch.zeros(classes)
+    sums = nothing(site)[PROTOTYPES].double().to(site.device)  # read once, after the last batch
+    counts, sure = sums.new_zeros(classes, 2), sums.new_zeros(classes)
     for batch, f in features(site):
         of = torch.stack([batch.known & (batch.y == y) for y in (0, 1)], dim=2).double()
-        sums += torch.einsum("ncy,nd->cyd", of, f.double()).cpu()
-        counts += of.sum(dim=0).float().cpu()
+        sums += torch.einsum("ncy,nd->cyd", of, f.double())
+        counts += of.sum(dim=0)
         p = torch.sigmoid(site.model.head(f))
-        sure += ((p < SURE[0]) | (p > SURE[1])).sum(dim=0).cpu()
+        sure += ((p < SURE[0]) | (p > SURE[1])).sum(dim=0)
+    sums, counts, sure = sums.cpu(), counts.float().cpu(), sure.float().cpu()
     own, step = owned(site).bool(), site.round_counts
     told = (own & (counts.amin(dim=1) >= site.min_count)).unsqueeze(1)
     images = torch.where(told, near(counts, step).clamp(max=n), 0.0)

@@ -128,6 +128,10 @@ class Term(Part, ABC):
         """The images that it sees a second time, ``[m]``; without any, no second view is drawn."""
         return torch.arange(0)
 
+    def rows(self, batch: Batch) -> dict[str, Tensor]:
+        """Other numbers of images that the labels of a batch decide, by name; see `training_batches`."""
+        return {}
+
     @abstractmethod
     def begin(self, site: SiteContext, round_: LocalRound) -> Value:
         """The term in one round."""
@@ -150,11 +154,13 @@ class CrossEntropy(Supervised):
     def of(self, site: SiteContext, received: Payload, round_: LocalRound) -> Loss:
         label_type = site.model.labels.label_type
         weight = received_weights(received, self.class_weights, label_type)
+        if weight is not None:
+            weight = weight.to(site.device)  # once: in a step a GPU would be waited for
 
         def loss(logits: Tensor, y: Tensor, known: Tensor) -> Tensor:
             if weight is None:
                 return masked_loss(logits, y, known, label_type)
-            each = weighted_bce(logits, y, weight.to(logits.device))
+            each = weighted_bce(logits, y, weight)
             return torch.where(known, each, 0.0).sum() / known.sum().clamp(min=1)
 
         return loss
@@ -167,13 +173,18 @@ class BalancedSoftmax(Supervised):
     needs: ClassVar[Needs] = Needs(label_types=("multiclass",))
 
     def of(self, site: SiteContext, received: Payload, round_: LocalRound) -> Loss:
-        counts = class_counts(site)
+        counts = class_counts(site).to(site.device)
         return lambda logits, y, known: balanced_ce(logits, y, known, counts.to(logits))
 
 
 def class_counts(site: SiteContext) -> Tensor:
     """n_c: the site's training images of each class, ``[c]``."""
     return torch.nan_to_num(site.samples["train"].y).sum(dim=0)
+
+
+def all_labelled(site: SiteContext) -> bool:
+    """Whether each of the site's training images has a positive label."""
+    return bool((torch.nan_to_num(site.samples["train"].y).sum(dim=1) > 0).all())
 
 
 def check_needs(parts: tuple[Part, ...], use: LabelUse) -> None:

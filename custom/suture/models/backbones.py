@@ -218,13 +218,14 @@ class TextLSTM(nn.Module):
 
     def forward(self, tokens: Tensor, length: Tensor) -> Tensor:
         """Map tokens ``[n, L]`` and true lengths ``[n]`` to features ``[n, 64]``."""
-        n = length
-        if self.width is not None:
+        if self.width is None:
+            # Beyond the longest document of the batch there is nothing to embed; a GPU is waited for.
+            n, longest = length, int(length.max())
+        else:
             # Not to the longest of the batch: a document's features would depend on the others.
             tokens = F.pad(tokens, (0, self.width - tokens.shape[1]), value=UNKNOWN)
-            n = torch.full_like(length, self.width)
-        # Beyond the longest document of the batch there is nothing to embed.
-        x = self.embedding(tokens[:, : int(n.max())])
+            n, longest = torch.full_like(length, self.width), self.width
+        x = self.embedding(tokens[:, :longest])
         position = torch.arange(x.shape[1], device=x.device)
         backwards = torch.where(position < n[:, None], n[:, None] - 1 - position, position)
         turned = x.gather(1, backwards[..., None].expand_as(x))

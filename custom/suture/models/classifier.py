@@ -75,16 +75,16 @@ class Preprocessing:
         x = image.float().div_(255.0)
         if x.shape[1] != self.channels:
             x = x.expand(-1, self.channels, -1, -1)
-        mean, std = _by_channel(self.mean, x.device), _by_channel(self.std, x.device)
+        mean, std = by_channel(self.mean, x.device), by_channel(self.std, x.device)
         return (x - mean).div_(std)
 
     def undone(self, image: Tensor) -> Tensor:
         """Convert normalised images back to values in [0, 1]."""
-        return image * _by_channel(self.std, image.device) + _by_channel(self.mean, image.device)
+        return image * by_channel(self.std, image.device) + by_channel(self.mean, image.device)
 
 
 @functools.lru_cache(maxsize=32)
-def _by_channel(values: tuple[float, ...], device: torch.device) -> Tensor:
+def by_channel(values: tuple[float, ...], device: torch.device) -> Tensor:
     """``[1, channels, 1, 1]``, made once: to copy numbers to a GPU, the host waits until it is idle."""
     return torch.tensor(values, device=device).view(1, -1, 1, 1)
 

@@ -126,9 +126,7 @@ class MeanTeacher:
         weight: of a positive of each class, ``[c]``; None for 1.
 
     Attributes:
-        drawn: q_c, how often each class was drawn positive, by a label or a pseudo-label, ``[c]``.
         images: how many images were drawn.
-        positive, negative: pseudo-labels among the images drawn.
 
     Raises:
         ConfigError: the site has fewer images than the subsets ask for, or batches of mixtures alone.
@@ -158,9 +156,24 @@ class MeanTeacher:
         self._teacher = frozen_copy(site.model)
         self._follow = follower(self._teacher, site.model, how.ema)
         self._shares = np.random.default_rng(seed_for(round_.seed, site.name, round_.round, "mixup"))
-        self.drawn = torch.zeros(len(site.model.labels), dtype=torch.float64)
-        self.positive = self.negative = 0.0
         self.images = 0
+        # Of each class: drawn, and pseudo-labels 1 and 0. A GPU is waited for where they are read.
+        self._counts = torch.zeros(3, len(site.model.labels), dtype=torch.float64, device=site.device)
+
+    @property
+    def drawn(self) -> Tensor:
+        """q_c: how often each class was drawn positive, by a label or a pseudo-label, ``[c]``."""
+        return self._counts[0].cpu()
+
+    @property
+    def positive(self) -> float:
+        """Positive pseudo-labels among the images drawn."""
+        return float(self._counts[1].sum())
+
+    @property
+    def negative(self) -> float:
+        """Negative ones; with one label an image there are none."""
+        return float(self._counts[2].sum()) if self._task == "multilabel" else 0.0
 
     def batches(self, shuffle: torch.Generator, noise: torch.Generator) -> Iterator[Batch]:
         """The batches of an epoch, or of all iterations; each is made when the teacher has learned from the
@@ -261,15 +274,12 @@ class MeanTeacher:
         if not self._by_program:
             return paper
         weight = torch.ones_like(targets.y) if self._weight is None else self._weight
-        return torch.full_like(targets.y, float((targets.sure * weight).mean()) / targets.y.numel())
+        return ((targets.sure * weight).mean() / targets.y.numel()).expand_as(targets.y)
 
     def _count(self, rows: Tensor, targets: Targets) -> None:
-        guessed = targets.made & (targets.y == 1)
+        guessed, absent = (targets.made & (targets.y == value) for value in (1, 0))
         self.images += len(rows)
-        self.drawn += targets.positives().sum(dim=0).double().cpu()
-        self.positive += float(guessed.sum())
-        if self._task == "multilabel":
-            self.negative += float((targets.made & (targets.y == 0)).sum())
+        self._counts += torch.stack([targets.positives(), guessed, absent]).sum(dim=1)
         if self._site.observe:
             self._site.observe(rows, guessed.cpu())
 

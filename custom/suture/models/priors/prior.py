@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from suture.core.errors import ConfigError
-from suture.models.classifier import Classifier, Preprocessing
+from suture.models.classifier import Classifier, Preprocessing, by_channel
 
 LUMA = (0.299, 0.587, 0.114)
 """Weights of red, green and blue in a gray image (ITU-R BT.601, as in Pillow)."""
@@ -54,7 +54,7 @@ class Prior:
         self.network.eval()  # a model that holds it may have been put into training mode
         x = images.float() if images.dtype == torch.uint8 else images.float() * 255
         if x.shape[1] > self.preprocessing.channels:
-            x = (x * x.new_tensor(LUMA).view(1, 3, 1, 1)).sum(1, keepdim=True)
+            x = (x * by_channel(LUMA, x.device)).sum(1, keepdim=True)
         side = (self.preprocessing.size,) * 2
         if x.shape[-2:] != side:
             # Without antialiasing a reduced image would be a sample of its pixels, with all their noise.

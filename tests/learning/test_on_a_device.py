@@ -1,0 +1,113 @@
+"""What computes beside the steps of a method runs on a device, too; and predicting waits for it once."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from simulated_device import NAME, WAITS, Simulated
+from suture.core.labels import LabelSet
+from suture.data.augmentation import Augmentation
+from suture.data.batch import Samples
+from suture.export.explanation import explain
+from suture.learning.compiling import OPTIONS, compile_backbone
+from suture.learning.finetuning import FineTuning, finetune
+from suture.learning.losses import masked_bce
+from suture.learning.memory import activations
+from suture.learning.prediction import Model
+from suture.learning.pretraining import Pretraining, Trainer
+from suture.learning.training import SiteContext, on_known, predict
+from suture.models import ModelSpec, build
+from suture.models.backbones import TextLSTM
+
+SPEC = ModelSpec("cnn", size=32)
+LABELS = LabelSet(("Edema", "Mass"))
+LOSS = on_known(masked_bce)
+
+
+def images(n: int, channels: int = 1) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(n)
+    return torch.randint(0, 256, (n, channels, 32, 32), dtype=torch.uint8, generator=generator)
+
+
+def samples(n: int) -> Samples:
+    y = torch.arange(2 * n).view(n, 2).remainder(3).clamp(max=1).float()
+    return Samples({"image": images(n)}, y, tuple(str(i) for i in range(n)))
+
+
+def site(device: str) -> SiteContext:
+    model = build(SPEC, LABELS, 1, pretrained=False).to(device)
+    split = {"train": samples(20)}
+    return SiteContext(
+        "alpha", model, split, SPEC.preprocessing, Augmentation(), torch.device(device), batch_size=8
+    )
+
+
+def saved(device: str) -> Model:
+    network = build(SPEC, LABELS, 1, pretrained=False).eval().to(device)
+    return Model(network, SPEC, SPEC.preprocessing, device)
+
+
+def test_predicting_waits_once_for_all_batches() -> None:
+    with Simulated():
+        there = site(NAME)
+        predict(there, samples(1))  # copies the constants of the normalisation
+        WAITS.clear()
+        found = predict(there, samples(20))
+        assert WAITS.total() == 1
+        assert torch.equal(found, predict(site("cpu"), samples(20)))
+
+
+def test_a_saved_model_predicts_and_says_where_it_looks() -> None:
+    with Simulated():
+        there, here = saved(NAME), saved("cpu")
+        assert torch.equal(there(images(3)), here(images(3)))
+        pixels = images(1)[0, 0].numpy()
+        one, two = (explain(model, pixels) for model in (there, here))
+    assert one.probabilities == two.probabilities
+    for name in LABELS:
+        assert (one.maps[name] == two.maps[name]).all()
+
+
+@pytest.mark.parametrize(("width", "waits"), [(None, 1), (6, 0)])
+def test_a_model_of_text_waits_only_for_the_longest_of_a_batch(
+    width: int | None, waits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All but its LSTM, for which torch takes a kernel that GPUs alone have."""
+    monkeypatch.setattr(TextLSTM, "_read", lambda *given: given[1])
+    network, tokens, length = TextLSTM(9, width=width), torch.arange(8).view(2, 4), torch.tensor([4, 2])
+    here = network(tokens, length)
+    with Simulated():
+        network.to(NAME)
+        inputs = tokens.to(NAME), length.to(NAME)
+        WAITS.clear()
+        there = network(*inputs)
+        assert WAITS.total() == waits
+        assert torch.equal(there.cpu(), here)
+
+
+def test_fine_tuning_runs_there() -> None:
+    how = FineTuning(runs=1, epochs=1, batch_size=4, test=0.3, start="fresh")
+    data = samples(30)
+    one = Samples(data.inputs, data.y[:, :1], data.patients)
+    with Simulated():
+        there, here = (finetune("Mass", SPEC, {}, one, how, 1, device=device) for device in (NAME, "cpu"))
+    assert (there[0].train, there[0].test, len(there[0].auroc)) == (here[0].train, here[0].test, 1)
+
+
+@pytest.mark.parametrize("color", [False, True])
+def test_a_step_of_pretraining_waits_for_nothing(color: bool) -> None:
+    spec = Pretraining(size=32, color=color, batch_size=8, queue=16)
+    with Simulated():
+        trainer = Trainer(images(16, 3 if color else 1), spec, 1, NAME)
+        WAITS.clear()
+        loss = trainer.step(torch.arange(8))
+        assert not WAITS
+        assert loss.device.type == NAME
+
+
+def test_memory_and_compiling_are_checked_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(OPTIONS, "kernels", {"backend": "eager"})  # type: ignore[arg-type]
+    with Simulated():
+        assert activations(site(NAME), LOSS) == activations(site("cpu"), LOSS)
+        compile_backbone(site(NAME), LOSS, "kernels")

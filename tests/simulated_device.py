@@ -1,0 +1,199 @@
+"""A device beside the CPU that is not there: the CPU computes what runs on it, and it is watched.
+
+Its tensors hold tensors of the CPU and say that they are on the device. So what torch refuses on a GPU is
+refused here, and what makes the host wait for a GPU is counted. Nothing is said of speed and rounding.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+import suture
+
+NAME = "simulated"
+"""The device, as torch and a site's configuration name it."""
+
+WAITS: Counter[str] = Counter()
+"""How often the host had to wait for the device, by the function of the package that made it."""
+
+_PACKAGE = Path(suture.__file__).parent
+
+_READS = {
+    "_local_scalar_dense",  # a number that Python looks at
+    "equal",
+    # Values decide the shape of the result.
+    "nonzero",
+    "masked_select",
+    "_unique",
+    "_unique2",
+    "unique_dim",
+    "unique_consecutive",
+    "bincount",
+    "repeat_interleave",
+}
+
+_COPIES = {"_to_copy", "copy_"}
+_INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_"}
+"""Unlike all other operations they take rows that are on the CPU."""
+
+
+class Simulated(TorchDispatchMode):
+    """The device is there while this is entered; in other threads only its tensors are."""
+
+    def __enter__(self) -> Any:
+        self._in_one_thread = torch.autograd.set_multithreading_enabled(False)  # the device has none
+        self._in_one_thread.__enter__()
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._in_one_thread.__exit__(*error)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _run(func, args, kwargs or {})
+
+
+class _OnDevice(Tensor):
+    """A tensor of the device."""
+
+    on_cpu: Tensor
+
+    @staticmethod
+    def __new__(cls, on_cpu: Tensor) -> _OnDevice:
+        """The tensor of the CPU is held, not copied."""
+        made: _OnDevice = Tensor._make_wrapper_subclass(
+            cls,
+            on_cpu.shape,
+            strides=on_cpu.stride(),
+            storage_offset=on_cpu.storage_offset(),
+            dtype=on_cpu.dtype,
+            device=torch.device(NAME, 0),
+        )
+        made.on_cpu = on_cpu
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _run(func, args, kwargs or {})
+
+    # What torch does not have for tensors like these.
+
+    def tolist(self) -> Any:
+        return self.cpu().tolist()
+
+    def untyped_storage(self) -> torch.UntypedStorage:
+        return self.on_cpu.untyped_storage()
+
+
+def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """The result of an operation, on the device if its tensors are there or it is made there."""
+    ours = {id(leaf.on_cpu): leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, _OnDevice)}
+    asked = kwargs.get("device")
+    if not ours and torch.device(asked or "cpu").type != NAME:
+        return func(*args, **kwargs)
+    name = func._schema.name.removeprefix("aten::")
+    there = name != "copy_" or isinstance(args[0], _OnDevice)
+    if asked is not None:
+        there = torch.device(asked).type == NAME
+    if ours and name not in _COPIES:
+        _check_alike(name, args, kwargs)
+    if _waits(name, args, kwargs, there):
+        WAITS[_where()] += 1
+    args, kwargs = tree_map_only(_OnDevice, lambda tensor: tensor.on_cpu, (args, kwargs))
+    if "device" in kwargs:
+        kwargs["device"] = torch.device("cpu")
+    out = func(*args, **kwargs)
+    if not there:
+        return out
+    # What was changed in place stays the same object.
+    return tree_map_only(Tensor, lambda t: ours[id(t)] if id(t) in ours else _OnDevice(t), out)
+
+
+def _check_alike(name: str, args: Any, kwargs: Mapping[str, Any]) -> None:
+    """Refuse tensors of both; the CPU's may be single numbers, or the rows of an index."""
+    if name in _INDEXING and isinstance(args[0], _OnDevice):
+        args = (args[0], *args[2:])
+    elsewhere = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor) and _is_elsewhere(t)]
+    if any(tensor.dim() for tensor in elsewhere):
+        raise RuntimeError(f"Expected all tensors to be on the same device: {name} in {_where()}")
+
+
+def _is_elsewhere(tensor: Tensor) -> bool:
+    return not isinstance(tensor, _OnDevice)
+
+
+def _waits(name: str, args: Any, kwargs: Mapping[str, Any], there: bool) -> bool:
+    """Whether the host waits until the operation is done, whose result is `there` on the device or not."""
+    first = args[0] if args else None
+    if name in _COPIES:
+        converts = name == "_to_copy"
+        from_there = isinstance(first if converts else args[1], _OnDevice)
+        non_blocking = kwargs.get("non_blocking", not converts and len(args) > 2 and args[2])
+        return from_there != there and (from_there or not non_blocking)
+    if name in _INDEXING and isinstance(first, _OnDevice):
+        # A mask is looked at; rows that are on the CPU are copied.
+        return any(i is not None and (i.dtype == torch.bool or _is_elsewhere(i)) for i in args[1])
+    return name in _READS and isinstance(first, _OnDevice)
+
+
+def _where() -> str:
+    """The innermost function of the package that runs, with its file."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and not frame.f_code.co_filename.startswith(str(_PACKAGE)):
+        frame = frame.f_back
+    file = Path(frame.f_code.co_filename)
+    if not file.is_relative_to(_PACKAGE):
+        return "outside of the package"
+    return f"{file.relative_to(_PACKAGE)}: {frame.f_code.co_qualname}"
+
+
+class _Module:
+    """What torch asks of a kind of devices."""
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def is_available(self) -> bool:
+        return True
+
+    def current_device(self) -> int:
+        return 0
+
+    def device_count(self) -> int:
+        return 1
+
+    def _is_in_bad_fork(self) -> bool:
+        return False
+
+    def manual_seed_all(self, seed: int) -> None:
+        """Dropout draws from the CPU's generator."""
+
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.bfloat16, torch.float16]
+
+
+def _empty_strided(size: list[int], stride: list[int], **options: Any) -> Tensor:
+    return _OnDevice(torch.empty_strided(size, stride, dtype=options["dtype"]))
+
+
+def _copied(source: Tensor, to: Tensor, non_blocking: bool = False) -> Any:
+    return _run(torch.ops.aten.copy_.default, (to, source, non_blocking), {})
+
+
+# The first backward pass makes a thread for each device that there is, after which no fork can train.
+torch.ones((), requires_grad=True).backward()  # type: ignore[no-untyped-call]
+_setup_privateuseone_for_python_backend(NAME, _Module())
+_KERNELS = torch.library.Library("aten", "IMPL")
+# `torch.tensor(numbers, device=...)` calls these by itself, past every mode.
+_KERNELS.impl("empty_strided", _empty_strided, "PrivateUse1")
+_KERNELS.impl("_copy_from", _copied, "PrivateUse1")

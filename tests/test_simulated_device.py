@@ -1,0 +1,96 @@
+"""The simulated device itself: what waits for it, what does not, and what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from simulated_device import NAME, WAITS, Simulated
+
+VALUES, ROWS = [3.0, 1.0, 2.0], torch.tensor([2, 0])
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda x: x.tolist(),
+        lambda x: bool((x > 0).any()),
+        lambda x: float(x.sum()),
+        lambda x: (x > 1).nonzero(),
+        lambda x: x[x > 1],
+        lambda x: x.masked_select(x > 1),
+        lambda x: x.unique(),
+        lambda x: torch.equal(x, x),
+        lambda x: x.repeat_interleave(x.long()),
+        lambda x: x[ROWS],
+        Tensor.cpu,
+        lambda x: torch.zeros(3).copy_(x),
+        lambda x: ROWS.to(x),
+        lambda x: x.new_tensor([1.0, 2.0]),
+        lambda x: torch.tensor([1.0], device=x.device),
+    ],
+)
+def test_what_waits(read: Callable[[Tensor], object]) -> None:
+    with Simulated():
+        x = torch.tensor(VALUES, device=NAME)
+        WAITS.clear()
+        read(x)
+    assert WAITS.total() == 1
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda x: x * 2 + torch.tensor(1.0),  # a single number may be of the CPU
+        lambda x: torch.where(x > 1, x, 0.0),
+        lambda x: x[ROWS.to(x.device, non_blocking=True)],
+        lambda x: x.argsort().cumsum(0),
+        lambda x: x.new_zeros(()) + torch.arange(3, device=x.device),
+        lambda x: x.sort().values.double(),
+    ],
+)
+def test_what_does_not(compute: Callable[[Tensor], Tensor]) -> None:
+    with Simulated():
+        x = torch.tensor(VALUES, device=NAME)
+        WAITS.clear()
+        found = compute(x)
+        assert not WAITS
+        assert found.device.type == NAME
+        assert found.tolist() == compute(x.cpu()).tolist()
+
+
+@pytest.mark.parametrize(
+    "mix",
+    [
+        lambda x: x + torch.zeros(3),
+        lambda x: torch.stack([x, torch.zeros(3)]),
+        lambda x: x.index_select(0, ROWS),
+        lambda x: torch.zeros(3)[x.argsort()],
+        lambda x: torch.zeros(3).add_(x),
+    ],
+)
+def test_tensors_of_both_are_refused(mix: Callable[[Tensor], Tensor]) -> None:
+    with Simulated():
+        x = torch.tensor(VALUES, device=NAME)
+        with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
+            mix(x)
+
+
+def test_its_values_are_no_array() -> None:
+    with Simulated(), pytest.raises(RuntimeError, match="numpy"):
+        torch.tensor(VALUES, device=NAME).numpy()
+
+
+def test_gradients_are_those_of_the_cpu() -> None:
+    def gradient(x: Tensor) -> list[float]:
+        x = x.detach().requires_grad_()
+        (x.softmax(0) * x).sum().backward()  # type: ignore[no-untyped-call]
+        assert x.grad is not None
+        found: list[float] = x.grad.tolist()
+        return found
+
+    with Simulated():
+        assert gradient(torch.tensor(VALUES, device=NAME)) == gradient(torch.tensor(VALUES))
