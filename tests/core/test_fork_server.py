@@ -12,8 +12,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-
 from forked_work import answer
+
 from suture.core.fork_server import ForkServer
 
 

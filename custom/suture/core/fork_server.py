@@ -127,7 +127,7 @@ def _fork(work: Work, line: Connection, every: Sequence[Connection]) -> int:
                 other.close()
         work(line)
         code = 0
-    except BaseException:
+    except BaseException:  # noqa: BLE001 - nobody else would tell it
         traceback.print_exc()
     finally:
         sys.stdout.flush()
