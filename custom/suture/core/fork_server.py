@@ -18,6 +18,8 @@ from multiprocessing.connection import Connection
 
 import psutil
 
+from suture.core.processes import wait_for_end
+
 Work = Callable[[Connection], object]
 """What a process does with its end of its line. It is pickled: a function of a module."""
 
@@ -85,7 +87,7 @@ class ForkServer:
         self._server.join()
         for line in (*self.lines, self._control):
             line.close()  # a process that was forked at this moment ends by this
-        psutil.wait_procs(self._forked or [], timeout=10)
+        wait_for_end(self._forked or [])
 
 
 @contextmanager

@@ -51,7 +51,7 @@ from suture.reports.report import try_report, write_report
 from suture.simulation.again import command
 from suture.simulation.job import Job, check_federated, check_finetuning
 from suture.simulation.partition import SERVER
-from suture.simulation.simulator import check_paths, simulate, with_first_error
+from suture.simulation.simulator import Simulator, check_paths, simulate, with_first_error
 
 log = logging.getLogger(__name__)
 
@@ -91,15 +91,21 @@ def run_job(
     _check(job, env, folder, workers)
     check_folder(folder, job, resume=resume, overwrite=overwrite)
     several = env == "local" and (workers or 1) > 1 and not job.method.limits.pooled
-    with locked(folder), _processes(folder, workers or 1) if several else nullcontext() as processes:
+    with (
+        locked(folder),
+        _processes(folder, workers or 1) if several else nullcontext() as processes,
+        closing(Simulator(folder)) as simulator,
+    ):
         with preparing(folder, job, resume=resume, overwrite=overwrite):
+            if env == "sim":
+                simulator.start()  # it imports while the sites are written
             job, sites = _begin(job, folder, env)
         with _recorded_end(folder):
             with following(folder, job.title, env) if progress else nullcontext():
                 if env == "local":
                     _loop(job, folder, sites, processes)
                 else:
-                    simulate(folder, min(workers or len(sites), len(sites)))
+                    simulate(folder, min(workers or len(sites), len(sites)), simulator)
             _finish(job, folder)
     return folder
 
