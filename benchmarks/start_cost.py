@@ -2,8 +2,9 @@
 
 The demo as `suture run` does it, from the start of the command to its end: in one process, with a process for
 each site, and in FLARE's simulator. `start` ends as round 1 begins, `rounds` with the last commit. CPU
-seconds count all processes of the command; memory is the largest sum of their proportional set sizes. The
-ways take turns, so that they meet the same load, and must give models of the same bytes.
+seconds count all processes of the command, each as it was last seen; memory is the largest sum of their
+proportional set sizes. The ways take turns, so that they meet the same load, and must give models of the same
+bytes.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ WAYS = {
     "FLARE's simulator": ("--env", "sim"),
 }
 _TICK = 0.02  # seconds between two looks at the events
+_COUNTED = 10  # ticks between two looks at the processors' time: of a process that is killed, none is told
 _WEIGHED = 100  # ticks between two looks at the memory, which hold the processes up
 
 
@@ -60,9 +62,10 @@ def run(out: Path, rounds: int, words: tuple[str, ...]) -> Cost:
         "--out",
         str(out),
     ]
-    before, began, events = _children_cpu(), time.monotonic(), out / "events.jsonl"
+    began, events = time.monotonic(), out / "events.jsonl"
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     marks, memory, tick = [began], 0.0, 0
+    used: dict[int, float] = {}
     while process.poll() is None:
         time.sleep(_TICK)
         text = events.read_text() if events.exists() else ""
@@ -71,28 +74,40 @@ def run(out: Path, rounds: int, words: tuple[str, ...]) -> Cost:
         if len(marks) == 2 and text.count('"event": "committed"') == rounds:
             marks.append(time.monotonic())
         tick += 1
+        if not tick % _COUNTED:
+            used |= {one.pid: seconds for one in _tree(process.pid) if (seconds := _cpu(one))}
         if not tick % _WEIGHED:
             memory = max(memory, _memory(process.pid))
     if process.returncode:
         raise SystemExit(f"{' '.join(command)} ended with code {process.returncode}")
     marks.append(time.monotonic())
     start, last, end = (after - at for at, after in pairwise(marks))
-    return Cost(start, last, end, marks[-1] - began, _children_cpu() - before, memory)
+    return Cost(start, last, end, marks[-1] - began, sum(used.values()), memory)
 
 
-def _children_cpu() -> float:
-    times = psutil.Process().cpu_times()
-    return float(times.children_user + times.children_system)
+def _tree(pid: int) -> list[psutil.Process]:
+    """A process and all below it; none where it has ended."""
+    try:
+        parent = psutil.Process(pid)
+        return [parent, *parent.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _cpu(process: psutil.Process) -> float:
+    """Seconds of a process without its children."""
+    with suppress(psutil.Error):
+        times = process.cpu_times()
+        return float(times.user + times.system)
+    return 0.0
 
 
 def _memory(pid: int) -> float:
     """Proportional set sizes of a process and its children: what they share counts once."""
     total = 0
-    with suppress(psutil.Error):
-        parent = psutil.Process(pid)
-        for process in (parent, *parent.children(recursive=True)):
-            with suppress(psutil.Error):
-                total += process.memory_full_info().pss
+    for process in _tree(pid):
+        with suppress(psutil.Error):
+            total += process.memory_full_info().pss
     return total / 2**20
 
 
