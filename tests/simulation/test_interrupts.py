@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -20,8 +21,11 @@ RUN = ("run", "demo", "--rounds", "1", "--set", "images=1500")
 
 def below(pid: int) -> list[psutil.Process]:
     """The processes below another one, but for what cleans up after multiprocessing and ends by itself."""
-    found = psutil.Process(pid).children(recursive=True)
-    return [one for one in found if "resource_tracker" not in " ".join(one.cmdline())]
+    found = []
+    for one in psutil.Process(pid).children(recursive=True):
+        with suppress(psutil.Error):  # it has ended
+            found += [] if "resource_tracker" in " ".join(one.cmdline()) else [one]
+    return found
 
 
 def runs(process: psutil.Process) -> bool:
