@@ -61,6 +61,6 @@ def test_ctrl_c_before_the_first_round_leaves_nothing(
     said, _ = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "nothing of it is left" in said
-    assert not [one for one in started if runs(one)]
+    assert not [one.cmdline() for one in started if runs(one)]
     assert not out.exists()
     assert not list(temporary.iterdir())

@@ -48,6 +48,8 @@ def ending(monkeypatch: pytest.MonkeyPatch, script: str) -> None:
     """Let another program take the place of the simulator."""
 
     def other(command: list[str], **how: Any) -> Any:
+        if "suture.flare.simulate" not in command:
+            return START(command, **how)
         return START([sys.executable, "-c", script, *command[3:]], **how)
 
     monkeypatch.setattr(simulator.subprocess, "Popen", other)

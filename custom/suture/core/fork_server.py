@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection
 
 import psutil
 
-from suture.core.processes import wait_for_end
+from suture.core.processes import wait_for_end, without_interrupts
 
 Work = Callable[[Connection], object]
 """What a process does with its end of its line. It is pickled: a function of a module."""
@@ -43,7 +42,7 @@ class ForkServer:
         self.lines: list[Connection] = [near for near, _ in pairs]
         far = [far for _, far in pairs]
         self._server = _CONTEXT.Process(target=_serve, args=(work, far, control), daemon=True)
-        with _without_interrupts():
+        with without_interrupts():
             self._server.start()
         for end in (*far, control):
             end.close()
@@ -88,16 +87,6 @@ class ForkServer:
         for line in (*self.lines, self._control):
             line.close()  # a process that was forked at this moment ends by this
         wait_for_end(self._forked or [])
-
-
-@contextmanager
-def _without_interrupts() -> Iterator[None]:
-    """Ctrl-C reaches this process alone, which then kills those that were started in the block."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 # In the process of the server

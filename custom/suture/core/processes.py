@@ -1,14 +1,36 @@
-"""The end of processes that this one has killed and that may not be its children."""
+"""The start and the end of processes: none is left by Ctrl-C, and one that was killed has ended."""
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import psutil
 
 _LOOK = 0.005
 """Seconds between two looks."""
+
+
+@contextmanager
+def without_interrupts() -> Iterator[None]:
+    """Ctrl-C waits for the end of the block, so that what it starts is known, and does not reach that."""
+    waiting: list[int] = []
+    handler = signal.getsignal(signal.SIGINT)
+    ours = handler is not None and threading.current_thread() is threading.main_thread()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # what is started inherits it
+    if ours:  # another thread, as of a library, may receive the signal: this one then runs its handler
+        signal.signal(signal.SIGINT, lambda number, _: waiting.append(number))
+    try:
+        yield
+    finally:
+        if ours:
+            signal.signal(signal.SIGINT, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    if waiting:
+        signal.raise_signal(signal.SIGINT)
 
 
 def wait_for_end(processes: Iterable[psutil.Process], seconds: float = 10) -> None:

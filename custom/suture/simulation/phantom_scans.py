@@ -19,6 +19,7 @@ from scipy.ndimage import gaussian_filter
 
 from suture.core.cores import usable_cores
 from suture.core.errors import SutureError
+from suture.core.processes import without_interrupts
 from suture.simulation.phantom import FINDINGS, Anatomy, Image, Rng, chest
 
 _MANY = 2_000
@@ -191,14 +192,18 @@ def drawing(orders: Sequence[Order]) -> Iterator[Iterator[Part]]:
         yield (order.draw() for order in orders)
         return
     command = [sys.executable, "-m", "suture.simulation.phantom_scans"]
-    # In a session of its own, because Ctrl-C is for the process that waits for it.
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
-    ) as other:
-        try:
-            yield _drawn(orders, other)
-        finally:
-            other.kill()
+    other: subprocess.Popen[bytes] | None = None
+    try:
+        with without_interrupts():
+            # In a session of its own, because Ctrl-C is for the process that waits for it.
+            other = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+            )
+        yield _drawn(orders, other)
+    finally:
+        if other is not None:
+            with suppress(BrokenPipeError), other:  # of an order that it has not read
+                other.kill()
 
 
 def _drawn(orders: Sequence[Order], other: subprocess.Popen[bytes]) -> Iterator[Part]:

@@ -19,6 +19,7 @@ from suture.core.allocator import keeping_memory
 from suture.core.errors import ConfigError, FederationError
 from suture.core.files import atomic_write, hold, make_folder, read_json
 from suture.core.printable import printable
+from suture.core.processes import without_interrupts
 from suture.federation.server.record import LOCK, TAKEOVER, Record
 from suture.federation.site.abstention import first_recorded
 from suture.simulation.start_watch import Lost, end, watch_start
@@ -82,7 +83,7 @@ class Simulator:
         sites, messages = ((self._out / name).resolve() for name in ("sites", self._messages.name))
         own = {"SUTURE_SITES": str(sites), MESSAGES: str(messages), "TMPDIR": self._temporary}
         command = [sys.executable, "-m", "suture.flare.simulate", str(self._out)]
-        with self.log.open("ab") as printed:
+        with self.log.open("ab") as printed, without_interrupts():
             self.before = printed.tell() if self.before is None else self.before
             self._process = subprocess.Popen(
                 command,
