@@ -99,12 +99,28 @@ def every(seconds: float, look: Callable[[], None]) -> Iterator[None]:
         looking.result()
 
 
-def tree_memory(pid: int) -> float:
-    """Proportional set sizes of a process and its children in MB: what they share counts once."""
-    total = 0.0
+def tree(pid: int) -> list[psutil.Process]:
+    """A process and all below it; none where it has ended."""
     with suppress(psutil.Error):
         top = psutil.Process(pid)
-        for process in (top, *top.children(recursive=True)):
-            with suppress(psutil.Error):
-                total += process.memory_full_info().pss / 1e6
+        return [top, *top.children(recursive=True)]
+    return []
+
+
+def tree_memory(pid: int) -> float:
+    """Proportional set sizes of a process and all below it in MB: what they share counts once."""
+    total = 0.0
+    for process in tree(pid):
+        with suppress(psutil.Error):
+            total += process.memory_full_info().pss / 1e6
     return total
+
+
+def tree_cpu(pid: int) -> dict[int, float]:
+    """CPU seconds of a process and of each below it, without their children, by number; no zombie's."""
+    found = {}
+    for process in tree(pid):
+        with suppress(psutil.Error):
+            if seconds := sum(process.cpu_times()[:2]):
+                found[process.pid] = float(seconds)
+    return found

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from machine import machine
 
-from suture.simulation.phantom_hospitals import HOSPITALS
+from suture.simulation.phantom_scans import HOSPITALS
 
 OWNERS = {label: [h.name for h in HOSPITALS if label in h.labels] for h in HOSPITALS for label in h.labels}
 

@@ -1,8 +1,9 @@
 """The demo as `suture run` does it, from the start of the command to its end, in three ways that take turns.
 
-`start` ends as round 1 begins, `rounds` with the last commit. CPU seconds count all processes of the command;
-memory is the largest sum of their proportional set sizes. `suture demo` has a process for each site. The
-models of all ways must have the same bytes.
+`start` ends as round 1 begins, `rounds` with the last commit. CPU seconds count all processes of the command,
+each as it was last seen: of one that is killed nobody is told more. Memory is the largest sum of their
+proportional set sizes. `suture demo` has a process for each site. The models of all ways must have the same
+bytes.
 """
 
 from __future__ import annotations
@@ -16,9 +17,8 @@ from collections import defaultdict
 from itertools import pairwise
 from pathlib import Path
 
-import psutil
 from figures import Figure, Target
-from measuring import Options, every, tree_memory
+from measuring import Options, every, tree_cpu, tree_memory
 
 WAYS = {
     "one process": ("--env", "local"),
@@ -32,16 +32,20 @@ TARGETS = {
 }
 UNITS = {"start": "s", "rounds": "rounds/s", "end": "s", "total": "s", "CPU": "s", "memory": "MB"}
 _TICK = 0.02  # seconds between two looks at the events
+_COUNTED = 0.2  # and at the processors' time
 _WEIGHED = 2  # and at the memory, which hold the processes up
 
 
 def run(out: Path, rounds: int, words: tuple[str, ...]) -> dict[str, float]:
     """Run the demo; return a figure for each of `UNITS`."""
     command = [*(sys.executable, "-m", "suture", "run", "demo", "--rounds", str(rounds)), *words]
-    before, began, events = _children_cpu(), time.monotonic(), out / "events.jsonl"
+    began, events = time.monotonic(), out / "events.jsonl"
     process = subprocess.Popen([*command, "--out", str(out)], stdout=subprocess.DEVNULL)
-    marks, memory = [began], [0.0]
-    with every(_WEIGHED, lambda: memory.append(tree_memory(process.pid))):
+    marks, memory, used = [began], [0.0], dict[int, float]()
+    with (
+        every(_COUNTED, lambda: used.update(tree_cpu(process.pid))),
+        every(_WEIGHED, lambda: memory.append(tree_memory(process.pid))),
+    ):
         while process.poll() is None:
             time.sleep(_TICK)
             text = events.read_text() if events.exists() else ""
@@ -53,13 +57,8 @@ def run(out: Path, rounds: int, words: tuple[str, ...]) -> dict[str, float]:
         raise RuntimeError(f"{' '.join(command)} ended with code {process.returncode}")
     marks.append(time.monotonic())
     start, last, end = (after - at for at, after in pairwise(marks))
-    values = (start, rounds / last, end, marks[-1] - began, _children_cpu() - before, max(memory))
+    values = (start, rounds / last, end, marks[-1] - began, sum(used.values()), max(memory))
     return dict(zip(UNITS, values, strict=True))
-
-
-def _children_cpu() -> float:
-    times = psutil.Process().cpu_times()
-    return float(times.children_user + times.children_system)
 
 
 def figures(options: Options) -> list[Figure]:

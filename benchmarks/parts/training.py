@@ -27,7 +27,7 @@ from suture.learning.losses import masked_bce
 from suture.learning.training import LocalRound, LocalTraining, SiteContext, fit, on_known
 from suture.models import ModelSpec, build
 from suture.simulation.phantom import FINDINGS
-from suture.simulation.phantom_hospitals import HOSPITALS, PhantomSpec, generate
+from suture.simulation.phantom_scans import HOSPITALS, PhantomSpec, generate
 
 SPEC = ModelSpec("cnn", size=64)
 

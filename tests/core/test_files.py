@@ -9,10 +9,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 from suture.core.errors import ConfigError, SutureError
-from suture.core.files import append_line, atomic_write, contained, hold, named_file, whole_lines, write_json
+from suture.core.files import (
+    append_line,
+    atomic_write,
+    contained,
+    hold,
+    named_file,
+    remove_leftovers,
+    whole_lines,
+    write_json,
+)
+from suture.core.processes import wait_for_end
 
 
 def test_a_file_is_replaced_and_nothing_else_is_left(tmp_path: Path) -> None:
@@ -139,3 +150,23 @@ def test_a_folder_contains_what_lies_in_it_after_all_links(tmp_path: Path) -> No
     assert [inside(tmp_path / "root" / name) for name in ("a", "in", "none")] == [True] * 3
     assert [inside(tmp_path / "root" / name) for name in ("out", "ward/b", "..", "../data2/b")] == [False] * 4
     assert inside(tmp_path / "data" / "a")
+
+
+def test_what_a_killed_process_was_writing_goes_even_before_anybody_has_asked_how_it_ended(
+    tmp_path: Path,
+) -> None:
+    program = (
+        "import sys; from pathlib import Path; from suture.core.files import temporary_beside;"
+        "temporary_beside(Path(sys.argv[1])).write_text('half'); print(flush=True); sys.stdin.read()"
+    )
+    words = [sys.executable, "-c", program, str(tmp_path / "state")]
+    child = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    with child:
+        assert child.stdout
+        child.stdout.readline()
+        remove_leftovers(tmp_path)
+        assert len(list(tmp_path.iterdir())) == 1, "of a process that works"
+        child.kill()
+        wait_for_end([psutil.Process(child.pid)])
+        remove_leftovers(tmp_path)
+        assert not list(tmp_path.iterdir())

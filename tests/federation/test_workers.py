@@ -45,18 +45,27 @@ def workers(tmp_path: Path) -> Iterator[Workers]:
     images = {"fails": 1, "killed": 2, "quiet": 3}
     openers: Mapping[str, Any] = {name: partial(OddSite, name) for name in images}
     made = Workers(4)
-    processes = spawned()
     made.open(openers, images, tmp_path / "messages")
-    assert (len(processes), len(spawned())) == (4, 3)
+    everything = psutil.Process().children(recursive=True)
+    assert len(spawned()) == 3
     yield made
     made.close()
-    assert not any(process.is_running() for process in processes)
+    assert not any(_sites(process) for process in everything)
     assert not (tmp_path / "messages").exists()
 
 
 def spawned() -> list[psutil.Process]:
-    """The processes of sites that this one has started."""
-    return [p for p in psutil.Process().children() if "spawn_main" in " ".join(p.cmdline())]
+    """The processes of sites that this one's server has forked."""
+    servers = [p for p in psutil.Process().children() if "spawn_main" in " ".join(p.cmdline())]
+    return [process for server in servers for process in server.children()]
+
+
+def _sites(process: psutil.Process) -> bool:
+    """Whether a process is one of sites, or their server, and still runs."""
+    try:
+        return "spawn_main" in " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return False
 
 
 def test_what_a_site_logs_and_how_it_fails_reaches_the_server(

@@ -45,4 +45,4 @@ if __name__ == "__main__":
 
     recipe.EgressFilter = Imported  # type: ignore[misc]
     simulate.DEFAULT_CLASS_ALLOW_LIST = [*simulate.DEFAULT_CLASS_ALLOW_LIST, "hostile_site."]
-    simulate.main(Path(sys.argv[1]), None)
+    simulate.main(Path(sys.argv[1]), int(sys.stdin.readline()))

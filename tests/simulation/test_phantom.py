@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import csv
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
+from suture.core.errors import SutureError
+from suture.simulation import phantom_scans
 from suture.simulation.phantom import FINDINGS, Anatomy, chest
-from suture.simulation.phantom_hospitals import HOSPITALS, PhantomSpec, Scanner, generate, write_hospitals
+from suture.simulation.phantom_hospitals import write_hospitals
+from suture.simulation.phantom_scans import HOSPITALS, Order, PhantomSpec, Scanner, drawing, generate
 
 SPEC = PhantomSpec(images=30, held_out=30, size=32)
 
@@ -89,6 +96,51 @@ def test_a_second_write_keeps_what_is_there_and_another_spec_replaces_it(tmp_pat
     assert len(table.read_text().splitlines()) == 21
     full = write_hospitals(tmp_path, replace(SPEC, every_label=True), 1)["harbor"]
     assert full.read_text().splitlines()[0].count(",") == 2 + len(FINDINGS)
+
+
+ORDERS = [Order(hospital.scanner, 700, SPEC, seed) for seed, hospital in enumerate(HOSPITALS)]
+
+
+def test_another_process_draws_the_same_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(phantom_scans, "usable_cores", lambda: 2)
+    with drawing(ORDERS) as parts:
+        assert len(psutil.Process().children()) == 1
+        found = list(parts)
+    assert not psutil.Process().children()
+    monkeypatch.setattr(phantom_scans, "usable_cores", lambda: 1)
+    with drawing(ORDERS) as parts:
+        assert not psutil.Process().children()
+        alone = list(parts)
+    for (images, y, patients), (own, own_y, own_patients) in zip(found, alone, strict=True):
+        assert images.tobytes() == own.tobytes()
+        assert y.tobytes() == own_y.tobytes()
+        assert patients == own_patients
+
+
+def test_a_process_that_draws_and_is_killed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(phantom_scans, "usable_cores", lambda: 2)
+    with drawing(ORDERS) as parts:
+        next(parts)
+        psutil.Process().children()[0].kill()
+        with pytest.raises(SutureError, match=r"draws images ended with code -9; .* says why"):
+            list(parts)
+    assert not psutil.Process().children()
+
+
+def test_the_other_process_ends_with_the_one_that_asks_and_imports_no_torch() -> None:
+    program = (
+        "import os, sys; from suture.simulation import phantom_scans as p; p.usable_cores = lambda: 2;"
+        "order = p.Order(p.Scanner(), 1_000, p.PhantomSpec(size=16), 1); made = p.drawing([order] * 20);"
+        "next(made.__enter__()); import psutil; [child] = psutil.Process().children();"
+        "print(child.pid, 'torch' in sys.modules, flush=True); os.kill(os.getpid(), 9)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, check=False)
+    pid, torch = done.stdout.split()
+    assert torch == "False"
+    deadline = time.monotonic() + 60
+    while psutil.pid_exists(int(pid)) and psutil.Process(int(pid)).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_an_interrupted_write_leaves_no_half_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

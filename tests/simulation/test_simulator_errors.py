@@ -48,6 +48,8 @@ def ending(monkeypatch: pytest.MonkeyPatch, script: str) -> None:
     """Let another program take the place of the simulator."""
 
     def other(command: list[str], **how: Any) -> Any:
+        if "suture.flare.simulate" not in command:
+            return START(command, **how)
         return START([sys.executable, "-c", script, *command[3:]], **how)
 
     monkeypatch.setattr(simulator.subprocess, "Popen", other)
@@ -108,7 +110,7 @@ def test_an_error_of_a_site_comes_first_unless_it_is_of_an_earlier_run(tmp_path:
 def test_processes_are_at_most_one_for_each_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
 
-    def simulated(out: Path, processes: int) -> None:
+    def simulated(out: Path, processes: int, simulator: object) -> None:
         seen.append(processes)
         raise FederationError("enough")
 

@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,7 @@ from suture.federation.server.record import LOCK
 from suture.federation.site.site import TAKEOVER
 from suture.simulation import simulator, start_watch
 from suture.simulation.activity import SIMULATOR, Activity, Standstill
-from suture.simulation.simulator import simulate
+from suture.simulation.simulator import LOG, Simulator, simulate
 from suture.simulation.start_watch import LONGEST, PATIENCE, STILL, UNANSWERED, Lost, RollCall, Seen
 
 START = subprocess.Popen
@@ -191,13 +193,18 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return start
 
 
+def _runs(pid: int) -> bool:
+    """Whether a process works; the simulator's are orphans when it has ended, and may wait to be fetched."""
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
 def test_a_simulator_that_has_lost_a_site_is_started_again_and_leaves_no_process(started: Any) -> None:
     out = started("a", "ab")
     simulate(out, 2)
     assert len(list(out.glob("turn-*"))) == 2
     assert not (out / ".messages").exists()
     [left] = json.loads((out / "pids-0").read_text())
-    assert not psutil.pid_exists(left)
+    assert not _runs(left)
 
 
 def test_a_site_that_is_lost_twice_is_named_with_the_first_error(started: Any) -> None:
@@ -251,7 +258,7 @@ def test_a_simulator_in_which_a_site_is_silent_is_started_again(started: Any) ->
     out = started("ab", "ab", heard=("a", "ab"))
     simulate(out, 2)
     assert len(list(out.glob("turn-*"))) == 2
-    assert not any(psutil.pid_exists(pid) for pid in json.loads((out / "pids-0").read_text()))
+    assert not any(_runs(pid) for pid in json.loads((out / "pids-0").read_text()))
 
 
 def test_a_site_that_is_silent_twice_is_named(started: Any) -> None:
@@ -263,6 +270,51 @@ def test_a_site_that_is_silent_twice_is_named(started: Any) -> None:
     ):
         simulate(out, 2)
     assert len(list(out.glob("turn-*"))) == 2
+
+
+def test_a_simulator_is_ended_when_the_server_says_that_its_work_is_done(
+    started: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FLARE would go on for seconds; this one, for a minute."""
+    out = started("ab")
+    rest = "from suture.simulation.simulator import tell_over\ntell_over()\ntime.sleep(60)\n"
+    monkeypatch.setattr(sys.modules[__name__], "PROGRAM", PROGRAM + rest)
+    began = time.monotonic()
+    simulate(out, 2)
+    assert time.monotonic() - began < 50
+    assert not (out / ".messages").exists()
+
+
+def test_a_simulator_begins_when_it_is_told_and_leaves_no_process_and_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    script = (
+        "import os, sys, tempfile, time; print(tempfile.mkdtemp(), flush=True);"
+        "print(repr(sys.stdin.readline()), flush=True); time.sleep(60)"
+    )
+    monkeypatch.setattr(
+        subprocess, "Popen", lambda command, **how: START([sys.executable, "-c", script, *command[3:]], **how)
+    )
+    out = tmp_path / "r"
+    out.mkdir()
+    made = Simulator(out)
+    made.start()
+    while not (out / LOG).read_text().endswith("\n"):
+        time.sleep(0.05)
+    [process] = [p for p in psutil.Process().children() if script in p.cmdline()]
+    assert "'" not in (out / LOG).read_text(), "it has begun"
+    assert len([path for path in tmp_path.iterdir() if path.name.startswith("flare-")]) == 1
+    made.close()
+    assert not process.is_running()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["r"]
+    assert [path.name for path in out.iterdir()] == [LOG]
+
+
+def test_a_simulator_whose_starter_has_ended_does_not_begin(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "suture.flare.simulate", str(tmp_path / "none")]
+    done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_a_site_whose_answer_never_comes_is_named(started: Any) -> None:

@@ -80,10 +80,11 @@ def remove_leftovers(folder: Path, names: str = "**/.*.tmp") -> None:
 
 def _lives(pid: int, path: Path) -> bool:
     """Whether the process that has written a file still runs; another may have got its number since."""
-    if not psutil.pid_exists(pid):
-        return False
     try:
-        return bool(psutil.Process(pid).create_time() <= path.stat().st_mtime + 1)
+        process = psutil.Process(pid)
+        if process.status() == psutil.STATUS_ZOMBIE:  # ended, and its parent has not asked how
+            return False
+        return bool(process.create_time() <= path.stat().st_mtime + 1)
     except (psutil.NoSuchProcess, FileNotFoundError):
         return False
     except psutil.AccessDenied:

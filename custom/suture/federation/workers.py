@@ -3,18 +3,17 @@
 Each process answers for the same sites throughout, so that their images and caches stay in its memory. A
 packed message lies in a file while it is under way, which needs no copy of it in memory.
 
-The processes are spawned, because torch's threads do not survive a fork: a program that runs jobs with them
-needs `if __name__ == "__main__":`, as with multiprocessing.
+They are forked from a process that is spawned and has imported torch (`ForkServer`): a program that runs jobs
+with them needs `if __name__ == "__main__":`, as with multiprocessing.
 """
 
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import shutil
 import signal
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from logging.handlers import QueueHandler
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -23,6 +22,7 @@ from queue import SimpleQueue
 from suture.core.allocator import keep_memory
 from suture.core.errors import FederationError
 from suture.core.files import make_folder
+from suture.core.fork_server import ForkServer
 from suture.federation.loop import answered
 from suture.federation.server.collector import Receiver
 from suture.federation.site.abstention import kind
@@ -33,14 +33,13 @@ from suture.protocol.packing import Packed, load, save
 Openers = Mapping[str, Callable[[], Site]]
 """What opens each site, by its name, in the process that answers for it. It is pickled: no lambda."""
 
-_CONTEXT = multiprocessing.get_context("spawn")
-
 
 class Workers:
     """The transport to sites in processes. These start now, load torch meanwhile and live until `close`."""
 
     def __init__(self, processes: int) -> None:
-        self._workers = [_Worker() for _ in range(processes)]
+        self._server = ForkServer(_work, processes)
+        self._workers = [_Worker(self._server, index) for index in range(processes)]
         self._folder: Path | None = None
 
     def open(self, sites: Openers, images: Mapping[str, int], folder: Path) -> None:
@@ -51,6 +50,7 @@ class Workers:
             images: of each site, which are shared out evenly.
             folder: for the messages under way.
         """
+        self._server.wait()  # one that was not forked yet would begin after `close`
         make_folder(folder)
         self._folder = folder
         shares = dealt(images, len(self._workers))
@@ -85,8 +85,7 @@ class Workers:
 
     def close(self) -> None:
         """Kill the processes. A site loses nothing: a task that it has not answered is given again."""
-        for worker in self._workers:
-            worker.kill()
+        self._server.close()
         if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -108,14 +107,11 @@ class _Worker:
         line: can be read when an answer is there, or the process has ended.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, server: ForkServer, index: int) -> None:
         self.sites: list[str] = []
         self.site = ""
-        self.line, far = _CONTEXT.Pipe()
-        self._process = _CONTEXT.Process(target=_work, args=(far,), daemon=True)
-        with _without_interrupts():
-            self._process.start()
-        far.close()
+        self.line = server.lines[index]
+        self._server, self._index = server, index
 
     def open(self, sites: Openers, folder: Path) -> None:
         self.sites, self._folder = list(sites), folder
@@ -144,26 +140,13 @@ class _Worker:
         return site, _taken(_answer(self._folder, site))
 
     def _end(self) -> str:
-        self._process.join()
-        code = self._process.exitcode
+        code = self._server.exit_code(self._index)
         if code == -signal.SIGKILL:
             return "its process was killed, as the system does when memory is full; try fewer --workers"
         return f"its process ended with code {code}; what it has printed says why"
 
     def kill(self) -> None:
-        self._process.kill()
-        self._process.join()
-        self.line.close()
-
-
-@contextmanager
-def _without_interrupts() -> Iterator[None]:
-    """Ctrl-C reaches the server alone, which then kills the processes that were started in the block."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        self._server.kill(self._index)
 
 
 # In the process of the sites

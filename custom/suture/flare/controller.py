@@ -42,6 +42,7 @@ from suture.flare.workspace import (
 from suture.protocol.messages import TaskName
 from suture.protocol.packing import Packed
 from suture.reports.report import try_report
+from suture.simulation.simulator import tell_over
 
 log = logging.getLogger(__name__)
 
@@ -107,6 +108,7 @@ class FederationController(Controller):
                 guard.close()
             try_report(server.record.folder)
             self._publish(server.record.folder, fl_ctx)
+            tell_over()
 
     def process_result_of_unknown_task(
         self,

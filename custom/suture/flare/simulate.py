@@ -1,17 +1,21 @@
-"""Runs a prepared run folder in FLARE's simulator: `python -m suture.flare.simulate DIR [THREADS]`.
+"""Runs a run folder in FLARE's simulator: `python -m suture.flare.simulate DIR`.
 
 It runs in a process of its own, because importing FLARE's recipes removes options from the command line and
-the simulator leaves global state behind. The sites find their configurations through SUTURE_SITES.
+the simulator leaves global state behind. It imports at once, and begins when its standard input has a line:
+the number of the sites' processes. The sites find their configurations through SUTURE_SITES.
 """
 
 from __future__ import annotations
 
+import os
 import sys
+import tempfile
 from pathlib import Path
 
+from nvflare import SimulatorRunner
 from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
 from nvflare.app_common.widgets.component_path_authorizer import CLASS_ALLOW_LIST
-from nvflare.recipe import SimEnv
+from nvflare.fuel.utils.log_utils import FL_LOG_LEVEL, LogMode
 
 from suture.core.errors import ConfigError
 from suture.core.files import make_folder, read_json, write_json
@@ -23,10 +27,11 @@ from suture.methods import entry_of
 from suture.methods.source import list_entry
 
 
-def main(folder: Path, threads: int | None) -> None:
-    """Run the job that FOLDER/job.json describes, in a number of processes (by default one for each site).
+def main(folder: Path, threads: int) -> None:
+    """Run the job that FOLDER/job.json describes, in a number of processes.
 
     Raises:
+        SystemExit: it failed; names FLARE's return code.
         ConfigError: this process cannot read the job, for instance because the method's package is not on its
             path; run.json has the message.
     """
@@ -38,7 +43,6 @@ def main(folder: Path, threads: int | None) -> None:
     except ConfigError as error:
         Record(folder).update(error=str(error))
         raise
-    threads = threads or len(sites)
     # A site that waits would keep the others from the thread that they share.
     recipe = FederationRecipe(job["name"], plan, schedule, sites, bell=threads >= len(sites))
     workspace = folder / "flare"
@@ -49,8 +53,21 @@ def main(folder: Path, threads: int | None) -> None:
     local = workspace / job["name"] / "local"
     make_folder(local)
     write_json(local / "resources.json.default", policy)
-    recipe.execute(SimEnv(clients=sites, num_threads=threads, workspace_root=str(workspace)))
+    with tempfile.TemporaryDirectory() as exported:
+        recipe.export(exported)
+        # Not `SimEnv`, which starts another process: the server, which is forked, has these imports at once.
+        code = SimulatorRunner(
+            job_folder=str(Path(exported) / job["name"]),
+            workspace=str(workspace / job["name"]),
+            clients=",".join(sites),
+            n_clients=len(sites),
+            threads=threads,
+            log_config=os.environ.get(FL_LOG_LEVEL, LogMode.CONCISE),
+        ).run()
+    if code:
+        raise SystemExit(f"FLARE's simulator ended with return code {code}")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]).resolve(), int(sys.argv[2]) if len(sys.argv) > 2 else None)
+    if number := sys.stdin.readline():  # without one, the process that started this has ended
+        main(Path(sys.argv[1]).resolve(), int(number))

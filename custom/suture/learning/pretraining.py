@@ -25,6 +25,7 @@ from suture.core.errors import ConfigError, DataError, unknown
 from suture.core.seeds import generator_for, seed_for, seeded
 from suture.core.validation import LIMIT, STRICT
 from suture.data.augmentation import Share, chosen, padded, resample, spread
+from suture.learning.optimisers import SGD
 from suture.learning.training import StepLosses
 from suture.models import MODELS, ModelSpec
 from suture.models.classifier import Preprocessing, by_channel
@@ -205,9 +206,7 @@ class Trainer:
         self.query = query.to(self.device)
         self.key = copy.deepcopy(self.query).requires_grad_(False)
         self.lr = spec.lr * spec.batch_size / 256
-        self.optimiser = torch.optim.SGD(
-            self.query.parameters(), self.lr, momentum=0.9, weight_decay=spec.weight_decay
-        )
+        self.optimiser = SGD(self.query.parameters(), self.lr, momentum=0.9, weight_decay=spec.weight_decay)
         self.queue = self._filled()
 
     def batches(self) -> list[Tensor]:

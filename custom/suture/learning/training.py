@@ -24,6 +24,7 @@ from suture.data.batch import Batch, Samples, class_aware, endless, parts
 from suture.data.prefetch import ahead
 from suture.data.table import Split
 from suture.learning.batch_size import evaluation_batch, that_fits
+from suture.learning.optimisers import SGD, Adam, AdamW
 from suture.models.classifier import (
     HEADS,
     Classifier,
@@ -371,9 +372,9 @@ def optimiser_of(model: nn.Module, local: LocalTraining, head_rate: float = 1.0)
     optimiser: torch.optim.Optimizer
     if local.optimiser == "sgd":
         nesterov = local.momentum > 0
-        optimiser = torch.optim.SGD(groups, local.lr, local.momentum, 0, decay, nesterov)
+        optimiser = SGD(groups, local.lr, local.momentum, 0, decay, nesterov)
     else:
-        adam = torch.optim.AdamW if local.optimiser == "adamw" else torch.optim.Adam
+        adam = AdamW if local.optimiser == "adamw" else Adam
         optimiser = adam(groups, local.lr, local.betas, weight_decay=decay)
     if local.clip is not None:
         optimiser.register_step_pre_hook(partial(_clip, [p for _, p in named], local.clip))

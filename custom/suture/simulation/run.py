@@ -51,7 +51,7 @@ from suture.reports.report import try_report, write_report
 from suture.simulation.again import command
 from suture.simulation.job import Job, check_federated, check_finetuning
 from suture.simulation.partition import SERVER
-from suture.simulation.simulator import check_paths, simulate, with_first_error
+from suture.simulation.simulator import Simulator, check_paths, simulate, with_first_error
 
 log = logging.getLogger(__name__)
 
@@ -90,28 +90,36 @@ def run_job(
     folder = run_folder(job, out)
     _check(job, env, folder, workers)
     check_folder(folder, job, resume=resume, overwrite=overwrite)
-    several = env == "local" and (workers or 1) > 1 and not job.method.limits.pooled
-    with locked(folder), _processes(folder, workers or 1) if several else nullcontext() as processes:
+    with locked(folder), _processes(job, env, folder, workers or 1) as processes:
         with preparing(folder, job, resume=resume, overwrite=overwrite):
+            if isinstance(processes, Simulator):
+                processes.start()  # it imports while the sites are written
             job, sites = _begin(job, folder, env)
         with _recorded_end(folder):
             with following(folder, job.title, env) if progress else nullcontext():
-                if env == "local":
-                    _loop(job, folder, sites, processes)
+                if isinstance(processes, Simulator):
+                    simulate(folder, min(workers or len(sites), len(sites)), processes)
                 else:
-                    simulate(folder, min(workers or len(sites), len(sites)))
+                    _loop(job, folder, sites, processes)
             _finish(job, folder)
     return folder
 
 
 @contextmanager
-def _processes(folder: Path, number: int) -> Iterator[Workers]:
-    """The processes of the sites; where a run is broken off, what they were writing goes with them."""
+def _processes(job: Job, env: str, folder: Path, number: int) -> Iterator[Simulator | Workers | None]:
+    """What runs beside this process; where a run is broken off, what it was writing goes with it."""
+    several = number > 1 and not job.method.limits.pooled
     try:
-        with closing(Workers(number)) as processes:
-            yield processes
+        if env == "sim":
+            with closing(Simulator(folder)) as simulator:
+                yield simulator
+        elif several:
+            with closing(Workers(number)) as workers:
+                yield workers
+        else:
+            yield None
     except BaseException:
-        remove_leftovers(folder)  # they were killed
+        remove_leftovers(folder)  # the processes were killed
         raise
 
 

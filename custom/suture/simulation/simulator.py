@@ -10,13 +10,16 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
+from contextlib import closing, suppress
 from pathlib import Path
 
 from suture.core.allocator import keeping_memory
 from suture.core.errors import ConfigError, FederationError
-from suture.core.files import hold, make_folder, read_json
+from suture.core.files import atomic_write, hold, make_folder, read_json
 from suture.core.printable import printable
+from suture.core.processes import without_interrupts
 from suture.federation.server.record import LOCK, TAKEOVER, Record
 from suture.federation.site.abstention import first_recorded
 from suture.simulation.start_watch import Lost, end, watch_start
@@ -24,6 +27,15 @@ from suture.simulation.start_watch import Lost, end, watch_start
 log = logging.getLogger(__name__)
 
 LOG = "flare.log"
+
+MESSAGES = "SUTURE_MESSAGES"
+"""Variable of the environment of the simulator's processes: the folder of the messages under way."""
+
+_OVER = ".over"
+"""File in that folder: the server's work is done."""
+
+_LOOK = 0.05
+"""Seconds between two looks at whether it is."""
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _ENTRY = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} - ")
@@ -48,82 +60,118 @@ def check_paths(out: Path) -> None:
             )
 
 
-def simulate(out: Path, processes: int) -> None:
+class Simulator:
+    """FLARE's simulator of a run folder: one process, which starts the server and the sites.
+
+    Attributes:
+        log: what it has printed, in flare.log of the folder.
+        before: length of the log before it was first started; None until then.
+    """
+
+    def __init__(self, out: Path) -> None:
+        self.log = out / LOG
+        self.before: int | None = None
+        self._out = out
+        self._process: subprocess.Popen[bytes] | None = None
+        self._messages, self._temporary = out / ".messages", ""
+
+    def start(self) -> None:
+        """Start the process, which imports and waits for `run`."""
+        self._temporary = tempfile.mkdtemp(prefix="flare-")  # of FLARE's, which leaves them where it is ended
+        shutil.rmtree(self._messages, ignore_errors=True)  # a process that was killed may have left some
+        make_folder(self._messages)
+        sites, messages = ((self._out / name).resolve() for name in ("sites", self._messages.name))
+        own = {"SUTURE_SITES": str(sites), MESSAGES: str(messages), "TMPDIR": self._temporary}
+        command = [sys.executable, "-m", "suture.flare.simulate", str(self._out)]
+        with self.log.open("ab") as printed, without_interrupts():
+            self.before = printed.tell() if self.before is None else self.before
+            self._process = subprocess.Popen(
+                command,
+                env=keeping_memory({**os.environ, **own}),
+                stdin=subprocess.PIPE,
+                stdout=printed,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def run(self, processes: int, watched: Sequence[str]) -> tuple[int | None, Lost | None]:
+        """Run the job; return the exit code, None where it is not waited for, and what is lost at the start.
+
+        When the server's work is done, FLARE takes 7 s to end. Nothing of it is needed then: it is ended.
+        """
+        if self._process is None:
+            self.start()
+        process = self._process
+        assert process is not None
+        assert process.stdin is not None
+        try:
+            with suppress(BrokenPipeError), process.stdin:  # flare.log says how it has ended
+                process.stdin.write(f"{processes}\n".encode())
+            lost = watch_start(process, self._out, watched)
+            while not lost and process.poll() is None and not (self._messages / _OVER).exists():
+                time.sleep(_LOOK)
+            return process.poll(), lost
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """End the process, with all that it has started, and delete what it left under way."""
+        if self._process is not None:
+            end(self._process)
+            self._process = None
+            shutil.rmtree(self._messages, ignore_errors=True)
+            shutil.rmtree(self._temporary, ignore_errors=True)
+
+
+def tell_over() -> None:
+    """Tell who has started this simulator that the server's work is done; elsewhere, nothing."""
+    if folder := os.environ.get(MESSAGES):
+        atomic_write(Path(folder) / _OVER, b"")
+
+
+def simulate(out: Path, processes: int, simulator: Simulator | None = None) -> None:
     """Run the job of a run folder in FLARE's simulator; its output goes to flare.log of the folder.
 
     Args:
         processes: of the sites, at most one for each.
+        simulator: of the folder; it may be started already.
 
     Raises:
         FederationError: it failed; the message is its first error. Or the process of a site ended before the
             first round, or hung, and again when the simulator was started once more; names the site.
         InUse: the simulator of an earlier run in this folder still works, as after `kill -9`.
     """
-    # It would stand still for as long, and be taken for lost.
-    hold(out / LOCK, TAKEOVER).close()
-    sites: list[str] = read_json(out / "job.json", "sites")["sites"]
-    watched = sites if processes >= len(sites) else []  # sites that share processes lose them all the time
-    start = (out / LOG).stat().st_size if (out / LOG).exists() else 0
-    code, lost = _run(out, processes, watched)
+    with closing(simulator or Simulator(out)) as simulator:
+        # It would stand still for as long, and be taken for lost.
+        hold(out / LOCK, TAKEOVER).close()
+        sites: list[str] = read_json(out / "job.json", "sites")["sites"]
+        own = processes >= len(sites)  # sites that share processes lose them all the time
+        watched = sites if own else []
+        code, lost = simulator.run(processes, watched)
+        if lost:
+            log.warning("%s; it is started again", lost)
+            code, lost = simulator.run(processes, watched)
     if lost:
-        log.warning("%s; it is started again", lost)
-        code, lost = _run(out, processes, watched)
-    if lost:
-        raise FederationError(f"{lost}, twice; {_why(out, start, code)}")
+        raise FederationError(f"{lost}, twice; {_why(out, simulator, code)}")
     status = Record(out).run
     if status.get("status") != "finished":
-        raise FederationError(status.get("error") or _why(out, start, code))
+        raise FederationError(status.get("error") or _why(out, simulator, code))
 
 
-def _run(out: Path, processes: int, watched: Sequence[str]) -> tuple[int | None, Lost | None]:
-    """Run the simulator; return its exit code, or the site whose loss at the start has ended it."""
-    command = [sys.executable, "-m", "suture.flare.simulate", str(out), str(processes)]
-    folder = _emptied(out / ".messages")
-    own = {"SUTURE_SITES": str((out / "sites").resolve()), "SUTURE_MESSAGES": str(folder.resolve())}
-    environment = keeping_memory({**os.environ, **own})
-    with (out / LOG).open("ab") as printed:
-        process = subprocess.Popen(
-            command, env=environment, stdout=printed, stderr=subprocess.STDOUT, start_new_session=True
-        )
-        try:
-            if lost := watch_start(process, out, watched):
-                end(process)
-                return None, lost
-            return process.wait(), None
-        except BaseException:
-            # The simulator ends its own children when it is interrupted.
-            os.killpg(process.pid, signal.SIGINT)
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-            raise
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def _emptied(folder: Path) -> Path:
-    """Make the folder of the messages under way anew; one that was killed may have left some."""
-    shutil.rmtree(folder, ignore_errors=True)
-    make_folder(folder)
-    return folder
-
-
-def _why(out: Path, start: int, code: int | None) -> str:
+def _why(out: Path, simulator: Simulator, code: int | None) -> str:
     """Return why the simulator ended, where the server recorded no reason.
 
     Args:
-        start: length of flare.log before the simulator was started.
         code: its exit code; None where Suture has ended it.
     """
-    with (out / LOG).open("rb") as file:
-        file.seek(start)
+    with simulator.log.open("rb") as file:
+        file.seek(simulator.before or 0)
         text = file.read().decode(errors="replace")
     if code is not None and (code in (-signal.SIGKILL, 128 + signal.SIGKILL) or _KILLED.search(text)):
         why = "it was killed, as the system does when memory is full; try fewer --workers"
     else:
         why = first_logged(text) or ("" if code is None else f"it ended with code {code}")
-    more = f"{out / LOG} and the logs in {out / 'flare'} say more"
+    more = f"{simulator.log} and the logs in {out / 'flare'} say more"
     return f"FLARE's simulator: {why}; {more}" if why else more
 
 

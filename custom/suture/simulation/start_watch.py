@@ -10,6 +10,7 @@ import json
 import subprocess
 import time
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +18,7 @@ from typing import Any, Literal
 import psutil
 
 from suture.core.files import whole_lines
+from suture.core.processes import wait_for_end
 from suture.simulation.activity import SIMULATOR, Standstill, look
 
 PATIENCE = 20.0
@@ -132,17 +134,25 @@ def watch_start(process: subprocess.Popen[bytes], out: Path, sites: Collection[s
 
 def end(process: subprocess.Popen[bytes]) -> None:
     """Kill the simulator and all processes that it has started, whichever session they are in."""
-    try:
-        everything = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
-    except psutil.NoSuchProcess:
-        everything = []
-    for one in everything:
-        try:
+    everything: dict[int, psutil.Process] = {}
+    while new := {one.pid: one for one in _below(process.pid) if one.pid not in everything}:
+        everything |= new
+        for one in new.values():
+            with suppress(psutil.NoSuchProcess):
+                one.suspend()  # so that it starts no other
+    for one in everything.values():
+        with suppress(psutil.NoSuchProcess):
             one.kill()
-        except psutil.NoSuchProcess:
-            continue
     process.wait()
-    psutil.wait_procs(everything, timeout=10)
+    wait_for_end(everything.values())
+
+
+def _below(pid: int) -> list[psutil.Process]:
+    """Return a process and all below it; none where it has ended."""
+    try:
+        return [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
 
 
 def _those(events: list[dict[str, Any]], kind: str) -> set[str]:

@@ -27,6 +27,7 @@ from suture.core.seeds import generator_for
 from suture.core.validation import LIMIT, STRICT
 from suture.data.batch import Batch
 from suture.learning.losses import LabelLoss
+from suture.learning.optimisers import SGD, Adam
 from suture.learning.training import (
     LocalRound,
     LocalTraining,
@@ -269,9 +270,9 @@ def stepped(
 def _take_step(theta: Parameters, previous: GlobalModel, step: ServerStep) -> dict[str, Tensor]:
     """Steps in place with the optimiser's moments from the round before; returns them as ``name/moment``."""
     if step.optimiser == "sgd":
-        torch.optim.SGD(theta.values(), step.lr).step()
+        SGD(theta.values(), step.lr).step()
         return {}
-    optimiser = torch.optim.Adam(theta.values(), step.lr)
+    optimiser = Adam(theta.values(), step.lr)
     for name, tensor in theta.items():
         optimiser_state = {
             key.removeprefix(f"{name}/"): t.clone()

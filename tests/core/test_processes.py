@@ -1,0 +1,55 @@
+"""The end of a process is waited for, whoever its parent is."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import psutil
+import pytest
+
+from suture.core.processes import wait_for_end, without_interrupts
+
+
+def test_a_process_that_nobody_has_asked_for_its_exit_code_has_ended() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        process, began = psutil.Process(child.pid), time.monotonic()
+        wait_for_end([process], 0.2)
+        assert 0.2 <= time.monotonic() - began < 5
+        child.kill()
+        wait_for_end([process], 30)
+        assert process.status() == psutil.STATUS_ZOMBIE
+        assert time.monotonic() - began < 20
+    finally:
+        child.kill()
+        child.wait()
+    wait_for_end([process])
+
+
+@pytest.mark.parametrize("other", [False, True], ids=["this thread", "a library's thread"])
+def test_ctrl_c_waits_until_what_is_started_is_known(other: bool) -> None:
+    """A thread that does not block the signal, as one of a library, receives it."""
+    known, release = [], threading.Event()
+
+    def start() -> None:
+        with without_interrupts():
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.2)
+            known.append("started")
+        time.sleep(0.2)
+        known.append("went on")
+
+    if other:
+        threading.Thread(target=release.wait).start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            start()
+    finally:
+        release.set()
+    assert known == ["started"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

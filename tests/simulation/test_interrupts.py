@@ -1,0 +1,66 @@
+"""Ctrl-C while a run is prepared: no process, no folder and no temporary file is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from suture.simulation.run import PREPARING
+
+RUN = ("run", "demo", "--rounds", "1", "--set", "images=1500")
+
+
+def below(pid: int) -> list[psutil.Process]:
+    """The processes below another one, but for what cleans up after multiprocessing and ends by itself."""
+    found = []
+    for one in psutil.Process(pid).children(recursive=True):
+        with suppress(psutil.Error):  # it has ended
+            found += [] if "resource_tracker" in " ".join(one.cmdline()) else [one]
+    return found
+
+
+def runs(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.mark.parametrize("words", [("--env", "sim"), ("--env", "local", "--workers", "2")], ids=" ".join)
+@pytest.mark.parametrize("sites", [0, 1], ids=["while it imports", "while images are drawn"])
+def test_ctrl_c_before_the_first_round_leaves_nothing(
+    words: Sequence[str], sites: int, tmp_path: Path
+) -> None:
+    out, temporary = tmp_path / "r", tmp_path / "tmp"
+    temporary.mkdir()
+    command = [sys.executable, "-m", "suture", *RUN, *words, "--out", str(out)]
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    process = subprocess.Popen(
+        command,
+        env=environment,
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    started: list[psutil.Process] = []
+    while not (started and (out / PREPARING).exists() and len(list(out.glob("sites/[a-z]*"))) >= sites):
+        assert process.poll() is None
+        time.sleep(0.02)
+        started = below(process.pid)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "nothing of it is left" in said
+    assert not [one.cmdline() for one in started if runs(one)]
+    assert not out.exists()
+    assert not list(temporary.iterdir())
