@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 
 from suture.core.errors import ConfigError
 from suture.federation.differential_privacy import Noise, describe_spent, epsilon, gaussian, rounded_up
-from suture.learning.training import LocalTraining, NonFiniteLoss
+from suture.learning.step_losses import NonFiniteLoss
+from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
 from suture.protocol.messages import Payload, Spent, Update, ones
 from suture.protocol.privacy import PrivacyConfig

@@ -23,7 +23,8 @@ from suture.data.augmentation import Augmentation
 from suture.federation.plan import Plan, Schedule, code_hash
 from suture.federation.server.server import open_server
 from suture.flare.codec import from_shareable_, register
-from suture.learning.training import LocalTraining, NonFiniteLoss
+from suture.learning.step_losses import NonFiniteLoss
+from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec
 from suture.protocol.messages import Abstain, Payload, Update

@@ -37,8 +37,9 @@ from suture.federation.site.first_counts import FirstCounts
 from suture.federation.site.state import fixed_tensors, group, local_model, restored
 from suture.federation.store import Rounds
 from suture.flare.codec import from_shareable_, register, to_shareable
+from suture.learning.optimisers import load_optimiser_state
 from suture.learning.prediction import open_model
-from suture.learning.training import LocalTraining, load_optimiser_state, optimiser_of
+from suture.learning.training import LocalTraining, optimiser_of
 from suture.methods.fedavg import FedAvg
 from suture.methods.fedlsm.fedlsm import FedLSM
 from suture.methods.fedmas import FedMAS

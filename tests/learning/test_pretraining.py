@@ -23,7 +23,7 @@ from suture.learning.pretraining import (
     info_nce,
     pretrain,
 )
-from suture.learning.training import NonFiniteLoss
+from suture.learning.step_losses import NonFiniteLoss
 from suture.models.priors import PriorSpec, load_prior, read_prior
 
 SHORT = Pretraining(

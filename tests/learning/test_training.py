@@ -17,11 +17,10 @@ from suture.core.seeds import generator_for
 from suture.data.augmentation import MILD
 from suture.data.batch import Batch, Samples
 from suture.learning.losses import masked_bce
+from suture.learning.step_losses import READ_EVERY, NonFiniteLoss
 from suture.learning.training import (
-    READ_EVERY,
     LocalRound,
     LocalTraining,
-    NonFiniteLoss,
     Objective,
     SiteContext,
     fit,

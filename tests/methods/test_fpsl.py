@@ -15,7 +15,8 @@ from federated import ROUND, at_site, federated, same
 from suture.core.labels import LabelType
 from suture.core.seeds import generator_for
 from suture.data.batch import Batch
-from suture.learning.training import LocalTraining, NonFiniteLoss, SiteContext, training_batches
+from suture.learning.step_losses import NonFiniteLoss
+from suture.learning.training import LocalTraining, SiteContext, training_batches
 from suture.methods.class_weights import NAME
 from suture.methods.fedavg import FedAvg
 from suture.methods.fpsl import FPSL, bilevel_loss

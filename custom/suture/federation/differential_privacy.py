@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from suture.core.errors import ConfigError
-from suture.learning.training import NonFiniteLoss
+from suture.learning.step_losses import NonFiniteLoss
 from suture.protocol.disclosure import training_loss
 from suture.protocol.half import VARIANCE
 from suture.protocol.messages import Payload, Spent, Update, rounded

@@ -26,7 +26,8 @@ from suture.learning.metrics import (
     multiclass_metrics,
     score_classes,
 )
-from suture.learning.training import NonFiniteLoss, SiteContext, predict
+from suture.learning.step_losses import NonFiniteLoss
+from suture.learning.training import SiteContext, predict
 from suture.protocol.decisions import DecidedClass, Decision, Rule
 from suture.protocol.disclosure import (
     MOST,

@@ -1,8 +1,7 @@
-"""The training loop that every method uses and prediction, at a site, and the state of the optimiser."""
+"""The training loop that every method uses, and prediction, at a site."""
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -24,7 +23,15 @@ from suture.data.batch import Batch, Samples, class_aware, endless, parts
 from suture.data.prefetch import ahead
 from suture.data.table import Split
 from suture.learning.batch_size import evaluation_batch, that_fits
-from suture.learning.optimisers import SGD, Adam, AdamW
+from suture.learning.optimisers import (
+    SGD,
+    Adam,
+    AdamW,
+    clip_gradient,
+    load_optimiser_state,
+    optimiser_state_of,
+)
+from suture.learning.step_losses import NonFiniteLoss, StepLosses
 from suture.models.classifier import (
     HEADS,
     Classifier,
@@ -35,7 +42,6 @@ from suture.models.classifier import (
     train_mode,
 )
 from suture.models.priors.prior import Prior
-from suture.protocol.messages import LARGEST
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Logits, y and known ``[n, c]`` to a scalar."""
@@ -52,10 +58,6 @@ Batches = Callable[[torch.Generator, torch.Generator], Iterable[Batch]]
 
 HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 """The short types of mixed precision, by their names in a site's configuration."""
-
-
-class NonFiniteLoss(SutureError):
-    """The loss of a local step stopped being a number."""
 
 
 @validated(frozen=True, config=STRICT)
@@ -250,63 +252,6 @@ def _divergence(site: str, round_: int, step: int, loss: float) -> str:
     )
 
 
-READ_EVERY = 32
-"""Steps after which their losses are read from the device."""
-
-
-class StepLosses:
-    """The losses of steps, which wait on the device: to read one, the host waits until a GPU has computed it.
-
-    They are read `READ_EVERY` at a time, by `read`, and at the end of the block that this is the context
-    manager of; also where a step has failed, because that may follow from an earlier loss that was no number.
-    So up to `READ_EVERY` - 1 steps may follow one whose loss is no number.
-
-    Args:
-        fault: the text of the error, from the number of the step (from 1) and its loss.
-    """
-
-    def __init__(self, fault: Callable[[int, float], str]) -> None:
-        self._fault = fault
-        self._waiting: list[Tensor] = []
-        self._total, self._steps = 0.0, 0
-
-    def __enter__(self) -> StepLosses:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None or issubclass(kind, Exception):
-            self.read()
-
-    def add(self, loss: Tensor) -> None:
-        """Keep the loss of the next step, a scalar.
-
-        Raises:
-            NonFiniteLoss: see `read`.
-        """
-        self._waiting.append(loss.detach())
-        if len(self._waiting) == READ_EVERY:
-            self.read()
-
-    def read(self) -> None:
-        """Read the losses that wait.
-
-        Raises:
-            NonFiniteLoss: one is no number, or larger than any that is sent; names the first such step.
-        """
-        values: list[float] = torch.stack(self._waiting).tolist() if self._waiting else []
-        self._waiting.clear()
-        for value in values:
-            self._steps += 1
-            if not abs(value) <= LARGEST:
-                raise NonFiniteLoss(self._fault(self._steps, value))
-            self._total += value
-
-    @property
-    def mean(self) -> float | None:
-        """The mean of the losses that were read, added up in the order of the steps; None without any."""
-        return self._total / self._steps if self._steps else None
-
-
 def _prepared(site: SiteContext, round_: LocalRound) -> torch.optim.Optimizer:
     """Set what of the model is trained; return its optimiser as the round before left it."""
     model, local = site.model, round_.local
@@ -377,12 +322,8 @@ def optimiser_of(model: nn.Module, local: LocalTraining, head_rate: float = 1.0)
         adam = AdamW if local.optimiser == "adamw" else Adam
         optimiser = adam(groups, local.lr, local.betas, weight_decay=decay)
     if local.clip is not None:
-        optimiser.register_step_pre_hook(partial(_clip, [p for _, p in named], local.clip))
+        optimiser.register_step_pre_hook(partial(clip_gradient, [p for _, p in named], local.clip))
     return optimiser
-
-
-def _clip(trained: list[nn.Parameter], limit: float, *_: object) -> None:
-    nn.utils.clip_grad_norm_(trained, limit)
 
 
 def autocast(site: SiteContext) -> torch.autocast:
@@ -521,38 +462,3 @@ def _logits(site: SiteContext, samples: Samples, size: int) -> Tensor:
         with autocast(site):
             parts.append(site.model(ready.inputs).float())
     return torch.cat(parts).cpu() if parts else torch.empty(0, len(site.model.labels))
-
-
-log = logging.getLogger(__name__)
-
-
-def optimiser_state_of(optimiser: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
-    """The optimiser's state as ``parameter/field`` tensors."""
-    return {
-        f"{name}/{field}": value.detach().cpu()
-        for name, parameter in model.named_parameters()
-        for field, value in optimiser.state.get(parameter, {}).items()
-        if value is not None
-    }
-
-
-def load_optimiser_state(
-    optimiser: torch.optim.Optimizer, model: nn.Module, optimiser_state: Mapping[str, Tensor]
-) -> None:
-    """Hands saved moments over to the optimiser, which goes on to change them in place.
-
-    Those of a parameter whose shape changed (new classes) start afresh.
-    """
-    trained = {id(p) for group in optimiser.param_groups for p in group["params"]}
-    for name, parameter in model.named_parameters():
-        saved = {
-            k.removeprefix(f"{name}/"): v for k, v in optimiser_state.items() if k.startswith(f"{name}/")
-        }
-        if not saved or id(parameter) not in trained:
-            continue
-        if any(v.dim() and v.shape != parameter.shape for v in saved.values()):
-            log.warning("the moments of %s start afresh: its shape is now %s", name, tuple(parameter.shape))
-            continue
-        optimiser.state[parameter] = {
-            k: v if k == "step" else v.to(parameter.device) for k, v in saved.items()
-        }

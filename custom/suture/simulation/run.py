@@ -97,10 +97,7 @@ def run_job(
             job, sites = _begin(job, folder, env)
         with _recorded_end(folder):
             with following(folder, job.title, env) if progress else nullcontext():
-                if isinstance(processes, Simulator):
-                    simulate(folder, min(workers or len(sites), len(sites)), processes)
-                else:
-                    _loop(job, folder, sites, processes)
+                _rounds(job, folder, sites, processes, workers)
             _finish(job, folder)
     return folder
 
@@ -223,6 +220,20 @@ def _with_vocabulary(job: Job, folder: Path) -> Job:
 
 def _with_words(job: Job, words: str | tuple[str, ...]) -> Job:
     return replace(job, model=replace(job.model, vocabulary=words))
+
+
+def _rounds(
+    job: Job,
+    folder: Path,
+    sites: list[str],
+    processes: Simulator | Workers | None,
+    workers: int | None,
+) -> None:
+    """Run the federation, where it is to run."""
+    if isinstance(processes, Simulator):
+        simulate(folder, min(workers or len(sites), len(sites)), processes)
+    else:
+        _loop(job, folder, sites, processes)
 
 
 def _loop(job: Job, out: Path, sites: list[str], processes: Workers | None) -> None:

@@ -22,7 +22,7 @@ from suture.core.errors import (
     SutureError,
 )
 from suture.core.files import append_line, make_folder, read_records
-from suture.learning.training import NonFiniteLoss
+from suture.learning.step_losses import NonFiniteLoss
 from suture.protocol.messages import Abstain, Payload, Reason
 
 log = logging.getLogger(__name__)

@@ -28,15 +28,8 @@ from suture.core.validation import LIMIT, STRICT
 from suture.data.batch import Batch
 from suture.learning.losses import LabelLoss
 from suture.learning.optimisers import SGD, Adam
-from suture.learning.training import (
-    LocalRound,
-    LocalTraining,
-    NonFiniteLoss,
-    SiteContext,
-    ready_inputs,
-    rest,
-    set_training,
-)
+from suture.learning.step_losses import NonFiniteLoss
+from suture.learning.training import LocalRound, LocalTraining, SiteContext, ready_inputs, rest, set_training
 from suture.methods.averaging import WeightedMean
 from suture.methods.base import GlobalModel, LabelUse, Limits, Method, RoundContext, hyperparameters
 from suture.methods.parameters import parts
