@@ -13,6 +13,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 
 import psutil
@@ -42,6 +43,7 @@ class ForkServer:
         self.lines: list[Connection] = [near for near, _ in pairs]
         far = [far for _, far in pairs]
         self._server = _CONTEXT.Process(target=_serve, args=(work, far, control), daemon=True)
+        resource_tracker.ensure_running()  # by the start, it would let interrupts through again
         with without_interrupts():
             self._server.start()
         for end in (*far, control):

@@ -6,12 +6,13 @@ torch.
 
 from __future__ import annotations
 
-import pickle
+import json
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -184,6 +185,13 @@ class Order:
         """Draw the images."""
         return generate(self.scanner, self.n, self.spec, self.seed, self.prefix)
 
+    @classmethod
+    def of(cls, values: dict[str, Any]) -> Order:
+        """Read an order from its JSON."""
+        return cls(
+            **{**values, "scanner": Scanner(**values["scanner"]), "spec": PhantomSpec(**values["spec"])}
+        )
+
 
 @contextmanager
 def drawing(orders: Sequence[Order]) -> Iterator[Iterator[Part]]:
@@ -210,25 +218,44 @@ def _drawn(orders: Sequence[Order], other: subprocess.Popen[bytes]) -> Iterator[
     assert other.stdin is not None
     assert other.stdout is not None
     with suppress(BrokenPipeError), other.stdin:  # its end is told below
-        pickle.dump(orders[1:], other.stdin)
+        other.stdin.write(json.dumps([asdict(order) for order in orders[1:]]).encode())
     yield orders[0].draw()
-    for _ in orders[1:]:
-        try:
-            part: Part = pickle.load(other.stdout)
-        except (EOFError, pickle.UnpicklingError):
+    for order in orders[1:]:
+        if (part := _read(other.stdout, order)) is None:
             raise SutureError(
                 f"the process that draws images ended with code {other.wait()}; what it has printed says why"
-            ) from None
+            )
         yield part
+
+
+def _write(part: Part, to: IO[bytes]) -> None:
+    """Write a line of JSON, the patients, and the numbers of images and labels."""
+    images, y, patients = part
+    to.write(f"{json.dumps(patients)}\n".encode())
+    to.write(images.tobytes())
+    to.write(y.tobytes())
+    to.flush()
+
+
+def _read(source: IO[bytes], order: Order) -> Part | None:
+    """Read the answer to an order; None where it is not whole."""
+    shapes = (order.n, order.spec.size, order.spec.size), (order.n, len(FINDINGS))
+    line = source.readline()
+    images, y = np.empty(shapes[0], np.uint8), np.empty(shapes[1], np.float32)
+    for array in (images, y):
+        content = source.read(array.nbytes)
+        if len(content) < array.nbytes:
+            return None
+        array[:] = np.frombuffer(content, array.dtype).reshape(array.shape)
+    return images, y, tuple(json.loads(line))
 
 
 def main() -> None:
     """Draw what the standard input asks for, and write it to the standard output."""
-    orders: list[Order] = pickle.load(sys.stdin.buffer)
+    orders = [Order.of(values) for values in json.load(sys.stdin)]
     with suppress(BrokenPipeError):  # the process that asked has ended
         for order in orders:
-            pickle.dump(order.draw(), sys.stdout.buffer)
-            sys.stdout.buffer.flush()
+            _write(order.draw(), sys.stdout.buffer)
 
 
 if __name__ == "__main__":
