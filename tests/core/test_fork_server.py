@@ -104,3 +104,17 @@ def test_no_process_outlives_its_parent(how: signal.Signals, tmp_path: Path) -> 
         parent.send_signal(how)
         parent.wait()
     assert gone(iter(pids), 10)
+
+
+def test_processes_that_have_gone_before_they_were_known_do_not_hide_the_others() -> None:
+    """The server and the first process are killed, and nobody is left who could say so."""
+    made = ForkServer(answer, 2)
+    while len(own := psutil.Process(made._server.pid).children()) < 2:  # type: ignore[arg-type]
+        time.sleep(0.02)
+    own.sort(key=lambda process: process.pid)
+    made._server.kill()
+    made._server.join()
+    own[0].kill()
+    assert gone(iter([own[0].pid]), 10)
+    made.close()
+    assert gone(iter([own[1].pid]), 10)

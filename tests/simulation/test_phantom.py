@@ -117,6 +117,14 @@ def test_another_process_draws_the_same_and_ends(monkeypatch: pytest.MonkeyPatch
         assert patients == own_patients
 
 
+def test_no_file_of_the_working_folder_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "random.py").write_text("raise SystemExit('that of the user')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("suture.simulation.phantom_scans.usable_cores", lambda: 2)
+    with drawing(ORDERS) as parts:
+        assert len(list(parts)) == len(ORDERS)
+
+
 def test_a_process_that_draws_and_is_killed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(phantom_scans, "usable_cores", lambda: 2)
     with drawing(ORDERS) as parts:

@@ -23,8 +23,8 @@ from suture.federation.server.record import LOCK
 from suture.federation.site.site import TAKEOVER
 from suture.simulation import simulator, start_watch
 from suture.simulation.activity import SIMULATOR, Activity, Standstill
-from suture.simulation.simulator import LOG, Simulator, simulate
-from suture.simulation.start_watch import LONGEST, PATIENCE, STILL, UNANSWERED, Lost, RollCall, Seen
+from suture.simulation.simulator import _OVER, LOG, MESSAGES, Simulator, simulate, tell_over
+from suture.simulation.start_watch import LONGEST, PATIENCE, STILL, UNANSWERED, Lost, RollCall, Seen, end
 
 START = subprocess.Popen
 
@@ -308,7 +308,49 @@ def test_a_simulator_begins_when_it_is_told_and_leaves_no_process_and_no_file(
     made.close()
     assert not process.is_running()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["r"]
-    assert [path.name for path in out.iterdir()] == [LOG]
+    assert sorted(path.name for path in out.iterdir()) == [LOCK, LOG]
+
+
+def test_one_whose_first_process_was_killed_is_ended_with_all_that_it_has_started() -> None:
+    """As where memory is full: the others would go on, and finish a run that has failed."""
+    script = (
+        "import os, subprocess, sys, time; sleep = [sys.executable, '-c', 'import time; time.sleep(60)'];"
+        "own = [subprocess.Popen(sleep).pid];"
+        "inner = 'import subprocess, sys, time; print(subprocess.Popen(' + repr(sleep) +"
+        "', start_new_session=True).pid, flush=True); time.sleep(60)';"
+        "between = subprocess.Popen([sys.executable, '-c', inner], stdout=subprocess.PIPE, text=True);"
+        "print(*own, between.pid, between.stdout.readline(), flush=True); time.sleep(60)"
+    )
+    first = START([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, start_new_session=True)
+    assert first.stdout is not None
+    pids = [int(word) for word in first.stdout.readline().split()]
+    assert len(pids) == 3
+    assert all(map(_runs, pids))
+    first.kill()
+    first.wait()
+    end(first)
+    assert not any(map(_runs, pids))
+
+
+def test_an_earlier_simulator_cannot_say_that_another_one_is_over(
+    started: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one does that works on after `kill -9` of its run."""
+    out = started("ab")
+    earlier = Simulator(out)
+    earlier.start()
+    orphaned = earlier._messages
+    later = Simulator(out)
+    later.start()
+    orphaned.mkdir(parents=True, exist_ok=True)
+    monkeypatch.setenv(MESSAGES, str(orphaned))
+    tell_over()
+    assert (orphaned / _OVER).exists()
+    assert later._messages != orphaned
+    assert not (later._messages / _OVER).exists()
+    later.close()
+    earlier.close()
+    assert not (out / ".messages").exists()
 
 
 def test_a_simulator_whose_starter_has_ended_does_not_begin(tmp_path: Path) -> None:

@@ -48,16 +48,14 @@ class ForkServer:
             self._server.start()
         for end in (*far, control):
             end.close()
-        self._forked: list[psutil.Process] | None = None
+        self._forked: list[psutil.Process | None] | None = None  # None for one that has ended
 
     def wait(self) -> None:
         """Wait until the processes are forked; where the server has ended before, there are none."""
         if self._forked is None:
             self._forked = []
             with suppress(EOFError, OSError):
-                for pid in self._control.recv():
-                    with suppress(psutil.NoSuchProcess):  # the server was killed, and this one with it
-                        self._forked.append(psutil.Process(pid))
+                self._forked = [_found(pid) for pid in self._control.recv()]
 
     def exit_code(self, index: int) -> int | None:
         """Wait for the end of a process; return its exit code, or that of the server if it has ended."""
@@ -74,8 +72,9 @@ class ForkServer:
         """Kill a process and wait for its end."""
         self.wait()
         if self._forked:
-            with suppress(psutil.NoSuchProcess):
-                self._forked[index].kill()
+            if process := self._forked[index]:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
             self.exit_code(index)
         self.lines[index].close()
 
@@ -88,7 +87,14 @@ class ForkServer:
         self._server.join()
         for line in (*self.lines, self._control):
             line.close()  # a process that was forked at this moment ends by this
-        wait_for_end(self._forked or [])
+        wait_for_end(filter(None, self._forked or []))
+
+
+def _found(pid: int) -> psutil.Process | None:
+    """A process; None where it has ended and, as its parent was killed, nobody waits to be told."""
+    with suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid)
+    return None
 
 
 # In the process of the server

@@ -7,6 +7,7 @@ torch.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -199,13 +200,19 @@ def drawing(orders: Sequence[Order]) -> Iterator[Iterator[Part]]:
     if usable_cores() < 2 or len(orders) < 2 or sum(order.n for order in orders) < _MANY:
         yield (order.draw() for order in orders)
         return
-    command = [sys.executable, "-m", "suture.simulation.phantom_scans"]
+    # Found where this process finds it, and never in the working folder (-P), whose files may have any name.
+    command = [sys.executable, "-P", "-m", "suture.simulation.phantom_scans"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     other: subprocess.Popen[bytes] | None = None
     try:
         with without_interrupts():
             # In a session of its own, because Ctrl-C is for the process that waits for it.
             other = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+                command,
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                start_new_session=True,
             )
         yield _drawn(orders, other)
     finally:

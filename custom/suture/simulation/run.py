@@ -115,9 +115,8 @@ def _processes(job: Job, env: str, folder: Path, number: int) -> Iterator[Simula
                 yield workers
         else:
             yield None
-    except BaseException:
-        remove_leftovers(folder)  # the processes were killed
-        raise
+    finally:
+        remove_leftovers(folder)  # of processes that were killed, as FLARE's are at the end too
 
 
 def run_folder(job: Job, out: str | Path | None = None) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import secrets
 import shutil
 import signal
 import subprocess
@@ -73,14 +74,23 @@ class Simulator:
         self.before: int | None = None
         self._out = out
         self._process: subprocess.Popen[bytes] | None = None
-        self._messages, self._temporary = out / ".messages", ""
+        self._under_way = out / ".messages"
+        self._messages, self._temporary = self._under_way, ""
 
     def start(self) -> None:
-        """Start the process, which imports and waits for `run`."""
-        self._temporary = tempfile.mkdtemp(prefix="flare-")  # of FLARE's, which leaves them where it is ended
-        shutil.rmtree(self._messages, ignore_errors=True)  # a process that was killed may have left some
+        """Start the process, which imports and waits for `run`.
+
+        Raises:
+            InUse: the simulator of an earlier run in this folder still works, as after `kill -9`.
+        """
+        # This one would stand still for as long, and be taken for lost.
+        hold(self._out / LOCK, TAKEOVER).close()
+        shutil.rmtree(self._under_way, ignore_errors=True)  # a process that was killed may have left some
+        # A folder of its own, so that no process of another start can say that this one is over.
+        self._messages = self._under_way / secrets.token_hex(4)
         make_folder(self._messages)
-        sites, messages = ((self._out / name).resolve() for name in ("sites", self._messages.name))
+        self._temporary = tempfile.mkdtemp(prefix="flare-")  # of FLARE's, which leaves them where it is ended
+        sites, messages = (self._out / "sites").resolve(), self._messages.resolve()
         own = {"SUTURE_SITES": str(sites), MESSAGES: str(messages), "TMPDIR": self._temporary}
         command = [sys.executable, "-m", "suture.flare.simulate", str(self._out)]
         with self.log.open("ab") as printed, without_interrupts():
@@ -119,8 +129,12 @@ class Simulator:
         if self._process is not None:
             end(self._process)
             self._process = None
+        if self._temporary:
             shutil.rmtree(self._messages, ignore_errors=True)
             shutil.rmtree(self._temporary, ignore_errors=True)
+            with suppress(OSError):  # another process has begun to use it
+                self._under_way.rmdir()
+            self._temporary = ""
 
 
 def tell_over() -> None:
@@ -142,8 +156,6 @@ def simulate(out: Path, processes: int, simulator: Simulator | None = None) -> N
         InUse: the simulator of an earlier run in this folder still works, as after `kill -9`.
     """
     with closing(simulator or Simulator(out)) as simulator:
-        # It would stand still for as long, and be taken for lost.
-        hold(out / LOCK, TAKEOVER).close()
         sites: list[str] = read_json(out / "job.json", "sites")["sites"]
         own = processes >= len(sites)  # sites that share processes lose them all the time
         watched = sites if own else []

@@ -7,6 +7,7 @@ server goes on waiting for the site.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import time
 from collections.abc import Collection, Mapping
@@ -148,11 +149,14 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _below(pid: int) -> list[psutil.Process]:
-    """Return a process and all below it; none where it has ended."""
-    try:
-        return [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return []
+    """Return the processes of a session, also where the one that began it has ended, and all below them."""
+    found = []
+    for number in psutil.pids():
+        with suppress(psutil.NoSuchProcess, ProcessLookupError, PermissionError):
+            if os.getsid(number) == pid:
+                one = psutil.Process(number)
+                found += [one, *one.children(recursive=True)]
+    return found
 
 
 def _those(events: list[dict[str, Any]], kind: str) -> set[str]:

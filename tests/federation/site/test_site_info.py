@@ -64,6 +64,14 @@ def test_a_class_that_is_new_is_counted_and_the_others_stand(tmp_path: Path) -> 
     assert json.loads((tmp_path / FIRST_COUNTS).read_text())["counts"].keys() == {"Edema", "Mass"}
 
 
+def test_two_that_answer_for_one_folder_know_of_one_another(tmp_path: Path) -> None:
+    one, other, mass = FirstCounts(tmp_path), FirstCounts(tmp_path), LabelSet(("Mass",))
+    assert other.of(LabelSet(("Edema",)), {"Edema": (1, 2)}) == {"Edema": (1, 2)}
+    assert one.of(mass, {"Mass": (5, 5)}) == {"Mass": (5, 5)}
+    assert other.of(mass, {"Mass": (6, 5)}) == {"Mass": (5, 5)}
+    assert json.loads((tmp_path / FIRST_COUNTS).read_text())["counts"] == {"Edema": [1, 2], "Mass": [5, 5]}
+
+
 def test_a_count_that_was_withheld_stays_withheld(tmp_path: Path) -> None:
     """Else the round in which a class reaches the limit would say how often it occurs."""
     assert FirstCounts(tmp_path).of(LabelSet(("Mass",)), {"Mass": None}) == {"Mass": None}

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, field, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,7 @@ class _Sent:
 class FirstCounts:
     """What a site has sent of its label counts in one experiment.
 
-    The file is read once: only a process that holds the lock of the site's folder writes it.
+    The file is read again when it is another one than before.
 
     Args:
         folder: of the experiment at the site.
@@ -62,6 +62,7 @@ class FirstCounts:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._read: tuple[tuple[Path, int, int] | None, _Sent] = None, _Sent({})
 
     def of(
         self,
@@ -113,16 +114,24 @@ class FirstCounts:
             name: replace(one, groups=_as_first(one.groups, known[name])) for name, one in decided.items()
         }
 
-    @cached_property
+    @property
     def _sent(self) -> _Sent:
-        paths = (self._folder / FIRST_COUNTS, self._folder / _FORMER_COUNTS)
-        found = next((path for path in paths if path.exists()), None)
-        return parse(_Sent, read_json(found), str(found)) if found else _Sent({})
+        now = self._state()
+        if now != self._read[0]:
+            self._read = now, parse(_Sent, read_json(now[0]), str(now[0])) if now else _Sent({})
+        return self._read[1]
+
+    def _state(self) -> tuple[Path, int, int] | None:
+        """Return the file, and what tells it from the one before; each is written anew and renamed."""
+        for path in (self._folder / FIRST_COUNTS, self._folder / _FORMER_COUNTS):
+            with suppress(FileNotFoundError):
+                found = path.stat()
+                return path, found.st_ino, found.st_mtime_ns
+        return None
 
     def _write(self, sent: _Sent) -> None:
         make_folder(self._folder)
         write_json(self._folder / FIRST_COUNTS, asdict(sent))
-        self._sent = sent
 
 
 def _as_first(groups: Mapping[str, DecidedGroup], first: SentCounts) -> dict[str, DecidedGroup]:

@@ -141,7 +141,6 @@ class Site:
     def close(self) -> None:
         """Leave the folder to other processes."""
         self._lock = None
-        self._first_counts = FirstCounts(self.folder)  # they may write what this one has read
 
     def expectation(self, task: Payload) -> Expectation:
         """Return what this site may answer to a task; the site's filter checks the answer against it."""
