@@ -38,7 +38,7 @@ from suture.simulation.method_checks import subject_of
 ROUNDS = 2
 SITE = "alpha"
 
-EACH_EPOCH = "learning/training.py: StepLosses.read"
+EACH_EPOCH = "learning/step_losses.py: StepLosses.read"
 
 NEEDED = {
     # The received model decides which images are distilled, and their mean is over these alone.
