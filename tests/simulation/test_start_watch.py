@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -330,6 +331,15 @@ def test_one_whose_first_process_was_killed_is_ended_with_all_that_it_has_starte
     first.wait()
     end(first)
     assert not any(map(_runs, pids))
+
+
+def test_one_that_leads_no_session_is_ended_and_those_beside_it_are_not() -> None:
+    ended, beside = (START([sys.executable, "-c", "import time; time.sleep(60)"]) for _ in range(2))
+    end(ended)
+    assert ended.returncode == -signal.SIGKILL
+    assert beside.poll() is None
+    beside.kill()
+    beside.wait()
 
 
 def test_an_earlier_simulator_cannot_say_that_another_one_is_over(

@@ -136,7 +136,7 @@ def watch_start(process: subprocess.Popen[bytes], out: Path, sites: Collection[s
 def end(process: subprocess.Popen[bytes]) -> None:
     """Kill the simulator and all processes that it has started, whichever session they are in."""
     everything: dict[int, psutil.Process] = {}
-    while new := {one.pid: one for one in _below(process.pid) if one.pid not in everything}:
+    while new := {one.pid: one for one in _below(process) if one.pid not in everything}:
         everything |= new
         for one in new.values():
             with suppress(psutil.NoSuchProcess):
@@ -148,12 +148,13 @@ def end(process: subprocess.Popen[bytes]) -> None:
     wait_for_end(everything.values())
 
 
-def _below(pid: int) -> list[psutil.Process]:
-    """Return the processes of a session, also where the one that began it has ended, and all below them."""
+def _below(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    """Return a process while it lives, those of its session also when it has ended, and all below them."""
     found = []
+    itself = process.pid if process.poll() is None else None
     for number in psutil.pids():
         with suppress(psutil.NoSuchProcess, ProcessLookupError, PermissionError):
-            if os.getsid(number) == pid:
+            if number == itself or os.getsid(number) == process.pid:
                 one = psutil.Process(number)
                 found += [one, *one.children(recursive=True)]
     return found
