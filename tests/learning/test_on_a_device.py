@@ -10,6 +10,7 @@ from suture.core.labels import LabelSet
 from suture.data.augmentation import Augmentation
 from suture.data.batch import Samples
 from suture.export.explanation import explain
+from suture.learning import training
 from suture.learning.compiling import OPTIONS, compile_backbone
 from suture.learning.finetuning import FineTuning, finetune
 from suture.learning.losses import masked_bce
@@ -55,6 +56,21 @@ def test_predicting_waits_once_for_all_batches() -> None:
         WAITS.clear()
         found = predict(there, samples(20))
         assert WAITS.total() == 1
+        assert torch.equal(found, predict(site("cpu"), samples(20)))
+
+
+@pytest.mark.parametrize(("kept", "waits"), [(1, 3), (16, 3), (17, 2), (32, 2), (33, 1), (40, 1)])
+def test_no_more_logits_are_kept_there_than_its_memory_bears(
+    kept: int, waits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 20 images of two classes in batches of 8: 16, 16 and 8 logits."""
+    monkeypatch.setattr(training, "_LOGITS", kept)
+    with Simulated():
+        there = site(NAME)
+        predict(there, samples(1))
+        WAITS.clear()
+        found = predict(there, samples(20))
+        assert WAITS.total() == waits
         assert torch.equal(found, predict(site("cpu"), samples(20)))
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import hypothesis.strategies as st
+import pytest
 import torch
 from hypothesis import given, settings
 
+from suture.methods import averaging
 from suture.methods.averaging import WeightedMean
 from suture.methods.base import GlobalModel, Phase, RoundContext
 from suture.methods.partial import PartialLoss
@@ -96,3 +98,36 @@ def test_mean_lies_between_the_smallest_and_the_largest(sites: int, seed: int) -
         mean.add(Update(1, (), {"w": tensor}, {}, ones(())))
     stacked, got = torch.stack(tensors), mean.shared()["w"]
     assert bool((got >= stacked.min(0).values - 1e-6).all() and (got <= stacked.max(0).values + 1e-6).all())
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.floats(0, 100, width=32), min_size=1, max_size=7),
+    st.integers(0, 300),
+    st.integers(1, 9),
+    st.integers(0, 2**31),
+)
+def test_how_many_updates_wait_to_be_added_together_changes_no_bit(
+    weights: list[float], waiting: int, read_after: int, seed: int
+) -> None:
+    """Nor does a mean that was read before the last of them came, or twice."""
+    generator = torch.Generator().manual_seed(seed)
+    previous = {"w": torch.randn(3, 5, generator=generator), "none": torch.zeros(0), "one": torch.zeros(())}
+    sent = [{k: torch.randn(t.shape, generator=generator) for k, t in previous.items()} for _ in weights]
+    sums = {k: torch.zeros(t.shape, dtype=torch.float64) for k, t in previous.items()}
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(averaging, "_WAITING", waiting)
+        patched.setattr(averaging, "_BLOCK", 8)
+        mean = WeightedMean((), previous, {})
+        for number, (weight, shared) in enumerate(zip(weights, sent, strict=True), 1):
+            mean.add(Update(1, (), shared, {}, ones(()), weight=weight))
+            for name, total in sums.items():
+                for block, part in zip(total.view(-1).split(8), shared[name].view(-1).split(8), strict=True):
+                    block.add_(part.double(), alpha=weight)
+            if number == read_after:
+                mean.shared()
+        found = [mean.shared() for _ in range(2)]
+    total_weight = sum(weights)
+    for name, total in sums.items():
+        expected = (total / total_weight).float() if total_weight > 0 else previous[name]
+        assert all(torch.equal(one[name], expected) for one in found)

@@ -56,6 +56,9 @@ Batches = Callable[[torch.Generator, torch.Generator], Iterable[Batch]]
 """The batches of an epoch, from a generator for their order and one for their augmentation."""
 
 
+_LOGITS = 2**24
+"""Logits that are kept on the device before they are copied to the CPU: 64 MiB."""
+
 HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 """The short types of mixed precision, by their names in a site's configuration."""
 
@@ -456,9 +459,16 @@ def predict(site: SiteContext, samples: Samples) -> Tensor:
 
 
 def _logits(site: SiteContext, samples: Samples, size: int) -> Tensor:
-    parts = []
+    done: list[Tensor] = []
+    there: list[Tensor] = []
     for batch in samples.batches(size):
         ready = ready_inputs(site, batch)
         with autocast(site):
-            parts.append(site.model(ready.inputs).float())
-    return torch.cat(parts).cpu() if parts else torch.empty(0, len(site.model.labels))
+            there.append(site.model(ready.inputs).float())
+        # Each copy waits for the device, and what waits there takes its memory.
+        if sum(part.numel() for part in there) >= _LOGITS:
+            done.append(torch.cat(there).cpu())
+            there = []
+    if there:
+        done.append(torch.cat(there).cpu())
+    return torch.cat(done) if done else torch.empty(0, len(site.model.labels))

@@ -19,13 +19,17 @@ from suture.protocol.egress import Egress
 from suture.protocol.messages import Labels, Payload, Update, ones
 
 _BLOCK = 2**16
+"""Numbers of a tensor to which all updates are added before the next ones: the cache holds their sums."""
+
+_WAITING = 128 * 2**20
+"""Bytes of the updates that wait to be added together."""
 
 
 class WeightedMean:
     """A mean that takes one update at a time; its memory does not grow with the number of sites.
 
     Sums are float64 and updates are added in the order given, so the same updates in the same order give the
-    same bytes.
+    same bytes. The tensors of an update must not change before the mean was read.
 
     Args:
         labels: the classes of the head's rows.
@@ -36,21 +40,22 @@ class WeightedMean:
     def __init__(self, labels: Labels, shared: Mapping[str, Tensor], head: Mapping[str, Tensor]) -> None:
         self._index = {name: i for i, name in enumerate(labels)}
         self._previous = (shared, head)
-        self._shared = {k: torch.zeros(v.shape, dtype=torch.float64) for k, v in shared.items()}
+        self._waiting: list[tuple[Mapping[str, Tensor], float]] = []
+        self._bytes = 0  # of those that wait
+        self._shared: dict[str, Tensor] = {}  # the sums of those that no longer wait; empty before
         self._head = {k: torch.zeros_like(v, dtype=torch.float64) for k, v in head.items()}
         self.weight = 0.0
         self.class_weights = torch.zeros(len(labels), dtype=torch.float64)
 
     def add(self, update: Update) -> None:
         """Adds one site: its tensors times `weight`, its rows times `class_weights`."""
-        for name, total in self._shared.items():
-            # In blocks that stay in the cache: torch adds mixed types of large tensors four times slower.
-            values = update.shared[name].reshape(-1)
-            for part in range(0, values.numel(), _BLOCK):
-                block = slice(part, part + _BLOCK)
-                total.view(-1)[block].add_(values[block].double(), alpha=update.weight)
+        sent = {name: update.shared[name].reshape(-1) for name in self._previous[0]}
+        self._waiting.append((sent, update.weight))
+        self._bytes += sum(tensor.nbytes for tensor in sent.values())
         self.weight += update.weight
         self.add_rows(update.labels, update.head, update.class_weights)
+        if self._bytes > _WAITING:
+            self._sum()
 
     def add_rows(self, labels: Labels, rows: Mapping[str, Tensor], weights: Tensor) -> None:
         """Adds rows ``[c, ...]`` of the named classes, each times its weight ``[c]``."""
@@ -66,11 +71,12 @@ class WeightedMean:
         previous = self._previous[0]
         if self.weight <= 0:
             return dict(previous)
-        means = {k: torch.empty(total.shape, dtype=previous[k].dtype) for k, total in self._shared.items()}
+        if self._shared:
+            self._sum()  # in its place, and so once
+        means = {name: torch.empty(t.shape, dtype=t.dtype) for name, t in previous.items()}
         for name, mean in means.items():
-            pairs = (torch.split(tensor.view(-1), _BLOCK) for tensor in (mean, self._shared[name]))
-            for part, total in zip(*pairs, strict=True):
-                part.copy_(total / self.weight)
+            for start in range(0, mean.numel(), _BLOCK):
+                mean.view(-1)[start : start + _BLOCK] = self._sum_of(name, start) / self.weight
         return means
 
     def head(self) -> dict[str, Tensor]:
@@ -92,6 +98,26 @@ class WeightedMean:
             shared={**previous.shared, **self.shared()},
             head={**previous.head, **self.head()},
         )
+
+    def _sum(self) -> None:
+        """Add those that wait to the sums."""
+        if not self._shared:
+            shared = self._previous[0]
+            self._shared = {k: torch.zeros(v.numel(), dtype=torch.float64) for k, v in shared.items()}
+        for name, sums in self._shared.items():
+            for start in range(0, sums.numel(), _BLOCK):
+                self._sum_of(name, start)
+        self._waiting, self._bytes = [], 0
+
+    def _sum_of(self, name: str, start: int) -> Tensor:
+        """The sum of a block of a tensor, those that wait included; where there are sums, in their place."""
+        block = slice(start, start + _BLOCK)
+        size = min(_BLOCK, self._previous[0][name].numel() - start)
+        total = self._shared[name][block] if self._shared else torch.zeros(size, dtype=torch.float64)
+        for sent, weight in self._waiting:
+            # Converted first: torch adds mixed types four times slower.
+            total.add_(sent[name][block].double(), alpha=weight)
+        return total
 
 
 def weighted_mean(previous: GlobalModel, updates: Iterable[Update]) -> WeightedMean:

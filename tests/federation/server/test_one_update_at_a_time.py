@@ -1,15 +1,17 @@
-"""A mean over the sites holds one update at a time, whatever their number."""
+"""A mean over the sites holds no more updates than fit a fixed memory, whatever their number."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
 
+import pytest
 import torch
 
 from suture.federation.server.collector import UpdateCollector
 from suture.federation.server.registry import Member, SiteRegistry
 from suture.federation.server.server import _Updates
+from suture.methods import averaging
 from suture.methods.averaging import weighted_mean
 from suture.methods.base import GlobalModel
 from suture.protocol.messages import Update, ones
@@ -36,10 +38,16 @@ class _Reading(UpdateCollector):
             yield site, next_one()
 
 
-def test_a_mean_lets_go_of_an_update_before_the_next_one_is_read() -> None:
+@pytest.mark.parametrize(("waiting", "held"), [(7, [0, 0, 0]), (8, [0, 1, 0]), (16, [0, 1, 2])])
+def test_a_mean_lets_go_of_updates_before_the_next_one_is_read(
+    waiting: int, held: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has 8 bytes."""
+    monkeypatch.setattr(averaging, "_WAITING", waiting)
     member = Member(("Masse",), ("Mass",), {"train": 1}, 1)
     collector, registry = _Reading(), SiteRegistry(dict.fromkeys(SITES, member), ("Mass",))
     model = GlobalModel(("Mass",), {"w": torch.zeros(2)}, {"b": torch.zeros(1)})
     mean = weighted_mean(model, _Updates(collector, registry))
     assert mean.head()["b"].tolist() == [1.0]
-    assert collector.held == [0, 0, 0]
+    assert mean.shared()["w"].tolist() == [1.0, 1.0]
+    assert collector.held == held

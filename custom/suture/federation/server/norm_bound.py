@@ -70,7 +70,7 @@ def _norm(tensor: Tensor, other: Tensor | None = None) -> float:
     for start in range(0, numbers.numel(), _BLOCK):
         block = numbers[start : start + _BLOCK].to(torch.float64, copy=taken_off is not None)
         if taken_off is not None:
-            block -= taken_off[start : start + _BLOCK]
+            block -= taken_off[start : start + _BLOCK].to(torch.float64)  # torch is slow with mixed types
         found.append(float(torch.linalg.vector_norm(block)))
     return math.hypot(*found)
 
