@@ -21,8 +21,8 @@ from suture.protocol.messages import Labels, Payload, Update, ones
 _BLOCK = 2**16
 """Numbers of a tensor to which all updates are added before the next ones: the cache holds their sums."""
 
-_WAITING = 128 * 2**20
-"""Bytes of the updates that wait to be added together."""
+_TOGETHER, _WAITING = 8, 128 * 2**20
+"""Updates that wait to be added together at most, and their bytes."""
 
 
 class WeightedMean:
@@ -54,7 +54,7 @@ class WeightedMean:
         self._bytes += sum(tensor.nbytes for tensor in sent.values())
         self.weight += update.weight
         self.add_rows(update.labels, update.head, update.class_weights)
-        if self._bytes > _WAITING:
+        if len(self._waiting) > _TOGETHER or self._bytes > _WAITING:
             self._sum()
 
     def add_rows(self, labels: Labels, rows: Mapping[str, Tensor], weights: Tensor) -> None:

@@ -38,11 +38,15 @@ class _Reading(UpdateCollector):
             yield site, next_one()
 
 
-@pytest.mark.parametrize(("waiting", "held"), [(7, [0, 0, 0]), (8, [0, 1, 0]), (16, [0, 1, 2])])
+@pytest.mark.parametrize(
+    ("together", "waiting", "held"),
+    [(9, 7, [0, 0, 0]), (9, 8, [0, 1, 0]), (9, 16, [0, 1, 2]), (0, 99, [0, 0, 0]), (1, 99, [0, 1, 0])],
+)
 def test_a_mean_lets_go_of_updates_before_the_next_one_is_read(
-    waiting: int, held: list[int], monkeypatch: pytest.MonkeyPatch
+    together: int, waiting: int, held: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each has 8 bytes."""
+    monkeypatch.setattr(averaging, "_TOGETHER", together)
     monkeypatch.setattr(averaging, "_WAITING", waiting)
     member = Member(("Masse",), ("Mass",), {"train": 1}, 1)
     collector, registry = _Reading(), SiteRegistry(dict.fromkeys(SITES, member), ("Mass",))
