@@ -65,6 +65,7 @@ class UpdateCollector:
         self._notify = notify
         self._max_update = max_update
         self._held: dict[str, Mapping[str, Tensor]] = {}
+        self._held_bytes = 0
         self._lock = threading.Lock()
         self._payloads: dict[str, Payload] = {}
         self._expected: dict[str, Expectation] = {}
@@ -192,10 +193,11 @@ class UpdateCollector:
         Raises:
             OSError: the disk is full or cannot be written.
         """
-        held = [tensor for kept in (*self._held.values(), tensors) for tensor in kept.values()]
         # By storage, because a tensor may be a small view of a large one.
-        if sum(tensor.untyped_storage().nbytes() for tensor in held) <= IN_MEMORY:
+        size = sum(tensor.untyped_storage().nbytes() for tensor in tensors.values())
+        if self._held_bytes + size <= IN_MEMORY:
             self._held[site] = tensors
+            self._held_bytes += size
             return
         make_folder(self._spool)
         # A spool does not outlive the process that reads it, so it need not reach the disk itself.
@@ -299,7 +301,7 @@ class UpdateCollector:
 
     def empty(self) -> None:
         """Drop the updates of a closed exchange, in memory and on disk."""
-        self._held = {}
+        self._held, self._held_bytes = {}, 0
         shutil.rmtree(self._spool, ignore_errors=True)
 
 
