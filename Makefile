@@ -24,7 +24,7 @@ START ?= 0
 fuzz: install
 	$(BIN)/python tests/fuzz --cases $(CASES) --start $(START)
 
-# The figures of speed: 40 minutes on two idle cores. ARGS="--quick" tries it, "--only PART" and "--against FILE" choose.
+# The figures of speed: half an hour on two idle cores. ARGS="--quick" tries it, "--only PART" and "--against FILE" choose.
 bench: install flwr
 	$(BIN)/python benchmarks/speed.py $(ARGS)
 

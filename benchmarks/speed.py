@@ -115,7 +115,7 @@ def main() -> None:
     notes = [found["machine"], *([f"before: {other[0]}"] if other else []), *notes]
     console = Console(width=None if sys.stdout.isatty() else 170)
     console.print(rich_table(*of_figures), rich_table(*of_parts), *notes, sep="\n")
-    text = "\n\n".join([*notes[:1], markdown(*of_figures), markdown(*of_parts), *notes[1:]])
+    text = "\n\n".join(["# Speed", *notes[:1], markdown(*of_figures), markdown(*of_parts), *notes[1:]])
     chosen.out.with_suffix(".md").write_text(text + "\n")
     if any(figure.missing for figure in figures):
         raise SystemExit(1)
