@@ -55,7 +55,6 @@ Objective = Callable[[Classifier, Batch], Tensor]
 Batches = Callable[[torch.Generator, torch.Generator], Iterable[Batch]]
 """The batches of an epoch, from a generator for their order and one for their augmentation."""
 
-
 _LOGITS = 2**24
 """Logits that are kept on the device before they are copied to the CPU: 64 MiB."""
 
@@ -461,14 +460,15 @@ def predict(site: SiteContext, samples: Samples) -> Tensor:
 def _logits(site: SiteContext, samples: Samples, size: int) -> Tensor:
     done: list[Tensor] = []
     there: list[Tensor] = []
+    kept = 0
     for batch in samples.batches(size):
         ready = ready_inputs(site, batch)
         with autocast(site):
             there.append(site.model(ready.inputs).float())
-        # Each copy waits for the device, and what waits there takes its memory.
-        if sum(part.numel() for part in there) >= _LOGITS:
+        kept += there[-1].numel()
+        if kept >= _LOGITS:  # each copy waits for the device, and what stays there takes its memory
             done.append(torch.cat(there).cpu())
-            there = []
+            there, kept = [], 0
     if there:
         done.append(torch.cat(there).cpu())
     return torch.cat(done) if done else torch.empty(0, len(site.model.labels))
