@@ -189,6 +189,32 @@ def test_one_question_for_each_doubtful_thing(tmp_path: Path, monkeypatch: pytes
     assert f"then: suture run '{tmp_path}/my study' --env local" in result.output
 
 
+def test_a_column_called_label_is_named_or_stops_the_study(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for site in "ab":
+        rows = [["image", "patient", "label"]]
+        for i in range(8):
+            image(tmp_path / site / "x" / f"{i}.png", i + 10 * (site == "b"))
+            rows.append([f"{i}.png", f"w{i // 2}", str(i // 2 % 2)])
+        table(tmp_path / site / "t.csv", rows)
+    sites = [f"--site={site}={tmp_path / site}" for site in "ab"]
+    suture("init", str(tmp_path / "s"), *sites, "--yes")
+    assert 'synonyms = { "label" = ' in (tmp_path / "s" / "a" / "suture.toml").read_text()
+    result = RUNNER.invoke(app, ["check", str(tmp_path / "s")])
+    assert "a, b each have a class 'Label'" in " ".join(result.output.split())
+    with pytest.raises(SutureError, match="a, b each have a class 'Label'"):
+        suture("run", str(tmp_path / "s"), "--env", "local", "--out", str(tmp_path / "r"))
+
+    monkeypatch.setattr("suture.cli.study._can_ask", lambda: True)
+    answers = ["y", "Tuberculosis", "y", "Pneumonia", "y"]
+    result = RUNNER.invoke(app, ["init", str(tmp_path / "t"), *sites], input="\n".join(answers) + "\n")
+    assert result.exit_code == 0, result.output
+    read = load_site_config(tmp_path / "t" / "a" / "suture.toml").data
+    assert read.synonyms == {"label": "Tuberculosis"}
+    assert [*check(load_site_config(tmp_path / "t" / "b" / "suture.toml")).counts] == ["Pneumonia"]
+
+
 def test_where_nothing_is_doubtful_only_the_writing_is_asked_about(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

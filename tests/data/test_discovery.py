@@ -17,6 +17,7 @@ from hospitals import german, image, listed, plain, table
 from suture.core.errors import DataError
 from suture.data.config import parse_data
 from suture.data.discovery import Answers, Discovery, discover
+from suture.data.image_names import stem
 from suture.data.images import ImageSource
 from suture.data.readers import read_table
 from suture.simulation.new_study import splits
@@ -106,6 +107,37 @@ def test_an_age_is_no_label_and_absolute_paths_are_found(tmp_path: Path) -> None
     assert found.data["patient_column"] == "subject"
     assert "Edema" in found.data["labels"]
     assert read_table(parse_data(found.data | {"split": "patients"}, "t")).table.images[0] == "0.png"
+
+
+def test_the_last_number_of_a_uid_names_the_image_and_not_the_series(tmp_path: Path) -> None:
+    rows = [["SOPInstanceUID", "patient", "Mass"]]
+    for i in range(8):
+        image(tmp_path / "x" / f"1.2.826.{i // 2}.{i % 2}.png", i)
+        rows.append([f"1.2.826.{i // 2}.{i % 2}", f"p{i}", str(i % 2)])
+    image(tmp_path / "x" / "1.2.826.0.png", 9)  # named like a series
+    table(tmp_path / "t.csv", rows)
+    found = discover(tmp_path)
+    assert found.data["image_match"] == "stem"
+    assert "partial" not in found.data
+    read = read_table(parse_data(found.data | {"split": "patients"}, "t"))
+    assert read.faults == ()
+    assert read.table.images == tuple(f"{row[0]}.png" for row in rows[1:])
+
+
+@pytest.mark.parametrize(
+    ("cell", "name"),
+    [
+        ("1.2.840.7", "1.2.840.7"),
+        ("a/1.2.840.7.DCM", "1.2.840.7"),
+        ("study.v2", "study.v2"),
+        ("study.v2.jpeg", "study.v2"),
+        (r"C:\x\scan.NII.GZ", "scan"),
+        ("x.dicom", "x"),
+        (".png", ""),
+    ],
+)
+def test_only_the_suffix_of_an_image_is_cut(cell: str, name: str) -> None:
+    assert stem(cell) == name
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,10 @@ Bundle = Annotated[
 Watched = Annotated[bool, typer.Option("--watch", help="Serve its page while it works: see suture watch.")]
 Track = Annotated[Tracker | None, typer.Option(help="Write its history there too: see suture track.")]
 Accept = Annotated[
-    list[str] | None, typer.Option(help="A look-alike label that is a class of its own, or 'all'.")
+    list[str] | None,
+    typer.Option(
+        help="A look-alike label that is a class of its own, a 'Label' that is one class, or 'all'."
+    ),
 ]
 
 

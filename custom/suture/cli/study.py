@@ -64,6 +64,7 @@ def _can_ask() -> bool:
 
 def _ask(site: str, guess: Discovery) -> Answers | None:
     """Ask about what is doubtful at a site; None where the answers change nothing."""
+    from suture.core.labels import is_generic
     from suture.data.discovery import Answers
 
     no_labels = guess.doubtful
@@ -72,21 +73,34 @@ def _ask(site: str, guess: Discovery) -> Answers | None:
     ):
         no_labels = ()
     no_labels = tuple(name for name in no_labels if not _confirm(f"{site}: is {name!r} a finding?"))
+    names = {
+        name: finding
+        for name in guess.doubtful
+        if name not in no_labels and is_generic(name)
+        if (
+            finding := _asked(
+                f"{site}: which finding does column {name!r} show? (to be named later: press Enter)"
+            )
+        )
+    }
     patient = "" if guess.has_patients else _patient_column(site, guess)
-    if not (no_labels or patient):
+    if not (no_labels or names or patient):
         return None
-    return Answers(patient or None, no_labels)
+    return Answers(patient or None, no_labels, names)
 
 
 def _confirm(question: str) -> bool:
     return typer.confirm(escaped(question), default=True)
 
 
+def _asked(question: str) -> str:
+    return str(typer.prompt(escaped(question), default="", show_default=False)).strip()
+
+
 def _patient_column(site: str, guess: Discovery) -> str:
     """The column that a person names; empty where none names the patients."""
     while True:
-        question = f"{site}: which column names the patients? (none: press Enter)"
-        name = str(typer.prompt(question, default="", show_default=False)).strip()
+        name = _asked(f"{site}: which column names the patients? (none: press Enter)")
         if not name or name in guess.columns:
             return name
         print_line(f"there is no column {name!r}; the columns are {', '.join(guess.columns)}")

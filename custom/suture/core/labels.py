@@ -144,6 +144,21 @@ def union(sets: Iterable[LabelSet]) -> LabelSet:
     return LabelSet(tuple(names), members[0].label_type if members else "multilabel")
 
 
+_GENERIC = re.compile(
+    r"(label|target|class|category|outcome|output|result|diagnosis|diagnose|dx|disease|pathology|condition|finding"
+    r"|annotation|ground truth|gt|y|positive|negative|befund|klasse|diagnostic|diagnostico)s?[ -]?\d*"
+)
+
+
+def is_generic(name: str) -> bool:
+    """Whether a class name, such as "Label", does not say what is meant: equal ones need not be one class.
+
+    >>> is_generic("Label"), is_generic("target_1"), is_generic("Class I Malocclusion")
+    (True, True, False)
+    """
+    return _GENERIC.fullmatch(key(name)) is not None
+
+
 _WINDOW = 20
 """Number of following names, in each of two orders, that a name is compared with."""
 

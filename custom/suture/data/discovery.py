@@ -17,12 +17,11 @@ from suture.data.image_names import image_name, stem
 from suture.data.images import ARCHIVES, ImageSource
 from suture.data.inspection import true_depth
 from suture.data.label_discovery import discover_labels
+from suture.data.patient_columns import patient_columns
 from suture.data.readers.image_list import SPLIT_WORDS
 from suture.data.reading import Sheet, rows_text
 from suture.data.table_form import TABLES, Form, is_hidden, read_form, tables
 
-_PATIENT = re.compile(r"patient|subject|mrn|lesion|case|person|\bpid\b", re.IGNORECASE)
-_NO_PATIENT = re.compile(r"age\b|_age|sex|gender|birth|dob|name|date|image|file", re.IGNORECASE)
 _SPLIT = re.compile(r"^(split|set|subset|partition|fold)$", re.IGNORECASE)
 
 
@@ -33,10 +32,12 @@ class Answers:
     Attributes:
         patient: the column of patients; empty where none names them, None where nobody was asked.
         no_labels: columns that are no findings.
+        names: of the findings, by columns whose names do not say which they are.
     """
 
     patient: str | None = None
     no_labels: tuple[str, ...] = ()
+    names: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -155,10 +156,9 @@ def _describe(form: Form, images: _ImageColumn, root: Path, answers: Answers) ->
     if images.found < n:
         note("partial", True, "rows without an image are left out and counted")
         warnings.append(f"{sheet.path.name}: {n - images.found:,} of {number_of(n, 'row')} without an image")
-    patient, why = _patient(sheet, images.name, answers.patient)
+    patient, why, remarks = _patient(sheet, images.name, answers.patient)
     note("patient_column", patient or images.name, why)
-    if not patient:
-        warnings.append("no column names patients; images of one patient may come to lie in two splits")
+    warnings += remarks
     taken = {images.name, data["patient_column"]}
     others = [c for c in sheet.header if c and c not in taken]
     if split := next((c for c in others if _is_split(sheet.cells(sheet.header.index(c)))), None):
@@ -168,7 +168,9 @@ def _describe(form: Form, images: _ImageColumn, root: Path, answers: Answers) ->
         _refuse_strange_splits(sheet, others)
     if len(set(sheet.column(images.name, ""))) < n:
         note("repeated", "merge", "some images have several rows")
-    labels = discover_labels(sheet, taken, answers.no_labels, images.name)
+    if answers.names:
+        note("synonyms", dict(answers.names), "you said so")
+    labels = discover_labels(sheet, taken, answers.no_labels, images.name, answers.names)
     return Discovery(
         data | labels.data,
         reasons | labels.reasons,
@@ -281,16 +283,22 @@ def _image_column(sheet: Sheet, root: Path, images: set[str]) -> _ImageColumn | 
     return best
 
 
-def _patient(sheet: Sheet, image: str, told: str | None) -> tuple[str | None, str]:
-    """The column of patients, and why; None where there is none.
+def _patient(sheet: Sheet, image: str, told: str | None) -> tuple[str | None, str, list[str]]:
+    """The column of patients, why, and what to look at; None where there is none.
 
     Raises:
         DataError: a cell of it is blank.
     """
     if told is not None:
-        return (_whole(sheet, told) if told else None), "you said so"
-    found = _patient_column(sheet, image)
-    return found, "by its name" if found else "no column names patients"
+        return (_whole(sheet, told) if told else None), "you said so", []
+    found = patient_columns(sheet, image)
+    if not found:
+        remark = "no column names patients; images of one patient may come to lie in two splits"
+        return None, "no column names patients", [remark]
+    (rank, name), others = found[0], [name for _, name in found[1:]]
+    why = f"by its name, before {', '.join(map(repr, others))}" if others else "by its name"
+    remark = f"column {name!r} is taken for the patient; if one patient has several, name another column"
+    return _whole(sheet, name), why, [remark] if rank else []
 
 
 def _whole(sheet: Sheet, name: str) -> str:
@@ -303,14 +311,6 @@ def _whole(sheet: Sheet, name: str) -> str:
     if blank := [number for cell, number in zip(cells, sheet.numbers, strict=True) if not cell]:
         raise DataError(f"{sheet.path} {rows_text(blank)}: no patient in column {name!r}; write one")
     return name
-
-
-def _patient_column(sheet: Sheet, image: str) -> str | None:
-    """The column that names patients, one whose name ends like an identifier first; errors as of `_whole`."""
-    named = [c for c in sheet.header if c and c != image and _PATIENT.search(c) and not _NO_PATIENT.search(c)]
-    named.sort(key=lambda name: not re.search(r"(id|nr|no|mrn|key)$", name, re.IGNORECASE))
-    several = (name for name in named if len(set(sheet.column(name, "the patients"))) > 1)
-    return next((_whole(sheet, name) for name in several), None)
 
 
 def _is_split(cells: Sequence[str]) -> bool:

@@ -8,6 +8,11 @@ from pathlib import Path
 
 _ABSOLUTE = re.compile(r"/|[A-Za-z]:/")
 
+_SUFFIX = re.compile(
+    r"\.(png|jpe?g|jfif|dcm|dicom|ima|tiff?|bmp|npy|nii(\.gz)?|gif|webp|jp2|j2k|mh[ad]|nrrd)$", re.IGNORECASE
+)
+"""Those of images, also of formats that a table names and the folder has in another."""
+
 _MOST_PARTS = 64
 """Folders of an absolute path that are looked at."""
 
@@ -40,6 +45,13 @@ def image_name(cell: str, root: Path, images: Container[str]) -> str:
 
 
 def stem(cell: str) -> str:
-    """Return the file name of a cell without its suffix."""
-    name = cell.replace("\\", "/")
-    return Path(name[:-3] if name.lower().endswith(".nii.gz") else name).stem
+    """Return the file name of a cell without the suffix of an image format.
+
+    Only known suffixes are cut: the last number of a UID without one names the image, and what is before it
+    the series.
+
+    >>> stem("a/1.2.840.113.7.png"), stem("1.2.840.113.7"), stem("scan.v2.NII.GZ")
+    ('1.2.840.113.7', '1.2.840.113.7', 'scan.v2')
+    """
+    name = cell.replace("\\", "/").rpartition("/")[2]
+    return _SUFFIX.sub("", name, count=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping
@@ -11,12 +12,19 @@ from typing import Any
 import numpy as np
 
 from suture.core.errors import DataError, LabelError
-from suture.core.labels import canonical
+from suture.core.labels import canonical, is_generic
 from suture.core.printable import number_of
 from suture.core.vocabulary import CANONICAL
 from suture.data.cells import Cells
 from suture.data.readers.hospital import HospitalConfig
-from suture.data.readers.hospital_labels import FEW, NO_FINDING, blank_findings, find_labels, values_line
+from suture.data.readers.hospital_labels import (
+    FEW,
+    NO_FINDING,
+    blank_findings,
+    find_labels,
+    inline,
+    values_line,
+)
 from suture.data.reading import Sheet
 
 _LIST_SEPARATORS = ("|", ";", ",")
@@ -30,6 +38,15 @@ _CLASS = re.compile(
     re.IGNORECASE,
 )
 """Columns of one word for each image, which is its class whatever the vocabulary knows."""
+
+_VALUE = re.compile(
+    r"(is)?[ _-]?(confidence|value|label[ _-]?value|present[ea]?|presence|positive|exists|result|answer|score"
+    r"|prob|probability|vorhanden|wert|valeur|valor)",
+    re.IGNORECASE,
+)
+"""Columns that say whether the finding of their row is present, beside a column that names it."""
+
+_NUMBER = re.compile(r"[-+]?\d*[.,]?\d+(e[-+]?\d+)?", re.IGNORECASE)
 
 _MEASURED = re.compile(r"[-+]?\d+[^\d]\d")
 """Cells such as 1,80 and 2024-03-01, which are neither words nor grades."""
@@ -58,13 +75,20 @@ class Labels:
     doubtful: tuple[str, ...] = ()
 
 
-def discover_labels(sheet: Sheet, taken: Collection[str], refused: Collection[str], images: str) -> Labels:
+def discover_labels(
+    sheet: Sheet,
+    taken: Collection[str],
+    refused: Collection[str],
+    images: str,
+    named: Mapping[str, str] | None = None,
+) -> Labels:
     """Look for the label columns of a table, or for its column of findings.
 
     Args:
         taken: columns that have another meaning.
         refused: columns of which a person says that they are no finding.
         images: the column of images.
+        named: findings that a person has named, by column.
 
     Raises:
         DataError: there are no labels.
@@ -77,18 +101,23 @@ def discover_labels(sheet: Sheet, taken: Collection[str], refused: Collection[st
     if listed and not any(map(_known, columns)):
         name, data = listed
         left_out |= dict.fromkeys(columns, f"{name!r} lists the findings")
-        asked.pop(name, None)
-        reasons = {"finding_column": "its cells list the findings that are present"}
-        warnings = (*asked.values(), *blank_findings(sheet, sheet.column(name, ""), name))
+        valued = _value_column(
+            sheet, name, [other for other in free if other not in (name, *refused)], images
+        )
+        data |= valued.data
+        for column in (name, str(valued.data.get("value_column", name))):
+            asked.pop(column, None)
+            left_out.pop(column, None)
+        reasons = {"finding_column": "its cells list the findings that are present"} | valued.reasons
+        warnings = (*asked.values(), *valued.warnings, *blank_findings(sheet, sheet.column(name, ""), name))
         doubtful: list[str] = []
-        left_out.pop(name, None)
     else:
         data, reasons, warnings = (
             {"labels": columns},
             {"labels": "their cells are 1, 0, yes, no or blank"},
             (),
         )
-        doubtful = [column for column in columns if not _known(column)]
+        doubtful = [column for column in columns if not _known(column) and column not in (named or ())]
         warnings = (*asked.values(), *_doubt(doubtful))
     if not data["labels"]:
         raise _no_labels(sheet, warnings)
@@ -101,8 +130,15 @@ def discover_labels(sheet: Sheet, taken: Collection[str], refused: Collection[st
 def _doubt(columns: list[str]) -> list[str]:
     if not columns:
         return []
-    names = ", ".join(map(repr, columns))
-    return [f"is {names} a finding? If not, remove it from labels"]
+    unnamed = [column for column in columns if is_generic(column)]
+    questions = [
+        f"column {name!r} does not say which finding it is; add this line:\n"
+        + inline("synonyms", {name: "NAME OF THE FINDING"})
+        for name in unnamed
+    ]
+    if names := ", ".join(repr(column) for column in columns if column not in unnamed):
+        questions.append(f"is {names} a finding? If not, remove it from labels")
+    return questions
 
 
 def _no_labels(sheet: Sheet, warnings: Collection[str]) -> DataError:
@@ -168,6 +204,58 @@ def _finding_column(sheet: Sheet, names: list[str]) -> tuple[str, dict[str, Any]
         return None
     _, name, separator, classes = best
     return name, {"finding_column": name, "finding_separator": separator, "labels": classes}
+
+
+def _value_column(sheet: Sheet, findings: str, others: Collection[str], images: str) -> Labels:
+    """The column that says whether the finding of a row is present; without one, a row says that it is.
+
+    Raises:
+        DataError: a column of such a name has values that are neither present nor absent.
+    """
+    meaning = Cells({})
+    open_questions = []
+    for name in others:
+        cells = sheet.cells(sheet.header.index(name))
+        strange = {cell for cell in cells if meaning.number(cell) is None}
+        known = {meaning.number(cell) for cell in cells} & {0.0, 1.0}
+        several_rows = len({*sheet.column(images, "")}) < len(sheet.rows)
+        if _VALUE.fullmatch(name) and (known or (several_rows and all(map(_NUMBER.fullmatch, strange)))):
+            return _valued(sheet, name, strange)
+        if len(known) == 2 and not strange and not _NO_LABEL.match(name) and _varies(sheet, images, cells):
+            open_questions.append(
+                f"column {name!r} differs between rows of one image. If it says whether the finding in "
+                f"{findings!r} is present, add this line:\nvalue_column = {json.dumps(name)}"
+            )
+    return Labels({}, {}, tuple(open_questions))
+
+
+def _valued(sheet: Sheet, name: str, strange: Collection[str]) -> Labels:
+    """The keys of a value column, where the words that have no meaning are few.
+
+    Raises:
+        DataError: they are many, as of probabilities.
+    """
+    if len(strange) > FEW:
+        raise DataError(
+            f"{sheet.path}, column {name!r}: {number_of(len(strange), 'value')} other than 1, 0, yes, no or "
+            f"blank, such as {min(strange)!r}, so it is not clear which findings are present; write 1 and 0 "
+            "by a threshold of yours into the column, or rename it if it says something else"
+        )
+    data: dict[str, Any] = {"value_column": name, "repeated": "merge"}
+    reasons = {"value_column": "says whether the finding of the row is present; other classes are unknown"}
+    if not strange:
+        return Labels(data, reasons)
+    data["values"] = dict.fromkeys(sorted(strange), "unknown")
+    reasons["values"] = "write 1 or 0 where the meaning is known"
+    words = ", ".join(map(repr, sorted(strange)))
+    return Labels(data, reasons, (f"column {name!r}: what do {words} mean? They are read as unknown",))
+
+
+def _varies(sheet: Sheet, images: str, cells: Collection[str]) -> bool:
+    """Whether a column differs between rows of one image."""
+    first: dict[str, str] = {}
+    names = sheet.column(images, "")
+    return any(first.setdefault(name, cell) != cell for name, cell in zip(names, cells, strict=True))
 
 
 def _is_class_list(parts: Counter[str]) -> bool:

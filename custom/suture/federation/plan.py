@@ -208,7 +208,8 @@ class Schedule:
             or more updates), or the norm of the received model; None accepts any.
         label_map: a site's spelling of a class to the federation's name, for names that differ in more than
             spelling.
-        accept_labels: look-alike names that are different classes on purpose; True accepts all.
+        accept_labels: look-alike names that are different classes on purpose, and names such as "label" that
+            are one class at several sites; True accepts all.
         decision: how scores become decisions; None decides nothing.
 
     Raises:

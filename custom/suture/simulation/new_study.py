@@ -19,6 +19,7 @@ from suture.core.printable import escaped
 from suture.data.config import parse_data
 from suture.data.discovery import Answers, Discovery, discover
 from suture.data.readers import read_table
+from suture.data.readers.hospital_labels import inline
 from suture.simulation.study import CONFIG, check_names
 
 SPLITS = "splits.csv"
@@ -144,7 +145,7 @@ def as_toml(guess: Discovery) -> str:
         lines += [f"#   {escaped(f'{name!r}: {why}')}" for name, why in guess.left_out.items()]
     lines.append("[data]")
     for key, value in data.items():
-        text = tomli_w.dumps({key: value}).rstrip()
+        text = inline(key, value) if isinstance(value, dict) else tomli_w.dumps({key: value}).rstrip()
         why = f"# {reasons[key]}" if key in reasons else ""
         lines += [f"{text}  {why}".rstrip()] if "\n" not in text else [*filter(None, [why]), text]
     return "\n".join(lines) + "\n" + _REST

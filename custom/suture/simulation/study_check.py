@@ -17,6 +17,7 @@ from suture.data.inspection import counted_modalities, size_notes, stated_modali
 from suture.data.quality import Count, Findings
 from suture.data.table import SPLITS, Split
 from suture.federation.server.classes import ClassConflict, one_name, statements
+from suture.federation.server.registry import shared_generic
 from suture.federation.server.server import check_label_type
 from suture.federation.site.site import check_consent
 from suture.protocol.privacy import PrivacyConfig
@@ -139,6 +140,12 @@ def _problems(
             f"{a!r} ({', '.join(owners[a])}) and {b!r} ({', '.join(owners[b])}) look alike. If they are one "
             f'class, write under [data.synonyms] of {owners[b][0]}: "{b}" = "{a}"; if not, in job.toml: '
             f'accept_labels = ["{b}"]'
+        )
+    for name, sites in shared_generic(owners, accept).items():
+        yield (
+            f"{', '.join(sites)} each have a class {name!r}, which does not say which finding is meant. "
+            f'Write under [data.synonyms] of each: "{name}" = "NAME OF THE FINDING"; if it is one class, in '
+            f'job.toml: accept_labels = ["{name}"]'
         )
     if len({config.data.color for config in configs.values()}) > 1:
         yield "some sites read images in colour and some in gray; set [data] color alike at all"

@@ -276,6 +276,7 @@ OTHER: Values = {
     "split_file": "splits.csv",
     "finding_column": "found",
     "finding_separator": ";",
+    "value_column": "tone",
     "values": {"y": 0, "n": 1},
     "label_type": "multiclass",
     "classes": {"lump": 1, "Mass": 2},

@@ -45,6 +45,19 @@ def test_lookalikes_are_refused_with_their_sites_and_the_remedy() -> None:
     assert mapped.to_site("b", ("Lung Scar",)) == ("Lung Scra",)
 
 
+@pytest.mark.parametrize("name", ["label", "Target", "class_1", "Diagnosis", "y"])
+def test_two_sites_with_a_name_that_says_nothing_are_not_taken_for_one_class(name: str) -> None:
+    sites = {"a": info(name, "Mass"), "b": info(name), "c": info("Mass")}
+    with pytest.raises(FederationError, match=r"a, b each have a class .*synonyms"):
+        agree(sites, (), {}, False)
+    assert len(agree(sites, (), {}, (name,)).labels) == 2
+    assert len(agree(sites, (), {}, True).labels) == 2
+    assert len(agree({"a": info(name), "c": info("Mass")}, (), {}, False).labels) == 2
+    assert agree(sites, (), {name: "Tuberculosis"}, False).labels == ("Mass", "Tuberculosis")
+    coded = replace(info(name), codes={name: ("I10C:A15.0",)})
+    assert len(agree({"a": coded, "b": coded}, (), {}, False).labels) == 1
+
+
 def test_a_map_that_makes_two_names_of_a_site_one_is_an_error() -> None:
     with pytest.raises(LabelError, match="a: 'Lung Scar' and another"):
         agree({"a": info("Lung Scar", "Scarring")}, (), {"Scarring": "Lung Scar"}, False)

@@ -24,6 +24,7 @@ from pydantic import Field
 from suture.core.errors import ConfigError, DataError
 from suture.core.printable import number_of
 from suture.core.validation import MOST_ATTRIBUTES
+from suture.data.patient_columns import torn_patients
 from suture.data.readers.hospital_labels import LabelConfig, find_labels
 from suture.data.readers.image_list import ImageListConfig, find_split, within_root
 from suture.data.reading import UTF8, Reading, Sheet, fault, read_sheet, row_faults
@@ -91,10 +92,12 @@ def read_hospital(config: HospitalConfig) -> Reading:
     notes = found.notes
     if config.repeated == "merge":
         faults += _contradictions(sheet, table)
-        notes += () if config.finding_column else _disagreements(sheet, table)  # of which each row has one
+        one_each = config.finding_column is not None and config.value_column is None  # a row has one finding
+        notes += () if one_each else _disagreements(sheet, table)
         sheet, table = _merged(sheet, table)
     what: Literal["image", "document"] = "image" if texts is None else "document"
     faults += more + blank + row_faults(sheet, table.images, table.patients, table.split, what)
+    faults += torn_patients(sheet, config.patient_column, config.image_column, table.split)
     if texts is None:
         table = replace(table, images=within_root(table.images, config, by_stem=config.image_match == "stem"))
     return Reading(table, tuple(faults), notes=notes)
@@ -113,7 +116,7 @@ def _sheet(config: HospitalConfig) -> Sheet:
 def _other_columns(sheet: Sheet, config: HospitalConfig) -> set[str]:
     """The columns that are no label."""
     others = {config.image_column, config.patient_column, config.split_column}
-    for key in ("attribute_column", "text_column"):
+    for key in ("attribute_column", "text_column", "value_column"):
         name = getattr(config, key)
         if name is not None:
             sheet.position(name, f"[data] {key}")

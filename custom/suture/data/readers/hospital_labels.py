@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
 
@@ -33,13 +33,17 @@ class LabelConfig(DatasetConfig):
         finding_column: a column that lists the classes that are present, in place of one column per label.
             A class that is not listed is absent; a blank cell is unknown.
         finding_separator: what separates the classes in a cell of `finding_column`.
-        values: what a cell of a label column means: 1, 0 or "unknown". Plain words need no entry.
+        value_column: a column that says whether the findings of its row are present, in a table with a row
+            for each image and finding. A class that no row of an image names is then unknown.
+        values: what a cell of a label column, or of `value_column`, means: 1, 0 or "unknown". Plain words
+            need no entry.
         label_type: ``multilabel``, any subset of the classes is true of an image; ``multiclass``, exactly one
             class is, of this site or of others.
     """
 
     finding_column: str | None = None
     finding_separator: str = Field(default="|", min_length=1)
+    value_column: str | None = None
     values: dict[str, Meaning] = Field(default_factory=dict)
     label_type: LabelType = "multilabel"
 
@@ -48,8 +52,12 @@ class LabelConfig(DatasetConfig):
         idle = {key: why for key, why in super().idle().items() if key != "synonyms"}
         if self.finding_column is None:
             remedy = "without finding_column; remove it, or name that column"
-            return idle | {"finding_separator": remedy}
-        return idle | {"values": "with finding_column, whose cells list classes; remove it"}
+            return idle | {"finding_separator": remedy, "value_column": remedy}
+        if self.value_column is None:
+            idle["values"] = (
+                "with finding_column, whose cells list classes; remove it, or name a value_column"
+            )
+        return idle
 
 
 @dataclass(frozen=True)
@@ -94,22 +102,46 @@ def _in_columns(sheet: Sheet, config: LabelConfig, others: Collection[str]) -> F
 
 def _listed(sheet: Sheet, config: LabelConfig) -> FoundLabels:
     """The labels of a table with one column of findings."""
-    separator = config.finding_separator
-    cells = sheet.column(config.finding_column or "", "[data] finding_column")
-    found: list[set[str] | None] = []
-    for cell in cells:
-        names = {canonical(name, config.synonyms) for name in cell.split(separator) if name.strip()}
-        found.append(names - {NO_FINDING} if names else None)
-    labels, y = indicators(found, sheet.path)
-    notes = blank_findings(sheet, cells, config.finding_column or "")
+    column, separator = config.finding_column or "", config.finding_separator
+    cells = sheet.column(column, "[data] finding_column")
+    named = [
+        {canonical(name, config.synonyms) for name in cell.split(separator) if name.strip()} for cell in cells
+    ]
+    labels, y = indicators([names - {NO_FINDING} if names else None for names in named], sheet.path)
+    faults: tuple[str, ...] = ()
+    notes = blank_findings(sheet, cells, column)
+    if config.value_column is not None:
+        y, faults, said = _as_valued(sheet, config, named, y)
+        notes += said
     if config.labels is not None:
         wanted = LabelSet.of(config.labels, config.synonyms, config.label_type)
         for name in wanted:
             if name not in labels:
                 raise unknown(f"[data] labels entry (in no row of {sheet.path})", name, labels)
         y = y[:, [labels.index(name) for name in wanted]]
-        return FoundLabels(wanted, y, notes=notes)
-    return FoundLabels(LabelSet(labels.names, config.label_type), y, notes=notes)
+        return FoundLabels(wanted, y, faults, notes)
+    return FoundLabels(LabelSet(labels.names, config.label_type), y, faults, notes)
+
+
+def _as_valued(
+    sheet: Sheet, config: LabelConfig, named: list[set[str]], listed: NDArray[np.float32]
+) -> tuple[NDArray[np.float32], tuple[str, ...], tuple[str, ...]]:
+    """Labels [n, c] where a row says of the classes that it names whether they are present; faults and notes.
+
+    A row that says of `NO_FINDING` that it is present says of all classes that they are absent.
+
+    Args:
+        named: the classes of each row, with `NO_FINDING`.
+        listed: 1 where the row names the class, [n, c].
+    """
+    position = sheet.position(config.value_column or "", "[data] value_column")
+    meaning = Cells(config.values)
+    values, faults = _values(sheet, [position], meaning)
+    y = np.where(listed == 1, values, np.float32(np.nan))
+    healthy = np.array([names == {NO_FINDING} for names in named]) & (values[:, 0] == 1)
+    y[healthy] = 0
+    notes = tuple(f"{sheet.path}: {text}" for text in meaning.said(sheet.cells(position)))
+    return y, tuple(faults), notes
 
 
 def blank_findings(sheet: Sheet, cells: list[str], column: str) -> tuple[str, ...]:
@@ -180,5 +212,14 @@ def values_line(words: Iterable[str]) -> str:
     >>> values_line(["nein", "ja"])
     'values = { "ja" = "unknown", "nein" = "unknown" }'
     """
-    entries = (f'{tomli_w.dumps({"word": word})[7:-1]} = "unknown"' for word in sorted(words))
-    return f"values = {{ {', '.join(entries)} }}"
+    return inline("values", dict.fromkeys(sorted(words), "unknown"))
+
+
+def inline(key: str, table: Mapping[str, str]) -> str:
+    """Return the line of a TOML file that sets a key to a table of texts.
+
+    >>> inline("synonyms", {"label": "Tuberculosis"})
+    'synonyms = { "label" = "Tuberculosis" }'
+    """
+    texts = ((tomli_w.dumps({"text": text})[7:-1] for text in pair) for pair in table.items())
+    return f"{key} = {{ {', '.join(' = '.join(pair) for pair in texts)} }}"

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from suture.core.codes import Stated
 from suture.core.errors import FederationError, LabelError
-from suture.core.labels import LabelType, canonical, lookalikes
+from suture.core.labels import LabelType, canonical, is_generic, lookalikes
 from suture.core.printable import printable
 from suture.federation.plan import Quorum, needed
 from suture.federation.server.classes import (
@@ -340,6 +340,13 @@ def agree(
             f"the sites have {len(registry.labels)} classes together; at most {MOST_CLASSES} are possible"
         )
     _refuse_lookalikes(registry, accept)
+    unsaid = {name: sites for name, sites in registry.owners().items() if name not in registry.codes}
+    for name, sites in shared_generic(unsaid, accept).items():
+        raise FederationError(
+            f"{', '.join(sites)} each have a class {name!r}, which does not say which finding is meant. "
+            f'Name it at each site under [data.synonyms]: "{name}" = "NAME OF THE FINDING"; if it is one '
+            f'class, accept it (--accept-labels "{name}")'
+        )
     return registry
 
 
@@ -405,6 +412,24 @@ def _refuse_lookalikes(registry: SiteRegistry, accept: bool | tuple[str, ...]) -
         + f"(for example --set label_map.{pairs[0][0].replace(' ', '_')}={pairs[0][1].replace(' ', '_')}); "
         + f'if they are two, accept them (--accept-labels "{pairs[0][0]}").'
     )
+
+
+def shared_generic(
+    owners: Mapping[str, Iterable[str]], accept: bool | tuple[str, ...]
+) -> dict[str, tuple[str, ...]]:
+    """Return the sites of each class that several have under a name that says nothing, and nobody accepted.
+
+    Args:
+        owners: the sites of each class.
+        accept: see `agree`.
+    """
+    if accept is True:
+        return {}
+    accepted = {canonical(name) for name in accept or ()}
+    found = {
+        name: tuple(sites) for name, sites in owners.items() if is_generic(name) and name not in accepted
+    }
+    return {name: sites for name, sites in found.items() if len(sites) > 1}
 
 
 def _unaccepted(registry: SiteRegistry, accept: bool | tuple[str, ...]) -> list[tuple[str, str]]:

@@ -1,0 +1,88 @@
+"""Tables with a row for each image and finding, and a column that says whether it is present."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hospitals import image, table
+from suture.core.errors import DataError
+from suture.data.config import parse_data
+from suture.data.discovery import Discovery, discover
+from suture.data.readers import read_table
+from suture.data.reading import Reading
+
+NAN = float("nan")
+ROWS = (
+    ("a.png", "Mass", "1"),
+    ("a.png", "Edema", "0"),
+    ("b.png", "Mass", "0"),
+    ("b.png", "Nodule", "1"),
+    ("c.png", "Edema", "0"),
+    ("c.png", "Nodule", "0"),
+    ("d.png", "No Finding", "1"),
+    ("e.png", "No Finding", "0"),
+)
+
+
+def found(folder: Path, value: str, rows: Sequence[Sequence[str]] = ROWS) -> Discovery:
+    for i, name in enumerate(sorted({row[0] for row in rows})):
+        image(folder / "images" / name, i)
+    table(folder / "t.csv", [["image", "LabelName", value], *map(list, rows)])
+    return discover(folder)
+
+
+def read(discovery: Discovery) -> Reading:
+    return read_table(parse_data(discovery.data | {"split": "patients"}, "t"))
+
+
+@pytest.mark.parametrize("value", ["Confidence", "present", "is_positive", "Result"])
+def test_a_verified_negative_is_absent_and_an_unnamed_class_unknown(value: str, tmp_path: Path) -> None:
+    reading = read(found(tmp_path, value))
+    assert reading.faults == ()
+    assert reading.table.labels.names == ("Edema", "Mass", "Nodule")
+    y = dict(zip(reading.table.images, reading.table.y.tolist(), strict=True))
+    np.testing.assert_equal(y["a.png"], [0, 1, NAN])
+    np.testing.assert_equal(y["b.png"], [NAN, 0, 1])
+    np.testing.assert_equal(y["c.png"], [0, NAN, 0])
+    np.testing.assert_equal(y["d.png"], [0, 0, 0])
+    np.testing.assert_equal(y["e.png"], [NAN, NAN, NAN])
+
+
+def test_words_are_read_and_doubtful_ones_are_unknown_and_asked_about(tmp_path: Path) -> None:
+    words = {"1": "yes", "0": "no"}
+    rows = [(i, c, words[v]) for i, c, v in ROWS] + [("c.png", "Mass", "perhaps")]
+    discovery = found(tmp_path, "present", rows)
+    assert discovery.data["values"] == {"perhaps": "unknown"}
+    assert any("'perhaps' mean" in warning for warning in discovery.warnings)
+    reading = read(discovery)
+    assert reading.faults == ()
+    np.testing.assert_equal(reading.table.y[reading.table.images.index("c.png")], [0, NAN, 0])
+
+
+def test_probabilities_are_refused_with_a_remedy(tmp_path: Path) -> None:
+    rows = [(i, c, f"0.{k + 1}") for k, (i, c, _) in enumerate(ROWS)]
+    with pytest.raises(DataError, match=r"t.csv, column 'Confidence': .*threshold"):
+        found(tmp_path, "Confidence", rows)
+
+
+def test_another_column_that_differs_within_an_image_is_asked_about(tmp_path: Path) -> None:
+    discovery = found(tmp_path, "IsInside")
+    assert "value_column" not in discovery.data
+    assert any('value_column = "IsInside"' in warning for warning in discovery.warnings)
+
+
+def test_a_value_without_a_meaning_is_a_fault_that_names_the_rows(tmp_path: Path) -> None:
+    discovery = found(tmp_path, "Confidence", [*ROWS, ("a.png", "Nodule", "maybe")])
+    data = {key: value for key, value in discovery.data.items() if key != "values"}
+    faults = read_table(parse_data(data | {"split": "patients"}, "t")).faults
+    assert any("row 10, column 'Confidence': 'maybe'" in fault for fault in faults)
+
+
+def test_a_row_without_a_value_column_still_says_that_its_finding_is_present(tmp_path: Path) -> None:
+    reading = read(found(tmp_path, "remark", [(i, c, f"note {k}") for k, (i, c, _) in enumerate(ROWS)]))
+    y = dict(zip(reading.table.images, reading.table.y.tolist(), strict=True))
+    assert y["a.png"] == [1, 1, 0]
