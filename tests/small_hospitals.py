@@ -24,8 +24,14 @@ size = 16
 """
 
 
-def write_hospital(folder: Path, labels: tuple[str, ...], n: int, seed: int, view: str = "all") -> Path:
-    """A hospital of n small images; a bright band at a place of its own marks each class."""
+def write_hospital(
+    folder: Path, labels: tuple[str, ...], n: int, seed: int, view: str = "all", least: int = 0
+) -> Path:
+    """A hospital of n small images; a bright band at a place of its own marks each class.
+
+    Args:
+        least: its min_count and min_loss.
+    """
     rng = np.random.default_rng(seed)
     (folder / "images").mkdir(parents=True)
     rows = []
@@ -42,14 +48,14 @@ def write_hospital(folder: Path, labels: tuple[str, ...], n: int, seed: int, vie
     config = folder / "suture.toml"
     config.write_text(
         f'[data]\ndataset = "hospital"\nroot = "images"\ntable = "labels.csv"\ntarget = "{labels[0]}"\n'
-        f'[privacy]\nlabel_view = "{view}"\nmin_count = 0\nmin_loss = 0\n'
+        f'[privacy]\nlabel_view = "{view}"\nmin_count = {least}\nmin_loss = {least}\n'
     )
     return config
 
 
-def small_study(folder: Path, images: int = 25) -> Path:
+def small_study(folder: Path, images: int = 25, least: int = 0) -> Path:
     """Writes the sites of `LABELS` and a job.toml; returns the folder."""
     for seed, (name, labels) in enumerate(LABELS.items()):
-        write_hospital(folder / name, labels, images, seed)
+        write_hospital(folder / name, labels, images, seed, least=least)
     (folder / "job.toml").write_text(JOB_TOML)
     return folder

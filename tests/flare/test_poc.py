@@ -74,7 +74,7 @@ def test_code_travels_or_is_installed_and_the_figures_are_the_loops(
         both = ("--sites", ",".join(STRICT))
         run = suture(*both, "--out", str(tmp_path / "run"))
         refused = suture("--bundle", *both, "--out", str(tmp_path / "refused"))
-        study = small_study(tmp_path / "study")
+        study = small_study(tmp_path / "study", images=100, least=2)
         own = with_settings(load_job(study), SETTINGS)
         other = suture(*both, "--out", str(tmp_path / "poc" / "other"), job=str(study))
         place_configs(own, *simulate(own, root), kits)
@@ -95,7 +95,10 @@ def test_code_travels_or_is_installed_and_the_figures_are_the_loops(
     assert "alpha/local/suture.toml is not what" in other.stderr
     assert studied.returncode == 0, studied.stderr
     (study / "gamma" / "suture.toml").unlink()  # which did not take part
-    loop = run_job(own, "local", tmp_path / "loop of the study" / "same")
+    limited = with_settings(own, ["simulation.limits=true"])  # which always apply in a federation
+    loop = run_job(limited, "local", tmp_path / "loop of the study" / "same")
+    exact = run_job(own, "local", tmp_path / "exact loop" / "same")
+    assert (exact / "metrics.json").read_bytes() != (loop / "metrics.json").read_bytes()
     for name in ("metrics.json", "model/model.safetensors"):
         assert (tmp_path / "studied" / "same" / name).read_bytes() == (loop / name).read_bytes(), name
 

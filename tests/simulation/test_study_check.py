@@ -49,6 +49,7 @@ def test_a_faulty_job_is_a_problem() -> None:
 
 def test_the_remedies_that_a_problem_names_settle_it() -> None:
     counts = {split: Count(1, 2, 0) for split in SPLITS}
+    counts["validation"] = Count(0, 0, 3)
     few = {
         "alpha": Findings(images=dict.fromkeys(SPLITS, 3), counts={"Xanthosis": counts}),
         "beta": Findings(images=dict.fromkeys(SPLITS, 3), counts={"Xanthosys": counts}),

@@ -69,6 +69,13 @@ Bundle = Annotated[
 ]
 Watched = Annotated[bool, typer.Option("--watch", help="Serve its page while it works: see suture watch.")]
 Track = Annotated[Tracker | None, typer.Option(help="Write its history there too: see suture track.")]
+Limits = Annotated[
+    bool,
+    typer.Option(
+        "--limits",
+        help="Apply the sites' limits of disclosure in local and sim too, where a study's figures are exact.",
+    ),
+]
 Accept = Annotated[
     list[str] | None,
     typer.Option(
@@ -147,12 +154,15 @@ def run(
     detach: Detach = False,
     watch: Watched = False,
     track: Track = None,
+    limits: Limits = False,
 ) -> None:
     """Run a job."""
     if detach and (watch or track):
         raise typer.BadParameter("--watch and --track need a command that waits: leave out --detach")
     every = _all_settings(rounds, seed, settings, accept_labels)
     chosen = job_with(job, every)
+    if limits:
+        chosen, every = _with_limits(chosen, env), [*every, "simulation.limits=true"]
     _compute_on(env, device, site_threads, amp)
     options = {"--device": device, "--site-threads": site_threads, "--workers": workers, "--track": track}
     flags = [name for name, given in (("--amp", amp), ("--watch", watch)) if given]
@@ -161,6 +171,23 @@ def run(
         out, resume, overwrite, workers, startup_kit, _names(sites), bundle, detach, again, watch, track
     )
     execute(chosen, env, how)
+
+
+def _with_limits(job: Job, env: Env) -> Job:
+    """Return the job with the limits of its sites.
+
+    Raises:
+        ConfigError: they apply anyhow, or the sites have none.
+    """
+    from suture.core.errors import ConfigError
+    from suture.simulation.job import with_settings
+    from suture.simulation.study import StudySites
+
+    if env in (Env.poc, Env.prod):
+        raise ConfigError(f"the sites' limits always apply with --env {env.value}; leave out --limits")
+    if not isinstance(job.simulation, StudySites):
+        raise ConfigError(f"the sites of {job.name} are simulated and have no limits; leave out --limits")
+    return with_settings(job, ["simulation.limits=true"])
 
 
 def _compute_on(env: Env, device: str | None, threads: int | None, amp: bool) -> None:

@@ -6,7 +6,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -99,32 +99,37 @@ def discover_labels(
     left_out |= {name: "you said that it is no finding" for name in free if name in refused}
     listed = _finding_column(sheet, [name for name in free if name not in (*columns, *refused)])
     if listed and not any(map(_known, columns)):
-        name, data = listed
-        left_out |= dict.fromkeys(columns, f"{name!r} lists the findings")
-        valued = _value_column(
-            sheet, name, [other for other in free if other not in (name, *refused)], images
-        )
-        data |= valued.data
-        for column in (name, str(valued.data.get("value_column", name))):
-            asked.pop(column, None)
-            left_out.pop(column, None)
-        reasons = {"finding_column": "its cells list the findings that are present"} | valued.reasons
-        warnings = (*asked.values(), *valued.warnings, *blank_findings(sheet, sheet.column(name, ""), name))
-        doubtful: list[str] = []
+        found = _listed(sheet, *listed, [name for name in free if name not in refused], images)
+        left_out |= dict.fromkeys(columns, f"{listed[0]!r} lists the findings")
     else:
-        data, reasons, warnings = (
-            {"labels": columns},
-            {"labels": "their cells are 1, 0, yes, no or blank"},
-            (),
-        )
-        doubtful = [column for column in columns if not _known(column) and column not in (named or ())]
-        warnings = (*asked.values(), *_doubt(doubtful))
-    if not data["labels"]:
+        found = _in_columns(columns, named or {})
+    for column in map(found.data.get, ("finding_column", "value_column")):
+        asked.pop(str(column), None)
+        left_out.pop(str(column), None)
+    warnings = (*asked.values(), *found.warnings)
+    if not found.data["labels"]:
         raise _no_labels(sheet, warnings)
-    if _exclusive(sheet, data, images):
-        data["label_type"] = "multiclass"
-        reasons["label_type"] = 'every image has exactly one class; "multilabel" if one may have several'
-    return Labels(data, reasons, warnings, left_out, tuple(doubtful))
+    if _exclusive(sheet, found.data, images):
+        found.data["label_type"] = "multiclass"
+        found.reasons["label_type"] = (
+            'every image has exactly one class; "multilabel" if one may have several'
+        )
+    return replace(found, warnings=warnings, left_out=left_out)
+
+
+def _in_columns(columns: list[str], named: Mapping[str, str]) -> Labels:
+    """Labels with a column each; those that a person has named are beyond doubt."""
+    doubtful = [column for column in columns if not _known(column) and column not in named]
+    reasons = {"labels": "their cells are 1, 0, yes, no or blank"}
+    return Labels({"labels": columns}, reasons, tuple(_doubt(doubtful)), doubtful=tuple(doubtful))
+
+
+def _listed(sheet: Sheet, name: str, data: dict[str, Any], others: Collection[str], images: str) -> Labels:
+    """Labels that a column lists, and what says of them whether they are present."""
+    valued = _value_column(sheet, name, [other for other in others if other != name], images)
+    reasons = {"finding_column": "its cells list the findings that are present"} | valued.reasons
+    warnings = (*valued.warnings, *blank_findings(sheet, sheet.column(name, ""), name))
+    return Labels(data | valued.data, reasons, warnings)
 
 
 def _doubt(columns: list[str]) -> list[str]:

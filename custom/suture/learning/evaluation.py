@@ -240,15 +240,33 @@ def disclosed(
     """
     if not limits.min_count:
         return {name: sent(score, rounded, limits) for name, score in scores.items()}
-    patients, y = patient_numbers(part), part.y[:, columns].numpy()
-    moved = {name: without_one(patients, truth) for name, truth in zip(scores, y.T, strict=True)}
-    large = [name for name, score in scores.items() if enough(score, limits) and moved[name] <= MOST]
-    if label_type == "multiclass":
-        large = complementary({n: s.positives or 0 for n, s in scores.items()}, large, limits.min_count)
+    moved = influences(scores, part.y[:, columns].numpy(), patient_numbers(part), label_type, limits)
     return {
-        name: sent(score, partial(on_grid, influence=moved[name]), limits) if name in large else NOTHING
+        name: sent(score, partial(on_grid, influence=moved[name]), limits) if name in moved else NOTHING
         for name, score in scores.items()
     }
+
+
+def influences(
+    names: Iterable[str],
+    y: NDArray[np.float32],
+    patients: NDArray[np.intp],
+    label_type: LabelType,
+    limits: PrivacyConfig,
+) -> dict[str, float]:
+    """Return how far one patient moves the figures of each class that is not withheld.
+
+    Args:
+        names: of the columns of y, ``[n, c]``.
+        patients: as for `without_one`.
+    """
+    truth = dict(zip(names, y.T, strict=True))
+    counts = {name: (int((own == 1).sum()), int((own == 0).sum())) for name, own in truth.items()}
+    moved = {name: without_one(patients, own) for name, own in truth.items()}
+    large = [name for name in truth if min(counts[name]) >= limits.min_count and moved[name] <= MOST]
+    if label_type == "multiclass":
+        large = complementary({n: positives for n, (positives, _) in counts.items()}, large, limits.min_count)
+    return {name: moved[name] for name in large}
 
 
 def patient_numbers(part: Samples) -> NDArray[np.intp]:
@@ -259,11 +277,6 @@ def patient_numbers(part: Samples) -> NDArray[np.intp]:
 def counts_of(score: ClassScore) -> Counts | None:
     """Return the counts of a class; None where they are withheld."""
     return None if score.positives is None or score.negatives is None else (score.positives, score.negatives)
-
-
-def enough(score: ClassScore, limits: PrivacyConfig) -> bool:
-    """Whether neither count of a class is below the limit."""
-    return min(score.positives or 0, score.negatives or 0) >= limits.min_count
 
 
 def entropy(part: Samples, logits: Tensor, label_type: LabelType) -> float | None:

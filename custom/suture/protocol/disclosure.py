@@ -72,9 +72,13 @@ def without_one(patients: NDArray[np.intp], y: NDArray[np.float32]) -> float:
 
 def on_grid(value: float | None, influence: float, largest: float = 1.0) -> float | None:
     """Return a figure in [0, largest] rounded to its grid; None where a patient moves it too far."""
-    if value is None or influence > MOST * largest:
-        return None
-    return _nearest(value, next(step for step in _GRIDS if step >= influence))
+    step = step_of(influence, largest)
+    return None if value is None or step is None else _nearest(value, step)
+
+
+def step_of(influence: float, largest: float = 1.0) -> float | None:
+    """Return the step to which a figure in [0, largest] is rounded; None where it is withheld."""
+    return None if influence > MOST * largest else next(step for step in _GRIDS if step >= influence)
 
 
 def near(count: Count, step: int) -> Count:

@@ -80,6 +80,10 @@ class PrivacyConfig(Section):
         """Return what a simulated site agrees to: its data are public, so that nothing is withheld."""
         return cls(label_view=label_view, min_count=0, min_loss=0, max_answers=10**9, max_figures=10**9)
 
+    def exact(self) -> PrivacyConfig:
+        """Return what the site agrees to where no figure leaves the machine: none is withheld or rounded."""
+        return self.model_copy(update={"min_count": 0, "min_loss": 0, "round_counts": 1})
+
     @model_validator(mode="before")
     @classmethod
     def _unencrypted(cls, values: Any) -> Any:

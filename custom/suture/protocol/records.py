@@ -62,6 +62,8 @@ class Run:
         left_out: sentences on the data, sites and classes that a figure of the run does not cover.
         prior: name and digest of the frozen network that all sites held; empty where there was none.
         command: the command line that runs the same job again; None where none does.
+        without_limits: what the sites' limits of disclosure would do with the figures of a run on one
+            machine; empty where they were applied.
     """
 
     job: str
@@ -90,6 +92,7 @@ class Run:
     left_out: list[str] = field(default_factory=list)
     prior: dict[str, str] = field(default_factory=dict)
     command: str | None = None
+    without_limits: str = ""
 
     def owners(self, label: str) -> tuple[str, ...]:
         """Return the sites that annotate a class."""

@@ -43,7 +43,7 @@ size = 64                              # of the images that it sees, in pixels
 _REST = """
 [privacy]
 label_view = "own"   # "all": this site agrees to see every class name of the federation
-min_count = 5        # figures of rarer classes are withheld
+min_count = 5        # in a federation, figures of rarer classes are withheld
 
 [training]
 device = "cpu"       # "cuda" where there is a GPU

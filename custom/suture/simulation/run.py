@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from suture.core.codes import Stated
 from suture.core.errors import ConfigError, DataError, FederationError, InUse, SutureError, unknown
@@ -49,9 +49,11 @@ from suture.protocol.messages import SiteInfo
 from suture.reports.progress import following
 from suture.reports.report import try_report, write_report
 from suture.simulation.again import command
+from suture.simulation.exact_figures import without_limits
 from suture.simulation.job import Job, check_federated, check_finetuning
 from suture.simulation.partition import SERVER
 from suture.simulation.simulator import Simulator, check_paths, simulate, with_first_error
+from suture.simulation.study import StudySites
 
 log = logging.getLogger(__name__)
 
@@ -157,7 +159,10 @@ def _begin(job: Job, folder: Path, env: str) -> tuple[Job, list[str]]:
     sites = simulation.prepare(folder / "sites", folder.parent, job.seed, job.method)
     job = _with_vocabulary(job, folder / "sites")
     plan, schedule = job.plan(folder.name), job.schedule()
-    describe(Record(folder), plan, schedule, env=env, command=again)
+    said = ""
+    if isinstance(simulation, StudySites) and not simulation.limits:
+        said = without_limits(simulation.configs())
+    describe(Record(folder), plan, schedule, env=env, command=again, without_limits=said)
     content = {"name": job.name, "plan": plan.to_dict(), "schedule": schedule.to_dict(), "sites": sites}
     write_json(folder / "job.json", {**content, "simulation": asdict(simulation)})
     (folder / FILE).unlink(missing_ok=True)  # the figures of an earlier model, which is now trained further
@@ -378,18 +383,36 @@ def _refuse_another(out: Path, job: Job) -> None:
     pooled_words = job.model.vocabulary == CORPUS  # which are read later, from the sites that are written
     now = fixed_settings((_with_words(job, "clinical") if pooled_words else job).plan(out.name))
     try:
-        before = dict(read_json(path, "plan")["plan"])
+        begun = read_json(path, "plan")
+        before: dict[str, Any] = dict(begun["plan"])
         if missing := now.keys() - before.keys():
             raise KeyError(min(missing))
         if pooled_words:
             was = before["model"]["vocabulary"]
             now["model"]["vocabulary"] = CORPUS if isinstance(was, str) else was
         check_unchanged(before, now, out.name)
+        _refuse_other_limits(job, bool(begun.get("simulation", {}).get("limits", True)), out)
     except DataError as error:
         raise ConfigError(str(error)) from error
     except (KeyError, TypeError, ValueError, AttributeError) as error:  # parts of other types
         raise ConfigError(f"{path} is damaged ({error}); replace the run with --overwrite") from error
     Rounds(out / "state").newest()  # refuses a state of another version
+
+
+def _refuse_other_limits(job: Job, before: bool, out: Path) -> None:
+    """Refuse to continue a study with other limits: its rounds would be measured in two ways.
+
+    Args:
+        before: whether the run was begun with the sites' limits of disclosure.
+
+    Raises:
+        ConfigError: it would be.
+    """
+    if isinstance(job.simulation, StudySites) and job.simulation.limits is not before:
+        how = ("without", "leave out") if not before else ("with", "add")
+        raise ConfigError(
+            f"{out} was begun {how[0]} the sites' limits of disclosure; {how[1]} --limits to continue it"
+        )
 
 
 def _untuned(out: Path, job: Job) -> bool:

@@ -39,10 +39,14 @@ class StudySites:
         folder: of the study; each of its folders with a suture.toml is a site. A relative one starts at the
             folder of the job's file, and in Python at the working directory.
         sites: the sites that take part; all of them by default.
+        limits: whether figures keep to the sites' limits of disclosure (min_count, min_loss and round_counts
+            of [privacy]), as in a federation. Otherwise they are exact, because they leave this machine
+            nowhere.
     """
 
     folder: str = "."
     sites: tuple[str, ...] = ()
+    limits: bool = False
 
     def prepare(self, folder: Path, runs: Path, seed: int, method: type[Method] | Method) -> list[str]:  # noqa: ARG002
         """Write the suture.toml of each site of a run, with absolute paths and the state within the run.
@@ -53,7 +57,12 @@ class StudySites:
         """
         found = self.configs()
         configs: dict[str, SiteConfig | ServerConfig] = {
-            name: config.model_copy(update={"storage": _storage(config, folder / name / "state")})
+            name: config.model_copy(
+                update={
+                    "storage": _storage(config, folder / name / "state"),
+                    "privacy": config.privacy if self.limits else config.privacy.exact(),
+                }
+            )
             for name, config in found.items()
         }
         configs[SERVER] = self._server(folder, runs)

@@ -76,7 +76,7 @@ def compare(
         *contradictions,
         *_torn(twins),
     ]
-    warnings = [*merged, *_warnings(configs, findings, twins)]
+    warnings = [*merged, *_warnings(configs, findings, twins, job)]
     if job:
         warnings += [*_other_modalities(configs, findings, job, refused=False), *_sizes(findings, job)]
     return Together(tuple(problems), tuple(warnings), images)
@@ -149,15 +149,17 @@ def _problems(
         )
     if len({config.data.color for config in configs.values()}) > 1:
         yield "some sites read images in colour and some in gray; set [data] color alike at all"
-    by_loss = job is None or job.selection == "site_loss"
-    if by_loss and not any(
-        _behind_the_loss(found, configs[site].privacy) >= max(configs[site].privacy.min_loss, 1)
-        for site, found in findings.items()
+    if _by_loss(job) and not any(
+        _behind_the_loss(found, PrivacyConfig().exact()) for found in findings.values()
     ):
         yield (
-            "no site has enough validation images for its [privacy] min_loss and min_count, so no round can "
-            'be selected; lower them, or set selection = "last" in job.toml'
+            "no site has a labelled validation image, so no round can be selected by its loss; give some "
+            'sites a validation split, or set selection = "last" in job.toml'
         )
+
+
+def _by_loss(job: Job | None) -> bool:
+    return job is None or job.selection == "site_loss"
 
 
 def _other_modalities(
@@ -195,9 +197,17 @@ def _torn(twins: Shared) -> Iterator[str]:
 
 
 def _warnings(
-    configs: Mapping[str, SiteConfig], findings: Mapping[str, Findings], twins: Shared
+    configs: Mapping[str, SiteConfig], findings: Mapping[str, Findings], twins: Shared, job: Job | None
 ) -> Iterator[str]:
     yield from _unmeasured(findings)
+    if _by_loss(job) and not any(
+        _behind_the_loss(found, configs[site].privacy) >= max(configs[site].privacy.min_loss, 1)
+        for site, found in findings.items()
+    ):
+        yield (
+            "in a federation no round can be selected: no site has enough validation images for its "
+            '[privacy] min_loss and min_count; lower them there, or set selection = "last" in job.toml'
+        )
     if twins.images and not twins.torn:
         yield f"{describe(twins)}. Each counts once for each site"
     yield from differences(findings)

@@ -340,13 +340,7 @@ def agree(
             f"the sites have {len(registry.labels)} classes together; at most {MOST_CLASSES} are possible"
         )
     _refuse_lookalikes(registry, accept)
-    unsaid = {name: sites for name, sites in registry.owners().items() if name not in registry.codes}
-    for name, sites in shared_generic(unsaid, accept).items():
-        raise FederationError(
-            f"{', '.join(sites)} each have a class {name!r}, which does not say which finding is meant. "
-            f'Name it at each site under [data.synonyms]: "{name}" = "NAME OF THE FINDING"; if it is one '
-            f'class, accept it (--accept-labels "{name}")'
-        )
+    _refuse_shared_generic(registry, accept)
     return registry
 
 
@@ -412,6 +406,16 @@ def _refuse_lookalikes(registry: SiteRegistry, accept: bool | tuple[str, ...]) -
         + f"(for example --set label_map.{pairs[0][0].replace(' ', '_')}={pairs[0][1].replace(' ', '_')}); "
         + f'if they are two, accept them (--accept-labels "{pairs[0][0]}").'
     )
+
+
+def _refuse_shared_generic(registry: SiteRegistry, accept: bool | tuple[str, ...]) -> None:
+    unsaid = {name: sites for name, sites in registry.owners().items() if name not in registry.codes}
+    for name, sites in shared_generic(unsaid, accept).items():
+        raise FederationError(
+            f"{', '.join(sites)} each have a class {name!r}, which does not say which finding is meant. "
+            f'Name it at each site under [data.synonyms]: "{name}" = "NAME OF THE FINDING"; if it is one '
+            f'class, accept it (--accept-labels "{name}")'
+        )
 
 
 def shared_generic(

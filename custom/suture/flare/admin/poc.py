@@ -7,6 +7,7 @@ import shutil
 import socket
 from collections.abc import Sequence
 from contextlib import redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -194,9 +195,12 @@ def simulate(job: Job, folder: Path) -> tuple[list[str], Path]:
             f"{job.name} simulates no sites, and no folder beside its file has a suture.toml; write them "
             "with `suture init`, or each site's local/suture.toml yourself"
         )
+    sites = job.simulation
+    if isinstance(sites, StudySites):
+        sites = replace(sites, limits=True)  # a POC is a federation, where figures leave the sites
     data = data_of(job, folder)
     make_folder(data)
-    return job.simulation.prepare(data, data / "runs", job.seed, job.method), data
+    return sites.prepare(data, data / "runs", job.seed, job.method), data
 
 
 def data_of(job: Job, folder: Path) -> Path:

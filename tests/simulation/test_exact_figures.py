@@ -1,0 +1,103 @@
+"""A study on one machine has exact figures; with --limits, those of a federation."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from small_hospitals import small_study
+from suture.core.errors import ConfigError
+from suture.data.config import load_site_config
+from suture.data.readers import read_table
+from suture.protocol.records import read_run
+from suture.reports.frames import open_results
+from suture.simulation.exact_figures import without_limits
+from suture.simulation.job import Job, load_job, with_settings
+from suture.simulation.run import run_job
+from suture.simulation.study import StudySites
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """A study of three sites with 20 validation images each, 11 of them with a mass at alpha."""
+    study = small_study(tmp_path_factory.mktemp("exact") / "study", images=100, least=5)
+    return with_settings(load_job(study), ["rounds=1"])
+
+
+@pytest.fixture(scope="module")
+def runs(job: Job, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The run folders without and with the limits."""
+    folder = tmp_path_factory.mktemp("runs")
+    limited = with_settings(job, ["simulation.limits=true"])
+    return run_job(job, "local", folder / "a" / "same"), run_job(limited, "local", folder / "b" / "same")
+
+
+def test_figures_are_exact_and_the_model_is_the_same(runs: tuple[Path, Path]) -> None:
+    exact, limited = runs
+    models = [(run / "model" / "model.safetensors").read_bytes() for run in runs]
+    assert models[0] == models[1]
+    figures = [json.loads((run / "metrics.json").read_text())["auroc"] for run in (exact, limited)]
+    assert figures[0] != figures[1]
+    steps = [value * 10 for value in figures[1].values() if value is not None]
+    assert steps == pytest.approx([round(step) for step in steps]), "on a grid of .1, .2 or .5"
+    assert any(abs(10 * v - round(10 * v)) > 0.01 for v in figures[0].values() if v is not None)
+
+
+def test_an_exact_figure_is_that_of_the_model_on_the_sites_images(job: Job, runs: tuple[Path, Path]) -> None:
+    scores = open_results(runs[0]).model()
+    found = json.loads((runs[0] / "metrics.json").read_text())
+    assert isinstance(job.simulation, StudySites)
+    config = job.simulation.configs()["gamma"]
+    part = read_table(config.data).table.of("test")
+    shown = scores.predict(config.data.root).rename(index=lambda path: Path(path).name)
+    column = part.labels.index("Fibrosis")
+    score = np.array([shown.loc[name, "Fibrosis"] for name in part.images])
+    y = part.y[:, column]
+    pairs = score[y == 1][:, None] - score[y == 0][None]
+    assert found["auroc"]["Fibrosis"] == pytest.approx(((pairs > 0) + 0.5 * (pairs == 0)).mean(), abs=1e-6)
+
+
+def test_one_line_says_what_the_limits_would_do(job: Job, runs: tuple[Path, Path]) -> None:
+    exact, limited = (read_run(run) for run in runs)
+    assert limited.without_limits == ""
+    assert "alpha withholds its loss" not in exact.without_limits, "20 images are enough"
+    for site in ("alpha", "beta", "gamma"):
+        assert f"{site} rounds AUROC to steps of" in exact.without_limits
+    assert exact.without_limits in (runs[0] / "report.html").read_text().replace("&#39;", "'")
+    assert isinstance(job.simulation, StudySites)
+    configs = job.simulation.configs()
+    strict = {
+        site: config.model_copy(update={"privacy": replace_limits(config.privacy, 30)})
+        for site, config in configs.items()
+    }
+    assert "alpha withholds its loss and withholds Mass, Nodule" in without_limits(strict)
+    none = {s: c.model_copy(update={"privacy": c.privacy.exact()}) for s, c in configs.items()}
+    assert "would change none" in without_limits(none)
+
+
+def replace_limits(privacy: object, least: int) -> object:
+    """The limits with another min_count and min_loss."""
+    return privacy.model_copy(update={"min_count": least, "min_loss": least})  # type: ignore[attr-defined]
+
+
+def test_a_run_is_continued_as_it_was_begun(job: Job, runs: tuple[Path, Path]) -> None:
+    longer = replace(job, rounds=2)
+    limited = with_settings(longer, ["simulation.limits=true"])
+    with pytest.raises(ConfigError, match="without the sites' limits"):
+        run_job(limited, "local", runs[0], resume=True)
+    with pytest.raises(ConfigError, match="add --limits"):
+        run_job(longer, "local", runs[1], resume=True)
+
+
+def test_what_protects_training_stays(job: Job, tmp_path: Path) -> None:
+    """Clipping, noise, budgets and the label view are no limits of disclosure."""
+    assert isinstance(job.simulation, StudySites)
+    job.simulation.prepare(tmp_path, tmp_path, 1, job.method)
+    own = job.simulation.configs()["alpha"].privacy
+    written = load_site_config(tmp_path / "alpha" / "suture.toml").privacy
+    assert own.min_count == own.min_loss == 5
+    assert written == own.model_copy(update={"min_count": 0, "min_loss": 0, "round_counts": 1})
