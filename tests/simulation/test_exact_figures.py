@@ -74,7 +74,7 @@ def test_one_line_says_what_the_limits_would_do(job: Job, runs: tuple[Path, Path
         site: config.model_copy(update={"privacy": replace_limits(config.privacy, 30)})
         for site, config in configs.items()
     }
-    assert "alpha withholds its loss and withholds Mass, Nodule" in without_limits(strict)
+    assert "alpha withholds its loss, Mass, Nodule" in without_limits(strict)
     none = {s: c.model_copy(update={"privacy": c.privacy.exact()}) for s, c in configs.items()}
     assert "would change none" in without_limits(none)
 

@@ -32,14 +32,12 @@ def _change(config: SiteConfig) -> str:
         return ""
     _, patients = np.unique(np.asarray(part.patients), return_inverse=True)
     shown = influences(part.labels, part.y, patients, part.labels.label_type, limits)
-    withheld = [name for name in part.labels if limits.min_count and name not in shown]
+    hidden = [name for name in part.labels if limits.min_count and name not in shown]
     steps = sorted({step for moved in shown.values() if (step := step_of(moved)) is not None})
-    seen = [column for column, name in enumerate(part.labels) if name not in withheld]
-    said = []
-    if (~np.isnan(part.y[:, seen])).any(axis=1).sum() < limits.min_loss:
-        said.append("withholds its loss")
-    if withheld:
-        said.append(f"withholds {', '.join(withheld)}")
+    seen = [column for column, name in enumerate(part.labels) if name not in hidden]
+    lossless = (~np.isnan(part.y[:, seen])).any(axis=1).sum() < limits.min_loss
+    withheld = [*(["its loss"] if lossless else []), *hidden]
+    said = [f"withholds {', '.join(withheld)}"] if withheld else []
     if limits.min_count and steps:
         between = f"{steps[0]:g}" if len(steps) == 1 else f"{steps[0]:g} to {steps[-1]:g}"
         said.append(f"rounds AUROC to steps of {between}")
