@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from typing import Any
 
 LONGEST_LINE = 500
@@ -20,9 +21,37 @@ def printable(text: object, most: int = LONGEST_LINE) -> str:
     return line if len(line) <= most else line[: most - 1] + "…"
 
 
+JOINERS = "\u200c\u200d"
+"""Zero-width non-joiner and joiner: invisible, and part of the spelling in some scripts."""
+
+_JOINING = frozenset(
+    "ARABIC SYRIAC MONGOLIAN NKO MANDAIC DEVANAGARI BENGALI GURMUKHI GUJARATI ORIYA TAMIL TELUGU KANNADA "
+    "MALAYALAM SINHALA KHMER MYANMAR TIBETAN".split()
+)
+_VIRAMA = 9
+"""Unicode's combining class of the signs that take a consonant's vowel."""
+
+
+def joins(text: str, at: int) -> bool:
+    """Whether a joiner is where a script needs it: between two letters, or after a virama (RFC 5892, A.1)."""
+    before, after = _script(text[at - 1 : at]), _script(text[at + 1 : at + 2])
+    return before in _JOINING and (before == after or unicodedata.combining(text[at - 1]) == _VIRAMA)
+
+
+def _script(c: str) -> str:
+    """Return the script of a letter or mark, as its name begins; empty for another character."""
+    return unicodedata.name(c, "").split(" ")[0] if c and unicodedata.category(c)[0] in "LM" else ""
+
+
 def escaped(text: str) -> str:
     """Return a text with the escapes of Python in place of characters that are not printable."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    if text.isprintable():
+        return text
+    shown = (
+        c if c.isprintable() or (c in JOINERS and joins(text, at)) else c.encode("unicode_escape").decode()
+        for at, c in enumerate(text)
+    )
+    return "".join(shown)
 
 
 def printable_lines(text: str) -> str:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from suture.core.errors import LabelError, unknown
-from suture.core.labels import LabelSet, LabelType, canonical
+from suture.core.labels import LabelSet, LabelType, canonical, canonical_or_none
 from suture.core.printable import number_of
 from suture.data.cells import Cells, Meaning
 from suture.data.dataset import DatasetConfig
@@ -97,8 +97,12 @@ def _listed(sheet: Sheet, config: LabelConfig) -> FoundLabels:
     separator = config.finding_separator
     cells = sheet.column(config.finding_column or "", "[data] finding_column")
     found: list[set[str] | None] = []
-    for cell in cells:
-        names = {canonical(name, config.synonyms) for name in cell.split(separator) if name.strip()}
+    for cell, number in zip(cells, sheet.numbers, strict=True):
+        try:
+            names = {canonical(name, config.synonyms) for name in cell.split(separator) if name.strip()}
+        except LabelError as error:
+            where = f"{sheet.path} row {number}, column {config.finding_column!r}"
+            raise LabelError(f"{where}: {error}, or set finding_separator") from error
         found.append(names - {NO_FINDING} if names else None)
     labels, y = indicators(found, sheet.path)
     notes = blank_findings(sheet, cells, config.finding_column or "")
@@ -130,14 +134,15 @@ def _label_columns(sheet: Sheet, config: LabelConfig, others: Collection[str]) -
             columns = _chosen(sheet, columns, config)
         labels = LabelSet.of([name for name, _ in columns], config.synonyms, config.label_type)
     except LabelError as error:
-        raise LabelError(f"{sheet.path}: {error}") from error
+        bad = next((name for name, _ in columns if canonical_or_none(name, config.synonyms) is None), None)
+        raise LabelError(f"{sheet.path}{':' if bad is None else ', column'} {error}") from error
     return labels, [i for _, i in columns]
 
 
 def _chosen(sheet: Sheet, columns: list[tuple[str, int]], config: LabelConfig) -> list[tuple[str, int]]:
     """The columns of the labels that the site names, in the order in which it names them."""
     wanted = LabelSet.of(config.labels or (), config.synonyms)
-    found = [(canonical(name, config.synonyms), name, i) for name, i in columns]
+    found = [(canonical_or_none(name, config.synonyms), name, i) for name, i in columns]
     for name in wanted:
         if name not in {label for label, _, _ in found}:
             raise unknown(
