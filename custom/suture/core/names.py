@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 
 from suture.core.errors import ConfigError, LabelError
-from suture.core.printable import JOINERS, joins, printable
+from suture.core.printable import JOINERS, printable
 
 LONGEST = 200
 """Largest number of characters of a class name."""
@@ -31,6 +31,13 @@ _HIDDEN = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
 )
 """Letters and marks that nobody sees (Unicode's Default_Ignorable_Code_Point)."""
+
+_JOINING = frozenset(
+    "ARABIC SYRIAC MONGOLIAN NKO MANDAIC DEVANAGARI BENGALI GURMUKHI GUJARATI ORIYA TAMIL TELUGU KANNADA "
+    "MALAYALAM SINHALA KHMER MYANMAR TIBETAN".split()
+)
+_VIRAMA = 9
+"""Unicode's combining class of the signs that take a consonant's vowel."""
 
 _PLAIN = r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,%d}"
 _SITE = re.compile(_PLAIN % 63)
@@ -112,7 +119,7 @@ def _fault(name: str) -> str:
     if name[:1] in _LEADING:
         return f"it begins with {name[0]!r}, which other programs take for a command; rename the class"
     for at, c in enumerate("" if _ASCII.fullmatch(name) else name):
-        if c in JOINERS and not joins(name, at):
+        if c in JOINERS and not _joins(name, at):
             return f"it has {_described(c)} outside a word of a script that needs it; remove it"
         if not _usable(c):
             return f"it has {_described(c)}; rename the class with letters, digits, spaces and {SIGNS[1:16]}"
@@ -124,6 +131,17 @@ def _usable(c: str) -> bool:
     """Whether a class name may have a character."""
     letter = unicodedata.category(c)[0] in "LMN" and not _HIDDEN.match(c)
     return letter or c in SIGNS or c in JOINERS
+
+
+def _joins(text: str, at: int) -> bool:
+    """Whether a joiner is where a script needs it: between two letters, or after a virama (RFC 5892, A.1)."""
+    before, after = _script(text[at - 1 : at]), _script(text[at + 1 : at + 2])
+    return before in _JOINING and (before == after or unicodedata.combining(text[at - 1]) == _VIRAMA)
+
+
+def _script(c: str) -> str:
+    """Return the script of a letter or mark, as its name begins; empty for another character."""
+    return unicodedata.name(c, "").split(" ")[0] if c and unicodedata.category(c)[0] in "LM" else ""
 
 
 def _described(c: str) -> str:

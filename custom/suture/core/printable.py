@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-import unicodedata
+import logging
+import warnings
 from typing import Any
 
 LONGEST_LINE = 500
 """Largest number of characters of a text of another party."""
+
+
+LONGEST_WARNING = 2_000
+"""Largest number of characters of a library's warning."""
 
 
 def printable(text: object, most: int = LONGEST_LINE) -> str:
@@ -22,41 +27,40 @@ def printable(text: object, most: int = LONGEST_LINE) -> str:
 
 
 JOINERS = "\u200c\u200d"
-"""Zero-width non-joiner and joiner: invisible, and part of the spelling in some scripts."""
-
-_JOINING = frozenset(
-    "ARABIC SYRIAC MONGOLIAN NKO MANDAIC DEVANAGARI BENGALI GURMUKHI GUJARATI ORIYA TAMIL TELUGU KANNADA "
-    "MALAYALAM SINHALA KHMER MYANMAR TIBETAN".split()
-)
-_VIRAMA = 9
-"""Unicode's combining class of the signs that take a consonant's vowel."""
-
-
-def joins(text: str, at: int) -> bool:
-    """Whether a joiner is where a script needs it: between two letters, or after a virama (RFC 5892, A.1)."""
-    before, after = _script(text[at - 1 : at]), _script(text[at + 1 : at + 2])
-    return before in _JOINING and (before == after or unicodedata.combining(text[at - 1]) == _VIRAMA)
-
-
-def _script(c: str) -> str:
-    """Return the script of a letter or mark, as its name begins; empty for another character."""
-    return unicodedata.name(c, "").split(" ")[0] if c and unicodedata.category(c)[0] in "LM" else ""
+"""Zero-width non-joiner and joiner: invisible, and a part of the spelling in some scripts."""
 
 
 def escaped(text: str) -> str:
     """Return a text with the escapes of Python in place of characters that are not printable."""
     if text.isprintable():
         return text
-    shown = (
-        c if c.isprintable() or (c in JOINERS and joins(text, at)) else c.encode("unicode_escape").decode()
-        for at, c in enumerate(text)
-    )
+    shown = (c if c.isprintable() or c in JOINERS else c.encode("unicode_escape").decode() for c in text)
     return "".join(shown)
 
 
 def printable_lines(text: str) -> str:
     """Return a text of this program, which may have several lines, with other control characters escaped."""
     return "\n".join(escaped(line) for line in text.split("\n"))
+
+
+class _OneLine(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return printable_lines(super().format(record))
+
+
+def clean_warnings() -> None:
+    """Have what libraries warn and log printed without control characters: it may quote a file, as pydicom does.
+
+    It is for a process with a terminal: warnings, and records of logs for which nobody has set a handler.
+    """
+    written = warnings.formatwarning
+
+    def format_warning(message: Any, *where: Any, **line: Any) -> str:
+        return printable_lines(written(printable(message, LONGEST_WARNING), *where, **line))
+
+    warnings.formatwarning = format_warning
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(_OneLine())
 
 
 def number_of(n: int, what: str) -> str:
