@@ -38,7 +38,7 @@ BAD = [
     "$(x)",
     "a\u202eb",
 ]
-BAD_LABELS = ["", "x\n", "x" * 201, "a/b", "a\\b", "..", "a\x00b", "a\u202eb", "\u200b", "a\tb"]
+BAD_LABELS = ["", "x\n", "x" * 201, "a\\b", "..", "a\x00b", "a\u202eb", "\u200b", "a\tb"]
 
 
 def only(name: str) -> None:

@@ -33,6 +33,7 @@ from suture.cli.sign import sign, verify
 from suture.cli.study import check, init
 from suture.core import VERSION
 from suture.core.allocator import keep_memory
+from suture.core.printable import clean_warnings
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -144,6 +145,7 @@ app.add_typer(poc_app, name="poc")
 def main() -> None:
     """Run the command line; the entry point of `suture`."""
     keep_memory()
+    clean_warnings()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal in Latin-1 has no en dash
     guarded(partial(literal(app), prog_name="suture"))

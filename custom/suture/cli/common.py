@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from suture.data.config import SiteConfig
     from suture.simulation.job import Job
 
-console = Console()
+console = Console(emoji=False)  # a name such as ":x:" is none
 
 
 class Part(StrEnum):
@@ -142,7 +142,7 @@ def renamed(app: typer.Typer, old: str, new: str) -> None:
 
 
 def _print_error(error: SutureError) -> None:
-    Console(stderr=True).print(
+    Console(stderr=True, emoji=False).print(
         printable_lines(f"error: {error}"), style="red", markup=False, highlight=False, soft_wrap=True
     )
 

@@ -120,7 +120,9 @@ def _tune(job: Job, env: str, kit: Kit, folder: Path) -> None:
         tune_targets(folder, job.finetuning, job.seed, tasks)
         write_report(folder)
     else:
-        print_line(f"not fine-tuned; with data of a task: suture finetune {folder / 'model'} suture.toml")
+        print_line(
+            f"not fine-tuned; with data of a task: suture finetune {shlex.quote(str(folder / 'model'))} suture.toml"
+        )
 
 
 def resume(

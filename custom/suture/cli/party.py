@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
 from suture.cli.common import console, print_line
-from suture.core.printable import printable_lines
+from suture.core.targets import rich
 
 if TYPE_CHECKING:
     from suture.federation.site.statement import Statement
@@ -52,10 +51,10 @@ def doctor(
         typer.echo(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=2))
     else:
         for finding in findings:
-            line = escape(printable_lines(f"{finding.about}: {finding.text}"))
+            line = rich(f"{finding.about}: {finding.text}")
             console.print(f"{_MARKS[finding.status]} {line}", soft_wrap=True, highlight=False)
             if finding.remedy:
-                remedy = f"        {escape(printable(finding.remedy))}"
+                remedy = f"        {rich(printable(finding.remedy))}"
                 console.print(remedy, soft_wrap=True, highlight=False, style="dim")
     if any(finding.status == "error" for finding in findings):
         raise typer.Exit(1)
@@ -120,7 +119,7 @@ def _ledger_tables(found: Statement) -> Iterator[Table]:
     for line in found.lines:
         name = line.experiment
         table.add_row(
-            escape(name),
+            rich(name),
             _number(line.clip, "none"),
             _number(line.noise or None, "none"),
             str(line.answers),
@@ -132,7 +131,7 @@ def _ledger_tables(found: Statement) -> Iterator[Table]:
     yield table
     table = _table("class", "figures", "left")
     for name, times in found.figures.items():
-        table.add_row(escape(name), str(times), _left(found.figures_left[name]))
+        table.add_row(rich(name), str(times), _left(found.figures_left[name]))
     yield table
 
 

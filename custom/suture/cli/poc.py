@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -51,9 +52,9 @@ def up(
     sites = _start(root, kits)
     kit = project_admin(root)
     print_line(f"{kit.server}, sites: {', '.join(sites)}, folder: {root}")
-    option = f" --startup-kit {kit.folder}" if folder else ""
-    print_line(f"next: suture run {job} --env poc{option}")
-    option = f" --dir {root}" if folder else ""
+    option = f" --startup-kit {shlex.quote(str(kit.folder))}" if folder else ""
+    print_line(f"next: suture run {shlex.quote(job)} --env poc{option}")
+    option = f" --dir {shlex.quote(str(root))}" if folder else ""
     print_line(f"then: suture poc down{option}")
 
 

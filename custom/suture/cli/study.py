@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.markup import escape
 
 from suture.cli.common import console, print_line
 from suture.core.errors import ConfigError, SutureError
 from suture.core.printable import escaped, number_of
+from suture.core.targets import rich
 
 if TYPE_CHECKING:
     from suture.data.discovery import Answers, Discovery
@@ -39,7 +39,7 @@ def init(
 
     def show(some: dict[str, Discovery]) -> None:
         for name, guess in some.items():
-            console.print(f"[bold]{escape(name)}[/]")
+            console.print(f"[bold]{rich(name)}[/]")
             print_line(as_toml(movable(guess, study / name)))
 
     found = look(sites)
@@ -133,7 +133,7 @@ def check(study: Study) -> None:
     job, job_fault = job_of(study)
     findings = {name: check_data(config) for name, config in configs.items()}
     for name, found in findings.items():
-        console.rule(f"[bold]{escape(name)}")
+        console.rule(f"[bold]{rich(name)}")
         console.print(render(found))
     console.rule("[bold]all sites")
     together = compare(configs, findings, job, job_fault)

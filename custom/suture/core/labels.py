@@ -21,12 +21,12 @@ LabelType = Literal["multilabel", "multiclass"]
 
 
 def key(name: str) -> str:
-    """Return the key that spellings of one name share: NFKC, case-folded, dashes and spaces unified.
+    """Return the key that spellings of one name share: NFKC, case-folded, dashes, apostrophes, spaces unified.
 
     A slash becomes "or": a class name is never a path.
     """
     text = re.sub(r"[/\\]", " or ", unicodedata.normalize("NFKC", name)).replace("_", " ")
-    text = "".join("-" if unicodedata.category(c) == "Pd" else c for c in text)
+    text = "".join("-" if unicodedata.category(c) == "Pd" else c for c in text).replace("\u2019", "'")
     return " ".join(text.casefold().split())
 
 
@@ -46,7 +46,7 @@ def canonical(name: str, synonyms: Mapping[str, str] | None = None) -> str:
         the vocabulary's name or, for a name that is not in it, its words with capital first letters.
 
     Raises:
-        LabelError: the name is empty, too long or holds control characters.
+        LabelError: it cannot be the name of a class; see `suture.core.names.check_label`.
 
     >>> canonical("effusion"), canonical("Pleural_Thickening"), canonical("my  finding")
     ('Pleural Effusion', 'Pleural Thickening', 'My Finding')
@@ -56,7 +56,28 @@ def canonical(name: str, synonyms: Mapping[str, str] | None = None) -> str:
         own = {key(spelling): target for spelling, target in synonyms.items()}
         if k in own and key(own[k]) != k:
             return canonical(own[k])
-    return check_label(_KNOWN.get(k) or " ".join(word[:1].upper() + word[1:] for word in k.split(" ")))
+    found = _KNOWN.get(k) or " ".join(word[:1].upper() + word[1:] for word in k.split(" "))
+    return check_label(found, spelled=name)
+
+
+def canonical_or_none(name: str, synonyms: Mapping[str, str] | None = None) -> str | None:
+    """Return the canonical name of a label; None for a text that cannot be one."""
+    try:
+        return canonical(name, synonyms)
+    except LabelError:
+        return None
+
+
+def check_spelling(name: str) -> str:
+    """Check and return a name of a class as another party spells it: it and its canonical name can be used.
+
+    The canonical name may be longer, or have other characters: ``½`` has a slash of its own there.
+
+    Raises:
+        LabelError: one of them cannot be used; says why.
+    """
+    canonical(check_label(name))
+    return name
 
 
 @dataclass(frozen=True)

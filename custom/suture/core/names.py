@@ -8,13 +8,36 @@ FLARE's own check takes ``"x\\n"`` and names of 300 characters, so each is check
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterable
+from functools import lru_cache
 
 from suture.core.errors import ConfigError, LabelError
-from suture.core.printable import printable
+from suture.core.printable import JOINERS, printable
 
 LONGEST = 200
 """Largest number of characters of a class name."""
+
+SIGNS = " -_/()+,.&'<>=:%\u2044\u00b7\u05f3\u05f4\u0f0b\u30fb"
+"""Other characters of a class name. The last six are the slash of ``½``, and signs that words of Catalan,
+Hebrew, Tibetan and Japanese have inside (Unicode Standard Annex 31, table 3a)."""
+
+_LEADING = frozenset("$@%")
+
+_ASCII = re.compile(r"[A-Za-z0-9 \-_/()+,.&'<>=:%]*")
+"""Names without another character, which most are: found many times as fast."""
+
+_HIDDEN = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
+)
+"""Letters and marks that nobody sees (Unicode's Default_Ignorable_Code_Point)."""
+
+_JOINING = frozenset(
+    "ARABIC SYRIAC MONGOLIAN NKO MANDAIC DEVANAGARI BENGALI GURMUKHI GUJARATI ORIYA TAMIL TELUGU KANNADA "
+    "MALAYALAM SINHALA KHMER MYANMAR TIBETAN".split()
+)
+_VIRAMA = 9
+"""Unicode's combining class of the signs that take a consonant's vowel."""
 
 _PLAIN = r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,%d}"
 _SITE = re.compile(_PLAIN % 63)
@@ -69,21 +92,75 @@ def shown_name(name: object) -> str:
     return text if _EXPERIMENT.fullmatch(text) else f"{printable(text, 80)!r} (no valid name)"
 
 
-def check_label(name: str) -> str:
-    """Check and return the name of a class: printable, on one line, no path.
+def check_label(name: str, spelled: str | None = None) -> str:
+    """Check and return the name of a class: one line of letters, marks and digits of any script, and `SIGNS`.
+
+    Class names stand in files that programs interpret: as an expression where one begins with ``$``, as a
+    reference where one begins with ``@`` or ``%`` (MONAI). Characters that nobody sees make two names look
+    equal, or one name look like another.
+
+    Args:
+        spelled: the spelling that the user knows, for the message.
+
+    Raises:
+        LabelError: it cannot be used; says which character, and what to do.
+    """
+    if why := _fault(name):
+        spelled = name if spelled is None else spelled
+        shown = f"{spelled[:80]!r}{'…' if len(spelled) > 80 else ''}"
+        raise LabelError(f"{shown} is not a label name: {why}")
+    return name
+
+
+def _fault(name: str) -> str:
+    """Return why a name is not that of a class; an empty text where it is."""
+    if len(name) > LONGEST:
+        return f"it has {len(name)} characters, at most {LONGEST} are allowed"
+    if name[:1] in _LEADING:
+        return f"it begins with {name[0]!r}, which other programs take for a command; rename the class"
+    for at, c in enumerate("" if _ASCII.fullmatch(name) else name):
+        if c in JOINERS and not _joins(name, at):
+            return f"it has {_described(c)} outside a word of a script that needs it; remove it"
+        if not _usable(c):
+            return f"it has {_described(c)}; rename the class with letters, digits, spaces and {SIGNS[1:16]}"
+    return "" if any(c.isalnum() for c in name) else "give it at least one letter or digit"
+
+
+@lru_cache(maxsize=10_000)
+def _usable(c: str) -> bool:
+    """Whether a class name may have a character."""
+    letter = unicodedata.category(c)[0] in "LMN" and not _HIDDEN.match(c)
+    return letter or c in SIGNS or c in JOINERS
+
+
+def _joins(text: str, at: int) -> bool:
+    """Whether a joiner is where a script needs it: between two letters, or after a virama (RFC 5892, A.1)."""
+    before, after = _script(text[at - 1 : at]), _script(text[at + 1 : at + 2])
+    return before in _JOINING and (before == after or unicodedata.combining(text[at - 1]) == _VIRAMA)
+
+
+def _script(c: str) -> str:
+    """Return the script of a letter or mark, as its name begins; empty for another character."""
+    return unicodedata.name(c, "").split(" ")[0] if c and unicodedata.category(c)[0] in "LM" else ""
+
+
+def _described(c: str) -> str:
+    """Return a character for a message: as it is where it is visible, and its number and name."""
+    code = f"U+{ord(c):04X}"
+    if unicodedata.category(c)[0] in "PS":
+        return f"the character {c!r} ({code})"
+    kind = "control character" if unicodedata.category(c) == "Cc" else "character"
+    return f"the {kind} {code}" + (f" ({known})" if (known := unicodedata.name(c, "")) else "")
+
+
+def check_value(text: str) -> str:
+    """Check and return a value of an attribute: one printable line.
 
     Raises:
         LabelError: it cannot be used; says why.
     """
-    shown = f"{name[:80]!r}{'…' if len(name) > 80 else ''}"
-    if len(name) > LONGEST:
+    if len(text) > LONGEST or not text.isprintable() or not text.strip():
         raise LabelError(
-            f"{shown} is not a label name: it has {len(name)} characters, at most {LONGEST} are allowed"
+            f"{text[:80]!r} cannot be the value of an attribute; write at most {LONGEST} printable characters"
         )
-    if not name.isprintable():
-        raise LabelError(f"{shown} is not a label name: it has invisible or control characters; remove them")
-    if "/" in name or "\\" in name:
-        raise LabelError(f"{shown} is not a label name: it has a slash; write 'or'")
-    if not any(c.isalnum() for c in name):
-        raise LabelError(f"{shown} is not a label name; give it at least one letter or digit")
-    return name
+    return text

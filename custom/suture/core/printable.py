@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+import warnings
 from typing import Any
 
 LONGEST_LINE = 500
 """Largest number of characters of a text of another party."""
+
+
+LONGEST_WARNING = 2_000
+"""Largest number of characters of a library's warning."""
 
 
 def printable(text: object, most: int = LONGEST_LINE) -> str:
@@ -20,14 +26,41 @@ def printable(text: object, most: int = LONGEST_LINE) -> str:
     return line if len(line) <= most else line[: most - 1] + "…"
 
 
+JOINERS = "\u200c\u200d"
+"""Zero-width non-joiner and joiner: invisible, and a part of the spelling in some scripts."""
+
+
 def escaped(text: str) -> str:
     """Return a text with the escapes of Python in place of characters that are not printable."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    if text.isprintable():
+        return text
+    shown = (c if c.isprintable() or c in JOINERS else c.encode("unicode_escape").decode() for c in text)
+    return "".join(shown)
 
 
 def printable_lines(text: str) -> str:
     """Return a text of this program, which may have several lines, with other control characters escaped."""
     return "\n".join(escaped(line) for line in text.split("\n"))
+
+
+class _OneLine(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return printable_lines(super().format(record))
+
+
+def clean_warnings() -> None:
+    """Have what libraries warn and log printed without control characters: it may quote a file, as pydicom does.
+
+    It is for a process with a terminal: warnings, and records of logs for which nobody has set a handler.
+    """
+    written = warnings.formatwarning
+
+    def format_warning(message: Any, *where: Any, **line: Any) -> str:
+        return printable_lines(written(printable(message, LONGEST_WARNING), *where, **line))
+
+    warnings.formatwarning = format_warning
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(_OneLine())
 
 
 def number_of(n: int, what: str) -> str:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 from suture.core.printable import escaped
 
-_FORMULA = frozenset("=+-@\uff1d\uff0b\uff0d\uff20")
-"""What a spreadsheet takes for the beginning of a formula; the last four are their full-width forms."""
+_FORMULA = re.compile("'*[=+\\-@\uff1d\uff0b\uff0d\uff20]")
+"""What a spreadsheet takes for the beginning of a formula, the last four are their full-width forms; or such a
+text with an apostrophe before it already."""
 
 
 def as_cell(text: str) -> str:
@@ -19,5 +22,18 @@ def as_cell(text: str) -> str:
     >>> print(as_cell("a\\x1b[2J"))
     a\\x1b[2J
     """
-    shown = escaped(text)
-    return f"'{shown}" if shown[:1] in _FORMULA else shown
+    return no_formula(escaped(text))
+
+
+def no_formula(text: str) -> str:
+    """Return a text with an apostrophe before what would be a formula, for a table that Suture reads back."""
+    return f"'{text}" if _FORMULA.match(text) else text
+
+
+def from_cell(text: str) -> str:
+    """Return the text of a cell without the apostrophe of `no_formula`.
+
+    >>> from_cell("'=1+1"), from_cell("'tis"), from_cell(as_cell("'-1"))
+    ('=1+1', "'tis", "'-1")
+    """
+    return text[1:] if text[:1] == "'" and _FORMULA.match(text) else text

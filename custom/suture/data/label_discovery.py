@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from suture.core.errors import DataError, LabelError
-from suture.core.labels import canonical, is_generic
+from suture.core.labels import canonical, canonical_or_none, is_generic
 from suture.core.printable import number_of
 from suture.core.vocabulary import CANONICAL
 from suture.data.cells import Cells
@@ -179,10 +179,14 @@ def _label_columns(sheet: Sheet, names: list[str]) -> tuple[list[str], dict[str,
             left_out[name] = "it is blank, or unknown, in every row"
         elif _NO_LABEL.match(name):
             left_out[name] = "its name is that of no finding; if it is one, add it to labels"
-        elif _canonical(name) == NO_FINDING:
+        elif canonical_or_none(name) == NO_FINDING:
             left_out[name] = "it says that nothing was found, which is no class"
         else:
-            labels.append(name)
+            try:
+                canonical(name)
+                labels.append(name)
+            except LabelError as error:
+                left_out[name], asked[name] = "its name cannot be that of a class", f"left out: {error}"
     return labels, left_out, asked
 
 
@@ -202,7 +206,7 @@ def _finding_column(sheet: Sheet, names: list[str]) -> tuple[str, dict[str, Any]
                 continue
             share = sum(n for part, n in parts.items() if _known(part)) / parts.total()
             if share >= 0.5 or (_CLASS.match(name) and _is_class_list(parts)):
-                classes = sorted({c for part in parts if (c := _canonical(part)) and c != NO_FINDING})
+                classes = sorted({c for part in parts if (c := canonical_or_none(part)) and c != NO_FINDING})
                 if classes and (best is None or share > best[0]):
                     best = (share, name, separator, classes)
     if best is None:
@@ -286,11 +290,4 @@ def _exclusive(sheet: Sheet, data: Mapping[str, Any], images: str) -> bool:
 
 
 def _known(name: str) -> bool:
-    return _canonical(name) in CANONICAL
-
-
-def _canonical(name: str) -> str | None:
-    try:
-        return canonical(name)
-    except LabelError:
-        return None
+    return canonical_or_none(name) in CANONICAL

@@ -9,11 +9,11 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import Group, RenderableType
-from rich.markup import escape
 from rich.table import Table as Grid
 
 from suture.core.errors import DataError, SutureError
 from suture.core.labels import LabelType, lookalikes
+from suture.core.targets import rich
 from suture.core.vocabulary import CANONICAL
 from suture.data.config import SiteConfig
 from suture.data.images import ImageSource, read_all
@@ -157,7 +157,7 @@ def render(findings: Findings) -> RenderableType:
         cells = [
             f"{c.positives:,} / {c.negatives:,} / {c.unknown:,}" for c in (of[split] for split in SPLITS)
         ]
-        grid.add_row(escape(name), *cells)
+        grid.add_row(rich(name), *cells)
     statistics = []
     if words:
         statistics.append(
@@ -166,10 +166,10 @@ def render(findings: Findings) -> RenderableType:
         )
     lines = [
         *statistics,
-        *(f"[bold red]problem[/] {escape(text)}" for text in findings.problems),
-        *(f"[bold yellow]warning[/] {escape(text)}" for text in findings.warnings),
-        *(f"[dim]note[/] {escape(text)}" for text in findings.notes),
-        *(f"[dim]unreadable[/] {escape(text)}" for text in findings.unreadable[:20]),
+        *(f"[bold red]problem[/] {rich(text)}" for text in findings.problems),
+        *(f"[bold yellow]warning[/] {rich(text)}" for text in findings.warnings),
+        *(f"[dim]note[/] {rich(text)}" for text in findings.notes),
+        *(f"[dim]unreadable[/] {rich(text)}" for text in findings.unreadable[:20]),
     ]
     if len(findings.unreadable) > 20:
         lines.append(f"[dim]and {len(findings.unreadable) - 20} more unreadable images[/]")

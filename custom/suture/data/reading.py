@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from suture.core.errors import DataError, LabelError, nearest, unknown
 from suture.core.labels import LabelSet
+from suture.core.spreadsheets import from_cell
 from suture.data.dataset import DatasetConfig
 from suture.data.limits import LONGEST_LINE, MOST_CELLS, MOST_TEXT, ROW
 from suture.data.table import Table
@@ -85,8 +86,8 @@ class Sheet:
         return self.header.index(name)
 
     def cells(self, position: int) -> list[str]:
-        """The cells of a column, without outer white space."""
-        return [row[position].strip() for row in self.rows]
+        """The cells of a column; see `_cell`."""
+        return [_cell(row[position]) for row in self.rows]
 
     def column(self, name: str, key: str) -> list[str]:
         """The cells of the column of that name; arguments and errors as in `position`."""
@@ -97,6 +98,14 @@ class Sheet:
         return Sheet(
             self.path, self.header, tuple(compress(self.rows, keep)), tuple(compress(self.numbers, keep))
         )
+
+
+def _cell(text: str) -> str:
+    """A cell without outer white space, and without an apostrophe that Suture, or a person, has put before a
+    formula.
+    """
+    text = text.strip()
+    return from_cell(text) if text[:1] == "'" else text
 
 
 def read_text(path: Path, encoding: str = UTF8) -> str:
@@ -139,7 +148,7 @@ def read_sheet(path: Path, delimiter: str = ",", encoding: str = UTF8) -> Sheet:
         raise DataError(f"{path} is empty; it needs a header and one row per image")
     if not rows:
         raise DataError(f"{path} has a header and no rows; it needs one row per image")
-    return Sheet(path, tuple(map(str.strip, header)), tuple(rows), tuple(numbers))
+    return Sheet(path, tuple(map(_cell, header)), tuple(rows), tuple(numbers))
 
 
 def _records(
@@ -183,12 +192,12 @@ def stream_columns(path: Path, names: Sequence[str], key: str) -> Iterator[tuple
         _, first = next(used, (0, ()))
         if not first:
             raise DataError(f"{path} is empty; it needs a header with {', '.join(map(repr, names))} ({key})")
-        header = Sheet(path, tuple(map(str.strip, first)), (), ())
+        header = Sheet(path, tuple(map(_cell, first)), (), ())
         positions = [header.position(name, key) for name in names]
         for number, row in used:
             if len(row) != len(first):
                 raise _other_width(path, number, len(row), len(first))
-            yield number, tuple(row[position].strip() for position in positions)
+            yield number, tuple(_cell(row[position]) for position in positions)
 
 
 def read_columns(path: Path, names: Sequence[str], key: str) -> Iterator[tuple[str, ...]]:

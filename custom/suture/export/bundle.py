@@ -17,6 +17,7 @@ from typing import Any
 
 from suture.core.errors import ConfigError
 from suture.core.files import atomic_write, make_folder, read_json, temporary_beside, write_json, writing
+from suture.core.targets import markdown, monai
 from suture.core.validation import parse
 from suture.export.torch_program import write_torch
 from suture.learning.decided_predictions import ALL
@@ -81,7 +82,7 @@ def _fill(
     for name in ("configs", "docs", "scripts"):
         make_folder(folder / name)
     write_torch(model, folder / "models")
-    write_json(folder / "configs" / "metadata.json", _metadata(model, facts, licence, digest))
+    write_json(folder / "configs" / "metadata.json", monai(_metadata(model, facts, licence, digest)))
     write_json(folder / "configs" / "inference.json", _inference(model, decisions))
     if decisions is not None:
         write_json(folder / "configs" / "operating_points.json", operating_points(model.labels, decisions))
@@ -173,7 +174,7 @@ def _inference(model: Model, decisions: Decisions | None) -> dict[str, Any]:
         "site": None if decisions is None else ALL,
         "bits": 16,
         "device": "cpu",
-        "labels": list(model.labels),
+        "labels": monai(model.labels),
         "files": "$inference.find_images(@dataset_dir)",
         "network_def": {
             "_target_": f"{script}.Network",
@@ -185,7 +186,7 @@ def _inference(model: Model, decisions: Decisions | None) -> dict[str, Any]:
             "size": model.prepare.size,
             "color": model.prepare.color,
             "bits": "@bits",
-            **({"modalities": list(model.spec.modalities)} if model.spec.modalities else {}),
+            **({"modalities": monai(model.spec.modalities)} if model.spec.modalities else {}),
         },
         "dataset": {"_target_": "Dataset", "data": "@files", "transform": "@preprocessing"},
         "dataloader": {"_target_": "DataLoader", "dataset": "@dataset", "batch_size": 32},
@@ -202,17 +203,17 @@ def _inference(model: Model, decisions: Decisions | None) -> dict[str, Any]:
 
 def _readme(model: Model, facts: dict[str, Any], decisions: Decisions | None, digest: str) -> str:
     return Template(_file("README.md")).substitute(
-        title=f"Suture {facts.get('job')}",
+        title=markdown(f"Suture {facts.get('job')}"),
         kind="colour" if model.prepare.color else "gray",
         count=len(model.labels),
-        suture=facts.get("suture"),
-        job=facts.get("job"),
-        round=facts.get("round"),
+        suture=markdown(facts.get("suture")),
+        job=markdown(facts.get("job")),
+        round=markdown(facts.get("round")),
         digest=digest,
         size=model.prepare.size,
         decides=_decides(decisions),
         kinds=_kinds(model.spec.modalities),
-        classes="\n".join(f"- {label}: {_validated(decisions, label)}" for label in model.labels),
+        classes="\n".join(f"- {markdown(label)}: {_validated(decisions, label)}" for label in model.labels),
     )
 
 
@@ -223,7 +224,7 @@ def _kinds(modalities: tuple[str, ...]) -> str:
         )
     return (
         f"it does not notice\n  that an image is of the wrong part of the body. A DICOM image of another "
-        f"modality than {', '.join(modalities)}\n  ends the run with an error; files of other formats do not "
+        f"modality than {', '.join(map(markdown, modalities))}\n  ends the run with an error; files of other formats do not "
         "state theirs."
     )
 
@@ -233,7 +234,7 @@ def _decides(decisions: Decisions | None) -> str:
         return "It has no operating points: it gives probabilities, and decides nothing."
     return (
         f"It decides by the thresholds of the rule {decisions.settings.rule!r} that are in "
-        f"configs/operating_points.json. Choose whose with `--site`: {', '.join((ALL, *decisions.sites))}."
+        f"configs/operating_points.json. Choose whose with `--site`: {', '.join(map(markdown, (ALL, *decisions.sites)))}."
     )
 
 
@@ -245,7 +246,7 @@ def _validated(decisions: Decisions | None, label: str) -> str:
         site for site, found in decisions.sites.items() if label in found and rule in found[label].thresholds
     ]
     pooled = label in decisions.pooled and rule in decisions.pooled[label].thresholds
-    return ", ".join([*own, *(["all sites together"] if pooled else [])]) or "not validated"
+    return ", ".join([*map(markdown, own), *(["all sites together"] if pooled else [])]) or "not validated"
 
 
 def _file(name: str) -> str:

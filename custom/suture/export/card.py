@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import re
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from markupsafe import Markup
 from suture.core.errors import DataError
 from suture.core.files import atomic_write
 from suture.core.printable import printable
+from suture.core.targets import markdown
 from suture.learning.proportions import Estimate
 from suture.models import MODELS
 from suture.models.saved import load_spec, weights_digest
@@ -28,8 +28,6 @@ from suture.reports.tables import class_groups, shown
 log = logging.getLogger(__name__)
 
 PAGE = "model_card.html"
-
-_MARKUP = re.compile(r"([\\`*_\[\]<>|#~&])")
 
 
 def write_card(run_dir: Path, licence: str | None = None) -> Path:
@@ -94,11 +92,6 @@ def rounded(number: int | None) -> str:
     return "< 10" if number < 10 else str(round(number, 2 - len(str(number))))
 
 
-def escaped(text: object) -> str:
-    """Return text of another party as one line that Markdown shows as it is."""
-    return _MARKUP.sub(r"\\\1", printable(str(text)))
-
-
 def rate(found: Estimate | None) -> str:
     """Return a share, or a gap, with its interval, where the number of its images is known."""
     if found is None:
@@ -112,7 +105,7 @@ def _templates() -> Environment:
     # No HTML is made, so that nothing is escaped for it; `md` is applied to what other parties wrote.
     environment = Environment(loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {
-        "md": escaped,
+        "md": markdown,
         "rounded": rounded,
         "area": area,
         "interval": interval,
@@ -132,9 +125,9 @@ def _front_matter(run: Run, metrics: Metrics | None, reads: str, licence: str | 
     }
     if metrics and metrics.mean_auroc is not None:
         value = {"type": "roc_auc", "name": "mean AUROC", "value": round(metrics.mean_auroc, 3)}
-        data = {"type": "private", "name": metrics.source}
+        data = {"type": "private", "name": printable(metrics.source)}
         result = {"task": {"type": task}, "dataset": data, "metrics": [value]}
-        facts["model-index"] = [{"name": run.title, "results": [result]}]
+        facts["model-index"] = [{"name": printable(run.title), "results": [result]}]
     return facts
 
 

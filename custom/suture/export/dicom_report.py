@@ -25,9 +25,12 @@ from pydicom.uid import UID, generate_uid
 
 from suture.core.errors import ConfigError, DataError
 from suture.core.files import make_folder, read_json, replacing
+from suture.core.printable import printable
+from suture.core.targets import dicom
 from suture.core.validation import OPEN, parse
 from suture.data.inputs import Input
 from suture.learning.decided_predictions import ALL, NOT_VALIDATED, STATED, read_decisions, threshold_of
+from suture.protocol.messages import Labels
 
 if TYPE_CHECKING:
     from highdicom.sr import ComprehensiveSR, MeasurementReport, MeasurementsAndQualitativeEvaluations
@@ -59,9 +62,6 @@ _MAY_BE_EMPTY = (
     *("AccessionNumber", "StudyID", "StudyDate", "StudyTime", "ReferringPhysicianName"),
 )
 
-_LONGEST = 64
-"""Characters of a code's meaning (PS3.5, 6.2: LO)."""
-
 
 @validated(frozen=True, config=OPEN)
 class ClassCode:
@@ -78,7 +78,7 @@ class ClassCode:
 
 @validated(frozen=True, config=OPEN)
 class _Facts:
-    labels: tuple[str, ...]
+    labels: Labels
     suture: str = "unknown"
     job: str = "unknown"
     round: int | None = None
@@ -137,9 +137,9 @@ def concept(label: str, codes: tuple[ClassCode, ...] = ()) -> Code:
     """Return the code of a class: that of SNOMED CT, else a private one, which only its name determines."""
     for one in codes:
         if one.system == "SCT":
-            return Code(one.code, one.system, one.meaning)
+            return Code(one.code, one.system, dicom(one.meaning))
     value = hashlib.sha256(label.encode()).hexdigest()[:16]
-    return Code(value, PRIVATE, label.replace("\\", "/")[:_LONGEST])
+    return Code(value, PRIVATE, dicom(label))
 
 
 def open_reporter(model: Path, site: str = ALL, corrected: Collection[str] = ()) -> Reporter:
@@ -238,8 +238,8 @@ def report(reporter: Reporter, image: Dataset, row: pd.Series[Any]) -> Comprehen
         sop_instance_uid=generate_uid(),
         instance_number=1,
         manufacturer="Suture",
-        manufacturer_model_name=reporter.trained[:_LONGEST],
-        software_versions=reporter.version,
+        manufacturer_model_name=dicom(reporter.trained),
+        software_versions=dicom(reporter.version),
         device_serial_number=reporter.digest,
         is_complete=True,
         is_verified=False,
@@ -262,9 +262,9 @@ def _content(reporter: Reporter, image: Dataset, row: pd.Series[Any]) -> Measure
 
     device = DeviceObserverIdentifyingAttributes(
         uid=f"2.25.{uuid.uuid5(uuid.NAMESPACE_OID, reporter.digest).int}",
-        name=f"Suture {reporter.version}",
+        name=printable(f"Suture {reporter.version}"),
         manufacturer_name="Suture",
-        model_name=reporter.trained,
+        model_name=printable(reporter.trained),
         serial_number=reporter.digest,
     )
     observer = ObserverContext(Code("121007", "DCM", "Device"), device)
@@ -289,7 +289,7 @@ def _finding(
     how = CORRECTED if label in reporter.corrected else CALIBRATED
     numbers = ((PROBABILITY, row[label], None), (PROBABILITY, row.get(f"{label} calibrated"), how))
     return MeasurementsAndQualitativeEvaluations(
-        TrackingIdentifier(uid=generate_uid(), identifier=label),
+        TrackingIdentifier(uid=generate_uid(), identifier=printable(label)),
         measurements=[
             Measurement(name, float(value), _NO_UNITS, method=method)
             for name, value, method in (*numbers, (THRESHOLD, threshold, None))

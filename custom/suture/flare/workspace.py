@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -74,7 +75,7 @@ def check_method_allowed(method: str, fl_ctx: FLContext) -> None:
         package = f" of {point.dist.name} {point.dist.version}" if point.dist else ""
         raise ConfigError(
             f"{fl_ctx.get_identity_name()} does not allow the method {method!r} ({path}{package}); its "
-            f"administrator can allow it with `suture policy {workspace_root(fl_ctx)} --allow "
+            f"administrator can allow it with `suture policy {shlex.quote(str(workspace_root(fl_ctx)))} --allow "
             f"{list_entry(point)}`, which adds the package to class_allow_list in local/resources.json"
         ) from refusal
 

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from suture.core.codes import SYSTEMS, check_code
 from suture.core.errors import LabelError
-from suture.core.labels import LabelType
-from suture.core.names import LONGEST, check_label
+from suture.core.labels import LabelType, check_spelling
+from suture.core.names import LONGEST, check_value
 from suture.core.validation import MOST_ATTRIBUTES, STRICT
 from suture.protocol.decisions import DecidedClass, Decision, Rule
 from suture.protocol.privacy import check_protection
@@ -38,9 +38,16 @@ LARGEST = 10**9
 @lru_cache(maxsize=2 * MOST_CLASSES)  # the same names come with every message
 def _label(name: str) -> str:
     try:
-        return check_label(name)
-    except LabelError:
-        raise ValueError("is not a label name") from None  # without the name, which is not fit to be logged
+        return check_spelling(name)
+    except LabelError as error:
+        raise ValueError(str(error)) from None
+
+
+def _value(text: str) -> str:
+    try:
+        return check_value(text)
+    except LabelError as error:
+        raise ValueError(str(error)) from None
 
 
 def _code(text: str) -> str:
@@ -55,6 +62,9 @@ Word = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]+$", max_length
 
 Label = Annotated[str, StringConstraints(max_length=LONGEST), AfterValidator(_label)]
 Labels = Annotated[tuple[Label, ...], Field(max_length=MOST_CLASSES)]
+Value = Annotated[str, StringConstraints(max_length=LONGEST), AfterValidator(_value)]
+"""A value of an attribute, such as ``≥ 60 years``: one printable line."""
+
 CodeText = Annotated[str, StringConstraints(max_length=40), AfterValidator(_code)]
 Codes = Annotated[tuple[CodeText, ...], Field(min_length=1, max_length=len(SYSTEMS))]
 """Codes of a class, of different systems; see `suture.core.codes`."""
@@ -148,7 +158,7 @@ class Metrics:
     loss: Number | None
     classes: Annotated[dict[Label, ClassScore], Field(max_length=MOST_CLASSES)]
     overall: dict[Word, FiniteFloat | None] = Field(default_factory=dict, max_length=MOST)
-    attributes: Annotated[dict[Label, Figures], Field(max_length=MOST_ATTRIBUTES)] = Field(
+    attributes: Annotated[dict[Value, Figures], Field(max_length=MOST_ATTRIBUTES)] = Field(
         default_factory=dict
     )
     decided: Annotated[dict[Label, DecidedClass], Field(max_length=MOST_CLASSES)] = Field(

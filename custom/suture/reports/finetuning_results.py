@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
-from rich.markup import escape
 from rich.table import Table
 
 from suture.core.errors import DataError
-from suture.core.printable import printable
+from suture.core.targets import rich
 from suture.learning.metrics import mean_sd
 from suture.protocol.records import Metrics, parse
 from suture.reports.charts import Chart, Series, line_chart
@@ -182,7 +181,7 @@ def finetuning_table(tuned: FinetuningResults) -> Table:
     for row in task_rows(tuned.targets):
         area, *others = row.figures
         means = (text.partition(" ")[0] for text in others)
-        table.add_row(escape(printable(row.name)), area, *means, f"{row.train} / {row.test}")
+        table.add_row(rich(row.name), area, *means, f"{row.train} / {row.test}")
     return table
 
 

@@ -12,12 +12,12 @@ from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.markup import escape
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from suture.core.printable import number_of, printable, printable_lines, printable_values
+from suture.core.targets import rich
 from suture.reports.follow import followed
 
 _MARKS = {
@@ -130,11 +130,11 @@ class Progress:
             Text(f"{self.doing}{self._left()}"),
         )
         marks = "   ".join(
-            f"{_MARKS.get(status, '[dim]…[/]')} {escape(printable(site, 80))}"
+            f"{_MARKS.get(status, '[dim]…[/]')} {rich(printable(site, 80))}"
             for site, status in self.sites.items()
         )
         figures = [Text(self.figures)] if self.figures else []
-        return Group(Text(self.title, style="bold"), grid, *figures, Text.from_markup(marks))
+        return Group(Text(self.title, style="bold"), grid, *figures, Text.from_markup(marks, emoji=False))
 
 
 def _printer(progress: Progress, console: Console, live: Live | None) -> Callable[[str], None]:
@@ -160,7 +160,8 @@ def following(out: Path, title: str, env: str) -> Iterator[None]:
         env: where it runs; shown behind the title.
     """
     # Bound now, because other code replaces sys.stdout for a moment to silence FLARE.
-    console = Console(file=sys.stdout)
+    console = Console(file=sys.stdout, emoji=False)
+    title = printable(title)
     progress = Progress(title, env)
     live = Live(progress, console=console, refresh_per_second=4) if console.is_terminal else None
     if live is None:

@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 
 from suture.core.files import atomic_write
+from suture.core.printable import printable_lines
 from suture.data.split import HEAD, TAIL
 from suture.learning.metrics import mean_defined
 from suture.protocol.records import (
@@ -165,12 +167,18 @@ def templates(*folders: Path) -> Environment:
     environment = Environment(
         loader=FileSystemLoader([*folders, Path(__file__).parent]),
         autoescape=True,
+        finalize=_visible,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     environment.filters |= {name: getattr(formats, name) for name in FORMATS}
     return environment
+
+
+def _visible(value: Any) -> Any:
+    """Return what a page shows: of text, control characters and those that turn the direction as escapes."""
+    return printable_lines(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def _content(run: Run, history: list[Round], metrics: Metrics | None) -> dict[str, Any]:

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rich.markup import escape
 from rich.table import Table
 
 from suture.core.printable import printable
+from suture.core.targets import rich
 from suture.protocol.records import Metrics, Run, parse
 from suture.reports.formatting import DASH, area, count, interval
 
@@ -169,4 +169,4 @@ def _caption(metrics: Metrics) -> str:
 
 def _cell(text: str) -> str:
     """Return text of another party for a cell of the terminal's table."""
-    return escape(printable(text))
+    return rich(printable(text))

@@ -10,11 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from shlex import quote
 from time import time_ns
 from typing import Any, Literal, Protocol
 
 from suture.core.errors import ConfigError
 from suture.core.files import atomic_write, make_folder, read_json, writing
+from suture.core.targets import markdown
 
 log = logging.getLogger(__name__)
 
@@ -100,12 +102,12 @@ class _TensorBoard:
     def close(self, status: str) -> str:
         self._writer.add_text("status", status, 0)
         self._writer.close()
-        return f"{self._folder}; look at it with: tensorboard --logdir {self._folder}"
+        return f"{self._folder}; look at it with: tensorboard --logdir {quote(str(self._folder))}"
 
 
 def _table(values: Mapping[str, str]) -> str:
     """Return values as a table of Markdown."""
-    rows = [f"| {key} | {value.replace('|', chr(92) + '|')} |" for key, value in values.items()]
+    rows = [f"| {markdown(key)} | {markdown(value)} |" for key, value in values.items()]
     return "\n".join(["| name | value |", "|---|---|", *rows])
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -15,7 +14,8 @@ import tomli_w
 from suture.core.errors import ConfigError, DataError, LabelError
 from suture.core.files import atomic_write
 from suture.core.names import as_job
-from suture.core.printable import escaped
+from suture.core.printable import escaped, printable
+from suture.core.spreadsheets import no_formula
 from suture.data.config import parse_data
 from suture.data.discovery import Answers, Discovery, discover
 from suture.data.readers import read_table
@@ -27,8 +27,8 @@ SPLITS = "splits.csv"
 
 _JOB = """\
 # What is trained. Every key of a job may be set here; docs/reference/configuration.md lists them.
-name = {name}  # of its runs; every party sees it
-title = {title}
+{name}  # of its runs; every party sees it
+{title}
 rounds = 15
 
 [method]
@@ -101,8 +101,9 @@ def write_study(study: Path, found: Mapping[str, Discovery]) -> list[Path]:
         written.append(folder / CONFIG)
     if not any((study / name).exists() for name in ("job.toml", "job.py")):
         title = study.resolve().name
-        name, title = (json.dumps(text, ensure_ascii=False) for text in (as_job(title), title))
-        atomic_write(study / "job.toml", _JOB.format(name=name, title=title).encode())
+        names = {"name": as_job(title), "title": printable(title)}
+        lines = {key: tomli_w.dumps({key: text}).rstrip() for key, text in names.items()}
+        atomic_write(study / "job.toml", _JOB.format(**lines).encode())
         written.append(study / "job.toml")
     return written
 
@@ -116,7 +117,7 @@ def splits(guess: Discovery) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(("patient", "split"))
-    writer.writerows(sorted(by_patient.items()))
+    writer.writerows((no_formula(patient), part) for patient, part in sorted(by_patient.items()))
     return text.getvalue()
 
 
@@ -146,6 +147,6 @@ def as_toml(guess: Discovery) -> str:
     lines.append("[data]")
     for key, value in data.items():
         text = inline(key, value) if isinstance(value, dict) else tomli_w.dumps({key: value}).rstrip()
-        why = f"# {reasons[key]}" if key in reasons else ""
+        why = f"# {escaped(reasons[key])}" if key in reasons else ""
         lines += [f"{text}  {why}".rstrip()] if "\n" not in text else [*filter(None, [why]), text]
     return "\n".join(lines) + "\n" + _REST

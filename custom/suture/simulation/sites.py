@@ -21,6 +21,7 @@ from suture.core.environment import unusable
 from suture.core.errors import ConfigError, unknown
 from suture.core.files import atomic_write, make_folder
 from suture.core.labels import LabelSet
+from suture.core.spreadsheets import no_formula
 from suture.core.validation import parse
 from suture.data.config import (
     ServerConfig,
@@ -251,8 +252,8 @@ def write_site(folder: Path, table: Table, labels: LabelSet, name: str = "labels
         columns.append((ATTRIBUTE, table.attributes))
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([header for header, _ in columns])
-    writer.writerows(zip(*(cells for _, cells in columns), strict=True))
+    writer.writerow([no_formula(header) for header, _ in columns])
+    writer.writerows(map(no_formula, row) for row in zip(*(cells for _, cells in columns), strict=True))
     make_folder(folder)
     path = folder / name
     atomic_write(path, text.getvalue().encode())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -83,7 +84,8 @@ class StudySites:
         """
         root, here = self._root(), self.found()
         if not here:
-            raise ConfigError(f"{root} holds no site; a site is a folder with a {CONFIG}: suture init {root}")
+            make = f"suture init {shlex.quote(str(root))}"
+            raise ConfigError(f"{root} holds no site; a site is a folder with a {CONFIG}: {make}")
         for name in self.sites:
             if name not in here:
                 raise unknown("site of simulation.sites", name, here)

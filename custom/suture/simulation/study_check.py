@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from rich.console import Group, RenderableType
-from rich.markup import escape
 from rich.table import Table as Grid
 
 from suture.core.errors import ConfigError, SutureError
 from suture.core.labels import canonical, lookalikes
+from suture.core.targets import rich
 from suture.data.config import SiteConfig
 from suture.data.decoding import other_modality
 from suture.data.inspection import counted_modalities, size_notes, stated_modalities
@@ -256,11 +256,11 @@ def render_matrix(findings: Mapping[str, Findings], together: Together) -> Rende
     grid = Grid(title="Images of each class at each site: present / absent / unknown")
     grid.add_column("class")
     for site, found in findings.items():
-        grid.add_column(f"{escape(site)}\n{sum(found.images.values()):,} images", justify="right")
+        grid.add_column(f"{rich(site)}\n{sum(found.images.values()):,} images", justify="right")
     for label, cells in matrix(findings).items():
-        grid.add_row(escape(label), *map(_cell, cells))
-    lines = [f"[bold red]problem[/] {escape(text)}" for text in together.problems]
-    lines += [f"[bold yellow]warning[/] {escape(text)}" for text in together.warnings]
+        grid.add_row(rich(label), *map(_cell, cells))
+    lines = [f"[bold red]problem[/] {rich(text)}" for text in together.problems]
+    lines += [f"[bold yellow]warning[/] {rich(text)}" for text in together.warnings]
     grids = [grid, _image_grid(together)] if any(together.images.values()) else [grid]
     return Group(*grids, *lines)
 
@@ -269,7 +269,7 @@ def _image_grid(together: Together) -> Grid:
     grid = Grid(title="Images of each site")
     grid.add_column("")
     for site in together.images:
-        grid.add_column(escape(site), justify="right")
+        grid.add_column(rich(site), justify="right")
     for key, name in ROWS.items():
         grid.add_row(name, *(getattr(summary, key, "–") for summary in together.images.values()))
     return grid

@@ -6,9 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-import suture.reports
 from suture.core.errors import DataError, SutureError
 from suture.core.files import atomic_write
 from suture.data.config import SiteConfig
@@ -17,7 +14,7 @@ from suture.data.images import ImageSource
 from suture.data.quality import Findings, Picture
 from suture.data.table import SPLITS
 from suture.models import ModelSpec
-from suture.reports.formatting import count
+from suture.reports.report import templates
 from suture.simulation.example_images import png_uri
 from suture.simulation.job import Job, load_job
 from suture.simulation.site_images import ROWS
@@ -75,7 +72,7 @@ def write_page(
     """
     folder, size = study.expanduser().resolve(), (job.model if job else ModelSpec()).size
     page = (
-        _environment()
+        templates(Path(__file__).parent)
         .get_template("study.html")
         .render(
             study=folder.name,
@@ -91,19 +88,6 @@ def write_page(
     )
     atomic_write(folder / PAGE, page.encode())
     return folder / PAGE
-
-
-def _environment() -> Environment:
-    folders = [Path(__file__).parent, *map(Path, suture.reports.__path__)]
-    environment = Environment(
-        loader=FileSystemLoader(folders),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["count"] = count
-    return environment
 
 
 def _examples(config: SiteConfig, found: Findings, size: int) -> Iterator[Example]:

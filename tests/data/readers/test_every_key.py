@@ -37,7 +37,7 @@ def hospital(root: Path) -> Values:
     write_ham10000(root)
     splits = ("train", "test")
     rows = [
-        f"ISIC_{i:07d}.jpg,P{i},{splits[i % 2]},{i % 2},{i % 3 // 2},{'yn'[i % 2]},lump|b;c,{i % 4},v"
+        f"ISIC_{i:07d}.jpg,P{i},{splits[i % 2]},{i % 2},{i % 3 // 2},{'yn'[i % 2]},lump|b-c,{i % 4},v"
         for i in range(40)
     ]
     header = "image,patient,split,Mass,lump,Edema,found,other,tone"
@@ -275,7 +275,7 @@ OTHER: Values = {
     "split_column": "tone",
     "split_file": "splits.csv",
     "finding_column": "found",
-    "finding_separator": ";",
+    "finding_separator": "-",
     "value_column": "tone",
     "values": {"y": 0, "n": 1},
     "label_type": "multiclass",

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from suture.core.errors import DataError, unknown
+from suture.core.errors import DataError, LabelError, unknown
 from suture.data.dataset import DatasetConfig
 from suture.data.images import ImageSource, present
 from suture.data.readers.chexpert import ChexpertConfig, read_chexpert
@@ -141,7 +141,11 @@ def read_table(config: DatasetConfig) -> Reading:
     Raises:
         SutureError: the table cannot be read at all.
     """
-    reading = DATASETS[config.dataset].read(config)
+    try:
+        reading = DATASETS[config.dataset].read(config)
+    except LabelError as error:  # readers of releases leave out the file
+        named = str(config.table) in str(error) or str(error).startswith("[data]")
+        raise error if named else LabelError(f"{config.table}: {error}") from error
     table = replace(reading.table, follow_links=config.follow_links, bits=config.bits)
     reading = replace(reading, table=table)
     for name in config.stated_codes():

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from suture.core.errors import LabelError, unknown
-from suture.core.labels import LabelSet, LabelType, canonical
+from suture.core.labels import LabelSet, LabelType, canonical, canonical_or_none
 from suture.core.printable import number_of
 from suture.data.cells import Cells, Meaning
 from suture.data.dataset import DatasetConfig
@@ -104,9 +104,13 @@ def _listed(sheet: Sheet, config: LabelConfig) -> FoundLabels:
     """The labels of a table with one column of findings."""
     column, separator = config.finding_column or "", config.finding_separator
     cells = sheet.column(column, "[data] finding_column")
-    named = [
-        {canonical(name, config.synonyms) for name in cell.split(separator) if name.strip()} for cell in cells
-    ]
+    named: list[set[str]] = []
+    for cell, number in zip(cells, sheet.numbers, strict=True):
+        try:
+            named.append({canonical(name, config.synonyms) for name in cell.split(separator) if name.strip()})
+        except LabelError as error:
+            where = f"{sheet.path} row {number}, column {column!r}"
+            raise LabelError(f"{where}: {error}, or set finding_separator") from error
     labels, y = indicators([names - {NO_FINDING} if names else None for names in named], sheet.path)
     faults: tuple[str, ...] = ()
     notes = blank_findings(sheet, cells, column)
@@ -162,14 +166,15 @@ def _label_columns(sheet: Sheet, config: LabelConfig, others: Collection[str]) -
             columns = _chosen(sheet, columns, config)
         labels = LabelSet.of([name for name, _ in columns], config.synonyms, config.label_type)
     except LabelError as error:
-        raise LabelError(f"{sheet.path}: {error}") from error
+        bad = next((name for name, _ in columns if canonical_or_none(name, config.synonyms) is None), None)
+        raise LabelError(f"{sheet.path}{':' if bad is None else ', column'} {error}") from error
     return labels, [i for _, i in columns]
 
 
 def _chosen(sheet: Sheet, columns: list[tuple[str, int]], config: LabelConfig) -> list[tuple[str, int]]:
     """The columns of the labels that the site names, in the order in which it names them."""
     wanted = LabelSet.of(config.labels or (), config.synonyms)
-    found = [(canonical(name, config.synonyms), name, i) for name, i in columns]
+    found = [(canonical_or_none(name, config.synonyms), name, i) for name, i in columns]
     for name in wanted:
         if name not in {label for label, _, _ in found}:
             raise unknown(

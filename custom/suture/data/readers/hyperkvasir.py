@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from suture.core.errors import ConfigError, DataError, LabelError, nearest
-from suture.core.labels import LabelSet, canonical
+from suture.core.errors import ConfigError, DataError, nearest
+from suture.core.labels import LabelSet, canonical_or_none
 from suture.core.vocabulary import ENDOSCOPY
 from suture.data.dataset import ReleaseConfig
 from suture.data.reading import Reading, Sheet, beside, fault, read_sheet, restricted, row_faults, rows_text
@@ -106,10 +106,7 @@ def _values(sheet: Sheet, words: list[str]) -> tuple[NDArray[np.float32], list[s
 
 
 def _class(word: str) -> str:
-    try:
-        return canonical(word)
-    except LabelError:  # a blank cell
-        return ""
+    return canonical_or_none(word) or ""  # a blank cell
 
 
 def _folds(sheet: Sheet, table: Table, config: HyperKvasirConfig) -> tuple[tuple[str, ...], list[str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,8 @@ DICOM = (".dcm", ".dicom")
 SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", *DICOM)
 UNREADABLE = (".npy", ".nii", ".nii.gz")
 MOST_PIXELS = 40_000_000
-FORMULA = frozenset("=+-@\uff1d\uff0b\uff0d\uff20")
+FORMULA = re.compile("'*[=+\\-@\uff1d\uff0b\uff0d\uff20]")
+JOINERS = "\u200c\u200d"
 _BITS_PER_SAMPLE = 258  # tag of TIFF 6.0, section 8
 
 Gray = NDArray[np.uint8]
@@ -92,6 +94,7 @@ class Decide:
             return
         if not Path(path).is_file():
             raise ValueError("this bundle has no operating points, so it decides nothing; set site to null")
+        site = str(site)  # a command line makes a number of "7"
         sites = json.loads(Path(path).read_text(encoding="utf-8"))["sites"]
         if site not in sites:
             raise ValueError(
@@ -146,8 +149,10 @@ def predict(
 
 def cell(text: str) -> str:
     """Return a text that a spreadsheet does not take for a formula, and a terminal not for a command."""
-    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-    return f"'{shown}" if shown[:1] in FORMULA else shown
+    shown = "".join(
+        c if c.isprintable() or c in JOINERS else c.encode("unicode_escape").decode() for c in text
+    )
+    return f"'{shown}" if FORMULA.match(shown) else shown
 
 
 def _decided(label: str, p: np.float32, point: dict[str, Any]) -> dict[str, str]:

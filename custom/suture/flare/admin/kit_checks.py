@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import socket
 import ssl
 import stat
@@ -230,7 +231,7 @@ def _classes(kit: Kit) -> Iterator[Finding]:
     """Check whether jobs may name the classes of the installed package."""
     missing, path = missing_classes(kit), policy_file(kit, "resources")
     refused = f"{path} does not allow suture's classes"
-    remedy = f"suture policy {kit.folder}: adds {', '.join(missing)} to class_allow_list in {path.name}"
+    remedy = f"{_policy(kit)}: adds {', '.join(missing)} to class_allow_list in {path.name}"
     if not missing:
         yield ok("installed code", f"{path} allows suture's classes")
     elif _bringing(kit):
@@ -251,7 +252,7 @@ def _code(kit: Kit) -> Iterator[Finding]:
     yield warning(
         "code of jobs",
         f"{rights} lets jobs of {', '.join(granted)} bring code (byoc); it can {reads}",
-        f"suture policy {kit.folder}: sets byoc to none for every role",
+        f"{_policy(kit)}: sets byoc to none for every role",
     )
 
 
@@ -276,7 +277,7 @@ def _methods(kit: Kit) -> Iterator[Finding]:
             yield warning(
                 "methods",
                 f"{text} and not allowed: jobs with it are refused, unless they bring their code",
-                f"suture policy {kit.folder} --allow {list_entry(point)}",
+                f"{_policy(kit)} --allow {list_entry(point)}",
             )
 
 
@@ -285,7 +286,7 @@ def _killed_processes(kit: Kit) -> Iterator[Finding]:
     prepared, moved = survives(kit), moved_components(kit)
     lost = "a killed job process ends the whole job, or a lost request is noticed after five minutes"
     what = lost if kit.role == "site" else "jobs of before a crash stay"
-    remedy = f"suture policy {kit.folder}"
+    remedy = _policy(kit)
     for old, new in moved.items():
         path = policy_file(kit, "resources")
         yield error(
@@ -308,7 +309,7 @@ def _logs(kit: Kit) -> Iterator[Finding]:
         yield warning(
             "logs",
             f"{path} sends the site's error log to the server; it may name files",
-            f"suture policy {kit.folder}: sets allow_log_streaming to false",
+            f"{_policy(kit)}: sets allow_log_streaming to false",
         )
     else:
         yield ok("logs", "stay at the site")
@@ -329,7 +330,7 @@ def _ways_round(kit: Kit) -> Iterator[Finding]:
         yield warning(
             about,
             f"a job could {does}: {'; '.join(ways)}",
-            f"suture policy {kit.folder}, where all jobs are suture's",
+            f"{_policy(kit)}, where all jobs are suture's",
         )
     else:
         yield ok(about, sound)
@@ -342,7 +343,12 @@ def _storage(kit: Kit) -> Iterator[Finding]:
             yield warning(
                 f"storage of {name}",
                 f"every user of this machine can read {folder}",
-                f"suture policy {kit.folder}: stores them in the kit from now on; then remove {folder}",
+                f"{_policy(kit)}: stores them in the kit from now on; then remove {folder}",
             )
         else:
             yield ok(f"storage of {name}", str(folder))
+
+
+def _policy(kit: Kit) -> str:
+    """Return the command line that installs the policy of a kit."""
+    return f"suture policy {shlex.quote(str(kit.folder))}"

@@ -7,6 +7,7 @@ after the last committed round. A job whose process at the server has died leave
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -68,7 +69,7 @@ def how_to_continue(experiment: str, kit: Kit) -> str:
     return (
         f"if it was cut off, its committed rounds are at the server, in {experiment}/ of the folder that "
         "[storage] state of its suture.toml names, or of suture/ in its workspace; it continues from there: "
-        f"suture resume {experiment} --startup-kit {kit.folder}"
+        f"suture resume {experiment} --startup-kit {shlex.quote(str(kit.folder))}"
     )
 
 

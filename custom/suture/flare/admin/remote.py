@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from suture.core.errors import ConfigError, FederationError, SutureError
@@ -197,7 +198,9 @@ def fetch(kit: Kit, job_id: str, out: Path | None) -> Path:
     with connected(kit) as federation:
         status = str(federation.meta(job_id).get("status"))
         if not status.startswith("FINISHED"):
-            raise FederationError(f"job {job_id} has not ended ({status}); see `suture status {job_id}`")
+            raise FederationError(
+                f"job {job_id} has not ended ({status}); see `suture status {quote(job_id)}`"
+            )
         return download(federation, kit, job_id, out)
 
 
@@ -308,7 +311,7 @@ def explain(job_id: str, meta: Mapping[str, Any], logs: Mapping[str, str], run: 
         reasons = [
             "no party reports a reason to the submitter. It is in the log of the party that ended the job, "
             f"WORKSPACE/{job_id}/log.txt; `suture doctor` there may tell, and a project_admin sees more: "
-            f"`suture results {job_id}`"
+            f"`suture results {quote(str(job_id))}`"
         ]
     return f"job {job_id} ended as {status}:\n" + "\n".join(f"- {reason}" for reason in reasons)
 
