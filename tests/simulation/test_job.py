@@ -76,7 +76,7 @@ def test_a_job_is_a_name_or_the_path_of_a_file_or_folder(
     demo = load_job("demo")
     monkeypatch.chdir(tmp_path)
     for job in (folder, Path("mine"), "mine", "./mine/job.py", "other.py", Path("mine/../other.py")):
-        assert load_job(job) == demo
+        assert load_job(job, trust=True) == demo
     with pytest.raises(ConfigError, match=r"holds no job\.toml and no job\.py; `suture init` writes one"):
         load_job(tmp_path)
     with pytest.raises(ConfigError, match=r"unknown job 'absent/job\.py'"):
@@ -88,7 +88,7 @@ def test_unknown_job_and_file_without_a_job(tmp_path: Path) -> None:
         load_job("dmo")
     (tmp_path / "job.py").write_text("x = 1\n")
     with pytest.raises(ConfigError, match="defines no JOB"):
-        load_job(str(tmp_path))
+        load_job(str(tmp_path / "job.py"))
 
 
 def test_an_unknown_key_of_a_plan_or_schedule_is_named() -> None:

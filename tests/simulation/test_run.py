@@ -93,7 +93,7 @@ def test_a_method_of_a_job_file_runs_in_the_loop_only(
     """Even under the name of a registered method, which the other processes would run in its place."""
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     (tmp_path / "job.py").write_text(OWN_METHOD.format(name=name))
-    job = load_job(tmp_path)
+    job = load_job(tmp_path / "job.py")
     with pytest.raises(ConfigError, match=r"Mine.* in no installed package .*'suture\.methods'"):
         run_job(job, "sim", tmp_path / "r")
     with pytest.raises(ConfigError, match=r"suture\.methods"):

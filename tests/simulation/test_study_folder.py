@@ -82,8 +82,9 @@ def test_a_job_py_gives_the_same_model_as_a_job_toml(
     (study / "job.py").write_text(JOB_PY.format(simulation=simulation))
     monkeypatch.chdir(tmp_path)
     for word in ("study", "study/job.py", str(study)):
-        assert load_job(word).simulation.configs().keys() == LABELS.keys()  # type: ignore[union-attr]
-    assert model(run("study", tmp_path / "py" / "r")) == model(toml)
+        sites = load_job(word, trust=True).simulation
+        assert sites.configs().keys() == LABELS.keys()  # type: ignore[union-attr]
+    assert model(run("study/job.py", tmp_path / "py" / "r")) == model(toml)
 
 
 def test_a_job_py_of_a_study_is_a_command_too(
@@ -107,9 +108,9 @@ def test_a_job_py_of_a_study_is_a_command_too(
 def test_a_job_without_sites_says_how_to_get_some(tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text(JOB_PY.format(simulation="None"))
     with pytest.raises(ConfigError, match=r"no folder beside its file has a suture\.toml; .*`suture init`"):
-        run_job(load_job(tmp_path), "local", tmp_path / "r")
+        run_job(load_job(tmp_path, trust=True), "local", tmp_path / "r")
     with pytest.raises(ConfigError, match=r"no folder beside its file has a suture\.toml; .*`suture init`"):
-        simulate(load_job(tmp_path), tmp_path / "poc")
+        simulate(load_job(tmp_path, trust=True), tmp_path / "poc")
     assert [path.name for path in tmp_path.iterdir()] == ["job.py"]
 
 

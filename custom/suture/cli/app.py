@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import platform
 import sys
 from collections.abc import Callable
@@ -146,6 +147,7 @@ def main() -> None:
     """Run the command line; the entry point of `suture`."""
     keep_memory()
     clean_warnings()
+    os.environ.setdefault("PYTHONSAFEPATH", "1")  # a process that is started takes no module of this folder
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal in Latin-1 has no en dash
     guarded(partial(literal(app), prog_name="suture"))

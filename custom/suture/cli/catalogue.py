@@ -42,13 +42,13 @@ def rows() -> Iterator[tuple[str, str, str]]:
         yield "experiment", name, _or_reason(_experiment, path)
 
 
-def check_names(job: str, settings: Iterable[str]) -> None:
+def check_names(job: str, settings: Iterable[str], trust: bool = False) -> None:
     """Check the name of a job, and that of a method in its settings, before anything is imported for them.
 
     Raises:
-        ConfigError: there is none of that name; names the nearest.
+        ConfigError: there is none of that name (names the nearest), or the job is code without `trust`.
     """
-    path = job_file(job)
+    path = job_file(job, trust=trust)
     names = {*stored()["method"], *registered()}
     for setting in settings:
         key, _, name = setting.partition("=")

@@ -39,6 +39,9 @@ def known_names(incomplete: str) -> list[str]:
 
 
 JobName = Annotated[str, typer.Argument(help="A name in jobs/, or a path.", autocompletion=known_names)]
+Trust = Annotated[
+    bool, typer.Option("--trust", help="Run the job.py of a folder: code, of whoever made the folder.")
+]
 Sets = Annotated[list[str] | None, typer.Option("--set", help="Change a setting: key=value. Repeatable.")]
 StartupKit = Annotated[
     Path | None,
@@ -66,18 +69,18 @@ def print_line(text: str, style: str = "") -> None:
     console.print(printable_lines(text), style=style, soft_wrap=True, highlight=False, markup=False)
 
 
-def job_with(name: str, settings: list[str] | None) -> Job:
-    """Return the job of a name or path with settings of the command line.
+def job_with(name: str, settings: list[str] | None, trust: bool = False) -> Job:
+    """Return the job of a name or path with settings of the command line; `trust` is as in `load_job`.
 
     Raises:
-        ConfigError: there is no such job, or a setting does not fit.
+        ConfigError: there is no such job, it is code that may not be run, or a setting does not fit.
     """
     from suture.cli.catalogue import check_names
 
-    check_names(name, settings or [])  # first: the next line imports torch, which takes seconds
+    check_names(name, settings or [], trust)  # first: the next line imports torch, which takes seconds
     from suture.simulation.job import load_job, with_settings
 
-    return with_settings(load_job(name), settings or [])
+    return with_settings(load_job(name, trust=trust), settings or [])
 
 
 def device_of(option: str | None) -> str:

@@ -8,7 +8,17 @@ from typing import Annotated, Literal
 
 import typer
 
-from suture.cli.common import Device, JobName, Sets, console, job_with, load_sources, print_line, renamed
+from suture.cli.common import (
+    Device,
+    JobName,
+    Sets,
+    Trust,
+    console,
+    job_with,
+    load_sources,
+    print_line,
+    renamed,
+)
 from suture.core.errors import ConfigError, DataError, SutureError
 
 data_app = typer.Typer(help="A site's own data.", no_args_is_help=True)
@@ -27,13 +37,14 @@ def simulate(
     out: Annotated[Path, typer.Option(help="Folder to write the sites into.")],
     settings: Sets = None,
     device: Device = None,
+    trust: Trust = False,
 ) -> None:
     """Write the sites of a job's simulation as ordinary hospital folders, for a POC on this machine."""
     from suture.simulation import StudySites
     from suture.simulation.sites import compute_on
 
     compute_on(device)
-    chosen = job_with(job, settings)
+    chosen = job_with(job, settings, trust)
     if chosen.simulation is None or isinstance(chosen.simulation, StudySites):
         raise ConfigError(f"{chosen.name} simulates no sites; those of a study are folders already")
     out = out.resolve()

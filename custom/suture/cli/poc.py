@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from suture.cli.common import Sets, job_with, known_names, print_line, renamed
+from suture.cli.common import Sets, Trust, job_with, known_names, print_line, renamed
 from suture.core.errors import ConfigError, FederationError
 
 if TYPE_CHECKING:
@@ -39,13 +39,14 @@ def up(
     ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the federation in --dir.")] = False,
     project: Annotated[Path | None, typer.Option(help="Another project.yml than poc_workspace's.")] = None,
+    trust: Trust = False,
 ) -> None:
     """Provision a server and a job's sites, give them data and a policy, and start what does not run."""
     from suture.flare.admin.kit import project_admin
     from suture.flare.admin.poc import chosen_folder, prepare, project_template
     from suture.flare.admin.processes import running
 
-    chosen, root = job_with(job, settings), chosen_folder(folder)
+    chosen, root = job_with(job, settings, trust), chosen_folder(folder)
     if running(root) and (overwrite or loose):
         raise ConfigError(f"the federation in {root} is running; stop it first: suture poc down")
     kits = prepare(chosen, root, project or project_template(), port, loose=loose, overwrite=overwrite)
@@ -53,6 +54,7 @@ def up(
     kit = project_admin(root)
     print_line(f"{kit.server}, sites: {', '.join(sites)}, folder: {root}")
     option = f" --startup-kit {shlex.quote(str(kit.folder))}" if folder else ""
+    option += " --trust" if trust else ""
     print_line(f"next: suture run {shlex.quote(job)} --env poc{option}")
     option = f" --dir {shlex.quote(str(root))}" if folder else ""
     print_line(f"then: suture poc down{option}")
@@ -94,12 +96,12 @@ def _start(root: Path, kits: dict[str, Kit]) -> list[str]:
 
 
 @poc_app.command()
-def data(job: SimulatedJob, settings: Sets = None, folder: Dir = None) -> None:
+def data(job: SimulatedJob, settings: Sets = None, folder: Dir = None, trust: Trust = False) -> None:
     """Give the sites of a prepared POC the data of a job, after `nvflare poc prepare`."""
     from suture.flare.admin.kit import kits_in
     from suture.flare.admin.poc import chosen_folder, place_configs, simulate
 
-    chosen, root = job_with(job, settings), chosen_folder(folder)
+    chosen, root = job_with(job, settings, trust), chosen_folder(folder)
     kits = kits_in(root)
     names, written = simulate(chosen, root)
     place_configs(chosen, names, written, kits)

@@ -22,6 +22,7 @@ from suture.cli.common import (
     Sets,
     SiteThreads,
     StartupKit,
+    Trust,
     guarded,
     job_with,
     literal,
@@ -155,17 +156,18 @@ def run(
     watch: Watched = False,
     track: Track = None,
     limits: Limits = False,
+    trust: Trust = False,
 ) -> None:
     """Run a job."""
     if detach and (watch or track):
         raise typer.BadParameter("--watch and --track need a command that waits: leave out --detach")
     every = _all_settings(rounds, seed, settings, accept_labels)
-    chosen = job_with(job, every)
+    chosen = job_with(job, every, trust)
     if limits:
         chosen, every = _with_limits(chosen, env), [*every, "simulation.limits=true"]
     _compute_on(env, device, site_threads, amp)
     options = {"--device": device, "--site-threads": site_threads, "--workers": workers, "--track": track}
-    flags = [name for name, given in (("--amp", amp), ("--watch", watch)) if given]
+    flags = [name for name, given in (("--amp", amp), ("--watch", watch), ("--trust", trust)) if given]
     again = ["suture", "run", job, *_words(env, every, options), *flags]
     how = Execution(
         out, resume, overwrite, workers, startup_kit, _names(sites), bundle, detach, again, watch, track
@@ -289,9 +291,10 @@ def export(
     settings: Sets = None,
     sites: Sites = None,
     bundle: Bundle = False,
+    trust: Trust = False,
 ) -> None:
     """Write a job as a folder that FLARE's admin console accepts."""
-    _export(job_with(job, settings), out, experiment, _names(sites), bundle)
+    _export(job_with(job, settings, trust), out, experiment, _names(sites), bundle)
 
 
 def _export(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from suture.cli.common import console, print_line
+from suture.cli.common import Trust, console, print_line
 from suture.core.errors import ConfigError, SutureError
 from suture.core.printable import escaped, number_of
 from suture.core.targets import rich
@@ -118,7 +118,7 @@ def _sites(given: list[str]) -> dict[str, Path]:
     return found
 
 
-def check(study: Study) -> None:
+def check(study: Study, trust: Trust = False) -> None:
     """Check the data of all sites of a study together: counts, names that look alike, faults.
 
     Also writes check.html, a page with a few images of each site as the model sees them.
@@ -130,7 +130,7 @@ def check(study: Study) -> None:
     from suture.simulation.study_page import job_of, write_page
 
     configs = StudySites(str(study)).configs()
-    job, job_fault = job_of(study)
+    job, job_fault = job_of(study, trust=trust)
     findings = {name: check_data(config) for name, config in configs.items()}
     for name, found in findings.items():
         console.rule(f"[bold]{rich(name)}")
@@ -143,4 +143,4 @@ def check(study: Study) -> None:
     problems = sum(len(found.problems) for found in findings.values()) + len(together.problems)
     if problems:
         raise SutureError(f"{study}: {number_of(problems, 'problem')}; correct the study before you run it")
-    print_line(f"next: suture run {shlex.quote(str(study))} --env local")
+    print_line(f"next: suture run {shlex.quote(str(study))} --env local{' --trust' if trust else ''}")

@@ -27,6 +27,7 @@ from suture.experiments.runs import Run, cells, final_runs, tuning_runs
 from suture.experiments.spec import DATA, Experiment, Preset
 from suture.learning.comparison import Compared, compare
 from suture.protocol.messages import ClassScore
+from suture.simulation.job_files import job_file, refuse_code
 from suture.simulation.sites import this_machine
 
 SERVER = Path("sites") / "server"
@@ -66,10 +67,12 @@ def conduct(experiment: Experiment, preset: Preset, session: Session, at_once: i
         at_once: as in `do_runs`.
 
     Raises:
-        ConfigError: the data root, or a folder or file of the runs under it, does not exist.
+        ConfigError: its job is code that is no part of this package; or the data root, or a folder or file
+            of the runs under it, does not exist.
         ConfigError: a run that tunes a setting has no validation figure to tune it by.
         FederationError: a run failed.
     """
+    refuse_code(job_file(experiment.job, trust=True))  # here nobody has named the file on a command line
     check_data(experiment, preset, session)
     if preset.tune:
         do_runs(tuning_runs(experiment, preset), session, at_once)

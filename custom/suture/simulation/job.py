@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib.util
 import json
 import sys
 import traceback
+import types
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
@@ -127,25 +127,26 @@ class Job:
         )
 
 
-def load_job(job: str | Path) -> Job:
+def load_job(job: str | Path, *, trust: bool = False) -> Job:
     """Return the job of that name in jobs/, or the job that a file or folder defines.
 
     Args:
         job: a name, or the path of a job file, or of the folder of a job.py or job.toml; it may be relative.
+        trust: whether the job.py of a folder may be run, although somebody else may have written it. Without
+            it, only jobs of this package and a .py file that `job` names itself are run.
 
     Raises:
-        ConfigError: there is none, or the file fails or defines no JOB.
+        ConfigError: there is none, it is code that may not be run, or the file fails or defines no JOB.
     """
-    path = job_file(job)
+    path = job_file(job, trust=trust)
     if path.suffix == ".toml":
         return _read_toml(path)
-    spec = importlib.util.spec_from_file_location(f"suture_job_{path.parent.name}", path)
-    if spec is None or spec.loader is None:
-        raise ConfigError(f"{path} is no Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
+    module = types.ModuleType(f"suture_job_{path.parent.name}")
+    module.__file__ = str(path)
+    sys.modules[module.__name__] = module
     try:
-        spec.loader.exec_module(module)
+        # Not by an import, which may take bytecode that lies beside the file and says something else.
+        exec(compile(path.read_bytes(), path, "exec"), vars(module))
     except SutureError:
         raise
     except Exception as error:  # whatever a file of a user does

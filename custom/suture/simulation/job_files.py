@@ -8,10 +8,13 @@ from pathlib import Path
 from suture.core.errors import ConfigError, unknown
 
 
+def _beside() -> Path:
+    return Path(__file__).resolve().parents[3] / "jobs"
+
+
 def jobs_folder() -> Path:
     """Return the folder of the jobs: beside the source of the package, else in the working directory."""
-    beside = Path(__file__).resolve().parents[3] / "jobs"
-    return beside if beside.is_dir() else Path("jobs").resolve()
+    return _beside() if _beside().is_dir() else Path("jobs").resolve()
 
 
 def known_jobs() -> dict[str, Path]:
@@ -19,11 +22,14 @@ def known_jobs() -> dict[str, Path]:
     return {path.parent.name: path for path in sorted(jobs_folder().glob("*/job.py"))}
 
 
-def job_file(job: str | Path) -> Path:
+def job_file(job: str | Path, *, trust: bool = False) -> Path:
     """Return the absolute path of the file of the job of that name in jobs/, or of that file or folder.
 
+    Args:
+        trust: whether the job of a folder may be code. A .py file that `job` names itself always may.
+
     Raises:
-        ConfigError: there is none (names the nearest job), or the folder holds two.
+        ConfigError: there is none (names the nearest job), the folder holds two, or its job is code.
     """
     path, jobs = Path(job).expanduser(), known_jobs()
     if path.suffix not in (".py", ".toml"):
@@ -41,7 +47,22 @@ def job_file(job: str | Path) -> Path:
         )
     if not path.is_file():
         raise unknown("job", str(job), jobs)
+    if not trust and Path(job).suffix != ".py":
+        refuse_code(path.resolve())
     return path.resolve()
+
+
+def refuse_code(path: Path) -> None:
+    """Refuse a job's file, an absolute path without links, that is code and does not belong to this package.
+
+    Raises:
+        ConfigError: it is; names the file and the remedy.
+    """
+    if path.suffix != ".toml" and not path.is_relative_to(_beside()):
+        raise ConfigError(
+            f"{path} is code, and would run with your rights. Read it; then name the file itself, or add "
+            "--trust (in Python: trust=True). Or ask its author for a job.toml, which is data"
+        )
 
 
 def summary(path: Path) -> str:

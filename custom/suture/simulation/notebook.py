@@ -32,6 +32,7 @@ def run(
     resume: bool = False,
     overwrite: bool = False,
     progress: bool = False,
+    trust: bool = False,
 ) -> Results:
     """Run a job with simulated sites on this machine.
 
@@ -45,12 +46,13 @@ def run(
         resume: continue the unfinished run in the folder.
         overwrite: delete the content of the folder first.
         progress: show the progress on the standard output.
+        trust: whether the job.py of a folder may be run, see `load_job`.
 
     Raises:
         ConfigError: a setting is unknown or does not fit, or the folder is in use; nothing is written.
         FederationError: the run failed; its folder says why.
     """
-    chosen = job if isinstance(job, Job) else load_job(job)
+    chosen = job if isinstance(job, Job) else load_job(job, trust=trust)
     named = {key: value for key, value in (("rounds", rounds), ("seed", seed)) if value is not None}
     given = {**(settings or {}), **named}
     first = sorted(given, key=lambda key: key != "method")  # further settings are those of the method

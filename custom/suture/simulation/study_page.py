@@ -42,13 +42,13 @@ class Example:
     source: str
 
 
-def job_of(study: Path) -> tuple[Job | None, str | None]:
+def job_of(study: Path, *, trust: bool = False) -> tuple[Job | None, str | None]:
     """Return the job of a study, and its fault; None where there is none, or none that can be read."""
     folder = study.expanduser().resolve()
     if not any((folder / name).is_file() for name in ("job.py", "job.toml")):
         return None, None
     try:
-        return load_job(folder), None
+        return load_job(folder, trust=trust), None
     except SutureError as error:
         return None, str(error)
 
