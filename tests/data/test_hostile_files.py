@@ -296,9 +296,9 @@ def test_pipes_and_devices_are_not_opened(tmp_path: Path) -> None:
     (tmp_path / "zero.png").symlink_to("/dev/zero")
     with ImageSource(tmp_path, follow_links=True) as source:
         for name in ("pipe.png", "zero.png"):
-            with pytest.raises(DataError, match=f"{name} is no regular file"):
+            with pytest.raises(DataError, match=f"'{name}' of .* cannot be read: not a regular file"):
                 source.raw(name)
-            with pytest.raises(DataError, match="is no regular file"):
+            with pytest.raises(OSError, match="not a regular file"):
                 file_bytes(tmp_path / name)
 
 
@@ -381,7 +381,7 @@ def test_a_tar_header_cannot_ask_for_gigabytes(kind: bytes, tmp_path: Path) -> N
     (tmp_path / "a.tar.gz").write_bytes(gzip.compress(info.tobuf(tarfile.GNU_FORMAT) + bytes(10_000)))
     with (
         ImageSource(tmp_path / "a.tar.gz") as source,
-        pytest.raises(DataError, match=r"8,589,93|unexpected end"),
+        pytest.raises(DataError, match=r"8,589,93|100 times its size"),
     ):
         source.raw("a.png")
 

@@ -5,10 +5,11 @@ A few kilobytes can unpack to gigabytes, so the size of a file says nothing abou
 
 from __future__ import annotations
 
-import stat
+import os
 from pathlib import Path
 
 from suture.core.errors import DataError
+from suture.core.plain import open_regular
 
 MOST_PIXELS = 40_000_000
 """Pixels of an image; the largest films of public mammography have 38 million."""
@@ -18,6 +19,17 @@ MOST_ENCODED = 2**28
 
 MOST_DOCUMENT = 2**20
 """Bytes of one report of an archive."""
+
+MOST_MEMBERS = 2**19
+"""Members of an archive, whatever they are; MIMIC-CXR has 377,110 images."""
+
+MOST_LISTED = 2**25
+"""Bytes of the list of the members of a .zip, which Python unpacks to some twenty times as many."""
+
+MOST_UNPACKED = 2**30
+"""Bytes that a gzipped archive may unpack to, or `MOST_TIMES` its own size where that is more."""
+
+MOST_TIMES = 100
 
 MOST_TEXT = 2**29
 """Bytes of a table, or of a list, once it is decompressed."""
@@ -45,15 +57,13 @@ def check_pixels(width: int, height: int) -> None:
 
 
 def file_bytes(path: Path, most: int = MOST_ENCODED) -> bytes:
-    """Read a regular file; a pipe or device, which may never end, is not opened.
+    """Read a regular file.
 
     Raises:
-        DataError: it is no regular file, or has more than `most` bytes.
-        OSError: it cannot be read.
+        DataError: it has more than `most` bytes.
+        OSError: it cannot be read, or is not a regular file.
     """
-    facts = path.stat()
-    if not stat.S_ISREG(facts.st_mode):
-        raise DataError(f"{path} is no regular file; remove it")
-    if facts.st_size > most:
-        raise DataError(f"{path} has {facts.st_size:,} bytes, and at most {most:,} are read; remove it")
-    return path.read_bytes()
+    with open_regular(path) as file:
+        if (size := os.fstat(file.fileno()).st_size) > most:
+            raise DataError(f"{path} has {size:,} bytes, and at most {most:,} are read; remove it")
+        return file.read()
