@@ -6,6 +6,7 @@ A few kilobytes can unpack to gigabytes, so the size of a file says nothing abou
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 from suture.core.errors import DataError
@@ -13,6 +14,9 @@ from suture.core.plain import open_regular
 
 MOST_PIXELS = 40_000_000
 """Pixels of an image; the largest films of public mammography have 38 million."""
+
+MOST_SCANS = 100
+"""Scans of a JPEG. Encoders write about ten; each of 40 million pixels takes 30 ms, however few its bytes."""
 
 MOST_ENCODED = 2**28
 """Bytes of the file of an image: more than `MOST_PIXELS` of three 16-bit channels take."""
@@ -54,6 +58,30 @@ def check_pixels(width: int, height: int) -> None:
     """
     if not (width > 0 and height > 0 and width * height <= MOST_PIXELS):
         raise ValueError(f"its header says {width} x {height} pixels, and at most {MOST_PIXELS:,} are read")
+
+
+_SCAN = b"\xff\xda"
+
+_MARKER = re.compile(rb"\xff+([^\x00\xff\xd0-\xd7])", re.DOTALL)
+"""A marker of a JPEG (ITU-T T.81, B.1.1.2), but for those of restarts, which stand within a scan."""
+
+
+def check_scans(data: bytes) -> None:
+    """Check how many scans a JPEG has; other files pass.
+
+    Raises:
+        ValueError: they are more than `MOST_SCANS`.
+    """
+    # The two bytes may also occur in what a camera adds, so only many are looked at one by one.
+    if not data.startswith(b"\xff\xd8") or data.count(_SCAN) <= MOST_SCANS:
+        return
+    scans, position = 0, 2
+    while (found := _MARKER.search(data, position)) and found[1] != b"\xd9":
+        scans += found[1] == _SCAN[1:]
+        if scans > MOST_SCANS:
+            raise ValueError(f"it has more than {MOST_SCANS} scans; save it anew, as a baseline JPEG or PNG")
+        length = 0 if found[1] in (b"\xd8", b"\x01") else int.from_bytes(data[found.end() : found.end() + 2])
+        position = found.end() + length
 
 
 def file_bytes(path: Path, most: int = MOST_ENCODED) -> bytes:
