@@ -109,7 +109,7 @@ def test_a_broken_archive_is_named(tmp_path: Path, name: str, keep: int) -> None
     root.write_bytes(root.read_bytes()[:keep])
     with (
         ImageSource(root) as source,
-        pytest.raises(DataError, match=f"archive {root} is broken .*fetch it again"),
+        pytest.raises(DataError, match=f"{root} cannot be read: .*fetch it again"),
     ):
         source.raw("a.png")
 

@@ -7,12 +7,15 @@ encoding.
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import stat
 import tomllib
 from collections.abc import Iterable, Mapping
 from itertools import chain
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, BinaryIO, NoReturn
 
 from suture.core.errors import ConfigError
 
@@ -100,7 +103,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def read_bounded(path: Path, most: int | None = None) -> bytes:
-    """Return the bytes of a file, but never of one that has no end.
+    """Return the bytes of a regular file.
 
     Args:
         most: number of bytes, `LARGEST_FILE` by default.
@@ -110,11 +113,35 @@ def read_bounded(path: Path, most: int | None = None) -> bytes:
         ValueError: it is too large.
     """
     most = LARGEST_FILE if most is None else most
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         data = file.read(most + 1)
     if len(data) > most:
         raise ValueError(f"it is larger than {most >> 20} MiB")
     return data
+
+
+def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
+    """Open a file that somebody else may have put there; a pipe or a device may have no end.
+
+    Raises:
+        OSError: it cannot be read, or is not a regular file.
+    """
+    # Without O_NONBLOCK, opening a pipe waits for its writer. The open file is asked, not the path: it could
+    # have become another one in between.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    raise OSError(errno.EINVAL, "not a regular file, but a pipe or a device", str(path))
+
+
+def read_regular(path: str | os.PathLike[str]) -> bytes:
+    """Return the bytes of a regular file, however many; errors as of `open_regular`."""
+    with open_regular(path) as file:
+        return file.read()
 
 
 def _why(error: OSError | ValueError) -> str:

@@ -1,76 +1,137 @@
-"""Archives of images and reports, of which no header can make a reader take more memory than the limits."""
+"""Archives of images and reports, of which no header can make a reader take more memory than the limits.
+
+A name within an archive never leaves it.
+"""
 
 from __future__ import annotations
 
 import gzip
+import os
 import tarfile
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
+from itertools import count
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Any, cast
 
 from suture.core.errors import DataError
-from suture.data.limits import MOST_DOCUMENT, MOST_ENCODED, MOST_TEXT
+from suture.core.plain import open_regular
+from suture.data.limits import (
+    MOST_DOCUMENT,
+    MOST_ENCODED,
+    MOST_LISTED,
+    MOST_MEMBERS,
+    MOST_TEXT,
+    MOST_TIMES,
+    MOST_UNPACKED,
+)
 
 _GZIP = b"\x1f\x8b"
 
 
 class Unpacked:
-    """The content of a tar archive, gzipped or not, of which no read takes more than `MOST_ENCODED` bytes.
+    """The content of an archive, gzipped or not, of which no read takes more than `most` bytes.
 
     The header of a member may announce any size, its extended headers too, which tarfile reads at once.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, most: int = MOST_ENCODED) -> None:
         """Opens an archive.
 
         Raises:
-            OSError: it cannot be opened.
+            OSError: it cannot be opened, or is not a regular file.
         """
-        with path.open("rb") as file:
-            opened = gzip.open if file.read(2) == _GZIP else open
-        self._file = cast(IO[bytes], opened(path, "rb"))
-        self.seek, self.tell, self.close = self._file.seek, self._file.tell, self._file.close
+        self._most, self._stored = most, open_regular(path)
+        self._file: IO[bytes] = self._stored
+        self._end: float = max(MOST_UNPACKED, MOST_TIMES * os.fstat(self._stored.fileno()).st_size)
+        if self._stored.read(2) == _GZIP:
+            self._file = cast(IO[bytes], gzip.GzipFile(fileobj=self._stored))
+        self._stored.seek(0)
+        self.tell, self.seekable = self._file.tell, self._file.seekable
 
-    def read(self, size: int) -> bytes:
-        """Read `size` bytes.
+    def close(self) -> None:
+        """Close the archive."""
+        self._file.close()
+        self._stored.close()
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Go to a byte of the content.
 
         Raises:
-            OSError: they are more than `MOST_ENCODED`, or cannot be read.
+            OSError: the archive unpacks to more than `MOST_UNPACKED` bytes and `MOST_TIMES` its size.
         """
-        if size > MOST_ENCODED:
-            raise OSError(f"{size:,} bytes in one piece, and at most {MOST_ENCODED:,} are read")
-        return self._file.read(size)
+        if offset > self._end:
+            raise OSError(f"it unpacks to more than {MOST_TIMES} times its size")
+        return self._file.seek(offset, whence)
+
+    def read(self, size: int = -1) -> bytes:
+        """Read `size` bytes, or those that are left.
+
+        Raises:
+            OSError: they are more than the most, or cannot be read.
+        """
+        if size > self._most:
+            raise OSError(f"{size:,} bytes in one piece, and at most {self._most:,} are read")
+        return self._file.read(size if size >= 0 else self._most)
 
 
 @contextmanager
-def tar_of(path: Path) -> Iterator[tarfile.TarFile]:
-    """Open a tar archive, gzipped or not.
+def unpacking(path: Path, remedy: str) -> Iterator[None]:
+    """Raise whatever a damaged archive makes a reader raise, which is nearly anything, as a `DataError`."""
+    try:
+        yield
+    except DataError:
+        raise
+    except Exception as error:
+        why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise DataError(f"{path} cannot be read: {why}; {remedy}") from error
+
+
+def inner_path(name: str) -> str:
+    """Return where a member lies within its archive, as `tar -x` places it; empty where that is outside."""
+    parts = [part for part in name.split("/") if part not in ("", ".")]
+    return "" if ".." in parts else "/".join(parts)
+
+
+def tar_members(path: Path) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
+    """Yield the members of a tar archive, gzipped or not; no header may have more than `MOST_DOCUMENT` bytes.
 
     Raises:
-        tarfile.TarError, OSError: it cannot be opened.
+        DataError: they are more than `MOST_MEMBERS`.
+        Exception: the archive is damaged; see `unpacking`.
     """
-    file = Unpacked(path)
-    try:
-        with tarfile.open(fileobj=cast(IO[bytes], file), mode="r:") as tar:
-            yield tar
-    finally:
-        file.close()
+    with (
+        closing(Unpacked(path, MOST_DOCUMENT)) as file,
+        tarfile.open(fileobj=cast(IO[bytes], file), mode="r:") as tar,
+    ):
+        for number in count(1):
+            member = tar.next()
+            cast(Any, tar).members.clear()  # it would keep them all
+            if member is None:
+                return
+            if number > MOST_MEMBERS:
+                raise DataError(f"archive {path} has more than {MOST_MEMBERS:,} members; divide it")
+            yield tar, member
 
 
 def reports(archive: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
-    """Yield name and content of the wanted members of a tar or zip archive.
+    """Yield path and content of the wanted members of a tar or zip archive.
 
     Raises:
-        DataError: one has more than `MOST_DOCUMENT` bytes, or all together more than `MOST_TEXT`.
-        tarfile.TarError, zipfile.BadZipFile, OSError, EOFError, zlib.error: the archive is damaged.
+        DataError: one has more than `MOST_DOCUMENT` bytes, or all together more than `MOST_TEXT`, or two have
+            one path.
+        Exception: the archive is damaged; see `unpacking`.
     """
-    total = 0
-    for name, size, read in _members(archive):
-        if not wanted(name):
+    total, seen = 0, set()
+    for raw, size, read in _members(archive):
+        name = inner_path(raw)
+        if not (name and wanted(name)):
             continue
+        if name in seen:
+            raise DataError(f"{archive}: two members are {name!r}; remove one")
+        seen.add(name)
         total += size
         if size > MOST_DOCUMENT or total > MOST_TEXT:
             raise DataError(
@@ -81,13 +142,14 @@ def reports(archive: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str,
 
 
 def _members(archive: Path) -> Iterator[tuple[str, int, Callable[[], bytes]]]:
-    if zipfile.is_zipfile(archive):
-        with zipfile.ZipFile(archive) as packed:
-            for info in packed.infolist():
-                yield info.filename, info.file_size, partial(packed.read, info)
-        return
-    with tar_of(archive) as tar:
-        for member in tar:
-            file = tar.extractfile(member) if member.isfile() else None
-            if file is not None:
-                yield member.name, member.size, file.read
+    with closing(Unpacked(archive, MOST_LISTED)) as file:
+        listed = cast(IO[bytes], file)
+        if zipfile.is_zipfile(listed):
+            with zipfile.ZipFile(listed) as packed:
+                for info in packed.infolist():
+                    yield info.filename, info.file_size, partial(packed.read, info)
+            return
+    for tar, member in tar_members(archive):
+        content = tar.extractfile(member) if member.isreg() and not member.issparse() else None
+        if content is not None:
+            yield member.name, member.size, content.read

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import warnings
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,11 +11,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from suture.core.errors import DataError
 from suture.data.arrays import decode_array, is_array
-from suture.data.limits import check_pixels
+from suture.data.decoder_warnings import warned_of
+from suture.data.limits import check_pixels, check_scans
 from suture.data.scaling import scaled
 
 Pixels = NDArray[np.uint8]
@@ -40,7 +42,7 @@ class Opened:
     """An image with 8 bits a channel, and what its file stores.
 
     Attributes:
-        image: as a model sees it, before it becomes gray or RGB.
+        image: as a model sees it, upright by its EXIF, before it becomes gray or RGB.
         bits: of a stored value, as the file says.
         highest: the largest stored value of an image that is scaled by its depth; None of any other.
         modality: of a DICOM image, empty where it states none; None of any other.
@@ -111,9 +113,10 @@ def other_modality(modality: str | None, modalities: Collection[str]) -> bool:
 
 @contextmanager
 def readable(name: str) -> Iterator[None]:
-    """Raise any error within as the `DataError` of the image of that name."""
+    """Raise any error within as the `DataError` of the image of that name, and log warnings as its own."""
     try:
-        yield
+        with warned_of(name):
+            yield
     except Exception as error:  # decoders of damaged files raise nearly anything
         raise DataError(f"image {name!r} cannot be read: {str(error) or type(error).__name__}") from error
 
@@ -155,12 +158,23 @@ def _pillow(data: bytes, bits: int | None) -> Opened:
     tags = getattr(image, "tag_v2", None) or {}
     # A tile is unpacked whole, whatever the size of the image.
     check_pixels(*(int(tags.get(tag, 1)) for tag in _TILE))
+    check_scans(data)
+    _turn(image)
     if image.mode.startswith("I"):  # Pillow's own conversion to "L" clips at 255
         return _scaled(np.asarray(image), min(16, int(np.min(tags.get(_BITS_PER_SAMPLE, 16)))), bits)
     if image.mode == "F":
         raise ValueError("floating-point pixels have no agreed range; save it with 8 or 16 bits")
     # A palette may hold transparency, which a direct conversion would not drop.
     return Opened(image.convert("RGBA") if image.mode in ("P", "PA") else image, 8)
+
+
+def _turn(image: Image.Image) -> None:
+    """Turn an image upright by the orientation in its EXIF or XMP; Pillow turns those of TIFF as it loads."""
+    image.load()
+    try:
+        ImageOps.exif_transpose(image, in_place=True)
+    except Exception as error:  # noqa: BLE001 - the pixels are as good as without
+        warnings.warn(f"its EXIF is damaged, and any orientation in it lost ({error})", stacklevel=2)
 
 
 def _scaled(values: NDArray[np.integer[Any]], stored: int, bits: int | None) -> Opened:

@@ -19,7 +19,7 @@ from pydicom.filereader import read_dataset, read_preamble
 from pydicom.pixels.processing import apply_modality_lut, apply_voi_lut
 from pydicom.uid import DeflatedExplicitVRLittleEndian, RLELossless
 
-from suture.data.limits import check_pixels
+from suture.data.limits import check_pixels, check_scans
 from suture.data.scaling import by_value, scaled
 
 MOST_OF_SEGMENT = 2**28
@@ -113,7 +113,8 @@ def _check_frame(dataset: Dataset) -> None:
 
 
 def _check_codestream(frame: bytes, size: tuple[int, int]) -> None:
-    """Refuse a JPEG or JPEG 2000 whose own header announces another size than the data set."""
+    """Refuse a JPEG of too many scans, and one or a JPEG 2000 of another size than the data set says."""
+    check_scans(frame)
     with Image.open(io.BytesIO(frame), formats=("JPEG", "JPEG2000")) as image:
         if image.size != size:
             raise ValueError(f"its compressed frame is of {image.size} pixels, and its header says {size}")

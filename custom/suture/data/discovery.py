@@ -200,11 +200,11 @@ def _refuse_strange_splits(sheet: Sheet, columns: Sequence[str]) -> None:
 def _images(folder: Path) -> tuple[Path, set[str]]:
     """The folder that holds the images, and their paths within it."""
     archives = sorted(p for p in folder.iterdir() if p.name.endswith(ARCHIVES) and not is_hidden(p.name))
-    if len(archives) == 1:
-        with ImageSource(archives[0]) as source:
-            return archives[0], set(source.paths())
     unread: list[OSError] = []
     found = _images_below(folder, unread)
+    if len(archives) == 1 and not found:
+        with ImageSource(archives[0]) as source:
+            return archives[0], set(source.paths())
     linked = [path for path in folder.iterdir() if path.is_symlink() and path.is_dir()]
     if not found and len(linked) == 1:
         folder = linked[0]  # a `root` may be a link

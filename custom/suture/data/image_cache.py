@@ -28,7 +28,7 @@ from suture.data.table import Table
 
 LOG = logging.getLogger(__name__)
 
-FORMAT = 2
+FORMAT = 3
 """The version of the format of an entry; a new number invalidates every older entry."""
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,7 +19,7 @@ import numpy as np
 from suture.core.cores import usable_cores
 from suture.core.errors import DataError
 from suture.core.files import contained
-from suture.data.archives import Unpacked, tar_of
+from suture.data.archives import Unpacked, inner_path, tar_members, unpacking
 from suture.data.decoding import SUFFIXES, Pixels, decode_image
 from suture.data.image_names import stem
 from suture.data.limits import FOLLOW, file_bytes
@@ -32,7 +33,7 @@ CHUNK = 256
 """Encoded images held in memory at a time by `read_all`."""
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True, slots=True)
 class _Location:
     """Where the bytes of an image are: a stretch of an archive's content, or (size -1) a whole file.
 
@@ -48,9 +49,13 @@ class _Location:
 class ImageSource:
     """The images of a `root`, by path within it or by base name where that is unique.
 
-    A folder that holds archives (`images_001.tar.gz`, ... as the NIH distributes them) is read from those
-    alone. Gzipped archives are read fastest in the order of `position`; a plain tar is as fast as a folder.
-    Links that lead out of `root` are not followed unless the site says so; `root` itself may be a link.
+    Of a folder that holds archives (`images_001.tar.gz`, ... as the NIH distributes them) those are read, and
+    the images beside them: a path that both have is ambiguous. Gzipped archives are read fastest in the order
+    of `position`; a plain tar is as fast as a folder. Links that lead out of `root` are not followed unless
+    the site says so; `root` itself may be a link.
+
+    Attributes:
+        left_out: why a member of an archive is not read, by archive and name.
     """
 
     def __init__(self, root: Path, follow_links: bool = False) -> None:
@@ -64,12 +69,13 @@ class ImageSource:
         """
         self.root = root
         self.follow_links = follow_links
-        self._left_out: list[Path] = []  # the links that were not followed
+        self.left_out: dict[tuple[Path, str], str] = {}
+        self._links: list[Path] = []  # that were not followed
         self._open: dict[Path, Unpacked] = {}
         self._lock = threading.Lock()
         if root.is_dir():
             self.archives = tuple(sorted(p for p in root.iterdir() if p.name.endswith(ARCHIVES)))
-        elif root.is_file() and root.name.endswith(ARCHIVES):
+        elif root.exists() and root.name.endswith(ARCHIVES):
             self.archives = (root,)
         else:
             raise DataError(
@@ -128,7 +134,10 @@ class ImageSource:
         """Return the error for an image that does not exist or is ambiguous; None for one that exists."""
         found = self._found(name)
         if not found:
-            out = len(self._left_out)
+            for archive in self.archives:
+                if why := self.left_out.get((archive, name)):
+                    return DataError(f"image {name!r} of {archive} is left out: {why}")
+            out = len(self._links)
             remedy = f"{out} links lead out of it: {FOLLOW}" if out else "correct the table or [data] root"
             return DataError(f"image {name!r} is not in {self.root}; {remedy}")
         if len(found) > 1:
@@ -150,8 +159,9 @@ class ImageSource:
                     self._open[location.file] = Unpacked(location.file)
                 self._open[location.file].seek(location.offset)
                 return self._open[location.file].read(location.size)
-        except (OSError, EOFError, zlib.error, MemoryError) as error:
-            raise DataError(f"image {name!r} of {self.root} cannot be read: {error}") from error
+        except (OSError, EOFError, ValueError, MemoryError, zlib.error) as error:
+            why = getattr(error, "strerror", None) or error
+            raise DataError(f"image {name!r} of {self.root} cannot be read: {why}") from error
 
     def read(self, name: str, color: bool) -> Pixels:
         """An image as uint8, [h, w] or (color) [h, w, 3].
@@ -166,8 +176,8 @@ class ImageSource:
 
         A missing image has the size -1.
         """
-        if self.archives:
-            return [_stat(path) for path in self.archives]
+        if self.archives:  # and not what they hold, for which one that is gzipped would be unpacked
+            return [_stat(path) for path in (*self.archives, *(one.file for _, one in self._beside))]
         locations = (self._found(name) for name in names)
         return [_stat(found[0].file) if len(found) == 1 else ("", -1, 0) for found in locations]
 
@@ -176,11 +186,34 @@ class ImageSource:
         """The locations of the images by path and by base name."""
         paths: dict[str, list[_Location]] = {}
         bases: dict[str, list[_Location]] = {}
-        members = map(_members, self.archives) if self.archives else [self._files()]
-        for path, location in (pair for each in members for pair in each):
+        members = (self._members(archive) for archive in self.archives)
+        beside = self._beside if self.archives else self._files()
+        for path, location in chain(chain.from_iterable(members), beside):
             paths.setdefault(path, []).append(location)
             bases.setdefault(path.rpartition("/")[2], []).append(location)
         return paths, bases
+
+    @cached_property
+    def _beside(self) -> list[tuple[str, _Location]]:
+        """The images in the same folder as archives, or below it."""
+        files = self._files() if self.root.is_dir() else ()
+        return [(path, location) for path, location in files if path.lower().endswith(SUFFIXES)]
+
+    def _members(self, archive: Path) -> Iterator[tuple[str, _Location]]:
+        """The files of an archive; the last one counts of a member that was added twice, as in `tar -x`.
+
+        Where two members of other names come to lie at one path, both are yielded.
+        """
+        found: dict[str, tuple[str, _Location]] = {}
+        with unpacking(archive, "fetch it again"):
+            for _, member in tar_members(archive):
+                path = inner_path(member.name)
+                if why := _unread(member, path):
+                    self.left_out[archive, member.name] = why
+                elif not member.isdir():
+                    at = _Location(archive, member.offset_data, member.size, path)
+                    found[member.name.removeprefix("./")] = path, at
+        return iter(found.values())
 
     def _files(self) -> Iterator[tuple[str, _Location]]:
         """The files of the folder; of links, those that may be followed."""
@@ -191,7 +224,7 @@ class ImageSource:
                 links = {entry.name for entry in entries if entry.is_symlink()}
             for link in links.intersection(folders):
                 if not self.follow_links and not inside(here / link):
-                    self._left_out.append(here / link)
+                    self._links.append(here / link)
                 elif self.follow_links and here.resolve().is_relative_to((here / link).resolve()):
                     folders.remove(link)  # it leads back up, so that the walk would not end
             within = here.relative_to(self.root)
@@ -199,7 +232,7 @@ class ImageSource:
                 if name not in links or self.follow_links or inside(here / name):
                     yield (within / name).as_posix(), _Location(here / name)
                 else:
-                    self._left_out.append(here / name)
+                    self._links.append(here / name)
 
     def _found(self, name: str) -> list[_Location]:
         paths, bases = self._index
@@ -263,15 +296,10 @@ def _stat(path: Path) -> tuple[str, int, int]:
     return path.name, stat.st_size, stat.st_mtime_ns
 
 
-def _members(archive: Path) -> Iterator[tuple[str, _Location]]:
-    """The files of an archive; the last one counts of a member that was added twice, as in `tar -x`."""
-    locations: dict[str, _Location] = {}
-    try:
-        with tar_of(archive) as tar:
-            for member in tar:
-                if member.isfile():
-                    name = member.name.removeprefix("./")
-                    locations[name] = _Location(archive, member.offset_data, member.size, name)
-    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
-        raise DataError(f"archive {archive} is broken ({error}); fetch it again") from error
-    return iter(locations.items())
+def _unread(member: tarfile.TarInfo, path: str) -> str:
+    """Why a member of an archive is not read; empty where it is, or is a folder."""
+    if not path and not member.isdir():
+        return "its name leads out of the archive"
+    if member.issparse():  # fewer bytes are stored than its size says
+        return "a sparse file; pack it without --sparse"
+    return "" if member.isreg() or member.isdir() else "a link or device within an archive"

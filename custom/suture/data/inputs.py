@@ -173,7 +173,10 @@ class _Search:
             elif path in links:
                 self.inputs.others[str(path)] = "a link to a folder of the same folder"
             elif path.name.endswith(ARCHIVES):
-                self._archive(path)
+                try:
+                    self._archive(path)
+                except DataError as error:  # the other files are as good as they were
+                    self._lost(str(path), str(error))
             else:
                 read = partial(file_bytes, path, _MOST[self.kind])
                 self._file(str(path), read, ("", 0), _head(path))
@@ -181,7 +184,12 @@ class _Search:
     def _archive(self, archive: Path) -> None:
         """The files of an archive."""
         source = self.opened.enter_context(ImageSource(archive))
-        members = [name for name in source.files() if not _of_a_system(Path(name).parts)]
+        every = [name for name in source.files() if not _of_a_system(Path(name).parts)]
+        self.inputs.others |= {f"{archive}/{name}": why for (_, name), why in source.left_out.items()}
+        faults = {name: error for name in every if (error := source.missing(name))}
+        for name, error in faults.items():
+            self._lost(str(archive / name), str(error).replace("[data] root", "root"))
+        members = [name for name in every if name not in faults]
         # In the order of the archive, because one that is gzipped is unpacked again to go back in it.
         heads = {
             name: _start(source, name)

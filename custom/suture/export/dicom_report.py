@@ -28,6 +28,7 @@ from suture.core.files import make_folder, read_json, replacing
 from suture.core.printable import printable
 from suture.core.targets import dicom
 from suture.core.validation import OPEN, parse
+from suture.data.decoder_warnings import warned_of
 from suture.data.inputs import Input
 from suture.learning.decided_predictions import ALL, NOT_VALIDATED, STATED, read_decisions, threshold_of
 from suture.protocol.messages import Labels
@@ -184,7 +185,8 @@ def write_reports(
             if not _is_dicom(str(name), content):
                 others += 1
                 continue
-            image = _read(content)
+            with warned_of(str(name)):
+                image = _read(content)
             path = folder / f"{image.SOPInstanceUID}.sr.dcm"
             if path in reports:
                 raise DataError("another input has its SOPInstanceUID")

@@ -8,9 +8,6 @@ tables may be gzipped.
 
 from __future__ import annotations
 
-import tarfile
-import zipfile
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -24,7 +21,7 @@ from numpy.typing import NDArray
 from suture.core.errors import ConfigError, DataError
 from suture.core.files import contained
 from suture.core.labels import LabelSet
-from suture.data.archives import reports
+from suture.data.archives import reports, unpacking
 from suture.data.dataset import DatasetConfig, ReleaseConfig
 from suture.data.limits import FOLLOW
 from suture.data.readers.chexpert import LABELS, SPELLINGS, Uncertain, values
@@ -283,16 +280,12 @@ def _texts(config: MimicReportsConfig, names: Sequence[str]) -> list[str]:
                 raise DataError(f"{path} leads out of {root}; {FOLLOW}")
         return [read_text(path).strip() if path.is_file() else "" for path in paths]
     wanted = frozenset(names)
-    try:
+    with unpacking(root, "take the folder of files/, or its archive"):
         # The archive may have a folder of its own around files/.
         found = {
             name[name.find("files/") :]: data.decode("utf-8").strip()
             for name, data in reports(root, lambda name: name[name.find("files/") :] in wanted)
         }
-    except (OSError, EOFError, zlib.error, zipfile.BadZipFile, tarfile.TarError, UnicodeDecodeError) as error:
-        raise DataError(
-            f"{root} cannot be read: {error}; take the folder of files/, or its archive"
-        ) from error
     return [found.get(name, "") for name in names]
 
 

@@ -7,9 +7,6 @@ document is the sections findings and impression. Readers coded it with MeSH ter
 
 from __future__ import annotations
 
-import tarfile
-import zipfile
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +16,7 @@ from xml.etree import ElementTree
 from suture.core.errors import DataError
 from suture.core.files import contained
 from suture.core.labels import canonical
-from suture.data.archives import reports
+from suture.data.archives import reports, unpacking
 from suture.data.dataset import DatasetConfig
 from suture.data.limits import FOLLOW, MOST_DOCUMENT, file_bytes
 from suture.data.reading import Reading, frequent, indicators
@@ -127,15 +124,16 @@ def _files(config: OpeniConfig) -> Iterator[tuple[str, bytes]]:
     """Name and content of each XML file of an archive or a folder."""
     path = config.table
     inside = contained(path)
-    try:
-        if not path.is_dir():
+    if not path.is_dir():
+        with unpacking(path, "take NLMCXR_reports.tgz or its folder"):
             yield from reports(path, lambda name: name.endswith(".xml"))
-            return
+        return
+    try:
         for file in sorted(path.rglob("*.xml")):
             if not (config.follow_links or inside(file)):
                 raise DataError(f"{file} leads out of {path}; {FOLLOW}")
             yield file.name, file_bytes(file, MOST_DOCUMENT)
-    except (tarfile.TarError, zipfile.BadZipFile, OSError, EOFError, zlib.error) as error:
+    except OSError as error:
         raise DataError(f"{path} cannot be read: {error}; take NLMCXR_reports.tgz or its folder") from error
 
 

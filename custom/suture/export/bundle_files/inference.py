@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import math
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ import numpy as np
 import pydicom
 import torch
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageOps
 from pydicom.pixels.processing import apply_modality_lut, apply_voi_lut
 from torch import Tensor, nn
 
@@ -173,8 +175,10 @@ def _calibrated(p: float, line: dict[str, Any]) -> float:
 
 
 def _picture(path: str, bits: int) -> Image.Image:
-    image = Image.open(path, formats=FORMATS)
+    # By its bytes: of a path Pillow 13 maps the file into memory, and misreads a TIFF that is to be turned.
+    image = Image.open(io.BytesIO(Path(path).read_bytes()), formats=FORMATS)
     _check_size(*image.size)
+    _turn(image)
     if image.mode == "F":
         raise ValueError("floating-point pixels have no agreed range; save it with 8 or 16 bits")
     if image.mode.startswith("I"):
@@ -186,6 +190,13 @@ def _picture(path: str, bits: int) -> Image.Image:
         return Image.fromarray(_scaled(values, 0.0, 2.0**depth - 1))
     # A palette may hold transparency, which a direct conversion would not drop.
     return image.convert("RGBA") if image.mode in ("P", "PA") else image
+
+
+def _turn(image: Image.Image) -> None:
+    """Turn an image upright by the orientation in its EXIF or XMP; Pillow turns those of TIFF as it loads."""
+    image.load()
+    with suppress(Exception):  # without an EXIF that can be read, the pixels are as they are stored
+        ImageOps.exif_transpose(image, in_place=True)
 
 
 def _is_dicom(path: str) -> bool:
