@@ -12,6 +12,7 @@ from torch import Tensor
 
 from suture.data.batch import IN_A_ROW, class_aware
 
+NAMES = ("Mass", "Edema", "Nodule", "Hernia", "Fibrosis")
 COUNTS = st.lists(st.integers(0, 9), min_size=1, max_size=5)
 
 
@@ -22,7 +23,8 @@ def one_hot(counts: list[int]) -> Tensor:
 
 def drawn(counts: list[int], size: int, seed: int = 0, steps: int | None = None) -> list[list[int]]:
     generator = torch.Generator().manual_seed(seed)
-    return [rows.tolist() for rows in class_aware(one_hot(counts), size, generator, steps)]
+    y = one_hot(counts)
+    return [rows.tolist() for rows in class_aware(y, NAMES[: len(counts)], size, generator, steps)]
 
 
 def test_the_numeric_example() -> None:
@@ -82,10 +84,38 @@ def test_steps_go_on_beyond_an_epoch_in_full_batches(steps: int) -> None:
     assert [len(batch) for batch in batches] == [4] * steps
 
 
+@settings(deadline=None)
+@given(COUNTS, st.permutations(range(5)), st.integers(1, 12), st.sampled_from([None, 7]))
+def test_the_order_of_the_classes_does_not_matter(
+    counts: list[int], order: list[int], size: int, steps: int | None
+) -> None:
+    """Nor do the others: the images of a class come in the order of its own."""
+    order = [c for c in order if c < len(counts)]
+    y, names = one_hot(counts), NAMES[: len(counts)]
+    one, other, alone = (
+        [
+            i
+            for rows in class_aware(
+                y[:, columns],
+                [names[c] for c in columns],
+                size,
+                torch.Generator().manual_seed(3),
+                steps,
+            )
+            for i in rows.tolist()
+        ]
+        for columns in (list(range(len(counts))), order, [0])
+    )
+    assert one == other
+    first = [i for i in one if i < counts[0]]
+    shared = min(len(first), len(alone))
+    assert first[:shared] == alone[:shared]
+
+
 def test_what_is_unknown_is_no_positive_and_several_classes_count_in_each() -> None:
     nan = float("nan")
     y = torch.tensor([[nan, 1.0], [1.0, 1.0], [0.0, nan], [nan, nan]])
-    batches = class_aware(y, 4, torch.Generator().manual_seed(0), steps=4)
+    batches = class_aware(y, NAMES[:2], 4, torch.Generator().manual_seed(0), steps=4)
     rows = Counter(i for batch in batches for i in batch.tolist())
     assert rows == {0: 4, 1: 8 + 4}
 
