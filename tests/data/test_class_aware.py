@@ -21,10 +21,13 @@ def one_hot(counts: list[int]) -> Tensor:
     return torch.eye(len(counts))[[c for c, n in enumerate(counts) for _ in range(n)]]
 
 
-def drawn(counts: list[int], size: int, seed: int = 0, steps: int | None = None) -> list[list[int]]:
-    generator = torch.Generator().manual_seed(seed)
-    y = one_hot(counts)
-    return [rows.tolist() for rows in class_aware(y, NAMES[: len(counts)], size, generator, steps)]
+def drawn(
+    counts: list[int], size: int, seed: int = 0, steps: int | None = None, order: list[int] | None = None
+) -> list[list[int]]:
+    """The batches; `order`: of the columns, by default as the counts."""
+    y, columns = one_hot(counts), list(range(len(counts))) if order is None else order
+    generator, names = torch.Generator().manual_seed(seed), [NAMES[c] for c in columns]
+    return [rows.tolist() for rows in class_aware(y[:, columns], names, size, generator, steps)]
 
 
 def test_the_numeric_example() -> None:
@@ -89,27 +92,14 @@ def test_steps_go_on_beyond_an_epoch_in_full_batches(steps: int) -> None:
 def test_the_order_of_the_classes_does_not_matter(
     counts: list[int], order: list[int], size: int, steps: int | None
 ) -> None:
-    """Nor do the others: the images of a class come in the order of its own."""
+    """Nor does who else is there: the images of a class come in an order of its own."""
     order = [c for c in order if c < len(counts)]
-    y, names = one_hot(counts), NAMES[: len(counts)]
-    one, other, alone = (
-        [
-            i
-            for rows in class_aware(
-                y[:, columns],
-                [names[c] for c in columns],
-                size,
-                torch.Generator().manual_seed(3),
-                steps,
-            )
-            for i in rows.tolist()
-        ]
-        for columns in (list(range(len(counts))), order, [0])
-    )
-    assert one == other
-    first = [i for i in one if i < counts[0]]
-    shared = min(len(first), len(alone))
-    assert first[:shared] == alone[:shared]
+    batches = drawn(counts, size, 3, steps)
+    assert batches == drawn(counts, size, 3, steps, order)
+    alone = [i for batch in drawn(counts, size, 3, steps, [0]) for i in batch]
+    beside = [i for batch in batches for i in batch if i < counts[0]]
+    both = min(len(alone), len(beside))
+    assert alone[:both] == beside[:both]
 
 
 def test_what_is_unknown_is_no_positive_and_several_classes_count_in_each() -> None:

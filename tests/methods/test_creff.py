@@ -127,10 +127,8 @@ def test_the_sites_half_is_the_papers() -> None:
         expected, train = torch.zeros_like(found).double(), site.samples["train"]
         site.model.eval().double()
         for c in range(len(payload.labels)):
-            rows, g = (
-                [i for i in range(len(train)) if train.y[i, c] == 1],
-                generator_for(5, payload.labels[c]),
-            )
+            rows = [i for i in range(len(train)) if train.y[i, c] == 1]
+            g = generator_for(5, payload.labels[c])
             for _ in range(3 if rows else 0):
                 picked = torch.tensor(rows)[torch.randperm(len(rows), generator=g)[:2]]
                 image = siamese(ready_inputs(site, train.batch(picked)).inputs["image"], g).double()
