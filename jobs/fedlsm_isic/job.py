@@ -26,7 +26,7 @@ JOB = Job(
     method=FedLSM(local=LocalTraining(lr=1e-3, iterations=15, weight_decay=5e-4, betas=(0.9, 0.99))),
     model=ModelSpec("resnet_small", size=64, color=True),
     rounds=12,
-    augmentation=STRONG,  # of the methods it is compared with; FedLSM has views of its own
+    augmentation=STRONG,  # FedLSM, FixMatch and FSSL have views of their own, weak and strong
     selection="server_metric",
     simulation=IsicSites(),
 )

@@ -24,7 +24,7 @@ JOB = Job(
     method=FedLSM(local=LocalTraining(lr=1e-3, iterations=15, weight_decay=5e-4, betas=(0.9, 0.99))),
     model=ModelSpec("resnet_small", size=64),
     rounds=12,
-    augmentation=STRONG,  # of the methods it is compared with; FedLSM has views of its own
+    augmentation=STRONG,  # FedLSM, FixMatch and FSSL have views of their own, weak and strong
     selection="server_metric",
     simulation=NihSites(clients=8, classes="dealt", per_client=3, validation="server"),
 )

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from suture.data.batch import IN_A_ROW, class_aware
 
+NAMES = ("Mass", "Edema", "Nodule", "Hernia", "Fibrosis")
 COUNTS = st.lists(st.integers(0, 9), min_size=1, max_size=5)
 
 
@@ -20,9 +21,13 @@ def one_hot(counts: list[int]) -> Tensor:
     return torch.eye(len(counts))[[c for c, n in enumerate(counts) for _ in range(n)]]
 
 
-def drawn(counts: list[int], size: int, seed: int = 0, steps: int | None = None) -> list[list[int]]:
-    generator = torch.Generator().manual_seed(seed)
-    return [rows.tolist() for rows in class_aware(one_hot(counts), size, generator, steps)]
+def drawn(
+    counts: list[int], size: int, seed: int = 0, steps: int | None = None, order: list[int] | None = None
+) -> list[list[int]]:
+    """The batches; `order`: of the columns, by default as the counts."""
+    y, columns = one_hot(counts), list(range(len(counts))) if order is None else order
+    generator, names = torch.Generator().manual_seed(seed), [NAMES[c] for c in columns]
+    return [rows.tolist() for rows in class_aware(y[:, columns], names, size, generator, steps)]
 
 
 def test_the_numeric_example() -> None:
@@ -82,10 +87,25 @@ def test_steps_go_on_beyond_an_epoch_in_full_batches(steps: int) -> None:
     assert [len(batch) for batch in batches] == [4] * steps
 
 
+@settings(deadline=None)
+@given(COUNTS, st.permutations(range(5)), st.integers(1, 12), st.sampled_from([None, 7]))
+def test_the_order_of_the_classes_does_not_matter(
+    counts: list[int], order: list[int], size: int, steps: int | None
+) -> None:
+    """Nor does who else is there: the images of a class come in an order of its own."""
+    order = [c for c in order if c < len(counts)]
+    batches = drawn(counts, size, 3, steps)
+    assert batches == drawn(counts, size, 3, steps, order)
+    alone = [i for batch in drawn(counts, size, 3, steps, [0]) for i in batch]
+    beside = [i for batch in batches for i in batch if i < counts[0]]
+    both = min(len(alone), len(beside))
+    assert alone[:both] == beside[:both]
+
+
 def test_what_is_unknown_is_no_positive_and_several_classes_count_in_each() -> None:
     nan = float("nan")
     y = torch.tensor([[nan, 1.0], [1.0, 1.0], [0.0, nan], [nan, nan]])
-    batches = class_aware(y, 4, torch.Generator().manual_seed(0), steps=4)
+    batches = class_aware(y, NAMES[:2], 4, torch.Generator().manual_seed(0), steps=4)
     rows = Counter(i for batch in batches for i in batch.tolist())
     assert rows == {0: 4, 1: 8 + 4}
 

@@ -61,6 +61,15 @@ def test_the_softmax_example() -> None:
     assert value(step_of(z, received, y, known)).item() == pytest.approx(expected, abs=1e-5)
 
 
+def test_dice_by_hand() -> None:
+    """p = .5, p' = .5: 1 - .5 / 1.00001 = .500005. Where both are all but 0, it is 1 and not 0."""
+    value = Distillation(distance="dice", **CONSTANT).begin(site_of("multilabel", [False]), ROUND)
+    zero = torch.zeros(1, 1)
+    assert value(step_of(zero, zero, zero, zero.bool())).item() == pytest.approx(0.500005, abs=1e-7)
+    none = zero - 80
+    assert value(step_of(none, none, zero, zero.bool())).item() == pytest.approx(1.0, abs=1e-6)
+
+
 def test_the_weight_rises_along_a_straight_line() -> None:
     """Five rounds: .01, .2575, .505, .7525, 1; a phase of one round has the first."""
     weights = [Distillation().weight(r, 5) for r in range(1, 6)]
@@ -114,7 +123,7 @@ def slow(
         for c in classes:
             both = sum(p[i][c] * q[i][c] for i in images)
             sizes = sum(p[i][c] + q[i][c] for i in images)
-            each.append(1 - (2 * both + 1e-5) / (sizes + 1e-5))
+            each.append(1 - 2 * both / (sizes + 1e-5))
         return sum(each) / len(others)
     total = 0.0
     for i in images:

@@ -19,8 +19,6 @@ EXEMPT = {
     "creff": {"label_view", "retrain"},
     # Views and thresholds have tests of their own; a few steps on 18 images do not show them all.
     "fedlsm": {f"teaching.{name}" for name in ("weak", "strong", "mixed_positive", "mixed_negative", "ema")},
-    # They need a class whose F1 is above .75, with one label an image; tests of the method's own show them.
-    "fedalign": {"matching.nearest", "matching.farther"},
     # What the prior sees differs under augmentation alone; the program's loss needs a second head.
     "fedmas": {"prior_view", "supervision"},
     # What it restricts, and its own softmax; the other value is refused.
@@ -32,11 +30,16 @@ EXEMPT = {
     "fednml": {"label_view", "unknown", "soft_labels.every"},
     # Their terms take one value of these; the other one is refused. Thresholds and views as for FedLSM.
     "condist": {"label_view", "unknown"},
-    "fssl": {"label_view", "unknown", "received_labels.thresholds", "received_labels.strong"},
+    "fssl": {
+        "label_view",
+        "unknown",
+        *(f"received_labels.{name}" for name in ("thresholds", "weak", "strong")),
+    },
     "fixmatch": {
         "label_view",
         "unknown",
         "pseudo_labels.thresholds",
+        "pseudo_labels.weak",
         "pseudo_labels.strong",
         "pseudo_labels.keep",
         "pseudo_labels.among",

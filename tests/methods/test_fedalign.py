@@ -65,6 +65,17 @@ def test_the_loss_by_hand() -> None:
     assert float(loss) == pytest.approx((1 / 3 + 2 / 3) * 0.693147 / 3, abs=1e-6)
 
 
+def test_the_loss_of_one_label_an_image_by_hand() -> None:
+    """z = (2, 1, 3, 0), class 0, of which the site annotates 0 and 1: ln(sum e^z) - 2 = 1.440190.
+
+    The softmax is over all classes, and the mean over all images, whose labels are unknown or not.
+    """
+    z, y = torch.tensor([[2.0, 1, 3, 0]] * 2), torch.tensor([[1.0, 0, NAN, NAN], [0.0, 0, NAN, NAN]])
+    loss = matching_loss(y, "multiclass")
+    assert float(loss(z[:1], y[:1], ~y[:1].isnan())) == pytest.approx(1.440190, abs=1e-6)
+    assert float(loss(z, y.nan_to_num(7), ~y.isnan())) == pytest.approx(1.440190 / 2, abs=1e-6)
+
+
 def test_pseudo_labels_by_hand() -> None:
     """Of z = 3, .4, -1 and a threshold of .5: .4 is a probability of .599, and a similarity below .5."""
     z, y = torch.tensor([[3.0], [0.4], [-1.0]]), torch.full((3, 1), NAN)
@@ -82,15 +93,41 @@ def test_pseudo_labels_by_hand() -> None:
 
 
 def test_pseudo_labels_of_unlabelled_images_by_hand() -> None:
-    """Class 1 is foreign; the last image is labelled with class 0 and takes no part."""
-    z = torch.tensor([[0.0, 4.0], [1.0, 3.0], [5.0, 2.0], [6.0, 1.0], [9.0, 0.0]])
+    """Class 1 is foreign; the last image is labelled with class 0: it gets none, and counts for the rank.
+
+    Of s = .4, .3, .2, .1 and .9 the median is .3, and the first image alone is above; of the first four it
+    would be .25. No F1 is waited for.
+    """
+    s = torch.tensor([[0.0, 0.4], [0.1, 0.3], [0.5, 0.2], [0.6, 0.1], [0.8, 0.9]])
     y = torch.tensor([[0.0, NAN]] * 4 + [[1.0, NAN]])
-    foreign, f1 = torch.tensor([False, True]), torch.ones(2)
-    found = Matching(nearest=0.5, farther=0.5).labels(z, y, foreign, f1, "multiclass")
-    assert found[:, 1].nan_to_num(-1).tolist() == [1, 1, 0, 0, -1]
+    foreign, f1 = torch.tensor([False, True]), torch.zeros(2)
+    found = Matching(nearest=0.5).labels(s, y, foreign, f1, "multiclass")
+    assert found[:, 1].nan_to_num(-1).tolist() == [1, -1, -1, -1, -1]
     assert torch.equal(found[:, 0], y[:, 0])
-    found = Matching(nearest=0.9, farther=0.2).labels(z, y, foreign, f1, "multiclass")
-    assert found[:, 1].nan_to_num(-1).tolist() == [1, -1, -1, 0, -1]
+    found = Matching(nearest=0.25).labels(s, y, foreign, f1, "multiclass")
+    assert found[:, 1].nan_to_num(-1).tolist() == [1, 1, -1, -1, -1]  # of the third, class 0 is more similar
+
+
+def test_one_label_an_image_is_matched_by_cosines(tiny: Any) -> None:
+    """Two images of the same direction, one with features of ten times the length, are equally near."""
+    context, task = bench_of(tiny, FedAlign(local=LOCAL))
+    train = context.samples["train"]
+    y = torch.zeros(len(train), 4).masked_fill(train.y.isnan(), NAN)
+    seen: list[Tensor] = []
+
+    class Watching(Matching):
+        def labels(self, z: Tensor, y: Tensor, *_: Any) -> Tensor:
+            seen.append(z)
+            return y
+
+    context.model.labels = LabelSet(EVERY, "multiclass")
+    one = replace(context, samples={"train": replace(train, y=y)})
+    FedAlign(local=LOCAL, matching=Watching())._with_pseudo_labels(one, task)
+    with torch.no_grad():
+        f = context.model.features({"image": context.prepare(train.inputs["image"])})
+    expected = torch.nn.functional.cosine_similarity(f[:, None], context.model.head.weight[None], dim=2)
+    assert torch.allclose(seen[0], expected, atol=1e-6)
+    assert seen[0].abs().max() <= 1 + 1e-6
 
 
 def test_anchors_by_owners_and_f1_by_who_measured_it() -> None:
@@ -132,29 +169,27 @@ def slow_pseudo_labels(how: Matching, z: Any, y: Any, foreign: Any, f1: Any, sev
     out = y.copy()
     unlabelled = [i for i in range(n) if several or not any(y[i, c] == 1 for c in range(m))]
     for c in range(m):
-        if not foreign[c] or not unlabelled:
+        if not foreign[c]:
             continue
         sigmoid = several and how.compare == "probability"
-        column = [1 / (1 + np.exp(-z[i, c])) if sigmoid else z[i, c] for i in unlabelled]
-        for i, s in zip(unlabelled, column, strict=True):
+        column = [1 / (1 + np.exp(-z[i, c])) if sigmoid else z[i, c] for i in range(n)]
+        for i in unlabelled:
+            s = column[i]
             if several:
                 cut = np.quantile(column, how.rank)
-                up, down = s > max(how.threshold, cut), s < min(how.threshold, cut)
-            else:
-                top = all(z[i, c] > z[i, d] for d in range(m) if d != c)
-                up = top and s > np.quantile(column, how.nearest)
-                down = not top and s < np.quantile(column, how.farther)
-            if up and f1[c] > how.f1:
+                if s > max(how.threshold, cut) and f1[c] > how.f1:
+                    out[i, c] = 1.0
+                elif s < min(how.threshold, cut):
+                    out[i, c] = 0.0
+            elif all(s > z[i, d] for d in range(m) if d != c) and s > np.quantile(column, how.nearest):
                 out[i, c] = 1.0
-            elif down:
-                out[i, c] = 0.0
     return out
 
 
 def slow_loss(z: Any, y: Any, every: Any, several: bool) -> float:
     """L of a batch, NaN where unknown; `every` are the labels of all images."""
     n, m = z.shape
-    total, labelled = 0.0, 0
+    total = 0.0
     for i in range(n):
         if several:
             for c in range(m):
@@ -165,11 +200,10 @@ def slow_loss(z: Any, y: Any, every: Any, several: bool) -> float:
                     total += minus / (plus + minus) * -np.log(p)
                 elif y[i, c] == 0:
                     total += plus / (plus + minus) * -np.log(1 - p)
-        elif any(y[i, c] == 1 for c in range(m)):
-            labelled += 1
-            whole = sum(np.exp(z[i, c]) for c in range(m) if not np.isnan(y[i, c]))
+        else:
+            whole = sum(np.exp(z[i, c]) for c in range(m))
             total += sum(-np.log(np.exp(z[i, c]) / whole) for c in range(m) if y[i, c] == 1)
-    return total / (n * m) if several else total / max(labelled, 1)
+    return total / (n * m) if several else total / n
 
 
 @pytest.mark.parametrize("label_type", ["multilabel", "multiclass"])
@@ -186,7 +220,7 @@ def test_the_equations_transcribed(label_type: Any, seed: int) -> None:
     y[::5, 1] = NAN
     f1 = torch.tensor([0.9, 0.9, 0.1 if seed % 2 else 0.9, 0.9])
     for compare, rank in product(("probability", "similarity"), (0.5, 0.8)):
-        how = Matching(compare=compare, rank=rank, nearest=rank, farther=0.4)
+        how = Matching(compare=compare, rank=rank, nearest=rank)
         fast = how.labels(z, y, foreign, f1, label_type)
         slow = slow_pseudo_labels(how, z.numpy(), y.numpy(), foreign.numpy(), f1.numpy(), several)
         assert torch.equal(fast.nan_to_num(-1), torch.from_numpy(slow).nan_to_num(-1))
@@ -281,15 +315,12 @@ def test_f1_of_the_sites_own_validation_data(tiny: Any) -> None:
         assert [t.tolist() for t in validation_f1(silent)] == [[0] * 4, [0] * 4]
 
 
-def test_f1_of_one_label_an_image_is_of_the_most_likely_class(tiny: Any) -> None:
-    """Of four images predicted Mass two are, and one Mass is taken for a foreign class: 4 / (4 + 2 + 1)."""
+def test_no_f1_of_one_label_an_image_leaves_a_site(tiny: Any) -> None:
+    """It would decide nothing."""
     context, _ = bench_of(tiny, FedAlign(local=LOCAL))
     context.model.labels = LabelSet(EVERY, "multiclass")
-    z = torch.tensor([[0.0, 0, 1, 0]] * 4 + [[2.0, 0, 1, 0]])
-    y = torch.tensor([[NAN, NAN, 1, 0]] * 2 + [[NAN, NAN, 0, 1]] * 2 + [[NAN, NAN, 1, 0]])
-    f1, measured = validation_f1(with_validation(context, z, y))
-    assert f1.tolist() == pytest.approx([0, 0, 4 / 7, 0], abs=1e-6)
-    assert measured.tolist() == [0, 0, 1, 1]
+    z, y = torch.tensor([[0.0, 0, 1, 0]] * 4), torch.tensor([[NAN, NAN, 1, 0], [NAN, NAN, 0, 1]] * 2)
+    assert [t.tolist() for t in validation_f1(with_validation(context, z, y))] == [[0] * 4, [0] * 4]
 
 
 def test_f1_leaves_a_site_that_has_limits_rounded(tiny: Any) -> None:

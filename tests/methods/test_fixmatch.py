@@ -20,11 +20,12 @@ from suture.core.labels import LabelType
 from suture.data.augmentation import STRONG, WEAK, Augmentation
 from suture.data.batch import Batch
 from suture.learning.training import SiteContext, training_batches
-from suture.methods.composed import SECOND, SECOND_OF, _Training
+from suture.methods.combined import Combined
+from suture.methods.composed import SECOND, SECOND_OF, Composed, _Training
 from suture.methods.confident import Thresholds
 from suture.methods.fedavg import FedAvg
 from suture.methods.fixmatch import FixMatch, PseudoLabels, whole_image_loss
-from suture.methods.fssl import ReceivedLabels
+from suture.methods.fssl import FSSL, ReceivedLabels
 from suture.methods.roles import check_needs
 from suture.models import ModelSpec
 from suture.protocol.messages import Payload
@@ -41,13 +42,14 @@ def method_of(**settings: Any) -> FixMatch:
 
 
 def begun(
-    method: FixMatch, label_type: LabelType, name: str = "alpha", augmentation: Augmentation = WEAK
+    method: Composed, label_type: LabelType, name: str = "alpha", augmentation: Augmentation = WEAK
 ) -> tuple[_Training, SiteContext]:
     """A round at a site that has begun."""
     with trial.Trial(method, SMALL, label_type) as federation:
         payload: Payload = federation.payload(name)
         site = replace(federation.context(name, payload), augmentation=augmentation)
-    return _Training(method.supervised, method.terms, site, payload, ROUND), site
+    terms = tuple(term for term in method.terms if term.active)
+    return _Training(method.supervised, terms, site, payload, ROUND), site
 
 
 def batches_of(training: _Training) -> list[Batch]:
@@ -116,9 +118,10 @@ def test_without_weight_it_is_fedavg_of_known_labels(label_type: LabelType) -> N
 
 @BOTH
 def test_where_all_is_known_it_is_fedavg(label_type: LabelType, monkeypatch: Any) -> None:
-    """No second view is drawn: it would move batch norm."""
+    """Under the job's augmentation, here none. No second view is drawn: it would move batch norm."""
     monkeypatch.setattr(trial, "SITES", dict.fromkeys(("alpha", "beta"), trial.CLASSES))
-    assert same(federated(method_of(), label_type), federated(FedAvg(local=LOCAL), label_type))
+    one = federated(method_of(weak=Augmentation()), label_type)
+    assert same(one, federated(FedAvg(local=LOCAL), label_type))
     training, _ = begun(method_of(), label_type)
     assert [set(batch.inputs) for batch in batches_of(training)] == [{"image"}] * 3
 
@@ -207,8 +210,8 @@ def test_a_step_learns_the_strong_view_and_not_its_own_labels(label_type: LabelT
 
 def test_second_views_are_of_the_right_images_under_the_strong_augmentation() -> None:
     """A mirror in place of the strong one: each second view is the mirrored image of its row."""
-    method = method_of(strong=Augmentation(flip=1.0))
-    training, _ = begun(method, "multiclass", augmentation=Augmentation())
+    method = method_of(weak=Augmentation(), strong=Augmentation(flip=1.0))
+    training, _ = begun(method, "multiclass")
     batches = batches_of(training)
     assert 0 < sum(len(batch.inputs[SECOND]) for batch in batches) < sum(map(len, batches))
     for batch in batches:
@@ -218,8 +221,26 @@ def test_second_views_are_of_the_right_images_under_the_strong_augmentation() ->
         assert torch.equal(batch.inputs[SECOND], batch.inputs["image"][rows].flip(-1))
 
 
+@pytest.mark.parametrize(
+    ("method", "spec"),
+    [
+        (method_of(), WEAK),
+        (FSSL(local=LOCAL), WEAK),
+        (Combined(local=LOCAL, received_labels=ReceivedLabels()), WEAK),
+        (method_of(weight=0), STRONG),
+    ],
+    ids=["fixmatch", "fssl", "combined", "off"],
+)
+def test_the_first_view_is_weak_whatever_the_jobs_augmentation(method: Any, spec: Augmentation) -> None:
+    """FedLSM's jobs have a strong one, for its other comparators; without pseudo-labels it is the job's."""
+    training, site = begun(method, "multilabel", augmentation=STRONG)
+    shuffle, noise = (torch.Generator().manual_seed(seed) for seed in (1, 2))
+    plain = next(training_batches(replace(site, augmentation=spec), LOCAL, shuffle, noise))
+    assert torch.equal(batches_of(training)[0].inputs["image"], plain.inputs["image"])
+
+
 def test_the_first_view_is_what_fedavg_draws_and_the_second_one_strong() -> None:
-    assert PseudoLabels().second_view == STRONG
+    assert (PseudoLabels().first_view, PseudoLabels().second_view) == (WEAK, STRONG)
     training, site = begun(method_of(), "multilabel")
     batch = batches_of(training)[0]
     shuffle, noise = (torch.Generator().manual_seed(seed) for seed in (1, 2))

@@ -15,7 +15,7 @@ from federated import LOCAL, ROUND, federated, same
 from one_step import equal, site_of, step_of
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelType
-from suture.data.augmentation import WEAK
+from suture.data.augmentation import WEAK, Augmentation
 from suture.data.batch import Batch
 from suture.learning.training import fit
 from suture.methods.composed import SECOND, SECOND_OF, _Training
@@ -67,9 +67,10 @@ def test_without_weight_it_is_fedavg_of_known_labels(label_type: LabelType) -> N
 
 @BOTH
 def test_where_all_is_known_it_is_fedavg(label_type: LabelType, monkeypatch: Any) -> None:
-    """No second view is drawn: it would move batch norm."""
+    """Under the job's augmentation, here none. No second view is drawn: it would move batch norm."""
     monkeypatch.setattr(trial, "SITES", dict.fromkeys(("alpha", "beta"), trial.CLASSES))
-    one = federated(FSSL(local=LOCAL, received_labels=ReceivedLabels(thresholds=EASY)), label_type)
+    seen_as_they_are = ReceivedLabels(thresholds=EASY, weak=Augmentation())
+    one = federated(FSSL(local=LOCAL, received_labels=seen_as_they_are), label_type)
     assert same(one, federated(FedAvg(local=LOCAL), label_type))
 
 

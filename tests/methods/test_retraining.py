@@ -199,7 +199,7 @@ def test_a_round_is_stochastic_gradient_descent_on_the_head_written_out() -> Non
     mw, mb = torch.zeros_like(w), torch.zeros_like(b)
     shuffle, steps = generator_for(1, "alpha", ctx.round, "shuffle"), 0
     for _ in range(2):
-        for rows in class_aware(train.y, 4, shuffle):
+        for rows in class_aware(train.y, payload.labels, 4, shuffle):
             gw, gb = 5e-4 * w, 5e-4 * b
             for i in rows.tolist():
                 z = {c: float(w[c] @ h[i] + b[c]) for c in known}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from suture.core.labels import LabelSet
+from suture.core.seeds import generator_for
 
 
 @dataclass(frozen=True)
@@ -126,34 +127,40 @@ IN_A_ROW = 4
 
 
 def class_aware(
-    y: Tensor, size: int, generator: torch.Generator, steps: int | None = None
+    y: Tensor, names: Sequence[str], size: int, generator: torch.Generator, steps: int | None = None
 ) -> Iterator[Tensor]:
     """Yield the row numbers of batches in which every class is drawn equally often.
 
     Classes come in shuffled cycles; of each, `IN_A_ROW` images are drawn from a shuffled cycle of its own. An
     epoch draws as many images as the largest class has, times the classes (Kang et al., Decoupling
     Representation and Classifier, ICLR 2020, class-balanced sampling), and is cut into `parts`. Only classes
-    with a positive image count; an image of several classes belongs to each.
+    with a positive image count; an image of several classes belongs to each. The order of the columns does
+    not matter: classes have their names' seeds and turns.
 
     Args:
         y: labels ``[n, c]``, NaN where unknown.
+        names: of the classes ``[c]``.
         steps: number of batches, all of `size`, in place of an epoch.
     """
-    positive = [rows for rows in (column.eq(1).nonzero().squeeze(1) for column in y.T) if len(rows)]
+    columns = sorted(zip(names, y.T, strict=True), key=lambda of: of[0])
+    positive = {name: column.eq(1).nonzero().squeeze(1) for name, column in columns}
+    positive = {name: rows for name, rows in positive.items() if len(rows)}
     if not positive:
         return iter(())
-    epoch = max(map(len, positive)) * len(positive)
+    epoch = max(map(len, positive.values())) * len(positive)
     drawn = islice(_in_turn(positive, generator), epoch if steps is None else steps * size)
     rows = torch.tensor(list(drawn))
     return parts(rows, size) if steps is None else iter(rows.view(-1, size))
 
 
-def _in_turn(classes: list[Tensor], generator: torch.Generator) -> Iterator[int]:
+def _in_turn(classes: Mapping[str, Tensor], generator: torch.Generator) -> Iterator[int]:
     """Yield the row numbers of images of one class after the other, without end."""
-    images = [endless(len(rows), 1, generator) for rows in classes]
-    for which in endless(len(classes), 1, generator):
+    seed = int(torch.randint(2**62, (), generator=generator))
+    images = [endless(len(rows), 1, generator_for(seed, name)) for name, rows in classes.items()]
+    of = list(classes.values())
+    for which in endless(len(of), 1, generator):
         for _ in range(IN_A_ROW):
-            yield int(classes[which][next(images[which])])
+            yield int(of[which][next(images[which])])
 
 
 def columns(samples: Samples, own: LabelSet, wanted: LabelSet, *, absent: bool = False) -> Samples:

@@ -12,24 +12,24 @@ import math
 from scipy.special import expit
 
 from suture.learning.score_counts import Curve, Curves
+from suture.protocol.decisions import GRID
 
 
 def conformal_set(curves: Curves, coverage: float) -> tuple[float, float]:
     """Return the lowest probability of a possible positive, and the highest of a possible negative.
 
-    Of n images floor((n + 1)(1 - coverage)) - 1 may lie outside. Where that is none, or the counts do not
-    show where they lie, the set always has the label. Within a cell scores are taken to lie evenly, so the
-    coverage is exact up to what a cell hides.
+    The bound of n positives is the score of rank k = floor((n + 1)(1 - coverage)) from below, that of n
+    negatives the one of rank k from above: a new image is covered with the probability 1 - k / (n + 1), or
+    more where scores are equal. Counts show an edge of the cell instead of the score: it is the outer one, of
+    all cells that a site joined, so that the sets are at most wider. Where k is 0, or the counts show no such
+    edge, the set always has the label.
     """
-    missed, alarmed = _outside(curves.positives, coverage), _outside(curves.negatives, coverage)
-    lowest = curves.positives.quantile(missed) if missed else None
-    highest = curves.negatives.quantile(1 - alarmed) if alarmed else None
-    return (
-        0.0 if lowest is None else float(expit(lowest)),
-        1.0 if highest is None else float(expit(highest)),
-    )
+    positives, negatives = curves.positives, curves.negatives
+    low = GRID[positives.most < _rank(positives, coverage)]
+    high = GRID[negatives.total - negatives.least < _rank(negatives, coverage)]
+    return float(expit(low[-1])) if len(low) else 0.0, float(expit(high[0])) if len(high) else 1.0
 
 
-def _outside(curve: Curve, coverage: float) -> float:
-    """Return the share of the images that may lie outside of a set."""
-    return max(math.floor((curve.total + 1) * (1 - coverage) + 1e-9) - 1, 0) / curve.total
+def _rank(curve: Curve, coverage: float) -> int:
+    """Return k."""
+    return math.floor((curve.total + 1) * (1 - coverage) + 1e-9)

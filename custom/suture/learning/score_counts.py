@@ -72,11 +72,14 @@ class Curve:
 
     Attributes:
         below: ``[edges]``, increasing. Within a cell images are taken to lie evenly.
+        least, most: ``[edges]``, the bounds of `below` wherever in their cells the images lie.
         total: number of images.
         known: the lowest and the highest log-odds between which this is more than a guess.
     """
 
     below: Floats
+    least: Floats
+    most: Floats
     total: float
     known: tuple[float, float]
 
@@ -84,14 +87,17 @@ class Curve:
     def of(cls, counts: Sequence[Counts]) -> Curve:
         """Return the sum over sites, of one or more."""
         parts = [_read(row) for row in counts]
+        below, least, most = np.sum([(part.below, part.least, part.most) for part in parts], axis=0)
         return cls(
-            np.sum([part.below for part in parts], axis=0),
+            below,
+            least,
+            most,
             sum(part.total for part in parts),
             (min(part.known[0] for part in parts), max(part.known[1] for part in parts)),
         )
 
     def quantile(self, share: float) -> float | None:
-        """Return the log-odds below which that share of the images lies; None where it is not known."""
+        """Return the lowest log-odds below which that share of the images lies; None if it is not known."""
         # A slope on flat parts, where no image lies, because interpolation needs one.
         rising = self.below + np.arange(len(self.below)) * (1e-9 * max(self.total, 1.0))
         found = float(np.interp(share * self.total, rising, GRID))
@@ -102,12 +108,17 @@ def _read(counts: Counts) -> Curve:
     """Read a histogram. The outermost cells have no outer edge: they are taken to be as wide as the next."""
     ends = np.flatnonzero(counts != JOINED)
     below, at = np.cumsum(counts[ends], dtype=np.float64), GRID[ends[:-1]]
+    edges = np.arange(len(GRID))  # edge i is the end of cell i
+    least = np.append(0.0, below)[np.searchsorted(ends, edges, side="right")]
+    most, total = below[np.searchsorted(ends, edges)], float(below[-1])
     if not len(at):  # a single cell: nothing is known of where its images lie
-        return Curve(np.interp(GRID, GRID[[0, -1]], [0.0, below[-1]]), below[-1], (np.inf, -np.inf))
+        even = np.interp(GRID, GRID[[0, -1]], [0.0, total])
+        return Curve(even, least, most, total, (np.inf, -np.inf))
     step = GRID[1] - GRID[0]
     first, last = (at[1] - at[0], at[-1] - at[-2]) if len(at) > 1 else (step, step)
     outer = [at[0] - first, *at, at[-1] + last]
-    return Curve(np.interp(GRID, outer, [0.0, *below]), below[-1], (float(at[0]), float(at[-1])))
+    even = np.interp(GRID, outer, [0.0, *below])
+    return Curve(even, least, most, total, (float(at[0]), float(at[-1])))
 
 
 @dataclass(frozen=True)

@@ -404,7 +404,7 @@ def training_batches(
     """
     seen = seen or partial(first_view, site)
     train = site.samples["train"]
-    read: Iterator[Batch] = map(train.batch, _rows(train, local, shuffle))
+    read: Iterator[Batch] = map(train.batch, _rows(site, local, shuffle))
     if rows:
         read = (replace(batch, inputs={**batch.inputs, **rows(batch)}) for batch in read)
     if site.device.type == "cuda":
@@ -414,10 +414,10 @@ def training_batches(
         yield seen(ready_inputs(site, batch), noise)
 
 
-def _rows(train: Samples, local: LocalTraining, shuffle: torch.Generator) -> Iterator[Tensor]:
-    size = local.batch_size
+def _rows(site: SiteContext, local: LocalTraining, shuffle: torch.Generator) -> Iterator[Tensor]:
+    train, size = site.samples["train"], local.batch_size
     if local.sampling == "class_aware":
-        return class_aware(train.y, size, shuffle, local.iterations)
+        return class_aware(train.y, site.model.labels.names, size, shuffle, local.iterations)
     if local.iterations is None:
         return parts(torch.randperm(len(train), generator=shuffle), size)
     return islice(endless(len(train), size, shuffle), local.iterations)

@@ -199,6 +199,8 @@ class _Training:
         self._loss = supervised.of(site, received, round_)
         self._terms, self._begun = terms, [term.begin(site, round_) for term in terms]
         self._seeing = next((term for term in terms if term.second_view), None)
+        if self._seeing and self._seeing.first_view is not None:
+            self._site = replace(site, augmentation=self._seeing.first_view)
         # A copy takes memory and time: made only where a term may look at it.
         self._received = frozen_copy(site.model) if self._begun else site.model
 

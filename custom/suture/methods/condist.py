@@ -12,7 +12,7 @@ classes I_k and not U_k; z are its logits, z' those of the received model; T the
                                 U_k; over images of no class of I_k, neither by label nor by the largest z'
       D  = the mean over images and U_k of -p'_c ln p_c - (1 - p'_c) ln(1 - p_c), or of (p_c - p'_c)^2
            (softmax: the mean over images of -sum_c p'_c ln p_c), or Dice:
-           the mean over U_k of 1 - (2 sum p_c p'_c + e) / (sum p_c + sum p'_c + e), sums over the batch
+           the mean over U_k of 1 - 2 sum p_c p'_c / (sum p_c + sum p'_c + e), sums over the batch
     server:      FedAvg; psi_c over the sites that annotate class c
 
 Sigmoids are independent, so there is nothing to condition on. r counts the rounds of a phase from 0, R are
@@ -41,7 +41,7 @@ from suture.methods.roles import Needs, Step, Term, Value
 Distance = Literal["cross_entropy", "mse", "dice"]
 
 _SMOOTH = 1e-5
-"""e, of the published program: in Dice, and so that nothing is divided by a share of 0."""
+"""e, of the published program: added to what is divided by, a share or Dice's sizes."""
 
 
 @validated(frozen=True, config=STRICT)
@@ -134,7 +134,7 @@ def distance(log_p: Tensor, log_q: Tensor, label_type: LabelType, kind: Distance
     if kind == "mse":
         return F.mse_loss(p, q)
     overlap, sizes = (p * q).sum(dim=0), p.sum(dim=0) + q.sum(dim=0)
-    return (1 - (2 * overlap + _SMOOTH) / (sizes + _SMOOTH)).mean()
+    return (1 - 2 * overlap / (sizes + _SMOOTH)).mean()
 
 
 @hyperparameters

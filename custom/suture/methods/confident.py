@@ -28,7 +28,7 @@ from torch import Tensor
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelType
 from suture.core.validation import STRICT
-from suture.data.augmentation import STRONG, Augmentation
+from suture.data.augmentation import STRONG, WEAK, Augmentation
 from suture.data.batch import Batch
 from suture.learning.losses import probabilities
 from suture.learning.training import LocalRound, Loss, SiteContext
@@ -154,7 +154,8 @@ class ConfidentLabels(Term):
     Attributes:
         weight: lambda.
         thresholds: how sure the model that labels must be; those of FedLSM and FixMatch.
-        strong: the view that the site learns; the weak one is under the job's augmentation.
+        weak: the view that gets the pseudo-labels, and known labels, in place of the job's augmentation.
+        strong: the view that learns the pseudo-labels.
     """
 
     needs: ClassVar[Needs] = Needs(
@@ -163,6 +164,7 @@ class ConfidentLabels(Term):
 
     weight: Annotated[float, Field(ge=0)] = 1.0
     thresholds: Thresholds = field(default_factory=Thresholds)
+    weak: Augmentation = WEAK
     strong: Augmentation = STRONG
 
     @abstractmethod
@@ -180,6 +182,10 @@ class ConfidentLabels(Term):
     @property
     def active(self) -> bool:
         return self.weight > 0
+
+    @property
+    def first_view(self) -> Augmentation:
+        return self.weak
 
     @property
     def second_view(self) -> Augmentation:

@@ -4,7 +4,7 @@
     Name-Anchored Federated Learning Framework. KDD 2023, arXiv:2301.00489.
 
 The logit of class c is z_c = f(x) . e_c. The anchor e_c is the row of a head without a bias; it begins as the
-vector of the class's name (models/names.py). With one label an image, z_c = f(x) . e_c / |e_c|.
+vector of the class's name (models/names.py).
 
     at site k:   received model:  z of all training images; F1_c on the validation images, c in I_k
                  c not in I_k:    y_c = 1 above max(.5, 99.9th percentile), if F1_c > .75
@@ -12,6 +12,10 @@ vector of the class's name (models/names.py). With one label an image, z_c = f(x
                  each batch:      a step of f while e rests, then a step of e while f rests, of
                                   L = 1/(n M) sum_i sum_c v_c BCE(z_c, y_c),  0 where y_c is unknown
                                   v_c = N-_c / N_c where y_c = 1, N+_c / N_c where y_c = 0
+    one label an image, z_c = f(x) . e_c / |e_c|:
+                 received model:  s_c = cos(f(x), e_c) of all training images; no F1
+                 unlabelled, c not in I_k:  y_c = 1 if s_c is the largest and above its 99th percentile
+                 each batch:      L = -1/n sum_i sum_{c known} y_c ln softmax(z)_c, softmax over all M classes
     server:      f    = 1/K sum_k f_k
                  e_c  = mean of e_kc over the sites {k : c in I_k}
                  F1_c = mean over the sites that measured it, sent with the next round
@@ -41,7 +45,7 @@ from suture.core.labels import LabelType
 from suture.core.validation import STRICT
 from suture.data.batch import Batch
 from suture.learning.evaluation import patient_numbers
-from suture.learning.losses import masked_ce
+from suture.learning.losses import ce_of_rows
 from suture.learning.training import (
     LocalRound,
     LocalTraining,
@@ -54,6 +58,8 @@ from suture.learning.training import (
 )
 from suture.methods.averaging import WHY, LocalAveraging, WeightedMean, owned
 from suture.methods.base import About, GlobalModel, LabelUse, RoundContext, hyperparameters
+from suture.methods.confident import of_no_other_class
+from suture.methods.prototypes import along
 from suture.models import ModelSpec
 from suture.models.classifier import Classifier, Layout, Shapes
 from suture.protocol.disclosure import on_grid, share
@@ -78,9 +84,8 @@ class Matching:
         threshold: above it positive, below it negative.
         rank: the share of the site's images that must be less similar to the name for a positive one.
         f1: a class whose F1 is not above it gets no positive pseudo-label.
-        nearest, farther: with one label an image: an unlabelled image is of the class that is most similar if
-            at least the share `nearest` of the unlabelled ones are less so, and of no other class that is
-            less similar to it than to the share `farther` of them.
+        nearest: with one label an image, an unlabelled image is of the class that is most similar if this
+            share of the site's images is less so.
     """
 
     compare: Literal["probability", "similarity"] = "probability"
@@ -88,33 +93,25 @@ class Matching:
     rank: Fraction = 0.999
     f1: Fraction = 0.75
     nearest: Fraction = 0.99
-    farther: Fraction = 0.5
 
     def labels(self, z: Tensor, y: Tensor, foreign: Tensor, f1: Tensor, label_type: LabelType) -> Tensor:
         """The labels with pseudo-labels of classes that the site does not annotate.
 
         Args:
-            z: f(x) . e_c of the received model, ``[n, c]``.
+            z: of the received model, f(x) . e_c; or with one label an image the cosine of both, ``[n, c]``.
             y: ``[n, c]``: 1, 0, or NaN where unknown.
             foreign: boolean ``[c]``, c not in I_k.
             f1: mean over the sites, ``[c]``.
         """
-        rows = torch.ones(len(y), dtype=torch.bool)
+        guess = foreign & y.isnan()
         if label_type == "multiclass":
-            rows = torch.nan_to_num(y).sum(dim=1) == 0
-        if not rows.any():
-            return y
-        if label_type == "multiclass":
-            high, low = (z[rows].quantile(share, dim=0) for share in (self.nearest, self.farther))
+            unlabelled = torch.nan_to_num(y).sum(dim=1, keepdim=True) == 0
             top = F.one_hot(z.argmax(dim=1), z.shape[1]) > 0
-            positive, negative = top & (z > high), ~top & (z < low)
-        else:
-            s = torch.sigmoid(z) if self.compare == "probability" else z
-            cut = s.quantile(self.rank, dim=0)
-            positive, negative = s > cut.clamp(min=self.threshold), s < cut.clamp(max=self.threshold)
-        guessed = torch.full_like(y, torch.nan).masked_fill(negative, 0.0)
-        guessed = guessed.masked_fill(positive & (f1 > self.f1), 1.0)
-        return torch.where(rows[:, None] & foreign & y.isnan(), guessed, y)
+            return y.masked_fill(guess & unlabelled & top & (z > z.quantile(self.nearest, dim=0)), 1.0)
+        s = torch.sigmoid(z) if self.compare == "probability" else z
+        cut = s.quantile(self.rank, dim=0)
+        positive, negative = s > cut.clamp(min=self.threshold), s < cut.clamp(max=self.threshold)
+        return y.masked_fill(guess & negative, 0.0).masked_fill(guess & positive & (f1 > self.f1), 1.0)
 
 
 @hyperparameters
@@ -176,8 +173,10 @@ class FedAlign(LocalAveraging):
 
     def _with_pseudo_labels(self, site: SiteContext, received: Payload) -> SiteContext:
         train, foreign, f1 = site.samples["train"], owned(site) == 0, received.class_tensors[F1]
-        z = predict(site, train)
-        y = self.matching.labels(z, train.y, foreign, f1, site.model.labels.label_type)
+        label_type = site.model.labels.label_type
+        several = label_type == "multilabel"
+        z = predict(site, train) if several else along(site, F.normalize(site.model.head.weight, dim=1))
+        y = self.matching.labels(z, train.y, foreign, f1, label_type)
         if site.observe:
             site.observe(torch.arange(len(y)), (y == 1) & foreign & train.y.isnan())
         return replace(site, samples={**site.samples, "train": replace(train, y=y)})
@@ -194,8 +193,8 @@ class FedAlign(LocalAveraging):
 def validation_f1(site: SiteContext) -> tuple[Tensor, Tensor]:
     """The F1 of the site's own classes on its validation data, under the model as it is.
 
-    An image is predicted positive above a probability of .5; with one label an image, if the class is the
-    most likely one. A class with fewer positive or negative images than the site's `min_count` is not
+    An image is predicted positive above a probability of .5. With one label an image F1 decides nothing, so
+    none is measured. A class with fewer positive or negative images than the site's `min_count` is not
     measured; where there is a `min_count`, F1 is rounded to the grid of `disclosure.py`, and a class whose F1
     hangs on one patient is not measured either.
 
@@ -204,11 +203,9 @@ def validation_f1(site: SiteContext) -> tuple[Tensor, Tensor]:
     """
     f1, measured = torch.zeros(len(owned(site))), torch.zeros(len(owned(site)))
     part = site.samples.get("validation")
-    if part is None or not len(part):
+    if part is None or not len(part) or site.model.labels.label_type == "multiclass":
         return f1, measured
-    z = predict(site, part)
-    several = site.model.labels.label_type == "multilabel"
-    positive = z > 0 if several else F.one_hot(z.argmax(dim=1), z.shape[1]) > 0
+    positive = predict(site, part) > 0
     patients = patient_numbers(part)
     for c in owned(site).nonzero().squeeze(1).tolist():
         y = part.y[:, c]
@@ -240,7 +237,7 @@ def class_shares(y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def matching_loss(y: Tensor, label_type: LabelType, device: torch.device | str = "cpu") -> Loss:
-    """L: the mean over all entries of a batch; with one label an image, the cross-entropy of known classes.
+    """L: the mean over all entries of a batch; with one label an image, over all images, labelled or not.
 
     Args:
         y: labels and pseudo-labels of all training images, ``[n, c]``, NaN where unknown.
@@ -250,7 +247,7 @@ def matching_loss(y: Tensor, label_type: LabelType, device: torch.device | str =
 
     def loss(z: Tensor, y: Tensor, known: Tensor) -> Tensor:
         if label_type == "multiclass":
-            return masked_ce(z, y, known)
+            return ce_of_rows(z, *of_no_other_class(y, known, label_type))[0].mean()
         v = torch.where(y == 1, of_positive.to(z), of_negative.to(z))
         each = F.binary_cross_entropy_with_logits(z, y, reduction="none")
         return torch.where(known, v * each, 0.0).mean()

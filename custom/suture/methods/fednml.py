@@ -105,7 +105,7 @@ class FedNML(Composed):
     """FedNML; see `Composed` for the other fields.
 
     Attributes:
-        local: AdamW, learning rate 1e-4, 3 epochs a round, batches of 32; the weight decay is torch's own.
+        local: AdamW, learning rate 1e-4, weight decay 1e-4, 3 epochs a round, batches of 32.
         start: share of the rounds that learn known labels alone, at least one unless it is 0 (10 of 100).
         soft_labels: see `SoftLabels`.
     """
@@ -115,7 +115,7 @@ class FedNML(Composed):
 
     local: LocalTraining = field(
         default_factory=lambda: LocalTraining(
-            lr=1e-4, epochs=3, batch_size=32, optimiser="adamw", weight_decay=0.01
+            lr=1e-4, epochs=3, batch_size=32, optimiser="adamw", weight_decay=1e-4
         )
     )
     weights: Literal["images", "equal"] = "equal"

@@ -112,9 +112,14 @@ def features(site: SiteContext) -> Iterator[tuple[Batch, Tensor]]:
 
 def similarity(site: SiteContext, prototypes: Tensor) -> Tensor:
     """s = cos(f, P_c0) - cos(f, P_c1) of each training image, ``[n, c]``."""
-    absent, present = F.normalize(prototypes.to(site.device), dim=2).unbind(dim=1)
-    apart = (absent - present).T
-    return torch.cat([F.normalize(f, dim=1) @ apart.to(f) for _, f in features(site)]).cpu()
+    absent, present = F.normalize(prototypes, dim=2).unbind(dim=1)
+    return along(site, absent - present)
+
+
+def along(site: SiteContext, directions: Tensor) -> Tensor:
+    """f / |f| . v_c of each training image, ``[n, c]``, on the CPU; the directions are ``[c, d]``."""
+    v = directions.to(site.device).T
+    return torch.cat([F.normalize(f, dim=1) @ v.to(f) for _, f in features(site)]).cpu()
 
 
 class Merged:

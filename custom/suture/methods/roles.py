@@ -120,6 +120,11 @@ class Term(Part, ABC):
         return True
 
     @property
+    def first_view(self) -> Augmentation | None:
+        """How all images are seen, in place of the job's augmentation; None if as the job says."""
+        return None
+
+    @property
     def second_view(self) -> Augmentation | None:
         """How it sees some images again, in one forward pass with the first view; None if it does not."""
         return None

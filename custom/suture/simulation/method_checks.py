@@ -12,6 +12,7 @@ import inspect
 import json
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar, get_origin
@@ -26,8 +27,8 @@ from suture.core.validation import parse
 from suture.methods.base import About, GlobalModel, LabelUse, Method, Phase, RoundContext, local_round
 from suture.methods.parameters import parts
 from suture.models import ModelSpec
-from suture.models.classifier import Layout
-from suture.protocol.egress import whole
+from suture.models.classifier import Layout, Shapes, split_state
+from suture.protocol.egress import CLASSES, whole
 from suture.protocol.half import Transport
 from suture.protocol.messages import Abstain, Update, ones
 from suture.protocol.packing import Packed, load, tensors_of
@@ -251,6 +252,64 @@ def a_class_that_nobody_sent_keeps_its_row(subject: Subject) -> None:
         _ensure(bool(torch.isfinite(after.head[name]).all()), f"{name} is not finite")
 
 
+def classes_are_known_by_name(subject: Subject) -> None:
+    """In the reverse order each class gets the same, but for rounding: at the server, and at a site."""
+    method, before = subject.method, _a_model(subject.method)
+    rows = method.class_state(Layout.of(*parts(method, before.shared, before.head)))
+    updates = [_an_update(method, before, own, seed) for seed, own in enumerate((("A", "B"), ("B", "C")))]
+    other = replace(
+        before, labels=LABELS[::-1], **_turned(rows, head=before.head, class_tensors=before.class_tensors)
+    )
+    one, two = (method.aggregate(model, updates, FIRST) for model in (before, other))
+    back = replace(two, **_turned(rows, head=two.head, class_tensors=two.class_tensors))
+    _alike(_all_tensors(one), _all_tensors(back), "aggregation")
+    if method.label_use.single_target:
+        return
+    with suppress(SutureError, ValidationError):  # Adam makes steps even of what is rounding
+        method = changed(method, local=replace(method.local, optimiser="sgd", momentum=0.0))
+    for label_type in subject.label_types:
+        with replace(subject, method=method).trial(label_type) as trial:
+            for phase in method.phases(method.least_rounds + 1):
+                a, b = (_sent(trial, phase, turned) for turned in (False, True))
+                _alike(a, b, f"{label_type}, {phase.name}")
+
+
+def _sent(trial: Trial, phase: Phase, turned: bool) -> dict[str, Tensor]:
+    """What a site sends in the first round of a phase; `turned`: where it received its classes reversed."""
+    payload, method = trial.payload("gamma"), trial.plan.method
+    layout = Layout.of(payload.shared, payload.head)
+    if turned:
+        _, once = split_state(payload.fixed)
+        tensors = {"head": payload.head, "once": once, "class_tensors": payload.class_tensors}
+        new = _turned(method.class_state(layout), **tensors)
+        fixed = {**payload.fixed, **new.pop("once")}
+        payload = replace(payload, labels=payload.labels[::-1], fixed=fixed, **new)
+    site, ctx = trial.context("gamma", payload), RoundContext(1, phase, 1)
+    update, _ = method.train(site, payload, local_round(method, site, Packed({}, {}), ctx))
+    found = {**update.head, **update.class_tensors, "class_weights": update.class_weights}
+    if turned:
+        found = _turned(method.egress(layout).class_tensors, found=found)["found"]
+    return {**update.shared, **found}
+
+
+def _turned(rows: Shapes, **groups: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """Tensors with every axis of classes reversed: the first, and those that the row's shape names."""
+
+    def axes(name: str) -> list[int]:
+        row, _ = rows.get(name, ((), ""))
+        return [0, *(axis for axis, length in enumerate(row, 1) if length == CLASSES)]
+
+    return {key: {name: t.flip(axes(name)) for name, t in group.items()} for key, group in groups.items()}
+
+
+def _alike(one: Mapping[str, Tensor], other: Mapping[str, Tensor], where: str) -> None:
+    for name, tensor in one.items():
+        _ensure(
+            torch.allclose(tensor, other[name], 1e-3, 1e-5),
+            f"{where}: {name} depends on the order of the classes; draw by name: generator_for(seed, name)",
+        )
+
+
 def unknown_labels_have_no_gradient(subject: Subject) -> None:
     """What stands at an unknown label changes nothing, for each type of labels."""
     known = torch.tensor([[True, False, True]] * 6)
@@ -454,6 +513,7 @@ CHECKS: tuple[Callable[[Subject], None], ...] = (
     aggregation_takes_copies,
     one_site_alone_decides,
     a_class_that_nobody_sent_keeps_its_row,
+    classes_are_known_by_name,
     unknown_labels_have_no_gradient,
     unknown_labels_are_not_trained,
     federations_run_and_repeat,

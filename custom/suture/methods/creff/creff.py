@@ -64,14 +64,18 @@ class ClassGradients(Part):
     images: Annotated[int, Field(ge=1, le=LIMIT)] = 32
 
     @torch.no_grad()
-    def of(self, site: SiteContext, rows: Tensor, generator: torch.Generator) -> Tensor:
-        """G_kc of every class, ``[c, c, d + 1]``, by a head ``[c, d + 1]``; zeros where there is none."""
+    def of(self, site: SiteContext, rows: Tensor, seed: int) -> Tensor:
+        """G_kc of every class, ``[c, c, d + 1]``, by a head ``[c, d + 1]``; zeros where there is none.
+
+        What is drawn of a class depends on the seed and on its name.
+        """
         site.model.eval()
         train, size = site.samples["train"], len(rows)
         rows = rows.to(site.device)
         gradients = torch.zeros(size, *rows.shape)
         for c in (class_counts(site) >= max(site.min_count, 1)).nonzero().flatten().tolist():
             having, y = train.y[:, c].eq(1).nonzero().flatten(), F.one_hot(torch.tensor([c]), size).to(rows)
+            generator = generator_for(seed, site.model.labels.names[c])
             for _ in range(self.draws):
                 drawn = having[torch.randperm(len(having), generator=generator)[: self.images]]
                 batch = ready_inputs(site, train.batch(drawn))
@@ -132,7 +136,7 @@ class CReFF(Composed):
     def train(
         self, site: SiteContext, received: Payload, round_: LocalRound
     ) -> tuple[Update, dict[str, Tensor]]:
-        draws = generator_for(round_.seed, site.name, round_.round, GRADIENTS)
+        draws = seed_for(round_.seed, site.name, round_.round, GRADIENTS)
         rows = retrained_rows(received.head, received.class_tensors)
         gradients = self.class_gradients.of(site, rows, draws)
         update, kept = super().train(site, received, round_)
@@ -149,6 +153,7 @@ class CReFF(Composed):
             memory |= {_name(previous, c): v.float() for c, v in zip(sent.tolist(), found, strict=True)}
         rows = joined(merged.head)
         classes = [c for c in range(len(rows)) if _name(previous, c) in memory]
+        classes.sort(key=previous.labels.__getitem__)  # batches are drawn from them in their order
         if classes:
             rows[classes] = self._retrained(previous, memory, classes, ctx)
         return replace(merged, memory=memory, class_tensors={RETRAINED: rows})
