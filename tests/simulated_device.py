@@ -19,6 +19,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 import suture
+from cuda_autocast import register
+from suture.core.environment import DEVICES
 
 NAME = "simulated"
 """The device, as torch and a site's configuration name it."""
@@ -53,10 +55,12 @@ class Simulated(TorchDispatchMode):
     def __enter__(self) -> Any:
         self._in_one_thread = torch.autograd.set_multithreading_enabled(False)  # the device has none
         self._in_one_thread.__enter__()
+        DEVICES.add(NAME)
         return super().__enter__()
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
+        DEVICES.discard(NAME)
         self._in_one_thread.__exit__(*error)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -197,3 +201,4 @@ _KERNELS = torch.library.Library("aten", "IMPL")
 # `torch.tensor(numbers, device=...)` calls these by itself, past every mode.
 _KERNELS.impl("empty_strided", _empty_strided, "PrivateUse1")
 _KERNELS.impl("_copy_from", _copied, "PrivateUse1")
+register()

@@ -79,6 +79,7 @@ Reason = Literal[
     "configuration",
     "data_fault",
     "disk_full",
+    "gradient_overflow",
     "label_view",
     "labels",
     "missing_state",

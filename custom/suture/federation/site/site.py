@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from suture.core.environment import unusable
+from suture.core.environment import check_device, out_of_memory
 from suture.core.errors import ConfigError
 from suture.core.files import FolderLock
 from suture.core.labels import LabelSet
@@ -25,7 +25,7 @@ from suture.data.config import SiteConfig
 from suture.federation.differential_privacy import protected
 from suture.federation.expectation import expected_answer
 from suture.federation.plan import Plan, code_hash, round_context
-from suture.federation.site.abstention import LabelViewRefused, abstention, kind, out_of_memory, record_error
+from suture.federation.site.abstention import LabelViewRefused, abstention, kind, record_error
 from suture.federation.site.answers import Answer, Answers
 from suture.federation.site.diagnostics import Diagnostics, Watch
 from suture.federation.site.first_counts import FirstCounts
@@ -46,12 +46,12 @@ from suture.learning.compiling import compile_backbone
 from suture.learning.evaluation import Measurement, class_counts, count_scores, measure
 from suture.learning.memory import check_memory
 from suture.learning.samples import SiteSamples, load_samples, single_target
-from suture.learning.training import HALVES, SiteContext, on_known
+from suture.learning.training import SiteContext, on_known
 from suture.methods.base import KEPT, RoundContext, local_round
 from suture.methods.parameters import parts, shared_parameters, stored_parameters
 from suture.methods.share import put
 from suture.models import build
-from suture.models.classifier import Classifier, Layout, load_tensors, split_state
+from suture.models.classifier import AMP_DTYPES, Classifier, Layout, load_tensors, split_state
 from suture.models.priors import Prior, check_width, load_prior
 from suture.models.saved import save_model
 from suture.protocol.check import Expectation
@@ -257,7 +257,7 @@ class Site:
         """Train one round; the first time that memory is full, repeat it with half the batch size."""
         try:
             return self._attempt(context, task, state, ctx)
-        except (RuntimeError, MemoryError) as error:
+        except (RuntimeError, MemoryError, OSError) as error:
             batch = self.config.training.batch_size or self.plan.method.local.batch_size
             if not out_of_memory(error) or self._halved or batch < 4 or self.plan.method.limits.fixed_batches:
                 raise
@@ -370,7 +370,6 @@ class Site:
             self.plan.model.preprocessing,
             self.plan.augmentation,
             torch.device(training.device),
-            training.amp,
             training.learning_rate,
             self._halved or training.batch_size,
             self._prior,
@@ -380,7 +379,6 @@ class Site:
             min_count=self.config.privacy.min_count,
             round_counts=self.config.privacy.round_counts,
             prefetch=training.prefetch,
-            half=HALVES[training.half],
         )
 
     @cached_property
@@ -395,7 +393,9 @@ class Site:
         if labels not in self._models:
             names = LabelSet(labels, self._data()[0].label_type)
             model = build(self.plan.model, names, self.plan.seed, pretrained=False)
-            self._models = {labels: model.to(self.config.training.device)}
+            training = self.config.training
+            model.compute_in(AMP_DTYPES.get(training.precision))
+            self._models = {labels: model.to(training.device)}
         return self._models[labels]
 
     def _measure(
@@ -437,11 +437,7 @@ def check_consent(site: str, plan: Plan, config: SiteConfig) -> None:
             "sends of each class; remove them, or take part in jobs of another method"
         )
     training = config.training
-    if reason := unusable(training.device):
-        raise ConfigError(
-            f"{site}: device {training.device!r} cannot be used: {reason}; correct device under "
-            "[training] in suture.toml"
-        )
+    check_device(training.device, site)
     settings = (
         ("batch_size", training.batch_size is not None),
         ("amp", training.amp),
