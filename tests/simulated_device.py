@@ -6,7 +6,9 @@ refused here, and what makes the host wait for a GPU is counted. Nothing is said
 
 from __future__ import annotations
 
+import gc
 import sys
+import weakref
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,6 +29,11 @@ NAME = "simulated"
 
 WAITS: Counter[str] = Counter()
 """How often the host had to wait for the device, by the function of the package that made it."""
+
+OPERATIONS: Counter[str] = Counter()
+"""How often each operation ran on the device: the host takes time to start a kernel for each."""
+
+_LIVE: dict[int, weakref.ref[_OnDevice]] = {}
 
 _PACKAGE = Path(suture.__file__).parent
 
@@ -84,6 +91,8 @@ class _OnDevice(Tensor):
             device=torch.device(NAME, 0),
         )
         made.on_cpu = on_cpu
+        key = id(made)
+        _LIVE[key] = weakref.ref(made, lambda _: _LIVE.pop(key, None))
         return made
 
     @classmethod
@@ -97,6 +106,14 @@ class _OnDevice(Tensor):
 
     def untyped_storage(self) -> torch.UntypedStorage:
         return self.on_cpu.untyped_storage()
+
+
+def live_bytes() -> int:
+    """The memory that tensors of the device hold."""
+    gc.collect()
+    tensors = [tensor for ref in list(_LIVE.values()) if (tensor := ref()) is not None]
+    storages = {t.on_cpu.untyped_storage().data_ptr(): t.on_cpu.untyped_storage().nbytes() for t in tensors}
+    return sum(storages.values())
 
 
 def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -113,6 +130,7 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         _check_alike(name, args, kwargs)
     if _waits(name, args, kwargs, there):
         WAITS[_where()] += 1
+    OPERATIONS[name] += 1
     args, kwargs = tree_map_only(_OnDevice, lambda tensor: tensor.on_cpu, (args, kwargs))
     if "device" in kwargs:
         kwargs["device"] = torch.device("cpu")

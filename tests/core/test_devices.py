@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import errno
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from suture.core.environment import out_of_memory, unusable
+from suture.core.environment import out_of_memory, repeatable, unusable
 from suture.core.errors import ConfigError
 from suture.federation.server.selection import HeldOut
 from suture.federation.site.abstention import reason_of
-from suture.federation.site.site import check_consent
+from suture.federation.site.site import Site, check_consent
 from suture.learning.batch_size import that_fits
 from suture.learning.finetuning import FineTuning, tune_task
 from suture.methods.surgical import SurgicalAggregation
+from suture.protocol.messages import Payload
 
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:99", "", "cpu:x", "mps", "meta", "xpu:0"])
@@ -101,3 +105,49 @@ def test_neither_the_server_nor_fine_tuning_computes_on_another(tiny: Any, tmp_p
         HeldOut(config, tiny(SurgicalAggregation()).plan)
     with pytest.raises(ConfigError, match=r"device 'mps' cannot be used: .*; correct device under"):
         tune_task(tmp_path, config, "Mass", FineTuning(), 1)
+
+
+def choices() -> list[bool]:
+    cudnn = torch.backends.cudnn
+    return [not cudnn.benchmark, cudnn.deterministic, torch.are_deterministic_algorithms_enabled()]
+
+
+def test_on_a_gpu_results_do_not_depend_on_the_order_in_which_it_computes() -> None:
+    before = choices()
+    for device, expected in (("cuda:1", [True] * 3), ("cpu", before)):
+        with repeatable(device):
+            assert choices() == expected
+        assert choices() == before
+
+
+@pytest.mark.parametrize("task", ["handshake", "train", "evaluate"])
+def test_so_a_site_answers(task: Any, tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    site, seen = tiny(SurgicalAggregation()).sites()["alpha"], list[list[bool]]()
+    training = site.config.training.model_copy(update={"device": "cuda"})
+    site.config = site.config.model_copy(update={"training": training})
+    monkeypatch.setattr("suture.federation.site.site.check_device", lambda *_: None)
+    for name in ("_introduced", "_answered"):
+        monkeypatch.setattr(Site, name, lambda *_: seen.append(choices()))
+    site.answer(Payload(task))
+    assert seen == [[True] * 3]
+
+
+ENTRIES = ("cli.run", "flare.executor", "flare.simulate", "federation.workers", "learning.pretraining")
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_no_import_starts_cuda_and_what_it_reads_at_its_start_is_set(entry: str) -> None:
+    """Other processes are forked from such a one, in which CUDA must not have been started."""
+    program = f"""
+import os, torch
+def started(*_): raise SystemExit("CUDA was started")
+torch._C._cuda_init = torch._C._cuda_getDeviceCount = started
+import suture.{entry}
+from suture.federation.site import site
+assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+"""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("CUBLAS")}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr

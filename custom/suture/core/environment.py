@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import errno
+import os
 import platform
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import version
+from typing import Any
 
 import torch
 
 from suture.core import VERSION
 from suture.core.errors import ConfigError
+
+# Read once, when CUDA starts in a process, which everything here comes before; see `repeatable`.
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 DEVICES = {"cpu", "cuda"}
 """The kinds of devices that Suture computes on. Apple's `mps` has no double precision, and where a copy does
@@ -51,6 +58,35 @@ def unusable(device: str) -> str:
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         return "" if out_of_memory(error) else str(error).splitlines()[0].partition(". ")[0]
     return ""
+
+
+@contextmanager
+def repeatable(device: torch.device | str) -> Iterator[None]:
+    """On a GPU, choose operations whose results do not depend on the order in which it computes.
+
+    An operation without such a variant warns. On the CPU nothing changes.
+    """
+    if torch.device(device).type != "cuda":
+        yield
+        return
+    mode, cudnn = torch.get_deterministic_debug_mode(), torch.backends.cudnn
+    memory: Any = torch.utils.deterministic
+    before = cudnn.benchmark, cudnn.deterministic, memory.fill_uninitialized_memory
+    try:
+        torch.set_deterministic_debug_mode("warn")
+        cudnn.benchmark, cudnn.deterministic = False, True
+        memory.fill_uninitialized_memory = False  # nothing reads it, and filling takes time
+        yield
+    finally:
+        torch.set_deterministic_debug_mode(mode)
+        cudnn.benchmark, cudnn.deterministic, memory.fill_uninitialized_memory = before
+
+
+def device_name(device: str) -> str:
+    """Return the model of a GPU, and ``cpu`` for the CPU."""
+    if torch.device(device).type != "cuda":
+        return torch.device(device).type
+    return re.sub(r"[^\w ./()-]", " ", torch.cuda.get_device_name(device))
 
 
 def check_device(device: str, party: str) -> None:

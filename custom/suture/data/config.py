@@ -60,6 +60,12 @@ class TrainingConfig(Section):
         """The type in which backbones compute: ``float32``, or with `amp` that of `half`."""
         return self.half if self.amp else "float32"
 
+    @property
+    def computation(self) -> dict[str, str | int]:
+        """What the last digits of a result depend on: the same in all rounds of an experiment."""
+        kind = self.device.partition(":")[0]
+        return {"threads": self.threads, "device": kind, "precision": self.precision, "compile": self.compile}
+
 
 class StorageConfig(Section):
     """Folders at the site.

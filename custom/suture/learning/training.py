@@ -15,6 +15,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass as validated
 from torch import Tensor, nn
 
+from suture.core.environment import repeatable
 from suture.core.errors import SutureError
 from suture.core.seeds import generator_for, seed_for, seeded
 from suture.core.validation import LIMIT, STRICT
@@ -227,7 +228,7 @@ def fit(
     shuffle, noise = generator_for(*where, "shuffle"), generator_for(*where, "augmentation")
     losses = StepLosses(partial(_divergence, site.name, round_.round))
     scale = LossScale(site.model.amp_dtype, site.device, round_.optimiser_state)
-    with seeded(seed_for(*where, "dropout"), site.device), losses:
+    with repeatable(site.device), seeded(seed_for(*where, "dropout"), site.device), losses:
         for _ in range(1 if local.iterations else local.epochs):
             set_training(site.model, round_.norm, round_.head_only)
             for batch in make(shuffle, noise):
@@ -241,6 +242,7 @@ def fit(
     scaled = scale.state(site.name, round_.round, losses.steps)
     if best:
         best.restore()
+    optimiser.zero_grad(set_to_none=True)  # as large as the model, which a site keeps for the next task
     return Fitted(losses.mean, optimiser_state_of(optimiser, site.model) | scaled)
 
 
@@ -426,7 +428,8 @@ def predict(site: SiteContext, samples: Samples) -> Tensor:
     """Logits ``[n, c]`` of the model in eval mode, on the CPU; see `evaluation_batch`."""
     site.model.eval()
     size = site.batch_size or evaluation_batch(samples.inputs, site.device)
-    return that_fits(partial(_logits, site, samples), size)
+    with repeatable(site.device):
+        return that_fits(partial(_logits, site, samples), size)
 
 
 def _logits(site: SiteContext, samples: Samples, size: int) -> Tensor:

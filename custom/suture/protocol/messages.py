@@ -76,6 +76,7 @@ Counts = tuple[Count, Count]
 Reason = Literal[
     "budget",
     "code_mismatch",
+    "computation",
     "configuration",
     "data_fault",
     "disk_full",
@@ -87,7 +88,6 @@ Reason = Literal[
     "out_of_memory",
     "read_only",
     "rescue_factor",
-    "threads",
 ]
 
 
@@ -172,6 +172,7 @@ class SiteInfo:
         prior: digest of the frozen network that the site holds, where the method has one.
         protection: clip, noise and delta of a site that clips its updates or adds noise; else empty.
         codes: of those of its classes that it states any of, in its own names.
+        computed_on: its kind of CPU or GPU, and the precision of its backbone.
     """
 
     labels: Labels
@@ -183,6 +184,7 @@ class SiteInfo:
     prior: Word | None = None
     protection: Protection = Field(default_factory=dict)
     codes: dict[Label, Codes] = Field(default_factory=dict, max_length=MOST_CLASSES)
+    computed_on: Annotated[str, StringConstraints(pattern=r"^[\w ,./()-]*$", max_length=LONGEST)] = ""
 
 
 @dataclass(frozen=True, config=STRICT)

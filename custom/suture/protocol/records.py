@@ -62,6 +62,7 @@ class Run:
         left_out: sentences on the data, sites and classes that a figure of the run does not cover.
         prior: name and digest of the frozen network that all sites held; empty where there was none.
         command: the command line that runs the same job again; None where none does.
+        computed_on: of each site, CPU or model of the GPU, and precision; empty in runs of former versions.
     """
 
     job: str
@@ -90,6 +91,7 @@ class Run:
     left_out: list[str] = field(default_factory=list)
     prior: dict[str, str] = field(default_factory=dict)
     command: str | None = None
+    computed_on: dict[str, str] = field(default_factory=dict)
 
     def owners(self, label: str) -> tuple[str, ...]:
         """Return the sites that annotate a class."""

@@ -39,8 +39,8 @@ class MissingState(SutureError):
     """The site's state is lost; the server has to send the tensors again that it sends only once."""
 
 
-class ThreadsChanged(SutureError):
-    """The number of torch threads differs from that of the rounds before, which gives other sums."""
+class ComputationChanged(SutureError):
+    """Threads, device or precision differ from those of the rounds before, which gives other sums."""
 
 
 _REASONS: tuple[tuple[type[BaseException], Reason], ...] = (
@@ -48,7 +48,7 @@ _REASONS: tuple[tuple[type[BaseException], Reason], ...] = (
     (BudgetSpent, "budget"),
     (LabelViewRefused, "label_view"),
     (MissingState, "missing_state"),
-    (ThreadsChanged, "threads"),
+    (ComputationChanged, "computation"),
     (NonFiniteLoss, "non_finite_loss"),
     (GradientOverflow, "gradient_overflow"),
     (RescueFactorError, "rescue_factor"),

@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from suture.core.environment import check_device, out_of_memory
+from suture.core.environment import check_device, device_name, out_of_memory, repeatable
 from suture.core.errors import ConfigError
 from suture.core.files import FolderLock
 from suture.core.labels import LabelSet
@@ -131,7 +131,8 @@ class Site:
             check_consent(self.name, self.plan, self.config)
             self._keep(task.best)
             task = received(task) if self.plan.half else task
-            return self._introduced(task) if task.task == "handshake" else self._answered(task)
+            with repeatable(self.config.training.device):
+                return self._introduced(task) if task.task == "handshake" else self._answered(task)
         except Exception as error:
             record_error(self.folder, self.name, task, error)
             if abstained := abstention(error):
@@ -175,16 +176,19 @@ class Site:
         return info
 
     def _answered(self, task: Payload) -> Reply:
-        """Return the answer to a task: the kept one where the same task comes again, otherwise a new one.
+        """Return the answer to a task: for a repeated task the kept one, otherwise a new one.
 
-        A new answer is kept, and stands in the ledger, before it leaves. An update counts as kept only with
-        the state from which the site trains on. What the site says of its ledger is no part of what is
-        kept: other experiments may have released more meanwhile.
+        A new answer is kept, and stands in the ledger, before it leaves. Where the state is lost from which
+        the site trains on, the round is computed again for it, and still the kept answer leaves: noise, or a
+        GPU, may have given another one. What the site says of its ledger is no part of what is kept: other
+        experiments may have released more meanwhile.
         """
         ledger, privacy, request = self.ledger, self.config.privacy, self._request(task)
         answers = Answers(self.folder / "answers")
         kept = answers.find(task, request)
-        if kept is None or (task.task == "train" and not self.states.is_whole(task.round)):
+        if kept is not None and task.task == "train" and not self.states.is_whole(task.round):
+            self._train(task)
+        if kept is None:
             ledger.check(task, self._experiment, self._data()[0].names)
             reply = self._new_answer(task)
             packed = pack(reply)
@@ -208,7 +212,7 @@ class Site:
             "own": own.names,
             "images": len(samples["train"]),
             "rounds": self.rounds if trains else 0,
-            "threads": self.config.training.threads,
+            "computation": self.config.training.computation,
             "limits": [limits.min_count, limits.min_loss, limits.round_counts],
         }
         asked = pack(replace(task, committed=committed, best=0))
@@ -235,7 +239,7 @@ class Site:
         ctx = round_context(self.plan, self.rounds, task.round)
         context, update, keep = self._trained(context, task, state, ctx)
         header = {
-            "threads": self.config.training.threads,
+            **self.config.training.computation,
             "labels": list(task.labels),
             "phase": ctx.phase.name,
             "round": task.round,
@@ -351,7 +355,7 @@ class Site:
     def _state(self, task: Payload) -> Packed:
         labels = LabelSet(task.labels, self._data()[0].label_type)
         own = with_own_initialisation(task, self.plan, self.name, labels)
-        return restored(self.states, own, self.config.training.threads, self.name)
+        return restored(self.states, own, self.config.training, self.name)
 
     def _context(self, task: Payload, state: Packed) -> SiteContext:
         """Return the model with all received tensors, and the data with the columns of its classes."""
@@ -475,4 +479,5 @@ def site_info(
         prior,
         config.privacy.protection,
         {name: codes for name, codes in config.data.stated_codes().items() if name in labels},
+        f"{device_name(config.training.device)}, {config.training.precision}",
     )
