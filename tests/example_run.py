@@ -68,6 +68,11 @@ def run_record() -> dict[str, Any]:
         "finished": "2026-10-09T14:20:51+00:00",
         "versions": {"suture": "0.1.0", "python": "3.12.4", "torch": "2.14.0", "nvflare": "2.9.0"},
         "threads": {"server": 1, "harbour": 1, "hillside": 1, "st-anne": 1},
+        "computed_on": {
+            "harbour": "NVIDIA A40, bf16",
+            "hillside": "cpu, float32",
+            "st-anne": "NVIDIA A40, float32",
+        },
         "labels": LABELS,
         "sites": SITES,
         "selected_round": 6,

@@ -6,7 +6,9 @@ refused here, and what makes the host wait for a GPU is counted. Nothing is said
 
 from __future__ import annotations
 
+import gc
 import sys
+import weakref
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,12 +21,19 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 import suture
+from cuda_autocast import register
+from suture.core.environment import DEVICES
 
 NAME = "simulated"
 """The device, as torch and a site's configuration name it."""
 
 WAITS: Counter[str] = Counter()
 """How often the host had to wait for the device, by the function of the package that made it."""
+
+OPERATIONS: Counter[str] = Counter()
+"""How often each operation ran on the device: the host takes time to start a kernel for each."""
+
+_LIVE: dict[int, weakref.ref[_OnDevice]] = {}
 
 _PACKAGE = Path(suture.__file__).parent
 
@@ -53,10 +62,12 @@ class Simulated(TorchDispatchMode):
     def __enter__(self) -> Any:
         self._in_one_thread = torch.autograd.set_multithreading_enabled(False)  # the device has none
         self._in_one_thread.__enter__()
+        DEVICES.add(NAME)
         return super().__enter__()
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
+        DEVICES.discard(NAME)
         self._in_one_thread.__exit__(*error)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -80,6 +91,8 @@ class _OnDevice(Tensor):
             device=torch.device(NAME, 0),
         )
         made.on_cpu = on_cpu
+        key = id(made)
+        _LIVE[key] = weakref.ref(made, lambda _: _LIVE.pop(key, None))
         return made
 
     @classmethod
@@ -93,6 +106,14 @@ class _OnDevice(Tensor):
 
     def untyped_storage(self) -> torch.UntypedStorage:
         return self.on_cpu.untyped_storage()
+
+
+def live_bytes() -> int:
+    """The memory that tensors of the device hold."""
+    gc.collect()
+    tensors = [tensor for ref in list(_LIVE.values()) if (tensor := ref()) is not None]
+    storages = {t.on_cpu.untyped_storage().data_ptr(): t.on_cpu.untyped_storage().nbytes() for t in tensors}
+    return sum(storages.values())
 
 
 def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -109,6 +130,7 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         _check_alike(name, args, kwargs)
     if _waits(name, args, kwargs, there):
         WAITS[_where()] += 1
+    OPERATIONS[name] += 1
     args, kwargs = tree_map_only(_OnDevice, lambda tensor: tensor.on_cpu, (args, kwargs))
     if "device" in kwargs:
         kwargs["device"] = torch.device("cpu")
@@ -197,3 +219,4 @@ _KERNELS = torch.library.Library("aten", "IMPL")
 # `torch.tensor(numbers, device=...)` calls these by itself, past every mode.
 _KERNELS.impl("empty_strided", _empty_strided, "PrivateUse1")
 _KERNELS.impl("_copy_from", _copied, "PrivateUse1")
+register()

@@ -19,7 +19,7 @@ from parts.sites import bare_step, random_site
 from suture.core.labels import LabelSet
 from suture.data.augmentation import Augmentation
 from suture.learning.losses import masked_bce
-from suture.learning.training import LocalRound, LocalTraining, SiteContext, autocast, fit, on_known, predict
+from suture.learning.training import LocalRound, LocalTraining, SiteContext, fit, on_known, predict
 from suture.models import ModelSpec
 
 LABELS = LabelSet(tuple("abcdefghijklmn"))
@@ -50,7 +50,7 @@ def of_suture(site: SiteContext) -> dict[str, Callable[[], object]]:
 def of_torch(site: SiteContext) -> dict[str, Callable[[], object]]:
     """The same by hand."""
     model, samples, device = site.model, site.samples["train"], site.device
-    away = device.type == "cuda"
+    away, autocast = device.type == "cuda", partial(torch.autocast, device.type, torch.bfloat16)
     images, y = samples.inputs["image"], samples.y
     if away:
         images, y = images.pin_memory(), y.pin_memory()
@@ -64,14 +64,14 @@ def of_torch(site: SiteContext) -> dict[str, Callable[[], object]]:
     def train() -> None:
         model.train()
         for image, targets in batches():
-            bare_step(model, optimiser, image, targets, autocast(site))
+            bare_step(model, optimiser, image, targets, autocast())
 
     @torch.no_grad()
     def evaluate() -> None:
         model.eval()
         found = []
         for image, _ in batches():
-            with autocast(site):
+            with autocast():
                 found.append(model({"image": image}))
         torch.cat(found).float().cpu()
 
@@ -80,8 +80,10 @@ def of_torch(site: SiteContext) -> dict[str, Callable[[], object]]:
 
 def measured(spec: ModelSpec, device: torch.device, images: int, repeats: int) -> list[Figure]:
     """Images a second of each work."""
-    site = partial(random_site, spec, LABELS, images, Augmentation(), device=device, amp=True)
-    works = {"suture": of_suture(site()), "bare": of_torch(site())}
+    site = partial(random_site, spec, LABELS, images, Augmentation(), device=device)
+    own = site()
+    own.model.compute_in(torch.bfloat16)
+    works = {"suture": of_suture(own), "bare": of_torch(site())}
     found = in_turns(
         repeats,
         {

@@ -2,22 +2,80 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from suture.core.environment import unusable
+from suture.core.environment import out_of_memory, repeatable, unusable
 from suture.core.errors import ConfigError
-from suture.federation.site.site import check_consent
+from suture.federation.server.selection import HeldOut
+from suture.federation.site.abstention import reason_of
+from suture.federation.site.site import Site, check_consent
+from suture.learning.batch_size import that_fits
+from suture.learning.finetuning import FineTuning, tune_task
 from suture.methods.surgical import SurgicalAggregation
+from suture.protocol.messages import Payload
 
 
-@pytest.mark.parametrize("device", ["gpu", "cuda:99", "", "cpu:x"])
+@pytest.mark.parametrize("device", ["gpu", "cuda:99", "", "cpu:x", "mps", "meta", "xpu:0"])
 def test_what_cannot_compute_says_why_in_one_line(device: str) -> None:
     assert unusable("cpu") == ""
     why = unusable(device)
     assert why
     assert "\n" not in why
+
+
+@pytest.mark.parametrize("device", ["mps", "mps:0", "xpu", "meta", "hpu"])
+def test_only_devices_with_correct_results_are_used(device: str) -> None:
+    assert unusable(device) == "results are correct on cpu and cuda only"
+
+
+FULL: list[Exception] = [
+    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+    torch.AcceleratorError("CUDA error: out of memory\nCUDA kernel errors might be reported later"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"),
+    RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+    RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
+    RuntimeError("cuFFT error: CUFFT_ALLOC_FAILED"),
+    RuntimeError("CUDA driver error: CUDA_ERROR_OUT_OF_MEMORY"),
+    RuntimeError("[enforce fail at alloc_cpu.cpp:121] DefaultCPUAllocator: can't allocate memory"),
+    MemoryError(),
+    OSError(errno.ENOMEM, "Cannot allocate memory"),
+]
+OTHER: list[Exception] = [
+    RuntimeError("CUDA error: device-side assert triggered"),
+    RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"),
+    ValueError("out of memory"),
+    OSError(errno.ENOSPC, "No space left on device"),
+]
+
+
+@pytest.mark.parametrize("error", FULL, ids=repr)
+def test_every_way_to_say_that_memory_is_full(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert out_of_memory(error)
+    assert reason_of(error) == "out_of_memory"
+    assert that_fits(lambda size: fails(error) if size > 2 else size, 8) == 2
+    if isinstance(error, RuntimeError):
+        monkeypatch.setattr(torch, "zeros", lambda *_, **__: fails(error))
+        assert unusable("cuda") == ""
+
+
+@pytest.mark.parametrize("error", OTHER, ids=repr)
+def test_what_does_not_say_it(error: Exception) -> None:
+    assert not out_of_memory(error)
+    with pytest.raises(type(error)):
+        that_fits(lambda _: fails(error), 8)
+
+
+def fails(error: Exception) -> Any:
+    raise error
 
 
 def test_a_site_with_such_a_device_takes_no_part(tiny: Any) -> None:
@@ -37,3 +95,59 @@ def test_groups_at_a_site_are_refused_as_they_do_nothing_there(tiny: Any) -> Non
         ConfigError, match=r"^alpha: \[data\.groups\] does nothing at a site; it is for the serv"
     ):
         check_consent("alpha", site.plan, config)
+
+
+def test_neither_the_server_nor_fine_tuning_computes_on_another(tiny: Any, tmp_path: Path) -> None:
+    config = tiny(SurgicalAggregation()).sites()["alpha"].config
+    training = config.training.model_copy(update={"device": "mps"})
+    config = config.model_copy(update={"training": training})
+    with pytest.raises(ConfigError, match=r"^server: device 'mps' cannot be used: .*; correct device under"):
+        HeldOut(config, tiny(SurgicalAggregation()).plan)
+    with pytest.raises(ConfigError, match=r"device 'mps' cannot be used: .*; correct device under"):
+        tune_task(tmp_path, config, "Mass", FineTuning(), 1)
+
+
+def choices() -> list[bool]:
+    cudnn = torch.backends.cudnn
+    return [not cudnn.benchmark, cudnn.deterministic, torch.are_deterministic_algorithms_enabled()]
+
+
+def test_on_a_gpu_results_do_not_depend_on_the_order_in_which_it_computes() -> None:
+    before = choices()
+    for device, expected in (("cuda:1", [True] * 3), ("cpu", before)):
+        with repeatable(device):
+            assert choices() == expected
+        assert choices() == before
+
+
+@pytest.mark.parametrize("task", ["handshake", "train", "evaluate"])
+def test_so_a_site_answers(task: Any, tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    site, seen = tiny(SurgicalAggregation()).sites()["alpha"], list[list[bool]]()
+    training = site.config.training.model_copy(update={"device": "cuda"})
+    site.config = site.config.model_copy(update={"training": training})
+    monkeypatch.setattr("suture.federation.site.site.check_device", lambda *_: None)
+    for name in ("_introduced", "_answered"):
+        monkeypatch.setattr(Site, name, lambda *_: seen.append(choices()))
+    site.answer(Payload(task))
+    assert seen == [[True] * 3]
+
+
+ENTRIES = ("cli.run", "flare.executor", "flare.simulate", "federation.workers", "learning.pretraining")
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_no_import_starts_cuda_and_what_it_reads_at_its_start_is_set(entry: str) -> None:
+    """Other processes are forked from such a one, in which CUDA must not have been started."""
+    program = f"""
+import os, torch
+def started(*_): raise SystemExit("CUDA was started")
+torch._C._cuda_init = torch._C._cuda_getDeviceCount = started
+import suture.{entry}
+from suture.federation.site import site
+assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+"""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("CUBLAS")}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr

@@ -23,6 +23,7 @@ from suture.data.augmentation import Augmentation
 from suture.federation.plan import Plan, Schedule, code_hash
 from suture.federation.server.server import open_server
 from suture.flare.codec import from_shareable_, register
+from suture.learning.loss_scale import GradientOverflow
 from suture.learning.step_losses import NonFiniteLoss
 from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
@@ -120,6 +121,7 @@ def raising(error: BaseException) -> Callable[..., Any]:
 FAILURES = {
     "out_of_memory": torch.OutOfMemoryError(f"CUDA ran out at {CANARY}"),
     "non_finite_loss": NonFiniteLoss(f"the loss of {CANARY}-1.png is no number"),
+    "gradient_overflow": GradientOverflow(f"{CANARY}: the gradients of round 1 overflow in fp16"),
     "rescue_factor": RescueFactorError(f"{CANARY}: the rescue factor of round 1 is nan"),
     "disk_full": OSError(errno.ENOSPC, "No space left on device", f"/data/{CANARY}.png"),
     "bug": ZeroDivisionError(f"{CANARY} / 0"),

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from simulated_device import NAME, WAITS, Simulated
+from simulated_device import NAME, OPERATIONS, WAITS, Simulated, live_bytes
 from suture.core.labels import LabelSet
-from suture.data.augmentation import Augmentation
+from suture.data.augmentation import STRONG, Augmentation, augment
 from suture.data.batch import Samples
 from suture.export.explanation import explain
 from suture.learning import training
@@ -17,7 +17,7 @@ from suture.learning.losses import masked_bce
 from suture.learning.memory import activations
 from suture.learning.prediction import Model
 from suture.learning.pretraining import Pretraining, Trainer
-from suture.learning.training import SiteContext, on_known, predict
+from suture.learning.training import LocalRound, LocalTraining, SiteContext, fit, on_known, predict
 from suture.models import ModelSpec, build
 from suture.models.backbones import TextLSTM
 
@@ -127,3 +127,28 @@ def test_memory_and_compiling_are_checked_there(monkeypatch: pytest.MonkeyPatch)
     with Simulated():
         assert activations(site(NAME), LOSS) == activations(site("cpu"), LOSS)
         compile_backbone(site(NAME), LOSS, "kernels")
+
+
+def test_strong_views_of_large_images_take_no_more_operations() -> None:
+    """The median filter works block by block for a CPU's cache; to a GPU each block is more operations."""
+    found = []
+    with Simulated():
+        for side in (32, 300):
+            pixels = torch.rand(16, 1, side, side, generator=torch.Generator().manual_seed(1))
+            there = pixels.to(NAME)
+            OPERATIONS.clear()
+            seen = augment(there, torch.Generator().manual_seed(1), STRONG)
+            found.append(OPERATIONS.total())
+            assert torch.equal(seen.cpu(), augment(pixels, torch.Generator().manual_seed(1), STRONG))
+    assert found[0] == found[1] < 500
+
+
+def test_between_rounds_a_site_holds_its_model_alone() -> None:
+    """With the gradients of its last step it would hold twice as much."""
+    with Simulated():
+        before = live_bytes()
+        there = site(NAME)
+        model = live_bytes() - before
+        local = LocalTraining(batch_size=8, epochs=1)
+        fit(there, LOSS, LocalRound(local, "average", 1, 1))
+        assert model <= live_bytes() - before <= 1.01 * model

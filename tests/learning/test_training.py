@@ -16,6 +16,7 @@ from suture.core.labels import LabelSet
 from suture.core.seeds import generator_for
 from suture.data.augmentation import MILD
 from suture.data.batch import Batch, Samples
+from suture.learning.loss_scale import GradientOverflow
 from suture.learning.losses import masked_bce
 from suture.learning.step_losses import READ_EVERY, NonFiniteLoss
 from suture.learning.training import (
@@ -43,6 +44,14 @@ def context(n: int = 9) -> SiteContext:
     samples = Samples({"image": pixels}, y, tuple(str(i) for i in range(n)))
     model = build(SPEC, LabelSet(("Edema", "Mass")), 1, pretrained=False)
     return SiteContext("a", model, {"train": samples}, SPEC.preprocessing, MILD, torch.device("cpu"))
+
+
+def mixed() -> SiteContext:
+    """A site in fp16, whose features are what the backbone gives."""
+    site = context()
+    site.model.hidden, site.model.head = torch.nn.Identity(), torch.nn.Linear(128, 2)
+    site.model.compute_in(torch.float16)
+    return site
 
 
 def train(site: SiteContext, round_: int = 1, optimiser_state: Any = None, **options: Any) -> Any:
@@ -220,8 +229,9 @@ def test_what_reading_raises_reaches_the_round(prefetch: int, error: Exception) 
 def test_mixed_precision_trains_nearly_the_same(half: torch.dtype, near: float) -> None:
     """fp16 has eight times as many steps between numbers as bf16, and its scaled gradients are divided."""
     found = []
-    for amp in (False, True):
-        site = replace(context(), amp=amp, half=half)
+    for amp in (None, half):
+        site = context()
+        site.model.compute_in(amp)
         site.model.hidden = site.model.hidden[:2]  # dropout draws other numbers for other types
         before = state(site)
         train(site, local=LocalTraining(lr=0.1, batch_size=9, epochs=3, optimiser="sgd", clip=1.0))
@@ -231,29 +241,54 @@ def test_mixed_precision_trains_nearly_the_same(half: torch.dtype, near: float) 
     assert float((full - mixed).norm() / full.norm()) < near
 
 
-def test_a_step_that_overflows_in_fp16_is_skipped() -> None:
+def overflowing(model: Classifier, batch: Batch) -> torch.Tensor:
     """The gradient of 64 times the scale of 65536 is beyond 65504 until that was halved seven times."""
-    site = replace(context(), amp=True, half=torch.float16)
-    moved: list[bool] = []
-    last = [site.model.head.bias.detach().clone()]
+    return 64 * model.features(batch.inputs).sum()
+
+
+def test_a_step_that_overflows_in_fp16_is_skipped() -> None:
+    site, moved = mixed(), list[bool]()
+    first = next(site.model.backbone.parameters())
+    last = [first.detach().clone()]
 
     def note() -> None:
-        moved.append(not torch.equal(last[0], site.model.head.bias))
-        last[0] = site.model.head.bias.detach().clone()
+        moved.append(not torch.equal(last[0], first))
+        last[0] = first.detach().clone()
 
-    few = replace(MANY, local=replace(MANY.local, iterations=12))
-    fit(site, lambda model, batch: 16 * model(batch.inputs).sum(), few, after_step=note)
-    assert moved[:8] == [False] * 7 + [True]
+    few = replace(MANY, local=replace(MANY.local, iterations=16))
+    fit(site, overflowing, few, after_step=note)
+    assert moved.index(True) >= 7
+    assert moved[-1]
 
 
-def test_gradients_that_are_no_numbers_in_fp16_are_told() -> None:
-    """Every step is skipped: without a word the model would be sent as it came."""
+@pytest.mark.parametrize("steps", [1, 3, 18, 40])
+def test_a_round_without_a_step_in_fp16_is_refused(steps: int) -> None:
+    """Every step is skipped: otherwise the site would send the model that it received, at full weight."""
 
     def objective(model: Classifier, batch: Batch) -> torch.Tensor:
         return (model(batch.inputs) * 0).sum().sqrt()  # 0, and its gradient is 0 / 0
 
-    with pytest.raises(NonFiniteLoss, match=r"a: the gradients of round 7 are no numbers in fp16; set half"):
-        fit(replace(context(), amp=True, half=torch.float16), objective, MANY)
+    few = replace(MANY, local=replace(MANY.local, iterations=steps))
+    with pytest.raises(GradientOverflow, match=r"^a: the gradients of round 7 .* every step was skipped;"):
+        fit(mixed(), objective, few)
+
+
+def test_the_next_round_in_fp16_begins_with_the_last_scale() -> None:
+    """Otherwise each round would lose its first steps."""
+    site, steps = mixed(), replace(MANY, local=replace(MANY.local, iterations=16))
+    first = fit(site, overflowing, steps)
+    scale = first.optimiser_state["loss scale/scale"].item()
+    assert 2.0 <= scale <= 2.0**9
+    moved = next(site.model.backbone.parameters()).detach().clone()
+    one = replace(MANY, round=8, local=replace(MANY.local, iterations=1))
+    fit(site, overflowing, replace(one, optimiser_state=first.optimiser_state))
+    assert not torch.equal(moved, next(site.model.backbone.parameters()))
+    with pytest.raises(GradientOverflow):
+        fit(site, overflowing, one)
+
+
+def test_other_precisions_keep_no_scale() -> None:
+    assert not [name for name in train(context()).optimiser_state if "scale" in name]
 
 
 def test_a_sites_own_learning_rate_and_batch_size_go_first() -> None:

@@ -144,13 +144,15 @@ def test_what_the_site_says_of_its_machine_is_heeded(
 
     def noted(context: SiteContext, objective: object, round_: LocalRound, **more: Any) -> Any:
         threads = torch.get_num_threads()
-        seen.append((threads, str(context.device), context.amp, round_.local.lr, round_.local.batch_size))
+        seen.append(
+            (threads, str(context.device), context.model.amp_dtype, round_.local.lr, round_.local.batch_size)
+        )
         return fit(context, objective, round_, **more)  # type: ignore[arg-type]
 
     monkeypatch.setattr("suture.learning.finetuning.fit", noted)
     command = ["finetune", str(model), str(data), "--target", "Mass", "--runs", "1", "--epochs", "1"]
     for out, more in (("own", []), ("given", ["--batch-size", "6", "--lr", "0.1"])):
         CliRunner().invoke(app, [*command, "-o", str(tmp_path / out), *more], catch_exceptions=False)
-    assert seen == [(2, "cpu:0", True, 0.02, 4), (2, "cpu:0", True, 0.1, 6)]
+    assert seen == [(2, "cpu:0", None, 0.02, 4), (2, "cpu:0", None, 0.1, 6)]
     how = json.loads((tmp_path / "own" / "tuned.json").read_text())["how"]
     assert (how["lr"], how["batch_size"]) == (0.02, 4)

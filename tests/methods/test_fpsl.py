@@ -147,8 +147,8 @@ def test_a_step_is_clipped_as_a_whole() -> None:
 
 def test_mixed_precision_trains_the_extractor_too() -> None:
     site, received = at_site(FPSL(local=SGD))
-    site.model.float()
-    FPSL(local=SGD).train(replace(site, amp=True), received, replace(ROUND, local=SGD))
+    site.model.float().compute_in(torch.bfloat16)
+    FPSL(local=SGD).train(site, received, replace(ROUND, local=SGD))
     resting = [
         name
         for name, p in site.model.named_parameters()

@@ -1,11 +1,14 @@
 """How often a local step waits for the device: never, but for what `NEEDED` lists; and that it runs on one.
 
+And how many operations it is made of: the host takes time to start each, however small it is.
+
 Two rounds of whole federations, in which one site computes on a simulated device, once with one epoch a round
 and once with two. What they differ in is what the steps of one epoch cost.
 """
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
@@ -16,7 +19,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from rounds import conformant
-from simulated_device import NAME, WAITS, Simulated
+from simulated_device import NAME, OPERATIONS, WAITS, Simulated
 from suture.core.labels import LabelType
 from suture.data.augmentation import MILD, STRONG, SURGICAL, Augmentation, augment
 from suture.federation.site.site import Site
@@ -67,8 +70,8 @@ OTHERS: dict[str, Method] = {
 """Settings of methods that have code of their own."""
 
 
-def waits(method: Method, label_type: LabelType) -> tuple[int, Counter[str]]:
-    """The steps of a site's optimiser, and where and how often the site has waited for its device."""
+def costs(method: Method, label_type: LabelType) -> tuple[int, Counter[str], int]:
+    """The steps of a site's optimiser, where and how often it waited for its device, and operations there."""
     steps = 0
 
     def count(optimiser: Any, *_: Any) -> None:
@@ -82,19 +85,27 @@ def waits(method: Method, label_type: LabelType) -> tuple[int, Counter[str]]:
             training = site.config.training.model_copy(update={"device": NAME})
             site.config = site.config.model_copy(update={"training": training})
             WAITS.clear()
+            OPERATIONS.clear()
             federation.run()
     finally:
         hook.remove()
-    return steps, Counter(WAITS)
+    return steps, Counter(WAITS), OPERATIONS.total()
 
 
-def waits_a_step(method: Method, label_type: LabelType) -> dict[str, float]:
+@functools.cache
+def cost_a_step(method: Method, label_type: LabelType) -> tuple[dict[str, float], float]:
+    """Where and how often a step waits, and its operations."""
     length = "iterations" if method.local.iterations else "epochs"
-    (few, one), (many, two) = (waits(_lasting(method, length, n), label_type) for n in (1, 2))
+    (few, one, less), (many, two, more) = (costs(_lasting(method, length, n), label_type) for n in (1, 2))
     two.subtract(one)
     steps = many - few or ROUNDS  # meta-learning takes its steps by hand
     assert steps > 0
-    return {where: n / steps for where, n in two.items() if n > 0 and where != EACH_EPOCH}
+    waits = {where: n / steps for where, n in two.items() if n > 0 and where != EACH_EPOCH}
+    return waits, (more - less) / steps
+
+
+def waits_a_step(method: Method, label_type: LabelType) -> dict[str, float]:
+    return cost_a_step(method, label_type)[0]
 
 
 def _lasting(method: Method, length: str, n: int) -> Any:
@@ -112,7 +123,9 @@ def label_types(method: Method) -> tuple[LabelType, ...]:
     ("name", "label_type"), [(name, kind) for name in METHODS for kind in label_types(conformant(name))]
 )
 def test_a_step_waits_for_nothing(name: str, label_type: LabelType) -> None:
-    assert waits_a_step(conformant(name), label_type) == NEEDED.get((name, label_type), {})
+    waits, operations = cost_a_step(conformant(name), label_type)
+    assert waits == NEEDED.get((name, label_type), {})
+    print("OPS", name, label_type, operations, operations / cost_a_step(conformant("vanilla"), label_type)[1])
 
 
 @pytest.mark.parametrize(
@@ -120,7 +133,9 @@ def test_a_step_waits_for_nothing(name: str, label_type: LabelType) -> None:
 )
 def test_nor_does_it_with_other_settings(name: str, label_type: LabelType) -> None:
     needed = NEEDED[("condist", "multiclass")] if (name, label_type) == ("terms", "multiclass") else {}
-    assert waits_a_step(OTHERS[name], label_type) == needed
+    waits, operations = cost_a_step(OTHERS[name], label_type)
+    assert waits == needed
+    print("OPS", name, label_type, operations, operations / cost_a_step(conformant("vanilla"), label_type)[1])
 
 
 def test_fedvls_looks_for_labels_only_where_some_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,4 +177,4 @@ def test_a_tensor_that_was_left_on_the_cpu_is_found(monkeypatch: pytest.MonkeyPa
         kind, "loss", lambda method, logits, *args: loss(method, logits + torch.zeros(logits.shape), *args)
     )
     with pytest.raises(RuntimeError, match=r"on the same device: add in methods/averaging\.py"):
-        waits(conformant("surgical"), "multilabel")
+        costs(conformant("surgical"), "multilabel")

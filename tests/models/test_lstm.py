@@ -78,3 +78,17 @@ def test_filling_up_needs_a_width() -> None:
 def test_its_parameters_are_those_of_the_paper() -> None:
     assert sum(p.numel() for p in network().parameters()) == 41_537 - 65 + 128 * 50
     assert isinstance(network().lstm, nn.LSTM)
+
+
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+def test_mixed_precision_leaves_it_in_single_precision(half: torch.dtype) -> None:
+    """Not every CPU has a short kernel of an LSTM, and cuDNN's computes in float16 whatever is asked."""
+    found = []
+    for asked in (None, half):
+        model = build(ModelSpec("lstm"), LabelSet(("Mass",)), 1, pretrained=False)
+        model.compute_in(asked)
+        logits = model({"tokens": TOKENS, "length": LENGTH})
+        logits.sum().backward()  # type: ignore[no-untyped-call]
+        found.append([logits, *(p.grad for p in model.parameters())])
+    for one, two in zip(*found, strict=True):
+        assert torch.equal(one, two)

@@ -283,7 +283,9 @@ def median_blur(images: Tensor, side: int) -> Tensor:
     scale = most.new_full((), 32767) / most  # not read: a GPU would be waited for
     # As whole numbers of 16 bits: comparing those takes a third of the time, and the median is one of them.
     planes = (padded(images, side) * scale).round_().to(torch.int16).flatten(0, 1)
-    blocks = torch.split(planes, max(1, _BLOCK // planes[0].numel()))
+    # A GPU has no such cache, and waits for the host to launch the comparisons of each block.
+    together = _BLOCK // planes[0].numel() if planes.device.type == "cpu" else len(planes)
+    blocks = torch.split(planes, max(1, together))
     return torch.cat([_medians(b, side) for b in blocks]).view_as(images).to(images.dtype) / scale
 
 

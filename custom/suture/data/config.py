@@ -35,8 +35,8 @@ class TrainingConfig(Section):
         batch_size: replaces the job's; at least 2, because batch norm has no variance of one image. Methods
             whose job decides the batches (MetaFL, PMFL) refuse it, and refuse `amp` and `compile`.
         learning_rate: replaces the job's.
-        device: a torch device.
-        amp: train in mixed precision.
+        device: ``cpu``, ``cuda`` or one of several GPUs, such as ``cuda:1``.
+        amp: train in mixed precision; a recurrent network (LSTM, GRU) stays in single precision.
         half: the short type of `amp`: ``bf16``, or ``fp16`` for GPUs without it, which scales the loss.
         compile: the backbone, to ``kernels``, or to ``cuda_graphs`` on a GPU; refused where the loss or the
             gradient of a batch changes.
@@ -54,6 +54,17 @@ class TrainingConfig(Section):
     prefetch: int = Field(default=2, ge=0, le=64)
     threads: int = Field(default=1, ge=1)
     prior: SitePath | None = None
+
+    @property
+    def precision(self) -> str:
+        """The type in which backbones compute: ``float32``, or with `amp` that of `half`."""
+        return self.half if self.amp else "float32"
+
+    @property
+    def computation(self) -> dict[str, str | int]:
+        """What the last digits of a result depend on: the same in all rounds of an experiment."""
+        kind = self.device.partition(":")[0]
+        return {"threads": self.threads, "device": kind, "precision": self.precision, "compile": self.compile}
 
 
 class StorageConfig(Section):

@@ -9,6 +9,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from suture.core.environment import out_of_memory
+
 MOST = 256
 """Images, or documents, of a batch of an evaluation."""
 
@@ -39,13 +41,13 @@ def that_fits(compute: Callable[[int], _Result], size: int) -> _Result:
     """Return the result in batches of `size`, or of half as long as the memory of the device is too small.
 
     Raises:
-        torch.OutOfMemoryError: it is too small even for batches of one.
+        Exception: of `compute`; that memory is full, where it is too small even for batches of one.
     """
     while True:
         try:
             return compute(size)
-        except torch.OutOfMemoryError:
-            if size <= 1:
+        except (RuntimeError, MemoryError, OSError) as error:
+            if size <= 1 or not out_of_memory(error):
                 raise
         # Outside the handler, because its traceback holds the tensors that filled the memory.
         size //= 2

@@ -9,10 +9,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from suture.core.environment import out_of_memory
 from suture.core.errors import ConfigError
 from suture.core.seeds import seeded
 from suture.data.batch import Batch
-from suture.learning.training import Objective, SiteContext, autocast, ready_inputs
+from suture.learning.training import Objective, SiteContext, ready_inputs
 from suture.models.classifier import Classifier
 
 Compile = Literal["no", "kernels", "cuda_graphs"]
@@ -48,15 +49,15 @@ def compile_backbone(site: SiteContext, objective: Objective, how: Compile) -> N
     try:
         trial.backbone.compile(**OPTIONS[how])
         difference = max(map(_relative, eager, _measured(site, trial, objective, batch)))
-    except (torch.OutOfMemoryError, MemoryError):
-        raise
     except Exception as error:  # of the compiler, which has many kinds
+        if out_of_memory(error):
+            raise
         why = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
         raise ConfigError(
             f"{site.name}: the backbone cannot be compiled here ({why}); "
             'write compile = "no" under [training]'
         ) from error
-    limit = MIXED if site.amp else TOLERANCE
+    limit = MIXED if site.model.amp_dtype else TOLERANCE
     if not difference <= limit:
         raise ConfigError(
             f"{site.name}: compiled, the loss or the gradient of a batch differs by {difference:.2g} of "
@@ -74,7 +75,7 @@ def _measured(
         if isinstance(module, nn.modules.dropout._DropoutNd):
             module.eval()
     model.zero_grad(set_to_none=True)
-    with seeded(0, site.device), autocast(site):
+    with seeded(0, site.device):
         loss = objective(model, batch)
     loss.backward()  # type: ignore[no-untyped-call]
     gradients = [p.grad.flatten().float() for p in model.parameters() if p.grad is not None]

@@ -20,6 +20,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass as validated
 from torch import Tensor
 
+from suture.core.environment import check_device
 from suture.core.errors import ConfigError, DataError
 from suture.core.files import write_json
 from suture.core.labels import LabelSet, canonical
@@ -34,9 +35,9 @@ from suture.data.table import Split
 from suture.learning.losses import masked_bce
 from suture.learning.metrics import auroc, youden
 from suture.learning.samples import TARGET, load_samples, single_target
-from suture.learning.training import HALVES, LocalRound, LocalTraining, SiteContext, fit, on_known, predict
+from suture.learning.training import LocalRound, LocalTraining, SiteContext, fit, on_known, predict
 from suture.models import ModelSpec, build
-from suture.models.classifier import HEADS, Classifier, load_tensors
+from suture.models.classifier import AMP_DTYPES, HEADS, Classifier, load_tensors
 from suture.models.saved import load_model, load_spec
 from suture.protocol.messages import Labels
 
@@ -143,15 +144,17 @@ def tune_task(
         name: the class that is learned.
 
     Raises:
-        ConfigError: the model or the data cannot be read, or the data have no such class.
+        ConfigError: the model or the data cannot be read, the data have no such class, or there is no such
+            device.
         DataError: the data are too few.
     """
-    torch.set_num_threads(config.training.threads)
+    training = config.training
+    check_device(training.device, str(config.data.table.parent))
+    torch.set_num_threads(training.threads)
     trained = load_model(model)[0]
     spec, folder = load_spec(model), config.data.table.parent.name
     _, samples = single_target(load_samples(config, spec, folder), name, folder)
     tensors = initial_tensors(trained.state_dict(), trained.labels.names, name)
-    training = config.training
     runs = finetune(
         name,
         spec,
@@ -160,8 +163,7 @@ def tune_task(
         how,
         seed,
         device=training.device,
-        amp=training.amp,
-        half=HALVES[training.half],
+        half=AMP_DTYPES.get(training.precision),
         after_run=after_run,
     )
     return summarised(runs)
@@ -214,8 +216,7 @@ def finetune(
     seed: int,
     *,
     device: str = "cpu",
-    amp: bool = False,
-    half: torch.dtype = torch.bfloat16,
+    half: torch.dtype | None = None,
     after_run: AfterRun = lambda model, run: None,  # noqa: ARG005
 ) -> list[Tuned]:
     """Fine-tune a model in `how.runs` runs.
@@ -226,7 +227,7 @@ def finetune(
         samples: all data of the task, ``y`` with one column.
         seed: determines the random splits and the order of training, together with name and run. It does
             not depend on the model, so that methods are compared on the same data.
-        amp, half: train in mixed precision, with this short type.
+        half: the short type of mixed precision; None for single precision.
 
     Raises:
         DataError: the data are too few for a split.
@@ -238,8 +239,9 @@ def finetune(
             load_tensors(model, tensors)
         train, test = random_split(samples, how, seed_for(seed, "finetune", name, run), name)
         parts: dict[Split, Samples] = {"train": train, "test": test}
+        model.compute_in(half)
         prepare, where = spec.preprocessing, torch.device(device)
-        context = SiteContext(name, model.to(device), parts, prepare, Augmentation(), where, amp, half=half)
+        context = SiteContext(name, model.to(device), parts, prepare, Augmentation(), where)
         results.append(_train_and_test(context, how, seed_for(seed, run)))
         after_run(model, run)
     return results

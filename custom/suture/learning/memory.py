@@ -7,7 +7,7 @@ from torch import Tensor
 
 from suture.core.errors import ConfigError
 from suture.core.seeds import seeded
-from suture.learning.training import Objective, SiteContext, autocast, ready_inputs
+from suture.learning.training import Objective, SiteContext, ready_inputs
 
 COPIES = {"adam": 4, "adamw": 4, "sgd": 3}
 """Tensors of a weight's size in a step: weight, gradient and the optimiser's moments."""
@@ -34,7 +34,7 @@ def _kept(site: SiteContext, objective: Objective, n: int) -> int:
 
     train = site.samples["train"]
     batch = ready_inputs(site, train.batch(torch.arange(n) % len(train)))
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), autocast(site):
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         graph = objective(site.model, batch)
     del graph  # held until here, that no storage takes the place of another
     return sum(kept.values())

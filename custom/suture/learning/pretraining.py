@@ -21,6 +21,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass as validated
 from torch import Tensor, nn
 
+from suture.core.environment import repeatable
 from suture.core.errors import ConfigError, DataError, unknown
 from suture.core.seeds import generator_for, seed_for, seeded
 from suture.core.validation import LIMIT, STRICT
@@ -288,11 +289,12 @@ def pretrain(
     """
     if len(images) < 2:
         raise DataError(f"{len(images)} training images; give two or more, which are to be distinguished")
-    trainer = Trainer(images, spec, seed, device)
     losses = []
-    for index in range(spec.epochs):
-        losses.append(trainer.epoch(index))
-        report(index + 1, losses[-1])
+    with repeatable(device):
+        trainer = Trainer(images, spec, seed, device)
+        for index in range(spec.epochs):
+            losses.append(trainer.epoch(index))
+            report(index + 1, losses[-1])
     return Pretrained(trainer.query.backbone.cpu(), trainer.width, tuple(losses))
 
 

@@ -28,12 +28,15 @@ class StepLosses:
 
     Args:
         fault: the text of the error, from the number of the step (from 1) and its loss.
+
+    Attributes:
+        steps: whose losses were read.
     """
 
     def __init__(self, fault: Callable[[int, float], str]) -> None:
         self._fault = fault
         self._waiting: list[Tensor] = []
-        self._total, self._steps = 0.0, 0
+        self._total, self.steps = 0.0, 0
 
     def __enter__(self) -> StepLosses:
         return self
@@ -61,12 +64,12 @@ class StepLosses:
         values: list[float] = torch.stack(self._waiting).tolist() if self._waiting else []
         self._waiting.clear()
         for value in values:
-            self._steps += 1
+            self.steps += 1
             if not abs(value) <= LARGEST:
-                raise NonFiniteLoss(self._fault(self._steps, value))
+                raise NonFiniteLoss(self._fault(self.steps, value))
             self._total += value
 
     @property
     def mean(self) -> float | None:
         """The mean of the losses that were read, added up in the order of the steps; None without any."""
-        return self._total / self._steps if self._steps else None
+        return self._total / self.steps if self.steps else None

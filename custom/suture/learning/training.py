@@ -15,6 +15,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass as validated
 from torch import Tensor, nn
 
+from suture.core.environment import repeatable
 from suture.core.errors import SutureError
 from suture.core.seeds import generator_for, seed_for, seeded
 from suture.core.validation import LIMIT, STRICT
@@ -23,6 +24,7 @@ from suture.data.batch import Batch, Samples, class_aware, endless, parts
 from suture.data.prefetch import ahead
 from suture.data.table import Split
 from suture.learning.batch_size import evaluation_batch, that_fits
+from suture.learning.loss_scale import LossScale
 from suture.learning.optimisers import (
     SGD,
     Adam,
@@ -31,7 +33,7 @@ from suture.learning.optimisers import (
     load_optimiser_state,
     optimiser_state_of,
 )
-from suture.learning.step_losses import NonFiniteLoss, StepLosses
+from suture.learning.step_losses import StepLosses
 from suture.models.classifier import (
     HEADS,
     Classifier,
@@ -57,9 +59,6 @@ Batches = Callable[[torch.Generator, torch.Generator], Iterable[Batch]]
 
 _LOGITS = 2**24
 """Logits that are kept on the device before they are copied to the CPU: 64 MiB."""
-
-HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-"""The short types of mixed precision, by their names in a site's configuration."""
 
 
 @validated(frozen=True, config=STRICT)
@@ -131,7 +130,6 @@ class SiteContext:
             gives such a class the weight 0 there, and zeros.
         round_counts: numbers of images of a class that leave are rounded to multiples of this.
         prefetch: training batches that a thread reads ahead; 0 reads each when its step begins.
-        half: the short type of mixed precision, where `amp` is on.
     """
 
     name: str
@@ -140,7 +138,6 @@ class SiteContext:
     prepare: Preprocessing
     augmentation: Augmentation
     device: torch.device
-    amp: bool = False
     lr: float | None = None
     batch_size: int | None = None
     prior: Prior | None = None
@@ -152,7 +149,6 @@ class SiteContext:
     min_count: int = 0
     round_counts: int = 1
     prefetch: int = 2
-    half: torch.dtype = torch.bfloat16
 
     def own(self, local: LocalTraining) -> LocalTraining:
         """A method's local training with the site's own learning rate and batch size."""
@@ -221,6 +217,7 @@ def fit(
         after_step, after_epoch: called then; the latter may change the model's tensors.
 
     Raises:
+        GradientOverflow: see `LossScale.state`.
         NonFiniteLoss: names site, round and the first broken step. Others may have followed (`StepLosses`):
             the model, and what the functions given here counted, are to be thrown away, as a site does.
     """
@@ -229,22 +226,24 @@ def fit(
     make = batches or partial(training_batches, site, local)
     where = (round_.seed, site.name, round_.round)
     shuffle, noise = generator_for(*where, "shuffle"), generator_for(*where, "augmentation")
-    losses, scaler = StepLosses(partial(_divergence, site.name, round_.round)), scaler_of(site)
-    with seeded(seed_for(*where, "dropout"), site.device), losses:
+    losses = StepLosses(partial(_divergence, site.name, round_.round))
+    scale = LossScale(site.model.amp_dtype, site.device, round_.optimiser_state)
+    with repeatable(site.device), seeded(seed_for(*where, "dropout"), site.device), losses:
         for _ in range(1 if local.iterations else local.epochs):
             set_training(site.model, round_.norm, round_.head_only)
             for batch in make(shuffle, noise):
-                losses.add(step(site, objective, optimiser, batch, scaler))
+                losses.add(step(site, objective, optimiser, batch, scale))
                 if after_step:
                     after_step()
             losses.read()
             for measure in (best, after_epoch):
                 if measure:
                     measure()
-    _check_scale(scaler, site.name, round_.round)
+    scaled = scale.state(site.name, round_.round, losses.steps)
     if best:
         best.restore()
-    return Fitted(losses.mean, optimiser_state_of(optimiser, site.model))
+    optimiser.zero_grad(set_to_none=True)  # as large as the model, which a site keeps for the next task
+    return Fitted(losses.mean, optimiser_state_of(optimiser, site.model) | scaled)
 
 
 def _divergence(site: str, round_: int, step: int, loss: float) -> str:
@@ -328,45 +327,20 @@ def optimiser_of(model: nn.Module, local: LocalTraining, head_rate: float = 1.0)
     return optimiser
 
 
-def autocast(site: SiteContext) -> torch.autocast:
-    """Mixed precision as the site has it: none unless `amp` is on."""
-    return torch.autocast(site.device.type, site.half, enabled=site.amp)
-
-
-def scaler_of(site: SiteContext) -> torch.amp.GradScaler:
-    """What keeps gradients within the range of fp16; it does nothing in other precisions."""
-    return torch.amp.GradScaler(site.device.type, enabled=site.amp and site.half == torch.float16)
-
-
-def _check_scale(scaler: torch.amp.GradScaler, site: str, round_: int) -> None:
-    """Refuse a round whose gradients overflow in fp16 however small the scale: its steps were skipped."""
-    if scaler.is_enabled() and scaler.get_scale() < 1:
-        raise NonFiniteLoss(
-            f'{site}: the gradients of round {round_} are no numbers in fp16; set half = "bf16" under '
-            "[training], lower the learning rate or look for broken images"
-        )
-
-
 def step(
     site: SiteContext,
     objective: Objective,
     optimiser: torch.optim.Optimizer,
     batch: Batch,
-    scaler: torch.amp.GradScaler,
+    scale: LossScale,
 ) -> Tensor:
     """One step of the optimiser; returns the loss before it, a scalar that stays on the device.
 
-    Nothing here waits for the device, and nobody has looked at the loss: see `StepLosses`. A step whose
-    gradients overflow in fp16 is skipped, and the scale halved (Micikevicius et al., ICLR 2018).
+    Nobody has looked at the loss: see `StepLosses`. Nothing here waits for the device, but in fp16, where the
+    gradients are looked at.
     """
-    with autocast(site):
-        value = objective(site.model, batch)
-    optimiser.zero_grad(set_to_none=True)
-    scaler.scale(value).backward()  # type: ignore[no-untyped-call]
-    if scaler.is_enabled():
-        scaler.unscale_(optimiser)  # before the optimiser clips
-    scaler.step(optimiser)
-    scaler.update()
+    value = objective(site.model, batch)
+    scale.step(value, optimiser)
     return value.detach()
 
 
@@ -451,10 +425,11 @@ def ready_inputs(site: SiteContext, batch: Batch) -> Batch:
 
 @torch.no_grad()
 def predict(site: SiteContext, samples: Samples) -> Tensor:
-    """Logits ``[n, c]`` of the model in eval mode, on the CPU as float32; see `evaluation_batch`."""
+    """Logits ``[n, c]`` of the model in eval mode, on the CPU; see `evaluation_batch`."""
     site.model.eval()
     size = site.batch_size or evaluation_batch(samples.inputs, site.device)
-    return that_fits(partial(_logits, site, samples), size)
+    with repeatable(site.device):
+        return that_fits(partial(_logits, site, samples), size)
 
 
 def _logits(site: SiteContext, samples: Samples, size: int) -> Tensor:
@@ -463,8 +438,7 @@ def _logits(site: SiteContext, samples: Samples, size: int) -> Tensor:
     kept = 0
     for batch in samples.batches(size):
         ready = ready_inputs(site, batch)
-        with autocast(site):
-            there.append(site.model(ready.inputs).float())
+        there.append(site.model(ready.inputs))
         kept += there[-1].numel()
         if kept >= _LOGITS:  # each copy waits for the device, and what stays there takes its memory
             done.append(torch.cat(there).cpu())

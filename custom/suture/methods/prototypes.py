@@ -14,7 +14,7 @@ from torch import Tensor
 
 from suture.data.batch import Batch
 from suture.learning.batch_size import evaluation_batch
-from suture.learning.training import SiteContext, autocast, ready_inputs
+from suture.learning.training import SiteContext, ready_inputs
 from suture.methods.averaging import WeightedMean, owned
 from suture.models.classifier import Layout, Shapes
 from suture.protocol.disclosure import near
@@ -105,9 +105,7 @@ def features(site: SiteContext) -> Iterator[tuple[Batch, Tensor]]:
     train = site.samples["train"]
     for batch in train.batches(site.batch_size or evaluation_batch(train.inputs, site.device)):
         ready = ready_inputs(site, batch)
-        with autocast(site):
-            f = site.model.features(ready.inputs)
-        yield ready, f.to(torch.promote_types(f.dtype, torch.float32))
+        yield ready, site.model.features(ready.inputs)
 
 
 def similarity(site: SiteContext, prototypes: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import copy
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, cast
 
 import torch
 from pydantic import Field
@@ -21,6 +21,9 @@ from suture.core.validation import STRICT
 from suture.models.heads import HeadKind, RowStart, head_rows, make_head
 
 Shapes = Mapping[str, tuple[tuple[int, ...], str]]
+
+AMP_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+"""The short types of mixed precision, by their names in a site's configuration."""
 
 HEADS = ("head.", "second_head.")
 """Prefixes of the names of tensors whose rows belong to classes."""
@@ -110,7 +113,10 @@ class Classifier(nn.Module):
 
     Attributes:
         projected: width of the projector's output, or of the head's input where there is no projector.
+        amp_dtype: the short type in which the backbone computes, see `compute_in`; None for single precision.
     """
+
+    amp_dtype: torch.dtype | None = None
 
     def __init__(
         self,
@@ -153,8 +159,23 @@ class Classifier(nn.Module):
 
     def features(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """Return the input of the head, ``[n, d]``."""
-        out: Tensor = self.neck(self.hidden(self.backbone(*(inputs[name] for name in self.reads))))
-        return out
+        read = [inputs[name] for name in self.reads]
+        if self.amp_dtype is None:
+            out: Tensor = self.backbone(*read)
+        else:
+            with torch.autocast(read[0].device.type, self.amp_dtype):
+                out = self.backbone(*read)
+            out = out.float()
+        return cast(Tensor, self.neck(self.hidden(out)))
+
+    def compute_in(self, half: torch.dtype | None) -> None:
+        """Use mixed precision in the backbone alone: what a method computes of its features is float32.
+
+        A share of 1e-9 is 0 in float16, and its logarithm is not finite. A backbone with a recurrent network
+        stays in float32, too: not every CPU has a short kernel of it, and cuDNN's takes float16 for bfloat16.
+        """
+        recurrent = any(isinstance(module, nn.RNNBase) for module in self.backbone.modules())
+        self.amp_dtype = None if recurrent else half
 
     def forward(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """Return logits ``[n, c]``."""

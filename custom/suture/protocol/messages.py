@@ -86,9 +86,11 @@ Counts = tuple[Count, Count]
 Reason = Literal[
     "budget",
     "code_mismatch",
+    "computation",
     "configuration",
     "data_fault",
     "disk_full",
+    "gradient_overflow",
     "label_view",
     "labels",
     "missing_state",
@@ -96,7 +98,6 @@ Reason = Literal[
     "out_of_memory",
     "read_only",
     "rescue_factor",
-    "threads",
 ]
 
 
@@ -181,6 +182,7 @@ class SiteInfo:
         prior: digest of the frozen network that the site holds, where the method has one.
         protection: clip, noise and delta of a site that clips its updates or adds noise; else empty.
         codes: of those of its classes that it states any of, in its own names.
+        computed_on: its kind of CPU or GPU, and the precision of its backbone.
     """
 
     labels: Labels
@@ -192,6 +194,7 @@ class SiteInfo:
     prior: Word | None = None
     protection: Protection = Field(default_factory=dict)
     codes: dict[Label, Codes] = Field(default_factory=dict, max_length=MOST_CLASSES)
+    computed_on: Annotated[str, StringConstraints(pattern=r"^[\w ,./()-]*$", max_length=LONGEST)] = ""
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -64,6 +64,7 @@ class Run:
         command: the command line that runs the same job again; None where none does.
         without_limits: what the sites' limits of disclosure would do with the figures of a run on one
             machine; empty where they were applied.
+        computed_on: of each site, CPU or model of the GPU, and precision; empty in runs of former versions.
     """
 
     job: str
@@ -93,6 +94,7 @@ class Run:
     prior: dict[str, str] = field(default_factory=dict)
     command: str | None = None
     without_limits: str = ""
+    computed_on: dict[str, str] = field(default_factory=dict)
 
     def owners(self, label: str) -> tuple[str, ...]:
         """Return the sites that annotate a class."""

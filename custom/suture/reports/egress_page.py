@@ -38,6 +38,7 @@ _FIELDS: Mapping[type[Any], Mapping[str, str]] = {
         "prior": "where the method has one: digest of the frozen network at the site",
         "protection": "`clip`, `noise` and `delta` of the site, if it has set them",
         "codes": "the codes that it states of its classes, at most one of each terminology",
+        "computed_on": "`cpu` or the model of the GPU, and the precision",
     },
     Update: {
         "round": "number of the round",

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from suture.data.batch import Batch
+from suture.data.config import TrainingConfig
 from suture.federation.loop import Loop, federate
 from suture.federation.server.collector import UpdateCollector
 from suture.federation.site.site import Site
@@ -177,14 +178,39 @@ def _packed(site: Site, packed: Any) -> Any:
     return pack(site.answer(task))
 
 
-def test_other_threads_or_other_code_are_refused(site: Site, tiny: Any) -> None:
+@pytest.mark.parametrize(
+    ("now", "what"),
+    [
+        ({"threads": 2}, "threads was 1 in the rounds before and is 2 now"),
+        ({"amp": True}, "precision was float32 in the rounds before and is bf16 now"),
+        ({"amp": True, "half": "fp16"}, "precision was float32 in the rounds before and is fp16 now"),
+        ({"compile": "kernels"}, "compile was no in the rounds before and is kernels now"),
+        ({"device": "cuda:0"}, "device was cpu in the rounds before and is cuda now"),
+    ],
+)
+def test_what_gives_other_sums_is_refused(
+    site: Site, tiny: Any, monkeypatch: pytest.MonkeyPatch, now: dict[str, Any], what: str
+) -> None:
+    monkeypatch.setattr("suture.federation.site.site.check_device", lambda *_: None)
     task = _train_task(tiny)
     site.answer(task)
-    two = site.config.model_copy(update={"training": site.config.training.model_copy(update={"threads": 2})})
-    again = Site(site.name, two, site.plan, site.rounds, site.folder)
+    training = site.config.training.model_copy(update=now)
+    changed = site.config.model_copy(update={"training": training})
+    again = Site(site.name, changed, site.plan, site.rounds, site.folder)
     answer = again.answer(replace(task, round=2, committed=1))
     assert isinstance(answer, Abstain)
-    assert answer.reason == "threads"
+    assert answer.reason == "computation"
+    assert what in errors(site)[-1]["message"]
+
+
+def test_the_number_of_a_gpu_may_change() -> None:
+    one, two = (TrainingConfig(device=f"cuda:{i}").computation for i in range(2))
+    assert one == two == TrainingConfig(device="cuda").computation
+
+
+def test_other_code_is_refused(site: Site, tiny: Any) -> None:
+    task = _train_task(tiny)
+    site.answer(task)
     other = Site(site.name, site.config, replace(site.plan, code="another"), site.rounds, site.folder)
     for asked in (
         Payload("handshake"),

@@ -141,6 +141,7 @@ def describe(record: Record, plan: Plan, schedule: Schedule, **facts: Any) -> No
         labels=[],
         sites={},
         threads={"server": 1},
+        computed_on={},
         started=started or now(),
         status="running",
         error=None,

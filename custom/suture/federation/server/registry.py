@@ -40,7 +40,7 @@ class Member:
         names: the federation's name of each of them, in the same order.
         n: number of images in each split.
         threads: number of its torch threads.
-        protection: see `SiteInfo`.
+        protection, computed_on: see `SiteInfo`.
     """
 
     own: Labels
@@ -48,6 +48,7 @@ class Member:
     n: Mapping[str, int]
     threads: int
     protection: Mapping[str, float] = field(default_factory=dict)
+    computed_on: str = ""
 
 
 @dataclass(frozen=True)
@@ -372,7 +373,7 @@ def _member(site: str, info: SiteInfo, named: Mapping[str, str]) -> Member:
             )
     n = {str(split): count for split, count in info.n.items()}
     protection = {str(name): value for name, value in info.protection.items()}
-    return Member(info.labels, names, n, info.threads, protection)
+    return Member(info.labels, names, n, info.threads, protection, info.computed_on)
 
 
 def _one_prior(infos: Mapping[str, SiteInfo], first: str | None) -> str | None:

@@ -14,6 +14,7 @@ from pydantic import FiniteFloat
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
+from suture.core.environment import check_device
 from suture.core.errors import ConfigError, FederationError, unknown
 from suture.core.labels import LabelSet, canonical
 from suture.core.validation import OPEN, parse
@@ -198,6 +199,7 @@ class HeldOut:
     """
 
     def __init__(self, config: SiteConfig, plan: Plan) -> None:
+        check_device(config.training.device, "server")
         self._device = torch.device(config.training.device)
         self._plan = plan
         self._codes = config.data.stated_codes()

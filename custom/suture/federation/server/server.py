@@ -218,6 +218,7 @@ class Server:
             labels=labels,
             sites={s: {"labels": list(m.names), "n": dict(m.n)} for s, m in self.reported_sites.items()},
             threads={"server": 1, **{s: m.threads for s, m in members.items()}},
+            computed_on={s: m.computed_on for s, m in members.items()},
             protection={s: dict(m.protection) for s, m in members.items() if m.protection},
             **({"new_labels": added} if added else {}),
         )

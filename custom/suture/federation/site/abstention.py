@@ -10,9 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from suture.core.environment import now
+from suture.core.environment import now, out_of_memory
 from suture.core.errors import (
     CodeMismatch,
     ConfigError,
@@ -22,6 +20,7 @@ from suture.core.errors import (
     SutureError,
 )
 from suture.core.files import append_line, make_folder, read_records
+from suture.learning.loss_scale import GradientOverflow
 from suture.learning.step_losses import NonFiniteLoss
 from suture.protocol.messages import Abstain, Payload, Reason
 
@@ -40,8 +39,8 @@ class MissingState(SutureError):
     """The site's state is lost; the server has to send the tensors again that it sends only once."""
 
 
-class ThreadsChanged(SutureError):
-    """The number of torch threads differs from that of the rounds before, which gives other sums."""
+class ComputationChanged(SutureError):
+    """Threads, device or precision differ from those of the rounds before, which gives other sums."""
 
 
 _REASONS: tuple[tuple[type[BaseException], Reason], ...] = (
@@ -49,8 +48,9 @@ _REASONS: tuple[tuple[type[BaseException], Reason], ...] = (
     (BudgetSpent, "budget"),
     (LabelViewRefused, "label_view"),
     (MissingState, "missing_state"),
-    (ThreadsChanged, "threads"),
+    (ComputationChanged, "computation"),
     (NonFiniteLoss, "non_finite_loss"),
+    (GradientOverflow, "gradient_overflow"),
     (RescueFactorError, "rescue_factor"),
     (DataError, "data_fault"),
     (LabelError, "labels"),
@@ -61,13 +61,6 @@ _DISK: dict[int, Reason] = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "disk_full"),
     **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), "read_only"),
 }
-
-
-def out_of_memory(error: BaseException) -> bool:
-    """Whether memory was full: of a GPU, of Python, or of the CPU, which torch says only in the text."""
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
-        return True
-    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
 
 
 def reason_of(error: BaseException) -> Reason | None:

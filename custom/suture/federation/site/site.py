@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from suture.core.environment import unusable
+from suture.core.environment import check_device, device_name, out_of_memory, repeatable
 from suture.core.errors import ConfigError
 from suture.core.files import FolderLock
 from suture.core.labels import LabelSet
@@ -25,7 +25,7 @@ from suture.data.config import SiteConfig
 from suture.federation.differential_privacy import protected
 from suture.federation.expectation import expected_answer
 from suture.federation.plan import Plan, code_hash, round_context
-from suture.federation.site.abstention import LabelViewRefused, abstention, kind, out_of_memory, record_error
+from suture.federation.site.abstention import LabelViewRefused, abstention, kind, record_error
 from suture.federation.site.answers import Answer, Answers
 from suture.federation.site.diagnostics import Diagnostics, Watch
 from suture.federation.site.first_counts import FirstCounts
@@ -46,12 +46,12 @@ from suture.learning.compiling import compile_backbone
 from suture.learning.evaluation import Measurement, class_counts, count_scores, measure
 from suture.learning.memory import check_memory
 from suture.learning.samples import SiteSamples, load_samples, single_target
-from suture.learning.training import HALVES, SiteContext, on_known
+from suture.learning.training import SiteContext, on_known
 from suture.methods.base import KEPT, RoundContext, local_round
 from suture.methods.parameters import parts, shared_parameters, stored_parameters
 from suture.methods.share import put
 from suture.models import build
-from suture.models.classifier import Classifier, Layout, load_tensors, split_state
+from suture.models.classifier import AMP_DTYPES, Classifier, Layout, load_tensors, split_state
 from suture.models.priors import Prior, check_width, load_prior
 from suture.models.saved import save_model
 from suture.protocol.check import Expectation
@@ -131,7 +131,8 @@ class Site:
             check_consent(self.name, self.plan, self.config)
             self._keep(task.best)
             task = received(task) if self.plan.half else task
-            return self._introduced(task) if task.task == "handshake" else self._answered(task)
+            with repeatable(self.config.training.device):
+                return self._introduced(task) if task.task == "handshake" else self._answered(task)
         except Exception as error:
             record_error(self.folder, self.name, task, error)
             if abstained := abstention(error):
@@ -175,16 +176,19 @@ class Site:
         return info
 
     def _answered(self, task: Payload) -> Reply:
-        """Return the answer to a task: the kept one where the same task comes again, otherwise a new one.
+        """Return the answer to a task: for a repeated task the kept one, otherwise a new one.
 
-        A new answer is kept, and stands in the ledger, before it leaves. An update counts as kept only with
-        the state from which the site trains on. What the site says of its ledger is no part of what is
-        kept: other experiments may have released more meanwhile.
+        A new answer is kept, and stands in the ledger, before it leaves. Where the state is lost from which
+        the site trains on, the round is computed again for it, and still the kept answer leaves: noise, or a
+        GPU, may have given another one. What the site says of its ledger is no part of what is kept: other
+        experiments may have released more meanwhile.
         """
         ledger, privacy, request = self.ledger, self.config.privacy, self._request(task)
         answers = Answers(self.folder / "answers")
         kept = answers.find(task, request)
-        if kept is None or (task.task == "train" and not self.states.is_whole(task.round)):
+        if kept is not None and task.task == "train" and not self.states.is_whole(task.round):
+            self._train(task)
+        if kept is None:
             ledger.check(task, self._experiment, self._data()[0].names)
             reply = self._new_answer(task)
             packed = pack(reply)
@@ -208,7 +212,7 @@ class Site:
             "own": own.names,
             "images": len(samples["train"]),
             "rounds": self.rounds if trains else 0,
-            "threads": self.config.training.threads,
+            "computation": self.config.training.computation,
             "limits": [limits.min_count, limits.min_loss, limits.round_counts],
         }
         asked = pack(replace(task, committed=committed, best=0))
@@ -235,7 +239,7 @@ class Site:
         ctx = round_context(self.plan, self.rounds, task.round)
         context, update, keep = self._trained(context, task, state, ctx)
         header = {
-            "threads": self.config.training.threads,
+            **self.config.training.computation,
             "labels": list(task.labels),
             "phase": ctx.phase.name,
             "round": task.round,
@@ -257,7 +261,7 @@ class Site:
         """Train one round; the first time that memory is full, repeat it with half the batch size."""
         try:
             return self._attempt(context, task, state, ctx)
-        except (RuntimeError, MemoryError) as error:
+        except (RuntimeError, MemoryError, OSError) as error:
             batch = self.config.training.batch_size or self.plan.method.local.batch_size
             if not out_of_memory(error) or self._halved or batch < 4 or self.plan.method.limits.fixed_batches:
                 raise
@@ -351,7 +355,7 @@ class Site:
     def _state(self, task: Payload) -> Packed:
         labels = LabelSet(task.labels, self._data()[0].label_type)
         own = with_own_initialisation(task, self.plan, self.name, labels)
-        return restored(self.states, own, self.config.training.threads, self.name)
+        return restored(self.states, own, self.config.training, self.name)
 
     def _context(self, task: Payload, state: Packed) -> SiteContext:
         """Return the model with all received tensors, and the data with the columns of its classes."""
@@ -370,7 +374,6 @@ class Site:
             self.plan.model.preprocessing,
             self.plan.augmentation,
             torch.device(training.device),
-            training.amp,
             training.learning_rate,
             self._halved or training.batch_size,
             self._prior,
@@ -380,7 +383,6 @@ class Site:
             min_count=self.config.privacy.min_count,
             round_counts=self.config.privacy.round_counts,
             prefetch=training.prefetch,
-            half=HALVES[training.half],
         )
 
     @cached_property
@@ -395,7 +397,9 @@ class Site:
         if labels not in self._models:
             names = LabelSet(labels, self._data()[0].label_type)
             model = build(self.plan.model, names, self.plan.seed, pretrained=False)
-            self._models = {labels: model.to(self.config.training.device)}
+            training = self.config.training
+            model.compute_in(AMP_DTYPES.get(training.precision))
+            self._models = {labels: model.to(training.device)}
         return self._models[labels]
 
     def _measure(
@@ -437,11 +441,7 @@ def check_consent(site: str, plan: Plan, config: SiteConfig) -> None:
             "sends of each class; remove them, or take part in jobs of another method"
         )
     training = config.training
-    if reason := unusable(training.device):
-        raise ConfigError(
-            f"{site}: device {training.device!r} cannot be used: {reason}; correct device under "
-            "[training] in suture.toml"
-        )
+    check_device(training.device, site)
     settings = (
         ("batch_size", training.batch_size is not None),
         ("amp", training.amp),
@@ -479,4 +479,5 @@ def site_info(
         prior,
         config.privacy.protection,
         {name: codes for name, codes in config.data.stated_codes().items() if name in labels},
+        f"{device_name(config.training.device)}, {config.training.precision}",
     )

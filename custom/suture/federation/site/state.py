@@ -18,8 +18,9 @@ from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
 from suture.core.seeds import seed_for
 from suture.core.validation import OPEN, parse
+from suture.data.config import TrainingConfig
 from suture.federation.plan import Plan
-from suture.federation.site.abstention import MissingState, ThreadsChanged
+from suture.federation.site.abstention import ComputationChanged, MissingState
 from suture.federation.store import Rounds
 from suture.methods.base import KEPT, Method
 from suture.methods.parameters import local_parameters
@@ -36,29 +37,34 @@ class _Header:
     """The facts of a site's state; a site that has none yet has an empty one."""
 
     threads: int | None = None
+    device: str | None = None
+    precision: str | None = None
+    compile: str | None = None
     labels: Labels = ()
     phase: str = ""
     round: Count = 0
 
 
-def restored(states: Rounds, task: Payload, threads: int, site: str) -> Packed:
+def restored(states: Rounds, task: Payload, training: TrainingConfig, site: str) -> Packed:
     """Read the newest state of a committed round, or the state of the round whose model is evaluated.
 
     Local parameters that the site does not hold yet are taken from the task.
 
     Raises:
-        ThreadsChanged: the state was made with another number of torch threads.
+        ComputationChanged: the state was made on another kind of device, in another precision, by a compiled
+            backbone or not, or with another number of torch threads.
         ConfigError: another version of Suture wrote the state, or it is not one of a site.
     """
     found = states.newest(not_later_than=task.committed if task.task == "train" else task.round)
     state = found[1] if found else Packed({}, {})
     if found:
         parse(_Header, state.header, f"the state of round {found[0]} in {states.folder}")
-    if state.header.get("threads", threads) != threads:
-        raise ThreadsChanged(
-            f"{site} ran with {state.header['threads']} threads and now has {threads}; other thread counts "
-            "give other sums: set it back, or begin a new experiment"
-        )
+    for key, now in training.computation.items():
+        if (before := state.header.get(key, now)) != now:
+            raise ComputationChanged(
+                f"{site}: {key} was {before} in the rounds before and is {now} now, which gives other sums; "
+                "set it back under [training] in suture.toml, or begin a new experiment"
+            )
     sent = {f"fixed/{name}": tensor for name, tensor in task.fixed.items()}
     return replace(state, tensors=sent | dict(state.tensors))
 

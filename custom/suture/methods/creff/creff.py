@@ -31,7 +31,7 @@ from suture.core.labels import LabelSet
 from suture.core.seeds import generator_for, seed_for
 from suture.core.validation import LIMIT, STRICT
 from suture.data.siamese import siamese
-from suture.learning.training import LocalRound, SiteContext, autocast, ready_inputs
+from suture.learning.training import LocalRound, SiteContext, ready_inputs
 from suture.methods.averaging import WeightedMean
 from suture.methods.base import About, GlobalModel, LabelUse, Limits, RoundContext, hyperparameters
 from suture.methods.class_weights import ClassWeights
@@ -79,9 +79,8 @@ class ClassGradients(Part):
             for _ in range(self.draws):
                 drawn = having[torch.randperm(len(having), generator=generator)[: self.images]]
                 batch = ready_inputs(site, train.batch(drawn))
-                with autocast(site):
-                    features = site.model.features({"image": siamese(batch.inputs["image"], generator)})
-                gradients[c] += head_gradient(features.float(), y, rows).cpu() / self.draws
+                features = site.model.features({"image": siamese(batch.inputs["image"], generator)})
+                gradients[c] += head_gradient(features, y, rows).cpu() / self.draws
         return gradients
 
 

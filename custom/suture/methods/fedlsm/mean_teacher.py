@@ -25,7 +25,7 @@ from suture.data.augmentation import STRONG, WEAK, Augmentation
 from suture.data.batch import Batch, endless
 from suture.data.prefetch import ahead
 from suture.learning.losses import probabilities
-from suture.learning.training import LocalRound, SiteContext, autocast, predict, ready_inputs, view
+from suture.learning.training import LocalRound, SiteContext, predict, ready_inputs, view
 from suture.methods.fedlsm.pseudo_labels import KINDS, Reading, Targets, Thresholds, mix
 from suture.models.classifier import Classifier, frozen_copy
 
@@ -265,9 +265,7 @@ class MeanTeacher:
         """The teacher's probabilities ``[n, c]``; nobody asks it before it has learned anything."""
         if not self._pseudo:
             return torch.zeros_like(y)
-        with autocast(self._site):
-            logits = self._teacher({"image": image})
-        return probabilities(logits.to(torch.promote_types(logits.dtype, torch.float32)), self._task)
+        return probabilities(self._teacher({"image": image}), self._task)
 
     def _weights(self, targets: Targets, paper: Tensor) -> Tensor:
         """How much each entry counts; in the program a mean loss times a mean weight (see the docs)."""

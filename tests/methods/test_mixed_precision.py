@@ -1,0 +1,46 @@
+"""Every method in mixed precision: a federation in which one site has a GPU with CUDA's autocast."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from methods.test_host_reads import OTHERS, label_types
+from rounds import conformant
+from simulated_device import NAME, Simulated
+from suture.core.labels import LabelType
+from suture.federation.site import site as sites
+from suture.methods import METHODS
+from suture.methods.fedavg import FedAvg
+from suture.simulation.method_checks import subject_of
+
+SITE = "alpha"
+
+EVERY = {
+    **{name: conformant(name) for name in METHODS},
+    **OTHERS,
+    "balanced": FedAvg(softmax="balanced"),
+}
+
+
+@pytest.mark.parametrize("half", ["bf16", "fp16"])
+@pytest.mark.parametrize(
+    ("name", "label_type"),
+    [
+        (name, kind)
+        for name, method in EVERY.items()
+        if not method.limits.fixed_batches
+        for kind in label_types(method)
+    ],
+)
+def test_a_round_trains(name: str, label_type: LabelType, half: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def raised(folder: Any, site: Any, task: Any, error: Exception) -> None:
+        raise error
+
+    monkeypatch.setattr(sites, "record_error", raised)  # no abstention
+    with Simulated(), subject_of(EVERY[name]).trial(label_type, rounds=1) as federation:
+        site = federation.sites[SITE]
+        own = {"device": NAME, "amp": True, "half": half}
+        site.config = site.config.model_copy(update={"training": site.config.training.model_copy(update=own)})
+        federation.run()
