@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from suture.federation.loop import Loop
-from suture.federation.server.norm_bound import destroyer
+from suture.federation.server.norm_bound import untrainable
 from suture.federation.server.selection import Best, Standings
 from suture.federation.site.ledger import Ledger, Release
 from suture.learning.training import LocalTraining
@@ -62,7 +62,7 @@ def test_more_rounds_are_no_other_question_about_the_same_model(tiny: Any) -> No
 
 
 def test_a_site_that_is_alone_is_never_excluded() -> None:
-    assert destroyer({"a": 9.0}, {"a"}) is None
+    assert untrainable({"a": 9.0}, {"a"}) is None
 
 
 def test_the_ledger_leaves_the_files_of_experiments_alone(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from between import Between
 from rounds import conformant
 from suture.core.errors import RejectedUpdate
 from suture.federation.loop import federate
-from suture.federation.server.norm_bound import Measure, Norms, too_large
+from suture.federation.server.norm_bound import Measure, NormBound, Norms
 from suture.federation.server.server import Server
 from suture.learning.training import LocalTraining
 from suture.methods.base import Method
@@ -98,8 +98,8 @@ def test_the_result_is_that_of_the_other_sites(kind: str) -> None:
     assert lied(METHODS[chosen], in_tensor(name, change))[1] == lied(METHODS[chosen], None)[1]
 
 
-def test_prototypes_out_of_all_proportion_are_bounded_by_those_of_the_others() -> None:
-    """A million times the honest ones is in range, and more than `max_update` times the median."""
+def test_prototypes_out_of_all_proportion_are_bounded_by_the_model() -> None:
+    """A million times the honest ones is in range, and more than `max_update` times the model's norm."""
     lie = in_tensor("prototypes", lambda t: t * 1e6)
     server, model = lied(FEDMLP, lie)
     assert model == lied(FEDMLP, None)[1]
@@ -111,12 +111,8 @@ def test_norms_of_classes_by_hand() -> None:
     update = Update(1, ("x", "y"), {}, {}, ones(("x", "y")), class_tensors=sent)
     egress = Egress({}, {}, class_ranges={"a": "alike", "b": (0.0, 1.0)})
     assert Measure()(update, Payload("train"), egress) == Norms(0.0, 0.0, {"a": 5.0})
-    norms = {s: Norms(1.0, 1.0, {"a": n}) for s, n in {"p": 0.0, "q": 1.0, "r": 2.0, "s": 21.0}.items()}
-    # The median is of those that sent something: 1, 2, 21.
-    assert too_large(norms, 10.5) == {}
-    assert too_large(norms, 10.0) == {
-        "s": "a of norm 21, more than 10 times the round's median, 2 (max_update)"
-    }
-    assert too_large(norms, None) == {}
-    del norms["q"]
-    assert too_large(norms, 10.0) == {}  # of two, either could be the lie
+    bound = NormBound(10.0, 1.0).after({"p": Norms(1.0, 1.0, {"a": 0.2}), "q": Norms(1.0, 1.0, {"a": 0.4})})
+    bound.check("p", Norms(1.0, 1.0, {"a": 3.0}))  # the median is .3
+    with pytest.raises(RejectedUpdate, match=r"^a of norm 3.1, more than 10 times the usual one, 0.3 "):
+        bound.check("p", Norms(1.0, 1.0, {"a": 3.1}))
+    bound.check("new", Norms(1.0, 1.0, {"a": 9.0}))

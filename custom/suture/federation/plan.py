@@ -204,8 +204,9 @@ class Schedule:
             it is one of those rounds.
         patience: number of rounds without improvement after which training stops; None trains all `rounds`.
         max_failed_rounds: number of consecutive rounds without enough updates after which the job stops.
-        max_update: an update is rejected whose norm is more than this many times the round's median (of three
-            or more updates), or the norm of the received model; None accepts any.
+        max_update: an update is rejected whose norm is more than this many times that of the model, or
+            of the largest update that the site sent before in this phase of training (or the median of all
+            sites' largest ones, if that is larger); None accepts any.
         label_map: a site's spelling of a class to the federation's name, for names that differ in more than
             spelling.
         accept_labels: look-alike names that are different classes on purpose, and names such as "label" that

@@ -244,6 +244,7 @@ class Method(ABC):
         keep_local: whether a site also stores the model that it trained in the best round, before
             aggregation, and in the end evaluates both on its test data; of methods with a global model.
         retrain: the re-training of the head that ends a run; None for none.
+        server_rates: hyperparameters that are learning rates of the server's own step, as ``server.lr``.
         local, batch_norm: how a site trains, and what happens to batch norm.
     """
 
@@ -251,6 +252,7 @@ class Method(ABC):
     labels: ClassVar[LabelUse]
     limits: ClassVar[Limits] = Limits()
     personal: ClassVar[Personal] = "nothing"
+    server_rates: ClassVar[tuple[str, ...]] = ()
     prior: PriorSpec | None = None
     share: Share | None = None
     keep_local: bool = False

@@ -241,11 +241,11 @@ def _check_tensors(
         halved = half and dtype == "torch.float32" and tensor.dtype == torch.float16
         if str(tensor.dtype) != dtype and not halved:
             raise RejectedUpdate(f"{group}/{name} is {tensor.dtype} instead of {dtype}")
-        if tensor.is_floating_point() and not _finite(tensor):
+        if tensor.is_floating_point() and not all_finite(tensor):
             raise RejectedUpdate(f"{group}/{name} is not finite")
 
 
-def _finite(tensor: Tensor) -> bool:
+def all_finite(tensor: Tensor) -> bool:
     """Whether all values are; its extremes are exactly then: one pass, and no mask in memory."""
     return not tensor.numel() or all(math.isfinite(extreme.item()) for extreme in tensor.aminmax())
 

@@ -21,7 +21,8 @@ OWNERS: Literal["owners"] = "owners"
 """Likewise, but only for the classes that the site annotates; every other row has weight 0."""
 
 ALIKE: Literal["alike"] = "alike"
-"""In place of a range of a tensor of classes: `max_update` bounds its norm by those of other sites."""
+"""In place of a range of a tensor of classes: `max_update` bounds its norm by that of the model, and of what
+was sent before."""
 
 
 CLASSES = -1

@@ -27,6 +27,7 @@ from suture.protocol.records import (
     read_history,
     read_metrics,
     read_run,
+    rejected_sites,
 )
 from suture.reports import formatting as formats
 from suture.reports.charts import Chart, Scale, Series, Tick, bar_chart, line_charts
@@ -203,6 +204,7 @@ def _content(run: Run, history: list[Round], metrics: Metrics | None) -> dict[st
         "costs": _costs(history),
         "totals": _totals(history),
         "events": _events(history),
+        "rejected": rejected_sites(history),
     }
 
 

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from between import Between
+from suture.cli.jobs import show_run
 from suture.core.errors import FederationError
 from suture.federation.loop import federate
 from suture.federation.server import results
@@ -194,3 +195,24 @@ def test_a_run_without_any_validation_loss_keeps_its_last_model(tiny: Any) -> No
     exported = load_file(server.record.folder / "model" / "model.safetensors")
     state = load(server.states.path(2)).tensors
     assert all(torch.equal(exported[name.partition("/")[2]], tensor) for name, tensor in state.items())
+
+
+@pytest.mark.parametrize(("refused", "marked"), [((1, 2), False), ((1, 2, 3), True), ((1, 2, 3, 4), True)])
+def test_a_site_that_was_rejected_in_most_rounds_marks_the_run(
+    refused: tuple[int, ...], marked: bool, tiny: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def lie(update: Update) -> Packed:
+        weight = -1.0 if update.round in refused else update.weight
+        return pack(replace(update, weight=weight))
+
+    server = lied(tiny, "marked", Update, lie, rounds=4)
+    said = [line for line in server.record.run["left_out"] if "was rejected" in line]
+    assert bool(said) == marked
+    show_run(server.record.folder)
+    printed = " ".join(capsys.readouterr().out.split())
+    page = (server.record.folder / "report.html").read_text()
+    top = page[: page.index("<h2>")]
+    if marked:
+        assert said[0].startswith(f"alpha was rejected in {len(refused)} of its 4 rounds")
+        assert "left out: alpha was rejected in" in printed
+    assert ("alpha was rejected in" in top) == marked

@@ -1,4 +1,4 @@
-"""An update out of all proportion is rejected: by the round's median, and by the received model."""
+"""An update out of all proportion is rejected: by the model, and by what was sent before."""
 
 from __future__ import annotations
 
@@ -7,17 +7,22 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from between import Between
 from rounds import conformant
+from suture.core.errors import RejectedUpdate
 from suture.federation.loop import federate
-from suture.federation.server.norm_bound import Measure, Norms, too_large
+from suture.federation.server.norm_bound import Measure, NormBound, Norms
 from suture.federation.server.server import Server
 from suture.learning.training import LocalTraining
+from suture.methods import METHODS
 from suture.methods.surgical import SurgicalAggregation
 from suture.protocol.egress import Egress
 from suture.protocol.messages import Payload, Update, ones
 from suture.protocol.packing import Packed, pack, unpack
+from suture.simulation.method_checks import SMALL
+from suture.simulation.trial import Trial
 
 METHOD = SurgicalAggregation(local=LocalTraining(lr=1e-2, batch_size=8))
 
@@ -48,31 +53,54 @@ def test_the_largest_floats_have_a_norm() -> None:
     assert Measure()(update, received, Egress({}, {})).update == pytest.approx(1.2e39)
 
 
+def refused(bound: NormBound, site: str, norms: Norms) -> str | None:
+    try:
+        bound.check(site, norms)
+    except RejectedUpdate as error:
+        return str(error)
+    return None
+
+
 def test_limits_by_hand() -> None:
-    norms = {"a": Norms(1.0, 10.0), "b": Norms(2.0, 10.0), "c": Norms(21.0, 10.0)}
-    assert too_large(norms, 10.5) == {}
-    assert list(too_large(norms, 10.0)) == ["c"]
-    assert "more than 10 times the round's median, 2 " in too_large(norms, 10.0)["c"]
-    assert too_large(norms, None) == {}
-    two = {"a": Norms(1.0, 10.0), "b": Norms(101.0, 10.0)}
-    assert list(too_large(two, 10.0)) == ["b"]
-    assert "of the received model" in too_large(two, 10.0)["b"]
-    assert too_large({"a": Norms(100.0, 10.0), "b": Norms(1.0, 10.0)}, 10.0) == {}
-    assert too_large(dict.fromkeys("abc", Norms(0.0, 0.0)), 10.0) == {}
+    bound = NormBound(10.0, initial=2.0)
+    assert refused(bound, "a", Norms(20.0, 1.0)) is None
+    assert refused(bound, "a", Norms(40.0, 4.0)) is None
+    assert refused(bound, "a", Norms(41.0, 4.0)) == (
+        "an update of norm 41, more than 10 times the model's, 4 (max_update)"
+    )
+    assert refused(replace(bound, factor=None), "a", Norms(1e9, 4.0)) is None
+    later = bound.after({"a": Norms(0.1, 1.0), "b": Norms(0.2, 1.0), "c": Norms(0.3, 1.0)})
+    assert refused(later, "a", Norms(2.0, 1.0)) is None  # the median of all is .2
+    assert "more than 10 times the usual one, 0.2 " in str(refused(later, "a", Norms(2.1, 1.0)))
+    assert refused(later, "c", Norms(3.0, 1.0)) is None  # its own is .3
+    assert refused(later, "new", Norms(20.0, 1.0)) is None
+    assert refused(later.in_phase("next"), "a", Norms(20.0, 1.0)) is None
+    smaller = later.after({"c": Norms(0.01, 1.0)})
+    assert refused(smaller, "c", Norms(3.0, 1.0)) is None
 
 
-def lied(tiny: Any, out: str, method: Any, factor: float | None, **schedule: Any) -> Server:
-    """A federation in which alpha scales its change; None loses its updates."""
+def test_a_model_of_zeros_bounds_nothing() -> None:
+    """Others, who send next to nothing, would decide how large it is."""
+    zeros = NormBound(10.0, initial=0.0).after({"b": Norms(1e-9, 0.0), "c": Norms(1e-9, 0.0)})
+    assert refused(zeros, "a", Norms(1.0, 1e-9)) is None
+
+
+def test_others_cannot_shrink_the_model_until_no_update_fits_it() -> None:
+    assert refused(NormBound(10.0, initial=5.0), "a", Norms(1.0, 1e-6)) is None
+
+
+def lied(tiny: Any, out: str, method: Any, factor: float | None, since: int = 1, **schedule: Any) -> Server:
+    """A federation in which alpha scales its change from a round on; None loses its updates."""
     federation = tiny(method, **{"min_sites": 2, "selection": "last", **schedule})
 
     def lie(site: str, task: Payload, answer: Packed) -> Packed | None:
         update = unpack(answer)
-        if site != "alpha" or not isinstance(update, Update):
+        if site != "alpha" or not isinstance(update, Update) or task.round < since:
             return answer
         if factor is None:
             return None
         base = task.shared if update.kind == "weights" else {}
-        scaled = {k: (t - base.get(k, 0)) * factor + base.get(k, 0) for k, t in update.shared.items()}
+        scaled = {k: _scaled(t, base.get(k), factor) for k, t in update.shared.items()}
         return pack(replace(update, shared=scaled))
 
     server = federation.server(out)
@@ -86,11 +114,47 @@ def model(server: Server) -> bytes:
 
 @pytest.mark.parametrize("name", ["surgical", "fedavg", "metafl"])
 def test_an_update_a_thousand_times_too_large_costs_itself_alone(name: str, tiny: Any) -> None:
-    """Of methods that send weights, and of those that send gradients."""
-    servers = [lied(tiny, out, conformant(name), x) for out, x in (("lied", 1e3), ("lost", None))]
+    """After an honest one; of methods that send weights, and of those that send gradients."""
+    servers = [
+        lied(tiny, out, conformant(name), x, since=2, rounds=3) for out, x in (("lied", 1e3), ("lost", None))
+    ]
     assert model(servers[0]) == model(servers[1])
     events = (servers[0].record.folder / "events.jsonl").read_text()
-    assert events.count("times the round's median") == 2
+    assert events.count("(max_update)") == 2
+
+
+def test_a_first_update_of_a_hundred_thousand_times_the_model_costs_itself_alone(tiny: Any) -> None:
+    servers = [lied(tiny, out, METHOD, x) for out, x in (("lied", 1e5), ("lost", None))]
+    assert model(servers[0]) == model(servers[1])
+
+
+@pytest.mark.parametrize("name", [name for name, kind in METHODS.items() if not kind.limits.here_only])
+def test_two_of_three_who_send_next_to_nothing_take_nobody_out(name: str) -> None:
+    method = conformant(name)
+    with Trial(method, method.adapted(SMALL), method.label_types[-1], rounds=3) as trial:
+        federate(trial.server, Between(trial.sites, tiny_updates))
+        lines = trial.history()
+    assert lines
+    assert {line["sites"]["alpha"]["status"] for line in lines} == {"accepted"}
+
+
+def tiny_updates(site: str, task: Payload, answer: Packed) -> Packed:
+    """A millionth of the honest update, of each tensor."""
+    update = unpack(answer)
+    if site == "alpha" or not isinstance(update, Update):
+        return answer
+    base = {**task.shared, **task.head} if update.kind == "weights" else {}
+    small = {
+        group: {k: _scaled(t, base.get(k), 1e-6) for k, t in getattr(update, group).items()}
+        for group in ("shared", "head", "class_tensors")
+    }
+    return pack(replace(update, **small))
+
+
+def _scaled(tensor: Tensor, base: Tensor | None, factor: float) -> Tensor:
+    if not tensor.is_floating_point():
+        return tensor
+    return tensor * factor if base is None else (tensor - base) * factor + base
 
 
 def test_the_job_sets_the_bound(tiny: Any) -> None:

@@ -10,12 +10,15 @@ import pytest
 import torch
 
 from between import Between
+from rounds import conformant
 from suture.core.errors import FederationError
-from suture.federation.loop import federate
-from suture.federation.server.norm_bound import destroyer
+from suture.federation.loop import Loop, federate
+from suture.federation.server.norm_bound import untrainable
 from suture.federation.server.server import Server
 from suture.federation.store import Rounds
 from suture.learning.training import LocalTraining
+from suture.methods.base import GlobalModel
+from suture.methods.meta.inner_loop import ServerStep
 from suture.methods.surgical import SurgicalAggregation
 from suture.protocol.messages import Abstain, Payload, Update
 from suture.protocol.packing import Packed, pack, unpack
@@ -118,10 +121,76 @@ def test_a_site_cannot_have_another_excluded(tiny: Any) -> None:
 
 
 def test_who_has_destroyed_a_model_by_hand() -> None:
-    assert destroyer({"a": 9.0, "b": 1.0, "c": 2.0}, {"b", "c"}) == "a"
-    assert destroyer({"a": 9.0, "b": 1.0, "c": 2.0}, {"a", "b", "c", "d"}) == "a"
-    assert destroyer({"a": 9.0, "b": 1.0, "c": 2.0}, {"a", "b"}) is None
-    assert destroyer({"a": 9.0, "b": 1.0}, {"b"}) is None
-    assert destroyer({"a": 9.0, "b": 1.0}, {"a", "b"}) == "a"
-    assert destroyer({"a": 0.0, "b": 0.0}, {"a", "b"}) is None
-    assert destroyer({}, {"a"}) is None
+    assert untrainable({"a": 9.0, "b": 1.0, "c": 2.0}, {"b", "c"}) == "a"
+    assert untrainable({"a": 9.0, "b": 1.0, "c": 2.0}, {"a", "b", "c", "d"}) == "a"
+    assert untrainable({"a": 9.0, "b": 1.0, "c": 2.0}, {"a", "b"}) is None
+    assert untrainable({"a": 9.0, "b": 1.0}, {"b"}) is None
+    assert untrainable({"a": 9.0, "b": 1.0}, {"a", "b"}) == "a"
+    assert untrainable({}, {"a"}) is None
+
+
+@pytest.mark.parametrize(
+    ("rate", "why"),
+    [(1e30, "can train on the model of round 1"), (1e39, "overflow")],
+)
+def test_a_step_of_the_server_that_diverges_is_blamed_on_no_site(rate: float, why: str, tiny: Any) -> None:
+    method: Any = conformant("metafl")
+    method = replace(method, server=ServerStep("sgd", rate))
+    federation = tiny(method, min_sites=2, rounds=4, selection="last", max_failed_rounds=5)
+    server = federation.server()
+    with pytest.raises(FederationError, match=f"{why}.* server's step of MetaFL") as error:
+        federate(server, Loop(federation.sites()))
+    assert f"a lower method.server.lr (now {rate:g})" in str(error.value)
+    assert server.round == 0
+    assert server.states.newest()[0] == 0  # type: ignore[index]
+    assert not server._excluded
+    assert all(tensor.isfinite().all() for tensor in server.model.shared.values())
+
+
+@pytest.mark.parametrize("group", ["shared", "head", "memory"])
+def test_a_number_of_the_next_model_that_is_not_finite_names_the_server_s_step(
+    group: str, tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    aggregate = SurgicalAggregation.aggregate
+
+    def broken(self: SurgicalAggregation, previous: GlobalModel, *args: Any) -> GlobalModel:
+        found = aggregate(self, previous, *args)
+        return replace(found, **{group: {**getattr(found, group), "x": torch.tensor([float("nan")])}})
+
+    monkeypatch.setattr(SurgicalAggregation, "aggregate", broken)
+    federation = tiny(METHOD)
+    server = federation.server()
+    with pytest.raises(
+        FederationError, match=f"{group}/x of the model of round 1 is not finite, by the server"
+    ):
+        federate(server, Loop(federation.sites()))
+    assert server.states.newest()[0] == server.round == 0  # type: ignore[index]
+
+
+def test_a_learning_rate_that_diverges_at_every_site_is_blamed_on_none(tiny: Any) -> None:
+    method = SurgicalAggregation(local=LocalTraining(lr=3e9, batch_size=8))
+    federation = tiny(method, rounds=4, selection="last")
+    server = federation.server()
+    with pytest.raises(FederationError):
+        federate(server, Loop(federation.sites()))
+    assert not server._excluded
+
+
+def test_two_sites_cannot_have_the_third_excluded_by_claims(tiny: Any) -> None:
+    """They send next to nothing, so that its update is the largest, and say that the model has diverged."""
+
+    def claim(site: str, task: Payload, answer: Packed) -> Packed:
+        if site == "alpha" or task.task != "train":
+            return answer
+        if task.round >= 2:
+            return pack(Abstain("non_finite_loss", "NonFiniteLoss"))
+        update = unpack(answer)
+        assert isinstance(update, Update)
+        return pack(replace(update, shared={k: (t * 1.0001) for k, t in task.shared.items()}))
+
+    federation = tiny(METHOD, min_sites=2, rounds=4, selection="last")
+    server = federation.server()
+    with pytest.raises(FederationError, match="beta: non_finite_loss"):
+        federate(server, Between(federation.sites(), claim))
+    assert not server._excluded
+    assert server.round == 1

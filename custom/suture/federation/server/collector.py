@@ -17,7 +17,7 @@ from suture.core.errors import FederationError, RejectedUpdate
 from suture.core.files import make_folder
 from suture.core.printable import printable
 from suture.federation.server.attendance import Attendance
-from suture.federation.server.norm_bound import Measure, Norms, too_large
+from suture.federation.server.norm_bound import Measure, NormBound, Norms
 from suture.protocol.check import Expectation, check_reply
 from suture.protocol.half import Narrow, restored
 from suture.protocol.messages import Abstain, Evaluation, Metrics, Payload, Reply, Scores, SiteInfo, Update
@@ -57,13 +57,15 @@ class UpdateCollector:
     Args:
         spool: folder for the updates of the open exchange.
         notify: is called with each answer, for the progress display.
-        max_update: see `Schedule`.
+
+    Attributes:
+        bound: of the norms of updates.
     """
 
-    def __init__(self, spool: Path, notify: Callable[..., None], max_update: float | None = None) -> None:
+    def __init__(self, spool: Path, notify: Callable[..., None]) -> None:
         self._spool = spool
         self._notify = notify
-        self._max_update = max_update
+        self.bound = NormBound()
         self._held: dict[str, Mapping[str, Tensor]] = {}
         self._held_bytes = 0
         self._lock = threading.Lock()
@@ -106,16 +108,13 @@ class UpdateCollector:
     def seconds_since(self, quorum: int) -> float | None:
         """Return the seconds since the quorum-th usable update arrived; None where there are fewer."""
         with self._lock:
-            unusable = too_large(self.norms, self._max_update)
-            times = [time for site, time in self._accepted_at.items() if site not in unusable]
+            times = list(self._accepted_at.values())
             return time.monotonic() - times[quorum - 1] if 0 < quorum <= len(times) else None
 
     def complete_without(self, sites: Collection[str], quorum: int) -> bool:
         """Whether these sites are gone, and the others' usable answers are enough."""
         with self._lock:
-            unusable = too_large(self.norms, self._max_update)
-            answers = self._answers.items()
-            usable = sum(not isinstance(reply, Abstain) and site not in unusable for site, reply in answers)
+            usable = sum(not isinstance(reply, Abstain) for reply in self._answers.values())
             return usable >= quorum and self.attendance.gone.issuperset(sites)
 
     def fetched(self, site: str, exchange: int) -> None:
@@ -175,11 +174,13 @@ class UpdateCollector:
         if isinstance(reply, (Update, Scores, Evaluation)) and reply.spent:
             line["spent"] = asdict(reply.spent)
         if isinstance(reply, Update):
+            norms = self._measure(reply, self._payloads[site], self._expected[site].egress)
+            self.bound.check(site, norms)
             self._put(site, tensors_of(reply))
             line |= {"weight": reply.weight, "train_loss": reply.train_loss, "scalars": dict(reply.scalars)}
             if not bool((reply.class_weights == 1).all()):
                 line["rows"] = dict(zip(reply.labels, reply.class_weights.tolist(), strict=True))
-            self.norms[site] = self._measure(reply, self._payloads[site], self._expected[site].egress)
+            self.norms[site] = norms
             self._accepted_at[site] = time.monotonic()
             # What stays in memory does not grow with the model: `updates` puts the tensors back.
             no_tensors: dict[str, Any] = {"shared": {}, "head": {}, "class_tensors": {}}
@@ -230,17 +231,7 @@ class UpdateCollector:
                 if line["status"] == "missing":
                     line["reason"] = printable(missing.get(site, "no answer"))
                     self._notify("answer", site=site, status="missing", reason=line["reason"])
-            for site, reason in too_large(self.norms, self._max_update).items():
-                self._reject(site, reason)
             return self.lines
-
-    def _reject(self, site: str, reason: str) -> None:
-        """Drop an update that was accepted when it arrived."""
-        del self._answers[site], self.norms[site]
-        line = {key: self.lines[site][key] for key in ("bytes_down", "bytes_up", "seconds")}
-        self.lines[site] = line | {"status": "rejected", "reason": reason}
-        log.warning("rejected: %s: %s", site, reason)
-        self._notify("answer", site=site, status="rejected", reason=reason)
 
     def summary(self, number: int, phase: str, named: Callable[[str, Line], Line]) -> Line:
         """Return the closed exchange as a round of history.jsonl.

@@ -17,6 +17,7 @@ from suture.core.errors import ConfigError, as_word
 from suture.core.labels import LabelSet, LabelType
 from suture.core.validation import OPEN, flat, parse
 from suture.federation.plan import Plan
+from suture.federation.server.norm_bound import NormBound
 from suture.federation.store import Rounds
 from suture.methods.base import GlobalModel
 from suture.methods.parameters import local_parameters, parts, shared_parameters
@@ -180,6 +181,8 @@ class Header:
     holders: tuple[str, ...]
     codes: Annotated[tuple[tuple[Count, Word], ...], Field(min_length=1)]
     norms: dict[str, FiniteFloat] = Field(default_factory=dict)
+    received: FiniteFloat = 0.0
+    bound: NormBound = NormBound()
     excluded: dict[str, str] = Field(default_factory=dict)
 
 

@@ -31,7 +31,7 @@ from suture.learning.evaluation import counts_of
 from suture.learning.metrics import mean_defined
 from suture.methods.base import GlobalModel
 from suture.protocol.messages import ClassScore, Metrics, Spent
-from suture.protocol.records import Round, read_history, read_metrics
+from suture.protocol.records import Round, read_history, read_metrics, rejected_sites
 
 log = logging.getLogger(__name__)
 
@@ -105,9 +105,9 @@ def _left_out(server: Server, tested: Mapping[str, Metrics]) -> list[str]:
     """Return what the figures do not cover; see `suture.federation.server.coverage`."""
     folder, members, held_out = server.record.folder, server.registry.members, server.held_out
     at_server = held_out.measured("validation") if held_out else ()
-    found = validation_gaps(
-        read_history(folder), members, server.registry.labels, server.schedule.selection, at_server
-    )
+    history = read_history(folder)
+    found = rejected_sites(history)
+    found += validation_gaps(history, members, server.registry.labels, server.schedule.selection, at_server)
     figures = read_metrics(folder)
     return found + (test_gaps(figures, tested, members) if figures else [])
 

@@ -7,9 +7,11 @@ FLARE.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import starmap
+from operator import attrgetter
 from pathlib import Path
 
 import torch
@@ -33,9 +35,10 @@ from suture.federation.server.global_model import (
     read_model,
     read_progress,
     served,
+    unpack_model,
     with_labels,
 )
-from suture.federation.server.norm_bound import destroyer
+from suture.federation.server.norm_bound import NormBound, distance, norm_of, untrainable
 from suture.federation.server.notes import class_notes, code_notes, exclusion_notes, start_notes
 from suture.federation.server.record import Record, describe, what_leaves
 from suture.federation.server.registry import (
@@ -52,7 +55,9 @@ from suture.federation.server.selection import MEASURED_HERE, Best, HeldOut, Sta
 from suture.federation.store import Rounds
 from suture.learning.metrics import mean_defined
 from suture.methods.base import ClassFacts, GlobalModel, Method, Phase, RoundContext
+from suture.methods.parameters import parts
 from suture.models.classifier import Layout
+from suture.protocol.check import all_finite
 from suture.protocol.decisions import Decisions, Diagrams
 from suture.protocol.messages import Metrics, Payload, Update
 from suture.protocol.packing import Packed
@@ -70,6 +75,15 @@ class _Updates:
     def __iter__(self) -> Iterator[Update]:
         # It holds no update while the next one is read, as a generator would.
         return starmap(self.registry.from_site, self.collector.updates())
+
+
+@dataclass(frozen=True)
+class _Undo:
+    """The state before the last committed round, its number, and the site whose update has destroyed that."""
+
+    round: int
+    before: Packed
+    site: str | None
 
 
 class Server:
@@ -103,7 +117,7 @@ class Server:
         self.record = Record(folder)
         self.states = Rounds(folder / "state")
         spool = self.states.folder / "spool"
-        self.collector = UpdateCollector(spool, self.record.event, schedule.max_update)
+        self.collector = UpdateCollector(spool, self.record.event)
         self.round = 0
         self.registry = SiteRegistry({}, ())
         self.model: GlobalModel
@@ -112,6 +126,8 @@ class Server:
         self._holders: set[str] = set()  # sites that hold the tensors sent only once
         self._pending: Line | None = None  # the last round's history, until its losses are known
         self._norms: dict[str, float] = {}  # of the updates that the model was made of
+        self._received = 0.0  # the norm of the model that they began from
+        self._bound = NormBound()
         self._excluded: dict[str, str] = {}  # sites that take no further part, with the reason
         self._failures = 0
         self.decisions: Decisions | None = None
@@ -158,6 +174,8 @@ class Server:
             self.model = with_labels(found.model, self.registry.labels, self.plan)
         else:
             self.model = initial(self.plan, self.registry.labels, self.registry.label_type)
+            exchanged = parts(self.plan.method, self.model.shared, self.model.head)
+            self._bound = NormBound(initial=norm_of(*exchanged))
             self._commit(0)
         if self.held_out:
             self.held_out.take_names(self.registry)
@@ -190,6 +208,7 @@ class Server:
         self._pending = found.header.pending
         self._holders = set(found.header.holders)
         self._norms = dict(found.header.norms)
+        self._received, self._bound = found.header.received, found.header.bound
         self._excluded = dict(found.header.excluded)
         self._codes = list(found.header.codes)
         if self._codes[-1][1] != self.plan.code:
@@ -254,6 +273,8 @@ class Server:
         """Return the training task of the next round for each site."""
         ctx = round_context(self.plan, self.schedule.rounds, self.round + 1)
         self.record.event("round", round=ctx.round, phase=ctx.phase.name)
+        self._bound = self._bound.in_phase(ctx.phase.name)
+        self.collector.bound = replace(self._bound, factor=self.schedule.max_update)
         return self._send(Task("train", ctx.round, ctx.phase.name), self.model)
 
     def close_round(self, missing: Mapping[str, str]) -> None:
@@ -267,15 +288,17 @@ class Server:
         self.collector.close(missing)
         self._holders -= self.collector.abstained("missing_state")
         usable = self.collector.accepted()
-        destroyed_by = destroyer(self._norms, self.collector.abstained("non_finite_loss"))
-        if destroyed_by or len(usable) < self.quorum:
-            self._failed(self._summary(ctx), usable, destroyed_by)
+        if (undo := self._undo()) or len(usable) < self.quorum:
+            self._failed(self._summary(ctx), usable, undo)
             return
         self._failures = 0
         self._note_validation()
-        self.model = self.plan.method.aggregate(self.model, _Updates(self.collector, self.registry), ctx)
+        self.model = self._aggregated(ctx)
         self._holders |= set(usable)
-        self._norms = {site: self.collector.norms[site].update for site in usable}
+        norms = {site: self.collector.norms[site] for site in usable}
+        self._norms = {site: norm.update for site, norm in norms.items()}
+        self._received = max(map(self._bound.model, norms.values()))
+        self._bound = self._bound.after(norms)
         self._pending = self._summary(ctx)
         self._select_at_server(ctx.round)
         self._commit(ctx.round)
@@ -285,7 +308,7 @@ class Server:
     def _summary(self, ctx: RoundContext) -> Line:
         return self.collector.summary(ctx.round, ctx.phase.name, self.registry.named)
 
-    def _failed(self, line: Line, usable: list[str], destroyed_by: str | None) -> None:
+    def _failed(self, line: Line, usable: list[str], undo: _Undo | None = None) -> None:
         self._failures += 1
         reasons = {s: x["reason"] for s, x in line["sites"].items() if s not in usable} | self._excluded
         why = f"round {line['round']}: {len(usable)} usable updates of {self.quorum} needed; "
@@ -293,39 +316,87 @@ class Server:
         self.record.history(line | {"status": "unchanged"})
         self.record.event("unchanged", round=line["round"], why=why)
         log.warning("%s; the model stays as it was", why)
-        if destroyed_by:
-            self._roll_back(destroyed_by)
+        if undo:
+            self._step_back(undo)
         if self._failures >= self.schedule.max_failed_rounds:
             raise FederationError(f"{why}. The model of round {self.round} is kept.")
 
-    def _roll_back(self, site: str) -> None:
-        """Return to the state before the last committed round, and exclude the site that has destroyed it.
+    def _undo(self) -> _Undo | None:
+        """Return how to undo the last committed round, if no site that had a part in it can train on it.
+
+        The site with the largest update is excluded if that update explains it. If none does, it was the
+        server's own step. What some sites claim of a model that another can train changes nothing.
+        """
+        unable = self.collector.abstained("non_finite_loss")
+        site = untrainable(self._norms, unable)
+        before = self.states.newest(self.round - 1) if site else None
+        if site is None or before is None:
+            return None
+        moved = distance(self.model, unpack_model(before[1]))
+        explained = self._norms[site] > self._received and moved <= 1.01 * math.hypot(*self._norms.values())
+        return _Undo(*before, site if explained else None) if explained or {*self._norms} <= unable else None
+
+    def _step_back(self, undo: _Undo) -> None:
+        """Return to the state before the last committed round, and exclude the site that destroyed that.
 
         What follows is as if the server had been started again from that state. Each step back excludes a
         site, so there are no more of them than sites.
+
+        Raises:
+            FederationError: it was the server's own step: nobody is excluded.
         """
-        found = self.states.newest(self.round - 1)
-        if found is None:
-            return
-        (number, packed), bad, undone = found, self.round, self._pending
-        why = (
-            f"excluded: its update of round {bad} was the largest, and no other site could train on the "
-            "model; if it is honest, begin a new experiment with a lower learning rate"
-        )
-        packed = replace(packed, header={**packed.header, "excluded": {**self._excluded, site: why}})
-        self.states.step_back(number, packed)
+        bad, undone, excluded = self.round, self._pending, {}
+        if undo.site:
+            excluded[undo.site] = (
+                f"excluded: its update of round {bad} was the largest, and no other site could train on the "
+                "model; if it is honest, begin a new experiment with a lower learning rate"
+            )
+        header = {**undo.before.header, "excluded": {**self._excluded, **excluded}}
+        self.states.step_back(undo.round, replace(undo.before, header=header))
         progress = read_progress(self.states, self.plan)
         assert progress is not None  # it was written just now
         self._restore(progress)
         self.model = with_labels(progress.model, self.registry.labels, self.plan)
-        self.record.reopen(number)
+        self.record.reopen(undo.round)
         if undone:
-            undone["sites"][site] |= {"status": "rejected", "reason": why}
+            for site, why in excluded.items():
+                undone["sites"][site] |= {"status": "rejected", "reason": why}
             self.record.history(undone | {"status": "unchanged"})
-        self.record.update(notes=[*self.record.run["notes"], *exclusion_notes({site: why})])
-        line = f"back to the model of round {number}; {site}: {why}"
-        self.record.event("rolled_back", round=number, site=site, why=line)
+        self.record.update(notes=[*self.record.run["notes"], *exclusion_notes(excluded)])
+        line = f"back to the model of round {undo.round}"
+        line += f"; {list_reasons(excluded)}" if excluded else ""
+        self.record.event("rolled_back", round=undo.round, site=undo.site, why=line)
         log.warning(line)
+        if not undo.site:
+            raise self._diverged(f"no site can train on the model of round {bad}")
+
+    def _aggregated(self, ctx: RoundContext) -> GlobalModel:
+        """Return the next model.
+
+        Raises:
+            FederationError: it cannot be computed, or a number of it is not finite.
+        """
+        try:
+            model = self.plan.method.aggregate(self.model, _Updates(self.collector, self.registry), ctx)
+        except (ArithmeticError, RuntimeError) as error:  # torch has its own for an overflow
+            log.exception("round %d", ctx.round)
+            what = f"round {ctx.round}: {as_word(error)}"
+            raise self._diverged(what) from error
+        for name, tensor in pack_model(model, {}).tensors.items():
+            if tensor.is_floating_point() and not all_finite(tensor):
+                raise self._diverged(f"{name} of the model of round {ctx.round} is not finite")
+        return model
+
+    def _diverged(self, what: str) -> FederationError:
+        """Return the error of a step of the server after which the model is of no use."""
+        method = self.plan.method
+        rates = [f"method.{name} (now {attrgetter(name)(method):g})" for name in method.server_rates]
+        lower = " or ".join(rates or [f"method.local.lr (now {method.local.lr:g})"])
+        return FederationError(
+            f"{what}, by the server's step of {method.about.title}: no update was out of proportion. No site "
+            f"is excluded, and the model of round {self.round} is kept; begin a new experiment with a lower "
+            f"{lower}"
+        )
 
     def _note_validation(self) -> None:
         """Record the sites' losses of the last committed model, and whether it is the best so far."""
@@ -458,6 +529,8 @@ class Server:
             "holders": sorted(self._holders),
             "codes": self._codes,
             "norms": self._norms,
+            "received": self._received,
+            "bound": asdict(self._bound),
             "excluded": self._excluded,
         }
         self.states.save(number, pack_model(self.model, header), committed=self.round)

@@ -96,6 +96,7 @@ class CReFF(Composed):
     about = About("creff", "CReFF", "Shang et al., IJCAI 2022", question="classes rare")
     labels = LabelUse(view="all", unknown="negative")
     limits = Limits(images_only=True)
+    server_rates = ("federated_features.lr", "federated_features.head_lr")
     class_weights: ClassWeights = "none"
     class_gradients: ClassGradients = field(default_factory=ClassGradients)
     federated_features: FederatedFeatures = field(default_factory=FederatedFeatures)

@@ -200,6 +200,7 @@ class MetaLearning(Method):
 
     labels = LabelUse(view="own", single_target=True)
     limits = Limits(fixed_batches=True)
+    server_rates = ("server.lr",)
 
     local: LocalTraining = INNER
     server: ServerStep = field(default_factory=ServerStep)
