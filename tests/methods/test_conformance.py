@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
-from rounds import conformant
+from rounds import conformant, train_round
 from suture.learning.samples import TARGET
 from suture.methods import METHODS
-from suture.simulation.method_checks import CHECKS, Subject, subject_of
+from suture.methods.base import RoundContext
+from suture.models.classifier import Classifier, frozen_copy
+from suture.simulation.method_checks import CHECKS, SMALL, Subject, subject_of
+from suture.simulation.trial import Trial
 
 EXEMPT = {
     # It must see all classes, and takes no re-training: another head predicts.
@@ -56,6 +62,9 @@ EXEMPT = {
     "pmfl": {"share.of"},
 }
 
+TAUGHT = {"condist", "fedlsm", "fedmlp", "fednml", "fedprox", "fedpu", "fedvls", "fixmatch", "fssl", "moon"}
+"""The methods that look at the received model while they train."""
+
 ALL = pytest.mark.parametrize("name", sorted(METHODS))
 
 
@@ -70,6 +79,33 @@ def subject(name: str) -> Subject:
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_keeps_the_contract(name: str, check: Any) -> None:
     check(subject(name))
+
+
+@pytest.mark.parametrize("name", [n for n in sorted(METHODS) if not METHODS[n].labels.single_target])
+def test_copies_of_the_received_model_stay_in_eval_mode(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In every phase: a teacher in training mode has statistics of the batch, and moves its own."""
+    copies: list[tuple[Classifier, dict[str, Tensor]]] = []
+
+    def recorded(model: Classifier) -> Classifier:
+        made = frozen_copy(model)
+        copies.append((made, {key: buffer.clone() for key, buffer in made.named_buffers()}))
+        return made
+
+    for module in [m for key, m in sys.modules.items() if key.startswith("suture.methods.")]:
+        if getattr(module, "frozen_copy", None) is frozen_copy:
+            monkeypatch.setattr(module, "frozen_copy", recorded)
+    method = subject(name).method
+    with Trial(method, SMALL, method.label_types[0]) as trial:
+        payload = trial.payload("gamma")
+        for phase in method.phases(method.least_rounds + 1):
+            train_round(method, trial.context("gamma", payload), payload, RoundContext(1, phase, 1))
+    assert bool(copies) == (name in TAUGHT)
+    for model, before in copies:
+        assert not any(module.training for module in model.modules())
+        assert not any(parameter.requires_grad for parameter in model.parameters())
+        for key, buffer in model.named_buffers():
+            # FedLSM's teacher follows the student.
+            assert name == "fedlsm" or torch.equal(buffer, before[key]), key
 
 
 @pytest.mark.parametrize("name", [n for n in sorted(METHODS) if "multilabel" in conformant(n).label_types])

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from rounds import conformant
+from rounds import conformant, train_round
 from suture.core.errors import ConfigError
-from suture.core.seeds import generator_for
+from suture.core.seeds import generator_for, seed_for
 from suture.data.siamese import siamese
 from suture.learning.training import SiteContext, ready_inputs
 from suture.methods.base import GlobalModel, Phase, RoundContext
@@ -231,6 +231,39 @@ def test_a_class_that_nobody_ever_sent_keeps_its_row_and_has_no_features() -> No
     assert not torch.equal(two.memory["features/A"], one.memory["features/A"])
     assert not torch.equal(two.class_tensors[RETRAINED][1], one.class_tensors[RETRAINED][1])  # drawn anew
     assert torch.equal(two.class_tensors[RETRAINED][2], joined(two.head)[2])
+
+
+def test_features_match_gradients_under_the_head_that_the_sites_used() -> None:
+    """It is psi~ of the round before: neither psi, received or merged, nor the head of this round."""
+    rows = torch.randn(3, 3, generator=torch.Generator().manual_seed(4))
+    before = replace(model(), class_tensors={RETRAINED: rows})
+    after = METHOD.aggregate(before, [sent({"A": 1.0, "B": -1.0, "C": 0.5}, 1)], CTX)
+    target, classes = creff.mean_gradients(before, [sent({"A": 1.0, "B": -1.0, "C": 0.5}, 1)])
+    n = METHOD.federated_features.per_class
+    start = torch.stack(
+        [
+            torch.randn(n, 2, generator=generator_for(CTX.seed, f"features/{c}"), dtype=torch.float64)
+            for c in LABELS
+        ]
+    )
+    found = torch.stack([after.memory[f"features/{c}"] for c in LABELS])
+    heads = [rows, joined(before.head), joined(after.head), after.class_tensors[RETRAINED]]
+    how = METHOD.federated_features
+    matched = [how.matched(start, classes, head.double(), target).float() for head in heads]
+    assert [torch.allclose(one, found) for one in matched] == [True, False, False, False]
+
+
+def test_a_site_measures_gradients_of_the_re_trained_head() -> None:
+    with federation() as trial:
+        payload = trial.payload("gamma")
+        site = trial.context("gamma", payload)
+        rows = torch.randn(payload.class_tensors[RETRAINED].shape, generator=torch.Generator().manual_seed(2))
+        other = replace(payload, class_tensors={**payload.class_tensors, RETRAINED: rows})
+        update, _ = train_round(METHOD, site, other, CTX)
+        for head, same in ((rows, True), (joined(payload.head), False)):
+            site = trial.context("gamma", payload)
+            found = METHOD.class_gradients.of(site, head, seed_for(CTX.seed, "gamma", 1, GRADIENTS))
+            assert torch.equal(update.class_tensors[GRADIENTS], found) == same
 
 
 def test_with_one_site_the_merge_is_its_own_tensors() -> None:

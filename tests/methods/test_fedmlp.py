@@ -17,7 +17,7 @@ from federated import same
 from rounds import train_round
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
-from suture.data.augmentation import Augmentation
+from suture.data.augmentation import STRONG, WEAK, Augmentation
 from suture.data.batch import Batch, Samples
 from suture.federation.server.global_model import initial
 from suture.federation.site.site import Site
@@ -366,6 +366,35 @@ def test_prototypes_are_of_the_trained_model_and_of_plain_images(tiny: Any) -> N
     update, _ = train_round(method, context, task, STAGE_2)
     again = measured(context)  # the context holds the trained model
     assert all(torch.equal(update.class_tensors[name], again[name]) for name in again)
+
+
+def test_prototypes_are_of_labels_and_not_of_tags(tiny: Any) -> None:
+    """Mass is the site's own, and six of its labels are missing: tags stand there in the loss alone."""
+    method = FedMLP(local=LOCAL, tagging=HALF)
+    context, task = bench_of(tiny, method, of_all(bench_of(tiny, method)[0]))
+    train, mass = context.samples["train"], EVERY.index("Mass")
+    y = train.y.clone()
+    y[:6, mass] = math.nan
+    partly = replace(context, samples={"train": replace(train, y=y)})
+    update, kept = train_round(method, partly, task, STAGE_2)
+    assert kept["kept/rows/tags"][mass].any()
+    labels = [float((y[:, mass] == kind).sum()) for kind in (0, 1)]
+    assert update.class_tensors[OF_PROTOTYPES][mass].tolist() == labels
+    again = measured(partly)
+    assert torch.equal(update.class_tensors[PROTOTYPES], again[PROTOTYPES])
+
+
+@pytest.mark.parametrize("phase", ["stage-1", "stage-2"])
+def test_every_view_is_the_weak_one_and_not_the_jobs(tiny: Any, phase: str) -> None:
+    """Another augmentation of the job gives the same update, another weak one does not."""
+    sent = {}
+    for job, weak in ((PLAIN, WEAK), (STRONG, WEAK), (PLAIN, STRONG)):
+        method = FedMLP(local=LOCAL, weak=weak)
+        context, task = bench_of(tiny, method)
+        ctx = RoundContext(1, Phase(phase, 3), 1)
+        sent[job, weak], _ = train_round(method, replace(context, augmentation=job), task, ctx)
+    assert same(sent[PLAIN, WEAK], sent[STRONG, WEAK])
+    assert not same(sent[PLAIN, WEAK], sent[PLAIN, STRONG])
 
 
 # What leaves a site

@@ -20,6 +20,7 @@ from suture.core.seeds import seed_for
 from suture.data.batch import Batch
 from suture.federation.server.global_model import initial
 from suture.learning.training import LocalTraining, SiteContext, optimiser_of, predict
+from suture.methods import fednml
 from suture.methods.base import Phase, RoundContext
 from suture.methods.fedavg import FedAvg
 from suture.methods.fednml import FedNML, SoftLabels, agreement, noisy_images, objective
@@ -102,6 +103,12 @@ def test_phases() -> None:
     warm = FedNML(local=LocalTraining(warmup_epochs=1))
     assert [(p.name, p.rounds) for p in warm.phases(3)] == [("warm-up", 1), ("known", 1), ("soft", 1)]
     assert [p.name for p in warm.phases(1)] == ["warm-up"]
+
+
+def test_its_defaults_are_the_programs() -> None:
+    local = FedNML().local
+    assert (local.optimiser, local.lr, local.weight_decay) == ("adamw", 1e-4, 1e-4)
+    assert (local.epochs, local.batch_size) == (3, 32)
 
 
 # Noisy images
@@ -195,6 +202,45 @@ def test_positive_guesses_are_observed(tiny: Any) -> None:
     context = replace(context, observe=lambda _, guessed: heard.append(guessed))
     train_round(method, context, task, RoundContext(1, Phase("soft", 10), 3, 1))
     assert torch.equal(heard[0], context.samples["train"].y.isnan())
+
+
+def test_the_received_model_teaches_in_eval_mode(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its batch norm has the received statistics, and a step does not move them."""
+    taught: list[Any] = []
+
+    def watched(received: Any, *others: Any) -> Any:
+        taught.append(received)
+        return objective(received, *others)
+
+    monkeypatch.setattr(fednml, "objective", watched)
+    context, task = bench_of(tiny)
+    before = {name: buffer.clone() for name, buffer in context.model.named_buffers()}
+    train_round(METHOD, context, task, RoundContext(1, Phase("soft", 10), 3))
+    (teacher,) = taught
+    assert teacher is not context.model
+    assert not any(module.training for module in teacher.modules())
+    assert before
+    for name, buffer in teacher.named_buffers():
+        assert torch.equal(buffer, before[name])
+        if "running" in name:
+            assert not torch.equal(buffer, context.model.get_buffer(name))
+
+
+def test_the_first_agreement_is_over_own_classes(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last five images disagree with their own labels, the first ten with what is not annotated.
+
+    A is .95 and .05 over own classes; over all it is .48 and .52, as unknown labels begin as 0.
+    """
+    context, task = bench_of(tiny)
+    y = context.samples["train"].y
+    unknown, last = y.isnan(), (torch.arange(15) >= 10)[:, None]
+    agreed = torch.where(y == 1, 0.95, 0.05)
+    p = torch.where(last, 1 - agreed, agreed)
+    p = torch.where(unknown, torch.where(last, 0.01, 0.99), p)
+    monkeypatch.setattr(fednml, "predict", lambda *_: logit(p))
+    _, kept = train_round(METHOD, context, task, RoundContext(1, Phase("soft", 10), 3))
+    changed = (y != kept["kept/rows/soft"].T) & ~unknown
+    assert changed.any(dim=1).tolist() == last.flatten().tolist()
 
 
 # Reductions, refusals, egress
