@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from suture.core.environment import check_device, device_name, out_of_memory, repeatable
+from suture.core.devices import check_device, device_name, out_of_memory, repeatable
 from suture.core.errors import ConfigError
 from suture.core.files import FolderLock
 from suture.core.labels import LabelSet
