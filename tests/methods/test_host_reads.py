@@ -19,7 +19,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from rounds import conformant
-from simulated_device import NAME, OPERATIONS, WAITS, Simulated
+from simulated_device import NAME, OPERATIONS, WAITS, Simulated, live_bytes
 from suture.core.labels import LabelType
 from suture.data.augmentation import MILD, STRONG, SURGICAL, Augmentation, augment
 from suture.federation.site.site import Site
@@ -176,6 +176,40 @@ def test_a_wait_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kind, "loss", lambda *args: loss(*args) * float(loss(*args) >= 0))
     where = "methods/averaging.py: LocalAveraging.objective"
     assert waits_a_step(conformant("surgical"), "multilabel") == {where: 1}
+
+
+@pytest.mark.parametrize("name", ["surgical", "fedmas", "fedlsm"])
+def test_between_tasks_sites_leave_the_device_to_others(name: str) -> None:
+    """Otherwise the memory would be full of the models, priors and gradients of sites that do nothing."""
+    method = conformant(name)
+    with Simulated(), subject_of(method).trial("multilabel", rounds=ROUNDS) as federation:
+        before = live_bytes()
+        for site in federation.sites.values():
+            training = site.config.training.model_copy(update={"device": NAME})
+            site.config = site.config.model_copy(update={"training": training})
+        OPERATIONS.clear()
+        federation.run()
+        assert OPERATIONS
+        assert live_bytes() - before < 1000
+
+
+def test_what_is_not_stored_is_not_copied() -> None:
+    waits = costs(conformant("fedavg"), "multilabel")[1]
+    assert not [where for where in waits if "stored_parameters" in where]
+
+
+def test_what_a_method_leaves_on_the_device_is_stored_and_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the CPU its author would not have noticed."""
+    kind: Any = METHODS["surgical"]
+    train = kind.train
+
+    def leaves(method: Any, site: Any, *given: Any) -> Any:
+        update, keep = train(method, site, *given)
+        head = {name: rows.to(site.device) for name, rows in update.head.items()}
+        return replace(update, head=head), {**keep, "kept/mine": torch.ones(1, device=site.device)}
+
+    monkeypatch.setattr(kind, "train", leaves)
+    assert costs(conformant("surgical"), "multilabel")[0] > 0
 
 
 def test_a_tensor_that_was_left_on_the_cpu_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
