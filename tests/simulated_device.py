@@ -22,7 +22,7 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 
 import suture
 from cuda_autocast import register
-from suture.core.environment import DEVICES
+from suture.core.devices import DEVICES
 
 NAME = "simulated"
 """The device, as torch and a site's configuration name it."""
@@ -34,6 +34,12 @@ OPERATIONS: Counter[str] = Counter()
 """How often each operation ran on the device: the host takes time to start a kernel for each."""
 
 _LIVE: dict[int, weakref.ref[_OnDevice]] = {}
+
+_COPIED: list[tuple[weakref.ref[Tensor], int]] = []
+"""What a GPU may still be copying from pinned memory, and how often it had been changed before."""
+
+STAGED = 2**16
+"""Bytes of memory that is not pinned that a copy takes without waiting."""
 
 _PACKAGE = Path(suture.__file__).parent
 
@@ -51,6 +57,8 @@ _READS = {
     "repeat_interleave",
 }
 
+_PIN = "_is_pinned_for_the_simulated_device"
+
 _COPIES = {"_to_copy", "copy_"}
 _INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_"}
 """Unlike all other operations they take rows that are on the CPU."""
@@ -63,11 +71,15 @@ class Simulated(TorchDispatchMode):
         self._in_one_thread = torch.autograd.set_multithreading_enabled(False)  # the device has none
         self._in_one_thread.__enter__()
         DEVICES.add(NAME)
+        self._pin = Tensor.pin_memory
+        Tensor.pin_memory = _pinned  # type: ignore[method-assign]
         return super().__enter__()
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
         DEVICES.discard(NAME)
+        Tensor.pin_memory = self._pin  # type: ignore[method-assign]
+        _arrive()
         self._in_one_thread.__exit__(*error)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -130,6 +142,7 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         _check_alike(name, args, kwargs)
     if _waits(name, args, kwargs, there):
         WAITS[_where()] += 1
+        _arrive()
     OPERATIONS[name] += 1
     args, kwargs = tree_map_only(_OnDevice, lambda tensor: tensor.on_cpu, (args, kwargs))
     if "device" in kwargs:
@@ -161,11 +174,37 @@ def _waits(name: str, args: Any, kwargs: Mapping[str, Any], there: bool) -> bool
         converts = name == "_to_copy"
         from_there = isinstance(first if converts else args[1], _OnDevice)
         non_blocking = kwargs.get("non_blocking", not converts and len(args) > 2 and args[2])
-        return from_there != there and (from_there or not non_blocking)
+        if from_there == there:
+            return False
+        source = first if converts else args[1]
+        if non_blocking and not from_there and hasattr(source, _PIN):
+            _COPIED.append((weakref.ref(source), source._version))
+            return False
+        return from_there or not non_blocking or source.nbytes > STAGED
     if name in _INDEXING and isinstance(first, _OnDevice):
         # A mask is looked at; rows that are on the CPU are copied.
         return any(i is not None and (i.dtype == torch.bool or _is_elsewhere(i)) for i in args[1])
     return name in _READS and isinstance(first, _OnDevice)
+
+
+def _pinned(tensor: Tensor) -> Tensor:
+    """`Tensor.pin_memory`, which needs a GPU."""
+    if not hasattr(tensor, _PIN):
+        tensor = tensor.clone()
+        setattr(tensor, _PIN, True)
+    return tensor
+
+
+def _arrive() -> None:
+    """All copies are done; one of memory that was changed meanwhile may hold its new values, or half of them.
+
+    Released memory is no fault: torch gives pinned memory to nobody else before it was copied.
+    """
+    found = [(source(), version) for source, version in _COPIED]
+    _COPIED.clear()
+    for source, version in found:
+        if source is not None and source._version != version:
+            raise RuntimeError(f"pinned memory was changed while it was copied, before {_where()} has waited")
 
 
 def _where() -> str:

@@ -94,3 +94,39 @@ def test_gradients_are_those_of_the_cpu() -> None:
 
     with Simulated():
         assert gradient(torch.tensor(VALUES, device=NAME)) == gradient(torch.tensor(VALUES))
+
+
+@pytest.mark.parametrize(
+    ("numbers", "pinned", "waits"), [(2**14, False, 0), (2**14 + 1, False, 1), (2**20, True, 0)]
+)
+def test_a_large_copy_waits_unless_its_memory_is_pinned(numbers: int, pinned: bool, waits: int) -> None:
+    with Simulated():
+        source = torch.ones(numbers)
+        source = source.pin_memory() if pinned else source
+        WAITS.clear()
+        assert source.to(NAME, non_blocking=True).device.type == NAME
+        assert WAITS.total() == waits
+
+
+@pytest.mark.parametrize("released", [True, False])
+def test_pinned_memory_may_be_released_but_not_changed_while_it_is_copied(released: bool) -> None:
+    with Simulated():
+        source = torch.ones(3).pin_memory()
+        there = source.to(NAME, non_blocking=True)
+        if released:
+            del source
+            there.tolist()
+            return
+        source.add_(1)
+        with pytest.raises(RuntimeError, match="pinned memory was changed while it was copied"):
+            there.tolist()
+
+
+def test_autocast_is_that_of_cuda() -> None:
+    with Simulated(), torch.autocast(NAME, torch.float16):
+        x = torch.ones(3, 3, device=NAME)
+        half = x @ x
+        found = [y.dtype for y in (half, half.softmax(1), half.sum(), half.exp(), half.relu(), half + x)]
+        assert found == [torch.float16, *[torch.float32] * 3, torch.float16, torch.float32]
+        with pytest.raises(RuntimeError, match="unsafe to autocast"):
+            torch.nn.functional.binary_cross_entropy(x, x)

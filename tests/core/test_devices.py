@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from suture.core.environment import out_of_memory, repeatable, unusable
+from suture.core.devices import out_of_memory, repeatable, unusable
 from suture.core.errors import ConfigError
 from suture.federation.server.selection import HeldOut
 from suture.federation.site.abstention import reason_of

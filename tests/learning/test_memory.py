@@ -63,3 +63,10 @@ def test_a_batch_fits_to_the_byte(optimiser: str, copies: int) -> None:
 
 def test_a_cpu_is_not_checked() -> None:
     check_memory(replace(context(), samples={}), total, "adam", 10**12)
+
+
+def test_without_images_nothing_is_counted() -> None:
+    """The step itself then says what the site lacks."""
+    site = context()
+    none = Samples({"image": torch.zeros(0, 1, 16, 16, dtype=torch.uint8)}, torch.zeros(0, 2), ())
+    check_memory(replace(site, samples={"train": none}), total, "adam", 10, 0)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -17,7 +20,15 @@ from suture.learning.losses import masked_bce
 from suture.learning.memory import activations
 from suture.learning.prediction import Model
 from suture.learning.pretraining import Pretraining, Trainer
-from suture.learning.training import LocalRound, LocalTraining, SiteContext, fit, on_known, predict
+from suture.learning.training import (
+    LocalRound,
+    LocalTraining,
+    SiteContext,
+    fit,
+    on_known,
+    predict,
+    training_batches,
+)
 from suture.models import ModelSpec, build
 from suture.models.backbones import TextLSTM
 
@@ -152,3 +163,26 @@ def test_between_rounds_a_site_holds_its_model_alone() -> None:
         local = LocalTraining(batch_size=8, epochs=1)
         fit(there, LOSS, LocalRound(local, "average", 1, 1))
         assert model <= live_bytes() - before <= 1.01 * model
+
+
+@pytest.mark.parametrize("work", ["training", "predicting", "pretraining"])
+def test_copies_of_large_images_are_not_waited_for(work: str) -> None:
+    """A batch of 16 images of 96 px is 144 KiB, and the noise of a strong view more."""
+    spec, g = replace(SPEC, size=96), torch.Generator().manual_seed(1)
+    pixels = torch.randint(0, 256, (48, 1, 96, 96), dtype=torch.uint8, generator=g)
+    data = Samples({"image": pixels}, torch.ones(48, 2), tuple(map(str, range(48))))
+    with Simulated():
+        model = build(spec, LABELS, 1, pretrained=False).to(NAME)
+        where = torch.device(NAME)
+        there = SiteContext("a", model, {"train": data}, spec.preprocessing, STRONG, where, batch_size=16)
+        trainer = Trainer(pixels, Pretraining(size=96, batch_size=16, queue=16), 1, NAME)
+        works: dict[str, Callable[[], object]] = {
+            "training": lambda: list(training_batches(there, LocalTraining(batch_size=16), g, noise)),
+            "predicting": lambda: predict(there, data),
+            "pretraining": lambda: trainer.step(torch.arange(16)),
+        }
+        noise = torch.Generator().manual_seed(1)
+        works[work]()  # copies the constants of the normalisation
+        WAITS.clear()
+        works[work]()
+        assert WAITS.total() == (work == "predicting")

@@ -14,6 +14,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
+from suture.core.devices import moved
 from suture.core.validation import STRICT
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -244,7 +245,7 @@ def blur_some(images: Tensor, generator: torch.Generator, chance: float, unit: T
         if len(rows):
             images.index_copy_(0, rows, blur(images.index_select(0, rows), side))
     rows = drawn(4, 5)  # a third of the odds, as either filter has with its two sides
-    grain = noise(torch.Size((len(rows), *images.shape[1:])), generator).to(unit, non_blocking=True) * unit
+    grain = moved(noise(torch.Size((len(rows), *images.shape[1:])), generator), unit.device).to(unit) * unit
     images.index_add_(0, rows, grain)
 
 

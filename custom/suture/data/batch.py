@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 
 import torch
 from torch import Tensor
 
+from suture.core.devices import moved
 from suture.core.labels import LabelSet
 from suture.core.seeds import generator_for
 
@@ -34,8 +36,7 @@ class Batch:
 
     def to(self, device: torch.device | str) -> Batch:
         """The same batch on another device; the host does not wait for a GPU to have it."""
-        away = torch.device(device).type != "cpu"
-        return self._each(lambda tensor: tensor.to(device, non_blocking=away))
+        return self._each(partial(moved, device=device))
 
     def pinned(self) -> Batch:
         """The same batch in memory from which a GPU copies while the host goes on; needs CUDA."""

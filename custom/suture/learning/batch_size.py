@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from suture.core.environment import out_of_memory
+from suture.core.devices import out_of_memory
 
 MOST = 256
 """Images, or documents, of a batch of an evaluation."""

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from suture.core.environment import out_of_memory
+from suture.core.devices import out_of_memory
 from suture.core.errors import ConfigError
 from suture.core.seeds import seeded
 from suture.data.batch import Batch

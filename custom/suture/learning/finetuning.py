@@ -20,7 +20,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass as validated
 from torch import Tensor
 
-from suture.core.environment import check_device
+from suture.core.devices import check_device
 from suture.core.errors import ConfigError, DataError
 from suture.core.files import write_json
 from suture.core.labels import LabelSet, canonical

@@ -43,7 +43,7 @@ def _kept(site: SiteContext, objective: Objective, n: int) -> int:
 def check_memory(
     site: SiteContext, objective: Objective, optimiser: str, size: int, free: int | None = None
 ) -> None:
-    """Refuse a batch that cannot fit on the site's GPU; elsewhere nothing is checked.
+    """Refuse a batch that cannot fit on the site's GPU; elsewhere, or without images, nothing is checked.
 
     What must be there at once is counted: weights, gradients, moments and activations, but no working memory.
     So a batch that passes may still not fit, and one that is refused does not.
@@ -55,7 +55,7 @@ def check_memory(
     Raises:
         ConfigError: names what is needed and free, and the batch that may fit.
     """
-    if free is None and site.device.type != "cuda":
+    if (free is None and site.device.type != "cuda") or not len(site.samples["train"]):
         return
     if free is None:
         free = torch.cuda.mem_get_info(site.device)[0] + torch.cuda.memory_reserved(site.device)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from suture.core.cores import usable_cores
-from suture.core.environment import repeatable, unusable
+from suture.core.devices import moved, repeatable, unusable
 from suture.core.errors import ConfigError, DataError, DiskError
 from suture.core.files import make_folder, replacing
 from suture.core.printable import number_of
@@ -239,7 +239,7 @@ class Model:
         return {"image": self.prepare(torch.stack([v for v in values if isinstance(v, Tensor)]))}
 
     def _probabilities(self, inputs: dict[str, Tensor]) -> Tensor:
-        on_device = {key: tensor.to(self.device) for key, tensor in inputs.items()}
+        on_device = {key: moved(tensor, self.device) for key, tensor in inputs.items()}
         with repeatable(self.device):
             found = probabilities(self.network(on_device), self.network.labels.label_type).cpu()
         if not bool(torch.isfinite(found).all()):

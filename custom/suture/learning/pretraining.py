@@ -21,7 +21,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass as validated
 from torch import Tensor, nn
 
-from suture.core.environment import repeatable
+from suture.core.devices import moved, repeatable
 from suture.core.errors import ConfigError, DataError, unknown
 from suture.core.seeds import generator_for, seed_for, seeded
 from suture.core.validation import LIMIT, STRICT
@@ -218,7 +218,7 @@ class Trainer:
 
     def views(self, rows: Tensor) -> Tensor:
         """Return a normalised view of each row: ``[m, channels, size, size]``."""
-        images = self.images[rows].to(self.device, non_blocking=True).float()
+        images = moved(self.images[rows], self.device).float()
         return self.prepare(view(images, self.noise, self.spec.views))
 
     @torch.no_grad()

@@ -15,7 +15,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass as validated
 from torch import Tensor, nn
 
-from suture.core.environment import repeatable
+from suture.core.devices import repeatable
 from suture.core.errors import SutureError
 from suture.core.seeds import generator_for, seed_for, seeded
 from suture.core.validation import LIMIT, STRICT
@@ -381,7 +381,7 @@ def training_batches(
     read: Iterator[Batch] = map(train.batch, _rows(site, local, shuffle))
     if rows:
         read = (replace(batch, inputs={**batch.inputs, **rows(batch)}) for batch in read)
-    if site.device.type == "cuda":
+    if site.device.type != "cpu":
         read = map(Batch.pinned, read)
     # One generator for order and augmentation: rows drawn ahead would take numbers that are the views'.
     for batch in ahead(read, 0 if shuffle is noise else site.prefetch):

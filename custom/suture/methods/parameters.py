@@ -57,6 +57,8 @@ def stored_parameters(model: Classifier, method: Method) -> dict[str, Tensor]:
 
     Local parameters are under ``fixed/``; the rest is under ``local/``, where the method keeps local models.
     """
-    state = {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
-    fixed = {f"fixed/{name}": state.pop(name) for name in local_parameters(model, method)}
-    return fixed | ({f"local/{name}": t for name, t in state.items()} if method.keep_local else {})
+    fixed = local_parameters(model, method)
+    rest = [name for name in model.names if name not in fixed] if method.keep_local else []
+    stored = {f"fixed/{name}": name for name in fixed} | {f"local/{name}": name for name in rest}
+    state = model.state_dict()
+    return {key: state[name].detach().cpu() for key, name in stored.items()}

@@ -64,7 +64,7 @@ class Packed:
 
 
 def pack(message: Message) -> Packed:
-    """Convert a message into tensors and a header. Contiguous tensors are not copied."""
+    """Convert a message into tensors and a header. Contiguous tensors of the CPU are not copied."""
     header: dict[str, Any] = {"type": type(message).__name__.lower()}
     for field in dataclasses.fields(message):
         value = getattr(message, field.name)
@@ -74,14 +74,14 @@ def pack(message: Message) -> Packed:
 
 
 def tensors_of(message: Message) -> dict[str, Tensor]:
-    """Return the tensors of a message, each under its field and name. Contiguous tensors are not copied."""
+    """Return the tensors of a message, on the CPU, each under its field and name; see `pack`."""
     tensors: dict[str, Tensor] = {}
     for field in dataclasses.fields(message):
         value = getattr(message, field.name)
         if field.name in _GROUPS:
-            tensors |= {f"{field.name}/{name}": t.contiguous() for name, t in value.items()}
+            tensors |= {f"{field.name}/{name}": t.cpu().contiguous() for name, t in value.items()}
         elif field.name == _SINGLE:
-            tensors[_SINGLE] = value.contiguous()
+            tensors[_SINGLE] = value.cpu().contiguous()
     return tensors
 
 

@@ -17,7 +17,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from suture.core.environment import unusable
+from suture.core.devices import unusable
 from suture.core.errors import ConfigError, unknown
 from suture.core.files import atomic_write, make_folder
 from suture.core.labels import LabelSet

@@ -14,7 +14,7 @@ from pydantic import FiniteFloat
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from suture.core.environment import check_device
+from suture.core.devices import check_device
 from suture.core.errors import ConfigError, FederationError, unknown
 from suture.core.labels import LabelSet, canonical
 from suture.core.validation import OPEN, parse

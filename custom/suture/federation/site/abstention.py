@@ -10,7 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from suture.core.environment import now, out_of_memory
+from suture.core.devices import out_of_memory
+from suture.core.environment import now
 from suture.core.errors import (
     CodeMismatch,
     ConfigError,

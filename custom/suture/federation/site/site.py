@@ -7,7 +7,8 @@ typed `Abstain`; the text of the error stays in the site's own log.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from suture.core.environment import check_device, device_name, out_of_memory, repeatable
+from suture.core.devices import check_device, device_name, out_of_memory, repeatable
 from suture.core.errors import ConfigError
 from suture.core.files import FolderLock
 from suture.core.labels import LabelSet
@@ -131,13 +132,30 @@ class Site:
             check_consent(self.name, self.plan, self.config)
             self._keep(task.best)
             task = received(task) if self.plan.half else task
-            with repeatable(self.config.training.device):
+            with self._on_device():
                 return self._introduced(task) if task.task == "handshake" else self._answered(task)
         except Exception as error:
             record_error(self.folder, self.name, task, error)
             if abstained := abstention(error):
                 return abstained
             raise
+
+    @contextmanager
+    def _on_device(self) -> Iterator[None]:
+        """Compute on the site's device, whose memory is for the next site of the process then.
+
+        A compiled model stays there: its kernels know where its tensors are.
+        """
+        device = self.config.training.device
+        try:
+            with repeatable(device):
+                yield
+        finally:
+            if device != "cpu" and self.config.training.compile == "no":
+                for model in self._models.values():
+                    model.cpu()
+                if prior := self.__dict__.get("_prior"):  # only one that was read
+                    prior.to("cpu")
 
     def close(self) -> None:
         """Leave the folder to other processes."""
@@ -245,7 +263,7 @@ class Site:
             "round": task.round,
         }
         own = stored_parameters(context.model, self.plan.method) | {
-            k if k.startswith(KEPT) else f"optimiser/{k}": t for k, t in keep.items()
+            k if k.startswith(KEPT) else f"optimiser/{k}": t.detach().cpu() for k, t in keep.items()
         }
         self.states.save(task.round, Packed(own, header), task.committed)
         method, images = self.plan.method, len(self._data()[1]["train"])
@@ -359,14 +377,15 @@ class Site:
 
     def _context(self, task: Payload, state: Packed) -> SiteContext:
         """Return the model with all received tensors, and the data with the columns of its classes."""
-        model = self._model(task.labels)
+        training = self.config.training
+        model = self._model(task.labels).to(training.device)
         check_class_tensors(task, Layout.of(task.shared, task.head), self.plan.method)
         own_part = fixed_tensors(task, state, model, self.plan.method, self.plan.seed, self.plan.model.rows)
         load_tensors(model, put(self.plan.method.share, own_part, {**task.shared, **task.head}))
         own, samples = self._data()
         wanted = LabelSet(task.labels, own.label_type)
         absent = self.plan.method.label_use.unknown == "negative"
-        training = self.config.training
+        prior = self._prior
         return SiteContext(
             self.name,
             model,
@@ -376,7 +395,7 @@ class Site:
             torch.device(training.device),
             training.learning_rate,
             self._halved or training.batch_size,
-            self._prior,
+            prior.to(training.device) if prior else None,
             self._cache,
             torch.tensor([name in own for name in wanted]),
             cache_dir=self.config.storage.cache,
@@ -391,15 +410,14 @@ class Site:
         spec, own = self.plan.method.prior, self.config.training.prior
         if spec is None:
             return None
-        return load_prior(replace(spec, path=str(own)) if own else spec).to(self.config.training.device)
+        return load_prior(replace(spec, path=str(own)) if own else spec)
 
     def _model(self, labels: Labels) -> Classifier:
         if labels not in self._models:
             names = LabelSet(labels, self._data()[0].label_type)
             model = build(self.plan.model, names, self.plan.seed, pretrained=False)
-            training = self.config.training
-            model.compute_in(AMP_DTYPES.get(training.precision))
-            self._models = {labels: model.to(training.device)}
+            model.compute_in(AMP_DTYPES.get(self.config.training.precision))
+            self._models = {labels: model}
         return self._models[labels]
 
     def _measure(

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from suture.core import VERSION
-from suture.core.environment import unusable
+from suture.core.devices import unusable
 from suture.core.errors import ConfigError, SutureError
 from suture.data.config import SiteConfig, find_site_config, load_server_config, load_site_config
 from suture.data.images import ImageSource

@@ -223,7 +223,7 @@ class MeanTeacher:
     def _read(self, drawn: tuple[Tensor, Tensor]) -> tuple[Tensor, Batch]:
         """The rows without those of mixtures, and the images of all of them."""
         batch = self._site.samples["train"].batch(torch.cat(drawn))
-        return drawn[0], batch.pinned() if self._site.device.type == "cuda" else batch
+        return drawn[0], batch if self._site.device.type == "cpu" else batch.pinned()
 
     def _seen(self, noise: torch.Generator, read: tuple[Tensor, Batch]) -> Views:
         """What teacher and student see of them; both before the teacher, whose pass fills the cache."""

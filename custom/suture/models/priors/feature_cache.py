@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from suture.core.devices import moved
 from suture.core.errors import DataError, SutureError
 from suture.core.files import only_maker
 from suture.models.priors.prior import Prior
@@ -87,7 +88,7 @@ def _features(prior: Prior, images: Tensor, device: torch.device | str, site: st
     reported = time.monotonic()
     for start in range(0, len(images), BATCH):
         rows = slice(start, start + BATCH)
-        out[rows] = prior.features(images[rows].to(device)).cpu()
+        out[rows] = prior.features(moved(images[rows], device)).cpu()
         if time.monotonic() - reported > PATIENCE:
             reported = time.monotonic()
             done = min(rows.stop, len(images))
