@@ -262,7 +262,7 @@ def _check_clear(element: DataElement) -> None:
     """Check an element that files the report: a report of another patient would be worse than none.
 
     Raises:
-        DataError: it has another type than the standard gives it, several values, or text that is not readable.
+        DataError: it has another type than the standard gives it, several values, or unreadable text.
     """
     name, value = element.keyword, element.value
     if dictionary_VR(element.tag) != element.VR:
