@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 import tarfile
 from dataclasses import asdict
@@ -201,7 +202,7 @@ def test_predict_writes_reports_of_the_dicom_images_alone(tmp_path: Path) -> Non
     Image.fromarray(np.zeros((8, 8), np.uint8)).save(images / "c.png")
     out = tmp_path / "out.csv"
     words = [str(model), str(images), "-o", str(out), "--decide", "north", "--dicom-sr", str(reports)]
-    result = CliRunner().invoke(app, ["predict", *words], catch_exceptions=False)
+    result = CliRunner().invoke(app, ["predict", *words, "--max-failed", "1"], catch_exceptions=False)
     said = " ".join(result.output.split())
     assert "it has no valid SeriesInstanceUID" in said
     assert "without a report, as no DICOM file: 1 input" in said
@@ -292,3 +293,100 @@ def test_an_image_within_an_archive_has_a_report(tmp_path: Path) -> None:
         done = write_reports(open_reporter(model, "north"), decided, inputs.found, tmp_path / "reports")
     uid = pydicom.dcmread(image).SOPInstanceUID
     assert (done.reports, done.others, done.refused) == ((tmp_path / "reports" / f"{uid}.sr.dcm",), 1, {})
+
+
+def patched(path: Path, old: bytes, new: bytes) -> Path:
+    """Change the bytes of a file, as no writer of DICOM would."""
+    content = path.read_bytes()
+    assert content.count(old) >= 1
+    assert len(old) == len(new)
+    path.write_bytes(content.replace(old, new, 1))
+    return path
+
+
+BROKEN = {
+    "unknown charset": (b"ISO_IR 100", b"BOGUS_9999", "its character set BOGUS_9999 is unknown"),
+    "codec of Python": (b"ISO_IR 100", b"rot13     ", "its character set rot13 is unknown"),
+    "wide codec": (b"ISO_IR 100", b"utf_16    ", "its character set utf_16 is unknown"),
+    "another charset": (b"ISO_IR 100", b"ISO_IR 192", "PatientName cannot be read in the character set"),
+    "NUL in charset": (b"ISO_IR 100", b"ISO\0IR\xff100", "its character set"),
+    "unknown class": (b"1.2.840.10008.5.1.4.1.1.7\0\x08\0\x18", b"1.2.840.10008.5.1.4.9.9.7\0\x08\0\x18", "KeyError"),
+    "class of no image": (b"1.2.840.10008.5.1.4.1.1.7\0\x08\0\x18", b"1.2.840.10008.1.1\0\0\0\0\0\0\0\0\0\x08\0\x18", "KeyErr"),
+    "numeric patient": (b"\x10\0\x20\0LO", b"\x10\0\x20\0US", "its PatientID is stored as US instead of LO"),
+    "float name": (b"\x10\0\x10\0PN", b"\x10\0\x10\0FL", "BytesLengthException"),
+    "unknown VR": (b"\x08\0\x20\0DA", b"\x08\0\x20\0ZZ", "NotImplementedError"),
+    "two patients": (b"P7", b"\\7", "its PatientID has 2 values instead of one"),
+    "escape in name": (b"ller^Eva", b"ll\x1b[31ma", "its values break|its PatientName cannot be read"),
+    "impossible date": (b"20260301", b"20269999", "ValueError: month must be"),
+    "no date": (b"19500102", b"1950x\xff02", "ValueError"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", BROKEN)
+def test_a_broken_image_is_left_out_and_those_after_it_are_reported(fault: str, tmp_path: Path) -> None:
+    old, new, reason = BROKEN[fault]
+    broken = patched(an_image(tmp_path / "a.dcm"), old, new)
+    good = an_image(
+        tmp_path / "b.dcm", PatientName="Yamada^Tarou=山田^太郎", SpecificCharacterSet="ISO_IR 192"
+    )
+    found = reported(tmp_path, broken, good)
+    assert list(found.refused) == [str(broken)]
+    assert re.search(reason, found.refused[str(broken)])
+    assert "\x1b" not in found.refused[str(broken)]
+    [path] = found.reports
+    assert list((tmp_path / "reports").iterdir()) == [path]
+    assert str(hd.sr.srread(path).PatientName) == "Yamada^Tarou=山田^太郎"
+
+
+def test_files_that_are_cut_or_hold_anything_are_left_out(tmp_path: Path) -> None:
+    whole = an_image(tmp_path / "whole.dcm").read_bytes()
+    bad = {f"cut {n}.dcm": whole[:n] for n in (0, 131, 133, 200, 400, 500)}
+    bad |= {"noise.dcm": bytes(range(256)) * 9, "marked.dcm": b"\0" * 128 + b"DICM" + b"\xff" * 99}
+    for name, content in bad.items():
+        (tmp_path / name).write_bytes(content)
+    found = reported(tmp_path, *(tmp_path / name for name in bad), tmp_path / "whole.dcm")
+    assert len(found.reports) == 1
+    assert set(found.refused) == {str(tmp_path / name) for name in bad}
+
+
+def test_private_elements_and_odd_but_clear_values_are_reported(tmp_path: Path) -> None:
+    image = pydicom.dcmread(an_image(tmp_path / "a.dcm", PatientID="", SpecificCharacterSet="ISO_IR 100"))
+    image.add_new(0x00091001, "UN", b"\xff" * 9)
+    image.PatientName = "A^B^C^D^E=F^G=H"
+    image.save_as(tmp_path / "a.dcm")
+    patched(tmp_path / "a.dcm", b"ISO_IR 100", b"ISO IR 100")
+    found = reported(tmp_path, tmp_path / "a.dcm")
+    assert not found.refused
+    assert str(hd.sr.srread(found.reports[0]).PatientName) == "A^B^C^D^E=F^G=H"
+
+
+def test_a_report_of_an_earlier_call_is_never_replaced(tmp_path: Path) -> None:
+    first = an_image(tmp_path / "first.dcm")
+    [path] = reported(tmp_path, first).reports
+    before = path.read_bytes()
+    second = an_image(tmp_path / "second.dcm", SOPInstanceUID=pydicom.dcmread(first).SOPInstanceUID)
+    third = an_image(tmp_path / "third.dcm")
+    outside = tmp_path / "outside"
+    (path.parent / f"{pydicom.dcmread(third).SOPInstanceUID}.sr.dcm").symlink_to(outside)
+    found = reported(tmp_path, second, third)
+    assert not found.reports
+    assert all("exists, and is not replaced" in reason for reason in found.refused.values())
+    assert len(found.refused) == 2
+    assert path.read_bytes() == before
+    assert not outside.exists()
+
+
+def test_an_image_without_a_report_is_an_exit_code(tmp_path: Path) -> None:
+    model, spec = tmp_path / "model", ModelSpec(name="cnn", size=16)
+    save_model(
+        build(spec, LabelSet(LABELS), 1, pretrained=False), spec, model, {"decisions": asdict(DECISIONS)}
+    )
+    (tmp_path / "images").mkdir()
+    an_image(tmp_path / "images" / "a.dcm", SeriesInstanceUID="")
+    an_image(tmp_path / "images" / "b.dcm")
+    words = ["predict", str(model), str(tmp_path / "images"), "-o", str(tmp_path / "out.csv")]
+    words += ["--decide", "north", "--dicom-sr", str(tmp_path / "reports")]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 1
+    assert "1 of 2 predicted images have no report" in str(done.exception)
+    assert len(list((tmp_path / "reports").iterdir())) == 1

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
 import socket
 import subprocess
@@ -44,6 +46,11 @@ def change(path: Path) -> None:
     path.write_bytes(path.read_bytes() + b" ")
 
 
+def in_folder(folder: Path, name: str = "x") -> None:
+    folder.mkdir(parents=True)
+    (folder / name).touch()
+
+
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
@@ -51,10 +58,18 @@ def change(path: Path) -> None:
         (lambda folder: change(folder / "model.safetensors"), "signed: changed: model.safetensors; get the"),
         (lambda folder: (folder / "README.md").unlink(), "signed: missing: README.md; get the"),
         (lambda folder: (folder / "notes.txt").touch(), "signed: added: notes.txt; get the"),
+        (lambda folder: (folder / ".gitignore").touch(), r"signed: added: \.gitignore; get the"),
+        (lambda folder: (folder / ".gitattributes").touch(), r"added: \.gitattributes; get the"),
+        (lambda folder: in_folder(folder / ".git"), r"signed: added: \.git/x; get the"),
+        (lambda folder: in_folder(folder / ".github"), r"signed: added: \.github/x; get the"),
+        (lambda folder: in_folder(folder / "a" / ".b"), r"signed: added: a/\.b/x; get the"),
+        (lambda folder: in_folder(folder / "a", "model.sig"), r"signed: added: a/model\.sig; get the"),
+        (lambda folder: (folder / "l").symlink_to("model.json"), "links or special files: l; replace"),
+        (lambda folder: (folder / ".git").symlink_to("/"), r"links or special files: \.git; replace"),
+        (lambda folder: os.mkfifo(folder / "pipe"), "links or special files: pipe; replace"),
         (lambda folder: (folder / "model.sig").unlink(), "nobody has signed"),
         (lambda folder: (folder / "model.sig").write_text("{}"), "is not what the owner"),
     ],
-    ids=["changed", "weights", "missing", "added", "unsigned", "damaged signature"],
 )
 def test_what_was_done_to_a_signed_folder_is_named(
     damage: Callable[[Path], object], says: str, model: Path, tmp_path: Path
@@ -89,7 +104,24 @@ def test_other_keys_are_refused(model: Path, tmp_path: Path) -> None:
     verify(model, public)
 
 
-def test_it_covers_all_but_git_and_needs_no_network(
+def test_a_signature_of_another_tool_that_leaves_files_out_is_no_signature_of_all(
+    model: Path, tmp_path: Path
+) -> None:
+    """As one of an earlier version, which left out the files of git."""
+    package = pytest.importorskip("model_signing")
+    private, public = keys(tmp_path, "ours")
+    config = package.signing.Config().use_elliptic_key_signer(private_key=private)
+    config.set_hashing_config(package.hashing.Config().set_ignored_paths(paths=["model.sig", "extra"]))
+    config.sign(model, model / "model.sig")
+    verify(model, public)
+    for path in (model / "extra", model / ".git"):
+        in_folder(path)
+        with pytest.raises(DataError, match=rf"leaves out: {re.escape(path.name)}/x; remove it"):
+            verify(model, public)
+        shutil.rmtree(path)
+
+
+def test_it_covers_every_file_and_needs_no_network(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("model_signing")
@@ -101,11 +133,13 @@ def test_it_covers_all_but_git_and_needs_no_network(
     private, public = keys(tmp_path, "ours")
     (model / "deep").mkdir()
     (model / "deep" / ".hidden").write_text("x")
+    in_folder(model / ".git", "HEAD")
     sign(model, private)
-    for name in (".git", ".gitattributes", ".gitignore"):
-        (model / name).mkdir() if name == ".git" else (model / name).touch()
-    (model / ".git" / "HEAD").touch()
     verify(model, public)
+    change(model / ".git" / "HEAD")
+    with pytest.raises(DataError, match=r"changed: \.git/HEAD;"):
+        verify(model, public)
+    (model / ".git" / "HEAD").write_text("")
     change(model / "deep" / ".hidden")
     with pytest.raises(DataError, match=r"changed: deep/\.hidden;"):
         verify(model, public)

@@ -310,8 +310,8 @@ def predict(
     _print_left_out(frame, left_out(out))
     print_line(f"{len(frame)} predicted: {out}")
     inputs = find_inputs(sources, "image", column, root, bits)
-    _write_reports(model, decided(frame), inputs, decide, stated(prevalence or ()), dicom_sr)
-    _limit_failed(frame, left_out(out), max_failed)
+    refused = _write_reports(model, decided(frame), inputs, decide, stated(prevalence or ()), dicom_sr)
+    _limit_failed(frame, left_out(out), max_failed, refused)
 
 
 def _decider(
@@ -334,10 +334,14 @@ def _write_reports(
     site: str | None,
     corrected: Iterable[str],
     folder: Path | None,
-) -> None:
-    """Write a Structured Report of each DICOM image where they are wanted; print which inputs have none."""
+) -> int:
+    """Write a Structured Report of each DICOM image where they are wanted; print which inputs have none.
+
+    Returns:
+        how many DICOM images have none.
+    """
     if folder is None or site is None:
-        return
+        return 0
     from suture.core.printable import number_of
     from suture.export.dicom_report import open_reporter, write_reports
 
@@ -348,6 +352,7 @@ def _write_reports(
     if written.others:
         print_line(f"without a report, as no DICOM file: {number_of(written.others, 'input')}")
     print_line(f"{number_of(len(written.reports), 'report')}: {folder}")
+    return len(written.refused)
 
 
 def _print_left_out(frame: DataFrame, listed: Path) -> None:
@@ -362,8 +367,11 @@ def _print_left_out(frame: DataFrame, listed: Path) -> None:
         print_line(f"{len(others)} other files are no {frame.index.name}s, such as {first}; see {listed}")
 
 
-def _limit_failed(frame: DataFrame, listed: Path, most: int) -> None:
+def _limit_failed(frame: DataFrame, listed: Path, most: int, unreported: int = 0) -> None:
     """Check that no more inputs are left out than the user allows.
+
+    Args:
+        unreported: how many that are predicted have no report.
 
     Raises:
         DataError: there are more; says how many, and where the reasons are.
@@ -374,7 +382,12 @@ def _limit_failed(frame: DataFrame, listed: Path, most: int) -> None:
     if failed > most:
         raise DataError(
             f"{failed} of {failed + len(frame)} {frame.index.name}s cannot be used; {listed} says why. The "
-            f"others are predicted; --max-failed {failed} accepts this"
+            f"others are predicted; --max-failed {failed + unreported} accepts this"
+        )
+    if failed + unreported > most:
+        raise DataError(
+            f"{unreported} of {len(frame)} predicted {frame.index.name}s have no report; the lines above say "
+            f"why. --max-failed {failed + unreported} accepts this"
         )
 
 

@@ -6,6 +6,8 @@ They are written by an optional package, `pip install "suture[dicom-sr]"`.
 from __future__ import annotations
 
 import hashlib
+import os
+import re
 import uuid
 import warnings
 from collections.abc import Collection, Mapping
@@ -19,12 +21,15 @@ import pandas as pd
 import pydicom
 from pydantic import Field
 from pydantic.dataclasses import dataclass as validated
+from pydicom.charset import python_encoding
+from pydicom.datadict import dictionary_VR
+from pydicom.dataelem import DataElement
 from pydicom.dataset import Dataset
 from pydicom.sr.coding import Code
 from pydicom.uid import UID, generate_uid
 
-from suture.core.errors import ConfigError, DataError
-from suture.core.files import make_folder, read_json, replacing
+from suture.core.errors import ConfigError, DataError, as_word
+from suture.core.files import atomic_write, make_folder, read_json
 from suture.core.printable import printable
 from suture.core.targets import dicom
 from suture.core.validation import OPEN, parse
@@ -168,6 +173,8 @@ def write_reports(
 ) -> Written:
     """Write a report of each input that is a DICOM file, as ``UID.sr.dcm`` by the UID of the image.
 
+    A file that is there is not replaced: the image is refused.
+
     Args:
         frame: as of `with_decisions`; its index is the names of inputs.
         found: the inputs, by name, as of `suture.data.inputs.find_inputs`.
@@ -180,26 +187,40 @@ def write_reports(
     refused: dict[str, str] = {}
     others = 0
     for name, row in frame.iterrows():
-        try:  # besides files that cannot be read, values that break the standard
+        try:
             content = found[str(name)].read()
             if not _is_dicom(str(name), content):
                 others += 1
                 continue
             with warned_of(str(name)):
                 image = _read(content)
-            path = folder / f"{image.SOPInstanceUID}.sr.dcm"
-            if path in reports:
-                raise DataError("another input has its SOPInstanceUID")
+            path = _unused(folder / f"{image.SOPInstanceUID}.sr.dcm", reports)
+            encoded = BytesIO()
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # about a name of one word; they show it
-                written = report(reporter, image, row)
-        except (DataError, OSError, ValueError, TypeError, AttributeError) as error:
+                report(reporter, image, row).save_as(encoded)
+        except (DataError, OSError) as error:
             refused[str(name)] = str(error)
             continue
-        with replacing(path) as temporary:
-            written.save_as(temporary)
+        except Exception as error:  # noqa: BLE001  what the packages raise of values that break the standard
+            refused[str(name)] = printable(f"its values break the standard ({type(error).__name__}: {error})")
+            continue
+        atomic_write(path, encoded.getvalue())
         reports.append(path)
     return Written(tuple(reports), others, refused)
+
+
+def _unused(path: Path, reports: Collection[Path]) -> Path:
+    """Return the path of a report, where nothing is yet.
+
+    Raises:
+        DataError: a report of this call, or something of before, has the name.
+    """
+    if path in reports:
+        raise DataError("another input has its SOPInstanceUID")
+    if os.path.lexists(path):
+        raise DataError(f"{path} exists, and is not replaced; choose another folder, or remove it")
+    return path
 
 
 def _is_dicom(name: str, content: bytes) -> bool:
@@ -210,17 +231,47 @@ def _read(content: bytes) -> Dataset:
     """Return an image without its pixels, its texts decoded.
 
     Raises:
-        DataError: it lacks a UID by which a report refers to it.
+        DataError: it lacks a UID by which a report refers to it, or does not say clearly whose it is.
     """
     image = pydicom.dcmread(BytesIO(content), stop_before_pixels=True, force=True)
     lacking = [name for name in _NEEDED if not UID(str(image.get(name, ""))).is_valid]
     if lacking:
         raise DataError(f"it has no valid {', '.join(lacking)}")
+    terms = image.get("SpecificCharacterSet") or ""
+    for term in (terms,) if isinstance(terms, str) else terms:
+        if _spelt(str(term)) not in _CHARACTER_SETS:
+            raise DataError(
+                f"its character set {as_word(str(term))} is unknown, and so is the patient's name"
+            )
     image.decode()
     for name in _MAY_BE_EMPTY:
         if name not in image:
             setattr(image, name, "")
+        _check_clear(image[name])
     return image
+
+
+def _spelt(term: str) -> str:
+    """Return the term of a character set as it should be spelt; "ISO IR 100" is often written."""
+    return re.sub("[ -]", "_", term.strip())
+
+
+_CHARACTER_SETS = {_spelt(term) for term in python_encoding}
+
+
+def _check_clear(element: DataElement) -> None:
+    """Check an element that files the report: a report of another patient would be worse than none.
+
+    Raises:
+        DataError: it has another type than the standard gives it, several values, or unreadable text.
+    """
+    name, value = element.keyword, element.value
+    if dictionary_VR(element.tag) != element.VR:
+        raise DataError(f"its {name} is stored as {element.VR} instead of {dictionary_VR(element.tag)}")
+    if element.VM > 1:
+        raise DataError(f"its {name} has {element.VM} values instead of one")
+    if "\ufffd" in str(value) or any(ord(letter) < 32 for letter in str(value)):
+        raise DataError(f"its {name} cannot be read in the character set that it names")
 
 
 def report(reporter: Reporter, image: Dataset, row: pd.Series[Any]) -> ComprehensiveSR:

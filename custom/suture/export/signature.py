@@ -6,14 +6,17 @@ They are made and checked by an optional package, `pip install "suture[sign]"`.
 from __future__ import annotations
 
 import ast
+import json
 import re
 import shlex
+from base64 import b64decode
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from suture.core.errors import ConfigError, DataError
+from suture.core.files import read_json
 from suture.models.saved import stated_digest, weights_digest
 
 SIGNATURE = "model.sig"
@@ -43,7 +46,7 @@ def check_digest(folder: Path) -> str:
 
 
 def sign(folder: Path, key: Path) -> Path:
-    """Sign every file of a model folder, but those of git; return the path of the signature.
+    """Sign every file of a model folder; return the path of the signature.
 
     Args:
         key: private key in PEM, of the curve P-256, P-384 or P-521, not encrypted.
@@ -53,10 +56,12 @@ def sign(folder: Path, key: Path) -> Path:
         DataError: the weights are not those that model.json states, or a file cannot be signed.
     """
     check_digest(folder)
+    _files(folder)
     package, out = _package(), folder / SIGNATURE
     with _key_error(key, "private"):
         config = package.signing.Config().use_elliptic_key_signer(private_key=key)
-    config.set_hashing_config(package.hashing.Config().set_ignored_paths(paths=[SIGNATURE]))
+    hashing = package.hashing.Config().set_ignored_paths(paths=[SIGNATURE], ignore_git_paths=False)
+    config.set_hashing_config(hashing)
     try:
         config.sign(folder, out)
     except ValueError as error:
@@ -72,18 +77,49 @@ def verify(folder: Path, key: Path) -> None:
 
     Raises:
         ConfigError: the package is not installed, or the key is no such key.
-        DataError: there is no signature, or one by another key, or a file was changed, added or removed.
+        DataError: there is no signature, or one by another key, or a file was changed, added or removed, or
+            is one that the signature leaves out.
     """
     package, signature = _package(), folder / SIGNATURE
     if not signature.is_file():
         raise DataError(f"{folder} has no {SIGNATURE}: nobody has signed it")
     with _key_error(key, "public"):
         config = package.verifying.Config().use_elliptic_key_verifier(public_key=key)
-    # Of the signature the file's own list of ignored paths is part, and it is signed too.
+    files = _files(folder)
     try:
+        signed, algorithm = _signed(signature)
+        # The package's own guess leaves out the files of git. What the signature leaves out itself is added.
+        hashing = package.hashing.Config().set_ignored_paths(paths=[SIGNATURE], ignore_git_paths=False)
+        config.set_hashing_config(hashing.use_file_serialization(hashing_algorithm=algorithm))
         config.verify(folder, signature)
     except Exception as error:  # what a damaged signature raises depends on where it is damaged
         raise DataError(f"{folder} is not what the owner of {key} signed: {_why(str(error))}") from error
+    if beyond := sorted(files - signed):
+        raise DataError(
+            f"{folder} holds what the signature leaves out: {', '.join(beyond)}; remove it, or get the "
+            "folder again from the signer"
+        )
+
+
+def _files(folder: Path) -> set[str]:
+    """Return the paths of all files in a folder, hidden ones too, but for the signature.
+
+    Raises:
+        DataError: there is a link, or something that is neither file nor folder: no signature covers it.
+    """
+    inside = [path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()]
+    odd = sorted(
+        path.relative_to(folder).as_posix() for path in inside if path.is_symlink() or not path.is_file()
+    )
+    if odd:
+        raise DataError(f"{folder} holds links or special files: {', '.join(odd)}; replace them by files")
+    return {path.relative_to(folder).as_posix() for path in inside} - {SIGNATURE}
+
+
+def _signed(signature: Path) -> tuple[set[str], str]:
+    """Return the paths of the files of which a signature states the digests, and the algorithm of these."""
+    statement = json.loads(b64decode(read_json(signature)["dsseEnvelope"]["payload"]))["predicate"]
+    return {str(one["name"]) for one in statement["resources"]}, statement["serialization"]["hash_type"]
 
 
 _DIFFERENCES = {

@@ -39,7 +39,7 @@ from suture.protocol.disclosure import (
     share,
     without_one,
 )
-from suture.protocol.messages import LARGEST, ClassScore, Counts, Figures, Metrics, Scores, rounded
+from suture.protocol.messages import LARGEST, ClassScore, Counts, Figures, Labels, Metrics, Scores, rounded
 from suture.protocol.privacy import PrivacyConfig
 
 T = TypeVar("T")
@@ -95,7 +95,7 @@ def measure(
     if part is None or not len(part):
         return Metrics(of_round, split, 0, None, {})
     logits, labels = predict(context, part), context.model.labels
-    names, limits, test = how.own.names, how.limits, split == "test"
+    names, limits, test = common(how.own, labels), how.limits, split == "test"
     _check_finite(bool(torch.isfinite(logits).all()), context.name, of_round)
     scores = class_scores(part, logits, labels, names, limits, bootstrap=bootstrap, seed=how.seed)
     visible = without_withheld(part, scores, labels)
@@ -112,6 +112,11 @@ def measure(
         attributes,
         _decided(part, logits, labels, how, scores, attributes) if test else {},
     )
+
+
+def common(own: LabelSet, labels: LabelSet) -> Labels:
+    """Return the site's classes that a model has; one of an earlier round may lack some that joined since."""
+    return tuple(name for name in own if name in labels)
 
 
 def _decided(
@@ -156,7 +161,7 @@ def count_scores(
         return Scores(of_round, (), {})
     logits = predict(context, part)
     _check_finite(bool(torch.isfinite(logits).all()), context.name, of_round)
-    now = class_scores(part, logits, labels, own.names, limits)
+    now = class_scores(part, logits, labels, common(own, labels), limits)
     sent = as_first(Metrics(of_round, "validation", len(part), None, now)).classes
     names = [name for name in _shown(now, sent) if now[name] == sent[name]]
     return Scores(of_round, *score_counts(part, logits, labels, names, patient_numbers(part), limits))

@@ -48,7 +48,7 @@ class Assigner:
         committed: the newest committed round.
         best: the best round so far of each site; 0 while there is none.
         holders: the sites that already hold the tensors that are sent only once.
-        class_tensors: further values of each class, in the order of the model's classes.
+        class_tensors: further values of each class, in the order of the registry's classes.
         half: whether the model's tensors travel in half precision.
         decisions: by what each site decides its classes, in its own names.
         rule: see `Payload`.
@@ -66,11 +66,20 @@ class Assigner:
     rule: Rule = "sensitivity"
 
     def assign(self, task: Task) -> dict[str, tuple[Payload, Expectation]]:
-        """Return the payload of every site in the order of their names, with what it may answer."""
+        """Return the payload of every site in the order of their names, with what it may answer.
+
+        A model of an earlier round may lack classes that have joined since: their rows are left out, and so
+        is a site that would see none.
+        """
         # Sites that see the same classes share the tensors: memory grows with the sets of classes.
         assignments, rows_of = {}, cache(self._rows)
+        known = frozenset(self.model.labels)
         for site, member in sorted(self.registry.members.items()):
-            payload, images = self._payload(task, site, rows_of), member.n.get("train", 0)
+            rows = self.registry.rows_for(site, self.method.label_use.view)
+            rows = tuple(name for name in rows if name in known)
+            if not rows:
+                continue
+            payload, images = self._payload(task, site, rows, rows_of), member.n.get("train", 0)
             expected = expected_answer(self.method, payload, self._egress, member.own, images, half=self.half)
             assignments[site] = payload, expected
         return assignments
@@ -88,8 +97,7 @@ class Assigner:
         """Return the head's rows and the tensors of some classes."""
         return self.model.rows(labels), self._class_tensors(labels)
 
-    def _payload(self, task: Task, site: str, rows_of: Callable[[Labels], _Rows]) -> Payload:
-        rows = self.registry.rows_for(site, self.method.label_use.view)
+    def _payload(self, task: Task, site: str, rows: Labels, rows_of: Callable[[Labels], _Rows]) -> Payload:
         shared, exchanged_head = self._exchanged
         head, class_tensors = rows_of(rows)
         return Payload(
@@ -110,8 +118,8 @@ class Assigner:
 
     def _class_tensors(self, rows: Labels) -> dict[str, Tensor]:
         """Return the facts and the method's tensors of the classes that a site may see."""
-        where = self.model.where(rows)
-        sent = {name: tensor[where] for name, tensor in self.class_tensors.items()}
+        where, order = self.model.where(rows), list(map(self.registry.labels.index, rows))
+        sent = {name: tensor[order] for name, tensor in self.class_tensors.items()}
         for name, (shape, _) in self.method.class_state(Layout.of(*self._exchanged)).items():
             tensor = self.model.class_tensors[name][where]
             for axis, length in enumerate(shape, 1):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
@@ -115,9 +115,10 @@ def _left_out(server: Server, tested: Mapping[str, Metrics]) -> list[str]:
 def _write_metrics(server: Server, model: GlobalModel, tested: Mapping[str, Metrics]) -> None:
     """Write metrics.json; where the evaluation fails, it says that no class has figures."""
     nothing = Metrics(server.selected_round, "test", 0, None, {})
-    results = Results(model.labels, _owners(server), nothing, "sites' test data")
+    joined = [name for name in server.registry.labels if name not in model.labels]
+    results = Results(server.registry.labels, _owners(server), nothing, "sites' test data", joined=joined)
     try:
-        results = _results(server, model, tested)
+        results = replace(_results(server, model, tested), joined=joined)
     finally:
         server.record.metrics(results.to_dict())
 
@@ -133,7 +134,7 @@ def _results(server: Server, model: GlobalModel, tested: Mapping[str, Metrics]) 
     else:
         measured, interval = mean_over_sites(server.registry, tested, selected), intervals.of_mean(by_site)
     return Results(
-        model.labels,
+        server.registry.labels,
         _owners(server),
         measured,
         source,
@@ -186,7 +187,7 @@ class Results:
     """What is known of the selected model at the end of a run.
 
     Attributes:
-        labels: the classes of the model.
+        labels: the classes of the federation.
         owners: the sites that annotate each class; a class of one site is "unique", of several "shared".
         measured: the metrics of the selected round's model by the federation's names of the classes; a class
             that is missing was not evaluated.
@@ -197,6 +198,7 @@ class Results:
         local: figures of the global model and of the site's own model at each site; see `local_and_global`.
         weighting: see `suture.federation.server.scores.weighting`.
         decisions: operating points, and how well sites decide by them; {} without.
+        joined: the classes that the model lacks, because they joined after its round.
 
     Raises:
         LabelError: a score names a class that is not among `labels`.
@@ -212,6 +214,7 @@ class Results:
     local: Mapping[str, tuple[Plain, Plain]] = field(default_factory=dict)
     weighting: Mapping[str, Any] = field(default_factory=dict)
     decisions: Mapping[str, Any] = field(default_factory=dict)
+    joined: Collection[str] = ()
 
     def __post_init__(self) -> None:
         _check_classes("the scores", self.measured.classes, self.labels)
@@ -240,7 +243,7 @@ class Results:
             "n": measured.n,
             "source": self.source,
             "selected_round": measured.round,
-            "undefined": {name: _reason(scores.get(name)) for name in self.labels if areas[name] is None},
+            "undefined": {name: self._reason(name) for name in self.labels if areas[name] is None},
             "overall": dict(measured.overall),
             "long_tail": by_frequency(self.frequency, recall),
             "attributes": by_attribute({value: plain(part) for value, part in measured.attributes.items()}),
@@ -248,6 +251,14 @@ class Results:
             "weighting": dict(self.weighting),
             "decisions": dict(self.decisions),
         }
+
+    def _reason(self, name: str) -> str:
+        if name not in self.joined:
+            return _reason(self.measured.classes.get(name))
+        return (
+            f"it joined after round {self.measured.round}, whose model is selected and lacks it; continue "
+            "with more rounds, or with selection = 'last'"
+        )
 
     def _mean(self, areas: Mapping[str, float | None], *, shared: bool) -> float | None:
         """Return the mean AUROC of the classes of several sites, or of one site."""

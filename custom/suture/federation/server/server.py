@@ -490,6 +490,8 @@ class Server:
     def selected(self) -> GlobalModel:
         """Read the model that predicts of the selected round; where none could be selected, of the last one.
 
+        It lacks the classes that have joined since its round, unless each site selects a round of its own.
+
         Raises:
             SutureError: its file is corrupt; says what to do.
             ConfigError: it holds no model of this experiment.
@@ -498,7 +500,9 @@ class Server:
             return served(self.model, self.plan)
         number = self.selected_round
         where = f"the state of round {number} in {self.states.folder}"
-        return served(read_model(self.states.read_best(number), self.plan, where), self.plan)
+        model = served(read_model(self.states.read_best(number), self.plan, where), self.plan)
+        own = self.plan.method.personal == "model"
+        return with_labels(model, self.registry.labels, self.plan) if own else model
 
     # Used by several steps
 

@@ -1,0 +1,110 @@
+"""Sites that join, with classes of their own, or leave: the selected round may be older than a class."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import permutations
+from typing import Any
+
+import pytest
+
+from rounds import conformant
+from suture.federation.server.selection import Standings
+from suture.federation.server.server import Server
+from suture.learning.training import LocalTraining
+from suture.methods import METHODS
+from suture.methods.fedavg import FedAvg
+from suture.methods.surgical import SurgicalAggregation
+from suture.protocol.decisions import DecisionSettings
+from suture.simulation.method_checks import subject_of
+
+LOCAL = LocalTraining(lr=1e-3, batch_size=8)
+CLASSES = {"alpha": ("Mass", "Nodule"), "beta": ("Nodule", "Hernia"), "late": ("Mass", "Fibrosis")}
+DECIDED = {"decision": DecisionSettings()}
+
+
+@pytest.fixture
+def first_is_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first round that is measured stays the best one."""
+    for name in ("note", "note_loss"):
+        before = getattr(Standings, name)
+
+        def once(self: Standings, candidate: Any, before: Any = before) -> None:
+            if self.best is None:
+                before(self, candidate)
+
+        monkeypatch.setattr(Standings, name, once)
+
+
+def in_turn(tiny: Any, method: Any, steps: Sequence[Sequence[str]], **schedule: object) -> tuple[Server, Any]:
+    """Run one experiment with these sites in each step, a round more each; return the last server."""
+    whole = tiny(method, CLASSES, **schedule)
+    for rounds, sites in enumerate(steps, 1):
+        configs = {name: whole.configs[name] for name in sites}
+        server = replace(
+            whole, configs=configs, schedule=replace(whole.schedule, rounds=rounds, **schedule)
+        ).run()
+    return server, json.loads((server.record.folder / "metrics.json").read_text())
+
+
+def federated() -> list[str]:
+    return [
+        name
+        for name in sorted(METHODS)
+        if "multilabel" in (method := conformant(name)).label_types
+        and not (method.limits.here_only or method.labels.single_target)
+    ]
+
+
+@pytest.mark.parametrize("name", federated())
+@pytest.mark.usefixtures("first_is_best")
+def test_a_class_that_is_newer_than_the_selected_round_is_not_measured(name: str, tiny: Any) -> None:
+    method = subject_of(conformant(name)).method
+    steps = (("alpha", "beta"), ("alpha", "beta", "late"), ("beta", "late"), ("alpha", "beta", "late"))
+    server, found = in_turn(tiny, method, steps)
+    assert server.record.run["status"] == "finished"
+    assert "Fibrosis" in found["auroc"]
+    if method.personal == "model":  # each site selects a round of its own
+        return
+    assert server.selected_round == 1
+    assert found["auroc"]["Fibrosis"] is None
+    assert "joined after round 1" in found["undefined"]["Fibrosis"]
+    assert found["counts"]["Mass"] != [None, None], "what the model has is measured"
+    if method.personal == "nothing":
+        assert found["sites"]["late"].keys() == {"Mass"}
+
+
+@pytest.mark.parametrize("order", list(permutations(CLASSES)))
+@pytest.mark.parametrize("method", [SurgicalAggregation(local=LOCAL), FedAvg(local=LOCAL)])
+@pytest.mark.usefixtures("first_is_best")
+def test_sites_join_and_leave_in_any_order(order: tuple[str, ...], method: Any, tiny: Any) -> None:
+    """The model is that of the first round whoever comes later, in which figures nobody has an error."""
+    first, second, third = order
+    steps = [(first,), (first, second), (second,), (second, third), (third,)]
+    server, found = in_turn(tiny, method, steps, **DECIDED)
+    labels = set(load_spec_labels(server))
+    assert labels == set(CLASSES[first])
+    assert set(found["auroc"]) == {"Fibrosis", "Hernia", "Mass", "Nodule"} & {
+        name for site in CLASSES for name in CLASSES[site]
+    }
+    for name in set(found["auroc"]) - labels:
+        assert "joined after round 1" in found["undefined"][name]
+    for site, scores in found["sites"].items():
+        assert scores.keys() == set(CLASSES[site]) & labels
+    assert not list(server.record.folder.glob("sites/*/errors.jsonl"))
+
+
+def load_spec_labels(server: Server) -> list[str]:
+    facts = json.loads((server.record.folder / "model" / "model.json").read_text())
+    return list(facts["labels"])
+
+
+def test_a_later_round_that_is_better_has_the_class(tiny: Any) -> None:
+    server, found = in_turn(
+        tiny, SurgicalAggregation(local=LOCAL), [("alpha", "beta"), tuple(CLASSES)], selection="last"
+    )
+    assert server.selected_round == 2
+    assert found["auroc"]["Fibrosis"] is not None
+    assert set(load_spec_labels(server)) == {"Fibrosis", "Hernia", "Mass", "Nodule"}
