@@ -33,9 +33,13 @@ _HIDDEN = re.compile(
 """Letters and marks that nobody sees (Unicode's Default_Ignorable_Code_Point)."""
 
 _JOINING = frozenset(
-    "ARABIC SYRIAC MONGOLIAN NKO MANDAIC DEVANAGARI BENGALI GURMUKHI GUJARATI ORIYA TAMIL TELUGU KANNADA "
-    "MALAYALAM SINHALA KHMER MYANMAR TIBETAN".split()
+    {
+        *("ARABIC", "SYRIAC", "MANDAIC", "NKO", "MONGOLIAN", "DEVANAGARI", "BENGALI", "GURMUKHI", "GUJARATI"),
+        *("ORIYA", "TAMIL", "TELUGU", "KANNADA", "MALAYALAM", "SINHALA", "KHMER", "MYANMAR", "TIBETAN"),
+    }
 )
+"""The scripts whose words have joiners, as Unicode's names of their letters begin."""
+
 _VIRAMA = 9
 """Unicode's combining class of the signs that take a consonant's vowel."""
 
