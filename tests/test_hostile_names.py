@@ -9,13 +9,14 @@ import csv
 import io
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
 import tomllib
 import warnings
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -29,30 +30,36 @@ from markdown_it import MarkdownIt
 from PIL import Image
 from rich.console import Console
 
+from between import Between
 from dicom_files import dicom
 from example_run import history_records, metrics_record, run_record, write_run
 from hostile_names import CODE, PERMITTED, REFUSED
-from suture.core.errors import ConfigError, LabelError, RejectedUpdate
+from suture.core.errors import ConfigError, LabelError, RejectedUpdate, SutureError
 from suture.core.files import read_json
 from suture.core.labels import LabelSet, canonical
 from suture.core.names import check_label
 from suture.core.printable import escaped, printable, printable_lines
 from suture.core.spreadsheets import as_cell, from_cell
+from suture.data.config import load_site_config
 from suture.data.discovery import Discovery
+from suture.data.label_discovery import discover_labels
 from suture.data.quality import Count, Findings, render
+from suture.data.readers import read_table
 from suture.data.reading import read_sheet
 from suture.data.table import SPLITS, Table
 from suture.export.bundle import write_bundle
 from suture.export.card import PAGE, write_card
 from suture.export.onnx import metadata
+from suture.federation.loop import federate
 from suture.federation.server.global_model import unpack_model
 from suture.learning.prediction import open_model, predict_to_csv
 from suture.learning.saved_models import Evaluated, GroupFigures, write_scores
+from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec, build
 from suture.models.saved import load_model, save_model
 from suture.protocol import messages
 from suture.protocol.decisions import Decisions, DecisionSettings, Operating
-from suture.protocol.messages import SiteInfo
+from suture.protocol.messages import Payload, SiteInfo
 from suture.protocol.packing import Packed, pack, unpack
 from suture.protocol.records import Metrics, Run
 from suture.protocol.records import parse as parse_record
@@ -61,9 +68,11 @@ from suture.reports.frames import Results
 from suture.reports.plots import plot_cooccurrence, plot_frequencies
 from suture.reports.report import Live, render_report
 from suture.reports.tables import class_table
+from suture.simulation.method_checks import SMALL
 from suture.simulation.new_study import as_toml
 from suture.simulation.sites import write_site
 from suture.simulation.study_check import Together, render_matrix
+from suture.simulation.trial import Trial
 
 NAMES = tuple(name for name in (*PERMITTED, *REFUSED) if len(name) <= 200)
 PLAIN = tuple(f"Class {i:03}" for i in range(len(NAMES)))
@@ -153,6 +162,86 @@ def test_a_model_and_a_state_with_such_a_name_say_so_in_a_line(tmp_path: Path) -
         ConfigError, match=r"the state: labels\.0: .*'a#b' is not a label name.*rename the class"
     ):
         unpack_model(Packed({}, {"labels": ["a#b"], "label_type": "multilabel"}))
+
+
+@pytest.mark.parametrize("name", [CODE.format(hex="00"), "a\u202eb", "\ufdfa" * 20])
+def test_the_server_refuses_the_site_and_goes_on(name: str) -> None:
+    method = SurgicalAggregation()
+    with Trial(method, method.adapted(SMALL), "multilabel", rounds=2) as trial:
+        server = trial.server
+        server.schedule = replace(server.schedule, min_sites=1)
+
+        def lie(site: str, task: Payload, answer: Packed) -> Packed:
+            if site != "alpha" or task.task != "handshake":
+                return answer
+            own = answer.header["labels"]
+            return Packed(answer.tensors, {**answer.header, "labels": [name, *own[1:]]})
+
+        federate(server, Between(trial.sites, lie))
+        assert server.round == 2
+        assert "alpha" not in server.registry.members
+        events = [
+            json.loads(line) for line in (server.record.folder / "events.jsonl").read_text().splitlines()
+        ]
+        begun = next(event for event in events if "refused" in event)
+        assert "is not a label name" in begun["refused"]["alpha"]
+
+
+TABLES = {
+    "a column": (
+        "image,patient,split,$x,Mass",
+        "1",
+        "",
+        "column '$x' is not a label name: it begins with '$'",
+    ),
+    "a cell": (
+        "image,patient,split,found,Mass",
+        "Mass|a#b",
+        'finding_column = "found"',
+        "row 2, column 'found': 'a#b' is",
+    ),
+    "a setting": (
+        "image,patient,split,x,Mass",
+        "1",
+        'labels = ["@x"]',
+        "labels.0 = .*'@x' is not a label name",
+    ),
+    "a synonym": (
+        "image,patient,split,x,Mass",
+        "1",
+        '[data.synonyms]\nx = "%x"',
+        "synonyms.x = .*'%x' is not a label",
+    ),
+    "an attribute": (
+        "image,patient,split,tone,Mass",
+        "a\x1bb",
+        'attribute_column = "tone"',
+        "row 2, column 'tone': ",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_the_file_and_the_place_of_a_name(kind: str, tmp_path: Path) -> None:
+    header, cell, line, said = TABLES[kind]
+    (tmp_path / "labels.csv").write_text(f"{header}\na.png,p,train,{cell},1\n")
+    path = tmp_path / "suture.toml"
+    path.write_text(f'[data]\ndataset = "hospital"\nroot = "."\ntable = "labels.csv"\n{line}\n')
+    with pytest.raises(SutureError) as caught:
+        read_table(load_site_config(path).data)
+    assert re.search(said.replace("$", "[$]"), str(caught.value)), caught.value
+    assert str(tmp_path) in str(caught.value)
+
+
+def test_a_column_that_is_no_label_may_have_any_name(tmp_path: Path) -> None:
+    header = "image,patient,split,Follow-up #,@x,Mass"
+    (tmp_path / "labels.csv").write_text(f"{header}\na.png,p,train,1,0,1\n")
+    path = tmp_path / "suture.toml"
+    path.write_text('[data]\ndataset = "hospital"\nroot = "."\ntable = "labels.csv"\nlabels = ["Mass"]\n')
+    assert read_table(load_site_config(path).data).table.labels.names == ("Mass",)
+    guess = discover_labels(read_sheet(tmp_path / "labels.csv"), ("image", "patient", "split"), (), "image")
+    assert guess.data["labels"] == ["Mass"]
+    assert any("'@x' is not a label name" in warning for warning in guess.warnings)
 
 
 # MONAI

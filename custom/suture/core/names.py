@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 
 from suture.core.errors import ConfigError, LabelError
-from suture.core.printable import JOINERS, printable
+from suture.core.printable import JOINERS, escaped, printable
 
 LONGEST = 200
 """Largest number of characters of a class name."""
@@ -163,7 +163,7 @@ def check_value(text: str) -> str:
     Raises:
         LabelError: it cannot be used; says why.
     """
-    if len(text) > LONGEST or not text.isprintable() or not text.strip():
+    if len(text) > LONGEST or escaped(text) != text or not text.strip():
         raise LabelError(
             f"{text[:80]!r} cannot be the value of an attribute; write at most {LONGEST} printable characters"
         )
