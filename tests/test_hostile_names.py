@@ -47,6 +47,8 @@ from suture.data.quality import Count, Findings, render
 from suture.data.readers import read_table
 from suture.data.reading import read_sheet
 from suture.data.table import SPLITS, Table
+from suture.experiments.cells import Table as TableOfExperiment
+from suture.experiments.render import markdown
 from suture.export.bundle import write_bundle
 from suture.export.card import PAGE, write_card
 from suture.export.onnx import metadata
@@ -352,7 +354,7 @@ def a_run(folder: Path, names: tuple[str, ...]) -> Path:
     run = run_record() | {
         "labels": list(names),
         "sites": sites,
-        "title": f"of {names[-1]}",
+        "title": f"of {names[-1]}\x1b[2J",
         "notes": list(names),
     }
     history, metrics = history_records(2), metrics_record()
@@ -388,7 +390,7 @@ def test_the_card_and_its_page(tmp_path: Path, unruled: None) -> None:
     saved(folder, NAMES)
     source = write_card(folder).read_text()
     _, front, card = source.split("---\n", 2)
-    assert yaml.safe_load(front)["model-index"][0]["name"] == printable(f"of {NAMES[-1]}")
+    assert yaml.safe_load(front)["model-index"][0]["name"] == printable(f"of {NAMES[-1]}\x1b[2J")
     assert_markdown_shows(card, NAMES)
     assert all(c.isprintable() or c in "\n\u200c\u200d" for c in source)
     plain = a_run(tmp_path / "plain", PLAIN)
@@ -398,6 +400,13 @@ def test_the_card_and_its_page(tmp_path: Path, unruled: None) -> None:
     assert pages[0].elements == pages[1].elements
     for name in NAMES:
         assert text(name).strip() in pages[0].text, name
+
+
+def test_the_page_of_an_experiment() -> None:
+    rows = [[name, "0.9"] for name in NAMES]
+    assert_markdown_shows(
+        markdown("a title", "said", [], [TableOfExperiment("AUROC", ["class", "a"], rows, [])]), NAMES
+    )
 
 
 # Tables

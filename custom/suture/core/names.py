@@ -122,6 +122,8 @@ def _fault(name: str) -> str:
         return f"it has {len(name)} characters, at most {LONGEST} are allowed"
     if name[:1] in _LEADING:
         return f"it begins with {name[0]!r}, which other programs take for a command; rename the class"
+    if name != name.strip():
+        return "it begins or ends with a space; remove it"
     for at, c in enumerate("" if _ASCII.fullmatch(name) else name):
         if c in JOINERS and not _joins(name, at):
             return f"it has {_described(c)} outside a word of a script that needs it; remove it"
