@@ -14,7 +14,8 @@ from example_run import LABELS, SITES, metrics_record, run_record
 from suture.cli.app import app
 from suture.core.errors import DataError
 from suture.core.labels import LabelSet
-from suture.export.card import PAGE, escaped, rounded, try_card, write_card
+from suture.core.targets import markdown
+from suture.export.card import PAGE, rounded, try_card, write_card
 from suture.models import ModelSpec, build
 from suture.models.saved import save_model, stated_digest
 
@@ -74,7 +75,7 @@ def test_counts_are_rounded_and_foreign_text_is_no_markup() -> None:
         "150",
         "1100",
     ]
-    assert escaped("a|<b>\n[x](y)") == r"a\|\<b\>\\n\[x\](y)"
+    assert markdown("a|<b>\n[x](y)") == r"a\|\<b\>\\n\[x\](y)"
 
 
 def test_a_run_that_failed_has_no_card(run_dir: Path) -> None:

@@ -120,9 +120,8 @@ def _tune(job: Job, env: str, kit: Kit, folder: Path) -> None:
         tune_targets(folder, job.finetuning, job.seed, tasks)
         write_report(folder)
     else:
-        print_line(
-            f"not fine-tuned; with data of a task: suture finetune {shlex.quote(str(folder / 'model'))} suture.toml"
-        )
+        model = shlex.quote(str(folder / "model"))
+        print_line(f"not fine-tuned; with data of a task: suture finetune {model} suture.toml")
 
 
 def resume(

@@ -21,7 +21,7 @@ LabelType = Literal["multilabel", "multiclass"]
 
 
 def key(name: str) -> str:
-    """Return the key that spellings of one name share: NFKC, case-folded, dashes, apostrophes, spaces unified.
+    """Return the key that spellings of one name share: NFKC, case-folded, with one dash, apostrophe, space.
 
     A slash becomes "or": a class name is never a path.
     """

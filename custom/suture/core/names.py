@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 
 from suture.core.errors import ConfigError, LabelError
-from suture.core.printable import JOINERS, printable
+from suture.core.printable import JOINERS, escaped, printable
 
 LONGEST = 200
 """Largest number of characters of a class name."""
@@ -33,9 +33,13 @@ _HIDDEN = re.compile(
 """Letters and marks that nobody sees (Unicode's Default_Ignorable_Code_Point)."""
 
 _JOINING = frozenset(
-    "ARABIC SYRIAC MONGOLIAN NKO MANDAIC DEVANAGARI BENGALI GURMUKHI GUJARATI ORIYA TAMIL TELUGU KANNADA "
-    "MALAYALAM SINHALA KHMER MYANMAR TIBETAN".split()
+    {
+        *("ARABIC", "SYRIAC", "MANDAIC", "NKO", "MONGOLIAN", "DEVANAGARI", "BENGALI", "GURMUKHI", "GUJARATI"),
+        *("ORIYA", "TAMIL", "TELUGU", "KANNADA", "MALAYALAM", "SINHALA", "KHMER", "MYANMAR", "TIBETAN"),
+    }
 )
+"""The scripts whose words have joiners, as Unicode's names of their letters begin."""
+
 _VIRAMA = 9
 """Unicode's combining class of the signs that take a consonant's vowel."""
 
@@ -118,6 +122,8 @@ def _fault(name: str) -> str:
         return f"it has {len(name)} characters, at most {LONGEST} are allowed"
     if name[:1] in _LEADING:
         return f"it begins with {name[0]!r}, which other programs take for a command; rename the class"
+    if name != name.strip():
+        return "it begins or ends with a space; remove it"
     for at, c in enumerate("" if _ASCII.fullmatch(name) else name):
         if c in JOINERS and not _joins(name, at):
             return f"it has {_described(c)} outside a word of a script that needs it; remove it"
@@ -159,7 +165,7 @@ def check_value(text: str) -> str:
     Raises:
         LabelError: it cannot be used; says why.
     """
-    if len(text) > LONGEST or not text.isprintable() or not text.strip():
+    if len(text) > LONGEST or escaped(text) != text or not text.strip():
         raise LabelError(
             f"{text[:80]!r} cannot be the value of an attribute; write at most {LONGEST} printable characters"
         )

@@ -49,7 +49,7 @@ class _OneLine(logging.Formatter):
 
 
 def clean_warnings() -> None:
-    """Have what libraries warn and log printed without control characters: it may quote a file, as pydicom does.
+    """Have what libraries warn and log printed without control characters: pydicom quotes files.
 
     It is for a process with a terminal: warnings, and records of logs for which nobody has set a handler.
     """

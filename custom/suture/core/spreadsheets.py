@@ -7,8 +7,8 @@ import re
 from suture.core.printable import escaped
 
 _FORMULA = re.compile("'*[=+\\-@\uff1d\uff0b\uff0d\uff20]")
-"""What a spreadsheet takes for the beginning of a formula, the last four are their full-width forms; or such a
-text with an apostrophe before it already."""
+"""What a spreadsheet takes for the beginning of a formula, the last four are full-width forms; or such a text
+with an apostrophe before it already."""
 
 
 def as_cell(text: str) -> str:

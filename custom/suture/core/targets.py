@@ -1,8 +1,8 @@
 """Text of other parties as data in files that programs interpret: one encoder for each kind of file.
 
-Further ones: `suture.core.printable` for terminals and logs, `suture.core.spreadsheets` for CSV, the templates of
-`suture.reports.report` for HTML, `suture.flare.codec.as_text` for FLARE's configuration. TOML, JSON and YAML are
-written by their libraries.
+Others are in `suture.core.printable` (terminals, logs), `suture.core.spreadsheets` (CSV), the templates of
+`suture.reports.report` (HTML) and `suture.flare.codec.as_text` (FLARE's configuration). Libraries write TOML,
+JSON and YAML.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def markdown(text: object) -> str:
 def monai(value: Any) -> Any:
     """Return plain values that a MONAI bundle's configuration gives back unchanged: nothing is evaluated.
 
-    MONAI evaluates a text that begins with ``$``, looks up one that begins with ``@`` or ``%``, makes ``::`` of
-    ``#``, and computes references such as ``%::`` anywhere. Such a text becomes an expression that is a quoted
-    text alone. Keys are taken to be Suture's own.
+    MONAI evaluates a text that begins with ``$``, looks up one that begins with ``@`` or ``%``, makes ``::``
+    of ``#``, and computes references such as ``%::`` anywhere. Such a text becomes an expression that is a
+    quoted text alone. Keys must be Suture's own.
 
     >>> monai(["Mass", "$exit()"])
     ['Mass', "$'\\\\x24exit\\\\x28\\\\x29'"]
@@ -67,7 +67,7 @@ def dicom(text: object, most: int = _LO) -> str:
     >>> dicom("a\\\\b")
     'a/b'
     """
-    return printable(str(text).replace("\\", "/"))[:most].strip()
+    return printable(text).replace("\\", "/")[:most].strip()
 
 
 def rich(text: object) -> str:

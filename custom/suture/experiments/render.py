@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from jinja2 import Template
 
+from suture.core import targets
 from suture.core.files import atomic_write, make_folder
 from suture.experiments.cells import (
     DASH,
@@ -276,10 +278,12 @@ def markdown(title: str, said: str, facts: Sequence[tuple[str, str]], tables: Se
     """Return the tables of an experiment as Markdown; its figures are on the HTML page alone."""
     parts = [f"# {title}", said, "\n".join(f"- {key}: {value}" for key, value in facts)]
     for table in tables:
-        grid = [table.heads, ["---"] * len(table.heads), *table.rows]
+        classes = table.heads[0] == "class"
+        rows = [[targets.markdown(row[0]), *row[1:]] if classes else row for row in table.rows]
+        grid = [table.heads, ["---"] * len(table.heads), *rows]
         body = "\n".join("| " + " | ".join(row) + " |" for row in grid)
         parts += [body, table.caption, *table.notes]
-    return "\n\n".join(parts).replace("*", "\\*") + "\n"
+    return re.sub(r"(?<!\\)\*", r"\\*", "\n\n".join(parts)) + "\n"
 
 
 def _published(values: Mapping[str, str], columns: Sequence[Column]) -> str:

@@ -224,17 +224,18 @@ def _kinds(modalities: tuple[str, ...]) -> str:
         )
     return (
         f"it does not notice\n  that an image is of the wrong part of the body. A DICOM image of another "
-        f"modality than {', '.join(map(markdown, modalities))}\n  ends the run with an error; files of other formats do not "
-        "state theirs."
+        f"modality than {', '.join(map(markdown, modalities))}\n  ends the run with an error; files of other "
+        "formats do not state theirs."
     )
 
 
 def _decides(decisions: Decisions | None) -> str:
     if decisions is None:
         return "It has no operating points: it gives probabilities, and decides nothing."
+    sites = ", ".join(map(markdown, (ALL, *decisions.sites)))
     return (
         f"It decides by the thresholds of the rule {decisions.settings.rule!r} that are in "
-        f"configs/operating_points.json. Choose whose with `--site`: {', '.join(map(markdown, (ALL, *decisions.sites)))}."
+        f"configs/operating_points.json. Choose whose with `--site`: {sites}."
     )
 
 

@@ -73,9 +73,10 @@ def check_method_allowed(method: str, fl_ctx: FLContext) -> None:
         ComponentPathAuthorizer().authorize_component_config({"path": path, "args": {}}, fl_ctx=fl_ctx)
     except UnsafeComponentError as refusal:
         package = f" of {point.dist.name} {point.dist.version}" if point.dist else ""
+        root = shlex.quote(str(workspace_root(fl_ctx)))
         raise ConfigError(
             f"{fl_ctx.get_identity_name()} does not allow the method {method!r} ({path}{package}); its "
-            f"administrator can allow it with `suture policy {shlex.quote(str(workspace_root(fl_ctx)))} --allow "
+            f"administrator can allow it with `suture policy {root} --allow "
             f"{list_entry(point)}`, which adds the package to class_allow_list in local/resources.json"
         ) from refusal
 

@@ -28,7 +28,7 @@ from suture.protocol.messages import (
 
 _FIELDS: Mapping[type[Any], Mapping[str, str]] = {
     SiteInfo: {
-        "labels": "the site's own class names: printable, no path, at most 200 characters each",
+        "labels": "the site's own class names, by the rule of names, at most 200 characters each",
         "n": "number of images or documents in each split",
         "threads": "number of torch threads",
         "code": "hash of the installed package",

@@ -9,6 +9,7 @@ from pathlib import Path
 import pandas as pd
 
 from suture.core.errors import DataError
+from suture.core.printable import printable
 from suture.learning.prediction import Model, open_model
 from suture.protocol.records import Metrics, Round, Run, read_history, read_metrics, read_run
 
@@ -126,7 +127,7 @@ class Results:
         return read_history(self.folder)
 
     def __repr__(self) -> str:
-        return f"Results({str(self.folder)!r}: {self.info.title}, {self.info.status})"
+        return f"Results({str(self.folder)!r}: {printable(self.info.title)}, {self.info.status})"
 
 
 def open_results(folder: str | Path) -> Results:

@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from suture.core.errors import DataError
+from suture.core.printable import escaped
 from suture.core.seeds import generator_for
 from suture.data.config import SiteConfig
 from suture.data.table import Split
@@ -242,7 +243,7 @@ def _bars(axis: Any, i: int, of: int, table: str, values: Sequence[float]) -> No
     positions = np.arange(len(values)) - 0.4 + height * (i + 0.5)
     lengths = [0.0 if math.isnan(v) else v for v in values]
     axis.barh(
-        positions, lengths, height=0.88 * height, label=_wrap(table), color=_of(TONES, i),
+        positions, lengths, height=0.88 * height, label=_key(table), color=_of(TONES, i),
         hatch=_of(HATCHES, i // len(TONES)), edgecolor="white", linewidth=0,
     )  # fmt: skip
     for position, value, length in zip(positions, values, lengths, strict=True):
@@ -273,7 +274,7 @@ def _contingency(axis: Any, one: Contingency) -> None:
     ]
     _cells(axis, shares, texts, 1.0, size=10)
     _name_cells(axis, ["no", "yes"], ["no", "yes"], turned=False)
-    axis.set_ylabel(textwrap.fill(f"{one.first} predicted", 28))
+    axis.set_ylabel(_wrap(f"{one.first} predicted"))
     notes = (
         f"{_wrap(one.second)} predicted\n",
         _given(one.second, one.first, one.second_given_first),
@@ -306,7 +307,7 @@ def _keys(names: Sequence[str], number: NDArray[np.intp]) -> list[Any]:
     return [
         Line2D(
             [], [], linewidth=0, marker=_of(MARKERS, i // len(TONES)), color=_of(TONES, i), markersize=6,
-            label=f"{_wrap(name)} ({np.sum(number == i)})",
+            label=_key(f"{name} ({np.sum(number == i)})"),
         )
         for i, name in enumerate(names)
     ]  # fmt: skip
@@ -326,8 +327,14 @@ def _percent(share: float) -> str:
     return _DASH if math.isnan(share) else f"{100 * share:.1f} %"
 
 
+def _key(name: str) -> str:
+    """Return a name for the legend, from which matplotlib leaves out one that begins with an underscore."""
+    return f" {_wrap(name)}" if name.startswith("_") else _wrap(name)
+
+
 def _wrap(name: str) -> str:
-    return textwrap.fill(name, 26)
+    """Return a name on lines, without a character that XML does not know."""
+    return textwrap.fill(escaped(name), 26)
 
 
 def _largest(values: Iterable[float | None]) -> float:

@@ -21,7 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from suture.core.errors import ConfigError, DataError
+from suture.core.errors import ConfigError, DataError, LabelError
+from suture.core.names import check_value
 from suture.core.printable import number_of
 from suture.core.validation import MOST_ATTRIBUTES
 from suture.data.patient_columns import torn_patients
@@ -151,6 +152,11 @@ def _attributes(sheet: Sheet, config: HospitalConfig) -> tuple[str, ...] | None:
     if column is None:
         return None
     values = sheet.column(column, "[data] attribute_column")
+    for value, number in zip(values, sheet.numbers, strict=True):
+        try:
+            check_value(value) if value else None
+        except LabelError as error:
+            raise DataError(f"{sheet.path} row {number}, column {column!r}: {error}") from error
     if len(found := {*values} - {""}) > MOST_ATTRIBUTES:
         raise DataError(
             f"{sheet.path}: column {column!r} has {len(found)} values, and figures are given by at most "

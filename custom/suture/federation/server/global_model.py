@@ -112,7 +112,11 @@ def unpack_model(packed: Packed, where: str = "the state") -> GlobalModel:
     Raises:
         ConfigError: the state holds no model.
     """
-    classes = parse(_Classes, packed.header, where)
+    try:
+        classes = parse(_Classes, packed.header, where)
+    except ConfigError as error:
+        remedy = "the experiment cannot continue under this name; rename the class and begin a new experiment"
+        raise ConfigError(f"{error}; {remedy}") if "label name" in str(error) else error from None
     groups: dict[str, dict[str, torch.Tensor]] = {group: {} for group in _GROUPS}
     for name, tensor in packed.tensors.items():
         group, _, rest = name.partition("/")
