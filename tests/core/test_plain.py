@@ -72,7 +72,7 @@ def test_a_file_without_an_end_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "large.toml"
     with path.open("wb") as file:
         file.truncate(LARGEST_TOML + 1)
-    with pytest.raises(ConfigError, match=r"large\.toml is not valid TOML: it is larger than 4 MiB"):
+    with pytest.raises(ConfigError, match=r"large\.toml is not valid TOML: it is larger than 1 MiB"):
         read_toml(path)
     with pytest.raises(DataError, match="larger than 64 MiB"):
         read_json(Path("/dev/zero"))
@@ -122,3 +122,49 @@ def test_the_lines_of_a_long_run_have_no_bound_together(
     assert len(read_records(path)) == 20
     with pytest.raises(DataError, match="it is larger than"):
         read_json(path)
+
+
+LONG_KEY = ".".join(["a"] * 40_000)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{LONG_KEY} = 1",
+        ".".join(['"a"'] * 40_000) + " = 1",
+        " . ".join(["'a'"] * 40_000) + " = 1",
+        f"[{LONG_KEY}]",
+        f"[[ {LONG_KEY} ]]",
+        f"x = {{{LONG_KEY} = 1}}",
+        f'x = [{{a = """x"""", {LONG_KEY} = 1}}]',
+        f"x = [{{a = '''x'''', {LONG_KEY} = 1}}]",
+        f'x = [{{a = "\\"", {LONG_KEY} = 1}}]',
+        f"x = [{{a = '\\', {LONG_KEY} = 1}}]",
+        f'# "\n{LONG_KEY} = 1',
+        "x = " + "[" * 40 + "]" * 40,
+        "x = " + "{a = " * 40 + "1" + "}" * 40,
+        "x = " + "[{a = " * 20 + "1" + "}]" * 20,
+    ],
+)
+def test_toml_that_is_long_or_deep_is_refused_before_it_is_parsed(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tomllib.loads", lambda _: pytest.fail("it was parsed"))
+    (tmp_path / "a.toml").write_text(text)
+    with pytest.raises(ConfigError, match=r"a\.toml is not valid TOML: .* more than 32 (parts|levels)"):
+        read_toml(tmp_path / "a.toml")
+
+
+def test_dots_and_brackets_in_texts_and_numbers_are_no_keys(tmp_path: Path) -> None:
+    lines = [
+        f'x = "{LONG_KEY}[[[{{"',
+        "y = [" + "1.5, " * 100 + "]",
+        f'z = """\n{LONG_KEY}\n' + "[" * 50 + '"""',
+        f"# {LONG_KEY}",
+        f"w = '''{LONG_KEY}'''",
+        "v = '" + "{" * 50 + "'",
+        f"[a.b.'c.d'.\"{LONG_KEY}\"]",
+        "u = 1.25",
+    ]
+    (tmp_path / "a.toml").write_text("\n".join(lines))
+    assert read_toml(tmp_path / "a.toml")["x"].startswith(LONG_KEY)

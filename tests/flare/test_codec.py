@@ -6,6 +6,7 @@ from math import prod
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -124,3 +125,13 @@ def test_a_tensor_that_is_not_as_it_claims_is_refused(claimed: list[Any]) -> Non
     assert Tensors().native_recompose(["w", "torch.float32", [2, 2]], manager).tolist() == [[0, 0], [0, 0]]
     with pytest.raises(ValueError, match="a tensor"):
         Tensors().native_recompose(claimed, manager)
+
+
+def test_a_tensor_with_the_header_of_many_is_refused_before_it_is_parsed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As a message within a message, such a header would be parsed for minutes."""
+    many = safetensors.torch.save({f"t{i}": torch.zeros(0) for i in range(200)})
+    monkeypatch.setattr("nvflare.app_opt.pt.decomposers.load", lambda _: pytest.fail("it was parsed"))
+    with pytest.raises(ValueError, match="header is of many"):
+        Tensors().native_recompose(many)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import errno
+import json
 import subprocess
 import sys
 import tracemalloc
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 import suture.protocol.packing as packing
@@ -28,7 +31,7 @@ from suture.protocol.messages import (
     Update,
     ones,
 )
-from suture.protocol.packing import Packed, _checksum, digest, load, pack, save, unpack
+from suture.protocol.packing import Packed, _checksum, digest, load, pack, read_tensors, save, unpack
 
 METRICS = Metrics(3, "validation", 7, 0.5, {"Mass": ClassScore(0.75, None, None, 2, 5)})
 MESSAGES: list[Message] = [
@@ -300,3 +303,46 @@ def test_packing_storing_and_reading_hold_no_third_copy(tmp_path: Path) -> None:
         [sys.executable, "-c", code, str(tmp_path / "x")], check=True, stdout=subprocess.PIPE, text=True
     )
     assert 1.5 < float(done.stdout) < 2.2
+
+
+def stored(folder: Path, header: dict[str, Any]) -> Path:
+    text = json.dumps(header).encode()
+    path = folder / "x.safetensors"
+    path.write_bytes(len(text).to_bytes(8, "little") + text)
+    return path
+
+
+EMPTY = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
+
+
+@pytest.mark.parametrize("read", [load, read_tensors])
+@pytest.mark.parametrize("what", ["tensors", "facts"])
+def test_a_header_of_too_much_is_refused_before_it_is_parsed(
+    read: Callable[[Path], object], what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many = range(1_100_000 if what == "facts" else 250_000)
+    header = (
+        {"__metadata__": {str(i): "" for i in many}}
+        if what == "facts"
+        else dict.fromkeys(map(str, many), EMPTY)
+    )
+    path = stored(tmp_path, header)
+    monkeypatch.setattr(packing, "safe_open", lambda *_, **__: pytest.fail("it was parsed"))
+    with pytest.raises((SutureError, SafetensorError), match="header is of more than 100,000 tensors"):
+        read(path)
+
+
+@pytest.mark.parametrize("read", [load, read_tensors])
+def test_tensors_are_counted_before_they_are_read(read: Callable[[Path], object], tmp_path: Path) -> None:
+    path = stored(
+        tmp_path, {str(i): EMPTY for i in range(100_001)} | {"__metadata__": {"suture": "--------{}"}}
+    )
+    with pytest.raises((SutureError, SafetensorError), match="more than 100,000 tensors"):
+        read(path)
+
+
+def test_the_length_of_a_header_is_not_believed(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    path.write_bytes((2**63).to_bytes(8, "little") + b"{}")
+    with pytest.raises(SafetensorError):
+        read_tensors(path)

@@ -11,6 +11,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Literal
 
 from suture.core.errors import LabelError
@@ -20,6 +21,7 @@ from suture.core.vocabulary import CANONICAL, SYNONYMS
 LabelType = Literal["multilabel", "multiclass"]
 
 
+@lru_cache(maxsize=20_000)  # the names of a federation are asked for again and again
 def key(name: str) -> str:
     """Return the key that spellings of one name share: NFKC, case-folded, with one dash, apostrophe, space.
 
@@ -183,6 +185,9 @@ def is_generic(name: str) -> bool:
 _WINDOW = 20
 """Number of following names, in each of two orders, that a name is compared with."""
 
+_COMPARED = 50_000
+"""Number of comparisons in each order: of more names than any hospital has, each is compared with fewer."""
+
 
 def lookalikes(names: Iterable[str]) -> list[tuple[str, str]]:
     """Return pairs of different names that are nearly the same, one of which may be a typo.
@@ -192,11 +197,12 @@ def lookalikes(names: Iterable[str]) -> list[tuple[str, str]]:
     their beginnings and of their ends (Hernandez, Stolfo 1995, the sorted-neighbourhood method).
     """
     keys = {name: key(name) for name in names}
+    window = min(_WINDOW, 1 + _COMPARED // max(len(keys), 1))
     near = {
         (min(a, b), max(a, b))
         for order in (sorted(keys), sorted(keys, key=lambda name: keys[name][::-1]))
         for i, a in enumerate(order)
-        for b in order[i + 1 : i + 1 + _WINDOW]
+        for b in order[i + 1 : i + 1 + window]
     }
     return [
         (a, b)
@@ -217,7 +223,7 @@ def _within(a: str, b: str, limit: int) -> bool:
     It counts insertions, deletions, substitutions and transpositions. What two names have in common at their
     beginning costs nothing, so at most ``4 ** limit`` ways to go on are tried.
     """
-    if abs(len(a) - len(b)) > limit:
+    if abs(len(a) - len(b)) > limit or not _alike_in_part(a, b, limit):
         return False
     at = _common(a, b)
     a, b = a[at:], b[at:]
@@ -229,9 +235,19 @@ def _within(a: str, b: str, limit: int) -> bool:
     return _within(a[1:], b[1:], left) or _within(a[1:], b, left) or _within(a, b[1:], left)
 
 
+def _alike_in_part(a: str, b: str, limit: int) -> bool:
+    """Whether one of ``2 limit + 1`` parts of a name is in the other one: an edit changes two at most."""
+    size = len(a) // (2 * limit + 1)
+    starts = range(0, size * (2 * limit + 1), size or 1)
+    return not size or any(a[i : i + size] in b[max(i - limit, 0) : i + size + limit] for i in starts)
+
+
 def _common(a: str, b: str) -> int:
-    """Return the length of the common beginning, by bisection: comparing slices is fast."""
-    low, high = 0, min(len(a), len(b))
+    """Return the length of the common beginning: comparing slices is fast, and most names differ early."""
+    low, high, most = 0, 1, min(len(a), len(b))
+    while high < most and a[low:high] == b[low:high]:
+        low, high = high, 2 * high
+    high = min(high, most)
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if a[:middle] == b[:middle] else (low, middle - 1)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import stat
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -22,7 +23,7 @@ from suture.core.errors import ConfigError
 LARGEST_FILE = 64 * 2**20
 """Largest number of bytes of a file of JSON."""
 
-LARGEST_TOML = 4 * 2**20
+LARGEST_TOML = 2**20
 """Largest number of bytes of a file of TOML, which a person writes and the standard library reads slowly."""
 
 MOST_VALUES = 2_000_000
@@ -69,14 +70,23 @@ def parse_json(text: str | bytes) -> Any:
     Raises:
         ValueError: it is none, or too large.
     """
-    if sum(map(text.count, _MARKS[type(text)])) > MOST_VALUES:
-        raise ValueError(f"it has more than {MOST_VALUES:,} values")
+    check_count(text)
     try:
         value = json.loads(text, parse_constant=_no_constant)
     except RecursionError:
         raise ValueError(f"it is nested more than {DEEPEST} levels deep") from None
     check_plain(value)
     return value
+
+
+def check_count(text: str | bytes) -> None:
+    """Refuse a text of JSON with more than `MOST_VALUES` values, before it is parsed.
+
+    Raises:
+        ValueError: it has.
+    """
+    if sum(map(text.count, _MARKS[type(text)])) > MOST_VALUES:
+        raise ValueError(f"it has more than {MOST_VALUES:,} values")
 
 
 def _no_constant(name: str) -> NoReturn:
@@ -91,7 +101,9 @@ def read_toml(path: Path) -> dict[str, Any]:
         ConfigError: it is too large, no UTF-8 or no TOML.
     """
     try:
-        raw = tomllib.loads(read_bounded(path, LARGEST_TOML).decode("utf-8-sig"))
+        text = read_bounded(path, LARGEST_TOML).decode("utf-8-sig")
+        _check_toml(text)
+        raw = tomllib.loads(text)
         check_plain(raw)
     except RecursionError:
         raise ConfigError(f"{path} is nested more than {DEEPEST} levels deep; write it flat") from None
@@ -100,6 +112,41 @@ def read_toml(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise ConfigError(f"{path} is not valid TOML: {_why(error)}") from error
     return raw
+
+
+_SIGN = re.compile(r"\"{3}|'{3}|[\"'#\n=,.{}\[\]]")
+_ENDS = {
+    '"': re.compile(r'\\.|["\n]'),
+    '"""': re.compile(r'\\.|"{3,5}', re.DOTALL),
+    "'": re.compile(r"['\n]"),
+    "'''": re.compile("'{3,5}"),
+    "#": re.compile(r"\n"),
+}
+"""What ends a text or a comment of TOML, or is passed over in it, by the sign that begins it."""
+
+
+def _check_toml(text: str) -> None:
+    """Refuse deep nests and keys of many parts, which take the standard library quadratic time and memory.
+
+    Raises:
+        ValueError: there is one.
+    """
+    place = depth = dots = 0
+    while sign := _SIGN.search(text, place):
+        place, mark = sign.end(), sign[0]
+        if mark in _ENDS:
+            ends = (end for end in _ENDS[mark].finditer(text, place) if end[0][0] != "\\")
+            place = end.end() if (end := next(ends, None)) else len(text)
+        depth += (mark in "[{") - (mark in "]}")
+        if mark == ".":
+            dots += 1
+        elif mark not in ('"', "'"):  # a part of a key, as a word without quotes is
+            dots = 0
+        if depth > DEEPEST:
+            raise ValueError(f"it is nested more than {DEEPEST} levels deep; write it flat")
+        if dots >= DEEPEST:
+            line = text.count("\n", 0, place) + 1
+            raise ValueError(f"line {line} has a key of more than {DEEPEST} parts; write it flat")
 
 
 def read_bounded(path: Path, most: int | None = None) -> bytes:

@@ -42,6 +42,9 @@ LARGE = 2**16
 """Bytes of a tensor from which on it is a section of the message, which FLARE sends without copying it,
 or lies in a file."""
 
+_ONE_HEADER = 4096
+"""Bytes of the header of safetensors that one tensor has."""
+
 _FILES = "suture.files"
 """Key of the same context: the files of the message."""
 
@@ -84,6 +87,8 @@ class Tensors(TensorDecomposer):
             ValueError: what came is no tensor of that type and shape.
         """
         if not isinstance(data, list) or manager is None:
+            if isinstance(data, bytes) and int.from_bytes(data[:8], "little") > _ONE_HEADER:
+                raise ValueError("a tensor whose header is of many")
             tensor: Tensor = super().native_recompose(data, manager)
             return tensor
         match data:

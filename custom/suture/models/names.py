@@ -9,12 +9,12 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from suture.core.errors import ConfigError, as_word
 from suture.core.labels import canonical
 from suture.data.embedding import signs
+from suture.protocol.packing import read_tensors
 
 GRAMS = (3, 4, 5)
 """Lengths of the runs of letters that a name is taken apart into."""
@@ -57,7 +57,7 @@ def _read(path: Path, names: Sequence[str], width: int) -> Tensor:
     if not path.is_file():
         raise ConfigError(f"{key}: {path} does not exist; name a safetensors file of vectors by class name")
     try:
-        vectors = {canonical(name): vector for name, vector in load_file(path).items()}
+        vectors = {canonical(name): vector for name, vector in read_tensors(path).items()}
     except (OSError, SafetensorError) as error:
         raise ConfigError(f"{key}: {path} cannot be read as safetensors: {as_word(error)}") from error
     for name in names:

@@ -12,7 +12,7 @@ import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass as validated
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors.torch import save
 
 from suture.core import VERSION
 from suture.core.errors import ConfigError, SutureError, as_word
@@ -22,6 +22,7 @@ from suture.core.validation import OPEN, parse
 from suture.models import ModelSpec, build, check_portable
 from suture.models.classifier import Classifier, Preprocessing, check_tensors
 from suture.protocol.messages import Labels
+from suture.protocol.packing import read_tensors
 
 
 def save_model(model: Classifier, spec: ModelSpec, folder: Path, facts: Mapping[str, Any]) -> None:
@@ -94,7 +95,7 @@ def load_model(folder: Path) -> tuple[Classifier, Preprocessing]:
                 "model.safetensors is not the file whose digest model.json states; restore both from a backup"
             )
         model = build(found.model, LabelSet(found.labels, found.label_type), seed=0, pretrained=False)
-        tensors = load_file(weights)
+        tensors = read_tensors(weights)
         check_tensors(tensors, model.state_dict(), str(weights))
     except (OSError, SutureError, SafetensorError) as error:
         raise ConfigError(f"{folder} cannot be read as a model: {_why(error)}") from error

@@ -12,6 +12,7 @@ import os
 import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -27,7 +28,7 @@ from torch import Tensor
 
 from suture.core.errors import RejectedUpdate, SutureError, as_word, shown
 from suture.core.files import replacing
-from suture.core.plain import parse_json
+from suture.core.plain import LARGEST_FILE, parse_json
 from suture.protocol.messages import MOST, Abstain, Evaluation, Message, Payload, Scores, SiteInfo, Update
 
 _TYPES: dict[str, type[Message]] = {
@@ -37,6 +38,9 @@ _ADAPTERS: dict[type[Message], TypeAdapter[Any]] = {t: TypeAdapter(t) for t in _
 _GROUPS = ("shared", "head", "fixed", "class_tensors")
 _SINGLE = "class_weights"
 _NO_CHECKSUM = "-" * 8
+
+MOST_STORED = 100_000
+"""Largest number of tensors in a file: a table of vectors by name may have many."""
 
 TEXT = 4 * 2**20
 """Largest number of characters in a header: the most classes, twice, with names of 150 characters; or three
@@ -208,7 +212,7 @@ def load(path: Path) -> Packed:
         SutureError: the file is corrupt, or `save` did not write it.
     """
     try:
-        with safe_open(path, framework="pt") as file:
+        with _opened(path) as file:
             text = file.metadata()["suture"]
             checksum, header = text[:8], text[8:]
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -220,6 +224,39 @@ def load(path: Path) -> Packed:
             return Packed(tensors, content)
     except (SafetensorError, KeyError, TypeError, ValueError) as error:
         raise SutureError(f"{path} is corrupt ({as_word(error)})") from error
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Read a file of safetensors that anybody may have made.
+
+    Raises:
+        OSError: the file cannot be read.
+        SafetensorError: it is none, or holds more than any model.
+    """
+    with _opened(path) as file:
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    with path.open("rb") as raw:
+        size = int.from_bytes(raw.read(8), "little")
+        check_header(raw.read(min(size, LARGEST_FILE + 1)))
+    with safe_open(path, framework="pt") as file:
+        if len(file.keys()) > MOST_STORED:
+            raise SafetensorError(f"it holds more than {MOST_STORED:,} tensors")
+        yield file
+
+
+def check_header(header: bytes) -> None:
+    """Refuse the header of a file of safetensors that holds more than any model, before it is parsed.
+
+    Raises:
+        SafetensorError: it does.
+    """
+    # Marks in texts count too: those of a state's own header, which has fewer.
+    if len(header) > LARGEST_FILE or max(header.count(b"{") / 2, header.count(b",") / 10) > MOST_STORED:
+        raise SafetensorError(f"its header is of more than {MOST_STORED:,} tensors")
 
 
 def digest(packed: Packed) -> str:

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AliasChoices, Field, FiniteFloat, NonNegativeInt, ValidationError
 
 from suture.core.errors import DataError
+from suture.core.plain import check_count, read_bounded
 from suture.core.validation import adapter_of
 from suture.protocol.decisions import DecidedClass, DecisionSettings, Diagrams, Operating
 from suture.protocol.messages import Spent
@@ -298,7 +299,7 @@ def read_run(folder: Path) -> Run:
         raise DataError(
             f"{folder} is no run folder: it has no run.json; give the folder that a run has written"
         )
-    return _parse_text(Run, path.read_bytes(), str(path))
+    return _read(Run, path)
 
 
 def read_history(folder: Path) -> list[Round]:
@@ -342,7 +343,7 @@ def read_metrics(folder: Path) -> Metrics | None:
         DataError: it cannot be read.
     """
     path = folder / "metrics.json"
-    return _parse_text(Metrics, path.read_bytes(), str(path)) if path.is_file() else None
+    return _read(Metrics, path) if path.is_file() else None
 
 
 def _read_lines(kind: type[T], path: Path) -> list[T]:
@@ -361,17 +362,28 @@ def _read_lines(kind: type[T], path: Path) -> list[T]:
     return found
 
 
+def _read(kind: type[T], path: Path) -> T:
+    try:
+        return _parse_text(kind, read_bounded(path), str(path))
+    except ValueError as error:
+        raise _unreadable(str(path), error) from error
+
+
 def _parse_text(kind: type[T], text: bytes, where: str) -> T:
     try:
+        check_count(text)
         return adapter_of(kind).validate_json(text)
-    except ValidationError as error:
+    except ValueError as error:
         raise _unreadable(where, error) from error
 
 
-def _unreadable(where: str, error: ValidationError) -> DataError:
-    first = error.errors()[0]
-    at = ".".join(map(str, first["loc"]))
+def _unreadable(where: str, error: ValueError) -> DataError:
+    why = str(error)
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        at = ".".join(map(str, first["loc"]))
+        why = f"{f'{at}: ' if at else ''}{first['msg']}"
     return DataError(
-        f"{where}: {f'{at}: ' if at else ''}{first['msg']}; the file is damaged or of another version of "
+        f"{where}: {why}; the file is damaged or of another version of "
         "suture: restore it or run the job again"
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from pydantic import Field
 from rich.table import Table
 
 from suture.core.errors import DataError
+from suture.core.plain import parse_json, read_bounded
 from suture.core.targets import rich
 from suture.learning.metrics import mean_sd
 from suture.protocol.records import Metrics, parse
@@ -106,8 +106,8 @@ def read_finetuning_results(folder: Path) -> FinetuningResults | None:
     if not path.is_file():
         return None
     try:
-        value = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
+        value = parse_json(read_bounded(path))
+    except ValueError as error:
         raise DataError(f"{path}: {error}; the file is damaged: run the job again") from error
     return parse(FinetuningResults, value, str(path))
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
 
+from suture.core import labels
 from suture.core.errors import FederationError, LabelError
-from suture.federation.server.registry import agree
+from suture.federation.server.registry import Agreement, agree, misfits
 from suture.methods.base import LabelStatistics
 from suture.protocol.messages import SiteInfo, Update, ones
 
@@ -102,3 +104,33 @@ def test_values_of_a_site_get_the_federations_names() -> None:
         "Pleural Effusion": 2,
         "Edema": 3,
     }
+
+
+@pytest.mark.parametrize(
+    "made",
+    [lambda i: f"{i * 7919 % 100003:06d}" * 30, lambda i: f"{'a' * 90}{i:05d}{'b' * 90}"],
+    ids=["far", "near"],
+)
+def test_the_names_of_a_long_hello_are_compared_few_times(
+    made: Callable[[int], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared = []
+    within = labels._within
+    monkeypatch.setattr(labels, "_within", lambda *args: compared.append(args) or within(*args))
+    infos = {"beta": info(*(made(i) for i in range(9_000))), "alpha": info("Mass"), "gamma": info("Mass")}
+    found = misfits(infos, Agreement((), {}, False))
+    infos = {site: one for site, one in infos.items() if site not in found}
+    agree(infos, (), {}, False)
+    assert len(compared) < 400_000
+
+
+def test_an_error_lists_few_pairs_of_names() -> None:
+    far = [
+        f"{i * 7919 % 100003:06d}".translate(str.maketrans("0123456789", "abcdefghij")) * 3 for i in range(60)
+    ]
+    infos = {"a": info(*far), "b": info(*(f"{name}x" for name in far))}
+    with pytest.raises(
+        FederationError, match=r"(?s)nearly the same:(\n  [^\n]*){20}\n  and \d+ more pairs\n"
+    ) as error:
+        agree(infos, (), {}, False)
+    assert len(str(error.value)) < 5_000

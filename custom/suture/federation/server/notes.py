@@ -11,6 +11,9 @@ from suture.federation.server.global_model import classifier
 from suture.federation.server.registry import SiteRegistry
 from suture.methods.base import ClassFacts, GlobalModel
 
+_SHOWN = 200
+"""Notes of one kind: classes times sites may be millions."""
+
 
 def start_notes(model: GlobalModel, plan: Plan, facts: ClassFacts) -> list[str]:
     """Return the notes of a run at its start: on batch norm that stays untrained, and the method's own.
@@ -30,12 +33,14 @@ def start_notes(model: GlobalModel, plan: Plan, facts: ClassFacts) -> list[str]:
 def class_notes(registry: SiteRegistry, label_map: Mapping[str, str]) -> list[str]:
     """Return a note on every class that a site calls differently, where its codes have shown what it is."""
     mapped = {canonical(spelling): canonical(name) for spelling, name in label_map.items()}
-    return [
+    found = [
         f"{site}'s {own!r} is the class {name!r}, by its codes."
         for site, member in registry.members.items()
         for own, name in zip(member.own, member.names, strict=True)
         if mapped.get(canonical(own), canonical(own)) != name
     ]
+    more = [f"{len(found) - _SHOWN} more classes of sites were recognised by their codes."]
+    return found[:_SHOWN] + (more if len(found) > _SHOWN else [])
 
 
 def code_notes(codes: Sequence[tuple[int, str]]) -> list[str]:

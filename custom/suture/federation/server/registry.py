@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from suture.core.codes import Stated
@@ -29,6 +30,9 @@ from suture.methods.base import LabelStatistics, LabelView
 from suture.protocol.messages import MOST_CLASSES, ClassScore, Labels, Metrics, SiteInfo, Update
 
 T = TypeVar("T")
+
+_SHOWN = 20
+"""Pairs of names that an error lists."""
 
 
 @dataclass(frozen=True)
@@ -399,7 +403,11 @@ def _refuse_lookalikes(registry: SiteRegistry, accept: bool | tuple[str, ...]) -
     if not pairs:
         return
     owners = registry.owners()
-    lines = [f"  {a!r} ({', '.join(owners[a])}) and {b!r} ({', '.join(owners[b])})" for a, b in pairs]
+    lines = [
+        f"  {a!r} ({', '.join(owners[a])}) and {b!r} ({', '.join(owners[b])})" for a, b in pairs[:_SHOWN]
+    ]
+    if len(pairs) > _SHOWN:
+        lines.append(f"  and {len(pairs) - _SHOWN} more pairs")
     raise FederationError(
         "these names of different sites are nearly the same:\n"
         + "\n".join(lines)
@@ -442,4 +450,9 @@ def _unaccepted(registry: SiteRegistry, accept: bool | tuple[str, ...]) -> list[
     if accept is True:
         return []
     accepted = {canonical(name) for name in accept or ()}
-    return [(a, b) for a, b in lookalikes(registry.labels) if not {a, b} & accepted]
+    return [(a, b) for a, b in _lookalikes(registry.labels) if not {a, b} & accepted]
+
+
+@lru_cache(maxsize=1)  # asked by `misfits` and by `agree`
+def _lookalikes(labels: Labels) -> list[tuple[str, str]]:
+    return lookalikes(labels)

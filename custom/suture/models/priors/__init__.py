@@ -6,7 +6,6 @@ A prior on disk is prior.safetensors, the backbone alone, and prior.json, which 
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,11 +13,12 @@ from typing import Annotated, Any
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors.torch import save
 
 from suture.core import VERSION
 from suture.core.errors import ConfigError, unknown
 from suture.core.files import atomic_write, make_folder, write_json
+from suture.core.plain import parse_json, read_bounded
 from suture.core.seeds import seeded
 from suture.core.validation import STRICT, parse
 from suture.models import MODELS, ModelSpec
@@ -30,6 +30,7 @@ from suture.models.priors.published import (
     efficientnet_lite0_prior,
     moco_resnet50,
 )
+from suture.protocol.packing import read_tensors
 
 __all__ = [
     "PRIORS",
@@ -95,11 +96,11 @@ def read_prior(folder: Path, size: int | None = None, name: str = NAME) -> Prior
     if not path.is_file():
         raise ConfigError(f"{folder} holds no {name}.json; prior.path names the folder of `suture pretrain`")
     try:
-        facts = json.loads(path.read_text())
+        facts = parse_json(read_bounded(path))
         kind, digest = facts["backbone"], facts["digest"]
         preprocessing = parse(Preprocessing, facts["preprocessing"], str(path))
         network, width = MODELS[kind].build(ModelSpec(kind, preprocessing.size, preprocessing.color), None)
-        tensors = load_file(weights)
+        tensors = read_tensors(weights)
         network.load_state_dict(tensors)
         description = str(facts["description"])
     except (OSError, KeyError, TypeError, ValueError, RuntimeError, SafetensorError) as error:

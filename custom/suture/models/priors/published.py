@@ -13,13 +13,13 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from suture.core.errors import ConfigError
 from suture.models.backbones import IMAGENET, LITE, efficientnet_lite0, fill
 from suture.models.classifier import Preprocessing
 from suture.models.priors.prior import Prior, freeze
+from suture.protocol.packing import read_tensors
 
 SIZE = 224
 """Side of the images with which the networks of this module were trained, in pixels."""
@@ -170,7 +170,7 @@ def _read_part(path: Path, prefix: str, what: str) -> dict[str, Tensor]:
         raise ConfigError(f"the prior {path} does not exist; prior.path names the file of {what}")
     try:
         if path.suffix == ".safetensors":
-            loaded: object = load_file(path)
+            loaded: object = read_tensors(path)
         else:
             loaded = torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, SafetensorError) as error:
