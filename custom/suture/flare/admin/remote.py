@@ -24,7 +24,7 @@ from suture.federation.site.abstention import first_recorded
 from suture.flare.admin.kit import Kit
 from suture.flare.admin.recovery import experiment_of, how_to_continue, state_on_this_machine
 from suture.reports.progress import following
-from suture.reports.report import write_report
+from suture.reports.report import try_report, write_report
 from suture.simulation.job import Job, check_federated
 from suture.simulation.run import check_folder, locked, preparing
 
@@ -152,7 +152,7 @@ def follow(title: str, env: str, kit: Kit, out: Path, job_id: str) -> None:
                     while not _ended(federation, job_id, tail):
                         answered = time.monotonic()
                         time.sleep(_POLL)
-                    download(federation, kit, job_id, out, tail)
+                    download(federation, kit, job_id, out, tail, env)
                     return
             except NoAnswer:
                 if time.monotonic() - answered > _PATIENCE:
@@ -202,12 +202,20 @@ def fetch(kit: Kit, job_id: str, out: Path | None) -> Path:
 
 
 def download(
-    federation: Connection, kit: Kit, job_id: str, out: Path | None, tail: Tail | None = None
+    federation: Connection,
+    kit: Kit,
+    job_id: str,
+    out: Path | None,
+    tail: Tail | None = None,
+    env: str | None = None,
 ) -> Path:
     """Copy the results of the server's run to where the simulator would write them; return the folder.
 
     A job whose process at the server has died left nothing to download; its committed rounds are then taken
     from the server's own folder, where that is on this machine.
+
+    Args:
+        env: ``poc`` or ``prod``, for the report; by default as OUT says.
 
     Raises:
         FederationError: the job failed; names the party that refused it and why, or how to continue.
@@ -226,7 +234,7 @@ def download(
         if target:
             make_folder(target)
             if left:
-                _copy(left, target, tail)
+                _copy(left, target, tail, {"env": env, "flare_job": job_id} if env else {})
             if (workspace / "log.txt").exists():
                 with replacing(target / "flare.log") as temporary:
                     shutil.copy2(workspace / "log.txt", temporary)
@@ -237,13 +245,13 @@ def download(
             reason += f"\n- {printable(first)}"
         if experiment and not refusals(federation.meta(job_id), {}):
             reason += f"\n- {how_to_continue(experiment, kit)}"
-        if target and (target / "run.json").exists():
-            Record(target).close("failed", reason)
-            write_report(target)
+        if target and "job" in (here := Record(target)).run:
+            here.close("failed", reason)
+            try_report(target)  # an error in it would hide the reason
         raise FederationError(reason)
 
 
-def _copy(workspace: Path, out: Path, tail: Tail | None) -> None:
+def _copy(workspace: Path, out: Path, tail: Tail | None, facts: Mapping[str, Any]) -> None:
     """Copy the files of a run into OUT, note the environment, and write report and card again."""
     from suture.flare.controller import copy_results
 
@@ -252,7 +260,7 @@ def _copy(workspace: Path, out: Path, tail: Tail | None) -> None:
         raise ConfigError(
             f"{out} holds a run of {shown_name(here.run.get('experiment'))}; choose another --out"
         )
-    own = {key: here.run[key] for key in ("env", "flare_job") if key in here.run}
+    own = facts or {key: here.run[key] for key in ("env", "flare_job") if key in here.run}
     if tail:
         tail.finish(read_records(workspace / "events.jsonl"))
     copy_results(workspace, out, without=("events.jsonl",) if tail else ())
