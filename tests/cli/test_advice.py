@@ -21,7 +21,14 @@ _OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 _COMMAND = re.compile(r"(`|^\s*|\n\s*)?\bsuture((?: [a-z][\w-]*)+)([^`\n;|]*)")
 FOREIGN = {
     *("--only", "--against", "--cases", "--start", "--prior", "--gamma"),  # programs of this repository
-    *("--no-wait", "--client", "--once", "--property", "--value"),  # nvflare, its processes, systemd
+    *(
+        "--no-wait",
+        "--force",
+        "--client",
+        "--once",
+        "--property",
+        "--value",
+    ),  # nvflare, its processes, systemd
     *("--logdir", "--backend-store-uri"),  # TensorBoard, MLflow
     *("--export", "--export-dir"),  # a job.py
 }
