@@ -28,7 +28,7 @@ FOREIGN = {
         "--once",
         "--property",
         "--value",
-    ),  # nvflare, its processes, systemd
+    ),  # nvflare, systemd
     *("--logdir", "--backend-store-uri"),  # TensorBoard, MLflow
     *("--export", "--export-dir"),  # a job.py
 }
