@@ -40,7 +40,7 @@ def up(
     project: Annotated[Path | None, typer.Option(help="Another project.yml than poc_workspace's.")] = None,
 ) -> None:
     """Provision a server and a job's sites, give them data and a policy, and start what does not run."""
-    from suture.flare.admin.kit import project_admin
+    from suture.flare.admin.kit import lead
     from suture.flare.admin.poc import chosen_folder, prepare, project_template
     from suture.flare.admin.processes import running
 
@@ -49,8 +49,8 @@ def up(
         raise ConfigError(f"the federation in {root} is running; stop it first: suture poc down")
     kits = prepare(chosen, root, project or project_template(), port, loose=loose, overwrite=overwrite)
     sites = _start(root, kits)
-    kit = project_admin(root)
-    print_line(f"{kit.server}, sites: {', '.join(sites)}, folder: {root}")
+    kit = lead(root)
+    print_line(f"{kit.server}, user: {kit.name}, sites: {', '.join(sites)}, folder: {root}")
     option = f" --startup-kit {kit.folder}" if folder else ""
     print_line(f"next: suture run {job} --env poc{option}")
     option = f" --dir {root}" if folder else ""

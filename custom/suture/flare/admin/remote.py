@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from suture.flare.admin.session import Connection
 
 _POLL, _START = 1.0, 4.0
+_LONGEST_POLL, _MANY = 10.0, 30
+"""Longest pause of a poll in seconds; number of new events after which it is short: a reply holds 100."""
+
 _PATIENCE = 600.0
 """Seconds for which the server may be unreachable while a run is followed."""
 
@@ -108,6 +111,11 @@ class Tail:
         self._next: int | None = None
         self._last_note = ""
 
+    @property
+    def taken(self) -> int:
+        """Number of the event after the newest in the server's file; 0 before the first."""
+        return self._next or 0
+
     def take(self, first: int, events: Sequence[dict[str, Any]]) -> None:
         """Append the events that the file does not have yet.
 
@@ -143,15 +151,17 @@ def follow(title: str, env: str, kit: Kit, out: Path, job_id: str) -> None:
     from suture.flare.admin.session import NoAnswer, connected
 
     tail = Tail(out)
-    answered = time.monotonic()
+    begun = answered = time.monotonic()
     with locked(out), following(out, title, env):
         tail.note(f"job {job_id} at {kit.server}")
         while True:
             try:
                 with connected(kit) as federation:
+                    taken = 0
                     while not _ended(federation, job_id, tail):
                         answered = time.monotonic()
-                        time.sleep(_POLL)
+                        time.sleep(_pause(answered - begun, tail.taken - taken))
+                        taken = tail.taken
                     download(federation, kit, job_id, out, tail, env)
                     return
             except NoAnswer:
@@ -161,8 +171,21 @@ def follow(title: str, env: str, kit: Kit, out: Path, job_id: str) -> None:
                 time.sleep(5 * _POLL)
 
 
+def _pause(elapsed: float, news: int) -> float:
+    """Return the seconds until the next poll: each is a line in the server's audit.log, which never ends.
+
+    Args:
+        elapsed: seconds since the run is followed.
+        news: number of new events.
+    """
+    return _POLL if news > _MANY else min(max(_POLL, elapsed / 60), _LONGEST_POLL)
+
+
 def _ended(federation: Connection, job_id: str, tail: Tail) -> bool:
     """Append new events to the tail; return whether the job has ended."""
+    if tail.taken and (recent := federation.recent(job_id)):
+        tail.take(recent["first"], recent["events"])
+        return False
     meta = federation.meta(job_id)
     tail.note(state(meta))
     if meta.get("status") == "RUNNING":
@@ -281,6 +304,17 @@ def _reason(federation: Connection, job_id: str, workspace: Path, run: Mapping[s
     return explain(job_id, federation.meta(job_id), logs, run)
 
 
+def why_ended(federation: Connection, job_id: str) -> str:
+    """Return why a job ended without success, as far as this user may read it."""
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            workspace = federation.download(job_id, Path(folder))
+        except FederationError:  # another user's job, or one that left nothing
+            return explain(job_id, federation.meta(job_id), federation.error_logs(job_id), {})
+        path = workspace / "run.json"
+        return _reason(federation, job_id, workspace, read_json(path) if path.is_file() else {})
+
+
 def _error_on_this_machine(kit: Kit, run: Mapping[str, Any]) -> str | None:
     """Return the first error of a site that runs on this machine, as in a POC, since the run began.
 
@@ -316,7 +350,7 @@ def explain(job_id: str, meta: Mapping[str, Any], logs: Mapping[str, str], run: 
         reasons = [
             "no party reports a reason to the submitter. It is in the log of the party that ended the job, "
             f"WORKSPACE/{job_id}/log.txt; `suture doctor` there may tell, and a project_admin sees more: "
-            f"`suture results {job_id}`"
+            f"`suture results {job_id} --startup-kit DIR`"
         ]
     return f"job {job_id} ended as {status}:\n" + "\n".join(f"- {reason}" for reason in reasons)
 
@@ -348,6 +382,8 @@ def _deployment(line: str, meta: Mapping[str, Any]) -> str | None:
             f'every party; or, at {party}, set "byoc" to "any" under permissions.{role} in '
             "local/authorization.json and restart it"
         )
+    if _NOT_LISTED.search(text):
+        return _log(party, text)
     if "no reply" in text:
         return f"{party} did not answer while the job was deployed; see whether it runs (`suture status`)"
     return f"{party} did not accept the job: {text}"
