@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from suture.cli.run import export
+
 
 def suture(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "suture", *words]
@@ -123,3 +125,15 @@ def test_the_ledger_of_a_site_is_a_table(run: Path) -> None:
     assert set(found["figures"]) == set(found["lines"][0]["figures"])
     refused = suture("ledger", str(run))
     assert (refused.returncode, "has no ledger.jsonl" in refused.stderr) == (2, True)
+
+
+def test_export_has_the_options_of_run_that_change_the_job(tmp_path: Path) -> None:
+    settings = ["rounds=5", "seed=7", 'accept_labels=["Mass"]']
+    export("demo", tmp_path / "set", "trial", settings=settings, sites="harbor")
+    export("demo", tmp_path / "options", "trial", rounds=5, seed=7, accept_labels=["Mass"], sites="harbor")
+    by_set, by_options = (
+        {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+        for folder in (tmp_path / "set", tmp_path / "options")
+    )
+    assert by_set == by_options
+    assert b'\\"rounds\\": 5' in by_set["demo/app_server/config/config_fed_server.json"]

@@ -30,6 +30,10 @@ CASES = {
         "the same, two of three sites needed",
         "job goes on, at most one update lost, the bytes of a clean run in which the same sites counted",
     ),
+    "job process of a site, short grace": Case(
+        "the same in the moment after an answer, with `grace = 1`",
+        "back in the next round but one, the bytes as above",
+    ),
     "bell": Case(
         "`kill -9` of a site's job process while it waits for its next task, all sites needed",
         "job goes on, no round lost, the clean run's bytes",

@@ -145,6 +145,24 @@ def test_a_sites_job_process_is_killed_and_others_suffice(
     note(found)
 
 
+@pytest.mark.case("job process of a site, short grace")
+def test_a_site_killed_after_its_answer_is_back_in_the_next_round_but_one(
+    attempt: int, poc: Poc, hashes: dict[str, str], tmp_path: Path, note: Any
+) -> None:
+    """Its restart takes as long as many of these rounds."""
+    trial = Trial(poc, "grace", small_job("min_sites=2", "grace=1", "rounds=20", "epochs=2"))
+    poc.in_round(trial.name, 3)
+    until(lambda: "harbor" in poc.answered(trial.name), 60, "the answer of harbor")
+    time.sleep(0.05)
+    process = poc.job_process("harbor", trial.id)
+    assert process
+    poc.kill(process)
+    trial.strike()
+    found = trial.end(tmp_path, hashes, None, trial.recovered())
+    assert found.updates_lost <= 1
+    note(found)
+
+
 def _kill_job_process(trial: Trial, tmp_path: Path, hashes: dict[str, str]) -> Found:
     poc = trial.poc
     poc.in_round(trial.name, 2)

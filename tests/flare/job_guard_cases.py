@@ -216,7 +216,8 @@ def test_an_answer_that_cannot_be_decoded_is_refused_and_the_job_lives(
     ((site, why),) = federation.refused
     assert site == "a"
     assert why.startswith("the answer could not be decoded (")
-    assert reply.get_header(MessageHeaderKey.RETURN_CODE) == CellReturnCode.INVALID_REQUEST
+    # FLARE's site would wait five seconds after an error, and rounds would pass without it.
+    assert reply.get_header(MessageHeaderKey.RETURN_CODE) == CellReturnCode.OK
     assert not federation.ended
     assert not federation.taken
 
@@ -225,7 +226,8 @@ def test_an_answer_that_cannot_be_decoded_is_refused_and_the_job_lives(
 def test_an_answer_that_flare_would_choke_on_is_refused(kind: str, federation: Federation) -> None:
     make, why = UNUSABLE[kind]
     federation.guard()
-    federation.send(make())
+    reply = federation.send(make())
+    assert reply.get_header(MessageHeaderKey.RETURN_CODE) == CellReturnCode.OK
     ((site, said),) = federation.refused
     assert (site, why in said) == ("a", True), said
     assert not federation.ended
@@ -288,7 +290,9 @@ def test_tensors_that_cannot_be_fetched_are_tried_again_and_then_refused(
     for attempt in range(job_guard.LOSSES):
         assert not federation.refused, attempt
         reply = federation.send(answer(x=UNFETCHABLE[kind]()))
-        assert reply.get_header(MessageHeaderKey.RETURN_CODE) == CellReturnCode.COMM_ERROR
+        last = attempt == job_guard.LOSSES - 1
+        code = CellReturnCode.OK if last else CellReturnCode.COMM_ERROR
+        assert reply.get_header(MessageHeaderKey.RETURN_CODE) == code
     assert federation.refused == [("a", "its tensors could not be fetched, 3 times in a row")]
     assert not federation.ended
     assert not federation.taken

@@ -19,10 +19,9 @@ from suture.federation.loop import Loop, federate
 from suture.federation.ownership import NotOwner
 from suture.flare.codec import as_text
 from suture.flare.controller import FederationController
-from suture.flare.event_feed import EXPERIMENT
+from suture.flare.event_feed import EXPERIMENT, SHARED_WITH
 from suture.flare.executor import SiteExecutor
 from suture.flare.recipe import export_job
-from suture.flare.workspace import SHARED_WITH
 from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
 from suture.protocol.messages import Abstain, Payload, SiteInfo

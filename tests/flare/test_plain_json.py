@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.server
 import io
 import json
+import shutil
 import threading
 import zipfile
 from collections.abc import Callable, Iterator
@@ -29,6 +30,8 @@ from nvflare.private.fed.utils.app_authz import AppAuthzService
 from nvflare.private.fed.utils.app_deployer import AppDeployer
 from nvflare.private.privacy_manager import PrivacyService
 
+from suture.flare.admin.policy import CLASSES
+from suture.flare.admin.remote import refusals
 from suture.flare.codec import from_text
 from suture.flare.plain_json import PlainJson, references
 from suture.flare.recipe import export_job
@@ -179,6 +182,68 @@ def test_the_signatures_of_a_submitter_are_no_configuration(installed: Any, tmp_
     sign_folders(str(app), rsa.generate_private_key(65537, 2048), str(crt))
     assert (app / "config" / NVFLARE_SUBMITTER_CRT_FILE).is_file()
     assert installed().validate(str(app)) == ("", {})
+
+
+def strict(root: Path, *classes: str, **more: Any) -> Path:
+    """A party's workspace with a class_allow_list."""
+    (root / "local").mkdir(parents=True)
+    (root / "startup").mkdir()
+    (root / "local" / "resources.json").write_text(json.dumps({"class_allow_list": list(classes), **more}))
+    return root
+
+
+@pytest.mark.parametrize(
+    ("app", "missing"),
+    [
+        ("app_server", "suture.flare.controller.FederationController"),
+        ("app_alpha", "suture.flare.executor.SiteExecutor"),
+        ("app_alpha", "suture.flare.filters.EgressFilter"),
+    ],
+)
+def test_a_component_that_is_not_allowed_is_refused_with_its_name_when_the_job_is_deployed(
+    app: str, missing: str, installed: Any, tmp_path: Path
+) -> None:
+    """FLARE finds it when the job's process starts, and the submitter reads EXECUTION_EXCEPTION."""
+    listed = [name for names in CLASSES.values() for name in names if name != missing]
+    root = strict(tmp_path / "party", *listed)
+    deployed = shutil.copytree(exported(tmp_path) / app, root / "JOB" / app)
+    error, _ = installed().validate(str(deployed))
+    text = "\n".join(refusals({"job_deploy_detail": [f"harbor: {error}"]}, {}))
+    for word in (f"harbor does not allow {missing}", "class_allow_list", "`suture policy WORKSPACE`"):
+        assert word in text
+    (deployed / "custom").mkdir()
+    assert installed().validate(str(deployed)) == ("", {}), "FLARE asks for another right"
+
+
+@pytest.mark.parametrize("key", ["path", "class_path"])
+@pytest.mark.parametrize("place", ["components", "executors", "argument"])
+def test_no_place_of_a_configuration_hides_a_component(
+    key: str, place: str, installed: Any, tmp_path: Path
+) -> None:
+    root = strict(tmp_path / "party", "suture.")
+    deployed = shutil.copytree(exported(tmp_path) / "app_alpha", root / "JOB" / "app_alpha")
+    path = deployed / "config" / "config_fed_client.json"
+    config, foreign = json.loads(path.read_text()), {key: "foreign.module.Class"}
+    if place == "components":
+        config["components"] = [{"id": "x", **foreign}]
+    elif place == "executors":
+        config["executors"].append({"tasks": ["x"], "executor": foreign})
+    else:
+        config["executors"][0]["executor"]["args"]["more"] = foreign
+    path.write_text(json.dumps(config))
+    assert "Component 'foreign.module.Class'" in installed().validate(str(deployed))[0]
+
+
+@pytest.mark.parametrize(
+    ("classes", "more"),
+    [(["*"], {}), (["suture."], {}), (["other."], {"class_list_enforcement_mode": "warn"})],
+)
+def test_what_flare_allows_is_deployed(
+    classes: list[str], more: dict[str, Any], installed: Any, tmp_path: Path
+) -> None:
+    root = strict(tmp_path / "party", *classes, **more)
+    deployed = shutil.copytree(exported(tmp_path) / "app_alpha", root / "JOB" / "app_alpha")
+    assert installed().validate(str(deployed)) == ("", {})
 
 
 def test_a_file_that_is_no_json_is_refused(installed: Any, tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def test_code_travels_or_is_installed_and_the_figures_are_the_loops(
     assert str(tmp_path / "run" / "report.html") in run.stdout
     assert refused.returncode == 1
     assert "alpha refuses jobs that bring their code" in refused.stderr
-    assert "permissions.project_admin in local/authorization.json" in refused.stderr
+    assert "permissions.lead in local/authorization.json" in refused.stderr
     assert not any(party.process() for party in begun)
 
     assert other.returncode == 2, "the sites have other data than the study"

@@ -45,7 +45,7 @@ Trust = Annotated[
 Sets = Annotated[list[str] | None, typer.Option("--set", help="Change a setting: key=value. Repeatable.")]
 StartupKit = Annotated[
     Path | None,
-    typer.Option(help="Startup kit of an administrator, for --env poc and prod; by default that of the POC."),
+    typer.Option(help="Startup kit of a user, for --env poc and prod; by default that of the POC's lead."),
 ]
 Detach = Annotated[bool, typer.Option("--detach", help="Do not wait for the end; see suture results.")]
 Model = Annotated[Path, typer.Argument(help="The model/ folder of a run.")]

@@ -25,6 +25,7 @@ def status(
     """Show the jobs and sites of a running federation, or the progress of one job."""
     from suture.core.names import shown_name
     from suture.flare.admin.kit import admin_kit
+    from suture.flare.admin.remote import why_ended
     from suture.flare.admin.session import connected
 
     kit = admin_kit(startup_kit)
@@ -36,8 +37,13 @@ def status(
                 print_line(_line(job))
             return
         meta = federation.meta(job_id)
-        recent = federation.recent(job_id) if meta.get("status") == "RUNNING" else {}
+        ended = str(meta.get("status"))
+        recent = federation.recent(job_id) if ended == "RUNNING" else {}
+        failed = ended.startswith("FINISHED") and not ended.endswith("COMPLETED")
+        why = why_ended(federation, job_id) if failed else ""
     _show(meta, recent)
+    if why:
+        print_line(why)
 
 
 def _line(job: dict[str, Any]) -> str:

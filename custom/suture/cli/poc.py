@@ -42,7 +42,7 @@ def up(
     trust: Trust = False,
 ) -> None:
     """Provision a server and a job's sites, give them data and a policy, and start what does not run."""
-    from suture.flare.admin.kit import project_admin
+    from suture.flare.admin.kit import lead
     from suture.flare.admin.poc import chosen_folder, prepare, project_template
     from suture.flare.admin.processes import running
 
@@ -51,8 +51,8 @@ def up(
         raise ConfigError(f"the federation in {root} is running; stop it first: suture poc down")
     kits = prepare(chosen, root, project or project_template(), port, loose=loose, overwrite=overwrite)
     sites = _start(root, kits)
-    kit = project_admin(root)
-    print_line(f"{kit.server}, sites: {', '.join(sites)}, folder: {root}")
+    kit = lead(root)
+    print_line(f"{kit.server}, user: {kit.name}, sites: {', '.join(sites)}, folder: {root}")
     option = f" --startup-kit {shlex.quote(str(kit.folder))}" if folder else ""
     option += " --trust" if trust else ""
     print_line(f"next: suture run {shlex.quote(job)} --env poc{option}")

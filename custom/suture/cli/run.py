@@ -288,13 +288,17 @@ def export(
     job: JobName,
     out: Annotated[Path, typer.Option(help="Folder to write the job into.")],
     experiment: Annotated[str | None, typer.Option(help="Identifier that a later job continues.")] = None,
+    rounds: Rounds = None,
+    seed: Seed = None,
     settings: Sets = None,
+    accept_labels: Accept = None,
     sites: Sites = None,
     bundle: Bundle = False,
     trust: Trust = False,
 ) -> None:
     """Write a job as a folder that FLARE's admin console accepts."""
-    _export(job_with(job, settings, trust), out, experiment, _names(sites), bundle)
+    chosen = job_with(job, _all_settings(rounds, seed, settings, accept_labels), trust)
+    _export(chosen, out, experiment, _names(sites), bundle)
 
 
 def _export(

@@ -64,12 +64,13 @@ def check_experiment(name: str) -> str:
     """Check and return the name of an experiment, which becomes the name of the folder of its states.
 
     Raises:
-        ConfigError: it cannot be used; the user gives it as last part of ``--out`` or as ``--experiment``.
+        ConfigError: it cannot be used; the user gives it as last part of ``suture run --out`` or as
+            ``suture export --experiment``.
     """
     if not _EXPERIMENT.fullmatch(name):
         raise ConfigError(
-            f"{name[:80]!r} is no name of an experiment (the last part of --out, or --experiment); use at "
-            f"most 128 {_RULE}"
+            f"{name[:80]!r} is no name of an experiment (the last part of --out, or "
+            f"`suture export --experiment`); use at most 128 {_RULE}"
         )
     return name
 

@@ -109,7 +109,7 @@ def _read(path: Path) -> tuple[Submitter, list[str]]:
 def _refusal(experiment: str) -> NotOwner:
     """Return the same words in every case: whose the experiment is, and how far it came, is not told."""
     return NotOwner(
-        f"the experiment {experiment!r} is not this submitter's; choose another name (--experiment, or the "
-        "last part of --out), or ask its owner to name you in shared_with; an administrator finds them in "
-        f"{OWNER} of its folder"
+        f"the experiment {experiment!r} is not this submitter's; begin another one (`suture run` without "
+        "--resume, `suture export --experiment NAME`), or ask its owner to name you in shared_with; an "
+        f"administrator finds the owner in {OWNER} of its folder"
     )

@@ -171,6 +171,7 @@ def read_state(path: Path) -> Packed:
     if header.pop("format", None) != FORMAT:
         raise ConfigError(
             f"{path} was written by another version of suture, whose states this one does not read; continue "
-            "the experiment with that version, or begin a new one (another --out or --experiment)"
+            "the experiment with that version, or begin a new one (another --out, or `suture export "
+            "--experiment`)"
         )
     return replace(state, header=header)

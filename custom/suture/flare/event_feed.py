@@ -14,6 +14,9 @@ GROUP = "suture"
 EXPERIMENT = "suture_experiment"
 """Key of the experiment's name in a job's meta.json."""
 
+SHARED_WITH = "suture_shared_with"
+"""Key of a job's meta.json: the users with whom its submitter shares the experiment."""
+
 _LAST = 100
 """Largest number of events in one reply."""
 

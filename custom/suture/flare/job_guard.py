@@ -125,8 +125,7 @@ class JobGuard:
         if isinstance(request.payload, _Decoded):
             why, request.payload = request.payload.why, request.payload.answer
         if why := why or _flaw(request.payload):
-            self._refuse(site, why)
-            return make_reply(ReturnCode.INVALID_REQUEST, why)
+            return self._refused(site, why)
         try:
             request.payload = materialize_lazy_download_refs(request.payload, self._cell, self._closed)
         except Exception as error:  # noqa: BLE001 - as above
@@ -145,8 +144,13 @@ class JobGuard:
         log.warning("the tensors of an answer of %s could not be fetched: %s", site, error)
         if self._losses[site] >= LOSSES:
             del self._losses[site]
-            self._refuse(site, f"its tensors could not be fetched, {LOSSES} times in a row")
+            return self._refused(site, f"its tensors could not be fetched, {LOSSES} times in a row")
         return make_reply(ReturnCode.COMM_ERROR, "the tensors could not be fetched")
+
+    def _refused(self, site: str, why: str) -> Message:
+        """Refuse an answer as if it was taken: after an error, the site would wait and send it again."""
+        self._refuse(site, why)
+        return make_reply(ReturnCode.OK)
 
 
 def _as_any_error(handler: Callable[[Message], Message | None]) -> Callable[[Message], Message | None]:

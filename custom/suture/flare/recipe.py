@@ -23,10 +23,9 @@ from suture.core.names import check_sites
 from suture.federation.plan import Plan, Schedule, needed
 from suture.flare.codec import as_text
 from suture.flare.controller import FederationController
-from suture.flare.event_feed import EXPERIMENT
+from suture.flare.event_feed import EXPERIMENT, SHARED_WITH
 from suture.flare.executor import SiteExecutor
 from suture.flare.filters import EgressFilter
-from suture.flare.workspace import SHARED_WITH
 from suture.methods.source import Source, source_of
 from suture.protocol.privacy import NO_ENCRYPTION
 from suture.simulation.job import Job, check_federated

@@ -19,12 +19,10 @@ from suture.core.files import named_file
 from suture.data.embedding import TFIDF
 from suture.federation.ownership import Submitter, claim
 from suture.federation.plan import Plan
+from suture.flare.event_feed import SHARED_WITH
 from suture.methods import entry_of
 from suture.methods.source import class_path, list_entry
 from suture.models import MODELS
-
-SHARED_WITH = "suture_shared_with"
-"""Key of a job's meta.json: the users with whom its submitter shares the experiment."""
 
 
 def workspace_root(fl_ctx: FLContext) -> Path:

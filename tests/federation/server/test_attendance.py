@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from suture.federation.server.attendance import PATIENCE
+from suture.federation.server.attendance import LATE, MOST_LATE, PATIENCE
 from suture.federation.server.collector import OpenExchange, UpdateCollector
 from suture.protocol.check import Expectation
 from suture.protocol.egress import Egress
@@ -142,3 +142,72 @@ def test_a_fetch_of_an_earlier_exchange_brings_no_site_back(rounds: Rounds) -> N
     rounds.open()
     late.fetched("c")
     assert rounds.events == [("gone", "c")]
+
+
+@pytest.mark.parametrize("grace", [0.0, 1.0])
+def test_a_short_grace_period_waits_for_a_site_whose_process_is_restarted(
+    grace: float, rounds: Rounds
+) -> None:
+    """Its next process needs ten seconds; rounds of one second left it out eight times."""
+    take = rounds.open(grace=grace)
+    rounds.answer(take, "a", "b")
+    rounds.now += 0.9 * PATIENCE
+    assert not take.enough(["c"])
+    take.fetched("c")
+    assert take.enough(["c"]) == (grace == 0)
+    rounds.now += grace
+    take.fetched("c")
+    assert take.enough(["c"]), "a second fetch gains no time"
+    rounds.answer(take, "c")
+    rounds.collector.close({})
+    assert rounds.events == []
+
+
+def test_a_site_that_has_fetched_its_task_has_the_grace_period_only(rounds: Rounds) -> None:
+    for _ in range(2):
+        take = rounds.open(grace=1.0)
+        take.fetched("c")
+        rounds.answer(take, "a", "b")
+        rounds.now += 0.5
+        assert not take.enough(["c"])
+        rounds.now += 0.5
+        assert take.enough(["c"])
+        rounds.collector.close({})
+
+
+def test_a_site_that_does_not_come_back_costs_one_wait(rounds: Rounds) -> None:
+    take = rounds.open(grace=1.0)
+    rounds.answer(take, "a", "b")
+    rounds.now += PATIENCE
+    assert take.enough(["c"])
+    rounds.collector.close({})
+    assert rounds.events == [("gone", "c")]
+    take = rounds.open(grace=1.0)
+    rounds.answer(take, "a", "b")
+    assert take.enough(["c"])
+
+
+def test_a_site_cannot_make_every_round_wait_for_its_fetch(rounds: Rounds) -> None:
+    for _ in range(MOST_LATE):
+        take = rounds.open(grace=1.0)
+        rounds.answer(take, "a", "b")
+        rounds.now += LATE
+        assert not take.enough(["c"])
+        rounds.answer(take, "c")
+        rounds.collector.close({})
+    take = rounds.open(grace=1.0)
+    rounds.answer(take, "a", "b")
+    rounds.now += 1
+    assert take.enough(["c"])
+
+
+def test_a_site_that_fetches_at_once_is_never_late(rounds: Rounds) -> None:
+    for _ in range(MOST_LATE + 1):
+        take = rounds.open(grace=1.0)
+        rounds.answer(take, *SITES)
+        rounds.now += PATIENCE
+        rounds.collector.close({})
+    take = rounds.open(grace=1.0)
+    rounds.answer(take, "a", "b")
+    rounds.now += PATIENCE - 1
+    assert not take.enough(["c"])

@@ -66,13 +66,14 @@ def write_kit(
     begins: int = -1,
     ends: int = 300,
     port: int = 1,
+    right: str = "project_admin",
 ) -> Path:
-    """A startup kit in `folder`; nothing listens at its server's port."""
+    """A startup kit in `folder`; nothing listens at its server's port. RIGHT is a user's role in FLARE."""
     startup, local = folder / "startup", folder / "local"
     startup.mkdir(parents=True)
     local.mkdir()
     key = ec.generate_private_key(ec.SECP256R1())
-    cert = authority.sign(name, key, begins, ends, "project_admin" if role == "admin" else "")
+    cert = authority.sign(name, key, begins, ends, right if role == "admin" else "")
     own = "server" if role == "server" else "client"
     (startup / f"{own}.crt").write_bytes(cert.public_bytes(Encoding.PEM))
     (startup / "rootCA.pem").write_bytes(authority.cert.public_bytes(Encoding.PEM))

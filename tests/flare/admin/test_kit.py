@@ -8,7 +8,7 @@ import pytest
 from startup_kits import MakeKit
 
 from suture.core.errors import ConfigError
-from suture.flare.admin.kit import admin_kit, kits_in, read_kit
+from suture.flare.admin.kit import admin_kit, kits_in, project_admin, read_kit
 from suture.flare.admin.session import connected
 
 
@@ -28,6 +28,18 @@ def test_no_kit_and_a_broken_kit_are_named(make_kit: MakeKit, tmp_path: Path) ->
     (folder / "startup" / "fed_client.json").write_text('{"servers": []}')
     with pytest.raises(ConfigError, match="provision the kit again"):
         read_kit(folder)
+
+
+def test_a_poc_runs_experiments_as_its_lead(
+    make_kit: MakeKit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As whom they were run by hand before: another user's experiment cannot be continued."""
+    monkeypatch.setenv("NVFLARE_POC_WORKSPACE", str(tmp_path))
+    make_kit("admin", "admin@a.org")
+    make_kit("admin", "boss@a.org", right="lead")
+    assert admin_kit(None).name == "boss@a.org"
+    assert admin_kit(tmp_path / "trial" / "prod_00" / "admin@a.org").name == "admin@a.org"
+    assert project_admin(tmp_path).name == "admin@a.org"
 
 
 def test_the_administrator_of_a_poc_is_found(

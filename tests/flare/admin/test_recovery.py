@@ -12,13 +12,14 @@ from startup_kits import MakeKit
 
 import suture.flare.admin.recovery as recovery
 from suture.core.errors import ConfigError, FederationError
-from suture.federation.ownership import OWNER
+from suture.federation.ownership import OWNER, NotOwner
 from suture.federation.server.record import Record
-from suture.flare.admin.kit import read_kit
+from suture.flare.admin.kit import Kit, read_kit
 from suture.flare.admin.recovery import newest, resume, state_on_this_machine
-from suture.flare.event_feed import EXPERIMENT
+from suture.flare.event_feed import EXPERIMENT, SHARED_WITH
 
 MAP = {"app_server": ["server"], "app_a": ["a"], "app_b": ["b"]}
+KIT = Kit(Path("nowhere"), "admin", "lead@a.org", "trial", "localhost", 8002)
 FIRST = {"job_id": "1", "name": "demo", EXPERIMENT: "demo-1", "deploy_map": MAP}
 
 
@@ -84,26 +85,49 @@ def test_a_copy_belongs_to_the_experiment_of_what_it_is_a_copy_of() -> None:
 
 def test_a_dead_job_is_handed_in_again_once_its_sites_are_there(serve: Any, tmp_path: Path) -> None:
     server = serve(Server(FIRST | {"status": "FINISHED:EXECUTION_EXCEPTION"}))
-    assert resume(None, "demo-1", tmp_path, "poc") == ("new", "demo")  # type: ignore[arg-type]
+    assert resume(KIT, "demo-1", tmp_path, "poc") == ("new", "demo")
     assert server.did == ["sites", "sites", "clone 1"]
+    assert not list(tmp_path.iterdir()), "a folder without a run has nothing to record"
+    Record(tmp_path).update(experiment="demo-1", status="failed")
+    resume(KIT, "demo-1", tmp_path, "poc")
     run = Record(tmp_path).run
     assert (run["experiment"], run["flare_job"], run["status"]) == ("demo-1", "new", "running")
 
 
+@pytest.mark.parametrize("status", ["RUNNING", "FINISHED:ABORTED", "FINISHED:EXECUTION_EXCEPTION"])
+def test_anothers_experiment_is_refused_with_the_reason_and_its_job_runs_on(
+    status: str, serve: Any, tmp_path: Path
+) -> None:
+    first = FIRST | {"status": status, "submitter_name": "lead@b.org"}
+    server = serve(Server(first, {"job_id": "2", "cloned_from": "1", "status": status, "name": "demo"}))
+    with pytest.raises(NotOwner, match=r"'demo-1' belongs to lead@b\.org, .*--startup-kit") as why:
+        resume(KIT, "demo-1", tmp_path / "out", "poc")
+    assert """--set 'shared_with=["lead@a.org"]'""" in str(why.value)
+    assert server.did == []
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_user_with_whom_it_is_shared_may_continue(serve: Any, tmp_path: Path) -> None:
+    first = FIRST | {"status": "FINISHED:ABORTED", "submitter_name": "lead@b.org", SHARED_WITH: [KIT.name]}
+    server = serve(Server(first))
+    resume(KIT, "demo-1", tmp_path, "poc")
+    assert server.did[-1] == "clone 1"
+
+
 def test_a_running_job_is_ended_first(serve: Any, tmp_path: Path) -> None:
     server = serve(Server(FIRST | {"status": "RUNNING"}))
-    resume(None, "demo-1", tmp_path, "poc")  # type: ignore[arg-type]
+    resume(KIT, "demo-1", tmp_path, "poc")
     assert server.did[-2:] == ["abort 1", "clone 1"]
     stuck = serve(Server(FIRST | {"status": "RUNNING"}, ends=False))
     with pytest.raises(FederationError, match="has not ended"):
-        resume(None, "demo-1", tmp_path, "poc")  # type: ignore[arg-type]
+        resume(KIT, "demo-1", tmp_path, "poc")
     assert not any(did.startswith("clone") for did in stuck.did)
 
 
 def test_a_job_that_only_seems_to_run_is_no_hindrance(serve: Any, tmp_path: Path) -> None:
     """After the crash of a server without StaleJobs."""
     server = serve(Server(FIRST | {"status": "RUNNING"}, runs=False))
-    resume(None, "demo-1", tmp_path, "poc")  # type: ignore[arg-type]
+    resume(KIT, "demo-1", tmp_path, "poc")
     assert server.did[-1] == "clone 1"
 
 
@@ -113,7 +137,7 @@ def test_a_job_that_only_seems_to_run_is_no_hindrance(serve: Any, tmp_path: Path
 def test_what_needs_no_resuming_is_said(status: str, words: str, serve: Any, tmp_path: Path) -> None:
     server = serve(Server(FIRST | {"status": status}))
     with pytest.raises(ConfigError, match=words):
-        resume(None, "demo-1", tmp_path, "poc")  # type: ignore[arg-type]
+        resume(KIT, "demo-1", tmp_path, "poc")
     assert server.did == []
 
 
@@ -121,7 +145,7 @@ def test_another_runs_folder_is_not_touched(serve: Any, tmp_path: Path) -> None:
     serve(Server(FIRST | {"status": "RUNNING"}))
     Record(tmp_path).update(experiment="demo-0")
     with pytest.raises(ConfigError, match="choose another --out"):
-        resume(None, "demo-1", tmp_path, "poc")  # type: ignore[arg-type]
+        resume(KIT, "demo-1", tmp_path, "poc")
 
 
 def test_another_submitters_folder_on_this_machine_is_not_this_jobs(make_kit: MakeKit) -> None:

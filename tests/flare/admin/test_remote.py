@@ -107,6 +107,25 @@ def test_a_job_that_never_began_fails_with_the_reason_and_keeps_the_log(tmp_path
     assert (out / "report.html").is_file()
 
 
+@pytest.mark.parametrize("damaged", ["run.json", "history.jsonl"])
+def test_a_damaged_folder_does_not_hide_why_the_job_was_refused(
+    damaged: str, tmp_path: Path, tiny: Any
+) -> None:
+    """`suture resume` of another user's experiment said that run.json is damaged."""
+    federation = tiny(SurgicalAggregation())
+    workspace, out = tmp_path / "workspace", tmp_path / "mine"
+    workspace.mkdir()
+    said = "suture.core.errors.ConfigError: the experiment 'x' is not this submitter's; ask its owner\n"
+    (workspace / "log.txt").write_text(said)
+    if damaged == "run.json":
+        Record(out).update(experiment="demo-1", env="poc")
+    else:
+        describe(Record(out), federation.plan, federation.schedule)
+        (out / damaged).write_text("{}\n")
+    with pytest.raises(FederationError, match="is not this submitter's"):
+        download(Remote(workspace, META), KIT, "j", out)  # type: ignore[arg-type]
+
+
 def test_a_run_that_failed_tells_the_servers_own_reason(done: Path, tmp_path: Path) -> None:
     run = json.loads((done / "run.json").read_text())
     (done / "run.json").write_text(json.dumps({**run, "status": "failed", "error": "two rounds failed"}))

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import suture.flare.admin.remote as remote
+from suture.flare.admin.kit import Kit
 from suture.flare.admin.remote import Tail
 from suture.flare.event_feed import EventFeed
 
@@ -65,3 +69,55 @@ def test_a_run_that_was_never_heard_of_begins_at_its_beginning(tmp_path: Path) -
     tail.finish([{"event": "begin", "n": 1}, *events(2), {"event": "begin", "n": 2}, *events(1)])
     assert [e["event"] for e in here(tmp_path)] == ["note", "begin", "round"]
     assert here(tmp_path)[1]["n"] == 2
+
+
+class Polled:
+    """A server's answers to the polls of a run.
+
+    Args:
+        clock: seconds since its begin.
+        ends: seconds that it lasts.
+        rate: events a second.
+    """
+
+    def __init__(self, clock: list[float], ends: float, rate: float) -> None:
+        self.clock, self.ends, self.rate = clock, ends, rate
+        self.commands = 0
+
+    def meta(self, job_id: str) -> dict[str, Any]:
+        self.commands += 1
+        return {"status": "FINISHED:COMPLETED" if self.clock[0] > self.ends else "RUNNING"}
+
+    def recent(self, job_id: str) -> dict[str, Any]:
+        self.commands += 1
+        if self.clock[0] > self.ends:
+            return {}
+        number = int(self.clock[0] * self.rate)
+        first = max(0, number - 100)
+        return {"first": first, "events": events(number, first)}
+
+
+@pytest.mark.parametrize(("rate", "hourly"), [(0.01, 500), (0.5, 500), (60.0, 3700)])
+def test_a_run_that_is_followed_for_a_day_writes_few_lines_into_the_servers_audit(
+    rate: float, hourly: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FLARE writes a line for each command and never begins the file anew; it was two a second."""
+    clock = [0.0]
+    server = Polled(clock, 86_400 if rate < 1 else 7_200, rate)
+    monkeypatch.setattr(remote.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(remote.time, "sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds))
+    monkeypatch.setattr("suture.flare.admin.session.connected", lambda _: nullcontext(server))
+    monkeypatch.setattr(remote, "following", lambda *_: nullcontext())
+    monkeypatch.setattr(remote, "download", lambda *_: None)
+    gaps: list[int] = []
+
+    def take(tail: Tail, first: int, new: list[dict[str, Any]]) -> None:
+        gaps.extend([first] if first > tail.taken else [])
+        tail._next = max(tail.taken, first + len(new))  # without its file
+
+    monkeypatch.setattr(Tail, "take", take)
+    kit = Kit(Path("x"), "admin", "a", "trial", "localhost", 8002)
+    remote.follow("demo", "poc", kit, tmp_path, "j")
+    assert server.commands < hourly * server.ends / 3600
+    assert not gaps
+    assert clock[0] - server.ends < 20

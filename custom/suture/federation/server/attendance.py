@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 
-PATIENCE = 10.0
-"""Seconds in which a site that works fetches a task: sites ask every two seconds at least."""
+PATIENCE = 25.0
+"""Seconds in which a site fetches a task: it asks every two seconds; a restarted process needs 5 to 15."""
+
+LATE = 4.0
+"""Seconds after which a fetch is late."""
+
+MOST_LATE = 3
+"""Number of late fetches after which rounds with a grace period no longer wait for a site's fetch; a site's
+launcher restarts a job process as often."""
 
 
 class Attendance:
@@ -20,6 +28,8 @@ class Attendance:
         self._notify = notify
         self._offered: dict[str, float] = {}  # since when a site has left what it was offered
         self._seen: set[str] = set()
+        self._fetched: dict[str, float] = {}  # when a site fetched its newest task
+        self._late: Counter[str] = Counter()
         self.gone: set[str] = set()
 
     def offer(self, sites: Iterable[str]) -> None:
@@ -29,13 +39,26 @@ class Attendance:
 
     def fetched(self, site: str) -> None:
         """Note that a site has fetched its task."""
-        self._offered.pop(site, None)
+        if (offered := self._offered.pop(site, None)) is not None:  # a repeated fetch gains no time
+            self._fetched[site] = time.monotonic()
+            self._late[site] += self._fetched[site] - offered >= LATE
         if site not in self._seen:
             self._seen.add(site)
             self._notify("fetched", site=site)
         if site in self.gone:
             self.gone.discard(site)
             self._notify("back", site=site)
+
+    def awaited(self, site: str, grace: float) -> bool:
+        """Whether a round with a grace period waits for a site.
+
+        It waits until the site fetches its task, unless it is gone, and `grace` seconds from then on. A
+        killed process that is being restarted would otherwise miss many short rounds.
+        """
+        if (offered := self._offered.get(site)) is None:
+            return time.monotonic() - self._fetched.get(site, -grace) < grace
+        expected = site not in self.gone and self._late[site] < MOST_LATE
+        return expected and time.monotonic() - offered < PATIENCE
 
     def close(self, missing: Iterable[str]) -> None:
         """End an exchange.

@@ -319,12 +319,15 @@ class OpenExchange:
     def enough(self, waiting: Collection[str]) -> bool:
         """Whether the quorum is complete, and the others are gone or their grace period is over.
 
-        Only updates begin the grace period. Where all sites are needed, a site that is gone is waited for.
+        Only updates begin the grace period. A site that fetches its task later has as long from then on; see
+        `Attendance.awaited`. Where all sites are needed, a site that is gone is waited for.
         """
         if self._collector.complete_without(waiting, self._quorum):
             return True
-        seconds = self._collector.seconds_since(self._quorum)
-        return self._grace is not None and seconds is not None and seconds >= self._grace
+        seconds, grace = self._collector.seconds_since(self._quorum), self._grace
+        if grace is None or seconds is None or seconds < grace:
+            return False
+        return not any(self._collector.attendance.awaited(site, grace) for site in waiting)
 
 
 def list_reasons(reasons: Mapping[str, str]) -> str:

@@ -161,7 +161,7 @@ def common_name(cert: x509.Certificate) -> str:
 
 
 def admin_kit(startup_kit: Path | None, env: str = "poc") -> Kit:
-    """Return the startup kit of an administrator: by default that of the POC's project admin.
+    """Return the startup kit of a user: by default that of the POC's lead, who runs its experiments.
 
     Raises:
         ConfigError: no kit is named for ``prod``, there is no POC, or the kit belongs to another party.
@@ -170,7 +170,7 @@ def admin_kit(startup_kit: Path | None, env: str = "poc") -> Kit:
         raise ConfigError(
             f"--env {env} needs an administrator's startup kit and none was named; give --startup-kit DIR"
         )
-    kit = read_kit(startup_kit) if startup_kit else project_admin(poc_folder())
+    kit = read_kit(startup_kit) if startup_kit else lead(poc_folder())
     if kit.role != "admin":
         raise ConfigError(f"{kit.folder} is the startup kit of a {kit.role}; name an administrator's")
     return kit
@@ -206,12 +206,25 @@ def project_admin(folder: Path) -> Kit:
     Raises:
         ConfigError: the project has none.
     """
-    for kit in kits_in(folder).values():
-        if kit.role == "admin":
+    return _user(folder, "project_admin")
+
+
+def lead(folder: Path) -> Kit:
+    """Return the kit of a provisioned project's lead, or where it has none of its administrator.
+
+    Raises:
+        ConfigError: the project has neither.
+    """
+    return _user(folder, "lead", "project_admin")
+
+
+def _user(folder: Path, *roles: str) -> Kit:
+    """Return the kit of the first user with one of these roles; earlier roles come first."""
+    users = [kit for kit in kits_in(folder).values() if kit.role == "admin"]
+    for role in roles:
+        for kit in users:
             subject = certificate(kit.folder / "startup" / "client.crt").subject
             # FLARE writes the role of a user into their certificate, under this name.
-            if any(
-                a.value == "project_admin" for a in subject.get_attributes_for_oid(NameOID.UNSTRUCTURED_NAME)
-            ):
+            if any(a.value == role for a in subject.get_attributes_for_oid(NameOID.UNSTRUCTURED_NAME)):
                 return kit
-    raise ConfigError(f"{folder} has no kit of a project_admin; name one with --startup-kit DIR")
+    raise ConfigError(f"{folder} has no kit of a {' or '.join(roles)}; name one with --startup-kit DIR")

@@ -7,6 +7,7 @@ after the last committed round. A job whose process at the server has died leave
 
 from __future__ import annotations
 
+import json
 import shlex
 import time
 from collections.abc import Mapping, Sequence
@@ -14,12 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from suture.core.errors import ConfigError, FederationError
+from suture.core.files import read_json
 from suture.core.names import check_experiment, shown_name
-from suture.federation.ownership import may_use
+from suture.core.printable import printable
+from suture.federation.ownership import NotOwner, may_use
 from suture.federation.server.record import Record
 from suture.federation.server.server import find_server_config
 from suture.flare.admin.kit import Kit, read_kit
-from suture.flare.event_feed import EXPERIMENT
+from suture.flare.event_feed import EXPERIMENT, SHARED_WITH
 
 if TYPE_CHECKING:
     from suture.flare.admin.session import Connection
@@ -90,16 +93,19 @@ def resume(kit: Kit, experiment: str, out: Path, env: str) -> tuple[str, str]:
     Raises:
         ConfigError: the server has no job of the experiment, or the job has finished or waits to be started;
             or OUT holds another run.
+        NotOwner: the experiment is another submitter's; its job runs on.
         FederationError: the running job does not end, or the server does not accept the clone.
     """
     from suture.flare.admin.session import connected
 
     check_experiment(experiment)
-    record = Record(out)
-    if record.run.get("experiment", experiment) != experiment:
-        raise ConfigError(f"{out} holds a run of {record.run['experiment']}; choose another --out")
+    run = read_json(out / "run.json") if (out / "run.json").is_file() else {}
+    if run.get("experiment", experiment) != experiment:
+        raise ConfigError(f"{out} holds a run of {shown_name(run['experiment'])}; choose another --out")
     with connected(kit) as federation:
-        last = newest(federation.metas(), experiment)
+        jobs = federation.metas()
+        last = newest(jobs, experiment)
+        _check_submitter(kit.name, jobs, experiment)
         status = str(last.get("status"))
         if status.endswith("COMPLETED"):
             raise ConfigError(
@@ -111,7 +117,8 @@ def resume(kit: Kit, experiment: str, out: Path, env: str) -> tuple[str, str]:
         if not status.startswith("FINISHED"):
             _end(federation, str(last["job_id"]))
         job_id = federation.clone(str(last["job_id"]))
-    record.update(experiment=experiment, env=env, flare_job=job_id, status="running")
+    if run:
+        Record(out).update(env=env, flare_job=job_id, status="running")
     return job_id, str(last["name"])
 
 
@@ -124,16 +131,37 @@ def newest(jobs: Sequence[Meta], experiment: str) -> Meta:
     Raises:
         ConfigError: the server has none.
     """
-    experiments = {str(job["job_id"]): experiment_of(job, jobs) for job in jobs}
-    found = [job for job in jobs if experiments[str(job["job_id"])] == experiment]
+    found = _jobs_of(experiment, jobs)
     if not found:
-        known = sorted({name for name in experiments.values() if name})
+        known = sorted({name for job in jobs if (name := experiment_of(job, jobs))})
         raise ConfigError(
             f"the server has no job of the experiment {experiment!r}; it has "
             f"{', '.join(map(shown_name, known)) or 'none'}. "
             "If the job was deleted: suture run JOB --resume --out DIR"
         )
     return found[-1]
+
+
+def _jobs_of(experiment: str, jobs: Sequence[Meta]) -> list[Meta]:
+    return [job for job in jobs if experiment_of(job, jobs) == experiment]
+
+
+def _check_submitter(user: str, jobs: Sequence[Meta], experiment: str) -> None:
+    """Refuse a user whose job the server would refuse, before the owner's running job is ended for it.
+
+    Raises:
+        NotOwner: names who submitted the experiment's first job, which FLARE shows to every user.
+    """
+    found = _jobs_of(experiment, jobs)
+    submitters = [str(job["submitter_name"]) for job in found if "submitter_name" in job]
+    shared = {str(name) for job in found for name in job.get(SHARED_WITH) or ()}
+    if submitters and user not in shared.union(submitters):
+        owner, add = printable(submitters[0], 80), f"shared_with={json.dumps([user])}"
+        raise NotOwner(
+            f"the experiment {experiment!r} belongs to {owner}, and this startup kit to {user}. "
+            f"Name {owner}'s with --startup-kit DIR; or ask {owner} to share the experiment, by submitting "
+            f"its job again: suture run JOB --resume --out DIR --set {shlex.quote(add)}"
+        )
 
 
 def _sites(job: Meta) -> set[str]:

@@ -25,7 +25,7 @@ from suture.federation.site.abstention import first_recorded
 from suture.flare.admin.kit import Kit
 from suture.flare.admin.recovery import experiment_of, how_to_continue, state_on_this_machine
 from suture.reports.progress import following
-from suture.reports.report import write_report
+from suture.reports.report import try_report, write_report
 from suture.simulation.job import Job, check_federated
 from suture.simulation.run import check_folder, locked, preparing
 
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from suture.flare.admin.session import Connection
 
 _POLL, _START = 1.0, 4.0
+_LONGEST_POLL, _MANY = 10.0, 30
+"""Longest pause of a poll in seconds; number of new events after which it is short: a reply holds 100."""
+
 _PATIENCE = 600.0
 """Seconds for which the server may be unreachable while a run is followed."""
 
@@ -109,6 +112,11 @@ class Tail:
         self._next: int | None = None
         self._last_note = ""
 
+    @property
+    def taken(self) -> int:
+        """Number of the event after the newest in the server's file; 0 before the first."""
+        return self._next or 0
+
     def take(self, first: int, events: Sequence[dict[str, Any]]) -> None:
         """Append the events that the file does not have yet.
 
@@ -144,16 +152,18 @@ def follow(title: str, env: str, kit: Kit, out: Path, job_id: str) -> None:
     from suture.flare.admin.session import NoAnswer, connected
 
     tail = Tail(out)
-    answered = time.monotonic()
+    begun = answered = time.monotonic()
     with locked(out), following(out, title, env):
         tail.note(f"job {job_id} at {kit.server}")
         while True:
             try:
                 with connected(kit) as federation:
+                    taken = 0
                     while not _ended(federation, job_id, tail):
                         answered = time.monotonic()
-                        time.sleep(_POLL)
-                    download(federation, kit, job_id, out, tail)
+                        time.sleep(_pause(answered - begun, tail.taken - taken))
+                        taken = tail.taken
+                    download(federation, kit, job_id, out, tail, env)
                     return
             except NoAnswer:
                 if time.monotonic() - answered > _PATIENCE:
@@ -162,8 +172,21 @@ def follow(title: str, env: str, kit: Kit, out: Path, job_id: str) -> None:
                 time.sleep(5 * _POLL)
 
 
+def _pause(elapsed: float, news: int) -> float:
+    """Return the seconds until the next poll: each is a line in the server's audit.log, which never ends.
+
+    Args:
+        elapsed: seconds since the run is followed.
+        news: number of new events.
+    """
+    return _POLL if news > _MANY else min(max(_POLL, elapsed / 60), _LONGEST_POLL)
+
+
 def _ended(federation: Connection, job_id: str, tail: Tail) -> bool:
     """Append new events to the tail; return whether the job has ended."""
+    if tail.taken and (recent := federation.recent(job_id)):
+        tail.take(recent["first"], recent["events"])
+        return False
     meta = federation.meta(job_id)
     tail.note(state(meta))
     if meta.get("status") == "RUNNING":
@@ -205,12 +228,20 @@ def fetch(kit: Kit, job_id: str, out: Path | None) -> Path:
 
 
 def download(
-    federation: Connection, kit: Kit, job_id: str, out: Path | None, tail: Tail | None = None
+    federation: Connection,
+    kit: Kit,
+    job_id: str,
+    out: Path | None,
+    tail: Tail | None = None,
+    env: str | None = None,
 ) -> Path:
     """Copy the results of the server's run to where the simulator would write them; return the folder.
 
     A job whose process at the server has died left nothing to download; its committed rounds are then taken
     from the server's own folder, where that is on this machine.
+
+    Args:
+        env: ``poc`` or ``prod``, for the report; by default as OUT says.
 
     Raises:
         FederationError: the job failed; names the party that refused it and why, or how to continue.
@@ -229,7 +260,7 @@ def download(
         if target:
             make_folder(target)
             if left:
-                _copy(left, target, tail)
+                _copy(left, target, tail, {"env": env, "flare_job": job_id} if env else {})
             if (workspace / "log.txt").exists():
                 with replacing(target / "flare.log") as temporary:
                     shutil.copy2(workspace / "log.txt", temporary)
@@ -240,13 +271,13 @@ def download(
             reason += f"\n- {printable(first)}"
         if experiment and not refusals(federation.meta(job_id), {}):
             reason += f"\n- {how_to_continue(experiment, kit)}"
-        if target and (target / "run.json").exists():
-            Record(target).close("failed", reason)
-            write_report(target)
+        if target and "job" in (here := Record(target)).run:
+            here.close("failed", reason)
+            try_report(target)  # an error in it would hide the reason
         raise FederationError(reason)
 
 
-def _copy(workspace: Path, out: Path, tail: Tail | None) -> None:
+def _copy(workspace: Path, out: Path, tail: Tail | None, facts: Mapping[str, Any]) -> None:
     """Copy the files of a run into OUT, note the environment, and write report and card again."""
     from suture.flare.controller import copy_results
 
@@ -255,7 +286,7 @@ def _copy(workspace: Path, out: Path, tail: Tail | None) -> None:
         raise ConfigError(
             f"{out} holds a run of {shown_name(here.run.get('experiment'))}; choose another --out"
         )
-    own = {key: here.run[key] for key in ("env", "flare_job") if key in here.run}
+    own = facts or {key: here.run[key] for key in ("env", "flare_job") if key in here.run}
     if tail:
         tail.finish(read_records(workspace / "events.jsonl"))
     copy_results(workspace, out, without=("events.jsonl",) if tail else ())
@@ -274,6 +305,17 @@ def _reason(federation: Connection, job_id: str, workspace: Path, run: Mapping[s
     if own.is_file():
         logs["server"] = own.read_text(errors="replace")
     return explain(job_id, federation.meta(job_id), logs, run)
+
+
+def why_ended(federation: Connection, job_id: str) -> str:
+    """Return why a job ended without success, as far as this user may read it."""
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            workspace = federation.download(job_id, Path(folder))
+        except FederationError:  # another user's job, or one that left nothing
+            return explain(job_id, federation.meta(job_id), federation.error_logs(job_id), {})
+        path = workspace / "run.json"
+        return _reason(federation, job_id, workspace, read_json(path) if path.is_file() else {})
 
 
 def _error_on_this_machine(kit: Kit, run: Mapping[str, Any]) -> str | None:
@@ -311,7 +353,7 @@ def explain(job_id: str, meta: Mapping[str, Any], logs: Mapping[str, str], run: 
         reasons = [
             "no party reports a reason to the submitter. It is in the log of the party that ended the job, "
             f"WORKSPACE/{job_id}/log.txt; `suture doctor` there may tell, and a project_admin sees more: "
-            f"`suture results {quote(str(job_id))}`"
+            f"`suture results {quote(str(job_id))} --startup-kit DIR`"
         ]
     return f"job {job_id} ended as {status}:\n" + "\n".join(f"- {reason}" for reason in reasons)
 
@@ -343,6 +385,8 @@ def _deployment(line: str, meta: Mapping[str, Any]) -> str | None:
             f'every party; or, at {party}, set "byoc" to "any" under permissions.{role} in '
             "local/authorization.json and restart it"
         )
+    if _NOT_LISTED.search(text):
+        return _log(party, text)
     if "no reply" in text:
         return f"{party} did not answer while the job was deployed; see whether it runs (`suture status`)"
     return f"{party} did not accept the job: {text}"
