@@ -69,6 +69,9 @@ Number = Annotated[FiniteFloat, Field(ge=-LARGEST, le=LARGEST)]
 
 Protection = Annotated[dict[Literal["clip", "noise", "delta"], FiniteFloat], AfterValidator(check_protection)]
 
+Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+"""A BLAKE3 of a site's ledger, in hexadecimal digits."""
+
 TaskName = Literal["handshake", "train", "calibrate", "evaluate"]
 Counts = tuple[Count, Count]
 """Numbers of positive and negative images of a class."""
@@ -81,6 +84,7 @@ Reason = Literal[
     "disk_full",
     "label_view",
     "labels",
+    "ledger",
     "missing_state",
     "non_finite_loss",
     "out_of_memory",
@@ -171,6 +175,7 @@ class SiteInfo:
         prior: digest of the frozen network that the site holds, where the method has one.
         protection: clip, noise and delta of a site that clips its updates or adds noise; else empty.
         codes: of those of its classes that it states any of, in its own names.
+        ledger: digest of the ledger of its releases, with this one; see `suture.federation.site.chain`.
     """
 
     labels: Labels
@@ -182,6 +187,7 @@ class SiteInfo:
     prior: Word | None = None
     protection: Protection = Field(default_factory=dict)
     codes: dict[Label, Codes] = Field(default_factory=dict, max_length=MOST_CLASSES)
+    ledger: Digest | None = None
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -195,6 +201,7 @@ class Spent:
         experiments: number of experiments with such updates.
         figures: number of figures of classes, which noise does not protect.
         numbers: number of other numbers that it does not protect: losses, counts, weights.
+        missing: number of releases, at least, that its ledger has lost: ε is then a lower bound.
     """
 
     epsilon: Annotated[FiniteFloat, Field(ge=0)] | None
@@ -203,6 +210,7 @@ class Spent:
     experiments: Count
     figures: Count
     numbers: Count
+    missing: Count = 0
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -223,6 +231,7 @@ class Payload:
         best: the best round so far, whose state the site has to retain; 0 while there is none.
         decisions: by what the site decides its classes, to be measured on test data.
         rule: the one of the thresholds that is measured.
+        ledger: the newest digest of the site's ledger that the server has received, in any experiment.
     """
 
     task: TaskName
@@ -238,6 +247,7 @@ class Payload:
     best: Count = 0
     decisions: Annotated[dict[Label, Decision], Field(max_length=MOST_CLASSES)] = Field(default_factory=dict)
     rule: Rule = "sensitivity"
+    ledger: Digest | None = None
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -257,6 +267,8 @@ class Update:
         train_loss: mean loss of the round's local steps.
         metrics: of the received global model on the site's validation data.
         spent: what the site has released so far, if it clips its updates.
+        state: the round of the state from which the site trained; 0 where it had none.
+        ledger: digest of the ledger of the site's releases, with this one.
     """
 
     round: Count
@@ -271,6 +283,8 @@ class Update:
     train_loss: Number | None = None
     metrics: Metrics | None = None
     spent: Spent | None = None
+    state: Count = 0
+    ledger: Digest | None = None
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -283,13 +297,14 @@ class Scores:
         class_tensors: ``positives`` and ``negatives``, int32 ``[len(labels), CELLS]``: how many of its
             validation images with and without the class have a score in each cell of `GRID`; `JOINED` for
             a cell that is counted in the next one.
-        spent: what the site has released so far, if it clips its updates.
+        spent, ledger: as in an `Update`.
     """
 
     round: Count
     labels: Labels
     class_tensors: Tensors
     spent: Spent | None = None
+    ledger: Digest | None = None
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -300,12 +315,13 @@ class Evaluation:
         metrics: of the received model.
         local: on the test data, of the model that the site had trained in that round, before aggregation;
             None unless the method keeps local models and the site took part in the round.
-        spent: what the site has released so far, if it clips its updates.
+        spent, ledger: as in an `Update`.
     """
 
     metrics: Metrics
     local: Metrics | None = None
     spent: Spent | None = None
+    ledger: Digest | None = None
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -181,6 +181,7 @@ class Header:
     codes: Annotated[tuple[tuple[Count, Word], ...], Field(min_length=1)]
     norms: dict[str, FiniteFloat] = Field(default_factory=dict)
     excluded: dict[str, str] = Field(default_factory=dict)
+    sent: dict[str, Count] = Field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
