@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -59,10 +60,10 @@ def open_experiment(state: Path, name: str) -> Path:
     if former == folder:
         return folder
     if name == EXPERIMENTS:
-        apart = f"{former}.former"
+        here, apart, there = (shlex.quote(str(path)) for path in (former, f"{former}.former", folder))
         raise ConfigError(
             f"{former} holds the experiment {name!r} of a former version, where all experiments have their "
-            f"folders now; move it: mv {former} {apart} && mkdir {former} && mv {apart} {folder}"
+            f"folders now; move it: mv {here} {apart} && mkdir {here} && mv {apart} {there}"
         )
     held = [hold(lock, 0) for lock in sorted(former.glob(".s*.lock"))]
     make_folder(folder.parent)

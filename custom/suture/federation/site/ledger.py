@@ -369,7 +369,7 @@ class Ledger:
         )
 
 
-def _spent(what: str, setting: str, limit: int) -> BudgetSpent:
+def _spent(what: str, setting: str, limit: float) -> BudgetSpent:
     return BudgetSpent(
         f"this site has given {what}: {setting} = {limit} under [privacy] in suture.toml permits no more; "
         "`suture ledger` shows all that it has released"

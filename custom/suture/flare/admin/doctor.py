@@ -59,8 +59,9 @@ def examine(folder: Path) -> list[Finding]:
         return findings
     config, found = find_config(kit)
     findings += [*check_policy(kit), *found]
-    own = (partial(check_data, config), partial(check_device, config)) if config else ()
-    own += (partial(check_ledger, config),) if config and kit.role != "server" else ()
+    own = [partial(check_data, config), partial(check_device, config)] if config else []
+    if config and kit.role != "server":
+        own.append(partial(check_ledger, config))
     return [*findings, *independent(*own, partial(check_disk, kit, config))]
 
 
