@@ -145,6 +145,8 @@ def _check_update(update: Update, expected: Expectation) -> None:
     egress = expected.egress
     if update.round != expected.round:
         raise RejectedUpdate(f"round {update.round} instead of {expected.round}")
+    if update.state > expected.committed:
+        raise RejectedUpdate(f"the state of round {update.state}, which was not committed")
     if update.kind != egress.kind:
         raise RejectedUpdate(f"kind {update.kind!r} instead of {egress.kind!r}")
     _check_labels(update.labels)

@@ -127,7 +127,7 @@ def test_the_sites_records_are_brought_together(tmp_path: Path) -> None:
     assert not collect(tmp_path)
     assert not (tmp_path / FILE).exists()
     for site in ("b", "a"):
-        folder = tmp_path / "sites" / site / "state" / "run"
+        folder = tmp_path / "sites" / site / "state" / "experiments" / "run"
         folder.mkdir(parents=True)
         (folder / FILE).write_text(f'{{"site": "{site}"}}\n')
     assert collect(tmp_path)
