@@ -107,7 +107,7 @@ def one(
         sites = StudySites(str(study))
         job = Job("decisions", "decisions", method, model, rounds, seed, simulation=sites, decision=settings)
         run_job(job, out=out)
-        answers = [*out.glob("sites/*/state/*/answers/calibrate/*.safetensors")]
+        answers = [*out.glob("sites/*/state/**/answers/calibrate/*.safetensors")]
         return {
             "bytes": [path.stat().st_size for path in answers],
             "sites": {site: measured(out / "model", study / site / "suture.toml", site) for site in KEPT},

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -84,7 +85,7 @@ def fingerprint(out: Path) -> dict[str, Any]:
     states = hashlib.sha256("".join(sorted(t for p in newest_states(out) for t in tensors(p))).encode())
     history = [json.loads(line) for line in (out / "history.jsonl").read_text().splitlines()]
     return {
-        "models": {name.replace("/state/" + out.name, ""): digest for name, digest in models.items()},
+        "models": {re.sub(rf"/state/(experiments/)?{out.name}", "", n): d for n, d in models.items()},
         "states": states.hexdigest(),
         "metrics": plain(json.loads((out / "metrics.json").read_text())),
         "history": plain(history),

@@ -36,6 +36,7 @@ from suture.data.augmentation import Augmentation
 from suture.data.config import load_site_config
 from suture.federation.plan import Plan, code_hash
 from suture.federation.site.site import Site
+from suture.federation.store import experiment_folder
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec, build
 from suture.models.classifier import split_state
@@ -79,7 +80,8 @@ def victim(folder: Path, seed: int, limits: str = STRICT, rounds: int = 100) -> 
     )
     model = ModelSpec("cnn", size=SIZE)
     plan = Plan(SurgicalAggregation(), model, Augmentation(), 1, "attack", code_hash())
-    site = Site("victim", load_site_config(folder / "suture.toml"), plan, rounds, folder / "state")
+    state = experiment_folder(folder / "state", plan.experiment)
+    site = Site("victim", load_site_config(folder / "suture.toml"), plan, rounds, state)
     return Victim(site, torch.from_numpy(pixels[:IMAGES, None]), y)
 
 

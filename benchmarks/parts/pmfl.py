@@ -29,6 +29,7 @@ from suture.federation.loop import Loop
 from suture.federation.plan import Plan, Schedule, code_hash
 from suture.federation.server.server import open_server
 from suture.federation.site.site import Site
+from suture.federation.store import experiment_folder
 from suture.learning.samples import load_samples, single_target
 from suture.learning.training import LocalRound, SiteContext
 from suture.methods.meta.fl import FL
@@ -80,8 +81,8 @@ def federation(
     """Rounds of a federation, with its messages, checks and files."""
     plan = Plan(method, SPEC, Augmentation(), 1, method.about.name, code_hash())
     server = open_server(plan, Schedule(rounds, selection="last"), None, folder)
-    state = folder / method.about.name
-    loop = Loop({name: Site(name, c, plan, rounds, state / name) for name, c in configs.items()})
+    states = {name: experiment_folder(folder / "sites" / name, plan.experiment) for name in configs}
+    loop = Loop({name: Site(name, c, plan, rounds, states[name]) for name, c in configs.items()})
     server.begin(loop.exchange("handshake", server.handshake(loop.sites), server.receiver()))
 
     def step() -> None:

@@ -36,6 +36,7 @@ from suture.federation.plan import Plan, Schedule, code_hash
 from suture.federation.server.record import Record, describe
 from suture.federation.server.server import open_server
 from suture.federation.site.site import Site
+from suture.federation.store import experiment_folder
 from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec, build
@@ -106,7 +107,8 @@ def loop(chosen: Idle, out: Path) -> None:
     for name in SITES:
         folder = out / "sites" / name
         config = load_site_config(folder / "suture.toml")
-        sites[name] = Site(name, config, plan, chosen.rounds, folder / "state" / plan.experiment)
+        state = experiment_folder(folder / "state", plan.experiment)
+        sites[name] = Site(name, config, plan, chosen.rounds, state)
     federate(open_server(plan, chosen.schedule(), None, out.parent), Loop(sites))
 
 

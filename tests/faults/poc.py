@@ -20,6 +20,7 @@ from proxy import Proxy
 
 from own_poc import own_port
 from suture.data.config import load_site_config
+from suture.federation.store import experiment_folder
 from suture.flare.admin.kit import Kit, project_admin
 from suture.flare.admin.poc import parties, prepare, project_of, project_template, provision
 from suture.flare.admin.processes import parties_of, start, stop
@@ -141,8 +142,7 @@ class Poc:
     def folder(self, experiment: str) -> Path:
         """Where the server keeps an experiment."""
         config = load_site_config(self.kits["server"].folder / "local" / "suture.toml")
-        assert config.storage.state
-        return config.storage.state / experiment
+        return experiment_folder(config.storage.state, experiment)
 
     def run(self, experiment: str) -> dict[str, Any]:
         path = self.folder(experiment) / "run.json"

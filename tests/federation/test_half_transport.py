@@ -98,7 +98,9 @@ def test_the_ledger_has_the_digest_of_the_halves_and_the_same_task_gets_the_same
         one, two = run.answer("beta"), run.answer("beta")
         assert isinstance(one, Update)
         assert {t.dtype for t in one.shared.values() if t.is_floating_point()} == {torch.float16}
-        assert digest(pack(one)) == digest(pack(two)) == run.sites["beta"].ledger.releases()[-1].answer
+        assert digest(pack(one)) == digest(pack(two))
+        kept = replace(one, ledger=None)
+        assert digest(pack(kept)) == run.sites["beta"].ledger.releases()[-1].answer
 
 
 def test_a_run_that_stops_in_between_ends_with_the_same_bytes() -> None:

@@ -17,6 +17,7 @@ from nvflare.apis.workspace import Workspace
 from suture.core.errors import SutureError
 from suture.federation.loop import Loop, federate
 from suture.federation.ownership import NotOwner
+from suture.federation.store import EXPERIMENTS, experiment_folder
 from suture.flare.codec import as_text
 from suture.flare.controller import FederationController
 from suture.flare.event_feed import EXPERIMENT, SHARED_WITH
@@ -62,7 +63,7 @@ def test_the_server_opens_an_experiment_for_its_owner_only(context: Any, tiny: A
                 controller._lock.close()
 
     run(MINE)
-    folder = tmp_path / "party" / "suture" / federation.plan.experiment
+    folder = tmp_path / "party" / "suture" / EXPERIMENTS / federation.plan.experiment
     before = digest(folder)
     with pytest.raises(NotOwner, match="not this submitter's"):
         run(THEIRS)
@@ -78,20 +79,77 @@ def digest(folder: Path) -> dict[str, str]:
     return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
+def write_toml(party: Path, own: Any, **storage: str) -> None:
+    lines = "".join(f'{key} = "{value}"\n' for key, value in storage.items())
+    (party / "local" / "suture.toml").write_text(
+        f'[data]\ndataset = "hospital"\nroot = "{own.root}"\ntable = "{own.table}"\n[storage]\n{lines}'
+    )
+
+
+USED = ("ledger.jsonl", "errors.jsonl", "ledgers.json", EXPERIMENTS, "cache", "local", "startup", "suture")
+"""Names that a party uses for files and folders of its own, and a submitter may give to an experiment."""
+
+
+@pytest.mark.parametrize("name", USED)
+def test_no_name_of_an_experiment_takes_the_place_of_a_file(
+    name: str, context: Any, tiny: Any, tmp_path: Path
+) -> None:
+    """Also where all folders of a party are one. The first two took a site out for good."""
+    federation, party = tiny(METHOD), tmp_path / "party"
+    write_toml(party, federation.configs["alpha"].data, state="..", cache="../cache", files="..")
+    (party / "cache").mkdir()
+    before = {path.name for path in party.iterdir()}
+    for experiment in (name, "next"):
+        plan = as_text({**federation.plan.to_dict(), "experiment": experiment})
+        answer = SiteExecutor(plan, 2)._answer(Payload("handshake"), context("alpha", MINE))[0]
+        assert isinstance(answer, SiteInfo)
+        controller = FederationController(plan, as_text(federation.schedule.to_dict()))
+        controller._open(context("server", MINE))
+        controller._lock.close()  # type: ignore[union-attr]
+        assert (party / EXPERIMENTS / experiment / "owner.json").is_file()
+    new = {path.name for path in party.glob("[!.]*")} - before
+    assert new == {"ledger.jsonl", EXPERIMENTS}
+    assert len((party / "ledger.jsonl").read_text().splitlines()) == 2
+
+
+def test_experiments_of_a_former_version_are_moved_once_and_go_on(
+    context: Any, tiny: Any, tmp_path: Path
+) -> None:
+    federation, party = tiny(METHOD), tmp_path / "party"
+    name = federation.plan.experiment
+    write_toml(party, federation.configs["alpha"].data, state="../suture")
+
+    def ask(submitter: tuple[str, str]) -> object:
+        executor = SiteExecutor(as_text(federation.plan.to_dict()), 2)
+        return executor._answer(Payload("handshake"), context("alpha", submitter))[0]
+
+    assert isinstance(ask(MINE), SiteInfo)
+    new, former = party / "suture" / EXPERIMENTS / name, party / "suture" / name
+    new.rename(former)
+    assert experiment_folder(party / "suture", name) == former
+    assert isinstance(ask(THEIRS), Abstain)  # its owner is known
+    assert isinstance(ask(MINE), SiteInfo)
+    assert (new.is_dir(), former.exists()) == (True, False)
+    controller = FederationController(
+        as_text(federation.plan.to_dict()), as_text(federation.schedule.to_dict())
+    )
+    new.rename(former)
+    controller._open(context("server", MINE))
+    assert (new.is_dir(), former.exists()) == (True, False)
+    controller._lock.close()  # type: ignore[union-attr]
+
+
 def test_a_site_abstains_from_the_job_of_another(context: Any, tiny: Any, tmp_path: Path) -> None:
     federation = tiny(METHOD)
-    own = federation.configs["alpha"].data
-    (tmp_path / "party" / "local" / "suture.toml").write_text(
-        f'[data]\ndataset = "hospital"\nroot = "{own.root}"\ntable = "{own.table}"\n'
-    )
+    write_toml(tmp_path / "party", federation.configs["alpha"].data)
 
     def ask(submitter: tuple[str, str]) -> object:
         fl_ctx = context("alpha", submitter)
         return SiteExecutor(as_text(federation.plan.to_dict()), 2)._answer(Payload("handshake"), fl_ctx)[0]
 
     assert isinstance(ask(MINE), SiteInfo)
-    state = tmp_path / "party" / "suture" / federation.plan.experiment
-    before = digest(state)
+    state = tmp_path / "party" / "local" / "state" / EXPERIMENTS / federation.plan.experiment
+    assert (before := digest(state))
     refusal = ask(THEIRS)
     assert isinstance(refusal, Abstain)
     assert (refusal.reason, refusal.error) == ("configuration", "NotOwner")

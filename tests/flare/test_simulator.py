@@ -112,7 +112,7 @@ def test_gradients_of_half_a_text_model_cross_as_in_the_loop(tmp_path: Path) -> 
     out.rename(tmp_path / "loop")
     run_job(made, "sim", out, resume=False, overwrite=False, workers=None)
     assert furthest(tmp_path / "loop", out) <= 1e-6
-    place = "sites/mass/state/same/round-000003.safetensors"
+    place = "sites/mass/state/experiments/same/round-000003.safetensors"
     one, two = (load(folder / place).tensors for folder in (tmp_path / "loop", out))
     assert one.keys() == two.keys() >= {"fixed/head.weight", "fixed/backbone.embedding.weight"}
     for name, tensor in one.items():

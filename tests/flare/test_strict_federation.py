@@ -16,6 +16,7 @@ import yaml
 from own_poc import own_port, wait_until_joined
 from suture.core.errors import FederationError
 from suture.federation.ownership import OWNER
+from suture.federation.store import EXPERIMENTS
 from suture.flare.admin.doctor import examine
 from suture.flare.admin.kit import Kit, kits_in
 from suture.flare.admin.poc import _set_policies, parties, project_of, project_template, provision
@@ -105,7 +106,7 @@ def test_no_submitter_gets_anothers_model_runs_code_or_makes_the_server_fetch(
     assert found["jobs"] == found["storage of jobs"] == found["connection"] == "ok"
     assert storages(server)["jobs"].is_dir()
     for states in (server.folder / "suture", *(kit.folder / "state" for kit in sites.values())):
-        owner = json.loads((states / "trial" / OWNER).read_text())
+        owner = json.loads((states / EXPERIMENTS / "trial" / OWNER).read_text())
         assert (owner["name"], owner["org"]) == (MINE, "coordinator")
     assert "the experiment 'trial' is not this submitter's" in stolen
     assert not (tmp_path / "a" / "model").exists()
@@ -115,5 +116,5 @@ def test_no_submitter_gets_anothers_model_runs_code_or_makes_the_server_fetch(
 
 
 def digest(server: Kit) -> str:
-    path = server.folder / "suture" / "trial" / "model" / "model.safetensors"
+    path = server.folder / "suture" / EXPERIMENTS / "trial" / "model" / "model.safetensors"
     return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -81,7 +81,7 @@ def test_the_command_ends_with_code_1_and_one_line(tmp_path: Path, monkeypatch: 
 
 def test_an_error_of_a_site_comes_first_unless_it_is_of_an_earlier_run(tmp_path: Path) -> None:
     Record(tmp_path).update(started="2026-11-22T10:00:00+00:00")
-    state = tmp_path / "sites" / "harbor" / "state" / "r"
+    state = tmp_path / "sites" / "harbor" / "state" / "experiments" / "r"
     before_it_opened = tmp_path / "flare" / "demo" / "lakeside" / "suture"
     for folder, time, text in (
         (state, "2026-11-21T10:00:00+00:00", "of yesterday"),

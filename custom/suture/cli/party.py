@@ -94,22 +94,48 @@ def ledger(
             metavar="[WORKSPACE]", help="The site's FLARE workspace, or the folder of its [storage] state."
         ),
     ] = Path("."),
+    accept: Annotated[
+        bool,
+        typer.Option(
+            "--accept",
+            help="Accept, in a new line, that releases are missing from the ledger or were changed: the site "
+            "releases again, and states its ε as a lower bound.",
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show what this site has released: answers, ε and figures by experiment, and what its budgets leave."""
-    from suture.federation.site.statement import read_statement
+    from suture.federation.site.statement import find_ledger, read_statement
 
+    if accept:
+        find_ledger(folder)[0].accept()
     found = read_statement(folder)
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(found), indent=2, ensure_ascii=False, allow_nan=False))
         return
     for table in _ledger_tables(found):
         console.print(table)
-    spent = found.spent
-    print_line(
+    for line in _ledger_totals(found):
+        print_line(line)
+
+
+def _ledger_totals(found: Statement) -> Iterator[str]:
+    """Yield what is stated over all experiments, and what the ledger lacks."""
+    spent, bound = found.spent, _number(found.max_epsilon, "none")
+    lower = "≥" if spent.epsilon is not None and (found.breaks or found.accepted) else "="
+    yield (
         f"all experiments: {spent.updates} updates, {spent.unprotected} of them without noise; "
-        f"ε = {_number(spent.epsilon, '∞')} at δ = {found.delta:g}"
+        f"ε {lower} {_number(spent.epsilon, '∞')} at δ = {found.delta:g}, composed as Gaussian mechanisms "
+        f"(max_epsilon: {bound})"
     )
+    yield f"experiments: {found.experiments} (max_experiments: {_left(found.max_experiments)})"
+    yield from (f"a lower bound: {why}" for why in found.accepted)
+    yield from (f"not whole: {why}" for why in found.breaks)
+    if found.breaks:
+        yield (
+            "The site releases nothing until you restore the newest copy of the ledger, or accept what is "
+            "missing: the same command with --accept"
+        )
 
 
 def _ledger_tables(found: Statement) -> Iterator[Table]:

@@ -123,7 +123,7 @@ def models_of(out: Path) -> dict[str, Path]:
     if (out / "model" / "model.json").exists():
         return {GLOBAL: out / "model"}
     experiment = read_json(out / "run.json", "experiment")["experiment"]
-    sites = sorted((out / "sites").glob(f"*/state/{experiment}/model/model.json"))
+    sites = sorted((out / "sites").glob(f"*/state/**/{experiment}/model/model.json"))
     if not sites:
         raise FederationError(f"{out} has no model; delete the folder, and the run is done again")
     return {path.relative_to(out / "sites").parts[0]: path.parent for path in sites}

@@ -193,6 +193,12 @@ def _describe(site: str, own: Mapping[str, float], spent: Spent | None) -> str:
     if spent.epsilon is None:
         why = f"{spent.unprotected} of its {spent.updates} updates had no noise"
         return f"{text}: ε = ∞, because {why}. {_uncovered(spent)}"
+    if spent.missing:
+        return (
+            f"{text}: ε ≥ {spent.epsilon:g} at δ = {own['delta']:g}, a lower bound: its administrator has "
+            f"accepted that at least {spent.missing} lines of its ledger are missing or changed. "
+            f"{_uncovered(spent)}"
+        )
     return (
         f"{text}: ε ≤ {spent.epsilon:g} at δ = {own['delta']:g} over all its {spent.updates} updates in "
         f"{spent.experiments} experiment{'s' if spent.experiments != 1 else ''}, by its own ledger (local "

@@ -18,6 +18,7 @@ def expected_answer(
     limits: PrivacyConfig | None = None,
     *,
     half: bool = False,
+    ledger: str | None = None,
 ) -> Expectation:
     """Return what one site may answer to a task.
 
@@ -29,6 +30,7 @@ def expected_answer(
         images: number of training images that the site has announced.
         half: whether the model's tensors travel in half precision; only those of a round of training do.
         limits: of the site; None at the server, which does not know them.
+        ledger: the digest of its ledger that the site states; None at the server.
     """
     return Expectation(
         task.task,
@@ -43,4 +45,5 @@ def expected_answer(
         half and task.task == "train",
         limits,
         tuple(task.decisions),
+        ledger,
     )

@@ -5,14 +5,18 @@ from __future__ import annotations
 import logging
 import os
 import re
+import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from suture.core.errors import ConfigError, SutureError
-from suture.core.files import make_folder, writing
+from suture.core.files import hold, make_folder, writing
 from suture.protocol.packing import Packed, load, save
 
 log = logging.getLogger(__name__)
+
+EXPERIMENTS = "experiments"
+"""Folder of the experiments' folders in a party's state folder: so none has the name of another file."""
 
 RETAINED = 3
 """Number of committed rounds that are retained, so that a damaged file costs one round and not the run."""
@@ -22,6 +26,52 @@ FORMAT = 1
 
 _ROUND = re.compile(r"round-(\d{6,})\.safetensors")
 _BEST = re.compile(r"best-(\d{6,})\.safetensors")
+
+
+_TRACES = ("owner.json", "run.json", "counts.json", "said.json", "noise.key", ".site.lock", ".server.lock")
+"""Files by which the folder of an experiment is known, beside its states."""
+
+
+def experiment_folder(state: Path, name: str) -> Path:
+    """Return the folder of an experiment in a party's state folder.
+
+    Former versions had it in the state folder itself: such a folder is returned until `open_experiment` has
+    moved it.
+    """
+    folder, former = state / EXPERIMENTS / name, state / name
+    return folder if folder.exists() or not is_experiment(former) else former
+
+
+def is_experiment(folder: Path) -> bool:
+    """Whether a folder is known as that of an experiment, by what Suture writes into each."""
+    traces = any((folder / name).exists() for name in _TRACES)
+    return traces or any(folder.glob("round-*.safetensors"))
+
+
+def open_experiment(state: Path, name: str) -> Path:
+    """Return the folder of an experiment, moved, once and as a whole, where a former version has left it.
+
+    Raises:
+        InUse: a process still works in it.
+        DiskError: it cannot be moved.
+        ConfigError: its former place is the one of all experiments; says what to run.
+    """
+    folder, former = state / EXPERIMENTS / name, experiment_folder(state, name)
+    if former == folder:
+        return folder
+    if name == EXPERIMENTS:
+        here, apart, there = (shlex.quote(str(path)) for path in (former, f"{former}.former", folder))
+        raise ConfigError(
+            f"{former} holds the experiment {name!r} of a former version, where all experiments have their "
+            f"folders now; move it: mv {here} {apart} && mkdir {here} && mv {apart} {there}"
+        )
+    held = [hold(lock, 0) for lock in sorted(former.glob(".s*.lock"))]
+    make_folder(folder.parent)
+    with writing(folder):
+        former.rename(folder)
+    for lock in held:
+        lock.close()
+    return folder
 
 
 @dataclass(frozen=True)

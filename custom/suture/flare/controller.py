@@ -26,8 +26,10 @@ from suture.core.printable import printable
 from suture.federation.loop import federate
 from suture.federation.plan import Plan, Schedule
 from suture.federation.server.collector import Receiver
+from suture.federation.server.ledgers import LEDGERS
 from suture.federation.server.record import LOCK, TAKEOVER
 from suture.federation.server.server import Server, find_server_config, open_server
+from suture.federation.store import open_experiment
 from suture.flare.bell import ring
 from suture.flare.codec import LARGE, from_shareable_, from_text, register, to_shareable
 from suture.flare.event_feed import GROUP, EventFeed
@@ -36,6 +38,7 @@ from suture.flare.tensor_files import written_once
 from suture.flare.workspace import (
     check_method_allowed,
     claim_experiment,
+    simulated,
     with_own_weights,
     workspace_root,
 )
@@ -125,10 +128,14 @@ class FederationController(Controller):
         check_method_allowed(str(settings.get("method")), fl_ctx)
         own = find_server_config(workspace_root(fl_ctx))
         plan = with_own_weights(Plan.from_dict(settings), own.storage.files)
-        experiments = own.storage.state
-        claim_experiment(experiments / plan.experiment, fl_ctx)
-        self._lock = hold(experiments / plan.experiment / LOCK, TAKEOVER)
-        return open_server(plan, Schedule.from_dict(from_text(self.schedule)), own.held_out, experiments)
+        state = own.storage.state
+        # A simulation's server works in the run folder, which the user names.
+        folder = state / plan.experiment if simulated() else open_experiment(state, plan.experiment)
+        claim_experiment(folder, fl_ctx)
+        self._lock = hold(folder / LOCK, TAKEOVER)
+        schedule = Schedule.from_dict(from_text(self.schedule))
+        ledgers = None if simulated() else state / LEDGERS
+        return open_server(plan, schedule, own.held_out, folder.parent, ledgers=ledgers)
 
     def _publish(self, folder: Path, fl_ctx: FLContext) -> None:
         """Copy the results to where FLARE's job download finds them."""

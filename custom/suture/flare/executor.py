@@ -14,6 +14,7 @@ from suture.data.config import find_site_config, load_site_config
 from suture.federation.plan import Plan
 from suture.federation.site.abstention import abstention, record_error
 from suture.federation.site.site import Site
+from suture.federation.store import open_experiment
 from suture.flare.bell import Bell
 from suture.flare.codec import from_shareable_, from_text, register, to_shareable
 from suture.flare.workspace import (
@@ -94,6 +95,6 @@ class SiteExecutor(Executor):
         plan = with_own_embedding(plan, config.storage.files)
         if config.training.prior is None:
             plan = with_own_prior(plan, config.storage.files)
-        state = (config.storage.state or root / "suture") / plan.experiment
-        claim_experiment(state, fl_ctx)
-        return Site(name, config, plan, self.rounds, state)
+        folder = open_experiment(config.storage.state, plan.experiment)
+        claim_experiment(folder, fl_ctx)
+        return Site(name, config, plan, self.rounds, folder)

@@ -56,6 +56,7 @@ class Expectation:
         decided: the classes for which it was sent a decision.
         limits: of the site, by its own filter. The server does not know them; a site that sends finer figures
             harms itself alone.
+        ledger: the digest of its ledger that the site states, by its own filter; None at the server.
     """
 
     task: TaskName
@@ -70,6 +71,7 @@ class Expectation:
     half: bool = False
     limits: PrivacyConfig | None = None
     decided: Collection[str] = ()
+    ledger: str | None = None
 
 
 def check_reply(reply: Reply, expected: Expectation) -> None:
@@ -82,6 +84,8 @@ def check_reply(reply: Reply, expected: Expectation) -> None:
         return
     if not isinstance(reply, _ANSWERS[expected.task]):
         raise RejectedUpdate(f"a {type(reply).__name__} is no answer to {expected.task!r}")
+    if expected.ledger is not None and reply.ledger != expected.ledger:
+        raise RejectedUpdate("the digest of another ledger")
     if isinstance(reply, SiteInfo):
         _check_labels(reply.labels)
         if not reply.labels:
@@ -141,6 +145,8 @@ def _check_update(update: Update, expected: Expectation) -> None:
     egress = expected.egress
     if update.round != expected.round:
         raise RejectedUpdate(f"round {update.round} instead of {expected.round}")
+    if update.state > expected.committed:
+        raise RejectedUpdate(f"the state of round {update.state}, which was not committed")
     if update.kind != egress.kind:
         raise RejectedUpdate(f"kind {update.kind!r} instead of {egress.kind!r}")
     _check_labels(update.labels)

@@ -79,6 +79,9 @@ Number = Annotated[FiniteFloat, Field(ge=-LARGEST, le=LARGEST)]
 
 Protection = Annotated[dict[Literal["clip", "noise", "delta"], FiniteFloat], AfterValidator(check_protection)]
 
+Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+"""A BLAKE3 of a site's ledger, in hexadecimal digits."""
+
 TaskName = Literal["handshake", "train", "calibrate", "evaluate"]
 Counts = tuple[Count, Count]
 """Numbers of positive and negative images of a class."""
@@ -93,6 +96,7 @@ Reason = Literal[
     "gradient_overflow",
     "label_view",
     "labels",
+    "ledger",
     "missing_state",
     "non_finite_loss",
     "out_of_memory",
@@ -183,6 +187,7 @@ class SiteInfo:
         protection: clip, noise and delta of a site that clips its updates or adds noise; else empty.
         codes: of those of its classes that it states any of, in its own names.
         computed_on: its kind of CPU or GPU, and the precision of its backbone.
+        ledger: digest of the ledger of its releases, with this one; see `suture.federation.site.chain`.
     """
 
     labels: Labels
@@ -195,6 +200,7 @@ class SiteInfo:
     protection: Protection = Field(default_factory=dict)
     codes: dict[Label, Codes] = Field(default_factory=dict, max_length=MOST_CLASSES)
     computed_on: Annotated[str, StringConstraints(pattern=r"^[\w ,./()-]*$", max_length=LONGEST)] = ""
+    ledger: Digest | None = None
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -208,6 +214,7 @@ class Spent:
         experiments: number of experiments with such updates.
         figures: number of figures of classes, which noise does not protect.
         numbers: number of other numbers that it does not protect: losses, counts, weights.
+        missing: number of releases, at least, that its ledger has lost: ε is then a lower bound.
     """
 
     epsilon: Annotated[FiniteFloat, Field(ge=0)] | None
@@ -216,6 +223,7 @@ class Spent:
     experiments: Count
     figures: Count
     numbers: Count
+    missing: Count = 0
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -236,6 +244,7 @@ class Payload:
         best: the best round so far, whose state the site has to retain; 0 while there is none.
         decisions: by what the site decides its classes, to be measured on test data.
         rule: the one of the thresholds that is measured.
+        ledger: the newest digest of the site's ledger that the server has received, in any experiment.
     """
 
     task: TaskName
@@ -251,6 +260,7 @@ class Payload:
     best: Count = 0
     decisions: Annotated[dict[Label, Decision], Field(max_length=MOST_CLASSES)] = Field(default_factory=dict)
     rule: Rule = "sensitivity"
+    ledger: Digest | None = None
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -270,6 +280,8 @@ class Update:
         train_loss: mean loss of the round's local steps.
         metrics: of the received global model on the site's validation data.
         spent: what the site has released so far, if it clips its updates.
+        state: the round of the state from which the site trained; 0 where it had none.
+        ledger: digest of the ledger of the site's releases, with this one.
     """
 
     round: Count
@@ -284,6 +296,8 @@ class Update:
     train_loss: Number | None = None
     metrics: Metrics | None = None
     spent: Spent | None = None
+    state: Count = 0
+    ledger: Digest | None = None
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -296,13 +310,14 @@ class Scores:
         class_tensors: ``positives`` and ``negatives``, int32 ``[len(labels), CELLS]``: how many of its
             validation images with and without the class have a score in each cell of `GRID`; `JOINED` for
             a cell that is counted in the next one.
-        spent: what the site has released so far, if it clips its updates.
+        spent, ledger: as in an `Update`.
     """
 
     round: Count
     labels: Labels
     class_tensors: Tensors
     spent: Spent | None = None
+    ledger: Digest | None = None
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -313,12 +328,13 @@ class Evaluation:
         metrics: of the received model.
         local: on the test data, of the model that the site had trained in that round, before aggregation;
             None unless the method keeps local models and the site took part in the round.
-        spent: what the site has released so far, if it clips its updates.
+        spent, ledger: as in an `Update`.
     """
 
     metrics: Metrics
     local: Metrics | None = None
     spent: Spent | None = None
+    ledger: Digest | None = None
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -61,6 +61,8 @@ class PrivacyConfig(Section):
         reanswers: the number of tasks of an experiment that the site answers anew, because they came again
             with another model, other classes or other settings; the same task has the same answer.
         max_figures: the largest number of times that figures of one class leave, over all experiments.
+        max_experiments: the largest number of experiments that the site answers in.
+        max_epsilon: the largest ε, at `delta`, of all updates in all experiments together; None has no bound.
     """
 
     label_view: Literal["own", "all"] = "own"
@@ -74,11 +76,21 @@ class PrivacyConfig(Section):
     max_answers: int = Field(default=2_000, ge=1)
     reanswers: int = Field(default=3, ge=0)
     max_figures: int = Field(default=10_000, ge=0)
+    max_experiments: int = Field(default=50, ge=1)
+    max_epsilon: float | None = Field(default=None, gt=0, allow_inf_nan=False)
 
     @classmethod
     def of_public_data(cls, label_view: Literal["own", "all"]) -> PrivacyConfig:
         """Return what a simulated site agrees to: its data are public, so that nothing is withheld."""
-        return cls(label_view=label_view, min_count=0, min_loss=0, max_answers=10**9, max_figures=10**9)
+        most = 10**9
+        return cls(
+            label_view=label_view,
+            min_count=0,
+            min_loss=0,
+            max_answers=most,
+            max_figures=most,
+            max_experiments=most,
+        )
 
     def exact(self) -> PrivacyConfig:
         """Return what the site agrees to where no figure leaves the machine: none is withheld or rounded."""
@@ -110,5 +122,9 @@ class PrivacyConfig(Section):
     def _noise_is_clipped(self) -> PrivacyConfig:
         if self.noise and self.clip is None:
             raise ValueError("noise is in units of clip; set clip, the largest norm of an update")
+        if self.max_epsilon is not None and not self.noise:
+            raise ValueError(
+                "max_epsilon permits no update without noise, whose ε is infinite; set clip and noise"
+            )
         check_protection(self.protection)
         return self

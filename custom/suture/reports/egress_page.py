@@ -26,6 +26,11 @@ from suture.protocol.messages import (
     Update,
 )
 
+_LEDGER = (
+    "BLAKE3 of the site's ledger, with this answer in it. Each of its lines has a salt of 128 random bits that "
+    "no message carries, so the digest says nothing of them"
+)
+
 _FIELDS: Mapping[type[Any], Mapping[str, str]] = {
     SiteInfo: {
         "labels": "the site's own class names, by the rule of names, at most 200 characters each",
@@ -39,6 +44,7 @@ _FIELDS: Mapping[type[Any], Mapping[str, str]] = {
         "protection": "`clip`, `noise` and `delta` of the site, if it has set them",
         "codes": "the codes that it states of its classes, at most one of each terminology",
         "computed_on": "`cpu` or the model of the GPU, and the precision",
+        "ledger": _LEDGER,
     },
     Update: {
         "round": "number of the round",
@@ -56,6 +62,8 @@ _FIELDS: Mapping[type[Any], Mapping[str, str]] = {
         "samples than `min_loss`",
         "metrics": "figures of the received model on the validation data: see below",
         "spent": "of its ledger: see below",
+        "state": "number of the round whose state the site went on from; 0 without one",
+        "ledger": _LEDGER,
     },
     Spent: {
         "epsilon": "ε of all updates of the site, in all its experiments; three digits, rounded up",
@@ -64,6 +72,7 @@ _FIELDS: Mapping[type[Any], Mapping[str, str]] = {
         "experiments": "number of its experiments",
         "figures": "number of figures of classes that it has sent",
         "numbers": "number of losses, counts, weights and other numbers that it has sent",
+        "missing": "number of lines that the site's administrator has accepted as missing from its ledger",
     },
     Metrics: {
         "round": "number of the round whose model it is",
@@ -87,6 +96,7 @@ _FIELDS: Mapping[type[Any], Mapping[str, str]] = {
         "joined until each has images of `min_count` patients, and `round_counts` images; rounded to "
         "`round_counts`",
         "spent": "of its ledger: see above",
+        "ledger": "the same as of an update; an answer to `evaluate` has it too",
     },
     DecidedClass: {
         "own": "share of the test images with, and of those without the class that the site's own threshold "

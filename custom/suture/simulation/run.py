@@ -39,7 +39,7 @@ from suture.federation.server.server import open_server
 from suture.federation.site.diagnostics import collect
 from suture.federation.site.left_out import read_left_out, write_left_out
 from suture.federation.site.site import Site
-from suture.federation.store import Rounds
+from suture.federation.store import Rounds, experiment_folder, open_experiment
 from suture.federation.workers import Openers, Workers
 from suture.learning.finetuning import FILE, tune_targets
 from suture.learning.samples import SiteSamples, load_samples, pooled
@@ -273,7 +273,7 @@ def _parties(
     def opener(
         name: str, config: SiteConfig, load: Callable[[], SiteSamples] | None = None
     ) -> Callable[[], Site]:
-        state = out / "sites" / name / "state" / plan.experiment
+        state = open_experiment(out / "sites" / name / "state", plan.experiment)
         return partial(Site, name, config, plan, job.rounds, state, load)
 
     if not job.method.limits.pooled:
@@ -283,7 +283,7 @@ def _parties(
         every = (
             config.data.model_copy(update={"labels": None}) if job.method.label_use.complete else config.data
         )
-        noted = partial(write_left_out, out / "sites" / name / "state" / plan.experiment)
+        noted = partial(write_left_out, experiment_folder(out / "sites" / name / "state", plan.experiment))
         every_label = config.model_copy(update={"data": every})
         labels, samples = load_samples(every_label, job.model, name, left_out=noted)
         sizes = {split: len(part) for split, part in samples.items()}

@@ -212,7 +212,7 @@ def _raised(lines: list[str]) -> str | None:
 
 def with_first_error(out: Path, message: str) -> str:
     """Return, in one line, the earliest error that a site of this run has recorded, then the message."""
-    patterns = ("sites/*/state/*/errors.jsonl", "flare/**/suture/errors.jsonl")
+    patterns = ("sites/*/state/**/errors.jsonl", "flare/**/suture/errors.jsonl")
     paths = [path for pattern in patterns for path in out.glob(pattern)]
     first = first_recorded(paths, str(Record(out).run.get("started", "")))
     return f"{first} ({message})" if first else message

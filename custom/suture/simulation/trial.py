@@ -22,6 +22,7 @@ from suture.federation.loop import Loop, federate
 from suture.federation.plan import Plan, Schedule
 from suture.federation.server.server import Server
 from suture.federation.site.site import Site
+from suture.federation.store import experiment_folder
 from suture.learning.samples import SiteSamples
 from suture.learning.training import SiteContext
 from suture.methods.base import Method
@@ -152,7 +153,8 @@ class Trial:
                 "storage": {"state": folder / "state", "cache": folder / "cache"},
             }
         )
-        return Site(name, config, self.plan, rounds, folder / "state", lambda: self._samples(name))
+        state = experiment_folder(folder / "state", self.plan.experiment)
+        return Site(name, config, self.plan, rounds, state, lambda: self._samples(name))
 
     def _samples(self, site: str) -> SiteSamples:
         own, samples = _samples(site, self.label_type)

@@ -14,6 +14,7 @@ from suture.core.errors import ConfigError, SutureError
 from suture.federation.loop import Loop, federate
 from suture.federation.plan import Plan
 from suture.federation.server.global_model import check_unchanged, fixed_settings
+from suture.federation.server.ledgers import LEDGERS
 from suture.federation.server.selection import Best, Standings, better, lower_loss
 from suture.federation.store import FORMAT
 from suture.learning.training import LocalTraining
@@ -140,7 +141,7 @@ def test_a_state_of_a_former_version_is_refused_and_stays(tiny: Any) -> None:
         ConfigError, match=r"round-000001\.safetensors was written by another version .* or begin a new one"
     ):
         federate(server, Loop(federation.sites()))
-    assert [p.name for p in server.states.folder.iterdir() if p.is_file()] == [path.name]
+    assert [p.name for p in server.states.folder.glob("[!.]*") if p.is_file()] == [LEDGERS, path.name]
     assert path.read_bytes() == before
 
 

@@ -104,7 +104,7 @@ def test_jobs_at_the_same_time_lose_no_line_and_share_the_budget(tmp_path: Path)
     assert tally_of(ledger(tmp_path).releases()).figures == {"A": 70}
 
 
-def test_a_line_that_a_killed_process_left_is_none_and_another_damage_is_an_error(tmp_path: Path) -> None:
+def test_a_line_that_a_killed_process_left_is_none_and_another_damage_is_a_break(tmp_path: Path) -> None:
     own = ledger(tmp_path)
     own.record(release(1))
     path = tmp_path / "ledger.jsonl"
@@ -120,7 +120,7 @@ def test_a_line_that_a_killed_process_left_is_none_and_another_damage_is_an_erro
         text[0].replace("noise", "nose"),
     ):
         path.write_text(damaged + text[1])
-        with pytest.raises(ConfigError, match=r"ledger.jsonl, line 1 is damaged; restore the file"):
+        with pytest.raises(ConfigError, match=r"ledger.jsonl is not whole: line 1 is damaged"):
             ledger(tmp_path).record(release(3))
 
 

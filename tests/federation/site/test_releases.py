@@ -18,7 +18,7 @@ from suture.federation.loop import Loop, federate
 from suture.federation.site.answers import Answers
 from suture.federation.site.ledger import Ledger
 from suture.federation.site.site import Site
-from suture.federation.store import RETAINED
+from suture.federation.store import EXPERIMENTS, RETAINED
 from suture.learning.training import LocalTraining
 from suture.methods.fedlsm.fedlsm import FedLSM
 from suture.methods.surgical import SurgicalAggregation
@@ -41,7 +41,7 @@ class Asked:
         server.begin({})
         task = unpack(server.assign()["alpha"])
         assert isinstance(task, Payload)
-        self.task = task
+        self.task = replace(task, ledger=None)  # that of the other site
         self.privacy = {"min_count": 0, "min_loss": 0, "clip": 1e-3, "noise": 1.0} | privacy
 
     def site(self, experiment: str = "one", **privacy: Any) -> Site:
@@ -49,7 +49,8 @@ class Asked:
         site: Site = self.federation.sites()["alpha"]
         own = site.config.privacy.model_copy(update=self.privacy | privacy)
         config = site.config.model_copy(update={"privacy": own})
-        return Site("alpha", config, site.plan, site.rounds, site.folder.parent / experiment)
+        folder = site.folder.parents[1] / EXPERIMENTS / experiment
+        return Site("alpha", config, site.plan, site.rounds, folder)
 
     def moved(self, update: Update) -> Tensor:
         """The change that an update tells."""
@@ -74,7 +75,7 @@ def same(one: Packed, two: Packed) -> bool:
 
 
 def lines(site: Site) -> list[dict[str, Any]]:
-    return [json.loads(text) for text in (site.folder.parent / "ledger.jsonl").read_text().splitlines()]
+    return [json.loads(text) for text in (site.folder.parents[1] / "ledger.jsonl").read_text().splitlines()]
 
 
 def test_a_task_that_is_asked_with_other_noise_has_the_answer_that_was_sent(tiny: Any) -> None:
@@ -121,7 +122,7 @@ def test_a_site_that_is_killed_before_it_sends_says_the_same_bytes_again(
     question = asked.task if task == "train" else replace(asked.task, task="evaluate", split="test", round=0)
     record = Ledger.record
 
-    def killed(ledger: Ledger, release: Any) -> None:
+    def killed(ledger: Ledger, release: Any) -> Any:
         if moment == "in the ledger":
             record(ledger, release)
         os.kill(os.getpid(), signal.SIGKILL)
@@ -234,7 +235,8 @@ def test_what_a_site_says_of_its_ledger_is_new_with_each_answer(tiny: Any) -> No
     again = update_of(asked.site(), asked.task)
     assert one.spent is not None
     assert again.spent is not None
-    assert same(pack(replace(one, spent=None)), pack(replace(again, spent=None)))
+    kept = {"spent": None, "ledger": None}
+    assert same(pack(replace(one, **kept)), pack(replace(again, **kept)))
     assert (one.spent.updates, one.spent.experiments) == (1, 1)
     assert (again.spent.updates, again.spent.experiments) == (2, 2)
     assert again.spent.epsilon is not None

@@ -14,6 +14,7 @@ import suture.flare.admin.recovery as recovery
 from suture.core.errors import ConfigError, FederationError
 from suture.federation.ownership import OWNER, NotOwner
 from suture.federation.server.record import Record
+from suture.federation.store import EXPERIMENTS
 from suture.flare.admin.kit import Kit, read_kit
 from suture.flare.admin.recovery import newest, resume, state_on_this_machine
 from suture.flare.event_feed import EXPERIMENT, SHARED_WITH
@@ -150,7 +151,7 @@ def test_another_runs_folder_is_not_touched(serve: Any, tmp_path: Path) -> None:
 
 def test_another_submitters_folder_on_this_machine_is_not_this_jobs(make_kit: MakeKit) -> None:
     kit = read_kit(make_kit("admin", "lead@b.org"))
-    folder = make_kit("server", "server") / "suture" / "trial"
+    folder = make_kit("server", "server") / "suture" / EXPERIMENTS / "trial"
     folder.mkdir(parents=True)
     (folder / "run.json").write_text("{}")
     assert state_on_this_machine(kit, "trial") == folder

@@ -16,6 +16,7 @@ from suture.cli.jobs import status
 from suture.core.errors import ConfigError, DataError, FederationError
 from suture.federation.ownership import Submitter, claim
 from suture.federation.server.record import Record, describe
+from suture.federation.store import EXPERIMENTS
 from suture.flare.admin.kit import Kit, read_kit
 from suture.flare.admin.remote import Tail, download, state, submit
 from suture.flare.event_feed import EXPERIMENT
@@ -141,7 +142,7 @@ def test_the_first_error_of_a_site_on_this_machine_is_told_to_the_submitter(
     run = json.loads((done / "run.json").read_text())
     (done / "run.json").write_text(json.dumps({**run, "status": "failed", "error": "too few updates"}))
     site, admin = make_kit("site", "harbor"), read_kit(make_kit("admin", "admin@trial.org"))
-    state = site / "local" / "state" / "demo-1"
+    state = site / "local" / "state" / EXPERIMENTS / "demo-1"
     state.mkdir(parents=True)
     (site / "local" / "suture.toml").write_text('[data]\ndataset = "hospital"\nroot = "."\ntable = "t.csv"\n')
     claim(state, Submitter(admin.name if owner == "admin" else "x@trial.org", "trial"), None)
@@ -168,8 +169,8 @@ def test_what_a_crashed_job_committed_is_taken_from_a_server_on_this_machine(
     crashed: Path, done: Path, tmp_path: Path, make_kit: MakeKit
 ) -> None:
     server, admin = make_kit("server", "server"), make_kit("admin", "admin@trial.org")
-    shutil.copytree(done, server / "suture" / "demo-1")
-    path = server / "suture" / "demo-1" / "run.json"
+    shutil.copytree(done, server / "suture" / EXPERIMENTS / "demo-1")
+    path = server / "suture" / EXPERIMENTS / "demo-1" / "run.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "status": "running"}))
     out = tmp_path / "deep" / "new"
     with pytest.raises(FederationError, match="suture resume demo-1 --startup-kit"):

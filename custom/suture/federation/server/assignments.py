@@ -52,6 +52,7 @@ class Assigner:
         half: whether the model's tensors travel in half precision.
         decisions: by what each site decides its classes, in its own names.
         rule: see `Payload`.
+        ledgers: the newest digest of each site's ledger.
     """
 
     method: Method
@@ -64,6 +65,7 @@ class Assigner:
     half: bool = False
     decisions: Mapping[str, Mapping[str, Decision]] = field(default_factory=dict)
     rule: Rule = "sensitivity"
+    ledgers: Mapping[str, str] = field(default_factory=dict)
 
     def assign(self, task: Task) -> dict[str, tuple[Payload, Expectation]]:
         """Return the payload of every site in the order of their names, with what it may answer.
@@ -114,6 +116,7 @@ class Assigner:
             self.best[site],
             dict(self.decisions.get(site, {})),
             self.rule,
+            self.ledgers.get(site),
         )
 
     def _class_tensors(self, rows: Labels) -> dict[str, Tensor]:

@@ -276,6 +276,15 @@ class UpdateCollector:
         """Return the sites that abstained for this reason."""
         return {s for s, r in self._answers.items() if isinstance(r, Abstain) and r.reason == reason}
 
+    def ledgers(self) -> dict[str, str]:
+        """Return the digests that the sites have stated of their ledgers."""
+        stated = {s: r.ledger for s, r in self._answers.items() if not isinstance(r, Abstain)}
+        return {site: digest for site, digest in stated.items() if digest is not None}
+
+    def states(self) -> dict[str, int]:
+        """Return the rounds of the states from which the accepted sites have trained."""
+        return {s: r.state for s, r in self._answers.items() if isinstance(r, Update)}
+
     def accepted(self) -> list[str]:
         """Return the sites whose update was accepted, sorted."""
         return sorted(s for s, r in self._answers.items() if isinstance(r, Update))

@@ -188,6 +188,7 @@ class Header:
     received: FiniteFloat = 0.0
     bound: NormBound = NormBound()
     excluded: dict[str, str] = Field(default_factory=dict)
+    sent: dict[str, Count] = Field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -58,6 +58,35 @@ def code_notes(codes: Sequence[tuple[int, str]]) -> list[str]:
     ]
 
 
+def ledger_notes(reasons: Mapping[str, str]) -> list[str]:
+    """Return a note on every site that abstains because its ledger is not whole.
+
+    Args:
+        reasons: why sites do not take part, or did not in a round.
+    """
+    return [
+        f"{site} releases nothing: the ledger of its releases lacks or changes some of them. Its "
+        "administrator restores the newest copy, or accepts that with suture ledger --accept."
+        for site, reason in reasons.items()
+        if reason.startswith("ledger (")
+    ]
+
+
+def older_state_note(site: str, round_: int, state: int, sent: int) -> str:
+    """Return the note on a site that has trained from an older state than that of its newest update.
+
+    Args:
+        state: round of the state from which it trained; 0 where it had none.
+        sent: round of the newest of its updates that was taken.
+    """
+    from_ = f"from its state of round {state}" if state else "without a state"
+    return (
+        f"{site} trained round {round_} {from_}, though it had sent an update of round {sent}: its state was "
+        "lost, damaged or restored from a backup. What it keeps between rounds is older, so the model "
+        "differs from that of a run without the loss."
+    )
+
+
 def exclusion_notes(excluded: Mapping[str, str]) -> list[str]:
     """Return a note on every site that takes no further part."""
     return [f"{site} takes no further part in this experiment; {why}." for site, why in excluded.items()]

@@ -38,8 +38,16 @@ from suture.federation.server.global_model import (
     unpack_model,
     with_labels,
 )
+from suture.federation.server.ledgers import LEDGERS, SiteLedgers
 from suture.federation.server.norm_bound import NormBound, distance, norm_of, untrainable
-from suture.federation.server.notes import class_notes, code_notes, exclusion_notes, start_notes
+from suture.federation.server.notes import (
+    class_notes,
+    code_notes,
+    exclusion_notes,
+    ledger_notes,
+    older_state_note,
+    start_notes,
+)
 from suture.federation.server.record import Record, describe, what_leaves
 from suture.federation.server.registry import (
     Agreement,
@@ -94,6 +102,7 @@ class Server:
         folder: of the experiment; holds the committed rounds and the results of the run.
         held_out: labelled data at the server, if there are any.
         pooled: the sites whose data one party holds in place of them; the report is about these sites.
+        ledgers: see `SiteLedgers`; by default those of this experiment alone.
 
     Raises:
         FederationError: the server cannot select rounds as the schedule requests.
@@ -107,6 +116,7 @@ class Server:
         folder: Path,
         held_out: HeldOut | None,
         pooled: Mapping[str, Member] | None = None,
+        ledgers: Path | None = None,
     ) -> None:
         check_selection(schedule, plan.method, held_out)
         plan.method.phases(schedule.rounds)  # raises where there are too few
@@ -117,6 +127,7 @@ class Server:
         self.record = Record(folder)
         self.states = Rounds(folder / "state")
         spool = self.states.folder / "spool"
+        self.ledgers = SiteLedgers(ledgers or self.states.folder / LEDGERS)
         self.collector = UpdateCollector(spool, self.record.event)
         self.round = 0
         self.registry = SiteRegistry({}, ())
@@ -128,6 +139,7 @@ class Server:
         self._norms: dict[str, float] = {}  # of the updates that the model was made of
         self._received = 0.0  # the norm of the model that they began from
         self._bound = NormBound()
+        self._sent: dict[str, int] = {}  # the newest committed round of which each site's update was taken
         self._excluded: dict[str, str] = {}  # sites that take no further part, with the reason
         self._failures = 0
         self.decisions: Decisions | None = None
@@ -144,9 +156,12 @@ class Server:
             ConfigError: a site has a name that cannot be used.
         """
         check_sites(sites)
-        payload = Payload("handshake")
-        expected = expected_answer(self.plan.method, payload, self.plan.method.egress(Layout({}, {})))
-        return self.collector.open(dict.fromkeys(sites, (payload, expected)))
+        held = self.ledgers.read()
+        expected = expected_answer(
+            self.plan.method, Payload("handshake"), self.plan.method.egress(Layout({}, {}))
+        )
+        payloads = {site: Payload("handshake", ledger=held.get(site)) for site in sites}
+        return self.collector.open({site: (payload, expected) for site, payload in payloads.items()})
 
     def begin(self, missing: Mapping[str, str]) -> None:
         """Agree on the labels with the sites that answered the handshake, and start or continue.
@@ -156,7 +171,7 @@ class Server:
                 prior than the others, or than the experiment began with.
             ConfigError: the experiment began with other settings, or with another version of Suture.
         """
-        lines = self.collector.close(missing)
+        lines = self._close(missing)
         infos = participants(self.collector.infos(), lines, self.schedule.min_sites)
         found = read_progress(self.states, self.plan)
         previous, began = (found.model.labels, found.header.registry) if found else ((), Began(None))
@@ -207,7 +222,7 @@ class Server:
         self.standings.continue_by(self.schedule.selection, found.round)
         self._pending = found.header.pending
         self._holders = set(found.header.holders)
-        self._norms = dict(found.header.norms)
+        self._norms, self._sent = dict(found.header.norms), dict(found.header.sent)
         self._received, self._bound = found.header.received, found.header.bound
         self._excluded = dict(found.header.excluded)
         self._codes = list(found.header.codes)
@@ -227,7 +242,7 @@ class Server:
         prior = self.plan.method.prior
         held = {"name": prior.name, "digest": self.registry.prior} if prior and self.registry.prior else {}
         self.record.update(label_type=self.registry.label_type, prior=held)
-        notes = [*code_notes(self._codes), *exclusion_notes(self._excluded)]
+        notes = [*code_notes(self._codes), *exclusion_notes(self._excluded), *ledger_notes(refused)]
         notes += class_notes(self.registry, self.schedule.label_map)
         self.record.update(notes=[*notes, *start_notes(self.model, self.plan, self._facts)])
         self.record.update(
@@ -285,7 +300,7 @@ class Server:
             OSError: the round could not be committed; the one before stands.
         """
         ctx = round_context(self.plan, self.schedule.rounds, self.round + 1)
-        self.collector.close(missing)
+        self._close(missing)
         self._holders -= self.collector.abstained("missing_state")
         usable = self.collector.accepted()
         if (undo := self._undo()) or len(usable) < self.quorum:
@@ -299,6 +314,8 @@ class Server:
         self._norms = {site: norm.update for site, norm in norms.items()}
         self._received = max(map(self._bound.model, norms.values()))
         self._bound = self._bound.after(norms)
+        self._note_older_states(ctx.round)
+        self._sent |= dict.fromkeys(usable, ctx.round)
         self._pending = self._summary(ctx)
         self._select_at_server(ctx.round)
         self._commit(ctx.round)
@@ -446,7 +463,7 @@ class Server:
         Raises:
             FederationError: no validation loss was ever measured.
         """
-        self.collector.close(missing)
+        self._close(missing)
         self._note_validation()
         if self.standings.best is None:
             raise FederationError(
@@ -466,7 +483,7 @@ class Server:
 
     def close_scores(self, missing: Mapping[str, str]) -> None:
         """Fit the operating points of the selected model."""
-        self.collector.close(missing)
+        self._close(missing)
         if self.schedule.decision:
             scores = self.collector.scores()
             self.decisions = fit_decisions(self.registry, scores, self.schedule.decision)
@@ -479,7 +496,7 @@ class Server:
 
     def close_test(self, missing: Mapping[str, str]) -> dict[str, Metrics]:
         """Return the sites' metrics on their own test data."""
-        self.collector.close(missing)
+        self._close(missing)
         return self.collector.metrics()
 
     @property
@@ -506,6 +523,33 @@ class Server:
 
     # Used by several steps
 
+    def _close(self, missing: Mapping[str, str]) -> dict[str, Line]:
+        """End the open exchange; keep the digests of the sites' ledgers, and note those that are broken."""
+        lines = self.collector.close(missing)
+        self.ledgers.note(self.collector.ledgers())
+        if self.registry.members:  # at the start, `_record_start` notes it
+            reasons = {site: str(line["reason"]) for site, line in lines.items()}
+            self._note([n for n in ledger_notes(reasons) if n not in self.record.run.get("notes", [])])
+        return lines
+
+    def _note(self, notes: list[str]) -> None:
+        """Add notes for the reader of the report."""
+        if notes:
+            self.record.update(notes=[*self.record.run.get("notes", []), *notes])
+            for note in notes:
+                self.record.event("note", text=note)
+
+    def _note_older_states(self, round_: int) -> None:
+        """Note the sites that have trained a round from an older state than they had."""
+        states = self.collector.states()
+        self._note(
+            [
+                older_state_note(s, round_, n, self._sent[s])
+                for s, n in states.items()
+                if n < self._sent.get(s, 0)
+            ]
+        )
+
     def _send(self, task: Task, model: GlobalModel) -> dict[str, Packed]:
         best = {site: self.standings.of(site) for site in self.registry.members}
         assigner = Assigner(
@@ -517,6 +561,7 @@ class Server:
             self._holders,
             self._facts.tensors,
             self.plan.half,
+            ledgers=self.ledgers.read(),
         )
         if self.decisions and task.split == "test":
             own = {s: decisions_of(self.decisions, self.registry, s) for s in self.registry.members}
@@ -536,6 +581,7 @@ class Server:
             "received": self._received,
             "bound": asdict(self._bound),
             "excluded": self._excluded,
+            "sent": self._sent,
         }
         self.states.save(number, pack_model(self.model, header), committed=self.round)
         self.round = number
@@ -565,15 +611,16 @@ def open_server(
     plan: Plan,
     schedule: Schedule,
     config: SiteConfig | None,
-    default: Path,
+    experiments: Path,
     pooled: Mapping[str, Member] | None = None,
+    ledgers: Path | None = None,
 ) -> Server:
     """Open the server of an experiment, with its labelled data if its configuration names some.
 
     Args:
         config: the server's own suture.toml, where it has data.
-        default: folder for experiments where it has none.
-        pooled: see `Server`.
+        experiments: folder of the experiments' folders.
+        pooled, ledgers: see `Server`.
 
     Raises:
         CodeMismatch: another version of the package created the job.
@@ -582,8 +629,7 @@ def open_server(
     torch.set_num_threads(1)
     plan.check_code("the server")
     held_out = HeldOut(config, plan) if config else None
-    folder = config.storage.state if config else default
-    server = Server(plan, schedule, folder / plan.experiment, held_out, pooled)
+    server = Server(plan, schedule, experiments / plan.experiment, held_out, pooled, ledgers)
     describe(server.record, plan, schedule)
     return server
 

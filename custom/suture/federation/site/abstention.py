@@ -29,7 +29,11 @@ log = logging.getLogger(__name__)
 
 
 class BudgetSpent(SutureError):
-    """The site has given as many answers or figures as its configuration permits."""
+    """The site has given all answers and figures, or taken part in all experiments, that it permits."""
+
+
+class LedgerBroken(ConfigError):
+    """The ledger of the site's releases is not whole, so that nobody knows what it has released."""
 
 
 class LabelViewRefused(SutureError):
@@ -47,6 +51,7 @@ class ComputationChanged(SutureError):
 _REASONS: tuple[tuple[type[BaseException], Reason], ...] = (
     (CodeMismatch, "code_mismatch"),
     (BudgetSpent, "budget"),
+    (LedgerBroken, "ledger"),
     (LabelViewRefused, "label_view"),
     (MissingState, "missing_state"),
     (ComputationChanged, "computation"),

@@ -112,7 +112,7 @@ class Watch:
 
 def collect(run: Path) -> bool:
     """Join the diagnostics of a simulation's sites in one file of the run folder; False if there are none."""
-    found = sorted(run.glob(f"sites/*/state/*/{FILE}"))
+    found = sorted(run.glob(f"sites/*/state/**/{FILE}"))
     if found:
         atomic_write(run / FILE, b"".join(path.read_bytes() for path in found))
     return bool(found)

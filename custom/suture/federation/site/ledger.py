@@ -1,28 +1,38 @@
 """The ledger of a site: everything that it has released, in all experiments, and its budgets.
 
 A line of ``ledger.jsonl`` is one release. It is on the disk before the answer leaves, and no line is ever
-changed: what was released stays released, whatever becomes of the experiment.
+changed: what was released stays released, whatever becomes of the experiment. The lines are chained, and a
+site whose ledger is not whole releases nothing; see `suture.federation.site.chain`.
 """
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import IO, Literal
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter
 from pydantic.dataclasses import dataclass as validated
-from pydantic_core import to_jsonable_python
 
 from suture.core.environment import now
 from suture.core.errors import ConfigError
-from suture.core.files import append_line, atomic_write, hold, make_folder
+from suture.core.files import hold, make_folder, replacing
 from suture.core.validation import STRICT
 from suture.federation.differential_privacy import epsilon
-from suture.federation.site.abstention import BudgetSpent
+from suture.federation.site.abstention import BudgetSpent, LedgerBroken
+from suture.federation.site.chain import (
+    ANCHOR,
+    Anchor,
+    Chain,
+    Mark,
+    begin_chain,
+    breaks,
+    read_anchor,
+    write_anchor,
+)
+from suture.federation.store import EXPERIMENTS
 from suture.protocol.messages import (
     ClassScore,
     Evaluation,
@@ -158,62 +168,127 @@ class Ledger:
     """The ledger of one site, which several jobs may write at the same time.
 
     Args:
-        path: of the file, in the folder that holds the experiments' folders.
+        path: of the file, in the site's state folder, beside the folder of the experiments.
         limits: the site's budgets.
+        own: folder of the experiment that writes; None to read alone.
     """
 
-    def __init__(self, path: Path, limits: PrivacyConfig) -> None:
-        self._path, self._limits = path, limits
-        self._read, self._releases, self._tally = 0, list[Release](), Tally()
+    def __init__(self, path: Path, limits: PrivacyConfig, own: Path | None = None) -> None:
+        self._path, self._limits, self._own = path, limits, own
+        self._chain, self._releases, self._tally = Chain(path, _RELEASE), list[Release](), Tally()
+        self._compared = False  # with the anchors of all experiments, since the file is the one that it is
 
     def begin(self) -> None:
-        """Create the file where there is none.
+        """Create the file where there is none; chain one of a version that did not chain its lines.
 
         An experiment that is older than the ledger has released no one knows what: one line says so.
         """
-        if self._path.exists():
+        self.releases()
+        if self._path.exists() and not self._chain.unchained:
             return
-        make_folder(self._path.parent)
-        with hold(self._lock, _WAIT, f".{FILE}.*.tmp"):
+        with self._locked():
+            self.releases()
             if not self._path.exists():
-                former = [p.name for p in sorted(self._path.parent.iterdir()) if _has_answered(p)]
-                lines = [json.dumps(asdict(Release(now(), name, "unknown", update=True))) for name in former]
-                atomic_write(self._path, "".join(f"{line}\n" for line in lines).encode())
+                self._create([Release(now(), n, "unknown", update=True) for n in self._before_the_ledger()])
+            elif self._chain.unchained:
+                begin_chain(self._chain)
 
-    @property
-    def _lock(self) -> Path:
-        return self._path.with_name(f".{self._path.name}.lock")
+    def _create(self, first: Sequence[Release]) -> None:
+        with replacing(self._path) as temporary:
+            temporary.touch()
+            chain = Chain(temporary, _RELEASE)
+            for release in first:
+                chain.append(release)
+                list(chain.read())
+
+    def _before_the_ledger(self) -> list[str]:
+        """Return the names of experiments that have answered, of which the ledger cannot have lost a line."""
+        state = self._path.parent
+        folders = [f for f in (*state.glob("*"), *(state / EXPERIMENTS).glob("*")) if f.name != EXPERIMENTS]
+        return sorted(f.name for f in folders if _has_answered(f) and not (f / ANCHOR).exists())
+
+    def _locked(self) -> IO[str]:
+        make_folder(self._path.parent)
+        return hold(self._path.with_name(f".{self._path.name}.lock"), _WAIT, f".{FILE}.*.tmp")
 
     def releases(self) -> Sequence[Release]:
-        """Return all releases so far; an incomplete last line, of a process that was killed, is none.
-
-        Raises:
-            ConfigError: a line is damaged.
-        """
-        size = self._path.stat().st_size if self._path.exists() else 0
-        if size < self._read:
-            self._read, self._releases, self._tally = 0, [], Tally()
-        if size > self._read:
-            with self._path.open("rb") as file:
-                file.seek(self._read)
-                whole = file.read().rpartition(b"\n")[:2]
-            lines = whole[0].splitlines()
-            new = [self._parsed(n, line) for n, line in enumerate(lines, len(self._releases) + 1)]
-            self._releases += new
-            for release in new:
-                self._tally.add(release)
-            self._read += sum(map(len, whole))
+        """Return all releases so far; an incomplete last line, of a process that was killed, is none."""
+        if self._chain.replaced():
+            self._chain, self._releases, self._tally = Chain(self._path, _RELEASE), [], Tally()
+            self._compared = False
+        for release in self._chain.read():
+            self._releases.append(release)
+            self._tally.add(release)
         return self._releases
 
-    def _parsed(self, number: int, line: bytes) -> Release:
-        try:
-            return _RELEASE.validate_json(line)
-        except ValidationError:
-            raise ConfigError(
-                f"{self._path}, line {number} is damaged; restore the file from a backup. "
-                "Without one, move it away: the site then counts all that its experiments have released as "
-                "unprotected"
-            ) from None
+    # Whether it is whole
+
+    def confirm(self, held: str | None) -> None:
+        """Check that the ledger is whole, and has the line whose digest the server holds.
+
+        The digest of a server blocks its own experiment alone, so that no other one can be blocked by a lie.
+
+        Raises:
+            LedgerBroken: says what is missing, and what to do.
+        """
+        self.releases()
+        if self._own and held is not None:
+            anchor, lacking = read_anchor(self._own), None if self._chain.holds(held) else held
+            if anchor.held != lacking:
+                write_anchor(self._own, replace(anchor, held=lacking))
+                self._compared = False
+        self._check_whole()
+
+    def _check_whole(self) -> None:
+        if self._compared and not self._chain.broken:
+            return
+        blocking = [
+            (folder.name, anchor if folder == self._own else replace(anchor, held=None))
+            for folder, anchor in self._anchors()
+        ]
+        why, _, _ = breaks(self._chain, blocking)
+        if why:
+            raise LedgerBroken(
+                f"{self._path} is not whole: {'; '.join(why)}. This site releases nothing until its "
+                "administrator restores the newest copy of the file, or accepts what is missing: "
+                f"suture ledger {self._path.parent} --accept"
+            )
+        self._compared = True
+
+    def _anchors(self) -> Iterator[tuple[Path, Anchor]]:
+        folders = {path.parent for path in (self._path.parent / EXPERIMENTS).glob(f"*/{ANCHOR}")}
+        for folder in sorted(folders | ({self._own} if self._own else set())):
+            yield folder, read_anchor(folder)
+
+    def breaks(self) -> tuple[list[str], int, list[str]]:
+        """Return in which ways the ledger is not whole, as far as this machine knows; see `breaks`."""
+        self.releases()
+        return breaks(self._chain, [(folder.name, anchor) for folder, anchor in self._anchors()])
+
+    def accept(self) -> None:
+        """Accept, in a new line, that releases are missing or changed: the site may release again.
+
+        Raises:
+            ConfigError: the ledger is whole.
+        """
+        with self._locked():
+            why, missing, unknown = self.breaks()
+            if not why:
+                raise ConfigError(f"{self._path} is whole: there is nothing to accept")
+            self._chain.append(Mark(now(), "accepted", missing, why, unknown))
+            self.releases()
+
+    @property
+    def missing(self) -> int:
+        """Number of releases that are missing or changed, as accepted and at least: ε is a lower bound."""
+        return self._chain.missing
+
+    @property
+    def accepted(self) -> Sequence[str]:
+        """What the administrator has accepted, in sentences."""
+        return self._chain.accepted
+
+    # New releases
 
     def check(self, task: Payload, experiment: str, classes: Collection[str]) -> None:
         """Check that a task may be answered with something new.
@@ -223,15 +298,21 @@ class Ledger:
 
         Raises:
             BudgetSpent: names the budget and its setting.
-            ConfigError: a line is damaged.
         """
         split = task.split if task.task == "evaluate" else ""
+        trains = task.task == "train" and bool(task.shared or task.head or task.class_tensors)
         figures = dict.fromkeys(classes, 1)
-        self._check(Release("", experiment, task.task, task.round, split, figures=figures))
+        noise = self._limits.noise
+        self.releases()
+        self._check(
+            Release("", experiment, task.task, task.round, split, trains, noise=noise, figures=figures)
+        )
 
     def _check(self, new: Release) -> None:
-        self.releases()
         told, limits = self._tally, self._limits
+        if new.experiment not in told.answers and len(told.answers) >= limits.max_experiments:
+            what = f"answers in {len(told.answers)} experiments, and {new.experiment} is another"
+            raise _spent(what, "max_experiments", limits.max_experiments)
         if (answers := told.answers[new.experiment]) >= limits.max_answers:
             raise _spent(f"{answers} answers in {new.experiment}", "max_answers", limits.max_answers)
         again = told.anew[new.experiment]
@@ -241,21 +322,37 @@ class Ledger:
         for name, times in new.figures.items():
             if told.figures[name] + times > limits.max_figures:
                 raise _spent(f"{told.figures[name]} figures of {name!r}", "max_figures", limits.max_figures)
+        if new.update and limits.max_epsilon is not None:
+            total = epsilon([*told.noises, new.noise], limits.delta)
+            if total is None or total > limits.max_epsilon:
+                sum_ = "∞" if total is None else f"{total:g}"
+                what = f"{len(told.noises)} updates in all experiments; with another one ε would be {sum_}"
+                raise _spent(what, "max_epsilon", limits.max_epsilon)
 
-    def record(self, new: Release) -> None:
+    def record(self, new: Release) -> str:
         """Write a release to the disk; one that is in the ledger already is not written twice.
+
+        Returns:
+            the digest of the ledger, which the server holds from now on.
 
         Raises:
             BudgetSpent: another job of the site has spent what was left meanwhile; nothing is written.
-            ConfigError: a line is damaged.
+            LedgerBroken: the ledger is not whole; nothing is written.
             OSError: the disk is full or the file cannot be written.
         """
         self.begin()
-        with hold(self._lock, _WAIT, f".{FILE}.*.tmp"):
+        with self._locked():
             self.releases()
+            self._check_whole()
             if (new.key, new.answer) not in self._tally.seen:
                 self._check(new)
-                append_line(self._path, to_jsonable_python(new), durable=True)
+                self._chain.append(new)
+                self.releases()
+            digest, lines = self._chain.digest, self._chain.lines
+        if self._own and (anchor := read_anchor(self._own)).digest != digest:
+            make_folder(self._own)
+            write_anchor(self._own, replace(anchor, digest=digest, lines=lines))
+        return digest
 
     def spent(self) -> Spent:
         """Return what the site tells a server about its releases."""
@@ -268,10 +365,11 @@ class Ledger:
             len({r.experiment for r in updates}),
             self._tally.figures.total(),
             sum(r.numbers for r in releases),
+            self.missing,
         )
 
 
-def _spent(what: str, setting: str, limit: int) -> BudgetSpent:
+def _spent(what: str, setting: str, limit: float) -> BudgetSpent:
     return BudgetSpent(
         f"this site has given {what}: {setting} = {limit} under [privacy] in suture.toml permits no more; "
         "`suture ledger` shows all that it has released"
@@ -293,6 +391,7 @@ class Tally:
         anew: tasks of each experiment that came again and were answered anew; each site info may differ from
             the former.
         figures: how often figures of each class have left.
+        noises: of all updates.
         keys: of all releases.
         seen: key and answer of all releases.
     """
@@ -300,6 +399,7 @@ class Tally:
     answers: Counter[str] = field(default_factory=Counter)
     anew: Counter[str] = field(default_factory=Counter)
     figures: Counter[str] = field(default_factory=Counter)
+    noises: list[float] = field(default_factory=list)
     keys: set[Key] = field(default_factory=set)
     seen: set[tuple[Key, str]] = field(default_factory=set)
 
@@ -309,6 +409,7 @@ class Tally:
         self.answers[release.experiment] += 1
         self.anew[release.experiment] += key in self.keys and release.task in _ONCE
         self.figures.update(release.figures)
+        self.noises += [release.noise] if release.update else []
         self.keys.add(key)
         self.seen.add((key, release.answer))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from suture.core.files import make_folder, read_json, write_json
+from suture.federation.store import experiment_folder
 
 FILE = "left_out.json"
 
@@ -34,7 +35,8 @@ def read_left_out(run: Path, experiment: str) -> list[str]:
     Raises:
         DataError: a file is damaged.
     """
-    found = {site.name: site / "state" / experiment / FILE for site in sorted((run / "sites").glob("*"))}
+    sites = sorted((run / "sites").glob("*"))
+    found = {site.name: experiment_folder(site / "state", experiment) / FILE for site in sites}
     return [
         f"{name}: {sentence}"
         for name, path in found.items()

@@ -89,8 +89,8 @@ class Site:
         config: its suture.toml.
         plan: of the federation.
         rounds: number of rounds of the run.
-        state: folder of its states and its error log in this experiment, outside any job's run directory;
-            the site's ledger lies beside it.
+        state: folder of its states and its error log in this experiment, outside any job's run directory:
+            `experiment_folder`. The site's ledger lies two folders above.
         load: reads its data; by default as its suture.toml says.
     """
 
@@ -119,6 +119,7 @@ class Site:
         self._halved: int | None = None  # batch size after memory was full
         self._lock: FolderLock | None = None  # from the first task on
         self._first_counts = FirstCounts(state)
+        self._stated: str | None = None  # the digest of the ledger in the newest answer
 
     def answer(self, task: Payload) -> Reply:
         """Perform a task of the server; an expected failure becomes an `Abstain`.
@@ -130,6 +131,7 @@ class Site:
         try:
             self._lock = self._lock or FolderLock.take(self.folder / LOCK, TAKEOVER)
             check_consent(self.name, self.plan, self.config)
+            self.ledger.confirm(task.ledger)
             self._keep(task.best)
             task = received(task) if self.plan.half else task
             with self._on_device():
@@ -176,6 +178,7 @@ class Site:
             len(samples["train"]),
             self.config.privacy,
             half=self.plan.half,
+            ledger=self._stated,
         )
 
     # What is released
@@ -183,15 +186,16 @@ class Site:
     @cached_property
     def ledger(self) -> Ledger:
         """The ledger of the site, which outlives its experiments."""
-        ledger = Ledger(self.folder.parent / LEDGER, self.config.privacy)
+        ledger = Ledger(self.folder.parents[1] / LEDGER, self.config.privacy, self.folder)
         ledger.begin()
         return ledger
 
     def _introduced(self, task: Payload) -> SiteInfo:
         """Return the site info; one that differs from those before is another release."""
         ledger, info = self.ledger, self._handshake()  # the ledger first: it looks for older experiments
-        ledger.record(release_of(info, pack(info), task, self._experiment, self.config.privacy))
-        return info
+        release = release_of(info, pack(info), task, self._experiment, self.config.privacy)
+        self._stated = ledger.record(release)
+        return replace(info, ledger=self._stated)
 
     def _answered(self, task: Payload) -> Reply:
         """Return the answer to a task: for a repeated task the kept one, otherwise a new one.
@@ -213,8 +217,8 @@ class Site:
             kept = reply, release_of(reply, packed, task, self._experiment, privacy)
             answers.keep(task, request, packed, kept[1])
         reply, release = kept
-        ledger.record(release)
-        return reply if privacy.clip is None else replace(reply, spent=ledger.spent())
+        self._stated = ledger.record(release)
+        return replace(reply, ledger=self._stated, spent=ledger.spent() if privacy.clip is not None else None)
 
     def _new_answer(self, task: Payload) -> Answer:
         if task.task == "train":
@@ -233,7 +237,7 @@ class Site:
             "computation": self.config.training.computation,
             "limits": [limits.min_count, limits.min_loss, limits.round_counts],
         }
-        asked = pack(replace(task, committed=committed, best=0))
+        asked = pack(replace(task, committed=committed, best=0, ledger=None))
         return digest(Packed(asked.tensors, {"task": asked.header, **context}))
 
     @property
@@ -270,7 +274,7 @@ class Site:
         losses = self.expectation(task).egress.losses
         samples = method.behind_losses(images, context.own(method.local))
         allowed = protected(update, task, self.config.privacy, losses, samples)
-        answer = replace(allowed, metrics=metrics)
+        answer = replace(allowed, metrics=metrics, state=state.header.get("round", 0))
         return sent(answer, task) if self.plan.half else answer
 
     def _trained(

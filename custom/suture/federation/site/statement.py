@@ -10,7 +10,9 @@ from pathlib import Path
 from suture.core.errors import ConfigError
 from suture.data.config import load_site_config
 from suture.federation.differential_privacy import epsilon
+from suture.federation.site.chain import ANCHOR
 from suture.federation.site.ledger import FILE, Ledger, Release, tally_of
+from suture.federation.store import EXPERIMENTS
 from suture.protocol.messages import Spent
 from suture.protocol.privacy import PrivacyConfig
 
@@ -48,6 +50,10 @@ class Statement:
         figures: number of figures of each class over all experiments.
         answers_left, anew_left: by experiment: answers that its budgets leave.
         figures_left: by class.
+        experiments: number of experiments that the site has answered in.
+        max_experiments, max_epsilon: the site's bounds over all experiments.
+        breaks: in which ways the ledger is not whole: the site releases nothing until they are accepted.
+        accepted: those that the administrator has accepted: the figures of `spent` are lower bounds.
     """
 
     lines: Sequence[BudgetLine]
@@ -57,16 +63,26 @@ class Statement:
     answers_left: Mapping[str, int]
     anew_left: Mapping[str, int]
     figures_left: Mapping[str, int]
+    experiments: int
+    max_experiments: int
+    max_epsilon: float | None
+    breaks: Sequence[str]
+    accepted: Sequence[str]
 
 
 def read_statement(folder: Path) -> Statement:
-    """Read the ledger of a site.
+    """Return the statement of a site's ledger; see `find_ledger`."""
+    return state_of(*find_ledger(folder))
+
+
+def find_ledger(folder: Path) -> tuple[Ledger, PrivacyConfig]:
+    """Return the ledger of a site and its limits.
 
     Args:
         folder: its FLARE workspace, its folder with suture.toml, or the folder of its states.
 
     Raises:
-        ConfigError: there is no ledger, or a line of it is damaged; or suture.toml cannot be used.
+        ConfigError: there is no ledger, nor an experiment that has noted one; or suture.toml cannot be used.
     """
     places = [
         base / name for base in (folder, folder.parent) for name in ("local/suture.toml", "suture.toml")
@@ -74,14 +90,17 @@ def read_statement(folder: Path) -> Statement:
     path = next((path for path in places if path.is_file()), None)
     config = load_site_config(path) if path else None
     state = [config.storage.state] if config else []
-    found = next((f for at in (folder, *state, folder / "suture") if (f := at / FILE).is_file()), None)
+    places = [folder, *state, folder / "suture"]
+    found = next(
+        (at for at in places if (at / FILE).is_file() or any(at.glob(f"{EXPERIMENTS}/*/{ANCHOR}"))), None
+    )
     if found is None:
         raise ConfigError(
             f"{folder} has no {FILE}: give the workspace of a site, or the folder that its suture.toml names "
             "as [storage] state; a site has none before its first answer"
         )
     limits = config.privacy if config else PrivacyConfig()
-    return state_of(Ledger(found, limits), limits)
+    return Ledger(found / FILE, limits), limits
 
 
 def state_of(ledger: Ledger, limits: PrivacyConfig) -> Statement:
@@ -98,6 +117,11 @@ def state_of(ledger: Ledger, limits: PrivacyConfig) -> Statement:
         {name: max(limits.max_answers - len(group), 0) for name, group in own.items()},
         {name: max(limits.reanswers - told.anew[name], 0) for name in own},
         {name: max(limits.max_figures - times, 0) for name, times in figures.items()},
+        len(own),
+        limits.max_experiments,
+        limits.max_epsilon,
+        ledger.breaks()[0],
+        list(ledger.accepted),
     )
 
 

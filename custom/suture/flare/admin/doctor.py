@@ -23,6 +23,8 @@ from suture.data.images import ImageSource
 from suture.data.readers import load_table
 from suture.data.table import SPLITS, Table
 from suture.federation.plan import code_hash
+from suture.federation.site.ledger import FILE as LEDGER
+from suture.federation.site.ledger import Ledger
 from suture.flare.admin.kit import Kit, read_kit
 from suture.flare.admin.kit_checks import (
     Finding,
@@ -57,7 +59,9 @@ def examine(folder: Path) -> list[Finding]:
         return findings
     config, found = find_config(kit)
     findings += [*check_policy(kit), *found]
-    own = (partial(check_data, config), partial(check_device, config)) if config else ()
+    own = [partial(check_data, config), partial(check_device, config)] if config else []
+    if config and kit.role != "server":
+        own.append(partial(check_ledger, config))
     return [*findings, *independent(*own, partial(check_disk, kit, config))]
 
 
@@ -176,6 +180,17 @@ def check_device(config: SiteConfig) -> Iterator[Finding]:
     else:
         unused = f'; {count} GPU unused: [training] device = "cuda"' if count else ""
         yield ok("device", f"{wanted}, {config.training.threads} threads{unused}")
+
+
+def check_ledger(config: SiteConfig) -> Iterator[Finding]:
+    """Check that the ledger of the site's releases is whole: otherwise it releases nothing."""
+    state = config.storage.state
+    ledger = Ledger(state / LEDGER, config.privacy)
+    if why := ledger.breaks()[0]:
+        remedy = f"restore the newest copy, or accept what is missing: suture ledger {state} --accept"
+        yield error("ledger", f"{state / LEDGER} is not whole: {'; '.join(why)}", remedy)
+    else:
+        yield ok("ledger", f"{len(ledger.releases())} releases")
 
 
 def check_disk(kit: Kit, config: SiteConfig | None) -> Iterator[Finding]:

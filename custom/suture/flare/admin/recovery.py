@@ -21,6 +21,7 @@ from suture.core.printable import printable
 from suture.federation.ownership import NotOwner, may_use
 from suture.federation.server.record import Record
 from suture.federation.server.server import find_server_config
+from suture.federation.store import EXPERIMENTS, experiment_folder
 from suture.flare.admin.kit import Kit, read_kit
 from suture.flare.event_feed import EXPERIMENT, SHARED_WITH
 
@@ -61,7 +62,7 @@ def state_on_this_machine(kit: Kit, experiment: str) -> Path | None:
     check_experiment(experiment)
     for startup in sorted(kit.folder.parent.glob("*/startup/fed_server.json")):
         root = read_kit(startup.parents[1]).folder
-        folder = find_server_config(root).storage.state / experiment
+        folder = experiment_folder(find_server_config(root).storage.state, experiment)
         if (folder / "run.json").is_file() and may_use(folder, kit.name):
             return folder
     return None
@@ -70,8 +71,9 @@ def state_on_this_machine(kit: Kit, experiment: str) -> Path | None:
 def how_to_continue(experiment: str, kit: Kit) -> str:
     """Return a sentence that says where the committed rounds of a crashed job are, and how to continue."""
     return (
-        f"if it was cut off, its committed rounds are at the server, in {experiment}/ of the folder that "
-        "[storage] state of its suture.toml names, or of suture/ in its workspace; it continues from there: "
+        f"if it was cut off, its committed rounds are at the server, in {EXPERIMENTS}/{experiment}/ of the "
+        "folder that [storage] state of its suture.toml names, or of suture/ in its workspace; it continues "
+        "from there: "
         f"suture resume {experiment} --startup-kit {shlex.quote(str(kit.folder))}"
     )
 

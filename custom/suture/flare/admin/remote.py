@@ -22,6 +22,7 @@ from suture.export.card import try_card
 from suture.federation.ownership import may_use
 from suture.federation.server.record import Record, describe
 from suture.federation.site.abstention import first_recorded
+from suture.federation.store import experiment_folder
 from suture.flare.admin.kit import Kit
 from suture.flare.admin.recovery import experiment_of, how_to_continue, state_on_this_machine
 from suture.reports.progress import following
@@ -328,8 +329,9 @@ def _error_on_this_machine(kit: Kit, run: Mapping[str, Any]) -> str | None:
         root = startup.parents[1]
         with suppress(SutureError, OSError):
             state = load_site_config(root / "local" / "suture.toml").storage.state
-            if may_use(state / experiment, kit.name):
-                paths += [state / experiment / "errors.jsonl", root / "suture" / "errors.jsonl"]
+            folder = experiment_folder(state, experiment)
+            if may_use(folder, kit.name):
+                paths += [folder / "errors.jsonl", root / "suture" / "errors.jsonl"]
     return first_recorded(paths, str(run.get("started", "")))
 
 

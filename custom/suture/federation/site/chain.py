@@ -1,0 +1,226 @@
+"""The chain of a ledger: each line carries a digest of all lines before it, and a salt.
+
+A line that was changed, removed or put in from another site does not fit the digests after it. A ledger that
+was rolled back, emptied or deleted is whole in itself, but lacks a digest that others have noted: the site in
+the folder of each experiment (`Anchor`), and the server, which receives the newest digest with each answer.
+The salt, 128 random bits that no message carries, keeps a server from guessing lines by their digests.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, field
+from pathlib import Path
+from typing import Any, Generic, Literal, TypeVar
+
+from blake3 import blake3
+from pydantic import TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+from pydantic_core import from_json, to_jsonable_python
+
+from suture.core.environment import now
+from suture.core.files import append_line, replacing
+from suture.core.validation import OPEN, STRICT
+from suture.protocol.messages import Count, Digest
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+ANCHOR = "ledger.json"
+"""File of the `Anchor` in the folder of an experiment."""
+
+
+@dataclass(frozen=True, config=STRICT)
+class Mark:
+    """A line of the ledger that is no release: it begins the chain, or begins it again after a break.
+
+    Attributes:
+        mark: ``chained``: the lines before it are of a version that did not chain them; ``accepted``: the
+            administrator has accepted that lines before it are missing or changed.
+        missing: number of these, as far as it is known.
+        why: what the administrator accepted, in sentences.
+        known: digests that others hold of lines that the ledger has lost.
+    """
+
+    time: str
+    mark: Literal["chained", "accepted"]
+    missing: Count = 0
+    why: list[str] = field(default_factory=list)
+    known: list[Digest] = field(default_factory=list)
+
+
+@dataclass(frozen=True, config=OPEN)
+class Anchor:
+    """What an experiment's folder notes of the ledger.
+
+    Attributes:
+        digest, lines: of the ledger after the experiment's newest answer.
+        held: the digest that the experiment's server sent and the ledger lacked, if there was one.
+    """
+
+    digest: Digest | None = None
+    lines: Count = 0
+    held: Digest | None = None
+
+
+def read_anchor(folder: Path) -> Anchor:
+    """Read the anchor of an experiment; an empty one where there is none that can be read.
+
+    It is not synchronised to the disk, so a power failure may damage it: that is not a break.
+    """
+    try:
+        return _ANCHOR.validate_json((folder / ANCHOR).read_bytes())
+    except FileNotFoundError:
+        return Anchor()
+    except (OSError, ValidationError):
+        log.warning("%s cannot be read and is not compared with the ledger", folder / ANCHOR)
+        return Anchor()
+
+
+def write_anchor(folder: Path, anchor: Anchor) -> None:
+    """Write the anchor of an experiment.
+
+    Raises:
+        DiskError: it cannot be written; the one before stays.
+    """
+    with replacing(folder / ANCHOR, durable=False) as temporary:
+        temporary.write_text(json.dumps(asdict(anchor)))
+
+
+_ANCHOR = TypeAdapter(Anchor)
+_MARK = TypeAdapter(Mark)
+
+
+class Chain(Generic[T]):
+    """The lines of a ledger, as far as they were read.
+
+    Attributes:
+        lines: number of lines.
+        broken: why the lines do not follow from one another; empty where they do, or a later mark accepts it.
+        missing: number of releases that the marks say are missing or changed.
+        accepted: what the marks accept, in sentences.
+        unchained: whether the lines are of a version that did not chain them.
+
+    Args:
+        path: of the ledger.
+        parse: validates a line that is no mark.
+    """
+
+    def __init__(self, path: Path, parse: TypeAdapter[T]) -> None:
+        self._path, self._parse = path, parse
+        self._hash, self._digests = blake3(), set[str]()
+        self._read, self._file = 0, self._inode()
+        self.lines, self.missing, self.unchained = 0, 0, False
+        self.broken = ""
+        self.accepted: list[str] = []
+
+    @property
+    def digest(self) -> str:
+        """The digest of all lines."""
+        return self._hash.hexdigest()
+
+    def holds(self, digest: str | None) -> bool:
+        """Whether a digest, if there is one, is of a line that the ledger has, or whose loss was accepted."""
+        return digest is None or digest in self._digests
+
+    def replaced(self) -> bool:
+        """Whether the file is another one than was read, or a shorter one."""
+        size = self._path.stat().st_size if self._path.exists() else 0
+        return size < self._read or self._inode() != self._file
+
+    def _inode(self) -> int | None:
+        return self._path.stat().st_ino if self._path.exists() else None
+
+    def read(self) -> Iterator[T]:
+        """Yield what was added since; an incomplete last line, of a process that was killed, is none."""
+        if not self._path.exists():
+            return
+        with self._path.open("rb") as file:
+            file.seek(self._read)
+            whole = file.read().rpartition(b"\n")[0]
+        for line in whole.split(b"\n") if whole else ():
+            item = self._take(line)
+            self._read += len(line) + 1
+            self._hash.update(line + b"\n")
+            self._digests.add(self.digest)
+            if item is not None:
+                yield item
+
+    def _take(self, line: bytes) -> T | None:
+        """Return the release of a line; of a mark, and of a line that is damaged, there is none."""
+        self.lines += 1
+        try:
+            values = from_json(line)
+            after = values.pop("after", None)
+            values.pop("salt", None)
+            mark = _MARK.validate_python(values) if "mark" in values else None
+            item = None if mark else self._parse.validate_python(values)
+        except (ValueError, AttributeError, TypeError):  # a ValidationError is a ValueError
+            self.broken = self.broken or f"line {self.lines} is damaged"
+            return None
+        follows = after == self.digest
+        if mark:
+            self._mark(mark, follows)
+        if after is None and (self.lines == 1 or self.unchained):
+            self.unchained = True
+        elif not follows or (self.unchained and not mark):
+            self.broken = self.broken or (
+                f"line {self.lines} does not follow from the lines before it: some were removed or changed, "
+                "or are of another site"
+            )
+        return item
+
+    def _mark(self, mark: Mark, follows: bool) -> None:
+        if not follows:
+            return
+        self.unchained = False
+        self._digests.update(mark.known)
+        if mark.mark == "accepted":
+            self.broken = ""
+            self.missing += mark.missing
+            self.accepted += [f"{why} (accepted {mark.time[:10]})" for why in mark.why]
+
+    def append(self, line: object) -> None:
+        """Append a release or a mark to the ledger, whose lines were all read.
+
+        Raises:
+            DiskError: the disk is full or the file cannot be written; its lines are unchanged.
+        """
+        values: dict[str, Any] = to_jsonable_python(line)
+        chained = {**values, "after": self.digest, "salt": secrets.token_hex(16)}
+        append_line(self._path, chained, durable=True)
+
+
+def begin_chain(chain: Chain[Any]) -> None:
+    """Chain the ledger of a version that did not: a first mark says so."""
+    chain.append(Mark(now(), "chained"))
+
+
+def breaks(chain: Chain[Any], anchors: Iterable[tuple[str, Anchor]]) -> tuple[list[str], int, list[str]]:
+    """Return in which ways a ledger is not whole.
+
+    Args:
+        anchors: of the experiments, by name.
+
+    Returns:
+        a sentence for each break, how many releases are missing or changed at least, and the digests that the
+        ledger lacks.
+    """
+    why, missing, unknown = [chain.broken] if chain.broken else [], bool(chain.broken) * 1, []
+    for name, anchor in anchors:
+        if anchor.digest is not None and not chain.holds(anchor.digest):
+            unknown.append(anchor.digest)
+            missing = max(missing, 1, anchor.lines - chain.lines)
+            why.append(
+                f"after its last answer in {name} it had {anchor.lines} lines; now it has {chain.lines}, and "
+                "not all of those"
+            )
+        if anchor.held is not None and not chain.holds(anchor.held):
+            unknown.append(anchor.held)
+            missing = max(missing, 1)
+            why.append(f"the server of {name} holds the digest of a line that it lacks")
+    return why, missing, unknown
