@@ -175,7 +175,8 @@ class Server:
         infos = participants(self.collector.infos(), lines, self.schedule.min_sites)
         found = read_progress(self.states, self.plan)
         previous, began = (found.model.labels, found.header.registry) if found else ((), Began(None))
-        named, accepted = self.schedule.label_map, self.schedule.accept_labels
+        one_row = self.plan.method.label_use.single_target  # it means another class at each site
+        named, accepted = self.schedule.label_map, one_row or self.schedule.accept_labels
         label_type = found.model.label_type if found else None
         unfit = misfits(infos, Agreement(previous, named, accepted, label_type, began.prior, began.codes))
         if len(infos) - len(unfit) >= needed(self.schedule.min_sites, len(lines)):
