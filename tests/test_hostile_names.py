@@ -54,6 +54,7 @@ from suture.export.bundle import write_bundle
 from suture.export.card import PAGE, write_card
 from suture.export.onnx import metadata
 from suture.federation.loop import federate
+from suture.federation.plan import Schedule
 from suture.federation.server.global_model import unpack_model
 from suture.learning.prediction import open_model, predict_to_csv
 from suture.learning.saved_models import Evaluated, GroupFigures, write_scores
@@ -234,6 +235,12 @@ def test_the_file_and_the_place_of_a_name(kind: str, tmp_path: Path) -> None:
         read_table(load_site_config(path).data)
     assert re.search(said.replace("$", "[$]"), str(caught.value)), caught.value
     assert str(tmp_path) in str(caught.value)
+
+
+def test_a_job_names_classes_by_the_rule() -> None:
+    for table in ({"$x": "Mass"}, {"Masse": "$x"}):
+        with pytest.raises(ConfigError, match=r"label_map.*'\$x' is not a label name"):
+            Schedule.from_dict({"rounds": 2, "label_map": table})
 
 
 def test_a_column_that_is_no_label_may_have_any_name(tmp_path: Path) -> None:
