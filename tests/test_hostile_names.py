@@ -14,6 +14,7 @@ import shlex
 import subprocess
 import sys
 import tomllib
+import unicodedata
 import warnings
 from collections.abc import Iterator
 from dataclasses import asdict, replace
@@ -53,6 +54,7 @@ from suture.export.bundle import write_bundle
 from suture.export.card import PAGE, write_card
 from suture.export.onnx import metadata
 from suture.federation.loop import federate
+from suture.federation.plan import Schedule
 from suture.federation.server.global_model import unpack_model
 from suture.learning.prediction import open_model, predict_to_csv
 from suture.learning.saved_models import Evaluated, GroupFigures, write_scores
@@ -235,6 +237,12 @@ def test_the_file_and_the_place_of_a_name(kind: str, tmp_path: Path) -> None:
     assert str(tmp_path) in str(caught.value)
 
 
+def test_a_job_names_classes_by_the_rule() -> None:
+    for table in ({"$x": "Mass"}, {"Masse": "$x"}):
+        with pytest.raises(ConfigError, match=r"label_map.*'\$x' is not a label name"):
+            Schedule.from_dict({"rounds": 2, "label_map": table})
+
+
 def test_a_column_that_is_no_label_may_have_any_name(tmp_path: Path) -> None:
     header = "image,patient,split,Follow-up #,@x,Mass"
     (tmp_path / "labels.csv").write_text(f"{header}\na.png,p,train,1,0,1\n")
@@ -382,7 +390,8 @@ def test_the_report_and_the_page_of_watch_have_the_elements_of_harmless_names(tm
         for name in NAMES:
             assert printable_lines(name) in hostile.text, name
     page = render_report(tmp_path / "hostile")
-    assert all(c.isprintable() or c in "\n\u200c\u200d" for c in page)
+    kinds = {unicodedata.category(c) for c in page if c not in "\n\u200c\u200d"}
+    assert not kinds & {"Cc", "Cf", "Cs", "Zl", "Zp"}
 
 
 def test_the_card_and_its_page(tmp_path: Path, unruled: None) -> None:

@@ -70,7 +70,7 @@ class DatasetConfig(Section):
     follow_links: bool = False
     target: LabelName | None = None
     truth: SitePath | None = None
-    groups: dict[Frequency, tuple[str, ...]] = Field(default_factory=dict)
+    groups: dict[Frequency, tuple[LabelName, ...]] = Field(default_factory=dict)
 
     @classmethod
     def text_in_table(cls, values: dict[str, Any]) -> bool:  # noqa: ARG003

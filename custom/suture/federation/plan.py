@@ -12,7 +12,7 @@ from pydantic.dataclasses import dataclass
 
 from suture.core.errors import CodeMismatch, ConfigError, shown
 from suture.core.names import check_experiment
-from suture.core.validation import LIMIT, STRICT, parse
+from suture.core.validation import LIMIT, STRICT, LabelName, parse
 from suture.data.augmentation import Augmentation
 from suture.methods import METHODS, method_class
 from suture.methods.base import Method, RoundContext
@@ -227,7 +227,7 @@ class Schedule:
     patience: Annotated[int, Field(ge=1, le=LIMIT)] | None = None
     max_failed_rounds: Annotated[int, Field(ge=1, le=LIMIT)] = 2
     max_update: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = 100.0
-    label_map: dict[str, str] = Field(default_factory=dict)
+    label_map: dict[LabelName, LabelName] = Field(default_factory=dict)
     accept_labels: bool | tuple[str, ...] = False
     decision: DecisionSettings | None = None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
+import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -15,7 +16,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from suture.core.files import atomic_write
-from suture.core.printable import printable_lines
+from suture.core.printable import escaped
 from suture.data.split import HEAD, TAIL
 from suture.learning.metrics import mean_defined
 from suture.protocol.records import (
@@ -179,7 +180,9 @@ def templates(*folders: Path) -> Environment:
 
 def _visible(value: Any) -> Any:
     """Return what a page shows: of text, control characters and those that turn the direction as escapes."""
-    return printable_lines(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+    if not isinstance(value, str) or isinstance(value, Markup) or value.isprintable():
+        return value
+    return "".join(c if c == "\n" or unicodedata.category(c) == "Zs" else escaped(c) for c in value)
 
 
 def _content(run: Run, history: list[Round], metrics: Metrics | None) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from pydantic.dataclasses import dataclass
 from suture.core.errors import ConfigError, SutureError, unknown
 from suture.core.names import as_job, check_job
 from suture.core.plain import read_toml
-from suture.core.validation import LARGEST_SEED, LIMIT, bare, parse
+from suture.core.validation import LARGEST_SEED, LIMIT, LabelName, bare, parse
 from suture.data.augmentation import Augmentation
 from suture.federation.plan import Plan, Quorum, Schedule, Selection, code_hash
 from suture.learning.finetuning import FineTuning
@@ -70,7 +70,7 @@ class Job:
     grace: Annotated[float, Field(ge=0, le=LIMIT)] | None = None
     max_failed_rounds: Annotated[int, Field(ge=1, le=LIMIT)] = 2
     max_update: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = 100.0
-    label_map: dict[str, str] = dataclasses.field(default_factory=dict)
+    label_map: dict[LabelName, LabelName] = dataclasses.field(default_factory=dict)
     accept_labels: bool | tuple[str, ...] = False
     decision: DecisionSettings | None = None
     shared_with: tuple[str, ...] = ()
