@@ -144,5 +144,5 @@ def test_a_former_experiment_in_the_place_of_all_is_refused_with_the_line_to_run
 
 def test_a_folder_in_use_is_not_moved(tmp_path: Path) -> None:
     with hold(tmp_path / "trial" / ".site.lock", 0), pytest.raises(InUse):
-        open_experiment(tmp_path, "trial")
+        open_experiment(tmp_path, "trial", seconds=0)
     assert open_experiment(tmp_path, "trial").parent.name == EXPERIMENTS

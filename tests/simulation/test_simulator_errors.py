@@ -94,7 +94,7 @@ def test_an_error_of_a_site_comes_first_unless_it_is_of_an_earlier_run(tmp_path:
                 json.dumps(
                     {
                         "time": time,
-                        "site": folder.parts[-3] if folder is state else "lakeside",
+                        "site": folder.parts[-4] if folder is state else "lakeside",
                         "message": text,
                     }
                 )

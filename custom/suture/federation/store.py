@@ -48,8 +48,11 @@ def is_experiment(folder: Path) -> bool:
     return traces or any(folder.glob("round-*.safetensors"))
 
 
-def open_experiment(state: Path, name: str) -> Path:
+def open_experiment(state: Path, name: str, seconds: float = 60.0) -> Path:
     """Return the folder of an experiment, moved, once and as a whole, where a former version has left it.
+
+    Args:
+        seconds: time to wait for a process that still works in it.
 
     Raises:
         InUse: a process still works in it.
@@ -65,7 +68,7 @@ def open_experiment(state: Path, name: str) -> Path:
             f"{former} holds the experiment {name!r} of a former version, where all experiments have their "
             f"folders now; move it: mv {here} {apart} && mkdir {here} && mv {apart} {there}"
         )
-    held = [hold(lock, 0) for lock in sorted(former.glob(".s*.lock"))]
+    held = [hold(lock, seconds) for lock in sorted(former.glob(".s*.lock"))]
     make_folder(folder.parent)
     with writing(folder):
         former.rename(folder)

@@ -27,8 +27,8 @@ from suture.protocol.messages import (
 )
 
 _LEDGER = (
-    "BLAKE3 of the site's ledger, with this answer in it. Each of its lines has a salt of 128 random bits that "
-    "no message carries, so the digest says nothing of them"
+    "BLAKE3 of the site's ledger, with this answer in it. Each line of the ledger has a salt of 128 random "
+    "bits that no message carries, so the digest says nothing about the lines"
 )
 
 _FIELDS: Mapping[type[Any], Mapping[str, str]] = {

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
+from suture.cli import app
 from suture.core.errors import ConfigError
 from suture.federation.differential_privacy import describe_spent
 from suture.federation.site import chain
@@ -99,7 +101,7 @@ def test_the_newest_copy_needs_no_acceptance(tmp_path: Path) -> None:
     path = filled(tmp_path)
     before = path.read_text()
     path.write_text("")
-    with pytest.raises(LedgerBroken, match="it had 6 lines; now it has 0"):
+    with pytest.raises(LedgerBroken, match="noted line 6 with its last answer; the ledger, of 0 lines"):
         ledger(tmp_path).record(release(7))
     path.write_text(before)
     ledger(tmp_path).record(release(7))
@@ -109,7 +111,7 @@ def test_the_newest_copy_needs_no_acceptance(tmp_path: Path) -> None:
 def test_the_ledger_of_another_site_is_told(tmp_path: Path) -> None:
     path, other = filled(tmp_path / "a", 3), filled(tmp_path / "b", 5)
     shutil.copy(other, path)
-    with pytest.raises(LedgerBroken, match="after its last answer in one it had 3 lines"):
+    with pytest.raises(LedgerBroken, match="experiment one noted line 3"):
         ledger(tmp_path / "a").record(release(6))
     mixed = path.read_text().splitlines(keepends=True)
     path.write_text("".join([*mixed, filled(tmp_path / "c", 2).read_text()]))
@@ -118,8 +120,8 @@ def test_the_ledger_of_another_site_is_told(tmp_path: Path) -> None:
 
 def test_a_deleted_ledger_is_told_also_to_a_new_experiment(tmp_path: Path) -> None:
     filled(tmp_path).unlink()
-    assert "it had 6 lines; now it has 0" in read_statement(tmp_path).breaks[0]
-    with pytest.raises(LedgerBroken, match="it had 6 lines; now it has 0"):
+    assert "noted line 6 with its last answer; the ledger, of 0 lines" in read_statement(tmp_path).breaks[0]
+    with pytest.raises(LedgerBroken, match="noted line 6 with its last answer; the ledger, of 0 lines"):
         ledger(tmp_path, "two").record(release(1, "two"))
     ledger(tmp_path, "two").accept()
     ledger(tmp_path, "two").record(release(1, "two"))
@@ -225,3 +227,36 @@ def test_killed_at_any_step_of_a_release_the_chain_is_whole(
         own.confirm(read_anchor(tmp_path / EXPERIMENTS / "one").digest)
         own.record(release(point))
     assert [r.round for r in ledger(tmp_path).releases()] == list(range(40))
+
+
+def test_the_command_shows_what_is_missing_and_accepts_it(tmp_path: Path) -> None:
+    """With the bounds of the site's suture.toml, and by which rule ε is composed."""
+    local = tmp_path / "local"
+    path = filled(local / "state", 2)
+    (local / "suture.toml").write_text(
+        '[data]\ndataset = "hospital"\nroot = "x"\ntable = "y"\n'
+        "[privacy]\nclip = 1.0\nnoise = 2.0\nmax_epsilon = 9.0\nmax_experiments = 7\n"
+    )
+
+    def said(*words: str) -> tuple[int, str]:
+        done = CliRunner().invoke(app, ["ledger", str(tmp_path), *words])
+        return done.exit_code, f"{done.stdout} {done.exception or ''}"
+
+    code, text = said()
+    assert "ε = 6.58 at δ = 1e-05, composed as Gaussian mechanisms (max_epsilon: 9)" in text
+    assert "experiments: 1 (max_experiments: 7)" in text
+    code, text = said("--accept")
+    assert code != 0
+    assert "is whole: there is nothing to accept" in text
+    path.write_text(path.read_text().splitlines(keepends=True)[0])
+    _, text = said()
+    assert "ε ≥ 4.38" in text
+    assert (
+        "not whole: experiment one noted line 2 with its last answer; the ledger, of 1 lines, lacks it"
+        in text
+    )
+    assert "the same command with --accept" in text
+    code, text = said("--accept")
+    assert (code, "a lower bound: experiment one noted line 2" in text) == (0, True)
+    found = json.loads(said("--json")[1])
+    assert (found["breaks"], len(found["accepted"]), found["spent"]["missing"]) == ([], 1, 1)

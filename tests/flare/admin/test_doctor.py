@@ -17,10 +17,13 @@ from typer.testing import CliRunner
 
 from outside_method import DISTRIBUTION, MODULE, NAME, install, on_path
 from suture.cli import app
+from suture.federation.site.ledger import Ledger, Release
+from suture.federation.store import EXPERIMENTS
 from suture.flare.admin.doctor import examine
 from suture.flare.admin.kit import read_kit
 from suture.flare.admin.kit_checks import Finding
 from suture.flare.admin.policy import allow_classes, make_strict, survive
+from suture.protocol.privacy import PrivacyConfig
 
 
 @pytest.fixture
@@ -176,6 +179,19 @@ def misname_device(folder: Path) -> None:
     path.write_text(path.read_text() + '[training]\ndevice = "gpu"\n')
 
 
+def lose_the_ledger(folder: Path) -> None:
+    state = folder / "local" / "state"
+    Ledger(state / "ledger.jsonl", PrivacyConfig(), state / EXPERIMENTS / "one").record(
+        Release("2026-01-01T00:00:00+00:00", "one", "train", 1, answer="x")
+    )
+    (state / "ledger.jsonl").unlink()
+
+
+def add_noise(folder: Path) -> None:
+    path = folder / "local" / "suture.toml"
+    path.write_text(path.read_text().replace("[privacy]\n", "[privacy]\nclip = 1.0\nnoise = 2.0\n"))
+
+
 @pytest.mark.parametrize(
     ("spoil", "about", "status", "words"),
     [
@@ -195,6 +211,8 @@ def misname_device(folder: Path) -> None:
         (lose_privacy, "filter", "warning", "no privacy.json"),
         (allow_more, "filter", "warning", "1 more class"),
         (misspell, "suture.toml", "error", "did you mean 'state'"),
+        (lose_the_ledger, "ledger", "error", "noted line 1 with its last answer"),
+        (add_noise, "budget", "warning", "max_epsilon is not"),
         (lose_config, "suture.toml", "error", "no suture.toml"),
         (lose_images, "images", "error", "does not exist"),
         (spoil_table, "data", "error", "trian"),

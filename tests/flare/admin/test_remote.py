@@ -186,7 +186,7 @@ def test_elsewhere_a_crashed_job_says_where_its_rounds_are_and_how_it_goes_on(
 ) -> None:
     kit, out = read_kit(make_kit("admin", "admin@trial.org")), tmp_path / "deep" / "new"
     with pytest.raises(
-        FederationError, match=r"at the server, in demo-1/ of the folder that \[storage\] state"
+        FederationError, match=r"at the server, in experiments/demo-1/ of the folder that \[storage\] state"
     ):
         download(Remote(crashed, CRASHED), kit, "j", out)  # type: ignore[arg-type]
     assert [path.name for path in out.iterdir()] == ["flare.log"]

@@ -216,8 +216,8 @@ def breaks(chain: Chain[Any], anchors: Iterable[tuple[str, Anchor]]) -> tuple[li
             unknown.append(anchor.digest)
             missing = max(missing, 1, anchor.lines - chain.lines)
             why.append(
-                f"after its last answer in {name} it had {anchor.lines} lines; now it has {chain.lines}, and "
-                "not all of those"
+                f"experiment {name} noted line {anchor.lines} with its last answer; the ledger, of "
+                f"{chain.lines} lines, lacks it"
             )
         if anchor.held is not None and not chain.holds(anchor.held):
             unknown.append(anchor.held)

@@ -204,7 +204,8 @@ class Ledger:
     def _before_the_ledger(self) -> list[str]:
         """Return the names of experiments that have answered, of which the ledger cannot have lost a line."""
         state = self._path.parent
-        folders = [f for f in (*state.glob("*"), *(state / EXPERIMENTS).glob("*")) if f.name != EXPERIMENTS]
+        former = (folder for folder in state.glob("*") if folder.name != EXPERIMENTS)
+        folders = [*former, *(state / EXPERIMENTS).glob("*")]
         return sorted(f.name for f in folders if _has_answered(f) and not (f / ANCHOR).exists())
 
     def _locked(self) -> IO[str]:

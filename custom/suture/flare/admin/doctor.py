@@ -191,6 +191,9 @@ def check_ledger(config: SiteConfig) -> Iterator[Finding]:
         yield error("ledger", f"{state / LEDGER} is not whole: {'; '.join(why)}", remedy)
     else:
         yield ok("ledger", f"{len(ledger.releases())} releases")
+    if config.privacy.noise and config.privacy.max_epsilon is None:
+        text = "noise is set and max_epsilon is not: ε grows with every experiment, without a bound"
+        yield warning("budget", text, "set max_epsilon under [privacy] in suture.toml")
 
 
 def check_disk(kit: Kit, config: SiteConfig | None) -> Iterator[Finding]:
