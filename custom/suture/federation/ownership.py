@@ -15,6 +15,7 @@ from pathlib import Path
 
 from suture.core.errors import ConfigError
 from suture.core.files import write_json
+from suture.core.plain import read_regular
 
 OWNER = "owner.json"
 """File of the owner in the folder of an experiment, at the server and at each site."""
@@ -98,7 +99,7 @@ def _content(owner: Submitter, shared_with: Sequence[str]) -> dict[str, object]:
 
 def _read(path: Path) -> tuple[Submitter, list[str]]:
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(read_regular(path))
         return Submitter(str(content["name"]), str(content["org"])), [str(x) for x in content["shared_with"]]
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from suture.core.errors import ConfigError, as_word
 from suture.core.labels import canonical
+from suture.core.plain import named_regular
 from suture.data.embedding import signs
 
 GRAMS = (3, 4, 5)
@@ -54,10 +55,11 @@ def _hashed(names: Sequence[str], width: int) -> Tensor:
 
 def _read(path: Path, names: Sequence[str], width: int) -> Tensor:
     key = "model.name_vectors"
-    if not path.is_file():
+    if not path.exists():
         raise ConfigError(f"{key}: {path} does not exist; name a safetensors file of vectors by class name")
     try:
-        vectors = {canonical(name): vector for name, vector in load_file(path).items()}
+        with named_regular(path) as opened:
+            vectors = {canonical(name): vector for name, vector in load_file(opened).items()}
     except (OSError, SafetensorError) as error:
         raise ConfigError(f"{key}: {path} cannot be read as safetensors: {as_word(error)}") from error
     for name in names:

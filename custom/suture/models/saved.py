@@ -18,6 +18,7 @@ from suture.core import VERSION
 from suture.core.errors import ConfigError, SutureError, as_word
 from suture.core.files import make_folder, read_json, replacing, write_json
 from suture.core.labels import LabelSet, LabelType
+from suture.core.plain import named_regular, open_regular
 from suture.core.validation import OPEN, parse
 from suture.models import ModelSpec, build, check_portable
 from suture.models.classifier import Classifier, Preprocessing, check_tensors
@@ -94,7 +95,8 @@ def load_model(folder: Path) -> tuple[Classifier, Preprocessing]:
                 "model.safetensors is not the file whose digest model.json states; restore both from a backup"
             )
         model = build(found.model, LabelSet(found.labels, found.label_type), seed=0, pretrained=False)
-        tensors = load_file(weights)
+        with named_regular(weights) as opened:
+            tensors = load_file(opened)
         check_tensors(tensors, model.state_dict(), str(weights))
     except (OSError, SutureError, SafetensorError) as error:
         raise ConfigError(f"{folder} cannot be read as a model: {_why(error)}") from error
@@ -107,7 +109,7 @@ def load_model(folder: Path) -> tuple[Classifier, Preprocessing]:
 
 def weights_digest(folder: Path) -> str:
     """Return the SHA-256 of a model's weights, in hexadecimal digits."""
-    with (folder / "model.safetensors").open("rb") as file:
+    with open_regular(folder / "model.safetensors") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

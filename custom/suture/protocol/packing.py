@@ -27,7 +27,7 @@ from torch import Tensor
 
 from suture.core.errors import RejectedUpdate, SutureError, as_word, shown
 from suture.core.files import replacing
-from suture.core.plain import parse_json
+from suture.core.plain import named_regular, parse_json
 from suture.protocol.messages import MOST, Abstain, Evaluation, Message, Payload, Scores, SiteInfo, Update
 
 _TYPES: dict[str, type[Message]] = {
@@ -208,7 +208,7 @@ def load(path: Path) -> Packed:
         SutureError: the file is corrupt, or `save` did not write it.
     """
     try:
-        with safe_open(path, framework="pt") as file:
+        with named_regular(path) as opened, safe_open(opened, framework="pt") as file:
             text = file.metadata()["suture"]
             checksum, header = text[:8], text[8:]
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118

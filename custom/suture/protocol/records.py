@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AliasChoices, Field, FiniteFloat, NonNegativeInt, ValidationError
 
 from suture.core.errors import DataError
+from suture.core.plain import read_regular
 from suture.core.validation import adapter_of
 from suture.protocol.decisions import DecidedClass, DecisionSettings, Diagrams, Operating
 from suture.protocol.messages import Spent
@@ -292,7 +293,7 @@ def read_run(folder: Path) -> Run:
         raise DataError(
             f"{folder} is no run folder: it has no run.json; give the folder that a run has written"
         )
-    return _parse_text(Run, path.read_bytes(), str(path))
+    return _parse_text(Run, read_regular(path), str(path))
 
 
 def read_history(folder: Path) -> list[Round]:
@@ -320,12 +321,12 @@ def read_metrics(folder: Path) -> Metrics | None:
         DataError: it cannot be read.
     """
     path = folder / "metrics.json"
-    return _parse_text(Metrics, path.read_bytes(), str(path)) if path.is_file() else None
+    return _parse_text(Metrics, read_regular(path), str(path)) if path.is_file() else None
 
 
 def _read_lines(kind: type[T], path: Path) -> list[T]:
     """Read a record from each line; a last line that was never ended is left out, with a warning."""
-    *lines, last = path.read_bytes().split(b"\n") if path.is_file() else [b""]
+    *lines, last = read_regular(path).split(b"\n") if path.is_file() else [b""]
     found = [
         _parse_text(kind, line, f"{path}, line {number}")
         for number, line in enumerate(lines, 1)

@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from suture.core.errors import DataError
+from suture.core.plain import read_regular
 from suture.core.printable import printable
 from suture.learning.metrics import mean_sd
 from suture.protocol.records import Metrics, parse
@@ -107,7 +108,7 @@ def read_finetuning_results(folder: Path) -> FinetuningResults | None:
     if not path.is_file():
         return None
     try:
-        value = json.loads(path.read_bytes())
+        value = json.loads(read_regular(path))
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: {error}; the file is damaged: run the job again") from error
     return parse(FinetuningResults, value, str(path))

@@ -20,6 +20,7 @@ from pydantic_core import to_jsonable_python
 from suture.core.environment import now
 from suture.core.errors import ConfigError
 from suture.core.files import append_line, atomic_write, hold, make_folder
+from suture.core.plain import open_regular
 from suture.core.validation import STRICT
 from suture.federation.differential_privacy import epsilon
 from suture.federation.site.abstention import BudgetSpent
@@ -194,7 +195,7 @@ class Ledger:
         if size < self._read:
             self._read, self._releases, self._tally = 0, [], Tally()
         if size > self._read:
-            with self._path.open("rb") as file:
+            with open_regular(self._path) as file:
                 file.seek(self._read)
                 whole = file.read().rpartition(b"\n")[:2]
             lines = whole[0].splitlines()

@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save
 from suture.core import VERSION
 from suture.core.errors import ConfigError, unknown
 from suture.core.files import atomic_write, make_folder, write_json
+from suture.core.plain import named_regular, read_regular
 from suture.core.seeds import seeded
 from suture.core.validation import STRICT, parse
 from suture.models import MODELS, ModelSpec
@@ -95,11 +96,12 @@ def read_prior(folder: Path, size: int | None = None, name: str = NAME) -> Prior
     if not path.is_file():
         raise ConfigError(f"{folder} holds no {name}.json; prior.path names the folder of `suture pretrain`")
     try:
-        facts = json.loads(path.read_text())
+        facts = json.loads(read_regular(path))
         kind, digest = facts["backbone"], facts["digest"]
         preprocessing = parse(Preprocessing, facts["preprocessing"], str(path))
         network, width = MODELS[kind].build(ModelSpec(kind, preprocessing.size, preprocessing.color), None)
-        tensors = load_file(weights)
+        with named_regular(weights) as opened:
+            tensors = load_file(opened)
         network.load_state_dict(tensors)
         description = str(facts["description"])
     except (OSError, KeyError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
