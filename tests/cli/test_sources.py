@@ -13,7 +13,7 @@ FILES = sorted(path for folder in ("custom", "jobs", "benchmarks") for path in (
 
 PICKLES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 
-CHECKPOINTS = {"custom/suture/models/backbones.py", "custom/suture/models/priors/published.py"}
+CHECKPOINTS = {"custom/suture/models/checkpoints.py"}
 """Where a file that the user named is read: of torch, and of tensors and plain values alone."""
 
 
@@ -70,4 +70,76 @@ def test_nothing_is_unpickled(path: Path) -> None:
 )
 def test_the_scan_finds(text: str) -> None:
     assert faults("custom/suture/federation/site/site.py", text)
-    assert not faults("custom/suture/models/backbones.py", "torch.load(p, weights_only=True)")
+    assert not faults("custom/suture/models/checkpoints.py", "torch.load(p, weights_only=True)")
+
+
+OPENERS = {"open", "gzip.open", "zipfile.ZipFile", "parquet.ParquetFile", "openpyxl.load_workbook"}
+BY_NAME = {"load_file", "safe_open", "np.load", "torch.load", "Image.open", "pydicom.dcmread"}
+"""They open by name. What `open_regular` has opened is called ``file``, ``opened`` or ``source``."""
+
+MODES = {"mode", "newline", "encoding"}
+
+CHECKED = ("file", "opened", "source", "io.BytesIO", "BytesIO", "f'/dev/fd/", "listed", "workbook")
+
+OWN = {
+    "core/plain.py": "opens for all others",
+    "core/cores.py": "/sys",
+    "core/codes.py": "a file of this package",
+    "simulation/activity.py": "/proc",
+    "simulation/partition.py": "a file of this package",
+    "cli/catalogue.py": "files of this package",
+    "data/embedding.py": "a file of this package",
+    "experiments/render.py": "figures that this process has drawn",
+    "export/bundle.py": "files of this package",
+    "export/bundle_files/inference.py": "travels alone, and looks at regular files of its folder",
+    "methods/source.py": "files of packages",
+}
+"""The sources that open other files, and which."""
+
+
+def opened(text: str) -> list[str]:
+    """Every way in which a source opens a file for reading that could be a pipe or a device."""
+    found = []
+    for function, call in calls(ast.parse(text)):
+        given = [ast.unparse(one) for one in call.args]
+        name = function.rpartition(".")[2]
+        first = given[0] if given else ""
+        if name in ("read_text", "read_bytes") and "." in function:
+            found.append(f"calls {function}")
+        if (
+            name == "open"
+            and "." in function
+            and function != "tarfile.open"
+            and (first[1:2] == "r" or {one.arg for one in call.keywords} & MODES)
+        ):
+            found.append(f"calls {function}")
+        if (function in OPENERS or function in BY_NAME) and not first.startswith(CHECKED):
+            found.append(f"calls {function}({first})")
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_only_regular_files_are_opened(path: Path) -> None:
+    """A pipe that somebody has put in the place of a file would never end."""
+    package = ROOT / "custom" / "suture"
+    if path.is_relative_to(package) and path.relative_to(package).as_posix() not in OWN:
+        assert not opened(path.read_text())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "path.read_text()",
+        "(a / b).read_bytes()",
+        "path.open('rb')",
+        "path.open(newline='')",
+        "open(path)",
+        "gzip.open(path)",
+        "load_file(path)",
+        "np.load(path, mmap_mode='c')",
+        "Image.open(path)",
+    ],
+)
+def test_the_scan_finds_what_opens(text: str) -> None:
+    assert opened(text)
+    assert not opened("open_regular(path); load_file(opened); np.load(io.BytesIO(data)); self.open(x)")

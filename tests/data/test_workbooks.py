@@ -15,12 +15,19 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+import suture.data.reading as reading
 import suture.data.workbooks as workbooks
 from suture.core.errors import DataError
 from suture.data.reading import read_sheet
 
 MAIN = 'xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main"'
 SHEET = "xl/worksheets/sheet1.xml"
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables are read in this process, so that a test can change what reads them."""
+    monkeypatch.setattr(reading, "workbook_rows", lambda path, only: workbooks.decoded(path, only, path))
 
 
 def workbook(path: Path, rows: list[list[object]], *more: list[list[object]]) -> Path:
@@ -109,6 +116,7 @@ def test_of_several_sheets_none_is_guessed(tmp_path: Path) -> None:
         read_sheet(path)
 
 
+@pytest.mark.usefixtures("here")
 @pytest.mark.parametrize(("name", "package"), [("t.xlsx", "openpyxl"), ("t.parquet", "pyarrow")])
 def test_a_package_that_is_missing_is_named(
     name: str, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -136,12 +144,13 @@ def test_what_is_no_table_is_one_sentence(tmp_path: Path) -> None:
         read_sheet(tmp_path / "absent.xlsx")
 
 
+@pytest.mark.usefixtures("here")
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
-        (f"<row>{'<c/>' * 400}</row>", "more rows or cells than are read"),
-        ('<row r="1"/>' * 6000, "more rows or cells than are read"),
-        ('<a b=""/>' * 1200, "more rows or cells than are read"),
+        (f"<row>{'<c/>' * 400}</row>", "more rows, cells or styles than are read"),
+        ('<row r="1"/>' * 6000, "more rows, cells or styles than are read"),
+        ('<a b=""/>' * 1200, "more rows, cells or styles than are read"),
         ('<row><c r="ZZZ1"/></row>' * 300, "more than 1,000,000 cells"),
         (f'<row r="{10**12}"><c r="A1"/></row>', "more than 1,000,000 cells"),
     ],
@@ -158,6 +167,7 @@ def test_a_hostile_sheet_is_refused_before_it_is_held(
         read_sheet(with_part(tmp_path / "t.xlsx", SHEET, sheet))
 
 
+@pytest.mark.usefixtures("here")
 def test_a_workbook_that_unpacks_to_too_much_or_declares_entities_is_not_parsed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

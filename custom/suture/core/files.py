@@ -22,7 +22,7 @@ from weakref import WeakValueDictionary
 import psutil
 
 from suture.core.errors import ConfigError, DataError, DiskError, InUse, SutureError
-from suture.core.plain import parse_json, read_bounded
+from suture.core.plain import open_regular, parse_json, read_bounded, read_regular
 
 log = logging.getLogger(__name__)
 
@@ -110,7 +110,7 @@ def replacing(path: Path, durable: bool = True) -> Iterator[Path]:
             temporary = apart / path.name
             yield temporary
             if durable:
-                with temporary.open("rb") as file:
+                with open_regular(temporary) as file:
                     os.fsync(file.fileno())
             os.replace(temporary, path)
             if durable:
@@ -193,7 +193,7 @@ def append_line(path: Path, value: object, durable: bool = False) -> None:
     with writing(path), path.open("a+b", buffering=0) as file:
         size = file.seek(0, os.SEEK_END)
         if size and os.pread(file.fileno(), 1, size - 1) != b"\n":
-            size = path.read_bytes().rfind(b"\n") + 1
+            size = read_regular(path).rfind(b"\n") + 1
             file.truncate(size)
         try:
             while left:
@@ -211,7 +211,7 @@ def whole_lines(path: Path) -> list[str]:
     Raises:
         DataError: the file is no text; names the line.
     """
-    return _text(path.read_bytes, path).rpartition("\n")[0].splitlines() if path.exists() else []
+    return _text(lambda: read_regular(path), path).rpartition("\n")[0].splitlines() if path.exists() else []
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
@@ -223,7 +223,9 @@ def read_records(path: Path) -> list[dict[str, Any]]:
         DataError: another line is damaged; names it and the remedy.
     """
     # Bounded by the line alone: the history of a long run is larger than any other file of JSON.
-    whole, _, last = _text(path.read_bytes, path).rpartition("\n") if path.exists() else ("", "", "")
+    whole, _, last = (
+        _text(lambda: read_regular(path), path).rpartition("\n") if path.exists() else ("", "", "")
+    )
     lines = whole.splitlines()
     found = [_record(text, path, number) for number, text in enumerate(lines, 1) if text.strip()]
     try:

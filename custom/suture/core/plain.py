@@ -8,15 +8,17 @@ encoding.
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import re
 import stat
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, NoReturn
 
 from suture.core.errors import ConfigError
 
@@ -167,7 +169,7 @@ def read_bounded(path: Path, most: int | None = None) -> bytes:
     return data
 
 
-def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
+def open_regular(path: str | os.PathLike[str]) -> io.BufferedReader:
     """Open a file that somebody else may have put there; a pipe or a device may have no end.
 
     Raises:
@@ -183,6 +185,13 @@ def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     raise OSError(errno.EINVAL, "not a regular file, but a pipe or a device", str(path))
+
+
+@contextmanager
+def named_regular(path: str | os.PathLike[str]) -> Iterator[str]:
+    """Give a library that opens by name a name of what `open_regular` has opened; errors as of that."""
+    with open_regular(path) as file:
+        yield f"/dev/fd/{file.fileno()}"
 
 
 def read_regular(path: str | os.PathLike[str]) -> bytes:

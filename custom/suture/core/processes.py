@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import signal
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import IO
 
 import psutil
 
@@ -31,6 +36,52 @@ def without_interrupts() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     if waiting:
         signal.raise_signal(signal.SIGINT)
+
+
+@contextmanager
+def python_child(
+    module: str, *arguments: str, stdin: int | IO[bytes], more: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a module as a process whose output is read, and which is killed at the end of the block.
+
+    Args:
+        more: variables of its environment, besides those of this process.
+    """
+    # Found where this process finds it, and never in the working folder (-P), whose files may have any name.
+    command = [sys.executable, "-P", "-m", module, *arguments]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **(more or {})}
+    child: subprocess.Popen[bytes] | None = None
+    try:
+        with without_interrupts():
+            # In a session of its own, because Ctrl-C is for the process that waits for it.
+            child = subprocess.Popen(
+                command, env=environment, stdin=stdin, stdout=subprocess.PIPE, start_new_session=True
+            )
+        yield child
+    finally:
+        if child is not None:
+            with suppress(BrokenPipeError), child:  # of what it has not read
+                child.kill()
+
+
+def limit_memory(more: int) -> None:
+    """Let this process take some bytes more than it has; beyond that it has a `MemoryError`, or is ended.
+
+    Darwin counts otherwise, and does not hold to it.
+    """
+    _limit(resource.RLIMIT_AS, psutil.Process().memory_info().vms + more)
+    _limit(resource.RLIMIT_CORE, 0)  # what it holds may be of patients
+
+
+def limit_seconds(more: int) -> None:
+    """Let this process compute some seconds more than it has; it is ended by SIGXCPU then."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    _limit(resource.RLIMIT_CPU, int(used.ru_utime + used.ru_stime) + 1 + more)
+
+
+def _limit(what: int, most: int) -> None:
+    _, hard = resource.getrlimit(what)
+    resource.setrlimit(what, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 
 
 def wait_for_end(processes: Iterable[psutil.Process], seconds: float = 10) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from suture.core.errors import DataError
+from suture.core.plain import open_regular
 from suture.core.printable import number_of
 from suture.data.decoding import SUFFIXES
 from suture.data.image_names import image_name, stem
@@ -249,7 +250,7 @@ def _is_image(path: Path) -> bool:
         return True
     if path.suffix.strip(".").isalpha() or not path.is_file():
         return False
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return file.read(132)[128:] == b"DICM"
 
 

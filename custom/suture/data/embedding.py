@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from suture.core.errors import ConfigError, as_word
+from suture.core.plain import open_regular
 from suture.data.text import clinical_vocabulary, tokenise
 
 TFIDF = "tfidf"
@@ -111,7 +112,7 @@ def folder_digest(folder: Path) -> str:
         )
     found = hashlib.sha256()
     for path in files:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             content = hashlib.file_digest(file, "sha256").hexdigest()
         found.update(f"{path.relative_to(folder).as_posix()}\0{content}\n".encode())
     return found.hexdigest()

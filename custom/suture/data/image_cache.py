@@ -22,6 +22,7 @@ from torch import Tensor
 
 from suture.core.errors import FULL, DataError
 from suture.core.files import only_maker, replacing, write_json
+from suture.core.plain import named_regular, open_regular, read_regular
 from suture.data.decoding import Pixels, decode_image, resize_pad
 from suture.data.images import ImageSource, read_all
 from suture.data.table import Table
@@ -94,16 +95,17 @@ def decode(
     lost = set(unreadable)
     readable = table.rows(np.array([image not in lost for image in table.images], dtype=np.bool_))
     # Copy-on-write, because torch has no read-only tensors.
-    images: NDArray[np.uint8] = np.load(entry.images, mmap_mode="c")
+    with named_regular(entry.images) as opened:
+        images: NDArray[np.uint8] = np.load(opened, mmap_mode="c")
     return torch.from_numpy(images), readable
 
 
 def _seal(entry: _Entry, n: int) -> list[str] | None:
     """Return the unreadable images of a complete entry; None where it is missing, truncated or damaged."""
     try:
-        seal = json.loads(entry.seal.read_bytes())
+        seal = json.loads(read_regular(entry.seal))
         unreadable: list[str] = seal["unreadable"]
-        with entry.images.open("rb") as file:
+        with open_regular(entry.images) as file:
             whole = hashlib.file_digest(file, "sha256").hexdigest() == seal["sha256"]
     except (FileNotFoundError, NotADirectoryError):
         return None

@@ -17,6 +17,7 @@ from typing import Literal
 
 from suture.core.errors import ConfigError, DataError
 from suture.core.files import contained
+from suture.core.plain import open_regular
 from suture.data.config import load_site_config
 from suture.data.decoding import SUFFIXES
 from suture.data.discovery import find_image_column
@@ -306,7 +307,7 @@ def _head(path: Path) -> bytes:
     try:
         if path.name.lower().endswith(SUFFIXES) or not path.is_file():
             return b""
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return file.read(_HEAD)
     except OSError:
         return b""

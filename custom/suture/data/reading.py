@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from suture.core.errors import DataError, LabelError, nearest, unknown
 from suture.core.labels import LabelSet
+from suture.core.plain import open_regular
 from suture.core.spreadsheets import from_cell
 from suture.data.dataset import DatasetConfig
 from suture.data.limits import LONGEST_LINE, MOST_CELLS, MOST_TEXT, ROW
@@ -254,7 +255,9 @@ class _Bounded(io.BufferedIOBase):
     """
 
     def __init__(self, path: Path, most: float) -> None:
-        self._file = cast(io.BufferedReader, (gzip.open if path.suffix == ".gz" else open)(path, "rb"))
+        self._stored = open_regular(path)
+        unpacked = gzip.GzipFile(fileobj=self._stored) if path.suffix == ".gz" else self._stored
+        self._file = cast(io.BufferedReader, unpacked)
         self._path, self._most = path, most
         self._total = self._line = 0
 
@@ -277,6 +280,7 @@ class _Bounded(io.BufferedIOBase):
 
     def close(self) -> None:
         self._file.close()
+        self._stored.close()
         super().close()
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from suture.core.errors import DataError
+from suture.core.plain import open_regular
 from suture.data.reading import UTF8, Sheet, read_sheet, read_text, told_delimiter
 from suture.data.workbooks import WORKBOOKS, is_workbook
 
@@ -73,7 +74,7 @@ def read_form(path: Path) -> Form:
 
 
 def _encoding(path: Path) -> str:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         if file.read(2) in (b"\xff\xfe", b"\xfe\xff"):
             return "utf-16"
     for encoding in (UTF8, "cp1252"):  # that of Windows; Latin-1 but for characters that few tables have

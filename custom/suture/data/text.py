@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from suture.core.errors import ConfigError
+from suture.core.plain import read_regular
 
 UNKNOWN = 0
 """The index of every word that a vocabulary lacks, and of what pads a document."""
@@ -131,7 +132,7 @@ def read_vocabulary(path: Path) -> Vocabulary:
     try:
         if path.exists() and not path.is_file():  # a device may have no end
             raise ConfigError(f"{path} is no file; a vocabulary is a file with one word a line")
-        lines = [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines()]
+        lines = [line.strip() for line in read_regular(path).decode("utf-8-sig").splitlines()]
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not UTF-8 text ({error}); save it as UTF-8") from error
     except OSError as error:

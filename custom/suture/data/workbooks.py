@@ -1,22 +1,29 @@
 """Tables of .xlsx and .parquet as rows of text: what a person sees in each cell.
 
-Both are read by optional packages, `pip install "suture[tables]"`.
+Both are read by optional packages, `pip install "suture[tables]"`, in a process of its own, `python -m
+suture.data.workbooks`: neither package can be told how much memory a file may take.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import sys
 import warnings
 import zipfile
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from datetime import date, datetime, time
 from decimal import Decimal
 from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from xml.parsers import expat
 
 from suture.core.errors import DataError
+from suture.core.plain import open_regular
+from suture.core.processes import limit_memory, limit_seconds, python_child
 from suture.data.limits import LONGEST_LINE, MOST_CELLS, MOST_TEXT, ROW
 
 WORKBOOKS = (".xlsx", ".parquet")
@@ -24,8 +31,28 @@ WORKBOOKS = (".xlsx", ".parquet")
 MOST_ROWS = 2**20
 """Rows of a sheet of a workbook; no spreadsheet program has more."""
 
+MOST_COLUMNS = 2**14
+"""Columns of a table; no spreadsheet program has more."""
+
+MOST_MEMORY = 3 * 2**28
+"""Bytes that the process may take which reads a table."""
+
+MOST_SECONDS = 60
+"""Seconds that it may compute before each row."""
+
+_MOST_OF_ROW = 2**24
+"""Bytes of one row as text."""
+
+_ENVIRONMENT = {"ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "1"}
+"""Of that process: other allocators reserve more than it may take."""
+
 _MOST_HELD = 2**22
 """Elements and attributes of a part of a workbook that openpyxl holds: those that are not within a row."""
+
+_MOST_OF_STYLES = 2**19
+"""The same of a part that is neither a sheet nor the texts: openpyxl takes some 200 bytes for each."""
+
+_LARGE_PARTS = ("xl/worksheets/", "xl/sharedstrings.xml")
 
 _MOST_IN_ROW = 2**17
 """Elements of one row, or of one string; a sheet has 16,384 columns, with about three for each cell."""
@@ -56,12 +83,68 @@ def workbook_rows(path: Path, only: Collection[str] | None = None) -> Iterator[t
     Raises:
         DataError: the package that reads it is not installed, or the file is damaged, has several sheets, or
             exceeds the limits.
+        OSError: the file cannot be opened, or is not a regular file.
     """
-    rows = _xlsx(path) if path.name.lower().endswith(".xlsx") else _parquet(path, only)
+    columns = json.dumps(None if only is None else list(only))
+    with (
+        open_regular(path) as file,
+        python_child(__name__, str(path), columns, stdin=file, more=_ENVIRONMENT) as child,
+    ):
+        assert child.stdout is not None
+        while (line := child.stdout.readline(_MOST_OF_ROW)).endswith(b"\n"):
+            found = json.loads(line)
+            if isinstance(found, str):
+                raise DataError(found)
+            if found is None:
+                return
+            yield tuple(found)
+    if line:
+        raise DataError(f"{path} has a row of more than {_MOST_OF_ROW:,} bytes; leave out columns")
+    raise DataError(
+        f"{path} takes more than {MOST_MEMORY >> 20} MiB of memory, or {MOST_SECONDS} s for a row; "
+        "save it as CSV"
+    )
+
+
+def main() -> None:
+    """Write the rows of the table on the standard input, a line of JSON each; then null, or what is wrong."""
+    path, last = Path(sys.argv[1]), None
+    limit_seconds(MOST_SECONDS)
+    with suppress(ImportError):  # which is told below
+        import_module("openpyxl" if path.name.lower().endswith(".xlsx") else "pyarrow.parquet")
+    limit_memory(MOST_MEMORY + os.fstat(0).st_size)
+    with suppress(BrokenPipeError):  # whoever reads has enough
+        try:
+            for row in decoded(path, json.loads(sys.argv[2]), "/dev/stdin"):
+                print(json.dumps(row))
+                limit_seconds(MOST_SECONDS)
+        except DataError as error:
+            last = str(error)
+        print(json.dumps(last), flush=True)
+
+
+def decoded(path: Path, only: Collection[str] | None, source: str | Path) -> Iterator[tuple[str, ...]]:
+    """Yield what `workbook_rows` does; in the process that calls.
+
+    Args:
+        path: for messages.
+        source: the file's name where it is opened.
+
+    Raises:
+        DataError: as `workbook_rows`.
+    """
+    rows = _xlsx(path, source) if path.name.lower().endswith(".xlsx") else _parquet(path, source, only)
+    characters = 0
     try:
-        yield from _rectangular(rows)
+        for row in _rectangular(rows):
+            characters += sum(map(len, row))
+            if only is None and characters > MOST_TEXT:  # whatever its headers have said
+                raise DataError(f"{path} has more than {MOST_TEXT:,} characters; leave out columns or rows")
+            yield row
     except DataError:
         raise
+    except MemoryError:
+        raise DataError(f"{path} takes more than {MOST_MEMORY >> 20} MiB of memory; save it as CSV") from None
     except ImportError:
         raise DataError(
             f'{path}: such a table needs another package: pip install "suture[tables]"; or save it as CSV'
@@ -80,13 +163,13 @@ def _rectangular(rows: Iterable[list[str]]) -> Iterator[tuple[str, ...]]:
         yield (*row, *[""] * (width - len(row)))
 
 
-def _xlsx(path: Path) -> Iterator[list[str]]:
+def _xlsx(path: Path, source: str | Path) -> Iterator[list[str]]:
     import openpyxl
 
-    _check_parts(path)
-    with warnings.catch_warnings():
+    with open_regular(source) as file, warnings.catch_warnings():
+        _check_parts(path, file)
         warnings.simplefilter("ignore")  # of what it leaves out, such as the list of a drop-down menu
-        with closing(openpyxl.load_workbook(path, read_only=True, data_only=True, keep_links=False)) as book:
+        with closing(openpyxl.load_workbook(file, read_only=True, data_only=True, keep_links=False)) as book:
             sheets = [sheet for sheet in book.worksheets if sheet.sheet_state == "visible"]
             for sheet in sheets:
                 sheet.reset_dimensions()  # what the file says of its own size may be wrong
@@ -109,14 +192,14 @@ def _cells(path: Path, sheet: Any) -> Iterator[list[str]]:
         yield [_shown(cell.value, cell) for cell in row]
 
 
-def _check_parts(path: Path) -> None:
+def _check_parts(path: Path, workbook: IO[bytes]) -> None:
     """Refuse a workbook that takes much more memory than it has bytes; openpyxl itself has no limit.
 
     Raises:
         DataError: it is no workbook, or too large.
     """
     try:
-        packed = zipfile.ZipFile(path)
+        packed = zipfile.ZipFile(workbook)
     except zipfile.BadZipFile as error:
         raise DataError(f"{path} is no .xlsx ({error}); save it as one, without a password") from error
     with packed:
@@ -125,13 +208,14 @@ def _check_parts(path: Path) -> None:
             raise DataError(f"{path} unpacks to {total:,} bytes, and at most {MOST_TEXT:,} are read")
         for part in packed.infolist():
             with packed.open(part) as file:
-                _check_elements(path, iter(partial(file.read, 2**16), b""))
+                large = part.filename.lstrip("/").lower().startswith(_LARGE_PARTS)
+                most = _MOST_HELD if large else _MOST_OF_STYLES
+                _check_elements(_Elements(path, most), iter(partial(file.read, 2**16), b""))
 
 
-def _check_elements(path: Path, chunks: Iterator[bytes]) -> None:
+def _check_elements(elements: _Elements, chunks: Iterator[bytes]) -> None:
     """Check a part of a workbook before openpyxl reads it; errors as of `_Elements`."""
     parser = expat.ParserCreate(namespace_separator=" ")
-    elements = _Elements(path)
     parser.StartElementHandler, parser.EndElementHandler = elements.start, elements.end
     parser.CharacterDataHandler, parser.StartDoctypeDeclHandler = elements.text, elements.doctype
     try:
@@ -149,8 +233,8 @@ class _Elements:
             result, so that its cell would be taken for blank.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, most: int) -> None:
+        self._path, self._most = path, most
         self._held = self._inside = self._depth = 0
         self._formula = self._result = self._in_value = False
 
@@ -160,8 +244,8 @@ class _Elements:
             self._inside = self._inside + 1 + len(attributes) if self._depth > 1 else 0
         if self._depth < 2:
             self._held += 1 if self._depth else 1 + 4 * len(attributes)
-        if self._held > _MOST_HELD or self._inside > _MOST_IN_ROW:
-            raise DataError(f"{self._path} has more rows or cells than are read; is it a table?")
+        if self._held > self._most or self._inside > _MOST_IN_ROW:
+            raise DataError(f"{self._path} has more rows, cells or styles than are read; save it as CSV")
         if name == _CELL:  # a formula may well have an empty text for a result
             self._formula, self._result = False, attributes.get("t") == "str"
         self._formula = self._formula or name == _FORMULA
@@ -180,12 +264,14 @@ class _Elements:
         raise DataError(f"{self._path} declares entities, which no spreadsheet program writes; save it anew")
 
 
-def _parquet(path: Path, only: Collection[str] | None) -> Iterator[list[str]]:
+def _parquet(path: Path, source: str | Path, only: Collection[str] | None) -> Iterator[list[str]]:
     import pyarrow as pa
     from pyarrow import parquet
 
-    with parquet.ParquetFile(path) as plain:
+    with parquet.ParquetFile(source) as plain:
         meta, schema = plain.metadata, plain.schema_arrow
+        if meta.num_columns > MOST_COLUMNS:
+            raise DataError(f"{path} has {meta.num_columns:,} columns, and at most {MOST_COLUMNS:,} are read")
         read = [field for field in schema if only is None or field.name in only]
         for field in read:
             kind = field.type
@@ -200,7 +286,7 @@ def _parquet(path: Path, only: Collection[str] | None) -> Iterator[list[str]]:
         raise DataError(f"{path} has {meta.num_rows:,} rows of {size:,} bytes; leave out columns or rows")
     yield list(schema.names)
     # A text that is repeated is held once, however long: so it can be measured before it is copied.
-    with parquet.ParquetFile(path, read_dictionary=text, memory_map=True) as file:
+    with parquet.ParquetFile(source, read_dictionary=text, memory_map=True) as file:
         for batch in file.iter_batches(_PARQUET_ROWS, columns=only and names, use_threads=False):
             blank = [""] * batch.num_rows
             columns = {
@@ -252,3 +338,7 @@ def _shown(value: Any, cell: Any = None) -> str:
     if isinstance(value, date):
         return value.isoformat()
     return str(value)
+
+
+if __name__ == "__main__":
+    main()

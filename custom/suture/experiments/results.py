@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 from suture.core.errors import ConfigError, DataError
 from suture.core.files import atomic_write, hold, read_json, read_records
+from suture.core.plain import read_regular
 from suture.core.validation import STRICT, flat, parse
 from suture.experiments.runs import Run
 from suture.experiments.spec import DATA
@@ -139,7 +140,7 @@ def _parse_version(path: Path, *_version: int) -> _Stored:
 
 def _parse(path: Path) -> _Stored:
     try:
-        content = path.read_bytes()
+        content = read_regular(path)
     except FileNotFoundError:
         return _Stored({})
     except OSError as error:

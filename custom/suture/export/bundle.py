@@ -5,7 +5,6 @@ Source: the MONAI Bundle specification, https://docs.monai.io/en/stable/mb_speci
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 from dataclasses import asdict
@@ -22,6 +21,7 @@ from suture.core.validation import parse
 from suture.export.torch_program import write_torch
 from suture.learning.decided_predictions import ALL
 from suture.learning.prediction import Model, open_model
+from suture.models.saved import weights_digest
 from suture.protocol.decisions import Decisions
 
 NO_LICENCE = (
@@ -54,7 +54,7 @@ def write_bundle(source: Path, folder: Path, licence: str = NO_LICENCE) -> Path:
     facts = read_json(source / "model.json")
     found = facts.get("decisions")
     decisions = None if found is None else parse(Decisions, found, f"{source / 'model.json'}: decisions")
-    digest = hashlib.sha256((source / "model.safetensors").read_bytes()).hexdigest()
+    digest = weights_digest(source)
     # In a folder that is there, as it may be a link, or of another file system.
     apart = temporary_beside(folder / "bundle" if folder.exists() else folder.absolute())
     try:

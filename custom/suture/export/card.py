@@ -14,6 +14,7 @@ from markupsafe import Markup
 
 from suture.core.errors import DataError
 from suture.core.files import atomic_write
+from suture.core.plain import read_regular
 from suture.core.printable import printable
 from suture.core.targets import markdown
 from suture.learning.proportions import Estimate
@@ -138,4 +139,4 @@ def _states_a_budget(run_dir: Path) -> bool:
 
 def _job_digest(run_dir: Path) -> str | None:
     path = run_dir / "job.json"
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+    return hashlib.sha256(read_regular(path)).hexdigest() if path.is_file() else None

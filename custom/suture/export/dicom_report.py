@@ -36,6 +36,7 @@ from suture.core.validation import OPEN, parse
 from suture.data.decoder_warnings import warned_of
 from suture.data.inputs import Input
 from suture.learning.decided_predictions import ALL, NOT_VALIDATED, STATED, read_decisions, threshold_of
+from suture.models.saved import weights_digest
 from suture.protocol.messages import Labels
 
 if TYPE_CHECKING:
@@ -156,8 +157,7 @@ def open_reporter(model: Path, site: str = ALL, corrected: Collection[str] = ())
     """
     facts = parse(_Facts, read_json(model / "model.json"), str(model / "model.json"))
     decisions = read_decisions(model, site)
-    with (model / "model.safetensors").open("rb") as weights:
-        digest = hashlib.file_digest(weights, "sha256").hexdigest()
+    digest = weights_digest(model)
     return Reporter(
         {label: concept(label, facts.codes.get(label, ())) for label in facts.labels},
         {label: threshold_of(label, decisions, site)[1] for label in facts.labels},

@@ -14,6 +14,7 @@ from typing import Any
 
 from suture.core.errors import ConfigError, DataError
 from suture.core.files import atomic_write, make_folder, replacing, temporary_beside, writing
+from suture.core.plain import open_regular
 from suture.core.printable import printable
 from suture.core.spreadsheets import as_cell
 from suture.data.decoding import Pixels, open_image, readable
@@ -203,7 +204,7 @@ def _listed(out: Path) -> set[str]:
     if not path.exists():
         return set()
     try:
-        with path.open(newline="", encoding="utf-8") as file:
+        with io.TextIOWrapper(open_regular(path), encoding="utf-8", newline="") as file:
             header, *rows = csv.reader(file)
         if tuple(header) != _COLUMNS:
             raise ValueError

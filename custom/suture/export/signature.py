@@ -17,6 +17,7 @@ from typing import Any
 
 from suture.core.errors import ConfigError, DataError
 from suture.core.files import read_json
+from suture.core.plain import read_regular
 from suture.models.saved import stated_digest, weights_digest
 
 SIGNATURE = "model.sig"
@@ -185,7 +186,7 @@ def _key_error(key: Path, kind: str) -> Iterator[None]:
     except OSError as error:
         raise ConfigError(f"{key} cannot be read: {error.strerror}") from error
     except (ValueError, TypeError, AttributeError) as error:  # an RSA key has no curve
-        form, algorithm = _content(key.read_bytes())
+        form, algorithm = _content(read_regular(key))
         held = f"{_FORMS[form]} ({algorithm})" if algorithm else _FORMS[form]
         raise ConfigError(
             f"{key} holds {held}; a {kind} key of the curve P-256, P-384 or P-521 is needed, in PEM and not "

@@ -29,6 +29,8 @@ from nvflare.fuel.utils.config import ConfigFormat, ConfigLoader
 from nvflare.fuel.utils.config_factory import ConfigFactory
 from nvflare.lighter.tool_consts import NVFLARE_SIG_FILE, NVFLARE_SUBMITTER_CRT_FILE
 
+from suture.core.plain import read_regular
+
 _SIGNED = (NVFLARE_SIG_FILE, NVFLARE_SUBMITTER_CRT_FILE)
 """Files that FLARE adds to each folder of a submitted job: the submitter's signatures and certificate."""
 
@@ -82,7 +84,7 @@ def faults(config: Path) -> Iterator[str]:
             yield f"config/{name} is no JSON file; this party reads no other configuration of a job"
             continue
         try:
-            content = json.loads(path.read_text())
+            content = json.loads(read_regular(path))
         except (OSError, ValueError, RecursionError) as error:
             yield f"config/{name} cannot be read as JSON ({type(error).__name__})"
             continue

@@ -19,6 +19,8 @@ from uuid import uuid4
 import torch
 from torch import Tensor
 
+from suture.core.plain import open_regular
+
 FOLDER = "SUTURE_MESSAGES"
 """Variable of the environment with the folder, which `suture.simulation.simulator` makes and deletes."""
 
@@ -128,7 +130,7 @@ class Incoming:
             raise ValueError("a file that no sender has named")
         path = self._folder / name
         try:
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
             path.unlink()
         except OSError as error:

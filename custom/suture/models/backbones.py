@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from suture.core.errors import ConfigError
 from suture.data.text import UNKNOWN
+from suture.models.checkpoints import read_checkpoint
 
 Normalisation = tuple[tuple[float, ...], tuple[float, ...]]
 """Mean and standard deviation of each channel, of values in [0, 1]."""
@@ -300,15 +301,10 @@ def read_weights(weights: str, official: Any) -> Mapping[str, Tensor]:
             ) from error
         return state
     path = Path(weights)
-    if not path.is_file():
+    if not path.exists():
         raise ConfigError(f"the pretrained weights {path} do not exist; name a file, or 'download'")
-    try:
-        loaded = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch.load raises whatever the unpickler meets
-        raise ConfigError(f"{path} cannot be read as a PyTorch checkpoint: {error}") from error
-    if not isinstance(loaded, Mapping):
-        raise ConfigError(f"{path} holds no tensors by name, but a {type(loaded).__name__}")
-    return {str(name): tensor for name, tensor in loaded.items() if isinstance(tensor, Tensor)}
+    loaded = read_checkpoint(path).items()
+    return {str(name): tensor for name, tensor in loaded if isinstance(tensor, Tensor)}
 
 
 def fill(target: Mapping[str, Tensor], source: Mapping[str, Tensor], weights: str, what: str) -> None:

@@ -54,7 +54,7 @@ def _hashed(names: Sequence[str], width: int) -> Tensor:
 
 def _read(path: Path, names: Sequence[str], width: int) -> Tensor:
     key = "model.name_vectors"
-    if not path.is_file():
+    if not path.exists():
         raise ConfigError(f"{key}: {path} does not exist; name a safetensors file of vectors by class name")
     try:
         vectors = {canonical(name): vector for name, vector in read_tensors(path).items()}

@@ -18,6 +18,7 @@ from suture.core import VERSION
 from suture.core.errors import ConfigError, SutureError, as_word
 from suture.core.files import make_folder, read_json, replacing, write_json
 from suture.core.labels import LabelSet, LabelType
+from suture.core.plain import open_regular
 from suture.core.validation import OPEN, parse
 from suture.models import ModelSpec, build, check_portable
 from suture.models.classifier import Classifier, Preprocessing, check_tensors
@@ -108,7 +109,7 @@ def load_model(folder: Path) -> tuple[Classifier, Preprocessing]:
 
 def weights_digest(folder: Path) -> str:
     """Return the SHA-256 of a model's weights, in hexadecimal digits."""
-    with (folder / "model.safetensors").open("rb") as file:
+    with open_regular(folder / "model.safetensors") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from suture.core.errors import RejectedUpdate, SutureError, as_word, shown
 from suture.core.files import replacing
-from suture.core.plain import LARGEST_FILE, parse_json
+from suture.core.plain import LARGEST_FILE, open_regular, parse_json
 from suture.protocol.messages import MOST, Abstain, Evaluation, Message, Payload, Scores, SiteInfo, Update
 
 _TYPES: dict[str, type[Message]] = {
@@ -239,13 +239,13 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
-    with path.open("rb") as raw:
+    with open_regular(path) as raw:
         size = int.from_bytes(raw.read(8), "little")
         check_header(raw.read(min(size, LARGEST_FILE + 1)))
-    with safe_open(path, framework="pt") as file:
-        if len(file.keys()) > MOST_STORED:
-            raise SafetensorError(f"it holds more than {MOST_STORED:,} tensors")
-        yield file
+        with safe_open(f"/dev/fd/{raw.fileno()}", framework="pt") as file:
+            if len(file.keys()) > MOST_STORED:
+                raise SafetensorError(f"it holds more than {MOST_STORED:,} tensors")
+            yield file
 
 
 def check_header(header: bytes) -> None:

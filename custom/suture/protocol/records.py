@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AliasChoices, Field, FiniteFloat, NonNegativeInt, ValidationError
 
 from suture.core.errors import DataError
-from suture.core.plain import check_count, read_bounded
+from suture.core.plain import check_count, read_bounded, read_regular
 from suture.core.validation import adapter_of
 from suture.protocol.decisions import DecidedClass, DecisionSettings, Diagrams, Operating
 from suture.protocol.messages import Spent
@@ -348,7 +348,7 @@ def read_metrics(folder: Path) -> Metrics | None:
 
 def _read_lines(kind: type[T], path: Path) -> list[T]:
     """Read a record from each line; a last line that was never ended is left out, with a warning."""
-    *lines, last = path.read_bytes().split(b"\n") if path.is_file() else [b""]
+    *lines, last = read_regular(path).split(b"\n") if path.is_file() else [b""]
     found = [
         _parse_text(kind, line, f"{path}, line {number}")
         for number, line in enumerate(lines, 1)

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from suture.core.plain import open_regular
+
 
 class Follower(threading.Thread):
     """Calls a function with each line that is appended to a file from now on.
@@ -43,7 +45,7 @@ class Follower(threading.Thread):
         self.join()
 
     def _read(self) -> None:
-        with self._events.open("rb") as file:
+        with open_regular(self._events) as file:
             if self._position > file.seek(0, 2):
                 self._position = 0  # another run has replaced the one of the folder
             file.seek(self._position)

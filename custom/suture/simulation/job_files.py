@@ -6,6 +6,7 @@ import ast
 from pathlib import Path
 
 from suture.core.errors import ConfigError, unknown
+from suture.core.plain import read_regular
 
 
 def _beside() -> Path:
@@ -91,7 +92,7 @@ def may_register(path: Path) -> bool:
 def _parsed(path: Path) -> tuple[ast.Module, bytes]:
     """Return a file, which is not run, as syntax and as it is."""
     try:
-        source = path.read_bytes()
+        source = read_regular(path)
         return ast.parse(source), source
     except (OSError, SyntaxError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error

@@ -7,7 +7,6 @@ torch.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -21,7 +20,7 @@ from scipy.ndimage import gaussian_filter
 
 from suture.core.cores import usable_cores
 from suture.core.errors import SutureError
-from suture.core.processes import without_interrupts
+from suture.core.processes import python_child
 from suture.simulation.phantom import FINDINGS, Anatomy, Image, Rng, chest
 
 _MANY = 2_000
@@ -200,25 +199,8 @@ def drawing(orders: Sequence[Order]) -> Iterator[Iterator[Part]]:
     if usable_cores() < 2 or len(orders) < 2 or sum(order.n for order in orders) < _MANY:
         yield (order.draw() for order in orders)
         return
-    # Found where this process finds it, and never in the working folder (-P), whose files may have any name.
-    command = [sys.executable, "-P", "-m", "suture.simulation.phantom_scans"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    other: subprocess.Popen[bytes] | None = None
-    try:
-        with without_interrupts():
-            # In a session of its own, because Ctrl-C is for the process that waits for it.
-            other = subprocess.Popen(
-                command,
-                env=environment,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                start_new_session=True,
-            )
+    with python_child("suture.simulation.phantom_scans", stdin=subprocess.PIPE) as other:
         yield _drawn(orders, other)
-    finally:
-        if other is not None:
-            with suppress(BrokenPipeError), other:  # of an order that it has not read
-                other.kill()
 
 
 def _drawn(orders: Sequence[Order], other: subprocess.Popen[bytes]) -> Iterator[Part]:

@@ -19,6 +19,7 @@ from pathlib import Path
 from suture.core.allocator import keeping_memory
 from suture.core.errors import ConfigError, FederationError
 from suture.core.files import atomic_write, hold, make_folder, read_json
+from suture.core.plain import open_regular
 from suture.core.printable import printable
 from suture.core.processes import without_interrupts
 from suture.federation.server.record import LOCK, TAKEOVER, Record
@@ -176,7 +177,7 @@ def _why(out: Path, simulator: Simulator, code: int | None) -> str:
     Args:
         code: its exit code; None where Suture has ended it.
     """
-    with simulator.log.open("rb") as file:
+    with open_regular(simulator.log) as file:
         file.seek(simulator.before or 0)
         text = file.read().decode(errors="replace")
     if code is not None and (code in (-signal.SIGKILL, 128 + signal.SIGKILL) or _KILLED.search(text)):

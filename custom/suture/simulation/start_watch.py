@@ -19,6 +19,7 @@ from typing import Any, Literal
 import psutil
 
 from suture.core.files import whole_lines
+from suture.core.plain import read_regular
 from suture.core.processes import wait_for_end
 from suture.simulation.activity import SIMULATOR, Standstill, look
 
@@ -171,7 +172,7 @@ def _end(out: Path) -> tuple[object, ...] | None:
     With one, the simulator's processes end of themselves: unless an earlier job of the run has left it.
     """
     try:
-        run = json.loads((out / "run.json").read_text())
+        run = json.loads(read_regular(out / "run.json"))
     except (OSError, ValueError):
         return None
     return (run["status"], run.get("error"), run.get("finished")) if run.get("status") in _ENDED else None

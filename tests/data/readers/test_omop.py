@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 
 from suture.core.errors import ConfigError, DataError, LabelError
+from suture.data import workbooks
 from suture.data.config import parse_data
 from suture.data.readers import load_table, read_table
 from suture.data.reading import Reading
@@ -175,6 +176,9 @@ def test_a_parquet_may_have_more_rows_than_are_held(
     given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("suture.data.workbooks.MOST_CELLS", 20)
+    monkeypatch.setattr(
+        "suture.data.reading.workbook_rows", lambda path, only: workbooks.decoded(path, only, path)
+    )
     for key in ("measurements", "observations"):
         pd.read_csv(given[key]).to_parquet(given[key].with_suffix(".parquet"))
         given[key] = given[key].with_suffix(".parquet")

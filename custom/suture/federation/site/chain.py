@@ -23,6 +23,7 @@ from pydantic_core import from_json, to_jsonable_python
 
 from suture.core.environment import now
 from suture.core.files import append_line, replacing
+from suture.core.plain import open_regular, read_regular
 from suture.core.validation import OPEN, STRICT
 from suture.protocol.messages import Count, Digest
 
@@ -73,7 +74,7 @@ def read_anchor(folder: Path) -> Anchor:
     It is not synchronised to the disk, so a power failure may damage it: that is not a break.
     """
     try:
-        return _ANCHOR.validate_json((folder / ANCHOR).read_bytes())
+        return _ANCHOR.validate_json(read_regular(folder / ANCHOR))
     except FileNotFoundError:
         return Anchor()
     except (OSError, ValidationError):
@@ -139,7 +140,7 @@ class Chain(Generic[T]):
         """Yield what was added since; an incomplete last line, of a process that was killed, is none."""
         if not self._path.exists():
             return
-        with self._path.open("rb") as file:
+        with open_regular(self._path) as file:
             file.seek(self._read)
             whole = file.read().rpartition(b"\n")[0]
         for line in whole.split(b"\n") if whole else ():

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from suture.core.files import atomic_write, make_folder, read_records
 from suture.core.labels import LabelSet
+from suture.core.plain import read_regular
 from suture.data.batch import Samples
 from suture.data.config import SiteConfig
 from suture.data.readers import load_table
@@ -114,5 +115,5 @@ def collect(run: Path) -> bool:
     """Join the diagnostics of a simulation's sites in one file of the run folder; False if there are none."""
     found = sorted(run.glob(f"sites/*/state/**/{FILE}"))
     if found:
-        atomic_write(run / FILE, b"".join(path.read_bytes() for path in found))
+        atomic_write(run / FILE, b"".join(map(read_regular, found)))
     return bool(found)

@@ -13,6 +13,7 @@ from cryptography import x509
 from cryptography.x509.oid import NameOID
 
 from suture.core.errors import ConfigError
+from suture.core.plain import read_regular
 
 Role = Literal["server", "site", "admin"]
 
@@ -89,7 +90,7 @@ def read_json(path: Path) -> dict[str, Any]:
         ConfigError: it is absent, not JSON or no object; names the file and line.
     """
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(read_regular(path))
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from error
     except ValueError as error:
@@ -128,7 +129,7 @@ def certificate(path: Path) -> x509.Certificate:
         ConfigError: the file is absent or no certificate.
     """
     try:
-        return x509.load_pem_x509_certificate(path.read_bytes())
+        return x509.load_pem_x509_certificate(read_regular(path))
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}; provision the kit again") from error
     except ValueError as error:

@@ -21,6 +21,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from suture.core.errors import ConfigError, SutureError
+from suture.core.plain import read_regular
 from suture.flare.admin.kit import CERTIFICATES, Kit, certificate, common_name, policy_file, read_json
 from suture.flare.admin.policy import (
     bypasses,
@@ -140,7 +141,7 @@ def _key(kit: Kit, cert: x509.Certificate) -> Iterator[Finding]:
     """Check that the private key belongs to the certificate, and that no other user can read it."""
     path = kit.folder / "startup" / CERTIFICATES[kit.role].replace(".crt", ".key")
     try:
-        key = load_pem_private_key(path.read_bytes(), None)
+        key = load_pem_private_key(read_regular(path), None)
     except (OSError, ValueError, TypeError) as problem:
         yield error("private key", f"{path}: {problem}", _ANEW)
         return

@@ -15,6 +15,7 @@ import yaml
 
 from suture.core.errors import ConfigError, FederationError, unknown
 from suture.core.files import atomic_write, make_folder, replacing, writing
+from suture.core.plain import read_regular
 from suture.data.config import SiteConfig, load_server_config
 from suture.flare.admin.kit import Kit, kits_in, poc_folder
 from suture.flare.admin.policy import (
@@ -47,7 +48,7 @@ def project_of(template: Path, sites: Sequence[str], port: int) -> dict[str, Any
         ConfigError: the template is absent or no project file.
     """
     try:
-        project: dict[str, Any] = yaml.safe_load(template.read_text())
+        project: dict[str, Any] = yaml.safe_load(read_regular(template))
         others = [dict(p) for p in project["participants"] if p["type"] != "client"]
     except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
         raise ConfigError(

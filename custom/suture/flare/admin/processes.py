@@ -16,6 +16,7 @@ import psutil
 from suture.core.allocator import keeping_memory
 from suture.core.errors import FederationError
 from suture.core.files import write_json
+from suture.core.plain import read_regular
 from suture.core.printable import printable
 from suture.flare.admin.kit import Kit
 
@@ -96,7 +97,7 @@ def parties_of(folder: Path) -> list[Party]:
     if not path.exists():
         return []
     try:
-        return [Party(**entry) for entry in json.loads(path.read_bytes())]
+        return [Party(**entry) for entry in json.loads(read_regular(path))]
     except (ValueError, TypeError) as error:
         raise FederationError(
             f"{path} is damaged ({error}); end the processes of this federation by hand, then delete the file"
@@ -116,7 +117,7 @@ def check_alive(parties: Iterable[Party], kits: dict[str, Kit]) -> None:
     """
     for party in parties:
         if party.process() is None:
-            printed = (kits[party.name].folder / _LOG).read_text(errors="replace").splitlines()[-8:]
+            printed = read_regular(kits[party.name].folder / _LOG).decode(errors="replace").splitlines()[-8:]
             raise FederationError(f"the process of {party.name} has ended:\n" + "\n".join(printed))
 
 
@@ -127,7 +128,7 @@ def last_error(kit: Kit, since: str) -> str | None:
         since: time before which its entries are of an earlier start, as FLARE's logs write it.
     """
     path = kit.folder / "log.txt"
-    lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
+    lines = read_regular(path).decode(errors="replace").splitlines() if path.is_file() else []
     errors = [found[2] for line in lines if (found := _LOGGED.match(line)) and found[1] >= since]
     return printable(errors[-1]) if errors else None
 

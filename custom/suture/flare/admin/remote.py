@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from suture.core.errors import ConfigError, FederationError, SutureError
 from suture.core.files import append_line, make_folder, read_json, read_records, replacing, writing
 from suture.core.names import check_experiment, shown_name
+from suture.core.plain import read_regular
 from suture.core.printable import printable
 from suture.data.config import load_site_config
 from suture.export.card import try_card
@@ -304,7 +305,7 @@ def _reason(federation: Connection, job_id: str, workspace: Path, run: Mapping[s
     logs = federation.error_logs(job_id)
     own = workspace / "log.txt"
     if own.is_file():
-        logs["server"] = own.read_text(errors="replace")
+        logs["server"] = read_regular(own).decode(errors="replace")
     return explain(job_id, federation.meta(job_id), logs, run)
 
 

@@ -29,6 +29,7 @@ from nvflare.fuel.flare_api.api_spec import (
 from nvflare.fuel.flare_api.flare_api import new_secure_session
 
 from suture.core.errors import ConfigError, FederationError
+from suture.core.plain import read_regular
 from suture.flare.admin.kit import Kit, check_valid_now
 from suture.flare.event_feed import GROUP
 
@@ -105,7 +106,7 @@ class Connection:
         with suppress(FederationError), self._errors_explained():
             folder = Path(self._session.download_job_components(job_id))
             return {
-                path.name.removeprefix("ERRORLOG_"): path.read_text(errors="replace")
+                path.name.removeprefix("ERRORLOG_"): read_regular(path).decode(errors="replace")
                 for path in folder.rglob("ERRORLOG_*")
             }
         return {}

@@ -12,14 +12,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from suture.core.errors import ConfigError
 from suture.models.backbones import IMAGENET, LITE, efficientnet_lite0, fill
+from suture.models.checkpoints import read_checkpoint
 from suture.models.classifier import Preprocessing
 from suture.models.priors.prior import Prior, freeze
-from suture.protocol.packing import read_tensors
 
 SIZE = 224
 """Side of the images with which the networks of this module were trained, in pixels."""
@@ -166,18 +165,10 @@ def _read_part(path: Path, prefix: str, what: str) -> dict[str, Tensor]:
     Raises:
         ConfigError: naming the file and the remedy.
     """
-    if not path.is_file():
+    if not path.exists():
         raise ConfigError(f"the prior {path} does not exist; prior.path names the file of {what}")
-    try:
-        if path.suffix == ".safetensors":
-            loaded: object = read_tensors(path)
-        else:
-            loaded = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, SafetensorError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}; fetch {what} again") from error
-    except Exception as error:  # torch.load raises whatever the unpickler meets
-        raise ConfigError(f"{path} cannot be read as a PyTorch checkpoint of {what}: {error}") from error
-    state = loaded.get("state_dict", loaded) if isinstance(loaded, Mapping) else {}
+    loaded = read_checkpoint(path, what)
+    state = loaded.get("state_dict", loaded)
     tensors = state.items() if isinstance(state, Mapping) else ()
     part = {str(k).removeprefix(prefix): t for k, t in tensors if str(k).startswith(prefix)}
     if not part:

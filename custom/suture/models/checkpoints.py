@@ -1,0 +1,74 @@
+"""Reading the tensors of a file that somebody else made: safetensors, or a pickle of nothing but tensors."""
+
+from __future__ import annotations
+
+import re
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import BinaryIO
+
+import torch
+from safetensors import SafetensorError
+
+from suture.core.errors import ConfigError, as_word
+from suture.core.plain import open_regular
+from suture.protocol.packing import read_tensors
+
+_REMEDY = (
+    "ask whoever made it to write it anew by "
+    'safetensors.torch.save_file(model.state_dict(), "weights.safetensors")'
+)
+
+_FOREIGN = re.compile(r"(?i)(?:global|class|import)[^.\n]*?\b([\w.]+\.\w+)\b")
+"""The name by which torch says what it does not unpickle."""
+
+
+def read_checkpoint(path: Path, what: str = "") -> Mapping[object, object]:
+    """Read a safetensors file, or a torch file with tensors and plain values by name.
+
+    Args:
+        what: the checkpoint that is expected, for the message.
+
+    Raises:
+        ConfigError: names the file, what is wrong with it, and the remedy. Never in torch's words, which say
+            how to run what the file holds.
+    """
+    of = f" of {what}" if what else ""
+    try:
+        with open_regular(path) as file:
+            if file.read(9)[8:] == b"{":
+                return {**read_tensors(path)}
+            _check_packing(file)
+            file.seek(0)
+            loaded: object = torch.load(file, map_location="cpu", weights_only=True)
+    except ConfigError as error:
+        raise ConfigError(f"{path} {error}") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror or type(error).__name__}") from None
+    except (SafetensorError, MemoryError) as error:
+        raise ConfigError(
+            f"{path} cannot be read as safetensors{of}: {as_word(error)}; fetch it again"
+        ) from None
+    except Exception as error:  # noqa: BLE001 - torch.load raises whatever the unpickler meets
+        raise ConfigError(f"{path} cannot be read as a PyTorch checkpoint{of}: {_why(error)}") from None
+    if not isinstance(loaded, Mapping):
+        raise ConfigError(f"{path} holds no tensors by name, but a {type(loaded).__name__}; {_REMEDY}")
+    return loaded
+
+
+def _check_packing(file: BinaryIO) -> None:
+    """Refuse a file that is compressed: torch writes none, and one could unpack to any size."""
+    file.seek(0)
+    if not zipfile.is_zipfile(file):
+        return
+    with zipfile.ZipFile(file) as packed:
+        if any(part.compress_type != zipfile.ZIP_STORED for part in packed.infolist()):
+            raise ConfigError(f"is compressed, as TorchScript is and no file of torch.save; {_REMEDY}")
+
+
+def _why(error: Exception) -> str:
+    """Why torch has refused a file, by what it holds."""
+    if found := _FOREIGN.search(str(error)):
+        return f"besides tensors it holds {as_word(found[1])}, which could run any program; {_REMEDY}"
+    return f"it is damaged, or of another kind; {_REMEDY}"
