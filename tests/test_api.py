@@ -43,6 +43,19 @@ def test_every_name_is_there_and_no_other() -> None:
     assert set(suture.__all__) <= set(dir(suture))
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from suture.testing import check_method",
+        "import suture.testing; suture.testing.check_method",
+        "import suture; suture.testing.check_method",
+    ],
+)
+def test_the_checks_of_a_method_are_a_module(line: str) -> None:
+    done = subprocess.run([sys.executable, "-c", line], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_results_are_frames(results: suture.Results) -> None:
     assert results.info.status == "finished"
     assert results.report.is_file()

@@ -43,12 +43,12 @@ def test_there_are_these_rooms_and_nothing_lies_beside_them() -> None:
         ROOMS
     )
     files = {p.name for p in package.iterdir() if p.is_file()}
-    assert files == {"__init__.py", "__main__.py", "py.typed"}
+    assert files == {"__init__.py", "__main__.py", "py.typed", "testing.py"}
 
 
 def test_rooms_form_no_cycle_and_functions_are_short(figures: dict[str, object]) -> None:
-    assert figures["rooms"] == len(ROOMS)
-    assert figures["root modules"] == []
+    assert figures["rooms"] == len(ROOMS) + 1  # and suture.testing, a name that others import
+    assert figures["root modules"] == ["testing"]
     assert figures["package cycles"] == []
     assert figures["functions over 40 lines"] == []
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from suture.core import VERSION
 
 if TYPE_CHECKING:
+    from suture import testing as testing
     from suture.core.errors import SutureError as SutureError
     from suture.data.augmentation import Augmentation as Augmentation
     from suture.learning.prediction import Model as Model
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from suture.models import ModelSpec as ModelSpec
     from suture.reports.frames import Results as Results
     from suture.reports.frames import open_results as open_results
-    from suture.simulation import method_checks as testing
     from suture.simulation.job import Job as Job
     from suture.simulation.job import load_job as load_job
     from suture.simulation.notebook import known_methods as known_methods
@@ -61,7 +61,7 @@ _HOMES = {
     "open_results": "suture.reports.frames:open_results",
     "register": "suture.simulation.notebook:register",
     "run": "suture.simulation.notebook:run",
-    "testing": "suture.simulation.method_checks",
+    "testing": "suture.testing",
 }
 
 __all__ = [

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import suture
+import suture.testing
 from suture.methods import _load
 from suture.methods.source import _hash
 

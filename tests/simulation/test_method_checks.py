@@ -29,7 +29,8 @@ from suture.methods.base import (
 from suture.models.classifier import Classifier
 from suture.protocol.messages import Payload, Update
 from suture.simulation import method_checks as checks
-from suture.simulation.method_checks import check_method, subject_of
+from suture.simulation.method_checks import subject_of
+from suture.testing import check_method
 
 Trained = tuple[Update, dict[str, Tensor]]
 
@@ -173,6 +174,31 @@ def test_a_mutant_fails_by_the_check_that_is_for_it(
     monkeypatch.setattr(checks, "CHECKS", (check,))
     with pytest.raises(AssertionError, match=f"fedprox: {check.__name__}: .*{found}"):
         check_method(mutant())
+
+
+def test_every_failed_check_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the tracebacks are those of the checks; `IgnoresTheMask` passes the last one."""
+
+    class Wrong(RaisesForOneLabel, IgnoresTheMask):
+        mu = 0.1
+
+    tried = [
+        checks.it_describes_itself,
+        checks.unknown_labels_have_no_gradient,
+        checks.unknown_labels_are_not_trained,
+        checks.aggregation_takes_copies,
+    ]
+    monkeypatch.setattr(checks, "CHECKS", tuple(tried))
+    with pytest.raises(AssertionError) as raised:
+        check_method(Wrong())
+    first, *lines = str(raised.value).splitlines()
+    assert first == "fedprox: 3 of 4 checks fail"
+    assert [line.split(": ")[1] for line in lines] == [check.__name__ for check in tried[:3]]
+    assert "the method raised NotImplementedError: multiclass" in lines[1]
+    cause = raised.value.__cause__
+    assert isinstance(cause, ExceptionGroup)
+    kinds = [type(error) for error in cause.exceptions]
+    assert kinds == [AssertionError, NotImplementedError, AssertionError]
 
 
 def test_a_hyperparameter_of_which_no_other_value_is_known_is_asked_for() -> None:

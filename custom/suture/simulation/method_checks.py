@@ -1,4 +1,4 @@
-"""Conformance checks for a method: `suture.testing.check_method(method)`, for anybody's.
+"""Conformance checks for a method, for anybody's: `suture.testing`.
 
 Each check is a function of a `Subject` that raises an AssertionError. Three small sites in memory train a
 small network, with several labels per image and with one; each site annotates other classes. What a check
@@ -93,22 +93,26 @@ def check_method(
             takes a step of its own length.
 
     Raises:
-        AssertionError: naming the check that fails, and what it found.
+        AssertionError: naming every check that fails, and what it found; its cause holds their tracebacks.
         ConfigError: `method` is no instance of a method, or there is no such hyperparameter or check.
     """
     subject = subject_of(method, model=model, variants=variants, exempt=exempt)
     names = [check.__name__ for check in CHECKS]
     skipped = _known("check", skip, names)
-    for check in (check for check in CHECKS if check.__name__ not in skipped):
+    tried = [check for check in CHECKS if check.__name__ not in skipped]
+    failed: dict[str, Exception] = {}
+    for check in tried:
         try:
             check(subject)
         except AssertionError as error:
-            raise AssertionError(f"{method.about.name}: {check.__name__}: {error}") from error
-        except Exception as error:
-            what = f"{type(error).__name__}: {error}"
-            raise AssertionError(
-                f"{method.about.name}: {check.__name__}: the method raised {what}"
-            ) from error
+            failed[f"{method.about.name}: {check.__name__}: {error}"] = error
+        except Exception as error:  # noqa: BLE001 - a method may raise anything, and each check has its say
+            what = f"the method raised {type(error).__name__}: {error}"
+            failed[f"{method.about.name}: {check.__name__}: {what}"] = error
+    if failed:
+        of = f"{method.about.name}: {len(failed)} of {len(tried)} checks fail\n" if len(failed) > 1 else ""
+        cause = ExceptionGroup("the checks that fail", list(failed.values()))
+        raise AssertionError(of + "\n".join(failed)) from cause
 
 
 def subject_of(
