@@ -130,6 +130,7 @@ class SiteContext:
             gives such a class the weight 0 there, and zeros.
         round_counts: numbers of images of a class that leave are rounded to multiples of this.
         prefetch: training batches that a thread reads ahead; 0 reads each when its step begins.
+        scale: of the loss at the start of a round in fp16; None for the last round's.
     """
 
     name: str
@@ -149,6 +150,7 @@ class SiteContext:
     min_count: int = 0
     round_counts: int = 1
     prefetch: int = 2
+    scale: float | None = None
 
     def own(self, local: LocalTraining) -> LocalTraining:
         """A method's local training with the site's own learning rate and batch size."""
@@ -225,7 +227,7 @@ def fit(
     best = BestEpoch(site, round_.keep_best) if round_.keep_best else None
     make, where = batches or partial(training_batches, site, local), (round_.seed, site.name, round_.round)
     shuffle, noise = generator_for(*where, "shuffle"), generator_for(*where, "augmentation")
-    scale = LossScale(site.model.amp_dtype, site.device, round_.optimiser_state)
+    scale = LossScale(site.model.amp_dtype, site.device, round_.optimiser_state, site.scale)
     losses = StepLosses(partial(_divergence, site.name, round_.round))
     with repeatable(site.device), seeded(seed_for(*where, "dropout"), site.device), losses:
         for _ in range(1 if local.iterations else local.epochs):
