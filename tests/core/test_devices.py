@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from suture.core.devices import out_of_memory, repeatable, unusable
+from suture.core.devices import device_name, out_of_memory, repeatable, unusable
 from suture.core.errors import ConfigError
 from suture.federation.server.selection import HeldOut
 from suture.federation.site.abstention import reason_of
@@ -20,7 +20,7 @@ from suture.federation.site.site import Site, check_consent
 from suture.learning.batch_size import that_fits
 from suture.learning.finetuning import FineTuning, tune_task
 from suture.methods.surgical import SurgicalAggregation
-from suture.protocol.messages import Payload
+from suture.protocol.messages import Payload, SiteInfo
 
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:99", "", "cpu:x", "mps", "meta", "xpu:0"])
@@ -151,3 +151,14 @@ assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    "name", ["NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-40GB MIG 1g.5gb", "Quadro (R) 8000+"]
+)
+def test_the_name_of_a_gpu_may_leave_the_site(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: name)
+    found = device_name("cuda:1")
+    assert found == name.replace("+", " ")
+    assert SiteInfo(("Mass",), {}, 1, "c", computed_on=f"{found}, bf16").computed_on.endswith(", bf16")
+    assert device_name("cpu") == "cpu"

@@ -121,7 +121,7 @@ def raising(error: BaseException) -> Callable[..., Any]:
 FAILURES = {
     "out_of_memory": torch.OutOfMemoryError(f"CUDA ran out at {CANARY}"),
     "non_finite_loss": NonFiniteLoss(f"the loss of {CANARY}-1.png is no number"),
-    "gradient_overflow": GradientOverflow(f"{CANARY}: the gradients of round 1 overflow in fp16"),
+    "gradient_overflow": GradientOverflow(f"{CANARY}: the gradients of round 1 overflow in fp16", 0.5),
     "rescue_factor": RescueFactorError(f"{CANARY}: the rescue factor of round 1 is nan"),
     "disk_full": OSError(errno.ENOSPC, "No space left on device", f"/data/{CANARY}.png"),
     "bug": ZeroDivisionError(f"{CANARY} / 0"),

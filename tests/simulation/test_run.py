@@ -36,6 +36,7 @@ def test_leaves_what_it_promises(tmp_path: Path, capsys: pytest.CaptureFixture[s
     facts = json.loads((tmp_path / "r" / "run.json").read_text())
     assert facts["status"] == "finished"
     assert facts["threads"] == {"server": 1, "harbor": 1, "lakeside": 1, "northfield": 1}
+    assert facts["computed_on"] == dict.fromkeys(facts["sites"], "cpu, float32")
     assert set(facts["versions"]) >= {"suture", "torch", "nvflare"}
     metrics = json.loads((tmp_path / "r" / "metrics.json").read_text())
     assert set(metrics["auroc"]) == set(facts["labels"])

@@ -14,7 +14,15 @@ _STATE = {"loss scale/scale": "scale", "loss scale/steps": "_growth_tracker"}
 
 
 class GradientOverflow(SutureError):
-    """In fp16 the gradients of a round were beyond the range of numbers, so its steps were skipped."""
+    """In fp16 the gradients of a round were beyond the range of numbers, so its steps were skipped.
+
+    Args:
+        scale: of the loss, after the round.
+    """
+
+    def __init__(self, text: str, scale: float) -> None:
+        super().__init__(text)
+        self.scale = scale
 
 
 class LossScale:
@@ -25,15 +33,21 @@ class LossScale:
     Args:
         half: the short type of mixed precision; None for none.
         optimiser_state: of the round before.
+        first: the scale to begin with in place of that round's last one; None for that.
     """
 
     def __init__(
-        self, half: torch.dtype | None, device: torch.device, optimiser_state: Mapping[str, Tensor]
+        self,
+        half: torch.dtype | None,
+        device: torch.device,
+        optimiser_state: Mapping[str, Tensor],
+        first: float | None = None,
     ) -> None:
         self._scaler = torch.amp.GradScaler(device.type, enabled=half == torch.float16)
         if self._scaler.is_enabled():
             saved = {name: t.item() for name, t in optimiser_state.items() if name in _STATE}
             own = {_STATE[name]: value for name, value in saved.items()}
+            own |= {} if first is None else {"scale": first}
             self._scaler.load_state_dict(self._scaler.state_dict() | own)
         self._before = self._scaler.get_scale()
 
@@ -60,6 +74,7 @@ class LossScale:
             raise GradientOverflow(
                 f"{site}: the gradients of round {round_} overflow in fp16, and "
                 f"{'every step was' if scale <= all_skipped else 'steps were'} skipped; set half = "
-                '"bf16" under [training], let the round have more steps, or look for broken images'
+                '"bf16" under [training], let the round have more steps, or look for broken images',
+                scale,
             )
         return {name: torch.tensor(state[key]) for name, key in _STATE.items()}

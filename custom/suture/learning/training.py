@@ -130,6 +130,7 @@ class SiteContext:
             gives such a class the weight 0 there, and zeros.
         round_counts: numbers of images of a class that leave are rounded to multiples of this.
         prefetch: training batches that a thread reads ahead; 0 reads each when its step begins.
+        scale: of the loss at the start of a round in fp16; None for the last round's.
     """
 
     name: str
@@ -149,6 +150,7 @@ class SiteContext:
     min_count: int = 0
     round_counts: int = 1
     prefetch: int = 2
+    scale: float | None = None
 
     def own(self, local: LocalTraining) -> LocalTraining:
         """A method's local training with the site's own learning rate and batch size."""
@@ -217,17 +219,16 @@ def fit(
         after_step, after_epoch: called then; the latter may change the model's tensors.
 
     Raises:
-        GradientOverflow: see `LossScale.state`.
         NonFiniteLoss: names site, round and the first broken step. Others may have followed (`StepLosses`):
             the model, and what the functions given here counted, are to be thrown away, as a site does.
+        GradientOverflow: see `LossScale.state`.
     """
     local, optimiser = round_.local, _prepared(site, round_)
     best = BestEpoch(site, round_.keep_best) if round_.keep_best else None
-    make = batches or partial(training_batches, site, local)
-    where = (round_.seed, site.name, round_.round)
+    make, where = batches or partial(training_batches, site, local), (round_.seed, site.name, round_.round)
     shuffle, noise = generator_for(*where, "shuffle"), generator_for(*where, "augmentation")
+    scale = LossScale(site.model.amp_dtype, site.device, round_.optimiser_state, site.scale)
     losses = StepLosses(partial(_divergence, site.name, round_.round))
-    scale = LossScale(site.model.amp_dtype, site.device, round_.optimiser_state)
     with repeatable(site.device), seeded(seed_for(*where, "dropout"), site.device), losses:
         for _ in range(1 if local.iterations else local.epochs):
             set_training(site.model, round_.norm, round_.head_only)
@@ -239,11 +240,22 @@ def fit(
             for measure in (best, after_epoch):
                 if measure:
                     measure()
-    scaled = scale.state(site.name, round_.round, losses.steps)
     if best:
         best.restore()
-    optimiser.zero_grad(set_to_none=True)  # as large as the model, which a site keeps for the next task
-    return Fitted(losses.mean, optimiser_state_of(optimiser, site.model) | scaled)
+    return _fitted(site, round_, losses, optimiser, scale)
+
+
+def _fitted(
+    site: SiteContext,
+    round_: LocalRound,
+    losses: StepLosses,
+    optimiser: torch.optim.Optimizer,
+    scale: LossScale,
+) -> Fitted:
+    """What a round leaves: no gradients, which are as large as the model that a site keeps."""
+    kept = scale.state(site.name, round_.round, losses.steps) | optimiser_state_of(optimiser, site.model)
+    optimiser.zero_grad(set_to_none=True)
+    return Fitted(losses.mean, kept)
 
 
 def _divergence(site: str, round_: int, step: int, loss: float) -> str:

@@ -209,6 +209,39 @@ def test_what_gives_other_sums_is_refused(
     assert what in errors(site)[-1]["message"]
 
 
+def in_fp16(site: Site) -> Site:
+    training = site.config.training.model_copy(update={"amp": True, "half": "fp16"})
+    site.config = site.config.model_copy(update={"training": training})
+    return site
+
+
+@pytest.mark.parametrize("factor", [1e-3, 4e2, 1e4])
+def test_a_round_of_few_steps_in_fp16_finds_its_scale(
+    factor: float, site: Site, tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the first scale, of 65536, each of its steps would be skipped."""
+    monkeypatch.setattr(SurgicalAggregation, "loss", lambda *given: factor * given[1].sum())
+    task = _train_task(tiny)
+    answer = in_fp16(site).answer(task)
+    assert isinstance(answer, Update)
+    assert not torch.equal(answer.head["head.weight"], task.head["head.weight"])
+    kept = site.states.newest(not_later_than=1)
+    assert kept is not None
+    scale = kept[1].tensors["optimiser/loss scale/scale"].item()
+    assert (scale == 2.0**16) == (factor < 1)
+
+
+def test_a_round_without_a_step_in_fp16_is_an_abstention(
+    site: Site, tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SurgicalAggregation, "loss", lambda *given: (given[1] * 0).sum().sqrt())
+    answer = in_fp16(site).answer(_train_task(tiny))
+    assert isinstance(answer, Abstain)
+    assert answer.reason == "gradient_overflow"
+    assert "every step was skipped; set half" in errors(site)[-1]["message"]
+    assert site.states.newest(not_later_than=1) is None
+
+
 def test_the_number_of_a_gpu_may_change() -> None:
     one, two = (TrainingConfig(device=f"cuda:{i}").computation for i in range(2))
     assert one == two == TrainingConfig(device="cuda").computation

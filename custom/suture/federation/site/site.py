@@ -45,6 +45,7 @@ from suture.federation.site.state import (
 from suture.federation.store import Rounds
 from suture.learning.compiling import compile_backbone
 from suture.learning.evaluation import Measurement, class_counts, count_scores, measure
+from suture.learning.loss_scale import GradientOverflow
 from suture.learning.memory import check_memory
 from suture.learning.samples import SiteSamples, load_samples, single_target
 from suture.learning.training import SiteContext, on_known
@@ -280,17 +281,28 @@ class Site:
     def _trained(
         self, context: SiteContext, task: Payload, state: Packed, ctx: RoundContext
     ) -> tuple[SiteContext, Update, dict[str, Tensor]]:
-        """Train one round; the first time that memory is full, repeat it with half the batch size."""
-        try:
-            return self._attempt(context, task, state, ctx)
-        except (RuntimeError, MemoryError, OSError) as error:
-            batch = self.config.training.batch_size or self.plan.method.local.batch_size
-            if not out_of_memory(error) or self._halved or batch < 4 or self.plan.method.limits.fixed_batches:
-                raise
-            self._halved = batch // 2
-            log.warning("%s: %s; trying again with batches of %d", self.name, kind(error), self._halved)
-        # Outside the handler, because its traceback holds the tensors that filled the memory.
-        return self._attempt(self._context(task, state), task, state, ctx)
+        """Train one round, again with half the batch size where memory is full for the first time.
+
+        In fp16 also again with a smaller scale of the loss as long as every step of the round overflows: a
+        round may have few steps.
+        """
+        scale: float | None = None
+        while True:
+            try:
+                return self._attempt(replace(context, scale=scale), task, state, ctx)
+            except GradientOverflow as error:
+                if error.scale < 1:
+                    raise
+                scale = error.scale
+            except (RuntimeError, MemoryError, OSError) as error:
+                fixed = self.plan.method.limits.fixed_batches
+                batch = self.config.training.batch_size or self.plan.method.local.batch_size
+                if not out_of_memory(error) or self._halved or batch < 4 or fixed:
+                    raise
+                self._halved = batch // 2
+                log.warning("%s: %s; trying again with batches of %d", self.name, kind(error), self._halved)
+            # Outside the handlers, because a traceback holds the tensors that filled the memory.
+            context = self._context(task, state)
 
     def _attempt(
         self, context: SiteContext, task: Payload, state: Packed, ctx: RoundContext
