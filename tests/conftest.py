@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,11 @@ from suture.protocol.packing import pack, unpack
 from suture.reports.report import write_report
 
 CNN = ModelSpec("cnn", size=16)
+
+
+def pytest_configure() -> None:
+    """Let Ctrl-C interrupt tests and what they start: under nohup or in the background SIGINT is ignored."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

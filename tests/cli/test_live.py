@@ -28,8 +28,6 @@ def test_ctrl_c_ends_watching_cleanly(tmp_path: Path) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        # A test run in the background hands SIGINT down as ignored.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         assert process.stdout
         url = process.stdout.readline().split()[0]

@@ -257,8 +257,6 @@ def test_ctrl_c_stops_everything_and_resume_ends_with_the_same_bytes(tmp_path: P
         start_new_session=True,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        # A test run in the background hands SIGINT down as ignored.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     events = out / "events.jsonl"
     deadline = time.monotonic() + 240

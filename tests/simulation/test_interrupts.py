@@ -50,7 +50,6 @@ def test_ctrl_c_before_the_first_round_leaves_nothing(
         start_new_session=True,
         stdout=subprocess.PIPE,
         text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     started: list[psutil.Process] = []
     while not (started and (out / PREPARING).exists() and len(list(out.glob("sites/[a-z]*"))) >= sites):

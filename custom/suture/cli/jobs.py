@@ -41,9 +41,7 @@ def status(
         recent = federation.recent(job_id) if ended == "RUNNING" else {}
         failed = ended.startswith("FINISHED") and not ended.endswith("COMPLETED")
         why = why_ended(federation, job_id) if failed else ""
-    _show(meta, recent)
-    if why:
-        print_line(why)
+    _show(meta, recent, why)
 
 
 def _line(job: dict[str, Any]) -> str:
@@ -60,7 +58,7 @@ def _line(job: dict[str, Any]) -> str:
     )
 
 
-def _show(meta: dict[str, Any], recent: dict[str, Any]) -> None:
+def _show(meta: dict[str, Any], recent: dict[str, Any], why: str) -> None:
     from suture.core.names import shown_name
     from suture.core.printable import printable
     from suture.flare.admin.remote import state
@@ -69,7 +67,7 @@ def _show(meta: dict[str, Any], recent: dict[str, Any]) -> None:
     print_line(f"{shown_name(meta.get('name'))}: {printable(meta.get('status'), 40)}")
     progress = Progress("", "")
     lines = [progress.take(event) for event in recent.get("events", [])]
-    for line in [state(meta), *lines[-10:]]:
+    for line in [why or state(meta), *lines[-10:]]:
         if line:
             print_line(line)
 
