@@ -304,14 +304,16 @@ def patched(path: Path, old: bytes, new: bytes) -> Path:
     return path
 
 
+_AFTER = b"\0\x08\0\x18"
+_CLASS = b"1.2.840.10008.5.1.4.1.1.7" + _AFTER  # of the image, not of the file's head
 BROKEN = {
     "unknown charset": (b"ISO_IR 100", b"BOGUS_9999", "its character set BOGUS_9999 is unknown"),
     "codec of Python": (b"ISO_IR 100", b"rot13     ", "its character set rot13 is unknown"),
     "wide codec": (b"ISO_IR 100", b"utf_16    ", "its character set utf_16 is unknown"),
     "another charset": (b"ISO_IR 100", b"ISO_IR 192", "PatientName cannot be read in the character set"),
     "NUL in charset": (b"ISO_IR 100", b"ISO\0IR\xff100", "its character set"),
-    "unknown class": (b"1.2.840.10008.5.1.4.1.1.7\0\x08\0\x18", b"1.2.840.10008.5.1.4.9.9.7\0\x08\0\x18", "KeyError"),
-    "class of no image": (b"1.2.840.10008.5.1.4.1.1.7\0\x08\0\x18", b"1.2.840.10008.1.1\0\0\0\0\0\0\0\0\0\x08\0\x18", "KeyErr"),
+    "unknown class": (_CLASS, b"1.2.840.10008.5.1.4.9.9.7" + _AFTER, "KeyError"),
+    "class of no image": (_CLASS, b"1.2.840.10008.1.1".ljust(25, b"\0") + _AFTER, "KeyError"),
     "numeric patient": (b"\x10\0\x20\0LO", b"\x10\0\x20\0US", "its PatientID is stored as US instead of LO"),
     "float name": (b"\x10\0\x10\0PN", b"\x10\0\x10\0FL", "BytesLengthException"),
     "unknown VR": (b"\x08\0\x20\0DA", b"\x08\0\x20\0ZZ", "NotImplementedError"),
