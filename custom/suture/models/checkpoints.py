@@ -38,7 +38,7 @@ def read_checkpoint(path: Path, what: str = "") -> Mapping[object, object]:
     try:
         with open_regular(path) as file:
             if file.read(9)[8:] == b"{":
-                return {**read_tensors(path)}
+                return dict(read_tensors(path).items())
             _check_packing(file)
             file.seek(0)
             loaded: object = torch.load(file, map_location="cpu", weights_only=True)
