@@ -56,6 +56,11 @@ def test_a_name_that_could_be_a_path_or_a_second_line_is_refused(
     assert str(caught.value).isprintable()
 
 
+def test_no_site_is_called_like_all_sites_together() -> None:
+    with pytest.raises(ConfigError, match="'all' is no site name, as it stands for all sites together"):
+        check_sites(["a", "all"])
+
+
 def test_plain_names_pass() -> None:
     check_sites(["site-1", "St_Mary.2", "x" * 64])
     assert check_experiment("surgical_nih-20250101-120000") == "surgical_nih-20250101-120000"

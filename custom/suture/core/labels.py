@@ -73,7 +73,7 @@ def canonical_or_none(name: str, synonyms: Mapping[str, str] | None = None) -> s
 def check_spelling(name: str) -> str:
     """Check and return a name of a class as another party spells it: it and its canonical name can be used.
 
-    The canonical name may be longer, or have other characters: ``½`` has a slash of its own there.
+    The canonical name may be longer: one character of Arabic calligraphy (U+FDFA) becomes 18.
 
     Raises:
         LabelError: one of them cannot be used; says why.

@@ -58,6 +58,8 @@ def check_sites(names: Iterable[str]) -> None:
     for name in names:
         if not _SITE.fullmatch(name):
             raise ConfigError(f"{name[:80]!r} is no site name; use at most 64 {_RULE}")
+        if name == "all":
+            raise ConfigError("'all' is no site name, as it stands for all sites together; choose another")
 
 
 def check_experiment(name: str) -> str:

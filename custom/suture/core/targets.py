@@ -16,9 +16,11 @@ from suture.core.printable import escaped, printable, printable_lines
 
 _MARKDOWN = re.compile(
     r"[\\`*_\[\]{}<>|#~&$@]"  # markup, HTML, tables, mathematics, mentions
-    r"|^[-+=]|(?<=^\d)[.)]|(?<=^\d\d)[.)]"  # lists and headings
+    r"|^[-+=]"  # lists and headings
     r"|:(?=[\w+-]+:|//)|(?<=\bwww)\."  # emoji and links of GitHub
 )
+
+_NUMBERED = re.compile(r"^(\d{1,9})(?=[.)](\s|$))")
 
 _MONAI = re.compile(r"^[$@%]|#|[@%]::")
 
@@ -32,7 +34,7 @@ def markdown(text: object) -> str:
     >>> markdown("a|<b>"), markdown("- 1. x"), markdown("T<2, N=0")
     ('a\\\\|\\\\<b\\\\>', '\\\\- 1. x', 'T\\\\<2, N=0')
     """
-    return _MARKDOWN.sub(r"\\\g<0>", escaped(str(text)))
+    return _NUMBERED.sub(r"\1\\", _MARKDOWN.sub(r"\\\g<0>", escaped(str(text))))
 
 
 def monai(value: Any) -> Any:
