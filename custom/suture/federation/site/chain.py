@@ -22,6 +22,7 @@ from pydantic.dataclasses import dataclass
 from pydantic_core import from_json, to_jsonable_python
 
 from suture.core.environment import now
+from suture.core.errors import ConfigError
 from suture.core.files import append_line, replacing
 from suture.core.validation import OPEN, STRICT
 from suture.protocol.messages import Count, Digest
@@ -136,9 +137,15 @@ class Chain(Generic[T]):
         return self._path.stat().st_ino if self._path.exists() else None
 
     def read(self) -> Iterator[T]:
-        """Yield what was added since; an incomplete last line, of a process that was killed, is none."""
+        """Yield what was added since; an incomplete last line, of a process that was killed, is none.
+
+        Raises:
+            ConfigError: it is no file.
+        """
         if not self._path.exists():
             return
+        if not self._path.is_file():
+            raise ConfigError(f"{self._path} is not a file, but the ledger belongs there; move it away")
         with self._path.open("rb") as file:
             file.seek(self._read)
             whole = file.read().rpartition(b"\n")[0]

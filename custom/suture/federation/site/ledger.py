@@ -32,7 +32,7 @@ from suture.federation.site.chain import (
     read_anchor,
     write_anchor,
 )
-from suture.federation.store import EXPERIMENTS
+from suture.federation.store import EXPERIMENTS, open_experiment
 from suture.protocol.messages import (
     ClassScore,
     Evaluation,
@@ -181,8 +181,11 @@ class Ledger:
     def begin(self) -> None:
         """Create the file where there is none; chain one of a version that did not chain its lines.
 
-        An experiment that is older than the ledger has released no one knows what: one line says so.
+        An experiment that is older than the ledger has released no one knows what: one line says so. With
+        former versions an experiment could take the ledger's name, and its place: its folder is moved.
         """
+        if self._path.is_dir():
+            open_experiment(self._path.parent, FILE)
         self.releases()
         if self._path.exists() and not self._chain.unchained:
             return
