@@ -273,5 +273,5 @@ def test_a_folder_in_the_place_of_the_ledger_is_moved_if_it_is_an_experiments(tm
     assert own.spent().epsilon is None  # nobody knows what the others have released
     assert (tmp_path / EXPERIMENTS / "ledger.jsonl" / "round-000001.safetensors").exists()
     (tmp_path / "b" / "ledger.jsonl").mkdir(parents=True)
-    with pytest.raises(ConfigError, match="ledger.jsonl is not a file, but the ledger belongs there"):
+    with pytest.raises(ConfigError, match=r"ledger.jsonl is not a file, but the ledger belongs there"):
         ledger(tmp_path / "b").record(release(1))

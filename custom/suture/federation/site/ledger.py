@@ -354,7 +354,6 @@ class Ledger:
                 self.releases()
             digest, lines = self._chain.digest, self._chain.lines
         if self._own and (anchor := read_anchor(self._own)).digest != digest:
-            make_folder(self._own)
             write_anchor(self._own, replace(anchor, digest=digest, lines=lines))
         return digest
 
