@@ -627,7 +627,7 @@ def _effect(subject: Subject, label_type: LabelType) -> str:
         stored = [
             float(tensor.double().sum())
             for name in sorted(SITES)
-            for path in sorted((trial.folder / name / "state").glob("**/round-000002*"))
+            for path in sorted((trial.folder / name / "state").glob("experiments/*/round-000002*"))
             for _, tensor in sorted(load(path).tensors.items())
         ]
         return repr((numbers, facts, stored, subject.method.egress(Layout({}, {}))))

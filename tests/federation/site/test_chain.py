@@ -260,3 +260,18 @@ def test_the_command_shows_what_is_missing_and_accepts_it(tmp_path: Path) -> Non
     assert (code, "a lower bound: experiment one noted line 2" in text) == (0, True)
     found = json.loads(said("--json")[1])
     assert (found["breaks"], len(found["accepted"]), found["spent"]["missing"]) == ([], 1, 1)
+
+
+def test_a_folder_in_the_place_of_the_ledger_is_moved_if_it_is_an_experiments(tmp_path: Path) -> None:
+    """A former version let an experiment be called so, and the site was out for good."""
+    for name in ("ledger.jsonl", "one"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "round-000001.safetensors").touch()
+    own = ledger(tmp_path, "two")
+    own.record(release(1, "two"))
+    assert [r.experiment for r in own.releases()] == ["ledger.jsonl", "one", "two"]
+    assert own.spent().epsilon is None  # nobody knows what the others have released
+    assert (tmp_path / EXPERIMENTS / "ledger.jsonl" / "round-000001.safetensors").exists()
+    (tmp_path / "b" / "ledger.jsonl").mkdir(parents=True)
+    with pytest.raises(ConfigError, match=r"ledger.jsonl is not a file, but the ledger belongs there"):
+        ledger(tmp_path / "b").record(release(1))

@@ -22,7 +22,8 @@ from pydantic.dataclasses import dataclass
 from pydantic_core import from_json, to_jsonable_python
 
 from suture.core.environment import now
-from suture.core.files import append_line, replacing
+from suture.core.errors import ConfigError
+from suture.core.files import append_line, make_folder, replacing
 from suture.core.plain import open_regular, read_regular
 from suture.core.validation import OPEN, STRICT
 from suture.protocol.messages import Count, Digest
@@ -88,6 +89,7 @@ def write_anchor(folder: Path, anchor: Anchor) -> None:
     Raises:
         DiskError: it cannot be written; the one before stays.
     """
+    make_folder(folder)
     with replacing(folder / ANCHOR, durable=False) as temporary:
         temporary.write_text(json.dumps(asdict(anchor)))
 
@@ -137,9 +139,15 @@ class Chain(Generic[T]):
         return self._path.stat().st_ino if self._path.exists() else None
 
     def read(self) -> Iterator[T]:
-        """Yield what was added since; an incomplete last line, of a process that was killed, is none."""
+        """Yield what was added since; an incomplete last line, of a process that was killed, is none.
+
+        Raises:
+            ConfigError: it is no file.
+        """
         if not self._path.exists():
             return
+        if not self._path.is_file():
+            raise ConfigError(f"{self._path} is not a file, but the ledger belongs there; move it away")
         with open_regular(self._path) as file:
             file.seek(self._read)
             whole = file.read().rpartition(b"\n")[0]

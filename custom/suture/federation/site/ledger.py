@@ -32,7 +32,7 @@ from suture.federation.site.chain import (
     read_anchor,
     write_anchor,
 )
-from suture.federation.store import EXPERIMENTS
+from suture.federation.store import EXPERIMENTS, open_experiment
 from suture.protocol.messages import (
     ClassScore,
     Evaluation,
@@ -181,8 +181,11 @@ class Ledger:
     def begin(self) -> None:
         """Create the file where there is none; chain one of a version that did not chain its lines.
 
-        An experiment that is older than the ledger has released no one knows what: one line says so.
+        An experiment that is older than the ledger has released no one knows what: one line says so. With
+        former versions an experiment could take the ledger's name, and its place: its folder is moved.
         """
+        if self._path.is_dir():
+            open_experiment(self._path.parent, FILE)
         self.releases()
         if self._path.exists() and not self._chain.unchained:
             return
@@ -351,7 +354,6 @@ class Ledger:
                 self.releases()
             digest, lines = self._chain.digest, self._chain.lines
         if self._own and (anchor := read_anchor(self._own)).digest != digest:
-            make_folder(self._own)
             write_anchor(self._own, replace(anchor, digest=digest, lines=lines))
         return digest
 
