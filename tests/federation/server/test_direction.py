@@ -1,4 +1,4 @@
-"""The cosine of an update to the mean of the others, from 2,048 numbers of each; what it marks and what not."""
+"""The cosine of an update to the mean of the others, from 2,048 numbers of each, and what it marks."""
 
 from __future__ import annotations
 
