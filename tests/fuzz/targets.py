@@ -193,8 +193,19 @@ def _file_bytes(packed: Packed, rng: Random) -> bytes:
     header = {"__metadata__": {"suture": checksum + text}, **whole.entries}
     dice = rng.random()
     own = text_of(mutated(header, rng) if dice < 0.1 else header, rng) if dice < 0.2 else json.dumps(header)
+    if dice > 0.995:  # many tensors, or facts
+        own = f"{{{_many(rng.random() < 0.5)}, {own[1:]}"
     data = file_of(own.encode("utf-8", "surrogatepass"), whole.data)
     return flipped(data, rng) if 0.2 < dice < 0.3 else data
+
+
+@cache
+def _many(facts: bool) -> str:
+    """Entries of a header that would take minutes to read: tensors, or facts."""
+    if facts:
+        return '"__metadata__": {' + ", ".join(f'"m{i}": ""' for i in range(1_200_000)) + "}"
+    empty = '{"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}'
+    return ", ".join(f'"m{i}": {empty}' for i in range(120_000))
 
 
 def file_of(header: bytes, data: bytes) -> bytes:

@@ -6,7 +6,6 @@ They are run.json, history.jsonl, metrics.json and diagnostics.jsonl.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
@@ -117,6 +116,8 @@ class SiteRound:
     Attributes:
         scalars: the method's own figures, by name.
         rows: the site's weight in the row of each class; empty where each of its rows has weight 1.
+        norm: of the update's change, or of its gradient.
+        cosine: of the update to the mean of the others' directions.
         spent: what the site said of its releases with this answer, if it clips its updates.
     """
 
@@ -132,6 +133,8 @@ class SiteRound:
     scalars: dict[str, Number] = field(default_factory=dict)
     rows: dict[str, Number] = field(default_factory=dict)
     spent: Spent | None = None
+    norm: Number = None
+    cosine: Number = None
 
 
 @dataclass(frozen=True)
@@ -309,22 +312,6 @@ def read_history(folder: Path) -> list[Round]:
         DataError: naming the line that cannot be read; a last line that was never ended is left out.
     """
     return _read_lines(Round, folder / "history.jsonl")
-
-
-def rejected_sites(history: Sequence[Round]) -> list[str]:
-    """Return a sentence on each site whose updates were rejected in more than half of its rounds."""
-    answers: dict[str, list[SiteRound]] = {}
-    for line in history:
-        for site, answer in line.sites.items():
-            if answer.status != "missing":
-                answers.setdefault(site, []).append(answer)
-    rejected = {site: [one for one in of if one.status == "rejected"] for site, of in answers.items()}
-    return [
-        f"{site} was rejected in {len(refused)} of its {len(answers[site])} rounds, which are without its "
-        f"update; the last time: {refused[-1].reason}"
-        for site, refused in sorted(rejected.items())
-        if 2 * len(refused) > len(answers[site])
-    ]
 
 
 def read_diagnostics(folder: Path) -> list[Diagnostic]:

@@ -19,6 +19,7 @@ from suture.core.files import atomic_write
 from suture.core.printable import escaped
 from suture.data.split import HEAD, TAIL
 from suture.learning.metrics import mean_defined
+from suture.protocol.outliers import LONG, OPPOSED, rejected_sites, site_updates
 from suture.protocol.records import (
     Metrics,
     Round,
@@ -28,7 +29,6 @@ from suture.protocol.records import (
     read_history,
     read_metrics,
     read_run,
-    rejected_sites,
 )
 from suture.reports import formatting as formats
 from suture.reports.charts import Chart, Scale, Series, Tick, bar_chart, line_charts
@@ -208,6 +208,10 @@ def _content(run: Run, history: list[Round], metrics: Metrics | None) -> dict[st
         "totals": _totals(history),
         "events": _events(history),
         "rejected": rejected_sites(history),
+        "updates": site_updates(history),
+        "update_charts": _update_charts(run, history),
+        "opposed": OPPOSED,
+        "long": LONG,
     }
 
 
@@ -236,6 +240,15 @@ def _curves(run: Run, history: Sequence[Round]) -> list[Chart]:
         ],
         "Training loss, per site": _of_sites(run, history, lambda site: site.train_loss),
         "Query loss, per site": _of_sites(run, history, lambda site: site.scalars.get("query_loss")),
+    }
+    return line_charts(series, [r.round for r in history], _phase_starts(history), run.selected_round)
+
+
+def _update_charts(run: Run, history: Sequence[Round]) -> list[Chart]:
+    """Return charts of the sites' updates over the rounds."""
+    series = {
+        "Cosine to the mean of the others, per site": _of_sites(run, history, lambda site: site.cosine),
+        "Norm of the update, per site": _of_sites(run, history, lambda site: site.norm),
     }
     return line_charts(series, [r.round for r in history], _phase_starts(history), run.selected_round)
 

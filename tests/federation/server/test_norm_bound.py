@@ -29,7 +29,7 @@ METHOD = SurgicalAggregation(local=LocalTraining(lr=1e-2, batch_size=8))
 
 def test_norms_by_hand() -> None:
     received = Payload("train", shared={"w": torch.tensor([3.0, 4.0])}, head={"b": torch.tensor([0.0])})
-    update = Update(1, (), {"w": torch.tensor([3.0, 6.0])}, {"b": torch.tensor([1.0])}, ones(()))
+    update = Update(1, ("x",), {"w": torch.tensor([3.0, 6.0])}, {"b": torch.tensor([1.0])}, ones(("x",)))
     egress = Egress({}, {})
     assert Measure()(update, received, egress) == Norms(pytest.approx(5**0.5), 5.0)
     gradient = replace(update, kind="gradient")

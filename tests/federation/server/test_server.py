@@ -19,7 +19,7 @@ from suture.federation.server.server import Server
 from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec
-from suture.protocol.messages import Abstain, Payload, TaskName, Update
+from suture.protocol.messages import Abstain, Payload, SiteInfo, TaskName, Update
 from suture.protocol.packing import Packed, load, pack, unpack
 
 METHOD = SurgicalAggregation(local=LocalTraining(lr=1e-2, batch_size=8))
@@ -361,3 +361,29 @@ def test_models_spec_of_the_run_is_written(tiny: Any) -> None:
     assert written["labels"] == list(server.registry.labels)
     assert written["model"]["name"] == ModelSpec("cnn").name
     assert written["preprocessing"]["size"] == 16
+
+
+@pytest.mark.parametrize(
+    ("selection", "validation", "runs"), [("site_loss", 0, False), ("last", 0, True), ("site_loss", 1, True)]
+)
+def test_a_job_whose_sites_can_measure_nothing_ends_before_its_first_round(
+    selection: str, validation: int, runs: bool, tiny: Any
+) -> None:
+    def change(site: str, task: Payload, answer: Packed) -> Packed:
+        info = unpack(answer)
+        if not isinstance(info, SiteInfo):
+            return answer
+        held = validation if site == "alpha" else 0
+        return pack(replace(info, n={**info.n, "validation": held}))
+
+    federation = tiny(METHOD, rounds=1, selection=selection)
+    server = federation.server()
+    if runs:
+        federate(server, Between(federation.sites(), change))
+        return
+    with pytest.raises(
+        FederationError, match=r"no site has validation images \(alpha, beta, gamma\).*'last'"
+    ):
+        federate(server, Between(federation.sites(), change))
+    assert not (server.record.folder / "history.jsonl").exists()
+    assert server.states.newest() is None

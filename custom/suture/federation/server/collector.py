@@ -17,10 +17,21 @@ from suture.core.errors import FederationError, RejectedUpdate
 from suture.core.files import make_folder
 from suture.core.printable import printable
 from suture.federation.server.attendance import Attendance
+from suture.federation.server.direction import cosines
 from suture.federation.server.norm_bound import Measure, NormBound, Norms
 from suture.protocol.check import Expectation, check_reply
 from suture.protocol.half import Narrow, restored
-from suture.protocol.messages import Abstain, Evaluation, Metrics, Payload, Reply, Scores, SiteInfo, Update
+from suture.protocol.messages import (
+    Abstain,
+    Evaluation,
+    Metrics,
+    Payload,
+    Reply,
+    Scores,
+    SiteInfo,
+    Update,
+    rounded,
+)
 from suture.protocol.packing import Packed, check_size, load, pack, save, tensor_fields, tensors_of, unpack
 
 log = logging.getLogger(__name__)
@@ -178,6 +189,7 @@ class UpdateCollector:
             self.bound.check(site, norms)
             self._put(site, tensors_of(reply))
             line |= {"weight": reply.weight, "train_loss": reply.train_loss, "scalars": dict(reply.scalars)}
+            line["norm"] = rounded(norms.update)
             if not bool((reply.class_weights == 1).all()):
                 line["rows"] = dict(zip(reply.labels, reply.class_weights.tolist(), strict=True))
             self.norms[site] = norms
@@ -240,6 +252,8 @@ class UpdateCollector:
             named: translates values by a site's spelling of the classes; see `SiteRegistry.named`.
         """
         sites = {site: dict(line) for site, line in sorted(self.lines.items())}
+        for site, cosine in cosines({site: norms.direction for site, norms in self.norms.items()}).items():
+            sites[site]["cosine"] = cosine
         for site, line in sites.items():
             if "rows" in line:
                 line["rows"] = named(site, line["rows"])

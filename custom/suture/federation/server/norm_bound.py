@@ -7,7 +7,7 @@ Sun, Kairouz, Suresh, McMahan. Can You Really Backdoor Federated Learning? arXiv
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from statistics import median
 
@@ -15,12 +15,13 @@ import torch
 from torch import Tensor
 
 from suture.core.errors import RejectedUpdate
+from suture.federation.server.direction import Direction, class_signs
 from suture.methods.base import GlobalModel
 from suture.protocol.egress import ALIKE, Egress
 from suture.protocol.messages import Payload, Update
 
 _BLOCK = 2**15
-"""Numbers of a tensor that are compared at a time: as float64 they stay in a core's own cache."""
+"""Numbers of a tensor that are compared at a time: they stay in a core's own cache."""
 
 
 @dataclass(frozen=True)
@@ -33,11 +34,13 @@ class Norms:
         model: of these parameters.
         classes: of each tensor of classes without a range of its own: they have no common measure with one
             another.
+        direction: of the update; see `Direction.unit`.
     """
 
     update: float
     model: float
     classes: Mapping[str, float] = field(default_factory=dict)
+    direction: Tensor = field(default_factory=lambda: torch.zeros(0), compare=False, repr=False)
 
 
 class Measure:
@@ -47,13 +50,23 @@ class Measure:
         self._received: dict[int, tuple[Tensor, float]] = {}  # by identity, which a tensor that is kept keeps
 
     def __call__(self, update: Update, received: Payload, egress: Egress) -> Norms:
-        """Return the norms of an update, in float64, reading one block of a tensor at a time."""
+        """Return the norms of an update, reading one block of a tensor at a time."""
         sent = {**update.shared, **update.head}
         base = {k: t for k, t in {**received.shared, **received.head}.items() if t.is_floating_point()}
-        gradient = update.kind == "gradient"
-        moved = (_norm(sent[k], None if gradient else t) for k, t in base.items())
+        gradient, direction, moved = update.kind == "gradient", Direction(), []
+        signs = class_signs(update.labels)
+        for name, tensor in base.items():
+            row = math.prod(tensor.shape[1:]) if name in received.head else 0
+            for start, block, norm in _blocks(sent[name], None if gradient else tensor, row or 1):
+                moved.append(norm)
+                if row:
+                    rows = block.view(-1, row)
+                    direction.add_rows(name, signs[start // row :][: len(rows)], rows)
+                else:
+                    direction.add(name, start, block)
         alike = {k: _norm(t) for k, t in update.class_tensors.items() if egress.class_ranges.get(k) == ALIKE}
-        return Norms(math.hypot(*moved), math.hypot(*map(self._norm_received, base.values())), alike)
+        model = math.hypot(*map(self._norm_received, base.values()))
+        return Norms(math.hypot(*moved), model, alike, direction.unit())
 
     def _norm_received(self, tensor: Tensor) -> float:
         if id(tensor) not in self._received:
@@ -63,15 +76,30 @@ class Measure:
 
 def _norm(tensor: Tensor, other: Tensor | None = None) -> float:
     """Of a tensor, or of its difference to another one."""
-    # In blocks that stay in the cache: whole tensors as float64 take several times as long.
+    return math.hypot(*(norm for _, _, norm in _blocks(tensor, other)))
+
+
+def _blocks(tensor: Tensor, other: Tensor | None, row: int = 1) -> Iterator[tuple[int, Tensor, float]]:
+    """Yield the numbers of a tensor, or of its difference to another one, with their places and norms.
+
+    They are float64 where float32 has no room for their squares.
+
+    Args:
+        row: no block ends within so many numbers.
+    """
+    # In blocks that stay in the cache: whole tensors take several times as long.
     numbers, taken_off = tensor.reshape(-1), None if other is None else other.reshape(-1)
-    found = []
-    for start in range(0, numbers.numel(), _BLOCK):
-        block = numbers[start : start + _BLOCK].to(torch.float64, copy=taken_off is not None)
-        if taken_off is not None:
-            block -= taken_off[start : start + _BLOCK].to(torch.float64)  # torch is slow with mixed types
-        found.append(float(torch.linalg.vector_norm(block)))
-    return math.hypot(*found)
+    size = max(_BLOCK // row, 1) * row
+    usual = tensor.dtype if tensor.dtype in (torch.float32, torch.float64) else torch.float32
+    for start in range(0, numbers.numel(), size):
+        for dtype in (usual, torch.float64):
+            block = numbers[start : start + size].to(dtype)
+            if taken_off is not None:
+                block = block - taken_off[start : start + size].to(dtype)
+            norm = float(torch.linalg.vector_norm(block))
+            if math.isfinite(norm):
+                break
+        yield start, block, norm
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,8 @@ from suture.learning.evaluation import counts_of
 from suture.learning.metrics import mean_defined
 from suture.methods.base import GlobalModel
 from suture.protocol.messages import ClassScore, Metrics, Spent
-from suture.protocol.records import Round, read_history, read_metrics, rejected_sites
+from suture.protocol.outliers import outlier_notes, rejected_sites, site_updates
+from suture.protocol.records import Round, read_history, read_metrics
 
 log = logging.getLogger(__name__)
 
@@ -96,6 +97,7 @@ def _notes(server: Server) -> list[str]:
     history = read_history(server.record.folder)
     notes = describe_spent(server.record.run.get("protection", {}), _stated(server, history))
     notes += dominant(history)
+    notes += outlier_notes(site_updates(history))
     if server.plan.method.label_use.pseudo:
         notes += run_away(history, _owners(server))
     return notes

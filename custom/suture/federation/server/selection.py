@@ -186,6 +186,24 @@ def check_selection(schedule: Schedule, method: Method, held_out: HeldOut | None
         )
 
 
+def check_measurable(schedule: Schedule, validation: Mapping[str, int], best: Best | None) -> None:
+    """Check before round 1 that a site can measure a loss, where rounds are selected by the sites' losses.
+
+    Args:
+        validation: number of validation images of each site that takes part.
+        best: the best round of an experiment that continues.
+
+    Raises:
+        FederationError: none can; says what to set.
+    """
+    if schedule.selection == "site_loss" and best is None and not any(validation.values()):
+        raise FederationError(
+            f"no site has validation images ({', '.join(sorted(validation))}), so no round could be "
+            "selected by selection='site_loss'; give a site validation images, or set selection='last', or "
+            "'server_metric' with labelled validation data at the server"
+        )
+
+
 class HeldOut:
     """Labelled data at the server, evaluated there.
 

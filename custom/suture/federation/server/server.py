@@ -59,7 +59,14 @@ from suture.federation.server.registry import (
     without,
 )
 from suture.federation.server.scores import across_sites, condensed
-from suture.federation.server.selection import MEASURED_HERE, Best, HeldOut, Standings, check_selection
+from suture.federation.server.selection import (
+    MEASURED_HERE,
+    Best,
+    HeldOut,
+    Standings,
+    check_measurable,
+    check_selection,
+)
 from suture.federation.store import Rounds
 from suture.learning.metrics import mean_defined
 from suture.methods.base import ClassFacts, GlobalModel, Method, Phase, RoundContext
@@ -167,8 +174,8 @@ class Server:
         """Agree on the labels with the sites that answered the handshake, and start or continue.
 
         Raises:
-            FederationError: too few sites answered, the labels are not settled, or a site holds another
-                prior than the others, or than the experiment began with.
+            FederationError: too few sites answered, the labels are not settled, a site holds another prior
+                than the others, or than the experiment began with; or no site can measure any round.
             ConfigError: the experiment began with other settings, or with another version of Suture.
         """
         lines = self._close(missing)
@@ -184,6 +191,9 @@ class Server:
         # Where the others are too few, `agree` raises and says what all sites have.
         self.registry = agree(infos, previous, named, accepted, began.prior, began.codes)
         check_label_type(self.plan.method, self.registry.label_type)
+        best = Standings.from_dict(found.header.standings).best if found else None
+        validation = {site: m.n.get("validation", 0) for site, m in self.registry.members.items()}
+        check_measurable(self.schedule, validation, best)
         if found:
             self._check_phase(found)
             self._restore(found)

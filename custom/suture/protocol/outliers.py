@@ -1,0 +1,110 @@
+"""Sites whose updates were unlike those of the others, or were rejected: what the history of a run shows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from suture.protocol.records import Round, SiteRound
+
+OPPOSED = -0.1
+"""A cosine below this is marked: that of two unrelated updates is nearer to 0. So is none above half of the
+lowest one of its round: one liar of three is a third of every mean, and so honest sites oppose it too.
+"""
+
+LONG = 10.0
+"""A norm is marked that is more than this many times the median of the round's."""
+
+_FEWEST = 3
+"""Updates of a round that can show which one is unlike the others."""
+
+
+@dataclass(frozen=True)
+class SiteUpdates:
+    """The accepted updates of one site.
+
+    Attributes:
+        rounds: number of rounds with at least three updates.
+        norm: median over these rounds of the norm, in medians of the round.
+        cosine, lowest: median and lowest cosine to the mean of the others.
+        opposed, long: number of rounds in which the cosine and the norm were marked.
+        loss: the site's newest validation loss.
+    """
+
+    rounds: int
+    norm: float | None
+    cosine: float | None
+    lowest: float | None
+    opposed: int
+    long: int
+    loss: float | None
+
+    @property
+    def marks(self) -> list[str]:
+        """What was so in more than half of the rounds."""
+        said = {"against the others": self.opposed, f"over {LONG:g} times as long": self.long}
+        return [f"{text} in {n} of {self.rounds}" for text, n in said.items() if 2 * n > self.rounds]
+
+
+def site_updates(history: Sequence[Round]) -> dict[str, SiteUpdates]:
+    """Return what the updates of each site were like, where rounds had at least three of them."""
+    norms: dict[str, list[float]] = {}
+    cosines: dict[str, list[float]] = {}
+    losses: dict[str, float] = {}
+    opposed: Counter[str] = Counter()
+    for line in history:
+        losses |= {name: s.validation_loss for name, s in line.sites.items() if s.validation_loss is not None}
+        sent = {name: s for name, s in line.sites.items() if s.status == "accepted" and s.norm is not None}
+        if len(sent) < _FEWEST:
+            continue
+        usual = median(s.norm or 0.0 for s in sent.values())
+        limit = min(OPPOSED, min((s.cosine for s in sent.values() if s.cosine is not None), default=0.0) / 2)
+        for name, site in sent.items():
+            norms.setdefault(name, []).append((site.norm or 0.0) / usual if usual else 1.0)
+            if site.cosine is not None:
+                cosines.setdefault(name, []).append(site.cosine)
+                opposed[name] += site.cosine < limit
+    return {
+        name: _of(norms[name], cosines.get(name, []), opposed[name], losses.get(name))
+        for name in sorted(norms)
+    }
+
+
+def _of(norms: Sequence[float], cosines: Sequence[float], opposed: int, loss: float | None) -> SiteUpdates:
+    return SiteUpdates(
+        len(norms),
+        median(norms),
+        median(cosines) if cosines else None,
+        min(cosines, default=None),
+        opposed,
+        sum(one > LONG for one in norms),
+        loss,
+    )
+
+
+def outlier_notes(found: Mapping[str, SiteUpdates]) -> list[str]:
+    """Return a note on each site whose updates were marked."""
+    return [
+        f"The updates of {site} were unlike those of the others ({'; '.join(one.marks)} rounds): its data "
+        "may differ from theirs, or the site does something else than the method says."
+        for site, one in found.items()
+        if one.marks
+    ]
+
+
+def rejected_sites(history: Sequence[Round]) -> list[str]:
+    """Return a sentence on each site whose updates were rejected in more than half of its rounds."""
+    answers: dict[str, list[SiteRound]] = {}
+    for line in history:
+        for site, answer in line.sites.items():
+            if answer.status != "missing":
+                answers.setdefault(site, []).append(answer)
+    rejected = {site: [one for one in of if one.status == "rejected"] for site, of in answers.items()}
+    return [
+        f"{site} was rejected in {len(refused)} of its {len(answers[site])} rounds, which are without its "
+        f"update; the last time: {refused[-1].reason}"
+        for site, refused in sorted(rejected.items())
+        if 2 * len(refused) > len(answers[site])
+    ]

@@ -1,0 +1,136 @@
+"""The cosine of an update to the mean of the others, from 2,048 numbers of each, and what it marks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from between import Between
+from suture.federation.loop import federate
+from suture.federation.server.direction import Direction, class_signs, cosines
+from suture.federation.server.norm_bound import Measure
+from suture.learning.training import LocalTraining
+from suture.methods.surgical import SurgicalAggregation
+from suture.protocol.egress import Egress
+from suture.protocol.messages import Labels, Payload, Update, ones
+from suture.protocol.outliers import site_updates
+from suture.protocol.packing import Packed, pack, unpack
+from suture.protocol.records import read_history
+from suture.reports.report import write_report
+
+METHOD = SurgicalAggregation(local=LocalTraining(lr=1e-3, batch_size=8), batch_norm="frozen")
+
+
+def of(values: Tensor) -> Tensor:
+    direction = Direction()
+    direction.add("w", 0, values.double())
+    return direction.unit()
+
+
+def test_small_updates_are_compared_exactly() -> None:
+    found = cosines(
+        {
+            "a": of(torch.tensor([1.0, 0.0])),
+            "b": of(torch.tensor([0.0, 5.0])),
+            "c": of(torch.tensor([-2.0, 0.0])),
+        }
+    )
+    # Of unit length: the others' mean of a is (-1, 1) / 2, that of b is 0.
+    assert found == {
+        "a": pytest.approx(-(0.5**0.5), abs=1e-3),
+        "b": None,
+        "c": pytest.approx(-(0.5**0.5), abs=1e-3),
+    }
+    assert cosines({"a": of(torch.ones(2))}) == {"a": None}
+    assert cosines({"a": of(torch.zeros(2)), "b": of(torch.ones(2))}) == {"a": None, "b": None}
+    assert cosines({s: of(torch.full((3,), 3e38)) for s in "ab"}) == {"a": 1.0, "b": 1.0}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_large_updates_are_compared_to_a_few_hundredths(seed: int) -> None:
+    g = torch.Generator().manual_seed(seed)
+    common = torch.randn(300_001, generator=g)
+    updates = {s: common + 2 * torch.randn(300_001, generator=g) for s in "abcd"}
+    updates["d"] = -updates["d"]
+    units = {s: t / t.norm() for s, t in updates.items()}
+    total = sum(units.values())
+    exact = {s: float(u @ (total - u) / (total - u).norm()) for s, u in units.items()}
+    assert cosines({s: of(t) for s, t in updates.items()}) == pytest.approx(exact, abs=0.08)
+
+
+def measured(labels: Labels, rows: Tensor, shared: Tensor) -> Tensor:
+    task = Payload(
+        "train", labels=labels, shared={"w": torch.zeros_like(shared)}, head={"b": torch.zeros_like(rows)}
+    )
+    update = Update(1, labels, {"w": shared}, {"b": rows}, ones(labels))
+    return Measure()(update, task, Egress({}, {})).direction
+
+
+def test_rows_of_classes_are_compared_by_name() -> None:
+    rows, shared = torch.randn(3, 5), torch.randn(70_000)
+    one = measured(("Mass", "Nodule", "Edema"), rows, shared)
+    assert torch.allclose(one, measured(("edema", "Mass", "Nodule"), rows[[2, 0, 1]], shared), atol=1e-6)
+    assert not torch.allclose(one, measured(("Edema", "Mass", "Nodule"), rows, shared), atol=1e-3)
+    assert class_signs(("Mass", "Nodule")).abs().tolist() == [1, 1]
+
+
+def changed(factor: float) -> Any:
+    """Alpha scales its change."""
+
+    def change(site: str, task: Payload, answer: Packed) -> Packed:
+        update = unpack(answer)
+        if site != "alpha" or not isinstance(update, Update):
+            return answer
+        scaled = {
+            group: {
+                k: (t - base[k]) * factor + base[k] if t.is_floating_point() else t for k, t in sent.items()
+            }
+            for group, sent, base in (
+                ("shared", update.shared, task.shared),
+                ("head", update.head, task.head),
+            )
+        }
+        return pack(replace(update, **scaled))
+
+    return change
+
+
+SITES = dict.fromkeys(("alpha", "beta", "delta", "epsilon", "gamma"), ("Mass", "Nodule"))
+
+
+@pytest.mark.parametrize(
+    ("factor", "marks"),
+    [
+        (1.0, []),
+        (-1.0, ["against the others"]),
+        (-10.0, ["against the others", "over 10 times as long"]),
+        (20.0, ["over 10 times as long"]),
+    ],
+)
+def test_a_sign_flip_is_marked_and_honest_sites_are_not(factor: float, marks: list[str], tiny: Any) -> None:
+    federation = tiny(METHOD, SITES, rounds=4, selection="last")
+    server = federation.server()
+    federate(server, Between(federation.sites(), changed(factor)))
+    found = site_updates(read_history(server.record.folder))
+    assert {s: [text.split(" in ")[0] for text in one.marks] for s, one in found.items()} == (
+        {site: [] for site in SITES} | {"alpha": marks}
+    )
+    noted = [note for note in server.record.run["notes"] if "unlike those of the others" in note]
+    assert [note.split(" were ")[0] for note in noted] == ["The updates of alpha"] * bool(marks)
+    write_report(server.record.folder)
+    page = (server.record.folder / "report.html").read_text()
+    assert "updates, compared</h2>" in page
+    assert ("against the others in" in page) == (factor < 0)
+
+
+def test_two_sites_have_figures_and_no_mark(tiny: Any) -> None:
+    federation = tiny(METHOD, dict(list(SITES.items())[:2]), rounds=2, selection="last")
+    server = federation.server()
+    federate(server, Between(federation.sites(), changed(-10.0)))
+    history = read_history(server.record.folder)
+    assert all(site.cosine is not None and site.norm for line in history for site in line.sites.values())
+    assert site_updates(history) == {}
