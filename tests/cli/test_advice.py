@@ -58,7 +58,7 @@ def texts(path: Path) -> Iterator[str]:
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.JoinedStr):
             inner |= {id(part) for part in ast.walk(node)}
-            parts = [p.value if isinstance(p, ast.Constant) else "X" for p in node.values]
+            parts = [p.value if isinstance(p, ast.Constant) else " X" for p in node.values]
             yield "".join(map(str, parts))
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in inner:
             yield node.value
