@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,10 +34,19 @@ def pytest_configure() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.fixture(scope="session")
+def homes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Folders, one after the other; `mktemp` would list all that there are to find the next number."""
+    root = tmp_path_factory.mktemp("homes")
+    return (root / str(number) for number in itertools.count())
+
+
 @pytest.fixture(autouse=True)
-def clean_machine(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+def clean_machine(homes: Iterator[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """A HOME of its own, one thread on the CPU, no simulation's sites, and no cache from elsewhere."""
-    monkeypatch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
+    home = next(homes)
+    home.mkdir()
+    monkeypatch.setenv("HOME", str(home))
     names = ("SITES", "CACHE", "DEVICE", "THREADS", "AMP", "MESSAGES")
     for name in (f"SUTURE_{name}" for name in names):
         monkeypatch.delenv(name, raising=False)

@@ -13,46 +13,49 @@ FILES = sorted(path for folder in ("custom", "jobs", "benchmarks") for path in (
 
 PICKLES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 
+SUSPECTS = {"load", "save", "read_pickle", "eval", "exec", "__import__"}
+"""The last parts of the names of functions that read or write pickles, or run text."""
+
 CHECKPOINTS = {"custom/suture/models/checkpoints.py"}
 """Where a file that the user named is read: of torch, and of tensors and plain values alone."""
 
 
-def calls(tree: ast.AST) -> Iterator[tuple[str, ast.Call]]:
-    """The calls of a file, as ``module.function``."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call):
-            yield ast.unparse(node.func), node
+def imported(node: ast.AST) -> Iterator[str]:
+    """The first part of every module that a statement imports."""
+    if isinstance(node, ast.Import):
+        yield from (alias.name.split(".")[0] for alias in node.names)
+    elif isinstance(node, ast.ImportFrom) and node.module:
+        yield node.module.split(".")[0]
 
 
-def imported(tree: ast.AST) -> Iterator[str]:
-    """The first part of every module that a file imports."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name.split(".")[0] for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module.split(".")[0]
+def unsafe(name: str, call: ast.Call) -> bool:
+    """Whether a call could run code that somebody else wrote into its data."""
+    given = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
+    if given.get("allow_pickle", "False") != "False":
+        return True
+    if getattr(call.func, "attr", getattr(call.func, "id", "")) not in SUSPECTS:
+        return False
+    function = ast.unparse(call.func)
+    if function == "torch.load":
+        return given.get("weights_only") != "True" or name not in CHECKPOINTS
+    unpickles = function in ("torch.jit.load", "torch.save") or function.endswith("read_pickle")
+    return unpickles or function in ("eval", "exec", "__import__")
 
 
 def faults(name: str, text: str) -> list[str]:
     """Every way in which a file could run code that somebody else wrote into its data."""
-    tree = ast.parse(text)
-    found = [f"imports {module}" for module in imported(tree) if module in PICKLES]
-    for function, call in calls(tree):
-        given = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
-        if function in ("torch.load", "torch.jit.load", "torch.save"):
-            safe = function == "torch.load" and given.get("weights_only") == "True" and name in CHECKPOINTS
-            found += [] if safe else [f"calls {function}"]
-        if function.endswith("read_pickle") or given.get("allow_pickle", "False") != "False":
-            found.append(f"calls {function}")
-        if function in ("eval", "exec", "__import__"):
-            found.append(f"calls {function}")
+    found = []
+    for node in ast.walk(ast.parse(text)):
+        found += [f"{name} imports {module}" for module in imported(node) if module in PICKLES]
+        if isinstance(node, ast.Call) and unsafe(name, node):
+            found.append(f"{name} calls {ast.unparse(node.func)}")
     return found
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_nothing_is_unpickled(path: Path) -> None:
+def test_nothing_is_unpickled() -> None:
     """What crosses a boundary is safetensors and JSON."""
-    assert not faults(path.relative_to(ROOT).as_posix(), path.read_text())
+    assert len(FILES) > 100
+    assert not [fault for p in FILES for fault in faults(p.relative_to(ROOT).as_posix(), p.read_text())]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from monai.networks.layers import AffineTransform
 from torchvision.transforms.functional import gaussian_blur as torchvision_blur
 
 from suture.data import augmentation
@@ -79,6 +78,8 @@ def test_contrast_leaves_a_gray_image_gray() -> None:
 
 
 def test_same_numbers_as_monai() -> None:
+    from monai.networks.layers import AffineTransform  # here, since it takes every worker seconds
+
     angle = math.radians(20)
     theta = torch.tensor([[math.cos(angle), -math.sin(angle), 0.1], [math.sin(angle), math.cos(angle), 0.0]])
     theta = theta.expand(4, 2, 3)

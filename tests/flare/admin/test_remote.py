@@ -278,3 +278,27 @@ def test_names_that_others_chose_are_shown_and_obeyed_by_nobody(
     assert "'../../../x' (no valid name)" in said
     assert said.count("an event that cannot be read") == 2
     assert "  demo\n" in said
+
+
+@pytest.mark.parametrize("readable", [True, False])
+def test_status_says_why_a_job_ended(
+    readable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It showed EXECUTION_EXCEPTION and no more; of another user's job FLARE shows no log."""
+    workspace = tmp_path / "workspace"
+    workspace.mkdir()
+    (workspace / "log.txt").write_text("Component 'suture.x.Y' at config path 'a' is not in allow_list")
+    meta = {**META, "status": "FINISHED:EXECUTION_EXCEPTION", "name": "demo"}
+    remote = Remote(workspace, meta)
+    if not readable:
+        monkeypatch.setattr(remote, "download", refuse)
+    monkeypatch.setattr("suture.flare.admin.session.connected", lambda _: nullcontext(remote))
+    monkeypatch.setattr("suture.flare.admin.kit.admin_kit", lambda *_: KIT)
+    status("j")
+    said = " ".join(capsys.readouterr().out.split())
+    assert ("server does not allow suture.x.Y. At server, add" in said) == readable
+    assert ("WORKSPACE/j/log.txt" in said) == (not readable)
+
+
+def refuse(*_: object) -> Path:
+    raise FederationError("not authorized")
