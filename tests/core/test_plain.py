@@ -8,7 +8,15 @@ import pytest
 
 from suture.core.errors import ConfigError, DataError, as_word, shown
 from suture.core.files import read_json, read_records
-from suture.core.plain import DEEPEST, LARGEST_TOML, MOST_VALUES, check_plain, parse_json, read_toml
+from suture.core.plain import (
+    DEEPEST,
+    LARGEST_FILE,
+    LARGEST_TOML,
+    MOST_VALUES,
+    check_plain,
+    parse_json,
+    read_toml,
+)
 from suture.core.validation import parse
 from suture.federation.plan import Schedule
 
@@ -74,7 +82,11 @@ def test_a_file_without_an_end_is_not_read(tmp_path: Path) -> None:
         file.truncate(LARGEST_TOML + 1)
     with pytest.raises(ConfigError, match=r"large\.toml is not valid TOML: it is larger than 1 MiB"):
         read_toml(path)
+    with (tmp_path / "large.json").open("wb") as file:
+        file.truncate(LARGEST_FILE + 1)
     with pytest.raises(DataError, match="larger than 64 MiB"):
+        read_json(tmp_path / "large.json")
+    with pytest.raises(DataError, match="not a regular file"):
         read_json(Path("/dev/zero"))
 
 

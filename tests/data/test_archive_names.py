@@ -199,3 +199,15 @@ def test_a_chain_of_headers_is_a_damaged_archive(tmp_path: Path) -> None:
     root.write_bytes(info.tobuf() * 5_000)
     with pytest.raises(DataError, match="cannot be read"):
         ImageSource(root).files()
+
+
+@pytest.mark.parametrize("first", ["table", "file"])
+def test_a_text_of_a_table_takes_the_row_of_no_file(tmp_path: Path, first: str) -> None:
+    file, listed = tmp_path / "note.txt", tmp_path / "list.csv"
+    file.write_text("own")
+    listed.write_text(f"document,text\n{file},other\nb,third\n")
+    sources = [listed, file] if first == "table" else [file, listed]
+    with find_inputs(sources, "text") as inputs:
+        read = {name: one.read() for name, one in inputs.found.items()}
+        assert all(name == one.name for name, one in inputs.found.items())
+    assert read == {str(file): b"own", f"{file} (text 1 of {listed})": b"other", "b": b"third"}

@@ -90,8 +90,7 @@ def decode(
             unreadable = _build(entry, table, source, max_faults, site)
     _tolerate([(name, "") for name in unreadable], table, max_faults, site)
     if unreadable:
-        names = ", ".join(unreadable)
-        LOG.warning("site %r: %d images left out: %s", site, len(unreadable), names)
+        LOG.warning("site %r: %d images left out: %s", site, len(unreadable), ", ".join(unreadable))
     lost = set(unreadable)
     readable = table.rows(np.array([image not in lost for image in table.images], dtype=np.bool_))
     # Copy-on-write, because torch has no read-only tensors.

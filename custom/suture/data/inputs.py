@@ -129,6 +129,7 @@ class _Search:
     opened: ExitStack
     inputs: Inputs = field(default_factory=Inputs)
     by_bytes: dict[str, list[str]] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)
 
     def look(self, source: Path) -> None:
         """Add what a path holds."""
@@ -151,6 +152,8 @@ class _Search:
             raise DataError(f"{source} holds no {_NAMES[self.kind]}{other}; {_WHAT[self.kind]}")
 
     def _add(self, name: str, read: Callable[[], bytes], at: tuple[str, int] = ("", 0)) -> None:
+        if aside := self.texts.pop(name, ""):  # a path is that of the file, whatever a table calls a text
+            self.inputs.found[aside] = replace(self.inputs.found.pop(name), name=aside)
         self.inputs.found.setdefault(name, Input(name, read, at, self.bits))
 
     def _lost(self, name: str, reason: str) -> None:
@@ -279,8 +282,10 @@ class _Search:
     def _texts(self, path: Path, names: Sequence[str], texts: Sequence[str]) -> None:
         """The texts of a table; one of a name that another has gets its number too."""
         for number, (name, text) in enumerate(zip(names, texts, strict=True), 1):
-            unique = name if name not in self.inputs.found else f"{name} (text {number} of {path})"
+            numbered = f"{name} (text {number} of {path})"
+            unique = name if name not in self.inputs.found else numbered
             self._add(unique, text.encode)
+            self.texts[unique] = numbered
 
 
 def _fail(reason: str) -> bytes:

@@ -64,7 +64,7 @@ def test_files_that_are_not_mocos_say_so(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"x\.pth is no ResNet-50.*no tensor fits conv1\.weight"):
         moco_resnet50(path)
     torch.save([torch.ones(1)], path)
-    with pytest.raises(ConfigError, match=r"x\.pth has no tensors"):
+    with pytest.raises(ConfigError, match=r"x\.pth holds no tensors by name, but a list"):
         moco_resnet50(path)
 
 
