@@ -7,8 +7,10 @@ import shutil
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from small_job import SMALL
+from suture.cli.app import app
 from suture.core.errors import ConfigError
 from suture.simulation import run as running
 from suture.simulation.job import with_settings
@@ -103,3 +105,17 @@ def test_a_run_that_cannot_be_prepared_leaves_what_it_has_not_written(
 def test_every_file_of_a_run_of_the_simulator_is_known(tmp_path: Path) -> None:
     out = run_job(JOB, "sim", tmp_path / "r")
     assert files_of_run(out)[1] == []
+
+
+def test_simulated_sites_replace_no_folder_of_a_user(tmp_path: Path) -> None:
+    out = tmp_path / "hospitals"
+    (out / "harbor").mkdir(parents=True)
+    (out / "harbor" / "suture.toml").write_text("mine")
+    words = ["data", "simulate", "demo", "--out", str(out), "--set", "images=20", "--set", "held_out=30"]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code
+    assert "is not empty, and no simulation was written there" in str(done.exception)
+    assert content(out) == {"harbor/suture.toml": b"mine"}
+    shutil.rmtree(out)
+    for _ in range(2):
+        assert CliRunner().invoke(app, words, catch_exceptions=False).exit_code == 0

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from suture.core.errors import ConfigError, DataError
-from suture.core.files import is_temporary, read_json, write_json
+from suture.core.files import is_temporary, make_folder, read_json, write_json
 from suture.core.printable import printable
 
 LOCK, PREPARING = ".lock", ".preparing"
@@ -59,6 +59,18 @@ def files_of_run(out: Path) -> tuple[list[Path], list[str]]:
             "version. Remove what you do not need yourself, or choose another --out"
         )
     return own, sorted(others)
+
+
+def claim(folder: Path) -> None:
+    """Make a folder for what a simulation writes, or take one that an earlier call has made.
+
+    Raises:
+        ConfigError: it holds something else, which would be replaced.
+    """
+    if folder.exists() and any(folder.iterdir()) and not _made_here(folder):
+        raise ConfigError(f"{folder} is not empty, and no simulation was written there; choose another --out")
+    make_folder(folder)
+    write_json(folder / MADE, {"inode": folder.stat().st_ino})
 
 
 def _made_here(out: Path) -> bool:
