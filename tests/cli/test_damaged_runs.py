@@ -19,6 +19,7 @@ from suture.federation.server.record import Record
 from suture.protocol.records import read_history
 from suture.reports.report import write_report
 from suture.simulation.run import check_folder
+from suture.simulation.run_files import begin_here
 
 JOB = replace(SMALL, rounds=3, simulation=None)
 Suture = Callable[..., tuple[int, str]]
@@ -86,6 +87,8 @@ def test_a_damaged_file_is_a_line_that_names_it(name: str, harm: str, run: Path,
 @pytest.mark.parametrize("name", ["run.json", "job.json"])
 def test_a_damaged_run_is_not_continued_and_says_why(name: str, harm: str, tmp_path: Path) -> None:
     facts = {"job": JOB.name, "status": "interrupted", "rounds": 2}
+    begin_here(tmp_path)
+    (tmp_path / ".preparing").rename(tmp_path / "run.json")
     (tmp_path / "run.json").write_text(json.dumps(facts))
     (tmp_path / "job.json").write_text(json.dumps({"plan": JOB.plan("x").to_dict()}))
     check_folder(tmp_path, JOB, resume=True, overwrite=False)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from pathlib import Path
 
 import numpy as np
@@ -50,7 +52,7 @@ def test_the_command_draws_and_says_what_it_left_out(model: Path, tmp_path: Path
     assert "2 pictures" in done.output
     assert "broken.png" in done.output
     assert "1 more" in done.output
-    written = sorted(path.name for path in (tmp_path / "out").iterdir())
+    written = sorted(path.name for path in (tmp_path / "out").glob("[!.]*"))
     assert written == [r"002 image0$\foo$.png", r"003 image1$\foo$.png", "contact sheet.png", "pictures.csv"]
     assert Image.open(tmp_path / "out" / written[0]).format == "PNG"
 
@@ -98,7 +100,7 @@ def test_a_call_with_fewer_images_leaves_no_picture_of_the_former_and_every_othe
         (out / name).write_bytes(text)
     explain_files(model, [many / "03.png"], out)
     left = content(out)
-    assert left.keys() == {"001 03.png", "contact sheet.png", "pictures.csv", *own}
+    assert left.keys() == {"001 03.png", "contact sheet.png", "pictures.csv", ".pictures.json", *own}
     assert own.items() <= left.items()
 
 
@@ -124,24 +126,55 @@ def test_a_call_that_fails_changes_nothing(
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_table_of_the_user_is_not_replaced_and_one_that_was_edited_deletes_nothing_else(
-    model: Path, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("name", ["pictures.csv", "001 00.png", "contact sheet.png"])
+@pytest.mark.parametrize("link", [False, True])
+def test_a_file_of_the_user_is_not_replaced(name: str, link: bool, model: Path, tmp_path: Path) -> None:
+    """Nor one that was changed since, nor what a link leads to."""
     many, out = few(tmp_path / "many", 2), tmp_path / "out"
     out.mkdir()
-    (out / "pictures.csv").write_text("image,age\na.png,3\n")
-    with pytest.raises(ConfigError, match=r"pictures\.csv is not of suture explain; name another folder"):
+    mine = tmp_path / "mine" if link else out / name
+    mine.write_text("mine")
+    if link:
+        (out / name).symlink_to(mine)
+    for _ in range(2):
+        before = content(out)
+        with pytest.raises(
+            ConfigError, match=f"{name} is not of suture explain, or was changed since; name an"
+        ):
+            explain_files(model, [many], out)
+        assert content(out) == before
+        assert mine.read_text() == "mine"
+        (out / name).unlink()
         explain_files(model, [many], out)
-    (out / "pictures.csv").unlink()
-    explain_files(model, [many], out)
-    for name in ("../keep.png", "001 ../../keep.png", "notes.txt"):
-        with (out / "pictures.csv").open("a") as file:
-            file.write(f"{name},{name},a,b,c,0\n")
-    (tmp_path / "keep.png").touch()
-    (out / "notes.txt").touch()
-    explain_files(model, [many / "00.png"], out)
-    assert (tmp_path / "keep.png").exists()
-    assert content(out).keys() == {"001 00.png", "contact sheet.png", "pictures.csv", "notes.txt"}
+        mine.write_text("mine")  # of what the call has written, where it is no link
+        if link:
+            (out / name).unlink()
+            (out / name).symlink_to(mine)
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_planted_list_deletes_nothing(model: Path, tmp_path: Path) -> None:
+    """Not what it names beyond its folder, or by another digest, or by a name of no picture, or as a link."""
+    many, out = few(tmp_path / "many", 1), tmp_path / "out"
+    out.mkdir()
+    (tmp_path / "keep.png").write_text("mine")
+    (out / "002 link.png").symlink_to(tmp_path / "keep.png")
+    names = ["002 other.png", "notes.txt"]
+    for name in names:
+        (out / name).write_text("mine")
+    digest = hashlib.sha256(b"mine").hexdigest()
+    listed = [[name, digest] for name in ("../keep.png", "002 ../../keep.png", "002 link.png", "notes.txt")]
+    listed += [["002 other.png", "0" * 64], ["001 00.png", "0" * 64]]
+    for text in (json.dumps({"files": listed}), '{"files": [1]}', '{"files": {"a": 1}}', "[", '{"files": 1}'):
+        (out / ".pictures.json").write_text(text)
+        explained = explain_files(model, [many], out)
+        assert all((out / name).read_text() == "mine" for name in names)
+        assert (out / "002 link.png").is_symlink()
+        assert (tmp_path / "keep.png").read_text() == "mine"
+        if "other" in text:
+            assert any("002 other.png was changed since" in note for note in explained.notes)
+        for name in ("001 00.png", "contact sheet.png", "pictures.csv"):
+            (out / name).unlink()
 
 
 @pytest.mark.parametrize("kind", ["grad-cam++", "occlusion"])

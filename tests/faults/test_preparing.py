@@ -20,6 +20,7 @@ from suture.core.files import atomic_write, make_folder
 from suture.simulation import PhantomSites
 from suture.simulation import run as running
 from suture.simulation.job import with_settings
+from suture.simulation.run_files import MADE, begin_here
 
 JOB = replace(SMALL, simulation=PhantomSites())
 STEPS = ("replace", "mkdir", "unlink", "rmdir", "fsync", "ftruncate")
@@ -56,6 +57,13 @@ def killed_at(step: int, work: Callable[[], object]) -> bool:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
 
 
+def copy(folder: Path, to: Path) -> None:
+    """Copy a run, and let the copy be the folder in which it was begun."""
+    shutil.copytree(folder, to)
+    if (to / MADE).exists():
+        (to / MADE).write_text(json.dumps({"inode": to.stat().st_ino}))
+
+
 def tree(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*")}
 
@@ -69,14 +77,14 @@ def test_each_way_goes_on_after_a_kill_at_any_step_of_preparing(way: str, tmp_pa
         cut = tmp_path / f"{step}" / "run"
         cut.parent.mkdir()
         if way != "plain":
-            shutil.copytree(clean, cut)
+            copy(clean, cut)
         killed = killed_at(step, lambda: running.run_job(longer, out=cut, **WAYS[way]))  # noqa: B023 - at once
         if not killed:
             break
         for then, how in WAYS.items():
             again = tmp_path / f"{step}" / then / "run"
             if cut.exists():
-                shutil.copytree(cut, again)
+                copy(cut, again)
             half = not cut.exists() or not (cut / "run.json").exists() or (cut / ".preparing").exists()
             empty = not cut.exists() or not any(cut.iterdir())
             if {"plain": not half, "resume": empty, "overwrite": False}[then]:
@@ -103,9 +111,13 @@ def test_a_run_that_another_process_prepares_is_in_use_and_not_called_ended(
 def test_a_half_prepared_run_is_begun_anew_and_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (tmp_path / "r").mkdir()
-    for name in (".lock", ".preparing", "half-written"):
-        (tmp_path / "r" / name).touch()
+    half = tmp_path / "r" / "sites" / "old" / "half-written"
+    half.parent.mkdir(parents=True)
+    begin_here(tmp_path / "r")
+    for path in (tmp_path / "r" / ".lock", half, tmp_path / "r" / "notes.txt"):
+        path.touch()
     running.run_job(JOB, out=tmp_path / "r")
     assert caplog.text.count("ended while it was prepared; it is begun anew") == 1
-    assert not (tmp_path / "r" / "half-written").exists()
+    assert "keeps what no run has written: notes.txt" in caplog.text
+    assert not half.parent.exists()
+    assert (tmp_path / "r" / "notes.txt").exists()

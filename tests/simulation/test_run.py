@@ -15,6 +15,7 @@ from suture.models import ModelSpec
 from suture.simulation import PhantomSites
 from suture.simulation.job import Job, load_job, with_settings
 from suture.simulation.run import run_job
+from suture.simulation.run_files import begin_here
 
 JOB = Job(
     name="small",
@@ -210,6 +211,8 @@ def test_an_error_of_a_methods_own_code_ends_the_run_and_keeps_its_traceback(
 def test_a_damaged_run_is_replaced_and_a_file_is_not(tmp_path: Path) -> None:
     folder = tmp_path / "r"
     folder.mkdir()
+    begin_here(folder)
+    (folder / ".preparing").rename(folder / "run.json")
     (folder / "run.json").write_text('{"job": ')
     with pytest.raises(ConfigError, match=r"run\.json is damaged .* --overwrite"):
         run(JOB, folder)

@@ -41,6 +41,7 @@ def simulate(
 ) -> None:
     """Write the sites of a job's simulation as ordinary hospital folders, for a POC on this machine."""
     from suture.simulation import StudySites
+    from suture.simulation.run_files import claim
     from suture.simulation.sites import compute_on
 
     compute_on(device)
@@ -48,6 +49,7 @@ def simulate(
     if chosen.simulation is None or isinstance(chosen.simulation, StudySites):
         raise ConfigError(f"{chosen.name} simulates no sites; those of a study are folders already")
     out = out.resolve()
+    claim(out)
     names = chosen.simulation.prepare(out, out, chosen.seed, chosen.method)
     for name in [*names, "server"]:
         print_line(f"{out / name / 'suture.toml'}")

@@ -251,11 +251,7 @@ def _start(run: Run, out: Path, data_root: Path | None) -> str:
     Raises:
         FederationError: it failed; with the end of what it wrote.
     """
-    if (out / "run.json").exists():
-        resume = ["--resume"]
-    else:
-        shutil.rmtree(out, ignore_errors=True)
-        resume = []
+    resume = ["--resume"] if (out / "run.json").exists() else []
     make_folder(out.parent)
     command = [sys.executable, "-m", "suture", "run", run.job, "--env", "local", "--out", str(out)]
     process = subprocess.run(

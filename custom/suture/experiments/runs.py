@@ -38,7 +38,7 @@ class Run:
             content.append({name: test.data for name, test in self.tests.items()})
         text = json.dumps(content, sort_keys=True)
         digest = hashlib.sha256(text.encode()).hexdigest()[:10]
-        return f"{self.job}-{self.settings.get('method', 'job')}-s{self.settings['seed']}-{digest}"
+        return f"{Path(self.job).name}-{self.settings.get('method', 'job')}-s{self.settings['seed']}-{digest}"
 
     @property
     def seed(self) -> int:

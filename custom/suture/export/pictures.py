@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import os
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from suture.core.errors import ConfigError, DataError
-from suture.core.files import atomic_write, make_folder, replacing, temporary_beside, writing
+from suture.core.files import make_folder, read_json, replacing, temporary_beside, write_json, writing
 from suture.core.plain import open_regular
 from suture.core.printable import printable
 from suture.core.spreadsheets import as_cell
@@ -34,9 +35,12 @@ SHEET = 20
 """Images of a contact sheet; more have several sheets."""
 
 TABLE = "pictures.csv"
+LIST = ".pictures.json"
+"""The files that the last call has written in a folder, with their digests."""
+
 _COLUMNS = ("picture", "contact sheet", "image", "map", "class", "probability")
 _PICTURE = re.compile(r"(\d{3,} .*|contact sheet( \d+)?)\.png", re.DOTALL)
-"""The names of the pictures that this module writes; what a table says is deleted only if it has one."""
+"""The names of the pictures that this module writes."""
 
 
 def write_explained(rows: Mapping[str, Explained], path: Path, inches: float = 2.6) -> None:
@@ -123,8 +127,8 @@ def explain_files(
 ) -> Drawn:
     """Write a PNG of each image beside its maps, ``001 NAME.png``, ``contact sheet.png`` of all, and `TABLE`.
 
-    They replace those of an earlier call once all are drawn; what its table lists and this call does not
-    make is deleted, and nothing else is.
+    They replace those of an earlier call once all are drawn. What an earlier call has written, by `LIST`, and
+    this one does not make, is deleted; nothing else is deleted or replaced.
 
     Args:
         folder, sources: of the saved model; as of `suture.data.inputs.find_inputs`.
@@ -132,12 +136,13 @@ def explain_files(
         most: number of images that are drawn.
 
     Raises:
-        ConfigError: no model, one of text or without a class; an unknown kind; or another's table in `out`.
+        ConfigError: no model, one of text or without a class; an unknown kind; or another's file in `out` has
+            the name of a picture or of the table.
         DataError: there is no image, or none can be read.
         DiskError: a picture cannot be written.
     """
     check_kind(kind)
-    before = _listed(out)
+    _refuse_others(out, [TABLE], _earlier(out)[1])  # before hours of work
     model = open_model(folder)
     check_classes(model, classes)
     apart = temporary_beside(out.absolute() / "pictures")
@@ -145,12 +150,13 @@ def explain_files(
         with find_inputs(sources, "image", None, None, None) as inputs:
             found = list(inputs.found.values())
             drawn, failed = _draw_each(model, found[:most], apart, classes, kind)
-        _publish(apart, out, _write_sheets(drawn, apart), before)
+        kept = _publish(apart, out, _write_sheets(drawn, apart))
     finally:
         shutil.rmtree(apart, ignore_errors=True)
     sizes = [(one.image, *one.size) for one in drawn]
     written = tuple(out / f"{one.title}.png" for one in drawn)
-    return Drawn(written, failed, len(found[most:]), tuple(size_notes(sizes, model.prepare.size)))
+    stays = [f"{out / name} was changed since it was written, and stays" for name in kept]
+    return Drawn(written, failed, len(found[most:]), (*size_notes(sizes, model.prepare.size), *stays))
 
 
 def _draw_each(
@@ -194,31 +200,59 @@ def _write_sheets(drawn: Sequence[_Picture], folder: Path) -> str:
     return text.getvalue()
 
 
-def _listed(out: Path) -> set[str]:
-    """Return the pictures in a folder that its table lists.
+def _digest(path: Path) -> str:
+    with open_regular(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _earlier(out: Path) -> tuple[set[tuple[str, str]], set[str]]:
+    """Return what the list of a folder says, names with digests, and the names whose files are still those.
+
+    A list from elsewhere may name anything: only the names that this module gives count, and no link.
+    """
+    try:
+        pairs = read_json(out / LIST, "files")["files"] if (out / LIST).exists() else []
+        listed = {(str(name), str(digest)) for name, digest in pairs}
+    except (DataError, TypeError, ValueError):  # not a list of this module
+        listed = set()
+    ours = {(n, d) for n, d in listed if n == TABLE or (_PICTURE.fullmatch(n) and "/" not in n)}
+    paths = {name: out / name for name, _ in ours}
+    there = {name: path for name, path in paths.items() if path.is_file() and not path.is_symlink()}
+    return ours, {name for name, path in there.items() if (name, _digest(path)) in ours}
+
+
+def _refuse_others(out: Path, names: Iterable[str], own: Collection[str]) -> None:
+    """Refuse to replace files that no earlier call has written as they are.
 
     Raises:
-        ConfigError: the table is of another program, so that writing would replace a file of the user.
+        ConfigError: there is one; names it.
     """
-    path = out / TABLE
-    if not path.exists():
-        return set()
-    try:
-        with io.TextIOWrapper(open_regular(path), encoding="utf-8", newline="") as file:
-            header, *rows = csv.reader(file)
-        if tuple(header) != _COLUMNS:
-            raise ValueError
-    except (OSError, ValueError, csv.Error) as error:
-        raise ConfigError(f"{path} is not of suture explain; name another folder with -o") from error
-    return {name for row in rows for name in row[:2] if _PICTURE.fullmatch(name) and "/" not in name}
+    for name in names:
+        if os.path.lexists(out / name) and name not in own:
+            raise ConfigError(
+                f"{out / name} is not of suture explain, or was changed since; name another folder with -o"
+            )
 
 
-def _publish(apart: Path, out: Path, table: str, before: set[str]) -> None:
-    """Move the pictures to their folder, delete those of `before` that are no more, and write the table."""
-    made = sorted(apart.iterdir())
+def _publish(apart: Path, out: Path, table: str) -> list[str]:
+    """Move the pictures to their folder, delete those of earlier calls, and write the table.
+
+    Returns:
+        the pictures of earlier calls that stay, because they were changed since.
+
+    Raises:
+        ConfigError: something else has the name of a picture; nothing is written.
+    """
+    (apart / TABLE).write_text(table, encoding="utf-8")
+    made = {path.name: path for path in sorted(apart.iterdir())}
+    listed, own = _earlier(out)
+    _refuse_others(out, made, own)
+    new = {(name, _digest(path)) for name, path in made.items()}
     with writing(out):
-        for path in made:
-            os.replace(path, out / path.name)
-        for name in before - {path.name for path in made}:
+        write_json(out / LIST, {"files": sorted(listed | new)})  # first: a call that is killed owns its files
+        for name, path in made.items():
+            os.replace(path, out / name)
+        for name in own - made.keys():
             (out / name).unlink(missing_ok=True)
-    atomic_write(out / TABLE, table.encode())
+        write_json(out / LIST, {"files": sorted(new)})
+    return sorted(name for name, _ in listed if name not in own and os.path.lexists(out / name))

@@ -7,7 +7,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -325,11 +325,14 @@ def _write_left_out(frame: pd.DataFrame, path: Path) -> None:
     """Write a CSV of what has no prediction, and why; where there is none, delete that of an earlier call."""
     reasons = frame.attrs["failed"] | frame.attrs["others"]
     rows = [(as_cell(name), as_cell(why)) for name, why in reasons.items()]
+    columns = [str(frame.index.name), "reason"]
     if not rows:
-        path.unlink(missing_ok=True)
+        with suppress(OSError, ValueError):
+            if path.read_text(encoding="utf-8").partition("\n")[0] == ",".join(columns):  # one of ours
+                path.unlink()
         return
     with replacing(path) as temporary:
-        table = pd.DataFrame(rows, columns=[str(frame.index.name), "reason"])
+        table = pd.DataFrame(rows, columns=columns)
         table.to_csv(temporary, index=False, lineterminator="\n", encoding="utf-8")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import asdict, replace
@@ -15,7 +14,6 @@ from typing import Any, Literal, get_args
 from suture.core.codes import Stated
 from suture.core.errors import ConfigError, DataError, FederationError, InUse, SutureError, unknown
 from suture.core.files import (
-    atomic_write,
     hold,
     is_temporary,
     read_json,
@@ -52,6 +50,7 @@ from suture.simulation.again import command
 from suture.simulation.exact_figures import without_limits
 from suture.simulation.job import Job, check_federated, check_finetuning
 from suture.simulation.partition import SERVER
+from suture.simulation.run_files import LOCK, MADE, PREPARING, begin_here, delete, files_of_run
 from suture.simulation.simulator import Simulator, check_paths, simulate, with_first_error
 from suture.simulation.study import StudySites
 
@@ -322,9 +321,6 @@ def _pooled_config(config: SiteConfig, codes: Stated) -> SiteConfig:
 
 # The folder of a run
 
-LOCK, PREPARING = ".lock", ".preparing"
-"""The lock of a run folder, and the mark of a run that is not described yet: it is begun anew."""
-
 
 def check_folder(out: Path, job: Job, *, resume: bool, overwrite: bool) -> None:
     """Check that a job may run in a folder; an existing run needs `resume` or `overwrite`.
@@ -338,17 +334,19 @@ def check_folder(out: Path, job: Job, *, resume: bool, overwrite: bool) -> None:
         if resume:
             raise ConfigError(f"{out} holds no run to resume; leave out --resume to begin one")
     elif _unprepared(out):
-        return
+        files_of_run(out)
     elif not (out / "run.json").exists():
         raise ConfigError(f"{out} is not empty and holds no run of suture; choose another --out")
-    elif not overwrite:
+    elif overwrite:
+        files_of_run(out)
+    else:
         _check_run(out, job, resume=resume)
 
 
 def _unprepared(out: Path) -> bool:
     """Whether a process was killed before it had described a run: there is nothing to continue."""
     names = {path.name for path in out.iterdir()}
-    return PREPARING in names or (LOCK in names and all(is_temporary(name) for name in names - {LOCK}))
+    return PREPARING in names or (LOCK in names and all(map(is_temporary, names - {LOCK, MADE})))
 
 
 def _check_run(out: Path, job: Job, *, resume: bool) -> None:
@@ -422,10 +420,10 @@ def _untuned(out: Path, job: Job) -> bool:
 
 @contextmanager
 def preparing(out: Path, job: Job, *, resume: bool, overwrite: bool) -> Iterator[None]:
-    """Empty a locked run folder, unless its run is continued, and mark it until the block has described it.
+    """Delete the run of a locked folder, unless it is continued; mark it until the block has described it.
 
     A process that is killed in the block leaves the mark, and the next run begins anew. Where the block
-    fails, a new folder is removed, so that it can be used again.
+    fails, a new folder is removed, so that it can be used again. What no run has written stays.
 
     Raises:
         ConfigError: as `check_folder`, which was called before the folder was locked.
@@ -437,15 +435,18 @@ def preparing(out: Path, job: Job, *, resume: bool, overwrite: bool) -> Iterator
         return
     if (out / PREPARING).exists():
         log.warning("%s holds a run that ended while it was prepared; it is begun anew", out)
-    atomic_write(out / PREPARING, b"")
+    before, others = files_of_run(out)
+    if others:
+        log.warning("%s keeps what no run has written: %s", out, ", ".join(others))
     with writing(out):
-        for path in out.iterdir():
-            if path.name not in (LOCK, PREPARING):
-                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        begin_here(out)
+        delete(out, before)
     try:
         yield
     except BaseException:
-        shutil.rmtree(out, ignore_errors=True)
+        with suppress(OSError, ConfigError):
+            delete(out, [*files_of_run(out)[0], *(out / name for name in (LOCK, PREPARING, MADE))])
+            out.rmdir()
         raise
     (out / PREPARING).unlink()
 

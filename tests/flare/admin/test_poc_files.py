@@ -192,10 +192,12 @@ def test_only_a_federation_is_cleared_and_its_data_stay(make_kit: MakeKit, tmp_p
     with pytest.raises(ConfigError, match="holds trial, and no federation"):
         clear(tmp_path)
     (tmp_path / "project.yml").write_text("name: trial")
+    (tmp_path / "notes.txt").touch()
+    (tmp_path / "photos" / "prod_00").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "trial")
     clear(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+    assert {path.name for path in tmp_path.iterdir()} == {"data", "notes.txt", "photos", "link"}
     assert kept.exists()
-    clear(tmp_path)
 
 
 @pytest.mark.parametrize("name", [*SITES, "server"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import shutil
 import socket
 from collections.abc import Sequence
@@ -26,12 +27,15 @@ from suture.flare.admin.policy import (
     plain_json,
     survive,
 )
+from suture.flare.admin.processes import STARTED
 from suture.methods import entry_of
 from suture.methods.source import list_entry
 from suture.simulation.job import Job
 from suture.simulation.job_files import jobs_folder
 from suture.simulation.partition import SERVER
 from suture.simulation.study import CONFIG, StudySites
+
+log = logging.getLogger(__name__)
 
 _DATA = "data"
 
@@ -168,7 +172,7 @@ def _set_policies(job: Job, kits: dict[str, Kit], *, loose: bool) -> None:
 
 
 def clear(folder: Path) -> None:
-    """Remove a federation, but not the data of its sites.
+    """Remove a federation: its project, its record of processes and its startup kits. All else stays.
 
     Raises:
         ConfigError: the folder holds something else.
@@ -178,8 +182,14 @@ def clear(folder: Path) -> None:
         raise ConfigError(
             f"{folder} holds {rest[0].name}, and no federation (project.yml); choose another --dir"
         )
+    kits = {path.parents[2] for path in folder.glob("*/prod_*/*/startup")}
     for path in rest:
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        if path in kits and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.name in ("project.yml", STARTED):
+            path.unlink()
+        else:
+            log.warning("%s is of no federation, and stays", path)
 
 
 def simulate(job: Job, folder: Path) -> tuple[list[str], Path]:

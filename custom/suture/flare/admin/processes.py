@@ -20,7 +20,7 @@ from suture.core.plain import read_regular
 from suture.core.printable import printable
 from suture.flare.admin.kit import Kit
 
-_STARTED = "suture-poc.json"
+STARTED = "suture-poc.json"
 _LOG = "poc_console.log"
 _GRACE = 10.0
 _LOGGED = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),\d{3} - (?:\S+ - )?(?:ERROR|CRITICAL) - (.+)")
@@ -76,7 +76,7 @@ def start(folder: Path, kits: Iterable[Kit]) -> list[Party]:
             )
         begun.append(Party(kit.name, child.pid, psutil.Process(child.pid).create_time()))
         # After each one, so that it can be stopped whatever happens next.
-        write_json(folder / _STARTED, [vars(party) for party in (*others, *begun)])
+        write_json(folder / STARTED, [vars(party) for party in (*others, *begun)])
     return begun
 
 
@@ -93,7 +93,7 @@ def parties_of(folder: Path) -> list[Party]:
     Raises:
         FederationError: the record is damaged.
     """
-    path = folder / _STARTED
+    path = folder / STARTED
     if not path.exists():
         return []
     try:
@@ -144,7 +144,7 @@ def stop(folder: Path) -> list[str]:
     for process in left:
         _send(process, kill=True)
     psutil.wait_procs(left, timeout=_GRACE)
-    (folder / _STARTED).unlink(missing_ok=True)
+    (folder / STARTED).unlink(missing_ok=True)
     return list(alive)
 
 

@@ -1,0 +1,89 @@
+"""Which files of a run folder a run has written: only these are ever deleted."""
+
+from __future__ import annotations
+
+import os
+import re
+from contextlib import suppress
+from pathlib import Path
+
+from suture.core.errors import ConfigError, DataError
+from suture.core.files import is_temporary, make_folder, read_json, write_json
+from suture.core.printable import printable
+
+LOCK, PREPARING = ".lock", ".preparing"
+"""The lock of a run folder, and the mark of a run that is not described yet: it is begun anew."""
+
+MADE = ".folder.json"
+"""Names the folder in which a run was begun, by its inode: in a copy, or a folder of somebody else, it is
+another one."""
+
+_OWN = re.compile(
+    r"\.server\.lock|flare\.log|report\.html|mlflow\.(db|json)|(run|job|metrics|tuned)\.json"
+    r"|(events|history|diagnostics|errors)\.jsonl|model/(README\.md|model_card\.html|model\.(json|safetensors|sig))"
+    r"|(sites/[^/]+|state/spool|flare|\.messages|tensorboard|mlruns|targets)/.+|state/[a-z]+-\d{6}\.safetensors",
+    re.DOTALL,
+)
+
+
+def begin_here(out: Path) -> None:
+    """Record that a run begins in this folder, and that it is not described yet."""
+    write_json(out / MADE, {"inode": out.stat().st_ino})
+    (out / PREPARING).touch()
+
+
+def files_of_run(out: Path) -> tuple[list[Path], list[str]]:
+    """Return the files that a run has written in a folder, and the names of the others, but for its marks.
+
+    Raises:
+        ConfigError: no run was begun in this folder, or it holds a link that a run would follow.
+    """
+    own: list[Path] = []
+    temporary, others = 0, list[str]()
+    for root, folders, files in os.walk(out):
+        for path in (Path(root, name) for name in (*files, *folders)):
+            name = path.relative_to(out).as_posix()
+            if name in (LOCK, PREPARING, MADE) or (path.is_dir() and not path.is_symlink()):
+                continue
+            half = any(map(is_temporary, name.split("/")))
+            temporary += half
+            if half or _OWN.fullmatch(name):
+                own.append(path)
+                continue
+            others.append(printable(name))
+            if path.is_symlink():
+                raise ConfigError(f"{out} holds the link {others[-1]}, which a run could follow; remove it")
+    if not _made_here(out) and len(own) + len(others) > temporary:
+        raise ConfigError(
+            f"{out} is not empty, and no run was begun in it: its files were copied, or are of an earlier "
+            "version. Remove what you do not need yourself, or choose another --out"
+        )
+    return own, sorted(others)
+
+
+def claim(folder: Path) -> None:
+    """Make a folder for what a simulation writes, or take one that an earlier call has made.
+
+    Raises:
+        ConfigError: it holds something else, which would be replaced.
+    """
+    if folder.exists() and any(folder.iterdir()) and not _made_here(folder):
+        raise ConfigError(f"{folder} is not empty, and no simulation was written there; choose another --out")
+    make_folder(folder)
+    write_json(folder / MADE, {"inode": folder.stat().st_ino})
+
+
+def _made_here(out: Path) -> bool:
+    with suppress(DataError):
+        return bool(read_json(out / MADE).get("inode") == out.stat().st_ino)
+    return False
+
+
+def delete(out: Path, files: list[Path]) -> None:
+    """Delete files of a folder, and the folders below it that are then empty."""
+    for path in files:
+        path.unlink(missing_ok=True)
+    for root, folders, _ in os.walk(out, topdown=False):
+        for name in folders:
+            with suppress(OSError):  # not empty, or a link
+                Path(root, name).rmdir()

@@ -1,0 +1,121 @@
+"""`--overwrite`, and a run that is begun anew, delete what a run has written in this folder, and no more."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from small_job import SMALL
+from suture.cli.app import app
+from suture.core.errors import ConfigError
+from suture.simulation import run as running
+from suture.simulation.job import with_settings
+from suture.simulation.run import run_job
+from suture.simulation.run_files import MADE, files_of_run
+
+JOB = with_settings(SMALL, ["rounds=1"])
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize("mark", [None, "{}", '{"inode": 1}', '{"inode": null}', "[", '{"inode": "x"}'])
+@pytest.mark.parametrize("planted", ["run.json", ".preparing"])
+def test_files_beside_planted_ones_stay(planted: str, mark: str | None, tmp_path: Path) -> None:
+    """A folder from elsewhere, in which only the marks are those of a run."""
+    out = tmp_path / "thesis"
+    for name in ("model/model.safetensors", "sites/a/labels.csv", "history.jsonl", "thesis.txt"):
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        (out / name).write_text("mine")
+    (out / planted).write_text(json.dumps({"job": JOB.name, "status": "finished", "rounds": 1}))
+    if mark is not None:
+        (out / MADE).write_text(mark)
+    before = content(out)
+    for overwrite in (True, False):
+        with pytest.raises(ConfigError, match=r"no run was begun in it|choose another --out"):
+            run_job(JOB, out=out, overwrite=overwrite)
+        assert content(out) == before
+
+
+def test_a_copy_of_a_run_is_not_deleted(tmp_path: Path) -> None:
+    out = run_job(JOB, out=tmp_path / "r")
+    copy = Path(shutil.copytree(out, tmp_path / "copy" / "r"))
+    before = content(copy)
+    with pytest.raises(ConfigError, match="its files were copied"):
+        run_job(JOB, out=copy, overwrite=True)
+    assert content(copy) == before
+    assert run_job(JOB, out=out.rename(tmp_path / "moved"), overwrite=True)
+
+
+def test_what_a_user_has_added_to_a_run_stays_and_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    out = run_job(JOB, out=tmp_path / "r")
+    own, others = files_of_run(out)
+    assert not others, "every file of a run is known as one"
+    assert len(own) > 10
+    added = ["notes.txt", "model/mine.txt", "sites/mine.csv", "state/round-1.txt", "slides/a/b.txt"]
+    for name in added:
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        (out / name).write_text("mine")
+    run_job(JOB, out=out, overwrite=True)
+    assert all((out / name).read_text() == "mine" for name in added)
+    assert f"keeps what no run has written: {', '.join(sorted(added))}" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["model", "sites", "state", "sites/extra", "photos"])
+def test_a_link_is_not_followed(name: str, tmp_path: Path) -> None:
+    out = run_job(JOB, out=tmp_path / "r")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "model.safetensors").write_text("mine")
+    shutil.rmtree(out / name, ignore_errors=True)
+    (out / name).symlink_to(elsewhere)
+    before = content(out)
+    with pytest.raises(ConfigError, match=f"holds the link {name}"):
+        run_job(JOB, out=out, overwrite=True)
+    assert content(out) == before
+    assert (elsewhere / "model.safetensors").read_text() == "mine"
+
+
+def test_a_run_that_cannot_be_prepared_leaves_what_it_has_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = run_job(JOB, out=tmp_path / "r")
+    (out / "notes.txt").write_text("mine")
+
+    def broken(*_: object) -> None:
+        raise ConfigError("no sites")
+
+    monkeypatch.setattr(running, "_begin", broken)
+    with pytest.raises(ConfigError, match="no sites"):
+        run_job(JOB, out=out, overwrite=True)
+    assert content(out) == {"notes.txt": b"mine"}
+    with pytest.raises(ConfigError, match="no sites"):
+        run_job(JOB, out=tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.flare
+def test_every_file_of_a_run_of_the_simulator_is_known(tmp_path: Path) -> None:
+    out = run_job(JOB, "sim", tmp_path / "r")
+    assert files_of_run(out)[1] == []
+
+
+def test_simulated_sites_replace_no_folder_of_a_user(tmp_path: Path) -> None:
+    out = tmp_path / "hospitals"
+    (out / "harbor").mkdir(parents=True)
+    (out / "harbor" / "suture.toml").write_text("mine")
+    words = ["data", "simulate", "demo", "--out", str(out), "--set", "images=20", "--set", "held_out=30"]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code
+    assert "is not empty, and no simulation was written there" in str(done.exception)
+    assert content(out) == {"harbor/suture.toml": b"mine"}
+    shutil.rmtree(out)
+    for _ in range(2):
+        assert CliRunner().invoke(app, words, catch_exceptions=False).exit_code == 0
