@@ -296,7 +296,7 @@ def _sent(trial: Trial, phase: Phase, turned: bool) -> dict[str, Tensor]:
     return {**update.shared, **found}
 
 
-def _turned(rows: Shapes, **groups: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+def _turned(rows: Shapes, **groups: Mapping[str, Tensor]) -> dict[str, Any]:
     """Tensors with every axis of classes reversed: the first, and those that the row's shape names."""
 
     def axes(name: str) -> list[int]:
