@@ -110,6 +110,13 @@ class IgnoresTheMaskOfItsOwn(IgnoresTheMask):
     labels = LabelUse(view="own")
 
 
+class CountsColumns(FedProx):
+    """The loss of a class depends on where it stands among the others."""
+
+    def loss(self, logits: Tensor, y: Tensor, known: Tensor, label_type: LabelType) -> Tensor:
+        return super().loss(logits * torch.arange(1, logits.shape[1] + 1), y, known, label_type)
+
+
 class KeepsTheModel(FedProx):
     """Its sites learn, and nothing becomes of it."""
 
@@ -152,6 +159,7 @@ MUTANTS: list[tuple[type[FedProx], Callable[..., None], str]] = [
     (DrawsGlobally, checks.federations_run_and_repeat, "a second run gives other bytes"),
     (IgnoresTheMask, checks.unknown_labels_are_not_trained, "an unknown label changes the update"),
     (IgnoresTheMaskOfItsOwn, checks.unknown_labels_are_not_trained, "an unknown label changes the update"),
+    (CountsColumns, checks.classes_are_known_by_name, "depends on the order of the classes"),
     (ChangesUpdates, checks.aggregation_takes_copies, "aggregation changes an update"),
     (TakesATensor, checks.aggregation_takes_copies, "w is a tensor of an update; clone it"),
     (KeepsTheModel, checks.training_lowers_the_loss, "three rounds have the losses"),
