@@ -24,16 +24,17 @@ EVERY = {
 }
 
 
-@pytest.mark.parametrize("half", ["bf16", "fp16"])
-@pytest.mark.parametrize(
-    ("name", "label_type"),
-    [
-        (name, kind)
-        for name, method in EVERY.items()
-        if not method.limits.fixed_batches
-        for kind in label_types(method)
-    ],
-)
+CASES = [
+    (name, kind, half)
+    for name, method in EVERY.items()
+    if not method.limits.fixed_batches
+    for half, kinds in (("fp16", label_types(method)), ("bf16", label_types(method)[:1]))
+    for kind in kinds
+]
+"""The range of bf16 is that of float32: what it loses does not depend on the kind of labels."""
+
+
+@pytest.mark.parametrize(("name", "label_type", "half"), CASES)
 def test_a_round_trains(name: str, label_type: LabelType, half: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def raised(folder: Any, site: Any, task: Any, error: Exception) -> None:
         raise error

@@ -6,12 +6,13 @@ import re
 
 import pytest
 import torch
+from torch import nn
 
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
 from suture.core.validation import parse
 from suture.models import ModelSpec, build
-from suture.models.classifier import Layout, relabelled, shared_names, split_state
+from suture.models.classifier import Classifier, Layout, relabelled, shared_names, split_state
 from suture.models.heads import head_rows
 
 AB = LabelSet(("Edema", "Mass"))
@@ -107,3 +108,30 @@ def test_settings_that_contradict_each_other(spec: ModelSpec, message: str) -> N
 def test_a_standard_deviation_that_divides_by_nothing(std: float) -> None:
     with pytest.raises(ConfigError, match=r"model: std\.0: "):
         parse(ModelSpec, {"std": (std,)}, "model")
+
+
+@pytest.mark.parametrize(
+    "part", [nn.LSTM(2, 2), nn.GRU(2, 2), nn.RNN(2, 2), nn.LSTMCell(2, 2), nn.GRUCell(2, 2)]
+)
+def test_no_recurrent_network_computes_in_mixed_precision(part: nn.Module) -> None:
+    plain, recurrent = (Classifier(nn.Sequential(nn.Linear(2, 2), *more), 2, AB) for more in ((), (part,)))
+    for model in (plain, recurrent):
+        model.compute_in(torch.bfloat16)
+    assert (plain.amp_dtype, recurrent.amp_dtype) == (torch.bfloat16, None)
+
+
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+def test_mixed_precision_ends_with_the_backbone(half: torch.dtype) -> None:
+    model = Classifier(nn.Linear(2, 4), 4, AB, hidden=3, neck=5, reads=("x",))
+    model.compute_in(half)
+    seen: dict[str, torch.dtype] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear):
+            module.register_forward_hook(lambda _, __, out, name=name: seen.update({name: out.dtype}))
+    inputs = {"x": torch.rand(3, 2)}
+    assert model(inputs).dtype == model.features(inputs).dtype == torch.float32
+    assert seen.pop("backbone") == half
+    assert set(seen.values()) == {torch.float32}
+    model.compute_in(None)
+    model(inputs)
+    assert set(seen.values()) == {torch.float32}

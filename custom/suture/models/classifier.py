@@ -174,7 +174,8 @@ class Classifier(nn.Module):
         A share of 1e-9 is 0 in float16, and its logarithm is not finite. A backbone with a recurrent network
         stays in float32, too: not every CPU has a short kernel of it, and cuDNN's takes float16 for bfloat16.
         """
-        recurrent = any(isinstance(module, nn.RNNBase) for module in self.backbone.modules())
+        kinds = nn.RNNBase, nn.RNNCellBase
+        recurrent = any(isinstance(module, kinds) for module in self.backbone.modules())
         self.amp_dtype = None if recurrent else half
 
     def forward(self, inputs: Mapping[str, Tensor]) -> Tensor:
