@@ -28,6 +28,15 @@ def imported(node: ast.AST) -> Iterator[str]:
         yield node.module.split(".")[0]
 
 
+RUNS = {("custom/suture/simulation/job.py", "exec")}
+"""Where the code is run that a user names or trusts."""
+
+
+def calls(tree: ast.AST) -> Iterator[tuple[str, ast.Call]]:
+    """Every call, with the name of its function."""
+    yield from ((ast.unparse(n.func), n) for n in ast.walk(tree) if isinstance(n, ast.Call))
+
+
 def unsafe(name: str, call: ast.Call) -> bool:
     """Whether a call could run code that somebody else wrote into its data."""
     given = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
@@ -39,7 +48,7 @@ def unsafe(name: str, call: ast.Call) -> bool:
     if function == "torch.load":
         return given.get("weights_only") != "True" or name not in CHECKPOINTS
     unpickles = function in ("torch.jit.load", "torch.save") or function.endswith("read_pickle")
-    return unpickles or function in ("eval", "exec", "__import__")
+    return unpickles or (function in ("eval", "exec", "__import__") and (name, function) not in RUNS)
 
 
 def faults(name: str, text: str) -> list[str]:

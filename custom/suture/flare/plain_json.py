@@ -106,7 +106,7 @@ def unlisted(app: Path) -> Iterator[str]:
         return
     authorizer, workspace = ComponentPathAuthorizer(), Workspace(str(root))
     for path in sorted((app / "config").glob("config_fed_*.json")):
-        for component in components(json.loads(path.read_text())):
+        for component in components(json.loads(read_regular(path))):
             try:
                 authorizer.authorize_component_config(component, workspace=workspace)
             except UnsafeComponentError as refusal:

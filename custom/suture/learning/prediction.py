@@ -23,6 +23,7 @@ from suture.core.cores import usable_cores
 from suture.core.devices import moved, repeatable, unusable
 from suture.core.errors import ConfigError, DataError, DiskError
 from suture.core.files import make_folder, replacing
+from suture.core.plain import read_regular
 from suture.core.printable import number_of
 from suture.core.spreadsheets import as_cell
 from suture.data.decoding import needed_bits, open_image, readable, resize_pad
@@ -328,7 +329,7 @@ def _write_left_out(frame: pd.DataFrame, path: Path) -> None:
     columns = [str(frame.index.name), "reason"]
     if not rows:
         with suppress(OSError, ValueError):
-            if path.read_text(encoding="utf-8").partition("\n")[0] == ",".join(columns):  # one of ours
+            if read_regular(path).decode().partition("\n")[0] == ",".join(columns):  # one of ours
                 path.unlink()
         return
     with replacing(path) as temporary:

@@ -20,7 +20,7 @@ from pydantic.dataclasses import dataclass
 
 from suture.core.errors import ConfigError, SutureError, unknown
 from suture.core.names import as_job, check_job
-from suture.core.plain import read_toml
+from suture.core.plain import read_regular, read_toml
 from suture.core.validation import LARGEST_SEED, LIMIT, LabelName, bare, parse
 from suture.data.augmentation import Augmentation
 from suture.federation.plan import Plan, Quorum, Schedule, Selection, code_hash
@@ -146,7 +146,7 @@ def load_job(job: str | Path, *, trust: bool = False) -> Job:
     sys.modules[module.__name__] = module
     try:
         # Not by an import, which may take bytecode that lies beside the file and says something else.
-        exec(compile(path.read_bytes(), path, "exec"), vars(module))
+        exec(compile(read_regular(path), path, "exec"), vars(module))
     except SutureError:
         raise
     except Exception as error:  # whatever a file of a user does

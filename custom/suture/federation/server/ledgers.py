@@ -15,6 +15,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from suture.core.files import hold, replacing
+from suture.core.plain import read_regular
 from suture.protocol.messages import Digest
 
 log = logging.getLogger(__name__)
@@ -41,7 +42,7 @@ class SiteLedgers:
     def read(self) -> dict[str, str]:
         """Return the digests by site; none where the file cannot be read, with a warning."""
         try:
-            return _DIGESTS.validate_json(self.path.read_bytes())
+            return _DIGESTS.validate_json(read_regular(self.path))
         except FileNotFoundError:
             return {}
         except (OSError, ValidationError):
