@@ -93,7 +93,7 @@ LIES: dict[str, tuple[Callable[[Update], Packed], str]] = {
     ),
     "the largest floats": (
         lambda u: first(u, lambda t: torch.full_like(t, 3e38)),
-        "more than 100 times the round's median",
+        "more than 100 times the model's",
     ),
     "a training loss of -1.8e308": (lambda u: header(u, train_loss=-1.7976931348623157e308), "train_loss"),
     "4 MiB of type": (lambda _: Packed({}, {"type": "\x1b[2K" * 1_000_000}), r"type '\x1b[2K"),
