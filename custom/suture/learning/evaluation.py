@@ -201,6 +201,15 @@ def split_loss(part: Samples, logits: Tensor, how: Measurement, *, test: bool) -
     return on_grid(value, largest * share(patient_numbers(part), counted.numpy()), largest)
 
 
+def loss_leaves(part: Samples | None, labels: LabelSet, how: Measurement) -> bool:
+    """Return whether the site's limits let a validation loss leave, whatever the model."""
+    if part is None or not len(part):
+        return False
+    logits = torch.zeros(part.y.shape)
+    scores = class_scores(part, logits, labels, how.own.names, how.limits)
+    return split_loss(without_withheld(part, scores, labels), logits, how, test=False) is not None
+
+
 def class_scores(
     part: Samples,
     logits: Tensor,

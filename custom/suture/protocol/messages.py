@@ -188,6 +188,7 @@ class SiteInfo:
         codes: of those of its classes that it states any of, in its own names.
         computed_on: its kind of CPU or GPU, and the precision of its backbone.
         ledger: digest of the ledger of its releases, with this one; see `suture.federation.site.chain`.
+        measures: whether it has a validation loss that its limits of disclosure let leave.
     """
 
     labels: Labels
@@ -201,6 +202,7 @@ class SiteInfo:
     codes: dict[Label, Codes] = Field(default_factory=dict, max_length=MOST_CLASSES)
     computed_on: Annotated[str, StringConstraints(pattern=r"^[\w ,./()-]*$", max_length=LONGEST)] = ""
     ledger: Digest | None = None
+    measures: bool = True
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -45,6 +45,7 @@ _FIELDS: Mapping[type[Any], Mapping[str, str]] = {
         "codes": "the codes that it states of its classes, at most one of each terminology",
         "computed_on": "`cpu` or the model of the GPU, and the precision",
         "ledger": _LEDGER,
+        "measures": "whether it has a validation loss that `min_loss` and `min_count` let leave",
     },
     Update: {
         "round": "number of the round",

@@ -364,17 +364,24 @@ def test_models_spec_of_the_run_is_written(tiny: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("selection", "validation", "runs"), [("site_loss", 0, False), ("last", 0, True), ("site_loss", 1, True)]
+    ("selection", "validation", "measures", "runs"),
+    [
+        ("site_loss", 0, True, False),
+        ("site_loss", 5, False, False),
+        ("last", 0, True, True),
+        ("last", 5, False, True),
+        ("site_loss", 1, True, True),
+    ],
 )
 def test_a_job_whose_sites_can_measure_nothing_ends_before_its_first_round(
-    selection: str, validation: int, runs: bool, tiny: Any
+    selection: str, validation: int, measures: bool, runs: bool, tiny: Any
 ) -> None:
     def change(site: str, task: Payload, answer: Packed) -> Packed:
         info = unpack(answer)
         if not isinstance(info, SiteInfo):
             return answer
         held = validation if site == "alpha" else 0
-        return pack(replace(info, n={**info.n, "validation": held}))
+        return pack(replace(info, n={**info.n, "validation": held}, measures=measures))
 
     federation = tiny(METHOD, rounds=1, selection=selection)
     server = federation.server()
@@ -382,7 +389,8 @@ def test_a_job_whose_sites_can_measure_nothing_ends_before_its_first_round(
         federate(server, Between(federation.sites(), change))
         return
     with pytest.raises(
-        FederationError, match=r"no site has validation images \(alpha, beta, gamma\).*'last'"
+        FederationError,
+        match=r"no site has a validation loss .*alpha: .*; beta: no validation images.*'last'",
     ):
         federate(server, Between(federation.sites(), change))
     assert not (server.record.folder / "history.jsonl").exists()

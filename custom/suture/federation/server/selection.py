@@ -32,7 +32,7 @@ from suture.learning.metrics import mean_defined
 from suture.learning.samples import load_samples
 from suture.learning.training import SiteContext, predict
 from suture.methods.base import GlobalModel, Method
-from suture.protocol.messages import Count, Labels, Metrics
+from suture.protocol.messages import Count, Labels, Metrics, SiteInfo
 
 log = logging.getLogger(__name__)
 
@@ -186,22 +186,26 @@ def check_selection(schedule: Schedule, method: Method, held_out: HeldOut | None
         )
 
 
-def check_measurable(schedule: Schedule, validation: Mapping[str, int], best: Best | None) -> None:
+def check_measurable(schedule: Schedule, infos: Mapping[str, SiteInfo], best: Best | None) -> None:
     """Check before round 1 that a site can measure a loss, where rounds are selected by the sites' losses.
 
     Args:
-        validation: number of validation images of each site that takes part.
+        infos: of each site that takes part.
         best: the best round of an experiment that continues.
 
     Raises:
-        FederationError: none can; says what to set.
+        FederationError: none can; says why, and what to set.
     """
-    if schedule.selection == "site_loss" and best is None and not any(validation.values()):
-        raise FederationError(
-            f"no site has validation images ({', '.join(sorted(validation))}), so no round could be "
-            "selected by selection='site_loss'; give a site validation images, or set selection='last', or "
-            "'server_metric' with labelled validation data at the server"
-        )
+    held = {site: info.n.get("validation", 0) for site, info in infos.items()}
+    if schedule.selection != "site_loss" or best or any(held[s] and infos[s].measures for s in infos):
+        return
+    few = "{} validation images, too few of each kind for its min_loss and min_count"
+    why = (f"{s}: {few.format(n) if n else 'no validation images'}" for s, n in sorted(held.items()))
+    raise FederationError(
+        f"no site has a validation loss that may leave it ({'; '.join(why)}), so no round could be selected "
+        "by selection='site_loss'; give a site more validation images, or set selection='last', or "
+        "'server_metric' with labelled validation data at the server"
+    )
 
 
 class HeldOut:

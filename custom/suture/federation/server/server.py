@@ -192,8 +192,7 @@ class Server:
         self.registry = agree(infos, previous, named, accepted, began.prior, began.codes)
         check_label_type(self.plan.method, self.registry.label_type)
         best = Standings.from_dict(found.header.standings).best if found else None
-        validation = {site: m.n.get("validation", 0) for site, m in self.registry.members.items()}
-        check_measurable(self.schedule, validation, best)
+        check_measurable(self.schedule, {site: infos[site] for site in self.registry.members}, best)
         if found:
             self._check_phase(found)
             self._restore(found)

@@ -44,7 +44,7 @@ from suture.federation.site.state import (
 )
 from suture.federation.store import Rounds
 from suture.learning.compiling import compile_backbone
-from suture.learning.evaluation import Measurement, class_counts, count_scores, measure
+from suture.learning.evaluation import Measurement, class_counts, count_scores, loss_leaves, measure
 from suture.learning.loss_scale import GradientOverflow
 from suture.learning.memory import check_memory
 from suture.learning.samples import SiteSamples, load_samples, single_target
@@ -514,4 +514,9 @@ def site_info(
         config.privacy.protection,
         {name: codes for name, codes in config.data.stated_codes().items() if name in labels},
         f"{device_name(config.training.device)}, {config.training.precision}",
+        measures=loss_leaves(
+            samples.get("validation"),
+            labels,
+            Measurement(plan.method.loss, labels, config.privacy, plan.seed),
+        ),
     )
