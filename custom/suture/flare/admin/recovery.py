@@ -81,21 +81,18 @@ def how_to_continue(experiment: str, kit: Kit) -> str:
 def resume(kit: Kit, experiment: str, out: Path, env: str) -> tuple[str, str]:
     """End an experiment's last job where it still runs, and submit a clone of it.
 
-    It waits up to a minute for the job's sites to connect; sites that are still missing do not take part,
-    where the job's `min_sites` permits it.
+    It waits up to a minute for the job's sites; those still missing do not take part, if `min_sites` permits.
 
     Args:
-        kit: of an administrator who may abort and clone jobs.
+        kit: of a user who may abort and clone jobs.
         out: folder for the results; that of the run so far, or a new one.
         env: ``poc`` or ``prod``, for the report.
 
-    Returns:
-        FLARE's id of the new job, and its name.
+    Returns: FLARE's id of the new job, and its name.
 
     Raises:
-        ConfigError: the server has no job of the experiment, or the job has finished or waits to be started;
-            or OUT holds another run.
-        NotOwner: the experiment is another submitter's; its job runs on.
+        ConfigError: there is no job, or it has finished or waits to be started; or OUT holds another run; or
+            the experiment is another submitter's (`NotOwner`), whose job runs on.
         FederationError: the running job does not end, or the server does not accept the clone.
     """
     from suture.flare.admin.session import connected
@@ -105,8 +102,7 @@ def resume(kit: Kit, experiment: str, out: Path, env: str) -> tuple[str, str]:
     if run.get("experiment", experiment) != experiment:
         raise ConfigError(f"{out} holds a run of {shown_name(run['experiment'])}; choose another --out")
     with connected(kit) as federation:
-        jobs = federation.metas()
-        last = newest(jobs, experiment)
+        last = newest(jobs := federation.metas(), experiment)
         _check_submitter(kit.name, jobs, experiment)
         status = str(last.get("status"))
         if status.endswith("COMPLETED"):

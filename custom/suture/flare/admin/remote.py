@@ -106,9 +106,11 @@ class Tail:
 
     Args:
         folder: of the run, on this machine.
+        facts: of the job, for run.json; by default those that it has.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, facts: Mapping[str, Any] | None = None) -> None:
+        self.facts = facts
         self._record = Record(folder)
         self._path = folder / "events.jsonl"
         self._next: int | None = None
@@ -153,7 +155,7 @@ def follow(title: str, env: str, kit: Kit, out: Path, job_id: str) -> None:
     """
     from suture.flare.admin.session import NoAnswer, connected
 
-    tail = Tail(out)
+    tail = Tail(out, {"env": env, "flare_job": job_id})
     begun = answered = time.monotonic()
     with locked(out), following(out, title, env):
         tail.note(f"job {job_id} at {kit.server}")
@@ -165,7 +167,7 @@ def follow(title: str, env: str, kit: Kit, out: Path, job_id: str) -> None:
                         answered = time.monotonic()
                         time.sleep(_pause(answered - begun, tail.taken - taken))
                         taken = tail.taken
-                    download(federation, kit, job_id, out, tail, env)
+                    download(federation, kit, job_id, out, tail)
                     return
             except NoAnswer:
                 if time.monotonic() - answered > _PATIENCE:
@@ -230,20 +232,12 @@ def fetch(kit: Kit, job_id: str, out: Path | None) -> Path:
 
 
 def download(
-    federation: Connection,
-    kit: Kit,
-    job_id: str,
-    out: Path | None,
-    tail: Tail | None = None,
-    env: str | None = None,
+    federation: Connection, kit: Kit, job_id: str, out: Path | None, tail: Tail | None = None
 ) -> Path:
     """Copy the results of the server's run to where the simulator would write them; return the folder.
 
     A job whose process at the server has died left nothing to download; its committed rounds are then taken
     from the server's own folder, where that is on this machine.
-
-    Args:
-        env: ``poc`` or ``prod``, for the report; by default as OUT says.
 
     Raises:
         FederationError: the job failed; names the party that refused it and why, or how to continue.
@@ -262,7 +256,7 @@ def download(
         if target:
             make_folder(target)
             if left:
-                _copy(left, target, tail, {"env": env, "flare_job": job_id} if env else {})
+                _copy(left, target, tail)
             if (workspace / "log.txt").exists():
                 with replacing(target / "flare.log") as temporary:
                     shutil.copy2(workspace / "log.txt", temporary)
@@ -279,7 +273,7 @@ def download(
         raise FederationError(reason)
 
 
-def _copy(workspace: Path, out: Path, tail: Tail | None, facts: Mapping[str, Any]) -> None:
+def _copy(workspace: Path, out: Path, tail: Tail | None) -> None:
     """Copy the files of a run into OUT, note the environment, and write report and card again."""
     from suture.flare.controller import copy_results
 
@@ -288,7 +282,7 @@ def _copy(workspace: Path, out: Path, tail: Tail | None, facts: Mapping[str, Any
         raise ConfigError(
             f"{out} holds a run of {shown_name(here.run.get('experiment'))}; choose another --out"
         )
-    own = facts or {key: here.run[key] for key in ("env", "flare_job") if key in here.run}
+    own = (tail and tail.facts) or {key: here.run[key] for key in ("env", "flare_job") if key in here.run}
     if tail:
         tail.finish(read_records(workspace / "events.jsonl"))
     copy_results(workspace, out, without=("events.jsonl",) if tail else ())
