@@ -74,9 +74,9 @@ def test_one_line_says_what_the_limits_would_do(job: Job, runs: tuple[Path, Path
         site: config.model_copy(update={"privacy": replace_limits(config.privacy, 30)})
         for site, config in configs.items()
     }
-    assert "alpha withholds its loss, Mass, Nodule" in without_limits(strict)
+    assert "alpha withholds its loss, Mass, Nodule" in without_limits(strict, job)
     none = {s: c.model_copy(update={"privacy": c.privacy.exact()}) for s, c in configs.items()}
-    assert "would change none" in without_limits(none)
+    assert "would change none" in without_limits(none, job)
 
 
 def replace_limits(privacy: object, least: int) -> object:
@@ -101,3 +101,30 @@ def test_what_protects_training_stays(job: Job, tmp_path: Path) -> None:
     written = load_site_config(tmp_path / "alpha" / "suture.toml").privacy
     assert own.min_count == own.min_loss == 5
     assert written == own.model_copy(update={"min_count": 0, "min_loss": 0, "round_counts": 1})
+
+
+def test_a_site_that_cannot_be_read_ends_no_run_by_its_sentence(job: Job) -> None:
+    assert isinstance(job.simulation, StudySites)
+    configs = job.simulation.configs()
+    lost = configs["alpha"].model_copy(
+        update={"data": configs["alpha"].data.model_copy(update={"table": Path("nowhere.csv")})}
+    )
+    assert "alpha cannot be read" in without_limits({**configs, "alpha": lost}, job)
+
+
+@pytest.mark.parametrize(
+    ("limits", "said"),
+    [
+        ({"min_count": 0, "min_loss": 20, "round_counts": 1}, "rounds its loss"),
+        ({"min_count": 0, "min_loss": 21, "round_counts": 1}, "withholds its loss"),
+        ({"min_count": 0, "min_loss": 0, "round_counts": 2}, "rounds counts to multiples of 2"),
+    ],
+)
+def test_the_sentence_knows_each_limit(job: Job, limits: dict[str, int], said: str) -> None:
+    """20 validation and 20 test images at each site."""
+    assert isinstance(job.simulation, StudySites)
+    configs = {
+        site: config.model_copy(update={"privacy": config.privacy.model_copy(update=limits)})
+        for site, config in job.simulation.configs().items()
+    }
+    assert f"alpha {said}" in without_limits(configs, job)

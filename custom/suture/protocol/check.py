@@ -15,6 +15,7 @@ from suture.core.errors import LabelError, RejectedUpdate
 from suture.protocol.decisions import CELLS, JOINED, Decided, DecidedGroup
 from suture.protocol.disclosure import BOUND, may_be
 from suture.protocol.egress import ALIKE, IMAGES, WEIGHT, Egress, Range, whole
+from suture.protocol.half import VARIANCE
 from suture.protocol.messages import (
     KEYS,
     LARGEST,
@@ -158,6 +159,8 @@ def _check_update(update: Update, expected: Expectation) -> None:
         )
     rows = len(update.labels)
     _check_tensors("shared", update.shared, egress.shared, half=expected.half)
+    if update.kind == "weights" and not expected.half:  # in half precision they are changes
+        _check_variances(update.shared)
     _check_tensors("head", update.head, _with_rows(egress.head, rows), half=expected.half)
     _check_tensors("class_tensors", update.class_tensors, _with_rows(egress.class_tensors, rows))
     for name in update.class_tensors:
@@ -223,6 +226,13 @@ def _check_weights(update: Update, expected: Expectation) -> None:
         right = update.weight if counts else 0.0
         if weight != right:
             raise RejectedUpdate(f"the class weight of {label!r} is {weight} instead of {right}")
+
+
+def _check_variances(tensors: Mapping[str, Tensor]) -> None:
+    """Refuse a negative variance of batch norm, with which no site could compute."""
+    for name, tensor in tensors.items():
+        if name.endswith(VARIANCE) and bool((tensor < 0).any()):
+            raise RejectedUpdate(f"{name} has a negative variance")
 
 
 def _check_labels(labels: Labels) -> None:

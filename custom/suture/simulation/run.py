@@ -160,7 +160,7 @@ def _begin(job: Job, folder: Path, env: str) -> tuple[Job, list[str]]:
     plan, schedule = job.plan(folder.name), job.schedule()
     said = ""
     if isinstance(simulation, StudySites) and not simulation.limits:
-        said = without_limits(simulation.configs())
+        said = without_limits(simulation.configs(), job)
     describe(Record(folder), plan, schedule, env=env, command=again, without_limits=said)
     content = {"name": job.name, "plan": plan.to_dict(), "schedule": schedule.to_dict(), "sites": sites}
     write_json(folder / "job.json", {**content, "simulation": asdict(simulation)})

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from suture.core.errors import FederationError, LabelError
+from suture.core.errors import FederationError
 from suture.federation.server.classes import ClassConflict, Statement, one_name
 from suture.federation.server.registry import Agreement, SiteRegistry, agree, misfits
 from suture.protocol.messages import SiteInfo
@@ -146,11 +146,21 @@ def test_two_names_of_the_vocabulary_are_never_merged_by_a_slip() -> None:
     assert one.labels == ("Melanoma",), "but a person can"
 
 
-def test_two_classes_of_one_site_that_others_codes_make_one_are_refused() -> None:
+def test_two_classes_of_one_site_that_others_codes_make_one_stop_the_run() -> None:
     sites = {"a": info(Cyst=ONE, Hole=ICD_A), "b": info(Zyste=(ONE, ICD_A))}
-    with pytest.raises(LabelError, match=r"a: 'Cyst' and another of its labels are both 'Cyst'; .* codes"):
+    with pytest.raises(ClassConflict, match=r"two classes of one site; correct the \[data\] codes"):
         agree(sites, (), {}, False)
-    assert unfit(sites).keys() == {"a"}
+    assert unfit(sites) == {}, "either may be wrong"
+
+
+def test_no_site_is_refused_because_of_a_code_that_another_one_states() -> None:
+    honest = {
+        "h1": info(Zebra="", Pneumothorax=""),
+        "h2": info(Zebra="", Pneumothorax=""),
+        "h3": info(Mass=""),
+    }
+    assert unfit({**honest, "z": info(Zebra=PTX)}).keys() == {"z"}
+    assert unfit(honest) == {}
 
 
 def test_an_experiment_keeps_the_names_of_its_classes() -> None:

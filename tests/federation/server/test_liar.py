@@ -124,6 +124,21 @@ def test_a_number_out_of_range_costs_the_update(kind: str, tiny: Any) -> None:
         assert line["sites"]["alpha"]["reason"].isprintable()
 
 
+def test_a_negative_variance_costs_the_update(tiny: Any) -> None:
+    """No site could train on its mean, and the others would be blamed for it."""
+
+    def negative(update: Update) -> Packed:
+        variances = {k: t.clone() for k, t in update.shared.items() if k.endswith("running_var")}
+        assert variances
+        for tensor in variances.values():
+            tensor[0] = -8
+        return pack(replace(update, shared=update.shared | variances))
+
+    server = lied(tiny, "lied", Update, negative)
+    assert model(server) == model(lied(tiny, "lost", Update, None))
+    assert all("negative variance" in line["sites"]["alpha"]["reason"] for line in lines(server))
+
+
 EVALUATIONS: dict[str, Change] = {
     "a loss of 1.7e308": lambda e: with_metrics(e, loss=1.7e308),
     "a billion images": lambda e: with_metrics(e, n=10**9),

@@ -19,6 +19,7 @@ from suture.learning.training import LocalTraining
 from suture.methods import METHODS
 from suture.methods.surgical import SurgicalAggregation
 from suture.protocol.egress import Egress
+from suture.protocol.half import VARIANCE
 from suture.protocol.messages import Payload, Update, ones
 from suture.protocol.packing import Packed, pack, unpack
 from suture.simulation.method_checks import SMALL
@@ -101,6 +102,7 @@ def lied(tiny: Any, out: str, method: Any, factor: float | None, since: int = 1,
             return None
         base = task.shared if update.kind == "weights" else {}
         scaled = {k: _scaled(t, base.get(k), factor) for k, t in update.shared.items()}
+        scaled = {k: t.clamp_min(0) if k.endswith(VARIANCE) and base else t for k, t in scaled.items()}
         return pack(replace(update, shared=scaled))
 
     server = federation.server(out)
@@ -110,6 +112,15 @@ def lied(tiny: Any, out: str, method: Any, factor: float | None, since: int = 1,
 
 def model(server: Server) -> bytes:
     return (server.record.folder / "model" / "model.safetensors").read_bytes()
+
+
+def test_small_updates_of_before_do_not_shut_a_site_out() -> None:
+    """As of a stricter clip, or of colluders who send next to nothing: what the model outweighs is let in."""
+    small = {site: {"": 0.001} for site in ("alpha", "beta", "gamma")}
+    bound = NormBound(factor=100, initial=10.0, largest=small)
+    bound.check("alpha", Norms(9.9, 10.0))
+    with pytest.raises(RejectedUpdate, match="the usual one"):
+        bound.check("alpha", Norms(10.1, 10.0))
 
 
 @pytest.mark.parametrize("name", ["surgical", "fedavg", "metafl"])

@@ -60,6 +60,13 @@ def test_two_sites_with_a_name_that_says_nothing_are_not_taken_for_one_class(nam
     assert len(agree({"a": coded, "b": coded}, (), {}, False).labels) == 1
 
 
+def test_a_newcomer_with_such_a_name_does_not_stop_the_experiment() -> None:
+    sites = {"a": info("Label", "Mass"), "b": info("Mass"), "z": info("label")}
+    so_far = Agreement(("Label", "Mass"), {}, False, owners={"Label": {"a"}, "Mass": {"a", "b"}})
+    assert misfits(sites, so_far).keys() == {"z"}
+    assert misfits(sites, replace(so_far, accept=("label",))) == {}
+
+
 def test_a_map_that_makes_two_names_of_a_site_one_is_an_error() -> None:
     with pytest.raises(LabelError, match="a: 'Lung Scar' and another"):
         agree({"a": info("Lung Scar", "Scarring")}, (), {"Scarring": "Lung Scar"}, False)

@@ -194,3 +194,20 @@ def test_two_sites_cannot_have_the_third_excluded_by_claims(tiny: Any) -> None:
         federate(server, Between(federation.sites(), claim))
     assert not server._excluded
     assert server.round == 1
+
+
+def test_claims_change_nothing_where_a_site_without_a_part_in_the_model_trains(tiny: Any) -> None:
+    """Two sites made the model of round 2 alone, and say in round 3 that it has diverged."""
+
+    def claim(site: str, task: Payload, answer: Packed) -> Packed | None:
+        if task.task != "train" or task.round == 1:
+            return answer
+        if task.round == 2:
+            return None if site == "gamma" else answer
+        return answer if site == "gamma" else pack(Abstain("non_finite_loss", "NonFiniteLoss"))
+
+    federation = tiny(METHOD, min_sites=1, rounds=3, selection="last")
+    server = federation.server()
+    federate(server, Between(federation.sites(), claim))
+    assert not server._excluded
+    assert server.round == 3

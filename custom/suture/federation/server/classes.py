@@ -48,11 +48,13 @@ class ClassConflict(FederationError):
     Args:
         text: names the classes, the codes and the parties.
         group: what was stated.
+        lists: as of `one_name`.
     """
 
-    def __init__(self, text: str, group: Group) -> None:
+    def __init__(self, text: str, group: Group, lists: Collection[Collection[str]] = ()) -> None:
         super().__init__(text)
         self.group = group
+        self.lists = lists
 
 
 def statements(stated: Stated, party: str) -> list[Statement]:
@@ -60,7 +62,9 @@ def statements(stated: Stated, party: str) -> list[Statement]:
     return [Statement(name, code, party) for name, codes in stated.items() for code in codes]
 
 
-def one_name(stated: Iterable[Statement], previous: Collection[str] = ()) -> dict[str, str]:
+def one_name(
+    stated: Iterable[Statement], previous: Collection[str] = (), lists: Collection[Collection[str]] = ()
+) -> dict[str, str]:
     """Return the name of the class of each name with a stated code.
 
     It is the name that the experiment has for the class so far, else the vocabulary's, else the first in
@@ -68,10 +72,11 @@ def one_name(stated: Iterable[Statement], previous: Collection[str] = ()) -> dic
 
     Args:
         previous: the classes that the experiment has.
+        lists: the names that each site lists, which are different classes there.
 
     Raises:
-        ClassConflict: a class would have two codes of one system, two names of the vocabulary, or two of
-            `previous`.
+        ClassConflict: a class would have two codes of one system, two names of the vocabulary, two of
+            `previous`, or two of one site.
     """
     said = list(stated)
     parties: dict[tuple[str, str], set[str]] = {}
@@ -87,6 +92,8 @@ def one_name(stated: Iterable[Statement], previous: Collection[str] = ()) -> dic
             raise _two_names(
                 group, built_in, "of the vocabulary", "map one to the other in label_map of the job"
             )
+        if own := next((own for one in lists if len(own := names.intersection(one)) > 1), set[str]()):
+            raise ClassConflict(str(_two_names(group, own, "of one site", _CORRECT)), group, lists)
         found |= dict.fromkeys(names, min(so_far or built_in or names))
     return found
 
@@ -112,14 +119,18 @@ def culprit(conflict: ClassConflict, previous: Collection[str] = ()) -> str | No
     """
     sites = [{*whose} - {TABLE} for whose in conflict.group.values()]
     alone = {min(whose) for whose in sites if len(whose) == 1} - {EXPERIMENT}
-    able = [site for site in sorted(alone) if _fits(conflict.group, site, previous)]
+    able = [site for site in sorted(alone) if _fits(conflict, site, previous)]
     return able[0] if len(able) == 1 else None
 
 
-def _fits(group: Group, without: str, previous: Collection[str]) -> bool:
-    said = [Statement(*pair, party) for pair, whose in group.items() for party in {*whose} - {without, TABLE}]
+def _fits(conflict: ClassConflict, without: str, previous: Collection[str]) -> bool:
+    said = [
+        Statement(*pair, party)
+        for pair, whose in conflict.group.items()
+        for party in {*whose} - {without, TABLE}
+    ]
     try:
-        one_name(said, previous)
+        one_name(said, previous, conflict.lists)
     except ClassConflict:
         return False
     return True

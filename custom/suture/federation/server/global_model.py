@@ -165,13 +165,29 @@ def _open_round(line: dict[str, Any]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, config=OPEN)
+class BegunMember:
+    """A site of the experiment so far, with the federation's names of its classes."""
+
+    names: tuple[Label, ...] = ()
+
+
+@dataclass(frozen=True, config=OPEN)
 class Began:
-    """What the experiment began with: the digest of its frozen network, None without one; and the codes that
-    sites have stated of its classes so far.
+    """What the experiment began with: the digest of its frozen network, None without one; and what sites have
+    stated so far, the codes of its classes and, by site, the federation's names of their own.
     """
 
     prior: str | None
     codes: dict[Label, Codes] = Field(default_factory=dict)
+    members: dict[str, BegunMember] = Field(default_factory=dict)
+
+    def owners(self) -> dict[str, set[str]]:
+        """Return the sites of each class so far."""
+        found: dict[str, set[str]] = {}
+        for site, member in self.members.items():
+            for name in member.names:
+                found.setdefault(name, set()).add(site)
+        return found
 
 
 @dataclass(frozen=True, config=OPEN)

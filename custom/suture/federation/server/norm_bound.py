@@ -130,12 +130,14 @@ class NormBound:
         if self.factor is None:
             return
         for name, norm in self._sent(norms).items():
-            what = name or "an update"
-            for limit, of in ((self.model(norms), "the model's"), (self._usual(site, name), "the usual one")):
-                if limit > 0 and norm > self.factor * limit:
+            model, usual = self.model(norms), self._usual(site, name)
+            for limit, of in ((model, "the model's"), (usual, "the usual one")):
+                # What is no longer than the model itself cannot destroy it: small updates of before, as of a
+                # stricter clip, do not shut a site out.
+                if limit > 0 and norm > max(self.factor * limit, model):
                     raise RejectedUpdate(
-                        f"{what} of norm {norm:.3g}, more than {self.factor:g} times {of}, {limit:.3g} "
-                        "(max_update)"
+                        f"{name or 'an update'} of norm {norm:.3g}, more than {self.factor:g} times {of}, "
+                        f"{limit:.3g} (max_update)"
                     )
 
     def model(self, norms: Norms) -> float:

@@ -7,7 +7,7 @@ spelling and the federation's name, so that no site learns the names that others
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -179,6 +179,7 @@ class Agreement:
         accept: look-alike names that are different classes on purpose; True accepts all.
         label_type, prior: of the experiment so far, None where there is none.
         codes: of its classes, that sites have stated.
+        owners: the sites of each of its classes.
     """
 
     labels: Labels
@@ -187,6 +188,7 @@ class Agreement:
     label_type: LabelType | None = None
     prior: str | None = None
     codes: Stated = field(default_factory=dict)
+    owners: Mapping[str, Collection[str]] = field(default_factory=dict)
 
 
 def misfits(infos: Mapping[str, SiteInfo], agreed: Agreement) -> dict[str, str]:
@@ -219,10 +221,22 @@ def misfits(infos: Mapping[str, SiteInfo], agreed: Agreement) -> dict[str, str]:
         if held and i.prior != held
     }
     members = {site: member for site, member in members.items() if site not in refused}
-    if len({n for m in members.values() for n in m.names}.union(agreed.labels)) > MOST_CLASSES:
+    while members and len({n for m in members.values() for n in m.names}.union(agreed.labels)) > MOST_CLASSES:
         most = max(members, key=lambda site: len(members[site].names))
         refused[most] = f"its {len(members.pop(most).names)} classes make more than {MOST_CLASSES} of all"
-    return refused | _misspelt(members, agreed)
+    return refused | _misspelt(members, agreed) | _unsaid(members, agreed)
+
+
+def _unsaid(members: Mapping[str, Member], agreed: Agreement) -> dict[str, str]:
+    """Return the sites that bring a name which says nothing, as "Label", and is another site's so far."""
+    names = {name for name in agreed.owners if shared_generic({name: ("", "")}, agreed.accept)}
+    return {
+        site: f"its class {name!r} does not say which finding is meant, and is another site's class so far; "
+        f'write under [data.synonyms]: "{name}" = "NAME OF THE FINDING"'
+        for site, member in members.items()
+        for name in names.intersection(member.names)
+        if site not in agreed.owners[name]
+    }
 
 
 def _contradicting(infos: Mapping[str, SiteInfo], agreed: Agreement) -> dict[str, str]:
@@ -263,7 +277,8 @@ def _names(infos: Mapping[str, SiteInfo], agreed: Agreement) -> dict[str, str]:
     """
     mapped = _mapped(infos, agreed.label_map)
     said = [*_stated(infos, mapped), *statements(agreed.codes, EXPERIMENT)]
-    classes = one_name(said, agreed.labels)
+    lists = [{mapped[canonical(label)] for label in info.labels} for info in infos.values()]
+    classes = one_name(said, agreed.labels, lists)
     return {own: classes.get(name, name) for own, name in mapped.items()}
 
 

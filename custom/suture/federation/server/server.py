@@ -185,7 +185,8 @@ class Server:
         one_row = self.plan.method.label_use.single_target  # it means another class at each site
         named, accepted = self.schedule.label_map, one_row or self.schedule.accept_labels
         label_type = found.model.label_type if found else None
-        unfit = misfits(infos, Agreement(previous, named, accepted, label_type, began.prior, began.codes))
+        so_far = Agreement(previous, named, accepted, label_type, began.prior, began.codes, began.owners())
+        unfit = misfits(infos, so_far)
         if len(infos) - len(unfit) >= needed(self.schedule.min_sites, len(lines)):
             infos = without(infos, unfit, lines, self.schedule.min_sites)
         # Where the others are too few, `agree` raises and says what all sites have.
@@ -357,7 +358,7 @@ class Server:
         unable = self.collector.abstained("non_finite_loss")
         site = untrainable(self._norms, unable)
         before = self.states.newest(self.round - 1) if site else None
-        if site is None or before is None:
+        if site is None or before is None or {*self.collector.accepted()} - {site}:
             return None
         moved = distance(self.model, unpack_model(before[1]))
         explained = self._norms[site] > self._received and moved <= 1.01 * math.hypot(*self._norms.values())
