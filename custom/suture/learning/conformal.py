@@ -2,7 +2,8 @@
 
 Split conformal prediction for each label by itself (Vovk, ACML 2012): of images with the class, and of those
 without it, at least the stated share has the true label in its set, if they are exchangeable with the
-validation images. A set may hold both labels, or none.
+validation images and no site rounds its counts (`round_counts` moves the rank by up to half a step at each
+site). A set may hold both labels, or none.
 """
 
 from __future__ import annotations
