@@ -193,7 +193,7 @@ def append_line(path: Path, value: object, durable: bool = False) -> None:
         DiskError: the disk is full or the file cannot be written; its lines are unchanged.
     """
     left = memoryview(f"{json.dumps(value, allow_nan=False)}\n".encode())
-    with writing(path), open(_own_file(path), "a+b", buffering=0) as file:
+    with writing(path), os.fdopen(_own_file(path), "a+b", buffering=0) as file:
         size = file.seek(0, os.SEEK_END)
         if size and os.pread(file.fileno(), 1, size - 1) != b"\n":
             file.seek(0)
