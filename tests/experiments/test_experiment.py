@@ -90,6 +90,31 @@ def test_a_file_with_a_mistake_says_where(changes: dict[str, Any], says: str, tm
         experiment().preset("tin")
 
 
+@pytest.mark.parametrize("key", ["x/../../outside/README", "..", "a b", "é", "a\n", "", "a" * 81, "/etc/x"])
+@pytest.mark.parametrize("table", ["rows", "presets", "tests", "drawings"])
+def test_a_key_becomes_no_path(table: str, key: str) -> None:
+    test, plot = {"data": {}}, {"of": "frequencies", "sources": ["ours"]}
+    one = {"tests": test, "drawings": plot}.get(table) or next(iter(SPEC[table].values()))
+    assert experiment(**{table: {**SPEC.get(table, {}), "a-B_1": one}})
+    with pytest.raises(
+        ConfigError, match=rf"{table}\..*rename it with letters \(a-z\), digits, - and _ alone"
+    ):
+        experiment(**{table: {**SPEC.get(table, {}), key: one}})
+
+
+@pytest.mark.parametrize("series", [False, True])
+def test_a_name_is_text_and_no_formula(series: bool, tmp_path: Path) -> None:
+    name = r"$\frac{1$"
+    rows = {key: {**row, "name": name} for key, row in SPEC["rows"].items()}
+    more = {"series": {"key": "rounds", "values": [1, 2], "label": name}} if series else {}
+    spec = experiment(rows=rows, columns=[{"name": name}], title=name, **more)
+    preset = spec.preset(None)
+    for run in final_runs(spec, preset, {}):
+        result(run, tmp_path / "runs", {"A": 0.8, "B": 0.5})
+    paths = write_tables(spec, preset, collect(spec, preset, store(tmp_path / "runs")), tmp_path, "two")
+    assert all(path.is_file() for path in paths)
+
+
 def test_tuning_chooses_by_validation_and_reuses_its_runs(tmp_path: Path) -> None:
     tune = {"key": "method.local.lr", "values": [1e-3, 1e-2], "seed": 1}
     spec = experiment(presets={"tiny": {"note": "", "seeds": [1, 2], "tune": tune}})
