@@ -170,3 +170,36 @@ def test_what_a_killed_process_was_writing_goes_even_before_anybody_has_asked_ho
         wait_for_end([psutil.Process(child.pid)])
         remove_leftovers(tmp_path)
         assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("kind", ["link", "loose link", "pipe", "device"])
+def test_a_line_and_a_lock_are_written_to_a_regular_file_of_that_name_alone(
+    kind: str, tmp_path: Path
+) -> None:
+    (tmp_path / "diary.txt").write_text("a line without an end")
+    path = tmp_path / "own" / "name"
+    path.parent.mkdir()
+    if kind == "pipe":
+        os.mkfifo(path)
+    else:
+        targets = {"link": "diary.txt", "loose link": "new.txt", "device": "/dev/null"}
+        path.symlink_to(tmp_path / targets[kind])
+    for write in (lambda: append_line(path, {"a": 1}), lambda: hold(path, 0).close()):
+        with pytest.raises(OSError, match=r"is a link, which is not followed|is no regular file"):
+            write()
+    assert (tmp_path / "diary.txt").read_text() == "a line without an end"
+    assert not (tmp_path / "new.txt").exists()
+
+
+@pytest.mark.parametrize("target", ["folder", "diary.txt", "nothing"])
+def test_a_leftover_that_is_a_link_is_deleted_and_not_its_target(target: str, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "mine.txt").touch()
+    (tmp_path / "diary.txt").touch()
+    used = tmp_path / "used"
+    used.mkdir()
+    (used / ".x.999999.deadbeef.tmp").symlink_to(tmp_path / target)
+    remove_leftovers(used)
+    assert not os.listdir(used)
+    assert (tmp_path / "folder" / "mine.txt").exists()
+    assert (tmp_path / "diary.txt").exists()

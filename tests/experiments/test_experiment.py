@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -12,7 +13,7 @@ import pytest
 from stored_by_hand import SPEC, change, delete, experiment, result, store
 from suture.core.errors import ConfigError, DataError, FederationError
 from suture.experiments.cells import class_means, lines
-from suture.experiments.conduct import Session, conduct, do_runs
+from suture.experiments.conduct import Session, _tidy, conduct, do_runs
 from suture.experiments.loading import known_experiments, load_experiment
 from suture.experiments.outcome import chosen, collect
 from suture.experiments.render import write_tables
@@ -20,6 +21,7 @@ from suture.experiments.results import read_result, result_of
 from suture.experiments.runs import Run, final_runs, tuning_runs
 from suture.experiments.spec import OWN_COLUMNS, Experiment
 from suture.simulation.job import load_job, with_settings
+from suture.simulation.run_files import begin_here
 
 
 def test_every_experiment_of_the_repository_can_be_run() -> None:
@@ -86,6 +88,31 @@ def test_a_file_with_a_mistake_says_where(changes: dict[str, Any], says: str, tm
         load_experiment("nih_overlapp")
     with pytest.raises(ConfigError, match="unknown preset 'tin'; did you mean 'tiny'"):
         experiment().preset("tin")
+
+
+@pytest.mark.parametrize("key", ["x/../../outside/README", "..", "a b", "é", "a\n", "", "a" * 81, "/etc/x"])
+@pytest.mark.parametrize("table", ["rows", "presets", "tests", "drawings"])
+def test_a_key_becomes_no_path(table: str, key: str) -> None:
+    test, plot = {"data": {}}, {"of": "frequencies", "sources": ["ours"]}
+    one = {"tests": test, "drawings": plot}.get(table) or next(iter(SPEC[table].values()))
+    assert experiment(**{table: {**SPEC.get(table, {}), "a-B_1": one}})
+    with pytest.raises(
+        ConfigError, match=rf"{table}\..*rename it with letters \(a-z\), digits, - and _ alone"
+    ):
+        experiment(**{table: {**SPEC.get(table, {}), key: one}})
+
+
+@pytest.mark.parametrize("series", [False, True])
+def test_a_name_is_text_and_no_formula(series: bool, tmp_path: Path) -> None:
+    name = r"$\frac{1$"
+    rows = {key: {**row, "name": name} for key, row in SPEC["rows"].items()}
+    more = {"series": {"key": "rounds", "values": [1, 2], "label": name}} if series else {}
+    spec = experiment(rows=rows, columns=[{"name": name}], title=name, **more)
+    preset = spec.preset(None)
+    for run in final_runs(spec, preset, {}):
+        result(run, tmp_path / "runs", {"A": 0.8, "B": 0.5})
+    paths = write_tables(spec, preset, collect(spec, preset, store(tmp_path / "runs")), tmp_path, "two")
+    assert all(path.is_file() for path in paths)
 
 
 def test_tuning_chooses_by_validation_and_reuses_its_runs(tmp_path: Path) -> None:
@@ -242,6 +269,42 @@ def test_runs_are_done_once_and_failures_are_told(tmp_path: Path) -> None:
     wrong = Run("ours", None, "demo", {"method": "surgical", "rounds": 0, "seed": 1})
     with pytest.raises(FederationError, match=r"1 of 1 runs failed(.|\n)*rounds"):
         do_runs([wrong], Session(store(kept), work, None, reported.append), 1)
+
+
+@pytest.mark.parametrize("name", ["sites", "sites/server", "sites/a", "state", "copy"])
+def test_nothing_of_a_user_is_deleted_after_a_run(name: str, tmp_path: Path) -> None:
+    """Neither through a link of a finished run's folder, nor in a copy, nor what lies beside its files."""
+    out, mine = tmp_path / "run", tmp_path / "mine"
+    files = (
+        "state/a.txt",
+        "state/spool/x",
+        "sites/a/x.png",
+        "sites/server/suture.toml",
+        "sites/server/i/x.png",
+    )
+    for folder in (out, mine):
+        for file in (*files, "a/x.png", "i/x.png", "spool/x"):
+            (folder / file).parent.mkdir(parents=True, exist_ok=True)
+            (folder / file).write_text("mine")
+    begin_here(out)
+    reported: list[str] = []
+    session = Session(store(tmp_path), tmp_path, None, reported.append)
+    if name == "copy":
+        out = Path(shutil.copytree(out, tmp_path / "copy"))
+    else:
+        shutil.rmtree(out / name)
+        (out / name).symlink_to(mine)
+    before = {path: path.is_file() and path.read_text() for path in (*out.rglob("*"), *mine.rglob("*"))}
+    _tidy(out, session)
+    assert {
+        path: path.is_file() and path.read_text() for path in (*out.rglob("*"), *mine.rglob("*"))
+    } == before
+    assert f"the decoded images and states of {out} stay" in reported[0]
+    if name == "copy":
+        _tidy(out := tmp_path / "run", session)
+        left = {path.relative_to(out).as_posix() for path in out.rglob("*") if path.is_file()}
+        others = {"state/a.txt", "a/x.png", "i/x.png", "spool/x"}
+        assert left == {*others, "sites/server/suture.toml", ".folder.json", ".preparing"}
 
 
 def test_what_two_runs_failed_of_before_they_trained_ends_the_others(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
@@ -149,7 +150,8 @@ def test_the_page_shows_the_plots_with_their_captions(house: House) -> None:
     done = CliRunner().invoke(app, words, catch_exceptions=False)
     assert done.exit_code == 0, done.output
     page = (house.results / "two.html").read_text()
-    assert page.count("<svg") == 5
+    assert page.count("<svg") == 1
+    assert page.count('<img src="data:image/svg+xml;base64,') == 4
     assert page.count("<figcaption") == 5
     assert "How often each class occurs (Fig. 4a)</figcaption>" in page
     assert "<svg" not in (house.results / "two.md").read_text()
@@ -183,3 +185,25 @@ def test_a_row_that_the_preset_skips_is_not_existing_plots(house: House, tmp_pat
     write_plots(experiment, experiment.preset(None), house.session(), house.results, "skips")
     assert any("skips its row 'other'" in line for line in house.reported)
     assert not (house.results / "skips-latent.svg").exists()
+
+
+@pytest.mark.parametrize("kind", ["svg", "link", "pipe", "folder"])
+def test_a_plot_that_somebody_put_there_is_an_image_and_no_part_of_the_page(
+    kind: str, house: House, tmp_path: Path
+) -> None:
+    """A script in a picture would run in the page, a link would show a secret, and a pipe has no end."""
+    script = "<svg xmlns='http://www.w3.org/2000/svg'><script>alert(1)</script></svg>"
+    path, secret = house.results / "two-latent.svg", tmp_path / "secret"
+    path.parent.mkdir()
+    secret.write_text(script)
+    if kind == "svg":
+        path.write_text(script)
+    elif kind == "link":
+        path.symlink_to(secret)
+    else:
+        (os.mkfifo if kind == "pipe" else os.mkdir)(path)
+    words = ["experiment", str(house.path), "--results", str(house.results), "--render"]
+    assert CliRunner().invoke(app, words, catch_exceptions=False).exit_code == 0
+    page = (house.results / "two.html").read_text()
+    assert "alert" not in page
+    assert (b64encode(script.encode()).decode() in page) == (kind == "svg")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -165,7 +167,14 @@ def test_a_planted_list_deletes_nothing(model: Path, tmp_path: Path) -> None:
     digest = hashlib.sha256(b"mine").hexdigest()
     listed = [[name, digest] for name in ("../keep.png", "002 ../../keep.png", "002 link.png", "notes.txt")]
     listed += [["002 other.png", "0" * 64], ["001 00.png", "0" * 64]]
-    for text in (json.dumps({"files": listed}), '{"files": [1]}', '{"files": {"a": 1}}', "[", '{"files": 1}'):
+    inode = out.stat().st_ino
+    for text in (
+        json.dumps({"files": listed, "inode": inode}),
+        '{"files": [1]}',
+        '{"files": {"a": 1}}',
+        "[",
+        '{"files": 1}',
+    ):
         (out / ".pictures.json").write_text(text)
         explained = explain_files(model, [many], out)
         assert all((out / name).read_text() == "mine" for name in names)
@@ -175,6 +184,35 @@ def test_a_planted_list_deletes_nothing(model: Path, tmp_path: Path) -> None:
             assert any("002 other.png was changed since" in note for note in explained.notes)
         for name in ("001 00.png", "contact sheet.png", "pictures.csv"):
             (out / name).unlink()
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("inode", [{}, {"inode": 1}, {"inode": None}])
+def test_a_list_of_another_folder_deletes_nothing(inode: dict[str, Any], model: Path, tmp_path: Path) -> None:
+    many, out = few(tmp_path / "many", 1), tmp_path / "out"
+    out.mkdir()
+    (out / "002 mine.png").write_text("mine")
+    listed = [["002 mine.png", hashlib.sha256(b"mine").hexdigest()]]
+    (out / ".pictures.json").write_text(json.dumps({"files": listed, **inode}))
+    explain_files(model, [many], out)
+    assert (out / "002 mine.png").read_text() == "mine"
+    copy = Path(shutil.copytree(out, tmp_path / "copy"))
+    before = content(copy)
+    with pytest.raises(ConfigError, match="is not of suture explain, or was changed since"):
+        explain_files(model, [many], copy)
+    assert content(copy) == before
+
+
+@pytest.mark.filterwarnings("ignore:Glyph")
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("name", ["\u6f22" * 80, "\u0928\u093f" * 41, "x" * 250, "\U0001f9e0" * 60], ids=len)
+def test_an_image_with_a_long_name_has_a_picture(name: str, model: Path, tmp_path: Path) -> None:
+    path = few(tmp_path / "one", 1) / "00.png"
+    path.rename(path.with_name(f"{name}.png"))
+    (picture,) = explain_files(model, [path.parent], tmp_path / "out").written
+    assert picture.is_file()
+    assert len(picture.name.encode()) < 160
+    assert name.startswith(picture.stem[4:].rstrip("…"))
 
 
 @pytest.mark.parametrize("kind", ["grad-cam++", "occlusion"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -232,4 +233,47 @@ def test_a_run_folder_that_came_from_elsewhere_becomes_a_new_run(
     folder = run_folder(tmp_path)
     (folder / "mlflow.json").write_text('{"run_id": "of another server"}')
     Tracking(folder, "mlflow").finish()
-    assert json.loads((folder / "mlflow.json").read_text())["run_id"] in mlflow
+    assert list(mlflow) == ["uri", json.loads((folder / "mlflow.json").read_text())["run_id"]]
+
+
+def made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
+def test_a_run_of_mlflow_that_a_copied_folder_names_stays(tmp_path: Path, mlflow: dict[str, Any]) -> None:
+    folder = run_folder(made(tmp_path / "r"))
+    Tracking(folder, "mlflow").finish()
+    first = json.loads((folder / "mlflow.json").read_text())["run_id"]
+    Tracking(Path(shutil.copytree(folder, tmp_path / "copy")), "mlflow").finish()
+    assert first in mlflow
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "mlflow.db", "mlruns"])
+def test_nothing_is_tracked_through_a_link(name: str, tmp_path: Path, mlflow: dict[str, Any]) -> None:
+    folder, elsewhere = run_folder(made(tmp_path / "r")), tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "events.out.tfevents.1.mine").write_text("mine")
+    (folder / name).symlink_to(elsewhere)
+    tracker: Any = "tensorboard" if name == "tensorboard" else "mlflow"
+    with pytest.raises(ConfigError, match=f"{name} is a link, which is not followed; remove it"):
+        Tracking(folder, tracker).finish()
+    assert [path.name for path in elsewhere.iterdir()] == ["events.out.tfevents.1.mine"]
+
+
+def test_only_own_event_files_are_deleted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Not those of another program, nor those that the note of a copied folder names."""
+    pytest.importorskip("tensorboard")
+    folder = run_folder(made(tmp_path / "r"))
+    (folder / "tensorboard").mkdir()
+    mine = folder / "tensorboard" / "events.out.tfevents.1.mine"
+    mine.write_text("mine")
+    for _ in range(2):
+        Tracking(folder, "tensorboard").finish()
+        assert len(list(mine.parent.glob("events*"))) == 2
+        assert mine.read_text() == "mine"
+        assert f"keeps what this command has not written: {mine.name}" in caplog.text
+    copy = Path(shutil.copytree(folder, tmp_path / "copy"))
+    before = {path.name for path in (copy / "tensorboard").iterdir()}
+    Tracking(copy, "tensorboard").finish()
+    assert before < {path.name for path in (copy / "tensorboard").iterdir()}

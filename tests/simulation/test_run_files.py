@@ -119,3 +119,73 @@ def test_simulated_sites_replace_no_folder_of_a_user(tmp_path: Path) -> None:
     shutil.rmtree(out)
     for _ in range(2):
         assert CliRunner().invoke(app, words, catch_exceptions=False).exit_code == 0
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> Path:
+    """A folder of the user beside that of the run."""
+    folder = tmp_path / "elsewhere"
+    (folder / "a").mkdir(parents=True)
+    for name in ("a/suture.toml", "a/scan.png", "diary.txt"):
+        (folder / name).write_text("a line without an end")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [
+        *[(name, "diary.txt") for name in (".lock", ".preparing", ".folder.json", "events.jsonl")],
+        ("history.jsonl", "diary.txt"),
+        *[(name, "") for name in ("sites", "sites/server", "state", "model", ".x.999999.deadbeef.tmp")],
+    ],
+)  # fmt: skip
+def test_a_run_is_not_continued_through_a_link(
+    name: str, target: str, elsewhere: Path, tmp_path: Path
+) -> None:
+    out = run_job(JOB, out=tmp_path / "r")
+    path = out / name
+    shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    path.symlink_to(elsewhere / target)
+    before = content(out) | content(elsewhere)
+    for words in ({"resume": True}, {"overwrite": True}):
+        with pytest.raises(ConfigError, match=f"holds the link {name}, which a run could follow; remove it"):
+            run_job(with_settings(SMALL, ["rounds=2"]), out=out, **words)
+        assert content(out) | content(elsewhere) == before
+
+
+@pytest.mark.parametrize("mark", [".lock", ".preparing", MADE])
+def test_a_folder_with_a_mark_that_is_a_link_is_not_begun_in(
+    mark: str, elsewhere: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "r"
+    out.mkdir()
+    (out / ".lock").touch()
+    (out / mark).unlink(missing_ok=True)
+    for target in ("diary.txt", "new.txt"):
+        (out / mark).symlink_to(elsewhere / target)
+        before = content(elsewhere)
+        with pytest.raises(ConfigError, match="holds the link"):
+            run_job(JOB, out=out)
+        assert content(elsewhere) == before
+        (out / mark).unlink()
+
+
+def test_a_run_without_its_mark_is_continued(tmp_path: Path) -> None:
+    """As it was before there were marks: only what would be deleted must have been made here."""
+    out = run_job(JOB, out=tmp_path / "r")
+    (out / MADE).unlink()
+    run_job(with_settings(SMALL, ["rounds=2"]), out=out, resume=True)
+    assert json.loads((out / "run.json").read_text())["rounds"] == 2
+
+
+def test_simulated_sites_are_not_written_through_a_link(elsewhere: Path, tmp_path: Path) -> None:
+    out = tmp_path / "hospitals"
+    words = ["data", "simulate", "demo", "--out", str(out), "--set", "images=20", "--set", "held_out=30"]
+    assert CliRunner().invoke(app, words, catch_exceptions=False).exit_code == 0
+    site = next(path.parent for path in out.glob("*/suture.toml"))
+    shutil.rmtree(site)
+    site.symlink_to(elsewhere / "a")
+    before = content(elsewhere)
+    done = CliRunner().invoke(app, words)
+    assert f"holds the link {site.name}" in str(done.exception)
+    assert content(elsewhere) == before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import logging
@@ -10,6 +11,7 @@ import os
 import re
 import secrets
 import shutil
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -75,7 +77,8 @@ def remove_leftovers(folder: Path, names: str = "**/.*.tmp") -> None:
     for path in list(folder.glob(names)):
         found = _LEFT.fullmatch(path.name)
         if found and not _lives(int(found[1]), path):
-            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+            real = path.is_dir() and not path.is_symlink()
+            shutil.rmtree(path) if real else path.unlink(missing_ok=True)
 
 
 def _lives(pid: int, path: Path) -> bool:
@@ -190,10 +193,11 @@ def append_line(path: Path, value: object, durable: bool = False) -> None:
         DiskError: the disk is full or the file cannot be written; its lines are unchanged.
     """
     left = memoryview(f"{json.dumps(value, allow_nan=False)}\n".encode())
-    with writing(path), path.open("a+b", buffering=0) as file:
+    with writing(path), os.fdopen(_own_file(path), "a+b", buffering=0) as file:
         size = file.seek(0, os.SEEK_END)
         if size and os.pread(file.fileno(), 1, size - 1) != b"\n":
-            size = read_regular(path).rfind(b"\n") + 1
+            file.seek(0)
+            size = file.readall().rfind(b"\n") + 1
             file.truncate(size)
         try:
             while left:
@@ -203,6 +207,25 @@ def append_line(path: Path, value: object, durable: bool = False) -> None:
         except OSError:
             file.truncate(size)
             raise
+
+
+def _own_file(path: Path) -> int:
+    """Open a file of this program to read and append, or make it; return its descriptor.
+
+    Raises:
+        OSError: a link, which would lead to a file of somebody else, a pipe or a device has its name.
+    """
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+    try:
+        descriptor = os.open(path, flags, 0o666)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, "it is a link, which is not followed; remove it", str(path)) from None
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is no regular file; remove it", str(path))
+    return descriptor
 
 
 def whole_lines(path: Path) -> list[str]:
@@ -248,6 +271,23 @@ def read_json(path: Path, *keys: str) -> dict[str, Any]:
     if missing := [key for key in keys if key not in value]:
         raise _damaged(path, f"it has no {missing[0]!r}")
     return value
+
+
+def note_own(path: Path, **facts: object) -> None:
+    """Note in a file of a folder what this program has made in that folder, with the folder's inode."""
+    write_json(path, {"inode": path.parent.stat().st_ino, **facts})
+
+
+def own_note(path: Path) -> dict[str, Any] | None:
+    """Return what `note_own` has noted; None where the note is absent, damaged, or of another folder.
+
+    In a copy of the folder, or one of somebody else, the inode is another one.
+    """
+    with suppress(DataError, OSError):
+        note = read_json(path, "inode")
+        if not path.is_symlink() and note["inode"] == path.parent.stat().st_ino:
+            return note
+    return None
 
 
 def _text(read: Callable[[], bytes], path: Path) -> str:
@@ -360,7 +400,7 @@ def _locked(path: Path, seconds: float) -> IO[str]:
     end = time.monotonic() + seconds
     while True:
         with writing(path):
-            file = path.open("a+", errors="replace")
+            file = os.fdopen(_own_file(path), "a+", errors="replace")
         if _taken(file, path):
             return file
         with file:  # open while it waits, so that others can tell for what
@@ -393,7 +433,7 @@ def _taken(file: IO[str], path: Path) -> bool:
 
 def _is_at(file: IO[str], path: Path) -> bool:
     try:
-        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+        return os.path.samestat(os.fstat(file.fileno()), path.lstat())
     except FileNotFoundError:
         return False
 

@@ -6,7 +6,6 @@ Source of the comparison of single classes: Kulkarni et al., MIDL 2023, Appendix
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -28,6 +27,7 @@ from suture.experiments.spec import DATA, Experiment, Preset
 from suture.learning.comparison import Compared, compare
 from suture.protocol.messages import ClassScore
 from suture.simulation.job_files import job_file, refuse_code
+from suture.simulation.run_files import delete, files_of_run
 from suture.simulation.sites import this_machine
 
 SERVER = Path("sites") / "server"
@@ -205,18 +205,22 @@ def _do(run: Run, session: Session) -> None:
     tests = test_models(present, out, session.work, session.data_root)
     result = replace(result_of(run, out, session.data_root), tests=tests, untested=untested)
     store_result(session.store, run, result)
-    _tidy(out)
+    _tidy(out, session)
     area = result.metrics["mean_auroc"]
     reached = "" if area is None else f", mean AUROC {area:.3f}"
     session.report(f"done: {run.name}{reached}, {time.monotonic() - began:.0f} s")
 
 
-def _tidy(out: Path) -> None:
-    """Delete decoded images and states, which are large; the description of the held-out data stays."""
-    shutil.rmtree(out / "state", ignore_errors=True)
-    for path in (*(out / "sites").glob("*"), *(out / SERVER).glob("*")):
-        if path.is_dir() and path != out / SERVER:
-            shutil.rmtree(path, ignore_errors=True)
+def _tidy(out: Path, session: Session) -> None:
+    """Delete a run's own decoded images and states; the description of the held-out data stays."""
+    try:
+        own, _ = files_of_run(out)
+    except ConfigError as error:  # a link, or a folder that was copied: nothing of it is deleted
+        session.report(f"warning: the decoded images and states of {out} stay: {error}")
+        return
+    parts = {path: path.relative_to(out).parts for path in own}
+    within = {path: part[2:] if part[:2] == SERVER.parts else part[1:] for path, part in parts.items()}
+    delete(out, [p for p in own if parts[p][0] == "state" or (parts[p][0] == "sites" and len(within[p]) > 1)])
 
 
 def _add_tests(run: Run, session: Session) -> None:

@@ -25,12 +25,10 @@ from suture.experiments.runs import Run, final_runs
 from suture.experiments.spec import Experiment, Pairs, Plot, Preset
 from suture.experiments.tuned_columns import curves, tasks_of
 from suture.reports.cooccurrence import cooccurrence, frequencies, relate, unit_of
-from suture.reports.plots import latent, plot_contingencies, plot_cooccurrence, plot_frequencies
+from suture.reports.plots import STYLE, latent, plot_contingencies, plot_cooccurrence, plot_frequencies
 from suture.simulation.sites import this_machine
 
 TONES = ("#0b6e8a", "#c2571a", "#5a7d2b", "#7a4d9c", "#9c2f4d", "#56616d", "#b58900", "#2c5aa0", "#333333")
-# The same input gives the same bytes: no date, and element names from a fixed salt.
-STYLE = {"svg.hashsalt": "suture", "font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
 
 
 def draw(experiment: Experiment, preset: Preset, outcome: Outcome) -> bytes:
@@ -193,9 +191,14 @@ def write_plots(experiment: Experiment, preset: Preset, session: Session, folder
 
 
 def existing_plots(experiment: Experiment, folder: Path, stem: str) -> dict[str, str]:
-    """Return the further plots that `write_plots` has written to a folder: file names with captions."""
+    """Return the further plots in a folder, as `write_plots` writes them: file names with captions."""
     found = {f"{stem}-{name}.svg": _caption(plot) for name, plot in experiment.drawings.items()}
-    return {file: caption for file, caption in found.items() if (folder / file).exists()}
+    return {file: caption for file, caption in found.items() if _is_file(folder / file)}
+
+
+def _is_file(path: Path) -> bool:
+    """Whether a path is a file and no link, through which a page would show any file of its reader."""
+    return path.is_file() and not path.is_symlink()
 
 
 def _caption(plot: Plot) -> str:

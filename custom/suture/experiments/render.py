@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -10,7 +11,8 @@ from pathlib import Path
 from jinja2 import Template
 
 from suture.core import targets
-from suture.core.files import atomic_write, make_folder
+from suture.core.files import atomic_write, make_folder, writing
+from suture.core.plain import read_regular
 from suture.experiments.cells import (
     DASH,
     Notes,
@@ -47,7 +49,7 @@ def write_tables(
     """Write NAME.md with the tables, NAME.html with tables and figures, and NAME.svg.
 
     For fine-tuned models NAME-curves.svg is written, too. The files of another preset than the first are
-    called NAME-PRESET.md and so on. The HTML page also shows the further plots that lie in the folder.
+    called NAME-PRESET.md and so on. The HTML page also shows, as images, the further plots in the folder.
 
     Args:
         name: of the experiment.
@@ -66,9 +68,9 @@ def write_tables(
             "AUROC after each epoch: mean over fine-tuning runs, in a band of their SD."
         )
     tables = [main_table(experiment, preset, outcome), *_closer(experiment, preset, outcome)]
-    figures = [(captions[file], svg.decode()) for file, svg in made.items()]
+    figures = [(captions[file], svg.decode(), "") for file, svg in made.items()]
     for file, caption in existing_plots(experiment, folder, name).items():
-        figures.append((caption, (folder / file).read_text()))
+        figures.append((caption, "", _image(folder / file)))
     said = verdict(experiment, preset, outcome)
     page = _template().render(
         title=experiment.title, verdict=said, facts=facts, tables=tables, figures=figures
@@ -81,6 +83,12 @@ def write_tables(
     for path, content in written.items():
         atomic_write(path, content)
     return list(written)
+
+
+def _image(path: Path) -> str:
+    """Return an SVG as the source of an image: nobody knows who has drawn the file, and what it would run."""
+    with writing(path):
+        return f"data:image/svg+xml;base64,{base64.b64encode(read_regular(path)).decode()}"
 
 
 def _of_figure(experiment: Experiment, preset: Preset) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import field
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 from pydantic.dataclasses import dataclass
 
 from suture.core.errors import unknown
@@ -18,6 +19,16 @@ Value = str | int | float | bool | None | list[Any] | dict[str, Any]
 Settings = dict[str, Value]
 Group = Literal["mean", "shared", "unique"]
 Pairs = Literal["runs", "classes", "tuned"]
+
+
+def _a_key(key: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9_-]{1,80}", key):
+        raise ValueError("a short name, of a file too: rename it with letters (a-z), digits, - and _ alone")
+    return key
+
+
+Key = Annotated[str, AfterValidator(_a_key)]
+"""The key of a row, preset, test or drawing, which becomes a part of names of files."""
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -252,14 +263,14 @@ class Experiment:
     title: str
     source: str
     job: str
-    rows: dict[str, Row]
-    presets: Annotated[dict[str, Preset], Field(min_length=1)]
+    rows: dict[Key, Row]
+    presets: Annotated[dict[Key, Preset], Field(min_length=1)]
     reference: str
     pairs: Pairs = "runs"
     goal: str | None = None
     columns: tuple[Column, ...] = OWN_COLUMNS
-    tests: dict[str, ExternalTest] = field(default_factory=dict)
-    drawings: dict[str, Plot] = field(default_factory=dict)
+    tests: dict[Key, ExternalTest] = field(default_factory=dict)
+    drawings: dict[Key, Plot] = field(default_factory=dict)
     by_class: ByClass | None = None
     series: Series | None = None
     set: Settings = field(default_factory=dict)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from suture.core.errors import ConfigError, DataError
-from suture.core.files import make_folder, read_json, replacing, temporary_beside, write_json, writing
+from suture.core.files import make_folder, note_own, own_note, replacing, temporary_beside, writing
 from suture.core.plain import open_regular
 from suture.core.printable import printable
 from suture.core.spreadsheets import as_cell
@@ -166,7 +166,9 @@ def _draw_each(
     drawn: list[_Picture] = []
     failed: dict[str, str] = {}
     for number, one in enumerate(images, 1):
-        name = printable(Path(one.name).stem, 80)
+        name = (
+            printable(Path(one.name).stem, 80).encode()[:150].decode(errors="ignore")
+        )  # a file name has 255
         try:
             pixels = _read(one, model)
         except (DataError, OSError) as error:
@@ -208,12 +210,12 @@ def _digest(path: Path) -> str:
 def _earlier(out: Path) -> tuple[set[tuple[str, str]], set[str]]:
     """Return what the list of a folder says, names with digests, and the names whose files are still those.
 
-    A list from elsewhere may name anything: only the names that this module gives count, and no link.
+    A list that was written in another folder counts for nothing; of this one, only the names that this module
+    gives count, and no link.
     """
     try:
-        pairs = read_json(out / LIST, "files")["files"] if (out / LIST).exists() else []
-        listed = {(str(name), str(digest)) for name, digest in pairs}
-    except (DataError, TypeError, ValueError):  # not a list of this module
+        listed = {(str(name), str(digest)) for name, digest in (own_note(out / LIST) or {}).get("files", [])}
+    except (TypeError, ValueError):  # not a list of this module
         listed = set()
     ours = {(n, d) for n, d in listed if n == TABLE or (_PICTURE.fullmatch(n) and "/" not in n)}
     paths = {name: out / name for name, _ in ours}
@@ -249,10 +251,10 @@ def _publish(apart: Path, out: Path, table: str) -> list[str]:
     _refuse_others(out, made, own)
     new = {(name, _digest(path)) for name, path in made.items()}
     with writing(out):
-        write_json(out / LIST, {"files": sorted(listed | new)})  # first: a call that is killed owns its files
+        note_own(out / LIST, files=sorted(listed | new))  # first: a call that is killed owns its files
         for name, path in made.items():
             os.replace(path, out / name)
         for name in own - made.keys():
             (out / name).unlink(missing_ok=True)
-        write_json(out / LIST, {"files": sorted(new)})
+        note_own(out / LIST, files=sorted(new))
     return sorted(name for name, _ in listed if name not in own and os.path.lexists(out / name))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import re
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -15,7 +15,8 @@ from time import time_ns
 from typing import Any, Literal, Protocol
 
 from suture.core.errors import ConfigError
-from suture.core.files import atomic_write, make_folder, read_json, writing
+from suture.core.files import make_folder, note_own, own_note, writing
+from suture.core.printable import printable
 from suture.core.targets import markdown
 
 log = logging.getLogger(__name__)
@@ -74,8 +75,18 @@ def part_of_name(name: str) -> str:
     return _OTHER.sub(lambda found: f"_{ord(found[0]):x}_", name)
 
 
+def _refuse_link(path: Path) -> None:
+    """Refuse a link in a run folder: what a tracker deletes or writes would be of another folder.
+
+    Raises:
+        ConfigError: it is one.
+    """
+    if path.is_symlink():
+        raise ConfigError(f"{path} is a link, which is not followed; remove it")
+
+
 class _TensorBoard:
-    """Event files in tensorboard/ of the run folder."""
+    """Event files in tensorboard/ of the run folder; .suture.json there names the ending of ours."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder / "tensorboard"
@@ -86,11 +97,22 @@ class _TensorBoard:
 
         if self._writer:
             self._writer.close()
-        with writing(self._folder):
-            for path in self._folder.glob("events.out.tfevents.*"):
-                path.unlink()
+        _refuse_link(self._folder)
         make_folder(self._folder)
-        self._writer = SummaryWriter(str(self._folder))
+        note, ending = self._folder / ".suture.json", f".{secrets.token_hex(8)}"
+        former = str((own_note(note) or {}).get("ending") or "/")  # no file ends so
+        found = list(self._folder.glob("events.out.tfevents.*"))
+        with writing(self._folder):
+            for path in (path for path in found if path.name.endswith(former)):
+                path.unlink()
+        if others := [path.name for path in found if not path.name.endswith(former)]:
+            log.warning(
+                "%s keeps what this command has not written: %s",
+                self._folder,
+                ", ".join(map(printable, others)),
+            )
+        note_own(note, ending=ending)
+        self._writer = SummaryWriter(str(self._folder), filename_suffix=ending)
         self._writer.add_text("settings", _table(facts.settings), 0)
         self._writer.add_text("tags", _table(facts.tags), 0)
 
@@ -121,14 +143,16 @@ class _MLflow:
         self._run = ""
 
     def begin(self, facts: Facts) -> None:
+        for name in ("mlflow.db", "mlruns"):
+            _refuse_link(self._folder / name)
         client = self._client = self._connected()
         from mlflow.entities import Param
         from mlflow.exceptions import MlflowException
 
         note = self._folder / "mlflow.json"
-        if note.is_file():
+        if before := own_note(note):
             try:
-                client.delete_run(read_json(note, "run_id")["run_id"])
+                client.delete_run(str(before.get("run_id")))
             except MlflowException:
                 log.info("the run of %s is not at this server", note)
         experiment = client.get_experiment_by_name(facts.job)
@@ -138,7 +162,7 @@ class _MLflow:
             tags=facts.tags,
             run_name=facts.experiment,
         ).info.run_id
-        atomic_write(note, json.dumps({"run_id": self._run}).encode())
+        note_own(note, run_id=self._run)
         params = [Param(part_of_name(key), value[:6000]) for key, value in facts.settings.items()]
         for first in range(0, len(params), 100):  # as many as MLflow takes at a time
             client.log_batch(self._run, params=params[first : first + 100])

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from suture.core.files import read_json
@@ -85,7 +86,7 @@ def tracked(folder: Path, tracker: Tracker) -> Iterator[None]:
             log.debug("%s", folder, exc_info=True)
             log.warning(
                 "the run goes on, but %s has failed (%s: %s); afterwards: suture track %s %s",
-                *(tracker, type(error).__name__, error, folder, tracker),
+                *(tracker, type(error).__name__, error, quote(str(folder)), tracker),
             )
 
     def take(text: str) -> None:

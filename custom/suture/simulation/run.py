@@ -50,7 +50,7 @@ from suture.simulation.again import command
 from suture.simulation.exact_figures import without_limits
 from suture.simulation.job import Job, check_federated, check_finetuning
 from suture.simulation.partition import SERVER
-from suture.simulation.run_files import LOCK, MADE, PREPARING, begin_here, delete, files_of_run
+from suture.simulation.run_files import LOCK, MADE, PREPARING, begin_here, delete, files_of_run, refuse_links
 from suture.simulation.simulator import Simulator, check_paths, simulate, with_first_error
 from suture.simulation.study import StudySites
 
@@ -353,8 +353,9 @@ def _check_run(out: Path, job: Job, *, resume: bool) -> None:
     """Check that a job may continue the run in a folder.
 
     Raises:
-        ConfigError: it may not, or the run is damaged.
+        ConfigError: it may not, the run is damaged, or the folder holds a link.
     """
+    refuse_links(out)
     try:
         run = read_json(out / "run.json")
     except DataError as error:

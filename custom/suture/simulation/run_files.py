@@ -7,8 +7,8 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
-from suture.core.errors import ConfigError, DataError
-from suture.core.files import is_temporary, make_folder, read_json, write_json
+from suture.core.errors import ConfigError
+from suture.core.files import atomic_write, is_temporary, make_folder, note_own, own_note
 from suture.core.printable import printable
 
 LOCK, PREPARING = ".lock", ".preparing"
@@ -29,31 +29,30 @@ _OWN = re.compile(
 
 def begin_here(out: Path) -> None:
     """Record that a run begins in this folder, and that it is not described yet."""
-    write_json(out / MADE, {"inode": out.stat().st_ino})
-    (out / PREPARING).touch()
+    note_own(out / MADE)
+    atomic_write(out / PREPARING, b"")  # in place of a link, which `touch` follows
 
 
 def files_of_run(out: Path) -> tuple[list[Path], list[str]]:
     """Return the files that a run has written in a folder, and the names of the others, but for its marks.
 
     Raises:
-        ConfigError: no run was begun in this folder, or it holds a link that a run would follow.
+        ConfigError: no run was begun in this folder, or it holds a link.
     """
+    refuse_links(out)
     own: list[Path] = []
     temporary, others = 0, list[str]()
     for root, folders, files in os.walk(out):
         for path in (Path(root, name) for name in (*files, *folders)):
             name = path.relative_to(out).as_posix()
-            if name in (LOCK, PREPARING, MADE) or (path.is_dir() and not path.is_symlink()):
+            if name in (LOCK, PREPARING, MADE) or path.is_dir():
                 continue
             half = any(map(is_temporary, name.split("/")))
             temporary += half
             if half or _OWN.fullmatch(name):
                 own.append(path)
-                continue
-            others.append(printable(name))
-            if path.is_symlink():
-                raise ConfigError(f"{out} holds the link {others[-1]}, which a run could follow; remove it")
+            else:
+                others.append(printable(name))
     if not _made_here(out) and len(own) + len(others) > temporary:
         raise ConfigError(
             f"{out} is not empty, and no run was begun in it: its files were copied, or are of an earlier "
@@ -62,22 +61,34 @@ def files_of_run(out: Path) -> tuple[list[Path], list[str]]:
     return own, sorted(others)
 
 
+def refuse_links(out: Path) -> None:
+    """Refuse a folder with links: a run makes none, and would write or delete what they lead to.
+
+    Raises:
+        ConfigError: it holds one; names it.
+    """
+    for root, folders, files in os.walk(out):
+        for path in (Path(root, name) for name in (*files, *folders)):
+            if path.is_symlink():
+                name = printable(path.relative_to(out).as_posix())
+                raise ConfigError(f"{out} holds the link {name}, which a run could follow; remove it")
+
+
 def claim(folder: Path) -> None:
     """Make a folder for what a simulation writes, or take one that an earlier call has made.
 
     Raises:
-        ConfigError: it holds something else, which would be replaced.
+        ConfigError: it holds something else, which would be replaced, or a link.
     """
+    refuse_links(folder)
     if folder.exists() and any(folder.iterdir()) and not _made_here(folder):
         raise ConfigError(f"{folder} is not empty, and no simulation was written there; choose another --out")
     make_folder(folder)
-    write_json(folder / MADE, {"inode": folder.stat().st_ino})
+    note_own(folder / MADE)
 
 
 def _made_here(out: Path) -> bool:
-    with suppress(DataError):
-        return bool(read_json(out / MADE).get("inode") == out.stat().st_ino)
-    return False
+    return own_note(out / MADE) is not None
 
 
 def delete(out: Path, files: list[Path]) -> None:
