@@ -16,6 +16,7 @@ import tracemalloc
 import zipfile
 import zlib
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -582,20 +583,10 @@ def test_a_zip_that_understates_the_size_of_a_report_is_unpacked_no_further(
     tracemalloc.start()
     try:
         with pytest.raises(DataError, match=r"reports\.zip"), unpacking(path, "fetch it again"):
-            list(reports(path, lambda name: True))
+            list(reports(path, lambda _: True))
         assert tracemalloc.get_traced_memory()[1] < MOST_LISTED + 8 * 2**20
     finally:
         tracemalloc.stop()
-
-
-def test_the_members_of_a_zip_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("suture.data.archives.MOST_MEMBERS", 3)
-    path = tmp_path / "reports.zip"
-    with zipfile.ZipFile(path, "w") as packed:
-        for number in range(4):
-            packed.writestr(f"{number}.xml", "")
-    with pytest.raises(DataError, match="more than 3 members"):
-        list(reports(path, lambda name: True))
 
 
 def backward(size: int, pax: bool) -> bytes:
@@ -624,6 +615,5 @@ def test_a_member_of_a_negative_size_ends_an_archive(
     data = backward(size, pax)
     path = tmp_path / "a.tar"
     path.write_bytes(gzip.compress(data) if zipped else data)
-    with pytest.raises(DataError, match="'b.png' has no size; pack it again"):
-        for number, _ in enumerate(tar_members(path)):
-            assert number < 100
+    with pytest.raises(DataError, match=r"'b\.png' has no size; pack it again"):
+        list(islice(tar_members(path), 100))
