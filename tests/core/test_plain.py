@@ -171,10 +171,34 @@ def test_toml_that_is_long_or_deep_is_refused_before_it_is_parsed(
         read_toml(tmp_path / "a.toml")
 
 
+DEEP_KEY = ".".join("a" * 28)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [f"[{DEEP_KEY}.b{i}]" for i in range(14_000)],
+        [f"[[{DEEP_KEY}.b{i}]]" for i in range(14_000)],
+        [f"{DEEP_KEY}.b{i} = 1" for i in range(14_000)],
+        ["x = [", *(f"{{{DEEP_KEY} = 1}}," for _ in range(14_000)), "]"],
+    ],
+)
+def test_keys_of_many_parts_are_counted_together(
+    lines: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.toml"
+    path.write_text("\n".join(lines[:100] + lines[-1:]))
+    assert read_toml(path)
+    monkeypatch.setattr("tomllib.loads", lambda _: pytest.fail("it was parsed"))
+    path.write_text("\n".join(lines))
+    with pytest.raises(ConfigError, match=r"a\.toml is not valid TOML: its keys have more than 50,000 parts"):
+        read_toml(path)
+
+
 def test_dots_and_brackets_in_texts_and_numbers_are_no_keys(tmp_path: Path) -> None:
     lines = [
         f'x = "{LONG_KEY}[[[{{"',
-        "y = [" + "1.5, " * 100 + "]",
+        "y = [" + "1.5, " * 60_000 + "]",
         f'z = """\n{LONG_KEY}\n' + "[" * 50 + '"""',
         f"# {LONG_KEY}",
         f"w = '''{LONG_KEY}'''",

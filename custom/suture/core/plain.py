@@ -34,6 +34,9 @@ LARGEST_TOML = 2**20
 MOST_VALUES = 2_000_000
 """Largest number of values of a text of JSON: an empty list takes two of its bytes and 64 of memory."""
 
+MOST_PARTS = 50_000
+"""Largest number of parts of keys of TOML in all, of each key those after the second."""
+
 DEEPEST = 32
 """Largest depth to which plain values are nested."""
 
@@ -136,7 +139,7 @@ def _check_toml(text: str) -> None:
     Raises:
         ValueError: there is one.
     """
-    place = depth = dots = 0
+    place = depth = dots = parts = 0
     while sign := _SIGN.search(text, place):
         place, mark = sign.end(), sign[0]
         if mark in _ENDS:
@@ -145,6 +148,7 @@ def _check_toml(text: str) -> None:
         depth += (mark in "[{") - (mark in "]}")
         if mark == ".":
             dots += 1
+            parts += dots > 1  # a number has one
         elif mark not in ('"', "'"):  # a part of a key, as a word without quotes is
             dots = 0
         if depth > DEEPEST:
@@ -152,6 +156,8 @@ def _check_toml(text: str) -> None:
         if dots >= DEEPEST:
             line = text.count("\n", 0, place) + 1
             raise ValueError(f"line {line} has a key of more than {DEEPEST} parts; write it flat")
+        if parts > MOST_PARTS:
+            raise ValueError(f"its keys have more than {MOST_PARTS:,} parts; write it flat")
 
 
 def read_bounded(path: Path, most: int | None = None) -> bytes:
