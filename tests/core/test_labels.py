@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 
 from suture.core import labels
 from suture.core.errors import LabelError
-from suture.core.labels import LabelSet, canonical, lookalikes, union
+from suture.core.labels import LabelSet, Synonyms, canonical, lookalikes, union
 from suture.core.vocabulary import CANONICAL, SYNONYMS
 
 words = st.text(st.characters(categories=("L", "N"), include_characters=" _-"), min_size=1).filter(
@@ -36,6 +38,9 @@ def test_spellings_of_one_name(spelling: str, name: str) -> None:
 
 
 @given(words)
+@example("\u0390")  # folding the case takes it apart
+@example("a\u03b0")
+@example("\u1f50\u01f0")
 def test_canonical_is_a_fixed_point(name: str) -> None:
     assert canonical(canonical(name)) == canonical(name)
 
@@ -48,6 +53,20 @@ def test_every_synonym_names_a_canonical_class() -> None:
 def test_a_sites_own_synonyms_go_first() -> None:
     assert canonical("PE", {"pe": "Effusion"}) == "Pleural Effusion"
     assert canonical("Mass", {"Mass": "Lung Lesion"}) == "Lung Lesion"
+
+
+def test_the_keys_of_a_table_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = Counter[str]()
+
+    def key(name: str) -> str:
+        asked[name] += 1
+        return name.casefold()
+
+    monkeypatch.setattr(labels, "key", key)
+    own = Synonyms({f"code {i}": f"Finding {i}" for i in range(100)})
+    for i in range(100):
+        assert canonical(f"CODE {i}", own) == f"Finding {i}"
+    assert max(asked[spelling] for spelling in own) == 1
 
 
 @pytest.mark.parametrize("name", ["", "   ", "_", "a\x07b"])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from suture.core.errors import ConfigError, DataError, as_word, shown
-from suture.core.files import read_json, read_records
+from suture.core.files import append_line, read_json, read_records, whole_lines
 from suture.core.plain import (
     DEEPEST,
     LARGEST_FILE,
@@ -15,10 +17,12 @@ from suture.core.plain import (
     MOST_VALUES,
     check_plain,
     parse_json,
+    read_regular,
     read_toml,
 )
 from suture.core.validation import parse
 from suture.federation.plan import Schedule
+from suture.protocol.records import read_history
 
 
 def nested(depth: int) -> object:
@@ -167,10 +171,34 @@ def test_toml_that_is_long_or_deep_is_refused_before_it_is_parsed(
         read_toml(tmp_path / "a.toml")
 
 
+DEEP_KEY = ".".join("a" * 28)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [f"[{DEEP_KEY}.b{i}]" for i in range(14_000)],
+        [f"[[{DEEP_KEY}.b{i}]]" for i in range(14_000)],
+        [f"{DEEP_KEY}.b{i} = 1" for i in range(14_000)],
+        ["x = [", *(f"{{{DEEP_KEY} = 1}}," for _ in range(14_000)), "]"],
+    ],
+)
+def test_keys_of_many_parts_are_counted_together(
+    lines: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.toml"
+    path.write_text("\n".join(lines[:100] + lines[-1:]))
+    assert read_toml(path)
+    monkeypatch.setattr("tomllib.loads", lambda _: pytest.fail("it was parsed"))
+    path.write_text("\n".join(lines))
+    with pytest.raises(ConfigError, match=r"a\.toml is not valid TOML: its keys have more than 50,000 parts"):
+        read_toml(path)
+
+
 def test_dots_and_brackets_in_texts_and_numbers_are_no_keys(tmp_path: Path) -> None:
     lines = [
         f'x = "{LONG_KEY}[[[{{"',
-        "y = [" + "1.5, " * 100 + "]",
+        "y = [" + "1.5, " * 60_000 + "]",
         f'z = """\n{LONG_KEY}\n' + "[" * 50 + '"""',
         f"# {LONG_KEY}",
         f"w = '''{LONG_KEY}'''",
@@ -180,3 +208,33 @@ def test_dots_and_brackets_in_texts_and_numbers_are_no_keys(tmp_path: Path) -> N
     ]
     (tmp_path / "a.toml").write_text("\n".join(lines))
     assert read_toml(tmp_path / "a.toml")["x"].startswith(LONG_KEY)
+
+
+@pytest.mark.parametrize("start", [b"", b"\n"])
+def test_records_of_a_sparse_file_are_not_read_whole(start: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "history.jsonl"
+    path.write_bytes(start)
+    os.truncate(path, 40 << 30)
+    readers: list[Callable[[], object]] = [
+        lambda: read_records(path),
+        lambda: whole_lines(path),
+        lambda: read_history(tmp_path),
+        lambda: append_line(path, {"round": 2}),
+    ]
+    for read in readers:
+        with pytest.raises(
+            DataError, match=rf"history\.jsonl.*line {2 if start else 1} is longer than 64 MiB"
+        ):
+            read()
+    with pytest.raises(OSError, match="larger than 1,024 MiB"):
+        read_regular(path)
+    assert path.stat().st_size == 40 << 30
+
+
+def test_the_records_of_a_file_are_bounded_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "history.jsonl"
+    path.write_text('{"round": 1}\n' * 20)
+    assert len(read_records(path)) == 20
+    monkeypatch.setattr("suture.core.plain.LARGEST_WHOLE", 100)
+    with pytest.raises(DataError, match="it is larger than"):
+        read_records(path)

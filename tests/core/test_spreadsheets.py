@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
+import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from suture.core.spreadsheets import as_cell
+from suture.core.spreadsheets import as_cell, from_cell, no_formula
 
 
 @pytest.mark.parametrize("text", ["", "a.png", "ward 7/ä;b,c.png", 'a"b', "P-17", "Barrett's", "0-1"])
@@ -28,6 +29,8 @@ def test_an_ordinary_name_stays_the_same(text: str) -> None:
         ("a\x1b[2Jb", "a\\x1b[2Jb"),
         ("a\nb\rc\td", "a\\nb\\rc\\td"),
         ("\t=1", "\\t=1"),
+        ("a;=cmd|x!A0.png", "a;'=cmd|x!A0.png"),
+        ('a;b; "-1', "a;b; \"'-1"),
         ("\udcff.png", "\\udcff.png"),
         ("\u202egnp.exe", "\\u202egnp.exe"),
     ],
@@ -44,3 +47,26 @@ def test_a_cell_is_printable_and_no_formula_and_survives_a_csv(text: str) -> Non
     file = io.StringIO()
     csv.writer(file).writerow([cell, "x"])
     assert next(csv.reader(io.StringIO(file.getvalue()))) == [cell, "x"]
+
+
+SIGNS = st.text(st.sampled_from("a'\"=+-@\uff1d; \t\r\n,|"), max_size=12)
+
+
+@given(SIGNS)
+def test_no_cell_is_a_formula_where_cells_are_separated_otherwise(text: str) -> None:
+    """A German Excel separates by ``;``, and takes a quote for one only where a cell begins."""
+    cell = no_formula(text)
+    assert from_cell(cell) == text
+    file = io.StringIO()
+    csv.writer(file).writerows([[cell, "x"], ["x", cell]])
+    for separator in ";\t":
+        for row in csv.reader(io.StringIO(file.getvalue(), newline=""), delimiter=separator):
+            assert not [one for one in row if one[:1] in {*"=+-@\uff1d"}]
+
+
+@pytest.mark.parametrize("text", ["\n", ";", "; ", '"', "'", ";'", "\t "])
+def test_a_long_cell_takes_no_time(text: str) -> None:
+    long = text * 200_000
+    start = time.process_time()
+    assert from_cell(no_formula(long)) == long
+    assert time.process_time() - start < 2

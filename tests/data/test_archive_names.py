@@ -176,6 +176,9 @@ def test_the_members_of_an_archive_are_bounded(tmp_path: Path, monkeypatch: pyte
     with zipfile.ZipFile(packed, "w") as file:
         for i in range(100):
             file.writestr(f"{i:050}.txt", "a")
+    with pytest.raises(DataError, match="has more than 4 members"):
+        list(archives.reports(packed, lambda _: True))
+    monkeypatch.setattr(archives, "MOST_MEMBERS", 100)
     assert len(list(archives.reports(packed, lambda _: True))) == 100
     monkeypatch.setattr(archives, "MOST_LISTED", 9_000)
     with pytest.raises(OSError, match="10,000 bytes in one piece"):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import get_args
 
 import pytest
 
 from suture.core.errors import ConfigError
+from suture.core.labels import MOST_SYNONYMS, canonical
 from suture.data.config import (
     SiteConfig,
     find_site_config,
@@ -305,3 +307,16 @@ def test_a_file_of_anything_is_one_short_error(text: str, says: str, toml: Path)
             read(toml)
         assert "suture.toml" in str(caught.value)
         assert len(str(caught.value)) < 4_000
+
+
+def test_the_keys_of_synonyms_are_made_once_for_all_names_of_a_table(toml: Path) -> None:
+    """A list of findings asks for thousands of names."""
+    lines = [f'"code {i}" = "Finding {i}"' for i in range(MOST_SYNONYMS)]
+    toml.write_text("\n".join([MINIMAL, "[data.synonyms]", *lines]))
+    synonyms = load_site_config(toml).data.synonyms
+    start = time.process_time()
+    assert [canonical(f"CODE {i}", synonyms) for i in range(300)] == [f"Finding {i}" for i in range(300)]
+    assert time.process_time() - start < 2  # of a table that is keyed anew for each name: half a minute
+    toml.write_text("\n".join([MINIMAL, "[data.synonyms]", *lines, '"one more" = "Mass"']))
+    with pytest.raises(ConfigError, match=r"synonyms.* at most 10000 items"):
+        load_site_config(toml)

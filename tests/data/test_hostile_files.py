@@ -16,6 +16,7 @@ import tracemalloc
 import zipfile
 import zlib
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +40,12 @@ from pydicom.uid import (
 import suture.data.decoding as decoding
 from suture.core.errors import DataError
 from suture.data import dicom as dicom_module
-from suture.data.archives import reports
+from suture.data.archives import reports, tar_members, unpacking
 from suture.data.decoding import decode_image
 from suture.data.image_cache import decode
 from suture.data.images import ImageSource, read_all
 from suture.data.inputs import find_inputs
-from suture.data.limits import MOST_PIXELS, file_bytes
+from suture.data.limits import MOST_LISTED, MOST_PIXELS, file_bytes
 from suture.data.reading import read_columns, read_sheet, read_text
 
 PEAK = 600
@@ -560,3 +561,59 @@ def test_the_columns_that_are_kept_of_a_large_table_are_bounded(
         list(read_columns(path, ["b"], "key"))
     with pytest.raises(DataError, match=r"t\.csv has more than 10 rows"):
         read_sheet(path)
+
+
+def understated(method: int, size: int) -> bytes:
+    """A .zip of one report whose list says that it unpacks to ten bytes."""
+    to = io.BytesIO()
+    with zipfile.ZipFile(to, "w", method) as packed:
+        packed.writestr("a.xml", b"x" * size)
+    data = bytearray(to.getvalue())
+    at = data.index(b"PK\x01\x02")
+    data[at + 24 : at + 28] = struct.pack("<L", 10)
+    return bytes(data)
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_a_zip_that_understates_the_size_of_a_report_is_unpacked_no_further(
+    method: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "reports.zip"
+    path.write_bytes(understated(method, 64 * 2**20))
+    tracemalloc.start()
+    try:
+        with pytest.raises(DataError, match=r"reports\.zip"), unpacking(path, "fetch it again"):
+            list(reports(path, lambda _: True))
+        assert tracemalloc.get_traced_memory()[1] < MOST_LISTED + 8 * 2**20
+    finally:
+        tracemalloc.stop()
+
+
+def backward(size: int, pax: bool) -> bytes:
+    """A .tar of two members, the second of which ends before it begins."""
+    to = io.BytesIO()
+    with tarfile.open(fileobj=to, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        tar.addfile(tarfile.TarInfo("a.png"))
+        member = tarfile.TarInfo("b.png")
+        if pax:
+            member.pax_headers = {"size": str(size)}
+        tar.addfile(member)
+    data = bytearray(to.getvalue())
+    if not pax:
+        header = data[512:1024]
+        header[124:136] = bytes([255]) + size.to_bytes(11, "big", signed=True)
+        header[148:156] = b"%06o\0 " % (sum(header[:148]) + 8 * 32 + sum(header[156:]))
+        data[512:1024] = header
+    return bytes(data)
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+@pytest.mark.parametrize(("size", "pax"), [(-1536, True), (-512, False), (-1, False)])
+def test_a_member_of_a_negative_size_ends_an_archive(
+    size: int, pax: bool, zipped: bool, tmp_path: Path
+) -> None:
+    data = backward(size, pax)
+    path = tmp_path / "a.tar"
+    path.write_bytes(gzip.compress(data) if zipped else data)
+    with pytest.raises(DataError, match=r"'b\.png' has no size; pack it again"):
+        list(islice(tar_members(path), 100))

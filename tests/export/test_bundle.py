@@ -224,7 +224,7 @@ def test_names_in_its_table_are_those_that_suture_writes(tmp_path: Path) -> None
     script = runpy.run_path(
         str(write_bundle(saved(tmp_path), tmp_path / "bundle") / "scripts" / "inference.py")
     )
-    for name in ("ward 7/a.png", "=1+1", "-1", "@a", "\uff1d1", "a\x1b[2J", "a\n=b", "+", ""):
+    for name in ("ward 7/a.png", "=1+1", "-1", "@a", "\uff1d1", "a\x1b[2J", "a\n=b", "+", "a;=b", ""):
         assert script["cell"](name) == as_cell(name)
 
 

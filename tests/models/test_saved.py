@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,12 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from suture.core.errors import ConfigError
+from suture.core.errors import ConfigError, SutureError
 from suture.core.labels import LabelSet
+from suture.export.signature import check_digest
 from suture.learning.prediction import predict_to_csv
 from suture.models import ModelSpec, build
-from suture.models.saved import load_model, load_spec, save_model, stated_digest
+from suture.models.saved import load_model, load_spec, save_model, stated_digest, weights_digest
 
 
 @pytest.mark.parametrize(
@@ -171,3 +173,12 @@ def test_a_model_without_a_finite_prediction_writes_no_table(tmp_path: Path) -> 
     with pytest.raises(ConfigError, match="no finite probabilities"):
         predict_to_csv(tmp_path / "m", tmp_path / "a.png", tmp_path / "out.csv")
     assert not (tmp_path / "out.csv").exists()
+
+
+def test_weights_of_any_size_are_not_hashed(tmp_path: Path) -> None:
+    spec = ModelSpec("cnn", size=32)
+    save_model(build(spec, LabelSet(("Edema",)), 1, pretrained=False), spec, tmp_path, {})
+    os.truncate(tmp_path / "model.safetensors", 1 << 42)
+    for read in (load_model, weights_digest, check_digest):
+        with pytest.raises(SutureError, match=r"model\.safetensors has 4,398,046,511,104 bytes, and at most"):
+            read(tmp_path)

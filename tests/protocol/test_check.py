@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from suture.core.errors import RejectedUpdate
+from suture.core.errors import LabelError, RejectedUpdate
+from suture.core.labels import LabelSet
 from suture.learning.training import LocalTraining
 from suture.methods.base import Method
 from suture.methods.fedavg import FedAvg
@@ -86,6 +88,16 @@ def nan() -> torch.Tensor:
 def test_malicious_update_is_refused(change: dict[str, Any], says: str) -> None:
     with pytest.raises(RejectedUpdate, match=says):
         check_reply(replace(GOOD, **change), EXPECTED)
+
+
+def test_a_name_that_is_twice_among_thousands_is_found_at_once() -> None:
+    names = (*(f"Finding {i}" for i in range(9_999)), "Finding 9998")
+    start = time.process_time()
+    with pytest.raises(RejectedUpdate, match="'Finding 9998' appears twice"):
+        check_reply(replace(GOOD, labels=names), EXPECTED)
+    with pytest.raises(LabelError, match="'Finding 9998' appears twice"):
+        LabelSet(names)
+    assert time.process_time() - start < 1  # counting each name takes seconds
 
 
 def test_the_wrong_kind_of_answer_is_refused() -> None:

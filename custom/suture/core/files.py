@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
+from itertools import count
 from pathlib import Path
 from typing import IO, Any, ClassVar
 from weakref import WeakValueDictionary
@@ -24,7 +25,7 @@ from weakref import WeakValueDictionary
 import psutil
 
 from suture.core.errors import ConfigError, DataError, DiskError, InUse, SutureError
-from suture.core.plain import open_regular, parse_json, read_bounded, read_regular
+from suture.core.plain import open_regular, parse_json, read_bounded, read_lines
 
 log = logging.getLogger(__name__)
 
@@ -191,13 +192,13 @@ def append_line(path: Path, value: object, durable: bool = False) -> None:
 
     Raises:
         DiskError: the disk is full or the file cannot be written; its lines are unchanged.
+        DataError: the file is damaged.
     """
     left = memoryview(f"{json.dumps(value, allow_nan=False)}\n".encode())
     with writing(path), os.fdopen(_own_file(path), "a+b", buffering=0) as file:
         size = file.seek(0, os.SEEK_END)
         if size and os.pread(file.fileno(), 1, size - 1) != b"\n":
-            file.seek(0)
-            size = file.readall().rfind(b"\n") + 1
+            size = _ended(path)
             file.truncate(size)
         try:
             while left:
@@ -224,17 +225,25 @@ def _own_file(path: Path) -> int:
         raise
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise OSError(errno.EINVAL, "it is no regular file; remove it", str(path))
+        raise OSError(errno.EINVAL, "it is not a regular file; remove it", str(path))
     return descriptor
+
+
+def _ended(path: Path) -> int:
+    """Return the number of bytes of the complete lines of a file."""
+    try:
+        return sum(len(line) for line in read_lines(path) if line.endswith(b"\n"))
+    except ValueError as error:
+        raise _damaged(path, str(error)) from None
 
 
 def whole_lines(path: Path) -> list[str]:
     """Read the complete lines of a file that `append_line` writes; none without the file.
 
     Raises:
-        DataError: the file is no text; names the line.
+        DataError: the file is no text, or larger than any record; names the line.
     """
-    return _text(lambda: read_regular(path), path).rpartition("\n")[0].splitlines() if path.exists() else []
+    return [line[:-1] for line in _lines(path) if line.endswith("\n")]
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
@@ -245,17 +254,27 @@ def read_records(path: Path) -> list[dict[str, Any]]:
     Raises:
         DataError: another line is damaged; names it and the remedy.
     """
-    # Bounded by the line alone: the history of a long run is larger than any other file of JSON.
-    whole, _, last = (
-        _text(lambda: read_regular(path), path).rpartition("\n") if path.exists() else ("", "", "")
-    )
-    lines = whole.splitlines()
-    found = [_record(text, path, number) for number, text in enumerate(lines, 1) if text.strip()]
-    try:
-        return [*found, _record(last, path, len(lines) + 1)] if last.strip() else found
-    except DataError:
-        log.warning("%s, line %d, was never ended and is left out", path, len(lines) + 1)
-        return found
+    found = []
+    for number, text in enumerate(_lines(path), 1):
+        if not text.strip():
+            continue
+        try:
+            found.append(_record(text, path, number))
+        except DataError:
+            if text.endswith("\n"):
+                raise
+            log.warning("%s, line %d, was never ended and is left out", path, number)
+    return found
+
+
+def _lines(path: Path) -> Iterator[str]:
+    """Yield the lines of a file, each with its end; none without the file, and errors as of `whole_lines`."""
+    # One by one: the history of a long run is larger than any other file of JSON.
+    lines = read_lines(path) if path.exists() else iter(())
+    for number in count(1):
+        if not (text := _text(lambda: next(lines, b""), path, number)):
+            return
+        yield text
 
 
 def read_json(path: Path, *keys: str) -> dict[str, Any]:
@@ -290,11 +309,11 @@ def own_note(path: Path) -> dict[str, Any] | None:
     return None
 
 
-def _text(read: Callable[[], bytes], path: Path) -> str:
+def _text(read: Callable[[], bytes], path: Path, first: int = 1) -> str:
     try:
         return read().decode()
     except UnicodeDecodeError as error:
-        line = error.object.count(b"\n", 0, error.start) + 1
+        line = error.object.count(b"\n", 0, error.start) + first
         raise _damaged(path, f"line {line}: bytes that are no text") from None
     except ValueError as error:
         raise _damaged(path, str(error)) from None

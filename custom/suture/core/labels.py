@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Literal
 
 from suture.core.errors import LabelError
@@ -29,12 +30,26 @@ def key(name: str) -> str:
     """
     text = re.sub(r"[/\\]", " or ", unicodedata.normalize("NFKC", name)).replace("_", " ")
     text = "".join("-" if unicodedata.category(c) == "Pd" else c for c in text).replace("\u2019", "'")
-    return " ".join(text.casefold().split())
+    # Folding takes some letters, such as U+0390, apart again.
+    return " ".join(unicodedata.normalize("NFKC", text.casefold()).split())
 
 
 _KNOWN: dict[str, str] = {key(name): name for name in CANONICAL} | {
     key(spelling): name for spelling, name in SYNONYMS.items()
 }
+
+
+MOST_SYNONYMS = 10_000
+"""Largest number of entries of a site's own table: as many as there may be classes."""
+
+
+class Synonyms(dict[str, str]):
+    """A site's own table, spelling to name, whose keys are made once, not for each name that is looked up."""
+
+    @cached_property
+    def by_key(self) -> dict[str, str]:
+        """The names by the keys of the spellings."""
+        return {key(spelling): target for spelling, target in self.items()}
 
 
 def canonical(name: str, synonyms: Mapping[str, str] | None = None) -> str:
@@ -43,6 +58,7 @@ def canonical(name: str, synonyms: Mapping[str, str] | None = None) -> str:
     Args:
         name: any spelling, e.g. ``"Pleural_Thickening"``.
         synonyms: a site's own table, spelling to name; it has precedence over the built-in vocabulary.
+            For many names, give `Synonyms`.
 
     Returns:
         the vocabulary's name or, for a name that is not in it, its words with capital first letters.
@@ -55,7 +71,7 @@ def canonical(name: str, synonyms: Mapping[str, str] | None = None) -> str:
     """
     k = key(name)
     if synonyms:
-        own = {key(spelling): target for spelling, target in synonyms.items()}
+        own = (synonyms if isinstance(synonyms, Synonyms) else Synonyms(synonyms)).by_key
         if k in own and key(own[k]) != k:
             return canonical(own[k])
     found = _KNOWN.get(k) or " ".join(word[:1].upper() + word[1:] for word in k.split(" "))
@@ -103,8 +119,8 @@ class LabelSet:
             raise LabelError("the label set is empty; name at least one label column")
         index = {name: i for i, name in enumerate(self.names)}
         if len(index) != len(self.names):
-            twice = sorted({n for n in self.names if self.names.count(n) > 1})
-            raise LabelError(f"label {twice[0]!r} appears twice in one label set; remove one")
+            twice = min(name for name, times in Counter(self.names).items() if times > 1)
+            raise LabelError(f"label {twice!r} appears twice in one label set; remove one")
         object.__setattr__(self, "_index", index)
 
     @classmethod

@@ -16,7 +16,7 @@ import stat
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from itertools import chain
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -25,11 +25,17 @@ from suture.core.errors import ConfigError
 LARGEST_FILE = 64 * 2**20
 """Largest number of bytes of a file of JSON."""
 
+LARGEST_WHOLE = 2**30
+"""Largest number of bytes of any other file that is read whole or by lines: a sparse one may state any."""
+
 LARGEST_TOML = 2**20
 """Largest number of bytes of a file of TOML, which a person writes and the standard library reads slowly."""
 
 MOST_VALUES = 2_000_000
 """Largest number of values of a text of JSON: an empty list takes two of its bytes and 64 of memory."""
+
+MOST_PARTS = 50_000
+"""Largest number of parts of keys of TOML in all, of each key those after the second."""
 
 DEEPEST = 32
 """Largest depth to which plain values are nested."""
@@ -133,7 +139,7 @@ def _check_toml(text: str) -> None:
     Raises:
         ValueError: there is one.
     """
-    place = depth = dots = 0
+    place = depth = dots = parts = 0
     while sign := _SIGN.search(text, place):
         place, mark = sign.end(), sign[0]
         if mark in _ENDS:
@@ -142,6 +148,7 @@ def _check_toml(text: str) -> None:
         depth += (mark in "[{") - (mark in "]}")
         if mark == ".":
             dots += 1
+            parts += dots > 1  # a number has one
         elif mark not in ('"', "'"):  # a part of a key, as a word without quotes is
             dots = 0
         if depth > DEEPEST:
@@ -149,6 +156,8 @@ def _check_toml(text: str) -> None:
         if dots >= DEEPEST:
             line = text.count("\n", 0, place) + 1
             raise ValueError(f"line {line} has a key of more than {DEEPEST} parts; write it flat")
+        if parts > MOST_PARTS:
+            raise ValueError(f"its keys have more than {MOST_PARTS:,} parts; write it flat")
 
 
 def read_bounded(path: Path, most: int | None = None) -> bytes:
@@ -195,9 +204,32 @@ def named_regular(path: str | os.PathLike[str]) -> Iterator[str]:
 
 
 def read_regular(path: str | os.PathLike[str]) -> bytes:
-    """Return the bytes of a regular file, however many; errors as of `open_regular`."""
+    """Return the bytes of a regular file of at most `LARGEST_WHOLE`; errors as of `open_regular`."""
     with open_regular(path) as file:
+        if os.fstat(file.fileno()).st_size > LARGEST_WHOLE:
+            raise OSError(errno.EFBIG, f"it is larger than {LARGEST_WHOLE >> 20:,} MiB", str(path))
         return file.read()
+
+
+def read_lines(path: str | os.PathLike[str]) -> Iterator[bytes]:
+    """Yield the lines of a regular file, each with its end; the last one may have none.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: a line is longer than `LARGEST_FILE`, or all are longer than `LARGEST_WHOLE`.
+    """
+    total = 0
+    with open_regular(path) as file:
+        for number in count(1):
+            line = file.readline(LARGEST_FILE + 1)
+            total += len(line)
+            if len(line) > LARGEST_FILE:
+                raise ValueError(f"line {number} is longer than {LARGEST_FILE >> 20} MiB")
+            if total > LARGEST_WHOLE:
+                raise ValueError(f"it is larger than {LARGEST_WHOLE >> 20:,} MiB")
+            if not line:
+                return
+            yield line
 
 
 def _why(error: OSError | ValueError) -> str:

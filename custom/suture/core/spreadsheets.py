@@ -6,19 +6,25 @@ import re
 
 from suture.core.printable import escaped
 
-_FORMULA = re.compile("'*[=+\\-@\uff1d\uff0b\uff0d\uff20]")
-"""What a spreadsheet takes for the beginning of a formula, the last four are full-width forms; or such a text
-with an apostrophe before it already."""
+_SIGN = "'*[=+\\-@\uff1d\uff0b\uff0d\uff20]"
+"""What begins a formula, the last four are full-width forms; an apostrophe may be before it already."""
+
+_START = '(^|[;\t\r\n][ "]*)'
+"""Where a cell begins: also in the spreadsheet of a country that separates by ``;``, where quotes within what it
+takes for a cell hold nothing together."""
+
+_FORMULA = re.compile(f"{_START}({_SIGN})")
+_MADE_TEXT = re.compile(f"{_START}'({_SIGN})")
 
 
 def as_cell(text: str) -> str:
     """Return a text that a spreadsheet shows, and a terminal prints, as it is.
 
-    An apostrophe goes before what would be a formula (OWASP, CSV Injection), and a character that is not
-    printable becomes its escape in Python. A name that is printable and begins otherwise stays the same.
+    An apostrophe goes before what would be a formula (OWASP, CSV Injection), also after ``;``, and a
+    character that is not printable becomes its escape in Python. Any other printable name stays the same.
 
-    >>> as_cell("ward 7/a.png"), as_cell("=1+1")
-    ('ward 7/a.png', "'=1+1")
+    >>> as_cell("ward 7/a.png"), as_cell("=1+1"), as_cell("a;=1.png")
+    ('ward 7/a.png', "'=1+1", "a;'=1.png")
     >>> print(as_cell("a\\x1b[2J"))
     a\\x1b[2J
     """
@@ -27,13 +33,13 @@ def as_cell(text: str) -> str:
 
 def no_formula(text: str) -> str:
     """Return a text with an apostrophe before what would be a formula, for a table that Suture reads back."""
-    return f"'{text}" if _FORMULA.match(text) else text
+    return _FORMULA.sub(r"\1'\2", text)
 
 
 def from_cell(text: str) -> str:
-    """Return the text of a cell without the apostrophe of `no_formula`.
+    """Return the text of a cell without the apostrophes of `no_formula`.
 
     >>> from_cell("'=1+1"), from_cell("'tis"), from_cell(as_cell("'-1"))
     ('=1+1', "'tis", "'-1")
     """
-    return text[1:] if text[:1] == "'" and _FORMULA.match(text) else text
+    return _MADE_TEXT.sub(r"\1\2", text) if "'" in text else text

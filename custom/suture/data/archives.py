@@ -99,21 +99,31 @@ def tar_members(path: Path) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]
     """Yield the members of a tar archive, gzipped or not; no header may have more than `MOST_DOCUMENT` bytes.
 
     Raises:
-        DataError: they are more than `MOST_MEMBERS`.
+        DataError: they are more than `MOST_MEMBERS`, or one has a size below zero.
         Exception: the archive is damaged; see `unpacking`.
     """
     with (
         closing(Unpacked(path, MOST_DOCUMENT)) as file,
         tarfile.open(fileobj=cast(IO[bytes], file), mode="r:") as tar,
     ):
+        place = 0
         for number in count(1):
             member = tar.next()
             cast(Any, tar).members.clear()  # it would keep them all
             if member is None:
                 return
+            if (
+                member.size < 0 or tar.offset <= place
+            ):  # of a negative size, tarfile goes back (CVE-2025-8194)
+                raise DataError(f"archive {path}: {member.name!r} has no size; pack it again")
+            place = tar.offset
             if number > MOST_MEMBERS:
-                raise DataError(f"archive {path} has more than {MOST_MEMBERS:,} members; divide it")
+                raise _many(path)
             yield tar, member
+
+
+def _many(archive: Path) -> DataError:
+    return DataError(f"archive {archive} has more than {MOST_MEMBERS:,} members; divide it")
 
 
 def reports(archive: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
@@ -121,7 +131,7 @@ def reports(archive: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str,
 
     Raises:
         DataError: one has more than `MOST_DOCUMENT` bytes, or all together more than `MOST_TEXT`, or two have
-            one path.
+            one path, or they are packed in a way that unpacks without bound.
         Exception: the archive is damaged; see `unpacking`.
     """
     total, seen = 0, set()
@@ -146,10 +156,23 @@ def _members(archive: Path) -> Iterator[tuple[str, int, Callable[[], bytes]]]:
         listed = cast(IO[bytes], file)
         if zipfile.is_zipfile(listed):
             with zipfile.ZipFile(listed) as packed:
+                if len(packed.infolist()) > MOST_MEMBERS:
+                    raise _many(archive)
                 for info in packed.infolist():
-                    yield info.filename, info.file_size, partial(packed.read, info)
+                    yield info.filename, info.file_size, partial(_unzipped, archive, packed, info)
             return
     for tar, member in tar_members(archive):
         content = tar.extractfile(member) if member.isreg() and not member.issparse() else None
         if content is not None:
             yield member.name, member.size, content.read
+
+
+def _unzipped(archive: Path, packed: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
+    """Return the content of a member, of which no more is unpacked than it announces.
+
+    Of other methods than these two, Python unpacks all that it has read, whatever is asked for.
+    """
+    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise DataError(f"{archive}: {info.filename!r} is neither stored nor deflated; zip it again")
+    with packed.open(info) as content:
+        return content.read(info.file_size + 1)

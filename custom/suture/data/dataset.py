@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 
 from suture.core.codes import stated_codes
 from suture.core.errors import LabelError
+from suture.core.labels import MOST_SYNONYMS, Synonyms
 from suture.core.validation import LabelName, Section
 from suture.data.split import Frequency
 
@@ -61,7 +62,9 @@ class DatasetConfig(Section):
     root: SitePath
     table: SitePath
     labels: Annotated[tuple[LabelName, ...], Field(min_length=1)] | None = None
-    synonyms: dict[str, LabelName] = Field(default_factory=dict)
+    synonyms: Annotated[dict[str, LabelName], Field(max_length=MOST_SYNONYMS), AfterValidator(Synonyms)] = (
+        Field(default_factory=dict)
+    )
     codes: dict[LabelName, str | tuple[str, ...]] = Field(default_factory=dict)
     seed: int = Field(default=1337, ge=0)
     color: bool = False

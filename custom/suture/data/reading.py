@@ -105,8 +105,7 @@ def _cell(text: str) -> str:
     """A cell without outer white space, and without an apostrophe that Suture, or a person, has put before a
     formula.
     """
-    text = text.strip()
-    return from_cell(text) if text[:1] == "'" else text
+    return from_cell(text.strip())
 
 
 def read_text(path: Path, encoding: str = UTF8) -> str:

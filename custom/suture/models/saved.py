@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save
 
 from suture.core import VERSION
-from suture.core.errors import ConfigError, SutureError, as_word
+from suture.core.errors import ConfigError, DataError, SutureError, as_word
 from suture.core.files import make_folder, read_json, replacing, write_json
 from suture.core.labels import LabelSet, LabelType
 from suture.core.plain import open_regular
@@ -107,9 +108,23 @@ def load_model(folder: Path) -> tuple[Classifier, Preprocessing]:
     return model.eval(), found.preprocessing
 
 
+LARGEST_WEIGHTS = 2**33
+"""Largest number of bytes of a model's weights; those of the largest backbone have a tenth of it."""
+
+
 def weights_digest(folder: Path) -> str:
-    """Return the SHA-256 of a model's weights, in hexadecimal digits."""
-    with open_regular(folder / "model.safetensors") as file:
+    """Return the SHA-256 of a model's weights, in hexadecimal digits.
+
+    Raises:
+        OSError: they cannot be read.
+        DataError: they are more than any model has.
+    """
+    path = folder / "model.safetensors"
+    with open_regular(path) as file:
+        if (size := os.fstat(file.fileno()).st_size) > LARGEST_WEIGHTS:
+            raise DataError(
+                f"{path} has {size:,} bytes, and at most {LARGEST_WEIGHTS:,} are read; restore it"
+            )
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -237,7 +238,7 @@ def _check_variances(tensors: Mapping[str, Tensor]) -> None:
 
 def _check_labels(labels: Labels) -> None:
     if len(set(labels)) != len(labels):
-        twice = next(name for name in labels if labels.count(name) > 1)
+        twice = next(name for name, times in Counter(labels).items() if times > 1)
         raise RejectedUpdate(f"label {twice!r} appears twice")
 
 

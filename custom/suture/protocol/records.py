@@ -6,6 +6,7 @@ They are run.json, history.jsonl, metrics.json and diagnostics.jsonl.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
@@ -15,7 +16,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AliasChoices, Field, FiniteFloat, NonNegativeInt, ValidationError
 
 from suture.core.errors import DataError
-from suture.core.plain import check_count, read_bounded, read_regular
+from suture.core.plain import check_count, read_bounded, read_lines
 from suture.core.validation import adapter_of
 from suture.protocol.decisions import DecidedClass, DecisionSettings, Diagrams, Operating
 from suture.protocol.messages import Spent
@@ -335,18 +336,26 @@ def read_metrics(folder: Path) -> Metrics | None:
 
 def _read_lines(kind: type[T], path: Path) -> list[T]:
     """Read a record from each line; a last line that was never ended is left out, with a warning."""
-    *lines, last = read_regular(path).split(b"\n") if path.is_file() else [b""]
-    found = [
-        _parse_text(kind, line, f"{path}, line {number}")
-        for number, line in enumerate(lines, 1)
-        if line.strip()
-    ]
-    if last.strip():
+    found: list[T] = []
+    lines = enumerate(read_lines(path) if path.is_file() else (), 1)
+    while numbered := _next(lines, path):
+        number, line = numbered
+        if not line.strip():
+            continue
         try:
-            found.append(_parse_text(kind, last, ""))
+            found.append(_parse_text(kind, line, f"{path}, line {number}"))
         except DataError:
-            log.warning("%s, line %d, was never ended and is left out", path, len(lines) + 1)
+            if line.endswith(b"\n"):
+                raise
+            log.warning("%s, line %d, was never ended and is left out", path, number)
     return found
+
+
+def _next(lines: Iterator[tuple[int, bytes]], path: Path) -> tuple[int, bytes] | None:
+    try:
+        return next(lines, None)
+    except ValueError as error:
+        raise _unreadable(str(path), error) from error
 
 
 def _read(kind: type[T], path: Path) -> T:

@@ -105,3 +105,11 @@ def test_the_archive_is_read_in_five_seconds(data_root: Path) -> None:
     }
     assert np.isnan(table.y).any(axis=1).sum() == 95
     assert [table.split.count(part) for part in ("train", "validation", "test")] == [2749, 392, 786]
+
+
+@pytest.mark.parametrize("encoding", ["foo", "shift_jis", "utf-7", "undefined", "base64", "idna"])
+def test_a_report_in_an_encoding_that_cannot_be_read_is_a_fault(encoding: str, tmp_path: Path) -> None:
+    folder = write_openi(tmp_path, REPORTS).parent / "ecgen-radiology"
+    (folder / "9.xml").write_text(f'<?xml version="1.0" encoding="{encoding}"?><eCitation/>')
+    (fault,) = read_table(config(folder)).faults
+    assert "9.xml: not an XML report with a uId" in fault

@@ -174,13 +174,15 @@ def _label_columns(sheet: Sheet, config: LabelConfig, others: Collection[str]) -
 def _chosen(sheet: Sheet, columns: list[tuple[str, int]], config: LabelConfig) -> list[tuple[str, int]]:
     """The columns of the labels that the site names, in the order in which it names them."""
     wanted = LabelSet.of(config.labels or (), config.synonyms)
-    found = [(canonical_or_none(name, config.synonyms), name, i) for name, i in columns]
+    found: dict[str | None, list[tuple[str, int]]] = {}
+    for name, i in columns:
+        found.setdefault(canonical_or_none(name, config.synonyms), []).append((name, i))
     for name in wanted:
-        if name not in {label for label, _, _ in found}:
+        if name not in found:
             raise unknown(
                 f"[data] labels entry (no such column in {sheet.path})", name, (n for n, _ in columns)
             )
-    return [(name, i) for want in wanted for label, name, i in found if label == want]
+    return [column for name in wanted for column in found[name]]
 
 
 def _values(sheet: Sheet, positions: list[int], meaning: Cells) -> tuple[NDArray[np.float32], list[str]]:

@@ -107,7 +107,7 @@ def _parsed(data: bytes) -> _Report | None:
     """The report of a file; None where it is not one."""
     try:
         root = ElementTree.fromstring(data)
-    except ElementTree.ParseError:
+    except (ElementTree.ParseError, LookupError, ValueError):  # the latter two of its encoding
         return None
     uid = root.find("uId")
     name = uid.get("id", "") if uid is not None else ""

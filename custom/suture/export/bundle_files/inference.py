@@ -25,7 +25,7 @@ DICOM = (".dcm", ".dicom")
 SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", *DICOM)
 UNREADABLE = (".npy", ".nii", ".nii.gz")
 MOST_PIXELS = 40_000_000
-FORMULA = re.compile("'*[=+\\-@\uff1d\uff0b\uff0d\uff20]")
+FORMULA = re.compile("(^|[;\t\r\n][ \"]*)('*[=+\\-@\uff1d\uff0b\uff0d\uff20])")
 JOINERS = "\u200c\u200d"
 _BITS_PER_SAMPLE = 258  # tag of TIFF 6.0, section 8
 
@@ -154,7 +154,7 @@ def cell(text: str) -> str:
     shown = "".join(
         c if c.isprintable() or c in JOINERS else c.encode("unicode_escape").decode() for c in text
     )
-    return f"'{shown}" if FORMULA.match(shown) else shown
+    return FORMULA.sub(r"\1'\2", shown)
 
 
 def _decided(label: str, p: np.float32, point: dict[str, Any]) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, field
 from itertools import chain
@@ -253,11 +254,11 @@ class HeldOut:
         Raises:
             ConfigError: a group names another class, or two groups name the same.
         """
-        named = [name for names in self.groups.values() for name in names]
-        for name in named:
+        named = Counter(chain.from_iterable(self.groups.values()))
+        for name, times in named.items():
             if name not in labels:
                 raise unknown("class under [data.groups] of the server's suture.toml", name, labels)
-            if named.count(name) > 1:
+            if times > 1:
                 raise ConfigError(
                     f"the server's suture.toml names {name!r} twice under [data.groups]; a class is in one"
                 )
