@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from suture.core.errors import ConfigError, DataError, LabelError
+from suture.core.labels import LabelSet, canonical_or_none
 from suture.core.names import check_value
 from suture.core.printable import number_of
 from suture.core.validation import MOST_ATTRIBUTES
@@ -98,7 +99,10 @@ def read_hospital(config: HospitalConfig) -> Reading:
         sheet, table = _merged(sheet, table)
     what: Literal["image", "document"] = "image" if texts is None else "document"
     faults += more + blank + row_faults(sheet, table.images, table.patients, table.split, what)
-    faults += torn_patients(sheet, config.patient_column, config.image_column, table.split)
+    torn, said = torn_patients(
+        sheet, config.patient_column, config.image_column, table.split, _used_columns(sheet, config, labels)
+    )
+    faults, notes = faults + torn, notes + said
     if texts is None:
         table = replace(table, images=within_root(table.images, config, by_stem=config.image_match == "stem"))
     return Reading(table, tuple(faults), notes=notes)
@@ -123,6 +127,14 @@ def _other_columns(sheet: Sheet, config: HospitalConfig) -> set[str]:
             sheet.position(name, f"[data] {key}")
             others.add(name)
     return others
+
+
+def _used_columns(sheet: Sheet, config: HospitalConfig, labels: LabelSet) -> set[str]:
+    """The columns that have a meaning, labels included."""
+    columns = _other_columns(sheet, config) | {config.finding_column or ""}
+    if config.finding_column is None:
+        columns |= {name for name in sheet.header if canonical_or_none(name, config.synonyms) in labels}
+    return columns
 
 
 def _one_class(sheet: Sheet, y: NDArray[np.float32]) -> list[str]:
