@@ -275,11 +275,14 @@ def test_classes_that_exclude_one_another_are_multiclass(tmp_path: Path) -> None
 
 
 def test_a_column_of_one_class_a_row_is_multiclass(tmp_path: Path) -> None:
-    found = labelled(tmp_path, ["diagnosis", "smoker"], [["rust", "1"], ["blight", "0"], ["mildew", "0"]])
+    asked = labelled(tmp_path, ["diagnosis", "smoker"], [["rust", "1"], ["blight", "0"], ["mildew", "0"]])
+    assert asked.warnings[0].endswith('value_column = "smoker"')
+    assert "label_type" not in asked.data
+    found = discover(tmp_path, Answers(no_labels=("smoker",)))
     assert found.data["finding_column"] == "diagnosis"
     assert found.data["labels"] == ["Blight", "Mildew", "Rust"]
     assert found.data["label_type"] == "multiclass"
-    assert found.left_out == {"smoker": "'diagnosis' lists the findings"}
+    assert found.left_out == {"smoker": "you said that it is no finding"}
     assert found.warnings == ()
     table_ = read_table(parse_data(found.data | {"split": "patients"}, "t")).table
     assert table_.labels.label_type == "multiclass"

@@ -134,7 +134,8 @@ def torn_patients(
         if nests and chosen is not None:
             faults.append(
                 f"{torn}, so that figures would be of patients seen in training; write [data] "
-                f"patient_column = {json.dumps(name)} and make the splits anew, or rename it if it names something else"
+                f"patient_column = {json.dumps(name)} and make the splits anew, or rename "
+                "it if it names something else"
             )
         elif nests or chosen is not None:
             notes.append(
