@@ -179,7 +179,16 @@ def test_the_patient_is_the_column_in_which_the_others_nest(fine: str, patient: 
 
 @pytest.mark.parametrize(
     "name",
-    ["PatientBirthDate", "patient_count", "patient_file", "PatientFileName", "subject_type", "patientAge"],
+    [
+        "PatientBirthDate",
+        "patient_count",
+        "patient_file",
+        "PatientFileName",
+        "subject_type",
+        "patientAge",
+        "Patientenname",
+        "patienttype",
+    ],
 )
 def test_what_is_said_of_a_patient_names_none(name: str, tmp_path: Path) -> None:
     folder, _ = site(tmp_path, **{name: NESTED})

@@ -28,7 +28,7 @@ _PART = re.compile(
 _NO_PATIENT = re.compile(
     r"age\b|sex|gender|birth|dob|weight|height|position|orient|status|history|ethnic|comment"
     r"|report|refer|reader|physician|radiolog"
-    r"|\b(race|(file|path)?name|date|(date)?time|image|size|type|count)s?\b"
+    r"|(name|typ|type)s?\b|\b(race|date|(date)?time|image|size|count)s?\b"
     r"|\bfiles?\b(?! (id|nr|no|num|number|key)\b)"
 )
 _IDENTIFIER = re.compile(r"(id|nr|no|mrn|key|num|number|nummer|piz)$")
