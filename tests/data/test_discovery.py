@@ -64,6 +64,9 @@ def test_a_column_of_findings(tmp_path: Path) -> None:
     y = dict(zip(read.table.images, read.table.y.tolist(), strict=True))
     assert y["s0.png"] == [1, 1]
     assert y["s1.png"] == [1, 0]  # "No Finding" in one row, "Mass" in the other
+    assert any(
+        "1 image with No Finding and a finding, which counts as present" in note for note in read.notes
+    )
     assert y["s2.png"] == [0, 1]
     assert np.isnan(y["s3.png"]).all()
 
@@ -275,11 +278,14 @@ def test_classes_that_exclude_one_another_are_multiclass(tmp_path: Path) -> None
 
 
 def test_a_column_of_one_class_a_row_is_multiclass(tmp_path: Path) -> None:
-    found = labelled(tmp_path, ["diagnosis", "smoker"], [["rust", "1"], ["blight", "0"], ["mildew", "0"]])
+    asked = labelled(tmp_path, ["diagnosis", "smoker"], [["rust", "1"], ["blight", "0"], ["mildew", "0"]])
+    assert asked.warnings[0].endswith('value_column = "smoker"')
+    assert "label_type" not in asked.data
+    found = discover(tmp_path, Answers(no_labels=("smoker",)))
     assert found.data["finding_column"] == "diagnosis"
     assert found.data["labels"] == ["Blight", "Mildew", "Rust"]
     assert found.data["label_type"] == "multiclass"
-    assert found.left_out == {"smoker": "'diagnosis' lists the findings"}
+    assert found.left_out == {"smoker": "you said that it is no finding"}
     assert found.warnings == ()
     table_ = read_table(parse_data(found.data | {"split": "patients"}, "t")).table
     assert table_.labels.label_type == "multiclass"
@@ -318,6 +324,15 @@ def test_blank_findings_are_counted(tmp_path: Path) -> None:
     assert any(said in note for note in read.notes)
     assert np.isnan(read.table.y[1]).all()
     assert read.table.y[2].tolist() == [0, 0]
+
+
+def test_no_finding_beside_a_finding_in_one_cell_is_noted(tmp_path: Path) -> None:
+    found = labelled(tmp_path, ["Findings"], [["Mass|normal"], ["Edema"], ["No Finding"]])
+    read = read_table(parse_data(found.data | {"split": "patients"}, "t"))
+    assert any("4 images with No Finding and a finding" in note for note in read.notes)
+    found = labelled(tmp_path, ["Findings"], [["Mass|Edema"], ["Edema"], ["No Finding"]])
+    read = read_table(parse_data(found.data | {"split": "patients"}, "t"))
+    assert not any("No Finding and" in note for note in read.notes)
 
 
 def test_what_programs_leave_behind_is_not_looked_at(tmp_path: Path) -> None:

@@ -86,3 +86,75 @@ def test_a_row_without_a_value_column_still_says_that_its_finding_is_present(tmp
     reading = read(found(tmp_path, "remark", [(i, c, f"note {k}") for k, (i, c, _) in enumerate(ROWS)]))
     y = dict(zip(reading.table.images, reading.table.y.tolist(), strict=True))
     assert y["a.png"] == [1, 1, 0]
+
+
+SINGLE = [(f"{i}.png", ("Mass", "Edema", "Nodule")[i % 3], str(i // 3 % 2)) for i in range(12)]
+
+
+def worded(one: str, zero: str, rows: Sequence[Sequence[str]] = SINGLE) -> list[tuple[str, str, str]]:
+    return [(i, c, one if v == "1" else zero) for i, c, v in rows]
+
+
+@pytest.mark.parametrize("name", ["status", "label", "negated", "IsInside", "smoker"])
+@pytest.mark.parametrize("words", [("1", "0"), ("yes", "no"), ("True", "False")])
+def test_a_flag_beside_one_finding_for_each_image_is_asked_about(
+    name: str, words: tuple[str, str], tmp_path: Path
+) -> None:
+    discovery = found(tmp_path, name, worded(*words))
+    assert discovery.data["finding_column"] == "LabelName"
+    assert "label_type" not in discovery.data
+    (warning,) = [warning for warning in discovery.warnings if "patients" not in warning]
+    assert warning.splitlines()[-1] == f'value_column = "{name}"'
+    assert "counts as present" in warning
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("vorhanden", ("ja", "nein")),
+        ("valeur", ("oui", "non")),
+        ("value", ("confirmed", "excluded")),
+        ("Confidence", ("2", "3")),
+        ("Confidence", ("high", "low")),
+        ("present", ("si", "no")),
+    ],
+)
+@pytest.mark.parametrize("rows", [SINGLE, ROWS])
+def test_a_value_in_other_words_is_unknown_until_they_have_a_meaning(
+    value: str, words: tuple[str, str], rows: Sequence[Sequence[str]], tmp_path: Path
+) -> None:
+    discovery = found(tmp_path, value, worded(*words, rows))
+    assert discovery.data["value_column"] == value
+    assert "label_type" not in discovery.data
+    assert any(f"column {value!r}: what do" in warning for warning in discovery.warnings)
+    assert not np.any(read(discovery).table.y == 1)
+    known = read(found(tmp_path, value, rows))
+    discovery.data["values"] = dict(zip(words, (1, 0), strict=True))
+    np.testing.assert_equal(read(discovery).table.y, known.table.y)
+
+
+def test_other_words_beside_a_column_of_findings_are_no_label_of_their_own(tmp_path: Path) -> None:
+    discovery = found(tmp_path, "Beurteilung", worded("ja", "nein"))
+    (warning,) = [warning for warning in discovery.warnings if "patients" not in warning]
+    assert "add it to labels" not in warning
+    assert warning.splitlines()[-2:] == [
+        'value_column = "Beurteilung"',
+        'values = { "ja" = "unknown", "nein" = "unknown" }',
+    ]
+    assert "'LabelName'" in warning
+
+
+def test_a_blank_value_column_is_none(tmp_path: Path) -> None:
+    assert "value_column" not in found(tmp_path, "value", worded("", "")).data
+
+
+@pytest.mark.parametrize("names", [("finding1", "finding2"), ("diagnosis", "secondary"), ("dx_1", "dx_2")])
+def test_a_second_column_of_findings_is_named_with_the_remedy(names: tuple[str, str], tmp_path: Path) -> None:
+    second = [(i, c, ("Nodule", "", "Hernia")[k % 3]) for k, (i, c, _) in enumerate(SINGLE)]
+    for i, name in enumerate(sorted({row[0] for row in second})):
+        image(tmp_path / "images" / name, i)
+    table(tmp_path / "t.csv", [["image", *names], *map(list, second)])
+    discovery = discover(tmp_path)
+    assert "label_type" not in discovery.data
+    (warning,) = [warning for warning in discovery.warnings if "Join these columns" in warning]
+    assert all(repr(name) in warning for name in names)

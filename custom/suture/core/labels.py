@@ -183,9 +183,16 @@ def union(sets: Iterable[LabelSet]) -> LabelSet:
     return LabelSet(tuple(names), members[0].label_type if members else "multilabel")
 
 
+_ANY = (
+    r"(label|target|class|category|outcome|output|result|diagnosis|diagnose|dx|disease|pathology|condition"
+    r"|finding|annotation|ground truth|gt|positive|negative|abnormality|case|befund|klasse|diagnostic"
+    r"|diagnostico)(s|es)?"
+)
+_VALUES = r"( ?\((\d|[ynpb]|yes|no|true|false|binary|pos|neg|positive|negative|or|vs|[ ,;:=|-])+\))?"
 _GENERIC = re.compile(
-    r"(label|target|class|category|outcome|output|result|diagnosis|diagnose|dx|disease|pathology|condition|finding"
-    r"|annotation|ground truth|gt|y|positive|negative|befund|klasse|diagnostic|diagnostico)s?[ -]?\d*"
+    rf"((is|has|any|true|final|binary|image) )*{_ANY}"
+    rf"( ({_ANY}|variable|value|name|flag|id|code|column|binary))*{_VALUES}[ -]?(\d*|(?<= )[a-z])"
+    r"|(is|has|any) (abnormal|positive|negative)|\d+|[a-zα-ωа-я]"
 )
 
 
@@ -194,8 +201,11 @@ def is_generic(name: str) -> bool:
 
     >>> is_generic("Label"), is_generic("target_1"), is_generic("Class I Malocclusion")
     (True, True, False)
+    >>> is_generic("Label (0/1)"), is_generic("has_disease"), is_generic("Abnormal")
+    (True, True, False)
     """
-    return _GENERIC.fullmatch(key(name)) is not None
+    words = key(name)
+    return words not in _KNOWN and _GENERIC.fullmatch(words) is not None
 
 
 _WINDOW = 20

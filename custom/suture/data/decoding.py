@@ -155,6 +155,8 @@ def _pillow(data: bytes, bits: int | None) -> Opened:
     except UnidentifiedImageError:  # its text is the address of the object in memory
         raise ValueError("it is no PNG, JPEG, TIFF, BMP or DICOM; save it as one of them") from None
     check_pixels(*image.size)
+    if image.format == "BMP" and image.info.get("compression"):  # which Pillow unpacks in a loop of Python
+        raise ValueError("it is a compressed BMP; save it as PNG")
     tags = getattr(image, "tag_v2", None) or {}
     # A tile is unpacked whole, whatever the size of the image.
     check_pixels(*(int(tags.get(tag, 1)) for tag in _TILE))

@@ -34,7 +34,8 @@ _NO_LABEL = re.compile(
 )
 """Columns of two values that are no finding. A label of such a name is added to `labels` by hand."""
 _CLASS = re.compile(
-    r"^(class|label|diagnosis|diagnose|dx|disease|pathology|condition|target|finding|befund|klasse)s?$",
+    r"^(class|label|diagnosis|diagnose|dx|disease|pathology|condition|target|finding|befund|klasse)s?"
+    r"[ _-]?\d*$",
     re.IGNORECASE,
 )
 """Columns of one word for each image, which is its class whatever the vocabulary knows."""
@@ -66,6 +67,7 @@ class Labels:
         warnings: what a person should look at.
         left_out: why a column is no label, by column.
         doubtful: columns that are labels by their cells, and not by their names.
+        one_class: whether the table can have exactly one class for each image.
     """
 
     data: dict[str, Any]
@@ -73,6 +75,7 @@ class Labels:
     warnings: tuple[str, ...] = ()
     left_out: Mapping[str, str] = field(default_factory=dict)
     doubtful: tuple[str, ...] = ()
+    one_class: bool = True
 
 
 def discover_labels(
@@ -97,19 +100,19 @@ def discover_labels(
     free = [name for name in sheet.header if name and name not in taken]
     columns, left_out, asked = _label_columns(sheet, [name for name in free if name not in refused])
     left_out |= {name: "you said that it is no finding" for name in free if name in refused}
-    listed = _finding_column(sheet, [name for name in free if name not in (*columns, *refused)])
+    listed = _finding_columns(sheet, [name for name in free if name not in (*columns, *refused)])
     if listed and not any(map(_known, columns)):
-        found = _listed(sheet, *listed, [name for name in free if name not in refused], images)
-        left_out |= dict.fromkeys(columns, f"{listed[0]!r} lists the findings")
+        found = _listed(sheet, listed, [name for name in free if name not in refused], images)
+        left_out |= dict.fromkeys(columns, f"{found.data['finding_column']!r} lists the findings")
+        asked = {}  # `_listed` asks what a column says of the findings
     else:
         found = _in_columns(columns, named or {})
     for column in map(found.data.get, ("finding_column", "value_column")):
-        asked.pop(str(column), None)
         left_out.pop(str(column), None)
     warnings = (*asked.values(), *found.warnings)
     if not found.data["labels"]:
         raise _no_labels(sheet, warnings)
-    if _exclusive(sheet, found.data, images):
+    if found.one_class and _exclusive(sheet, found.data, images):
         found.data["label_type"] = "multiclass"
         found.reasons["label_type"] = (
             'every image has exactly one class; "multilabel" if one may have several'
@@ -124,12 +127,27 @@ def _in_columns(columns: list[str], named: Mapping[str, str]) -> Labels:
     return Labels({"labels": columns}, reasons, tuple(_doubt(doubtful)), doubtful=tuple(doubtful))
 
 
-def _listed(sheet: Sheet, name: str, data: dict[str, Any], others: Collection[str], images: str) -> Labels:
-    """Labels that a column lists, and what says of them whether they are present."""
-    valued = _value_column(sheet, name, [other for other in others if other != name], images)
+def _listed(
+    sheet: Sheet, columns: Mapping[str, dict[str, Any]], others: Collection[str], images: str
+) -> Labels:
+    """Labels that a column lists, and what says of them whether they are present.
+
+    Args:
+        columns: the keys of [data] for each column that lists findings, the best first.
+        others: columns that may say something of the findings.
+    """
+    name, *more = columns
+    valued = _value_column(sheet, name, [other for other in others if other not in columns], images)
     reasons = {"finding_column": "its cells list the findings that are present"} | valued.reasons
-    warnings = (*valued.warnings, *blank_findings(sheet, sheet.column(name, ""), name))
-    return Labels(data | valued.data, reasons, warnings)
+    warnings = [*valued.warnings, *blank_findings(sheet, sheet.column(name, ""), name)]
+    if more:
+        warnings.append(
+            f"column {', '.join(map(repr, more))} is not read, and its findings count as absent: only "
+            f"{name!r} is. Join these columns into one, with a finding_separator between the findings, or "
+            "remove those that list no findings of the image"
+        )
+    one_class = valued.one_class and not more
+    return Labels(columns[name] | valued.data, reasons, tuple(warnings), one_class=one_class)
 
 
 def _doubt(columns: list[str]) -> list[str]:
@@ -195,9 +213,9 @@ def _may_be_grades(words: Collection[str], n: int) -> bool:
     return len(words) <= FEW and len(words) < n / 2 and not any(map(_MEASURED.match, words))
 
 
-def _finding_column(sheet: Sheet, names: list[str]) -> tuple[str, dict[str, Any]] | None:
-    """The column that lists findings of the vocabulary, or else one of classes by its name, and its keys."""
-    best: tuple[float, str, str, list[str]] | None = None
+def _finding_columns(sheet: Sheet, names: list[str]) -> dict[str, dict[str, Any]]:
+    """The keys of each column that lists findings of the vocabulary, or classes by its name, in order."""
+    found: dict[str, tuple[float, dict[str, Any]]] = {}
     for name in names:
         cells = [cell for cell in sheet.cells(sheet.header.index(name)) if cell]
         for separator in _LIST_SEPARATORS:
@@ -207,12 +225,10 @@ def _finding_column(sheet: Sheet, names: list[str]) -> tuple[str, dict[str, Any]
             share = sum(n for part, n in parts.items() if _known(part)) / parts.total()
             if share >= 0.5 or (_CLASS.match(name) and _is_class_list(parts)):
                 classes = sorted({c for part in parts if (c := canonical_or_none(part)) and c != NO_FINDING})
-                if classes and (best is None or share > best[0]):
-                    best = (share, name, separator, classes)
-    if best is None:
-        return None
-    _, name, separator, classes = best
-    return name, {"finding_column": name, "finding_separator": separator, "labels": classes}
+                if classes and (name not in found or share > found[name][0]):
+                    keys = {"finding_column": name, "finding_separator": separator, "labels": classes}
+                    found[name] = share, keys
+    return {name: keys for name, (_, keys) in sorted(found.items(), key=lambda item: -item[1][0])}
 
 
 def _value_column(sheet: Sheet, findings: str, others: Collection[str], images: str) -> Labels:
@@ -222,20 +238,35 @@ def _value_column(sheet: Sheet, findings: str, others: Collection[str], images: 
         DataError: a column of such a name has values that are neither present nor absent.
     """
     meaning = Cells({})
-    open_questions = []
+    questions, one_class = [], True
+    several_rows = len({*sheet.column(images, "")}) < len(sheet.rows)
     for name in others:
         cells = sheet.cells(sheet.header.index(name))
         strange = {cell for cell in cells if meaning.number(cell) is None}
         known = {meaning.number(cell) for cell in cells} & {0.0, 1.0}
-        several_rows = len({*sheet.column(images, "")}) < len(sheet.rows)
-        if _VALUE.fullmatch(name) and (known or (several_rows and all(map(_NUMBER.fullmatch, strange)))):
+        few = len(strange) <= FEW
+        numbers = several_rows and all(map(_NUMBER.fullmatch, strange))
+        if _VALUE.fullmatch(name) and (known or strange) and (known or few or numbers):
             return _valued(sheet, name, strange)
-        if len(known) == 2 and not strange and not _NO_LABEL.match(name) and _varies(sheet, images, cells):
-            open_questions.append(
-                f"column {name!r} differs between rows of one image. If it says whether the finding in "
-                f"{findings!r} is present, add this line:\nvalue_column = {json.dumps(name)}"
-            )
-    return Labels({}, {}, tuple(open_questions))
+        if _NO_LABEL.match(name):
+            continue
+        both = len(known) == 2 and few
+        if both or (strange and _may_be_grades(strange, len(cells))):
+            questions.append(_ask_value(name, findings, strange))
+        one_class = one_class and not both
+    return Labels({}, {}, tuple(questions), one_class=one_class)
+
+
+def _ask_value(name: str, findings: str, strange: Collection[str]) -> str:
+    """Ask whether a column says of the findings that they are present; otherwise all of them are."""
+    lines, values = f"value_column = {json.dumps(name)}", " this line (and values, if 1 means absent)"
+    if strange:
+        lines += f"\n{values_line(strange)}"
+        values = ', with 1, 0 or "unknown" for each value,'
+    return (
+        f"column {name!r} is not read, and every finding in {findings!r} counts as present. If {name!r} says "
+        f"whether it is, add{values}:\n{lines}"
+    )
 
 
 def _valued(sheet: Sheet, name: str, strange: Collection[str]) -> Labels:
@@ -258,13 +289,6 @@ def _valued(sheet: Sheet, name: str, strange: Collection[str]) -> Labels:
     reasons["values"] = "write 1 or 0 where the meaning is known"
     words = ", ".join(map(repr, sorted(strange)))
     return Labels(data, reasons, (f"column {name!r}: what do {words} mean? They are read as unknown",))
-
-
-def _varies(sheet: Sheet, images: str, cells: Collection[str]) -> bool:
-    """Whether a column differs between rows of one image."""
-    first: dict[str, str] = {}
-    names = sheet.column(images, "")
-    return any(first.setdefault(name, cell) != cell for name, cell in zip(names, cells, strict=True))
 
 
 def _is_class_list(parts: Counter[str]) -> bool:

@@ -10,6 +10,7 @@ import torch
 
 from suture.core import labels
 from suture.core.errors import FederationError, LabelError
+from suture.core.vocabulary import CANONICAL, SYNONYMS
 from suture.federation.server.registry import Agreement, agree, misfits
 from suture.methods.base import LabelStatistics
 from suture.protocol.messages import SiteInfo, Update, ones
@@ -47,7 +48,22 @@ def test_lookalikes_are_refused_with_their_sites_and_the_remedy() -> None:
     assert mapped.to_site("b", ("Lung Scar",)) == ("Lung Scra",)
 
 
-@pytest.mark.parametrize("name", ["label", "Target", "class_1", "Diagnosis", "y"])
+GENERIC = (
+    *("label", "Target", "class_1", "Diagnosis", "y", "class_label", "1", "A", "Label (0/1)", "has_disease"),
+    *(
+        "target variable",
+        "is_abnormal",
+        "true label",
+        "case",
+        "Classes",
+        "Label (yes/no)",
+        "Finding (binary)",
+    ),
+    *("disease_class", "is_positive", "Class A", "image_label", "target_value", "12", "any abnormality"),
+)
+
+
+@pytest.mark.parametrize("name", GENERIC)
 def test_two_sites_with_a_name_that_says_nothing_are_not_taken_for_one_class(name: str) -> None:
     sites = {"a": info(name, "Mass"), "b": info(name), "c": info("Mass")}
     with pytest.raises(FederationError, match=r"a, b each have a class .*synonyms"):
@@ -65,6 +81,27 @@ def test_a_newcomer_with_such_a_name_does_not_stop_the_experiment() -> None:
     so_far = Agreement(("Label", "Mass"), {}, False, owners={"Label": {"a"}, "Mass": {"a", "b"}})
     assert misfits(sites, so_far).keys() == {"z"}
     assert misfits(sites, replace(so_far, accept=("label",))) == {}
+
+
+def test_the_classes_of_the_data_sets_say_what_they_mean() -> None:
+    names = {
+        *CANONICAL,
+        *SYNONYMS,
+        "Other",
+        "Normal",
+        "Abnormal",
+        "Class I Malocclusion",
+        "Diagnosis (tuberculosis)",
+    }
+    names |= {
+        "Heart Disease",
+        "Cold Case",
+        "Grade 3",
+        "Skin Condition",
+        "Disease of the Heart",
+        "Lung Finding",
+    }
+    assert not [name for name in names if labels.is_generic(name)]
 
 
 def test_a_map_that_makes_two_names_of_a_site_one_is_an_error() -> None:

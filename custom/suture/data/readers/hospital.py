@@ -22,11 +22,12 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from suture.core.errors import ConfigError, DataError, LabelError
+from suture.core.labels import LabelSet, canonical_or_none
 from suture.core.names import check_value
 from suture.core.printable import number_of
 from suture.core.validation import MOST_ATTRIBUTES
 from suture.data.patient_columns import torn_patients
-from suture.data.readers.hospital_labels import LabelConfig, find_labels
+from suture.data.readers.hospital_labels import NO_FINDING, LabelConfig, find_labels
 from suture.data.readers.image_list import ImageListConfig, find_split, within_root
 from suture.data.reading import UTF8, Reading, Sheet, fault, read_sheet, row_faults
 from suture.data.table import Table
@@ -90,7 +91,7 @@ def read_hospital(config: HospitalConfig) -> Reading:
     texts, blank = _texts(sheet, config)
     attributes = _attributes(sheet, config)
     table = Table(labels, tuple(images), tuple(patients), y, split, config.root, texts, attributes)
-    notes = found.notes
+    notes = found.notes + _healthy_with_findings(sheet, config)
     if config.repeated == "merge":
         faults += _contradictions(sheet, table)
         one_each = config.finding_column is not None and config.value_column is None  # a row has one finding
@@ -98,7 +99,10 @@ def read_hospital(config: HospitalConfig) -> Reading:
         sheet, table = _merged(sheet, table)
     what: Literal["image", "document"] = "image" if texts is None else "document"
     faults += more + blank + row_faults(sheet, table.images, table.patients, table.split, what)
-    faults += torn_patients(sheet, config.patient_column, config.image_column, table.split)
+    torn, said = torn_patients(
+        sheet, config.patient_column, config.image_column, table.split, _used_columns(sheet, config, labels)
+    )
+    faults, notes = faults + torn, notes + said
     if texts is None:
         table = replace(table, images=within_root(table.images, config, by_stem=config.image_match == "stem"))
     return Reading(table, tuple(faults), notes=notes)
@@ -123,6 +127,14 @@ def _other_columns(sheet: Sheet, config: HospitalConfig) -> set[str]:
             sheet.position(name, f"[data] {key}")
             others.add(name)
     return others
+
+
+def _used_columns(sheet: Sheet, config: HospitalConfig, labels: LabelSet) -> set[str]:
+    """The columns that have a meaning, labels included."""
+    columns = _other_columns(sheet, config) | {config.finding_column or ""}
+    if config.finding_column is None:
+        columns |= {name for name in sheet.header if canonical_or_none(name, config.synonyms) in labels}
+    return columns
 
 
 def _one_class(sheet: Sheet, y: NDArray[np.float32]) -> list[str]:
@@ -183,6 +195,21 @@ def _disagreements(sheet: Sheet, table: Table) -> tuple[str, ...]:
     images = {image for image, _ in present & absent}
     what = "with rows that say present and absent of one class, which counts as present"
     return (f"{sheet.path}: {number_of(len(images), 'image')} {what}",) if images else ()
+
+
+def _healthy_with_findings(sheet: Sheet, config: HospitalConfig) -> tuple[str, ...]:
+    """A note on the images that list `NO_FINDING` and a finding, without a value for each."""
+    if config.finding_column is None or config.value_column is not None:
+        return ()
+    healthy: dict[str, set[bool]] = {}
+    images = sheet.column(config.image_column, "")
+    for image, cell in zip(images, sheet.column(config.finding_column, ""), strict=True):
+        names = (name for name in cell.split(config.finding_separator) if name.strip())
+        of = (canonical_or_none(name, config.synonyms) == NO_FINDING for name in names)
+        healthy.setdefault(image, set()).update(of)
+    both = sum(len(of) > 1 for of in healthy.values())
+    what = f"with {NO_FINDING} and a finding, which counts as present"
+    return (f"{sheet.path}: {number_of(both, 'image')} {what}",) if both else ()
 
 
 def _merged(sheet: Sheet, table: Table) -> tuple[Sheet, Table]:
