@@ -10,8 +10,8 @@ _SIGN = "'*[=+\\-@\uff1d\uff0b\uff0d\uff20]"
 """What begins a formula, the last four are full-width forms; an apostrophe may be before it already."""
 
 _START = '(^|[;\t\r\n][ "]*)'
-"""Where a cell begins: also in the spreadsheet of a country that separates by ``;``, where quotes within what it
-takes for a cell hold nothing together."""
+"""Where a cell begins: also in the spreadsheet of a country that separates by ``;``, where quotes within a
+cell hold nothing together."""
 
 _FORMULA = re.compile(f"{_START}({_SIGN})")
 _MADE_TEXT = re.compile(f"{_START}'({_SIGN})")
