@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from shlex import quote
 from typing import IO, Literal
 
 from pydantic import Field, TypeAdapter
@@ -255,7 +256,7 @@ class Ledger:
             raise LedgerBroken(
                 f"{self._path} is not whole: {'; '.join(why)}. This site releases nothing until its "
                 "administrator restores the newest copy of the file, or accepts what is missing: "
-                f"suture ledger {self._path.parent} --accept"
+                f"suture ledger {quote(str(self._path.parent))} --accept"
             )
         self._compared = True
 
