@@ -25,7 +25,7 @@ from fuzz import Target
 from suture.core.errors import RejectedUpdate
 from suture.core.labels import LabelSet
 from suture.data.augmentation import Augmentation
-from suture.data.config import load_server_config, load_site_config
+from suture.data.config import TrainingConfig, load_server_config, load_site_config
 from suture.experiments.loading import load_experiment
 from suture.federation.expectation import expected_answer
 from suture.federation.plan import Plan, Schedule, round_context
@@ -348,7 +348,7 @@ def _resume(home: Path) -> None:
     method = PERSONAL.method
     network = build(TINY, LabelSet(LABELS), 1, pretrained=False)
     task = Payload("train", 2, 1, labels=LABELS, fixed=split_state(network.state_dict())[1])
-    state = restored(Rounds(home / "state"), task, 1, "alpha")
+    state = restored(Rounds(home / "state"), task, TrainingConfig(), "alpha")
     for tensors in (
         fixed_tensors(task, state, network, method, 1),
         local_model(task, state, network, method, 1),

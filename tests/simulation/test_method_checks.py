@@ -247,8 +247,8 @@ def test_rows_of_classes_that_a_site_may_not_see_are_found_without_their_names(
 ) -> None:
     plain = Assigner._payload
 
-    def leaking(self: Assigner, task: Task, site: str, rows_of: Any) -> Payload:
-        payload = plain(self, task, site, rows_of)
+    def leaking(self: Assigner, task: Task, *how: Any) -> Payload:
+        payload = plain(self, task, *how)
         return replace(payload, fixed={**payload.fixed, "head.others": torch.zeros(4, 2)})
 
     monkeypatch.setattr(Assigner, "_payload", leaking)

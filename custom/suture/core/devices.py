@@ -99,6 +99,6 @@ def moved(tensor: Tensor, device: torch.device | str) -> Tensor:
 
     It would wait for more than 64 KiB of memory that is not pinned.
     """
-    if tensor.device.type != "cpu" or torch.device(device).type == "cpu":
+    if tensor.device.type != "cpu" or torch.device(device).type in ("cpu", "meta"):
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)

@@ -33,7 +33,7 @@ def info(*labels: str, **more: Any) -> SiteInfo:
 OTHERS = {"a": info("Mass", "Nodule"), "b": info("Nodule", "Mass")}
 
 LIES: dict[str, tuple[dict[str, Any], str]] = {
-    "two spellings of one class": ({"labels": ("Mass", "mass ")}, "correct the label map"),
+    "two spellings of one class": ({"labels": ("Mass", "mass")}, "correct the label map"),
     "another label type": ({"label_type": "multiclass"}, "it is multiclass and the federation multilabel"),
     "another prior": ({"prior": "abcdef"}, "it holds the prior abcdef"),
     "look-alikes of its own": ({"labels": ("Sarcoidosis", "Sarcoidosys")}, "nearly the same"),
@@ -114,7 +114,7 @@ def test_a_site_without_a_place_counts_against_the_quorum(tiny: Any) -> None:
     def lie(site: str, task: Payload, answer: Packed) -> Packed:
         reply = unpack(answer)
         is_alpha = site == "alpha" and isinstance(reply, SiteInfo)
-        return pack(replace(reply, labels=("Mass", "mass "))) if is_alpha else answer
+        return pack(replace(reply, labels=("Mass", "mass"))) if is_alpha else answer
 
     with pytest.raises(LabelError, match=r"alpha: .*correct the label map"):
         federate(federation.server(), Between(federation.sites(), lie))

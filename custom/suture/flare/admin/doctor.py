@@ -188,9 +188,8 @@ def check_ledger(config: SiteConfig) -> Iterator[Finding]:
     state = config.storage.state
     ledger = Ledger(state / LEDGER, config.privacy)
     if why := ledger.breaks()[0]:
-        remedy = (
-            f"restore the newest copy, or accept what is missing: suture ledger {quote(str(state))} --accept"
-        )
+        accept = f"suture ledger {quote(str(state))} --accept"
+        remedy = f"restore the newest copy, or accept what is missing: {accept}"
         yield error("ledger", f"{state / LEDGER} is not whole: {'; '.join(why)}", remedy)
     else:
         yield ok("ledger", f"{len(ledger.releases())} releases")
