@@ -40,7 +40,7 @@ def test_a_series_is_drawn_over_its_values(tmp_path: Path) -> None:
 def test_an_undefined_comparison_has_its_reason_below_the_table(tmp_path: Path) -> None:
     """One seed: no pairs of runs; over classes, the differences are .1 and .2: t = 3, p = .205."""
     one = {"note": "", "seeds": [1]}
-    spec = experiment(presets={"one": one, "by class": {**one, "pairs": "classes"}})
+    spec = experiment(presets={"one": one, "by-class": {**one, "pairs": "classes"}})
     for run in final_runs(spec, spec.preset(None), {}):
         more = 1 if run.row == "ours" else 0
         result(run, tmp_path / "runs", {"A": 0.5 + 0.1 * more, "B": 0.5 + 0.2 * more})
@@ -51,12 +51,12 @@ def test_an_undefined_comparison_has_its_reason_below_the_table(tmp_path: Path) 
         paths = write_tables(spec, preset, outcome, tmp_path, "e")
         pages[paths[0].name] = paths[0].read_text()
         assert ("[1] " in paths[1].read_text()) == ("[1] " in pages[paths[0].name])
-    assert list(pages) == ["e.md", "e-by class.md"]
+    assert list(pages) == ["e.md", "e-by-class.md"]
     assert "| Vanilla FL | 0.500 | – [1] | 0.500 | – [1] | 0.500 | – [1] |" in pages["e.md"]
     assert "\n[1] a single pair has no spread\n" in pages["e.md"]
-    assert "| Vanilla FL | 0.500 ± 0.000 ns | .205 [1] |" in pages["e-by class.md"]
-    assert "\n[1] two pairs cannot be tested for normality\n" in pages["e-by class.md"]
-    assert "over classes" in pages["e-by class.md"]
+    assert "| Vanilla FL | 0.500 ± 0.000 ns | .205 [1] |" in pages["e-by-class.md"]
+    assert "\n[1] two pairs cannot be tested for normality\n" in pages["e-by-class.md"]
+    assert "over classes" in pages["e-by-class.md"]
 
 
 def test_nothing_done_yet_is_an_empty_table(tmp_path: Path) -> None:
