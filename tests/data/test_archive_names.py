@@ -141,7 +141,8 @@ def test_a_sparse_member_does_not_read_on_into_others(tmp_path: Path) -> None:
         packed.addfile(secret, io.BytesIO(b"b" * 512))
     with find_inputs([archive], "image") as inputs:
         assert list(inputs.found) == [str(archive / "b.png")]
-        assert inputs.others == {f"{archive}/a.png": "a sparse file; pack it without --sparse"}
+        assert inputs.others.keys() == {f"{archive}/a.png"}
+        assert "sparse file" in inputs.others[f"{archive}/a.png"]
 
 
 def test_an_archive_that_cannot_be_read_does_not_end_a_prediction(folder: Path) -> None:

@@ -301,5 +301,5 @@ def _unread(member: tarfile.TarInfo, path: str) -> str:
     if not path and not member.isdir():
         return "its name leads out of the archive"
     if member.issparse():  # fewer bytes are stored than its size says
-        return "a sparse file; pack it whole, by tar without its option for those"
+        return "a sparse file; pack it again without tar's option for sparse files"
     return "" if member.isreg() or member.isdir() else "a link or device within an archive"
