@@ -8,6 +8,7 @@ import signal
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -42,15 +43,19 @@ def homes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(autouse=True)
-def clean_machine(homes: Iterator[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A HOME of its own, one thread on the CPU, no simulation's sites, and no cache from elsewhere."""
+def clean_machine(homes: Iterator[Path]) -> Iterator[None]:
+    """A HOME of its own, one thread on the CPU, no simulation's sites, and no cache from elsewhere.
+
+    What a test, or a command that it calls, sets in the environment is gone after it: `suture` sets
+    PYTHONSAFEPATH, with which a later test's `python -c` would not find the modules of tests.
+    """
     home = next(homes)
     home.mkdir()
-    monkeypatch.setenv("HOME", str(home))
-    names = ("SITES", "CACHE", "DEVICE", "THREADS", "AMP", "MESSAGES")
-    for name in (f"SUTURE_{name}" for name in names):
-        monkeypatch.delenv(name, raising=False)
-    torch.set_num_threads(1)
+    with patch.dict(os.environ, {"HOME": str(home)}):
+        for name in ("SITES", "CACHE", "DEVICE", "THREADS", "AMP", "MESSAGES"):
+            os.environ.pop(f"SUTURE_{name}", None)
+        torch.set_num_threads(1)
+        yield
 
 
 @pytest.fixture
