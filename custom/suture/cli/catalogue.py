@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from suture.core.entry_points import registered
+from suture.core.entry_points import of_this_distribution, registered
 from suture.core.errors import ConfigError, unknown
 from suture.core.printable import printable
 from suture.experiments.loading import known_experiments, load_experiment
@@ -70,7 +70,7 @@ def from_registries() -> dict[str, dict[str, Any]]:
     from suture.models.priors import PRIORS
 
     def ours(made: Any) -> bool:
-        return str(made.__module__).startswith("suture.")  # others may have been registered meanwhile
+        return of_this_distribution(made.__module__)  # others may have been registered meanwhile
 
     return {
         "method": {name: method_entry(name, kind) for name, kind in sorted(METHODS.items()) if ours(kind)},

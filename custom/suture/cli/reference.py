@@ -72,9 +72,10 @@ def methods_page() -> str:
 
 def _methods() -> dict[str, Any]:
     """Return the package's own methods; those of other packages are documented there."""
+    from suture.core.entry_points import of_this_distribution
     from suture.methods import METHODS
 
-    return {name: kind for name, kind in METHODS.items() if kind.__module__.startswith("suture.")}
+    return {name: kind for name, kind in METHODS.items() if of_this_distribution(kind.__module__)}
 
 
 def _jobs_by_method() -> dict[str, list[str]]:

@@ -1,22 +1,131 @@
-"""The methods that installed packages register by entry point; nothing here imports one of them."""
+"""What packages register by entry point: methods, data sets, priors and commands. Nothing is imported for it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, MutableMapping
 from importlib.metadata import EntryPoint, entry_points
+from typing import Any, TypeVar, cast
+
+from suture.core.errors import ConfigError, unknown
 
 GROUP = "suture.methods"
-"""The entry points by which another package names its methods."""
+"""The entry points by which a package names its methods."""
+
+PACKAGES = ("suture", "suture_papers")
+"""The packages of this distribution: they travel together, and one hash covers their code."""
+
+T = TypeVar("T")
 
 
-def registered() -> dict[str, list[EntryPoint]]:
-    """The entry points of methods by name: several where packages register different ones of one name."""
+def of_this_distribution(module: str) -> bool:
+    """Whether a module, or what it defines, is part of this distribution."""
+    return module.partition(".")[0] in PACKAGES
+
+
+def registered(group: str = GROUP) -> dict[str, list[EntryPoint]]:
+    """The entry points of other packages by name: several where packages register different ones of one name."""
+    return _found(group, ours=False)
+
+
+def _found(group: str, *, ours: bool) -> dict[str, list[EntryPoint]]:
+    """The entry points of this distribution, or those of others, by name."""
     found: dict[str, list[EntryPoint]] = {}
-    for point in entry_points(group=GROUP):
-        if point not in found.setdefault(point.name, []):  # a folder may be on the path twice
-            found[point.name].append(point)
+    for point in entry_points(group=group):
+        # A folder may be on the path twice.
+        if of_this_distribution(point.module) is ours and point not in found.get(point.name, []):
+            found.setdefault(point.name, []).append(point)
     return found
 
 
 def package_of(point: EntryPoint) -> str:
     """The name and version of the package that registers an entry point."""
     return f"{point.dist.name} {point.dist.version}" if point.dist else "an unknown package"
+
+
+def load(point: EntryPoint, what: str) -> Any:
+    """What an entry point names.
+
+    Args:
+        what: of which kind, for the message.
+
+    Raises:
+        ConfigError: its package cannot be imported.
+    """
+    try:
+        return point.load()
+    except (Exception, SystemExit) as error:  # whatever another package does when it is imported
+        raise ConfigError(
+            f"the {what} {point.name!r} of {package_of(point)} ({point.value}) cannot be imported: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+
+
+class Registry(MutableMapping[str, T]):
+    """What this distribution has of one kind, by name; what it registers by entry point is imported as it is used.
+
+    Args:
+        group: of the entry points.
+        what: one of them, for messages.
+        engine: those of the engine.
+    """
+
+    def __init__(self, group: str, what: str, engine: Mapping[str, T]) -> None:
+        self.group, self.what = group, what
+        self._values = dict(engine)
+        self._loaded: dict[str, T] = {}
+
+    def __getitem__(self, name: str) -> T:
+        if name in self._values:
+            return self._values[name]
+        if name not in self._loaded:
+            self._loaded[name] = load(self._points()[name][0], self.what)
+        return self._loaded[name]
+
+    def __setitem__(self, name: str, value: T) -> None:
+        self._values[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        del self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({**self._values, **self._points()})
+
+    def __len__(self) -> int:
+        return len({**self._values, **self._points()})
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._values or name in self._points()
+
+    def _points(self) -> dict[str, list[EntryPoint]]:
+        return _found(self.group, ours=True)
+
+    def names(self) -> set[str]:
+        """Those of this distribution and of other packages."""
+        return {*self, *registered(self.group)}
+
+    def find(self, name: str) -> T:
+        """The one of that name, of this distribution or of another package.
+
+        Raises:
+            ConfigError: there is none (names the nearest), its package cannot be imported, or two packages
+                register it.
+        """
+        others = registered(self.group)
+        if name not in self.names():
+            raise unknown(self.what, name, self.names())
+        return self[name] if name not in others else cast(T, load(self.only(name, others[name]), self.what))
+
+    def only(self, name: str, points: list[EntryPoint]) -> EntryPoint:
+        """The entry point of another package, which no other package registers.
+
+        Raises:
+            ConfigError: another one does, or this distribution.
+        """
+        first, *others = points
+        if name in self or others:
+            rival, other = (first, "suture") if name in self else (others[0], package_of(first))
+            raise ConfigError(
+                f"{package_of(rival)} registers a {self.what} {name!r}, and so does {other}; "
+                "rename one, or uninstall it"
+            )
+        return first

@@ -156,7 +156,7 @@ def _validated(kind: type[S], raw: dict[str, Any], path: Path) -> S:
     try:
         return kind.model_validate(raw, context={"folder": path.absolute().parent})
     except ValidationError as error:
-        raise ConfigError(_explained(path, error.errors())) from error
+        raise ConfigError(_explained(path, error.errors(), raw.get("data"))) from error
 
 
 def find_site_config(site: str, workspace: Path | None) -> Path:
@@ -205,21 +205,27 @@ def parse_data(values: Mapping[str, Any], where: str) -> DataConfig:
         config: DataConfig = TypeAdapter(DataConfig).validate_python(dict(values))
     except ValidationError as error:
         faults = [{**fault, "loc": ("data", *fault["loc"])} for fault in error.errors()]
-        raise ConfigError(_explained(where, faults)) from None
+        raise ConfigError(_explained(where, faults, values)) from None
     return config
 
 
-def _explained(source: Path | str, faults: Sequence[Any]) -> str:
-    """The first faults of pydantic, one a line, and how many more there are."""
-    lines = [_explain(source, fault) for fault in faults[:_MOST_FAULTS]]
+def _explained(source: Path | str, faults: Sequence[Any], data: Any) -> str:
+    """The first faults of pydantic, one a line, and how many more there are.
+
+    Args:
+        data: the section ``[data]``, whatever it is.
+    """
+    dataset = data.get("dataset") if isinstance(data, Mapping) else None
+    lines = [_explain(source, fault, dataset) for fault in faults[:_MOST_FAULTS]]
     more = len(faults) - len(lines)
     return "\n".join([*lines, *([f"and {more} more"] if more else [])])
 
 
-def _explain(source: Path | str, fault: Any) -> str:
+def _explain(source: Path | str, fault: Any, dataset: str | None) -> str:
     """One fault of pydantic in the words of the file."""
     section, *rest = map(as_word, fault["loc"])
-    dataset = rest.pop(0) if section == "data" and rest else None
+    if section != "data":
+        dataset = None
     key = f"[{section}] {'.'.join(rest)}".strip() if section in _SECTIONS else section
     value = f" = {shown(fault['input'])}" if rest else ""
     if fault["type"] == "extra_forbidden":
@@ -228,11 +234,11 @@ def _explain(source: Path | str, fault: Any) -> str:
         return f"{source}: {key} {fault['ctx']['error']}"
     if fault["type"] == "missing":
         return f"{source}: {key} is missing; write it"
-    if fault["type"] == "union_tag_not_found":
+    if fault["type"] == "no_dataset":
         return f"{source}: [data] dataset is missing; write it"
-    if fault["type"] == "union_tag_invalid":
-        word = str(fault["ctx"]["tag"])
-        return f"{source}: unknown [data] dataset = {shown(word)}; {nearest(word, DATASETS)}"
+    if fault["type"] == "unknown_dataset":
+        word = str(dataset)
+        return f"{source}: unknown [data] dataset = {shown(word)}; {nearest(word, DATASETS.names())}"
     if fault["type"] == "literal_error":
         words = [word.strip("'") for word in fault["ctx"]["expected"].replace(" or ", ", ").split(", ")]
         word = str(fault["input"])
@@ -253,7 +259,7 @@ def _unknown_key(section: str, rest: list[str], dataset: str | None) -> str:
     if (dataset, name) == ("hospital", "uncertain"):
         meanings = 'values = { "-1" = "unknown" }, or 0, or 1'
         return f'[data] uncertain does nothing for dataset = "hospital"; write {meanings}'
-    own = DATASETS[dataset].config.model_fields
+    own = DATASETS.find(dataset).config.model_fields
     current = _RENAMED.get(name, name)
     others = [word for word, other in DATASETS.items() if current in other.config.model_fields]
     if name != current and current in own:

@@ -10,11 +10,14 @@ from functools import cache
 from importlib.metadata import Distribution, EntryPoint
 from pathlib import Path
 
+from suture.core.entry_points import PACKAGES, of_this_distribution
 from suture.core.errors import ConfigError
 from suture.methods import entry_of
 from suture.methods.base import Method
 
-_ROOT = Path(__file__).parents[1]
+_ROOT = Path(__file__).parents[2]
+"""The folder of the packages of this distribution."""
+
 _HASHED = (".py", ".txt")
 
 
@@ -54,13 +57,13 @@ def list_entry(point: EntryPoint) -> str:
 
 
 def source_of(kind: type[Method]) -> Source | None:
-    """The installed package of a method from outside; None for a method of this package.
+    """The installed package of a method from outside; None for a method of this distribution.
 
     Raises:
         ConfigError: the class is in no installed package under an entry point, or in one of several of its
             distribution: only one travels with a job.
     """
-    if kind.__module__.partition(".")[0] == "suture":
+    if of_this_distribution(kind.__module__):
         return None
     point = entry_of(kind.about.name)
     package = kind.__module__.partition(".")[0]
@@ -94,7 +97,7 @@ def _top_level(distribution: Distribution) -> set[str]:
 def code_hash(kind: type[Method] | None = None) -> str:
     """A hash of the code that computes: parties that run other code do not take part.
 
-    It covers the source and vocabulary of this package; and of a method from outside its distribution,
+    It covers the source and vocabularies of this distribution; and of a method from outside its distribution,
     version and files, or the source of its class alone where it is not installed (it then runs in one
     process only; the source of a class in a notebook is not known, and counts by its name).
     """
@@ -115,7 +118,8 @@ def _own_source(kind: type[Method] | None) -> str:
 @cache
 def _hash(source: Source | None) -> str:
     digest = hashlib.sha256()
-    _add(digest, _ROOT)
+    for package in PACKAGES:
+        _add(digest, _ROOT / package)
     if source:
         digest.update(f"{source.distribution}\0{source.version}\0{source.entry}\0".encode())
         _add(digest, source.path, every=True)

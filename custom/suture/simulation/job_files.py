@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+from suture.core.entry_points import of_this_distribution
 from suture.core.errors import ConfigError, unknown
 from suture.core.plain import read_regular
 
@@ -86,7 +87,7 @@ def may_register(path: Path) -> bool:
     module, source = _parsed(path)
     imported = [name.name for node in ast.walk(module) if isinstance(node, ast.Import) for name in node.names]
     imported += [node.module or "" for node in ast.walk(module) if isinstance(node, ast.ImportFrom)]
-    return b"register" in source or any(name.partition(".")[0] != "suture" for name in imported)
+    return b"register" in source or not all(map(of_this_distribution, imported))
 
 
 def _parsed(path: Path) -> tuple[ast.Module, bytes]:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from suture.core.entry_points import registered
+from suture.core.entry_points import of_this_distribution, registered
 from suture.core.errors import ConfigError
 from suture.methods import METHODS, check_kind, outside_method
 from suture.methods.base import Method
@@ -87,7 +87,7 @@ def register(kind: M) -> M:
     check_kind(kind, f"register({kind!r})")
     name = kind.about.name
     known = METHODS.get(name)
-    if name in registered() or (known is not None and known.__module__.startswith("suture.")):
+    if name in registered() or (known is not None and of_this_distribution(known.__module__)):
         raise ConfigError(f"there is a method {name!r} already; give {kind.__qualname__} another name")
     METHODS[name] = kind
     return kind

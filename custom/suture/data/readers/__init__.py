@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import SerializeAsAny, ValidationInfo, WrapValidator
+from pydantic_core import PydanticCustomError
 
-from suture.core.errors import DataError, LabelError, unknown
+from suture.core.entry_points import Registry
+from suture.core.errors import ConfigError, DataError, LabelError, unknown
 from suture.data.dataset import DatasetConfig
 from suture.data.images import ImageSource, present
-from suture.data.readers.chexpert import ChexpertConfig, read_chexpert
-from suture.data.readers.eicu import EicuConfig, read_eicu
 from suture.data.readers.fhir import FhirConfig, read_fhir
-from suture.data.readers.flamby import FlambyConfig, read_flamby
 from suture.data.readers.hospital import HospitalConfig, read_hospital
-from suture.data.readers.hyperkvasir import HyperKvasirConfig, read_hyperkvasir
-from suture.data.readers.isic import IsicConfig, read_isic
-from suture.data.readers.mimic import MimicConfig, MimicReportsConfig, read_mimic, read_mimic_reports
-from suture.data.readers.mtsamples import MtsamplesConfig, read_mtsamples
-from suture.data.readers.nih import NihConfig, read_nih
 from suture.data.readers.omop import OmopConfig, read_omop
-from suture.data.readers.openi import OpeniConfig, read_openi
 from suture.data.reading import Reading
 from suture.data.table import Table
 
@@ -45,7 +38,10 @@ class DataSet:
     description: str
 
 
-DATASETS: dict[str, DataSet] = {
+DATASETS: Registry[DataSet] = Registry(
+    "suture.datasets",
+    "data set",
+    {
     "hospital": DataSet(
         HospitalConfig,
         read_hospital,
@@ -61,75 +57,31 @@ DATASETS: dict[str, DataSet] = {
         read_fhir,
         "a hospital's images, with labels from FHIR Observations: NDJSON files or Bundles",
     ),
-    "nih": DataSet(
-        NihConfig,
-        read_nih,
-        "NIH ChestX-ray14 in its official format: Data_Entry_2017*.csv",
-    ),
-    "chexpert": DataSet(
-        ChexpertConfig,
-        read_chexpert,
-        "CheXpert in its official format: train.csv, valid.csv",
-    ),
-    "mimic": DataSet(
-        MimicConfig,
-        read_mimic,
-        "MIMIC-CXR-JPG in its official format, or with the labels of CXR-LT",
-    ),
-    "isic2018": DataSet(
-        IsicConfig,
-        read_isic,
-        "ISIC 2018 Task 3 / HAM10000 in its official formats: ground truth or metadata CSV",
-    ),
-    "flamby_isic": DataSet(
-        FlambyConfig,
-        read_flamby,
-        "ISIC 2019 as FLamby divides it: its split CSV, or the list of one of six centres",
-    ),
-    "hyperkvasir": DataSet(
-        HyperKvasirConfig,
-        read_hyperkvasir,
-        "HyperKvasir's labelled images: image-labels.csv or a CSV of official folds",
-    ),
-    "openi": DataSet(
-        OpeniConfig,
-        read_openi,
-        "Indiana University's chest X-ray reports, MeSH-coded: NLMCXR_reports.tgz or its folder",
-    ),
-    "eicu": DataSet(
-        EicuConfig,
-        read_eicu,
-        "eICU's drugs, past history and medication as text: patient.csv and the tables beside it",
-    ),
-    "mimic_reports": DataSet(
-        MimicReportsConfig,
-        read_mimic_reports,
-        "MIMIC-CXR's free-text reports with the labels of CheXpert",
-    ),
-    "mtsamples": DataSet(
-        MtsamplesConfig,
-        read_mtsamples,
-        "MTSamples, transcribed notes under their specialties: mtsamples.csv",
-    ),
-}
+    },
+)
+"""The data sets of this distribution, by their word in ``[data]``; a reader does not know where it is listed."""
 
-DataConfig = Annotated[
-    HospitalConfig
-    | OmopConfig
-    | FhirConfig
-    | NihConfig
-    | ChexpertConfig
-    | MimicConfig
-    | IsicConfig
-    | FlambyConfig
-    | HyperKvasirConfig
-    | OpeniConfig
-    | EicuConfig
-    | MimicReportsConfig
-    | MtsamplesConfig,
-    Field(discriminator="dataset"),
-]
-"""The ``[data]`` of a suture.toml; its key `dataset` decides which of these it is."""
+
+def _chosen(value: Any, _handler: Any, info: ValidationInfo) -> DatasetConfig:
+    """The configuration of the data set that `dataset` names.
+
+    Its faults are those of the configuration's own keys.
+    """
+    if isinstance(value, DatasetConfig):
+        return value
+    if not isinstance(value, Mapping) or "dataset" not in value:
+        raise PydanticCustomError("no_dataset", "dataset is missing")
+    if str(value["dataset"]) not in DATASETS.names():
+        raise PydanticCustomError("unknown_dataset", "unknown data set")
+    try:
+        kind = DATASETS.find(str(value["dataset"])).config
+    except ConfigError as error:
+        raise PydanticCustomError("value_error", "cannot be used", {"error": str(error)}) from None
+    return kind.model_validate(value, context=info.context)
+
+
+DataConfig = Annotated[SerializeAsAny[DatasetConfig], WrapValidator(_chosen)]
+"""The ``[data]`` of a suture.toml; its key `dataset` decides which keys there are."""
 
 
 def read_table(config: DatasetConfig) -> Reading:
@@ -142,7 +94,7 @@ def read_table(config: DatasetConfig) -> Reading:
         SutureError: the table cannot be read at all.
     """
     try:
-        reading = DATASETS[config.dataset].read(config)
+        reading = DATASETS.find(config.dataset).read(config)
     except LabelError as error:  # readers of releases leave out the file
         named = str(config.table) in str(error) or str(error).startswith("[data]")
         raise error if named else LabelError(f"{config.table}: {error}") from error

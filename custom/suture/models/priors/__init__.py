@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save
 
 from suture.core import VERSION
+from suture.core.entry_points import Registry
 from suture.core.errors import ConfigError, unknown
 from suture.core.files import atomic_write, make_folder, write_json
 from suture.core.plain import parse_json, read_bounded
@@ -24,12 +25,6 @@ from suture.core.validation import STRICT, parse
 from suture.models import MODELS, ModelSpec
 from suture.models.classifier import Preprocessing
 from suture.models.priors.prior import Prior, check_width, digest_of, freeze
-from suture.models.priors.published import (
-    MOCO_FILE,
-    clip_vitb32,
-    efficientnet_lite0_prior,
-    moco_resnet50,
-)
 from suture.protocol.packing import read_tensors
 
 __all__ = [
@@ -145,35 +140,12 @@ class Entry:
         return f"{self.text}: {width}{needs}; weights: {self.licence}"
 
 
-PRIORS: dict[str, Entry] = {
+PRIORS: Registry[Entry] = Registry("suture.priors", "prior", {
     "phantoms": Entry(
         "small CNN, MoCo v2 on the demo's phantoms; inside this package",
         lambda _path, size: read_prior(Path(__file__).parent, size, "phantoms"),
         128,
         64,
-        "Apache-2.0",
-    ),
-    "moco_resnet50": Entry(
-        "ResNet-50, MoCo v2 on ImageNet, 800 epochs",
-        moco_resnet50,
-        2048,
-        224,
-        "CC BY-NC 4.0, no commercial use",
-        f"the file {MOCO_FILE}",
-    ),
-    "clip_vitb32": Entry(
-        "image encoder of CLIP ViT-B/32",
-        clip_vitb32,
-        512,
-        224,
-        "see docs/priors.md",
-        "a file with its tensors visual.* (docs/priors.md)",
-    ),
-    "efficientnet_lite0": Entry(
-        "EfficientNet-Lite0 with the ImageNet weights of its package (suture[lite])",
-        efficientnet_lite0_prior,
-        1280,
-        224,
         "Apache-2.0",
     ),
     "checkpoint": Entry(
@@ -184,7 +156,7 @@ PRIORS: dict[str, Entry] = {
         "as stated by --licence",
         "the folder that it wrote",
     ),
-}
+})
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -203,8 +175,8 @@ class PriorSpec:
     size: Annotated[int, Field(ge=32, le=1024)] | None = None
 
     def __post_init__(self) -> None:
-        if self.name not in PRIORS:
-            raise unknown("prior", self.name, PRIORS)
+        if self.name not in PRIORS.names():
+            raise unknown("prior", self.name, PRIORS.names())
 
 
 def load_prior(spec: PriorSpec) -> Prior:
@@ -214,7 +186,7 @@ def load_prior(spec: PriorSpec) -> Prior:
         ConfigError: its file is missing or does not fit, its package is not installed, or it takes no path
             or no other size.
     """
-    entry = PRIORS[spec.name]
+    entry = PRIORS.find(spec.name)
     if entry.needs and spec.path is None:
         raise ConfigError(f"prior.path is missing: {spec.name} is read from {entry.needs}")
     if spec.path is not None and not entry.needs:
