@@ -39,9 +39,9 @@ from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec
 from suture.protocol.decisions import DecisionSettings
 from suture.simulation import StudySites
-from suture.simulation.chest import nih_release
 from suture.simulation.job import Job
 from suture.simulation.run import run_job
+from suture_papers.chest_xrays.chest_sites import nih_release
 
 FINDINGS = ("Infiltration", "Atelectasis", "Effusion")
 KEPT = {"referral": (0.25, 1.0), "screening": (1.0, 0.4)}

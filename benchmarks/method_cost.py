@@ -26,10 +26,10 @@ from suture.federation.loop import Loop
 from suture.learning.training import LocalTraining
 from suture.methods import METHODS
 from suture.methods.base import Method
-from suture.methods.meta.inner_loop import INNER
 from suture.models import ModelSpec
 from suture.simulation import trial
 from suture.simulation.trial import Trial
+from suture_papers.metafl.inner_loop import INNER
 
 FILE = Path(__file__).parents[1] / "custom" / "suture" / "cli" / "method_costs.json"
 MODEL = ModelSpec("resnet_small", size=32)

@@ -16,10 +16,10 @@ from example_run import (
     write_run,
 )
 from stored_by_hand import experiment, result, store
-from suture.experiments.outcome import collect
-from suture.experiments.render import write_tables
-from suture.experiments.runs import final_runs
 from suture.reports.report import write_report
+from suture_papers.tables.outcome import collect
+from suture_papers.tables.render import write_tables
+from suture_papers.tables.runs import final_runs
 
 PAGES = ("small", "large", "failed", "decided", "experiment")
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from suture.data.readers.chexpert import SPELLINGS
-from suture.data.readers.isic import METADATA
-from suture.data.readers.isic import SPELLINGS as ISIC
-from suture.data.readers.mimic import CXR_LT
-from suture.data.readers.nih import SPELLINGS as NIH
+from suture_papers.chest_xrays.chexpert import SPELLINGS
+from suture_papers.chest_xrays.mimic import CXR_LT
+from suture_papers.chest_xrays.nih import SPELLINGS as NIH
+from suture_papers.fedlsm.isic import METADATA
+from suture_papers.fedlsm.isic import SPELLINGS as ISIC
 
 
 def _image(path: Path, seed: int, color: bool = False) -> None:

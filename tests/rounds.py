@@ -10,11 +10,11 @@ from torch import Tensor
 from suture.learning.training import LocalTraining, SiteContext
 from suture.methods import METHODS
 from suture.methods.base import Method, RoundContext, local_round
-from suture.methods.creff.creff import ClassGradients
-from suture.methods.creff.federated_features import FederatedFeatures
-from suture.methods.meta.inner_loop import INNER, ServerStep
 from suture.protocol.messages import Payload, Update
 from suture.protocol.packing import Packed
+from suture_papers.metafl.inner_loop import INNER, ServerStep
+from suture_papers.rare_classes.creff import ClassGradients
+from suture_papers.rare_classes.federated_features import FederatedFeatures
 
 _QUICK: dict[str, dict[str, Any]] = {
     "creff": {

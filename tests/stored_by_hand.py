@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from suture.core.validation import parse
-from suture.experiments.results import ResultStore
-from suture.experiments.runs import Run
-from suture.experiments.spec import Experiment
+from suture_papers.tables.results import ResultStore
+from suture_papers.tables.runs import Run
+from suture_papers.tables.spec import Experiment
 
 SPEC: dict[str, Any] = {
     "title": "two methods",

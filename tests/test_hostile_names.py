@@ -48,8 +48,6 @@ from suture.data.quality import Count, Findings, render
 from suture.data.readers import read_table
 from suture.data.reading import read_sheet
 from suture.data.table import SPLITS, Table
-from suture.experiments.cells import Table as TableOfExperiment
-from suture.experiments.render import markdown
 from suture.export.bundle import write_bundle
 from suture.export.card import PAGE, write_card
 from suture.export.onnx import metadata
@@ -77,6 +75,8 @@ from suture.simulation.new_study import as_toml
 from suture.simulation.sites import write_site
 from suture.simulation.study_check import Together, render_matrix
 from suture.simulation.trial import Trial
+from suture_papers.tables.cells import Table as TableOfExperiment
+from suture_papers.tables.render import markdown
 
 NAMES = tuple(name for name in (*PERMITTED, *REFUSED) if len(name) <= 200)
 PLAIN = tuple(f"Class {i:03}" for i in range(len(NAMES)))

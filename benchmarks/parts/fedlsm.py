@@ -17,9 +17,9 @@ from measuring import Options, in_turns
 from parts.sites import bare_step, random_site
 from suture.core.labels import LabelSet, LabelType
 from suture.learning.training import LocalRound, LocalTraining, SiteContext, fit, predict
-from suture.methods.fedlsm.fedlsm import FedLSM
-from suture.methods.fedlsm.mean_teacher import MeanTeacher, Teaching, subsets
 from suture.models import ModelSpec
+from suture_papers.fedlsm.fedlsm import FedLSM
+from suture_papers.fedlsm.mean_teacher import MeanTeacher, Teaching, subsets
 
 LABELS = tuple(f"Class {i}" for i in range(14))
 STEPS, IMAGES = 8, 960

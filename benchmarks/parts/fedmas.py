@@ -23,12 +23,12 @@ from suture.data.augmentation import Augmentation
 from suture.learning.training import LocalTraining, SiteContext, predict
 from suture.methods.base import Method, Phase, RoundContext, local_round
 from suture.methods.fedavg import FedAvg
-from suture.methods.fedmas import FedMAS
 from suture.models import ModelSpec
 from suture.models.classifier import split_state
 from suture.models.priors import PriorSpec, load_prior
 from suture.protocol.messages import Payload
 from suture.protocol.packing import Packed
+from suture_papers.fedmas.fedmas import FedMAS
 
 LABELS = LabelSet(tuple(f"Class {i}" for i in range(8)), "multiclass")
 IMAGES = 512

@@ -32,14 +32,14 @@ from suture.federation.site.site import Site
 from suture.federation.store import experiment_folder
 from suture.learning.samples import load_samples, single_target
 from suture.learning.training import LocalRound, SiteContext
-from suture.methods.meta.fl import FL
-from suture.methods.meta.inner_loop import MetaLearning, batch_of
-from suture.methods.meta.metafl import MetaFL
-from suture.methods.meta.pmfl import PMFL
 from suture.models import ModelSpec, build
 from suture.models.classifier import Classifier, load_tensors, split_state
 from suture.protocol.messages import Payload
 from suture.protocol.privacy import PrivacyConfig
+from suture_papers.metafl.fl import FL
+from suture_papers.metafl.inner_loop import MetaLearning, batch_of
+from suture_papers.metafl.metafl import MetaFL
+from suture_papers.metafl.pmfl import PMFL
 
 SITES, DOCUMENTS, WORDS, BATCHES = 5, 200, 45, 25
 SPEC = ModelSpec("lstm")

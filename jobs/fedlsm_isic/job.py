@@ -15,10 +15,10 @@ the subsets of its program, are
 from suture.cli import run_job_file
 from suture.data.augmentation import STRONG
 from suture.learning.training import LocalTraining
-from suture.methods.fedlsm.fedlsm import FedLSM
 from suture.models import ModelSpec
-from suture.simulation import IsicSites
 from suture.simulation.job import Job
+from suture_papers.fedlsm.fedlsm import FedLSM
+from suture_papers.fedlsm.isic_sites import IsicSites
 
 JOB = Job(
     name="fedlsm_isic",

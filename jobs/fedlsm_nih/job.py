@@ -13,10 +13,10 @@ defaults fit a CPU; the paper's own, with the split, the normalisation and the s
 from suture.cli import run_job_file
 from suture.data.augmentation import STRONG
 from suture.learning.training import LocalTraining
-from suture.methods.fedlsm.fedlsm import FedLSM
 from suture.models import ModelSpec
-from suture.simulation import NihSites
 from suture.simulation.job import Job
+from suture_papers.chest_xrays.chest_sites import NihSites
+from suture_papers.fedlsm.fedlsm import FedLSM
 
 JOB = Job(
     name="fedlsm_nih",

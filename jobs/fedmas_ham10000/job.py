@@ -7,11 +7,11 @@ prior is EfficientNet-Lite0 (suture[lite]) at 96 px. The settings fit a CPU.
 from suture.cli import run_job_file
 from suture.data.augmentation import Augmentation
 from suture.learning.training import LocalTraining
-from suture.methods.fedmas import FedMAS
 from suture.models import ModelSpec
 from suture.models.priors import PriorSpec
-from suture.simulation import IsicSites
 from suture.simulation.job import Job
+from suture_papers.fedlsm.isic_sites import IsicSites
+from suture_papers.fedmas.fedmas import FedMAS
 
 JOB = Job(
     name="fedmas_ham10000",

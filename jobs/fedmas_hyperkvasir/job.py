@@ -11,11 +11,11 @@ Nearest to the paper's own settings, whose augmentation of these images is not p
 from suture.cli import run_job_file
 from suture.data.augmentation import Augmentation
 from suture.learning.training import LocalTraining
-from suture.methods.fedmas import FedMAS
 from suture.models import ModelSpec
 from suture.models.priors import PriorSpec
-from suture.simulation import HyperKvasirSites
 from suture.simulation.job import Job
+from suture_papers.fedmas.fedmas import FedMAS
+from suture_papers.fedmas.hyperkvasir_sites import HyperKvasirSites
 
 JOB = Job(
     name="fedmas_hyperkvasir",

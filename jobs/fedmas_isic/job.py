@@ -20,11 +20,11 @@ paper's own (the Gaussian blur of its program is not offered, see docs/methods/f
 from suture.cli import run_job_file
 from suture.data.augmentation import Augmentation
 from suture.learning.training import LocalTraining
-from suture.methods.fedmas import FedMAS
 from suture.models import ModelSpec
 from suture.models.priors import PriorSpec
-from suture.simulation import FlambySites
 from suture.simulation.job import Job
+from suture_papers.fedmas.fedmas import FedMAS
+from suture_papers.fedmas.flamby_sites import FlambySites
 
 JOB = Job(
     name="fedmas_isic",

@@ -17,11 +17,11 @@ augmentation of these images is not offered whole, see docs/methods/fedmas.md) a
 from suture.cli import run_job_file
 from suture.data.augmentation import Augmentation
 from suture.learning.training import LocalTraining
-from suture.methods.fedmas import FedMAS
 from suture.models import ModelSpec
 from suture.models.priors import PriorSpec
-from suture.simulation import AttributeSites
 from suture.simulation.job import Job
+from suture_papers.fedmas.fedmas import FedMAS
+from suture_papers.fedmas.flamby_sites import AttributeSites
 
 JOB = Job(
     name="fedmas_tones",

@@ -9,10 +9,10 @@ compares with.
 
 from suture.cli import run_job_file
 from suture.learning.finetuning import FineTuning
-from suture.methods.meta.pmfl import PMFL
 from suture.models import ModelSpec
-from suture.simulation import SingleTargetSites
 from suture.simulation.job import Job
+from suture_papers.metafl.pmfl import PMFL
+from suture_papers.metafl.single_target import SingleTargetSites
 
 JOB = Job(
     name="pmfl_openi",

@@ -11,8 +11,8 @@ from suture.data.augmentation import SURGICAL
 from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec
-from suture.simulation import ChestSites
 from suture.simulation.job import Job
+from suture_papers.chest_xrays.chest_sites import ChestSites
 
 JOB = Job(
     name="surgical_chest",

@@ -12,8 +12,8 @@ from suture.data.augmentation import MILD
 from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec
-from suture.simulation import NihSites
 from suture.simulation.job import Job
+from suture_papers.chest_xrays.chest_sites import NihSites
 
 JOB = Job(
     name="surgical_nih",

@@ -10,8 +10,8 @@ from suture.cli import run_job_file
 from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec
-from suture.simulation import OpeniSites
 from suture.simulation.job import Job
+from suture_papers.chest_xrays.openi_sites import OpeniSites
 
 JOB = Job(
     name="surgical_openi",

@@ -8,7 +8,7 @@ import pytest
 
 from suture.core.errors import ConfigError
 from suture.core.validation import parse
-from suture.experiments.spec import Experiment
+from suture_papers.tables.spec import Experiment
 
 TEXT = """
 title = "t"

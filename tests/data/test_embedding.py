@@ -21,7 +21,7 @@ from suture.data.embedding import (
     tfidf_vectors,
 )
 from suture.data.readers import load_table
-from suture.data.readers.mtsamples import MtsamplesConfig
+from suture_papers.metafl.mtsamples import MtsamplesConfig
 
 
 def test_tf_idf_by_hand() -> None:

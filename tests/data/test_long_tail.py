@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from suture.data.readers import load_table
-from suture.data.readers.hyperkvasir import FOLDS, HyperKvasirConfig
 from suture.data.split import long_tail_groups, training_counts
+from suture_papers.fedmas.hyperkvasir import FOLDS, HyperKvasirConfig
 
 
 def test_head_medium_and_tail() -> None:

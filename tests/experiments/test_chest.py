@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from official import write_chexpert, write_mimic, write_nih
-from suture.experiments.cells import lines
-from suture.experiments.conduct import Session, conduct
-from suture.experiments.loading import load_experiment
-from suture.experiments.outcome import collect
-from suture.experiments.results import ResultStore
-from suture.experiments.spec import Experiment, Preset
+from suture_papers.tables.cells import lines
+from suture_papers.tables.conduct import Session, conduct
+from suture_papers.tables.loading import load_experiment
+from suture_papers.tables.outcome import collect
+from suture_papers.tables.results import ResultStore
+from suture_papers.tables.spec import Experiment, Preset
 
 SMALL = {
     "simulation.nih": "{data}/nih",

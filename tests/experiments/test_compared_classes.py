@@ -13,14 +13,14 @@ from official import write_nih
 from stored_by_hand import SPEC, delete, store
 from suture.core.errors import ConfigError
 from suture.data.config import load_site_config
-from suture.data.readers.nih import LABELS
-from suture.experiments.conduct import SERVER, Session, compare_classes, conduct
-from suture.experiments.loading import load_experiment
-from suture.experiments.outcome import collect, compared_classes
-from suture.experiments.render import comparison_table, write_tables
-from suture.experiments.runs import final_runs
-from suture.experiments.spec import Experiment, Preset
 from suture.learning.comparison import compare
+from suture_papers.chest_xrays.nih import LABELS
+from suture_papers.tables.conduct import SERVER, Session, compare_classes, conduct
+from suture_papers.tables.loading import load_experiment
+from suture_papers.tables.outcome import collect, compared_classes
+from suture_papers.tables.render import comparison_table, write_tables
+from suture_papers.tables.runs import final_runs
+from suture_papers.tables.spec import Experiment, Preset
 
 SMALL = {
     "simulation.root": "{data}/nih",

@@ -12,16 +12,16 @@ import pytest
 
 from stored_by_hand import SPEC, change, delete, experiment, result, store
 from suture.core.errors import ConfigError, DataError, FederationError
-from suture.experiments.cells import class_means, lines
-from suture.experiments.conduct import Session, _tidy, conduct, do_runs
-from suture.experiments.loading import known_experiments, load_experiment
-from suture.experiments.outcome import chosen, collect
-from suture.experiments.render import write_tables
-from suture.experiments.results import read_result, result_of
-from suture.experiments.runs import Run, final_runs, tuning_runs
-from suture.experiments.spec import OWN_COLUMNS, Experiment
 from suture.simulation.job import load_job, with_settings
 from suture.simulation.run_files import begin_here
+from suture_papers.tables.cells import class_means, lines
+from suture_papers.tables.conduct import Session, _tidy, conduct, do_runs
+from suture_papers.tables.loading import known_experiments, load_experiment
+from suture_papers.tables.outcome import chosen, collect
+from suture_papers.tables.render import write_tables
+from suture_papers.tables.results import read_result, result_of
+from suture_papers.tables.runs import Run, final_runs, tuning_runs
+from suture_papers.tables.spec import OWN_COLUMNS, Experiment
 
 
 def test_every_experiment_of_the_repository_can_be_run() -> None:
@@ -43,7 +43,7 @@ def test_every_experiment_of_the_repository_can_be_run() -> None:
 
 
 def _cells(spec: Experiment, preset: Any) -> list[tuple[str, str]]:
-    from suture.experiments.runs import cells
+    from suture_papers.tables.runs import cells
 
     return [(row, str(x)) for row, x in cells(spec, preset)]
 
@@ -377,7 +377,7 @@ def test_without_a_name_every_complete_table_is_rendered(
     from typer.testing import CliRunner
 
     from suture.cli import app
-    from suture.experiments import loading
+    from suture_papers.tables import loading
 
     one, two = {"note": "", "seeds": [1]}, {"note": "", "seeds": [1, 2]}
     files = {
@@ -405,7 +405,7 @@ def test_a_run_that_was_cut_off_is_continued(tmp_path: Path, monkeypatch: pytest
         seen.append(command)
         return type("Done", (), {"returncode": 1, "stderr": "stopped"})
 
-    monkeypatch.setattr("suture.experiments.conduct.subprocess.run", record)
+    monkeypatch.setattr("suture_papers.tables.conduct.subprocess.run", record)
     run = Run("ours", None, "demo", {"method": "surgical", "seed": 1})
     out = tmp_path / "work" / run.name
     for status, again in ((None, False), ("interrupted", True)):

@@ -14,15 +14,15 @@ from official import write_chexpert, write_nih
 from suture.cli import app
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
-from suture.data.readers.chexpert import LABELS as CHEXPERT
-from suture.data.readers.nih import LABELS as NIH
-from suture.experiments.conduct import Session
-from suture.experiments.figures import existing_plots, write_plots
-from suture.experiments.loading import load_experiment
-from suture.experiments.results import ResultStore
-from suture.experiments.runs import final_runs
 from suture.models import ModelSpec, build
 from suture.models.saved import save_model
+from suture_papers.chest_xrays.chexpert import LABELS as CHEXPERT
+from suture_papers.chest_xrays.nih import LABELS as NIH
+from suture_papers.tables.conduct import Session
+from suture_papers.tables.figures import existing_plots, write_plots
+from suture_papers.tables.loading import load_experiment
+from suture_papers.tables.results import ResultStore
+from suture_papers.tables.runs import final_runs
 
 TEXT = """
 title = "Two methods"

@@ -10,11 +10,11 @@ import pytest
 from stored_by_hand import change, experiment, result, store
 from suture.core.errors import ConfigError
 from suture.core.validation import parse
-from suture.experiments.cells import Line, lines
-from suture.experiments.outcome import collect
-from suture.experiments.render import write_tables
-from suture.experiments.runs import final_runs
-from suture.experiments.spec import Column
+from suture_papers.tables.cells import Line, lines
+from suture_papers.tables.outcome import collect
+from suture_papers.tables.render import write_tables
+from suture_papers.tables.runs import final_runs
+from suture_papers.tables.spec import Column
 
 GROUPS = {"shared": {"loss": 0.3, "mean_interval": [0.6, 0.9]}}
 WHOLE: dict[str, Any] = {

@@ -11,14 +11,14 @@ import tomli_w
 from stored_by_hand import SPEC, delete, experiment, result, store
 from suture.core.errors import ConfigError
 from suture.data.augmentation import SURGICAL
-from suture.data.readers.nih import LABELS as NIH
-from suture.experiments.conduct import Session, conduct
-from suture.experiments.loading import known_experiments, load_experiment
-from suture.experiments.outcome import collect
-from suture.experiments.render import write_tables
-from suture.experiments.runs import final_runs
 from suture.learning.training import LocalTraining
 from suture.simulation.job import load_job, with_settings
+from suture_papers.chest_xrays.nih import LABELS as NIH
+from suture_papers.tables.conduct import Session, conduct
+from suture_papers.tables.loading import known_experiments, load_experiment
+from suture_papers.tables.outcome import collect
+from suture_papers.tables.render import write_tables
+from suture_papers.tables.runs import final_runs
 
 TINY = SPEC["presets"]["tiny"]
 AWAY = {"away": {"data": {"dataset": "nih", "root": "{data}/a", "table": "{data}/a.csv"}}}

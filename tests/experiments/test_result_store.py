@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from suture.core.errors import DataError, SutureError
-from suture.experiments import results
-from suture.experiments.results import ResultStore, read_result
-from suture.experiments.runs import Run
+from suture_papers.tables import results
+from suture_papers.tables.results import ResultStore, read_result
+from suture_papers.tables.runs import Run
 
 RUN = Run("r", None, "demo", {"seed": 1})
 RECORD = {"run": {}, "metrics": {}, "validation_auroc": 0.5, "validation_loss": None, "seconds": 1.0}
@@ -22,7 +22,7 @@ RECORD = {"run": {}, "metrics": {}, "validation_auroc": 0.5, "validation_loss": 
 WRITER = """
 import sys
 from pathlib import Path
-from suture.experiments.results import ResultStore
+from suture_papers.tables.results import ResultStore
 
 folder, first = Path(sys.argv[1]), sys.argv[2]
 for number in range(15):

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from suture.experiments.loading import known_experiments, load_experiment
-from suture.experiments.outcome import collect
-from suture.experiments.render import stem_of, write_tables
-from suture.experiments.results import ResultStore
+from suture_papers.tables.loading import known_experiments, load_experiment
+from suture_papers.tables.outcome import collect
+from suture_papers.tables.render import stem_of, write_tables
+from suture_papers.tables.results import ResultStore
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 RUNS = RESULTS / "runs"

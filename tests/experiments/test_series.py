@@ -10,12 +10,12 @@ import tomli_w
 
 from stored_by_hand import SPEC, experiment, result, store
 from suture.core.errors import ConfigError
-from suture.experiments.cells import over_series
-from suture.experiments.conduct import Outcome, collect
-from suture.experiments.loading import load_experiment
-from suture.experiments.render import main_table, preamble, series_table
-from suture.experiments.results import Result
-from suture.experiments.runs import final_runs
+from suture_papers.tables.cells import over_series
+from suture_papers.tables.conduct import Outcome, collect
+from suture_papers.tables.loading import load_experiment
+from suture_papers.tables.render import main_table, preamble, series_table
+from suture_papers.tables.results import Result
+from suture_papers.tables.runs import final_runs
 
 SERIES = {"key": "simulation.images", "values": [20, 40], "label": "images"}
 ALL = [{"name": "all"}]

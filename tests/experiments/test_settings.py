@@ -7,8 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from suture.core.files import write_json
-from suture.experiments.results import changed, settings_done, settings_now
 from suture.simulation.job import load_job, with_settings
+from suture_papers.tables.results import changed, settings_done, settings_now
 
 
 def test_a_run_that_is_done_has_the_settings_of_its_job(tmp_path: Path) -> None:

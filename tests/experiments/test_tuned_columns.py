@@ -13,16 +13,16 @@ import tomli_w
 from stored_by_hand import store
 from suture.core.errors import ConfigError
 from suture.core.validation import parse
-from suture.experiments.cells import lines
-from suture.experiments.conduct import _finished
-from suture.experiments.loading import known_experiments, load_experiment
-from suture.experiments.outcome import collect
-from suture.experiments.render import write_tables
-from suture.experiments.results import read_result, result_of, store_result
-from suture.experiments.runs import Run, final_runs
-from suture.experiments.spec import Experiment
-from suture.simulation import SingleTargetSites
 from suture.simulation.job import load_job, with_settings
+from suture_papers.metafl.single_target import SingleTargetSites
+from suture_papers.tables.cells import lines
+from suture_papers.tables.conduct import _finished
+from suture_papers.tables.loading import known_experiments, load_experiment
+from suture_papers.tables.outcome import collect
+from suture_papers.tables.render import write_tables
+from suture_papers.tables.results import read_result, result_of, store_result
+from suture_papers.tables.runs import Run, final_runs
+from suture_papers.tables.spec import Experiment
 
 SPEC: dict[str, Any] = {
     "title": "two methods",

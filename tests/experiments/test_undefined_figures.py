@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from stored_by_hand import experiment, result, store
-from suture.experiments.cells import Estimate, lines, over_series, p_text
-from suture.experiments.figures import _series
-from suture.experiments.outcome import collect
-from suture.experiments.render import write_tables
-from suture.experiments.runs import final_runs
 from suture.learning.comparison import Comparison
+from suture_papers.tables.cells import Estimate, lines, over_series, p_text
+from suture_papers.tables.figures import _series
+from suture_papers.tables.outcome import collect
+from suture_papers.tables.render import write_tables
+from suture_papers.tables.runs import final_runs
 
 
 def test_a_series_is_drawn_over_its_values(tmp_path: Path) -> None:

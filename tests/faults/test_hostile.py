@@ -17,10 +17,10 @@ from suture.federation.loop import federate
 from suture.learning.training import LocalTraining
 from suture.methods.base import Method
 from suture.methods.fedavg import FedAvg
-from suture.methods.fedlsm.fedlsm import FedLSM
 from suture.methods.surgical import SurgicalAggregation
 from suture.protocol.messages import Payload, Update
 from suture.protocol.packing import Packed, pack, unpack
+from suture_papers.fedlsm.fedlsm import FedLSM
 
 METHOD = SurgicalAggregation(local=LocalTraining(lr=1e-2, batch_size=8))
 STEPS = LocalTraining(lr=1e-3, batch_size=8, iterations=2)

@@ -30,9 +30,7 @@ from suture.methods.base import (
     RoundContext,
     hyperparameters,
 )
-from suture.methods.creff.creff import CReFF
 from suture.methods.fedavg import FedAvg
-from suture.methods.fedmlp import FedMLP
 from suture.methods.source import code_hash
 from suture.models.classifier import Layout, Shapes
 from suture.models.saved import load_model
@@ -43,6 +41,8 @@ from suture.protocol.packing import Packed, pack, unpack
 from suture.simulation import method_checks as checks
 from suture.simulation.method_checks import SMALL, subject_of
 from suture.simulation.trial import Trial
+from suture_papers.missing_labels.fedmlp import FedMLP
+from suture_papers.rare_classes.creff import CReFF
 
 LOCAL = LocalTraining(lr=1e-2, batch_size=8)
 NUMBERS = {"Fibrosis": 1.0, "Hernia": 2.0, "Zwerchfellbruch": 2.0, "Mass": 3.0, "Nodule": 4.0}

@@ -18,13 +18,13 @@ from suture.federation.server.norm_bound import Measure, NormBound, Norms
 from suture.federation.server.server import Server
 from suture.learning.training import LocalTraining
 from suture.methods.base import Method
-from suture.methods.fedmlp import FedMLP, Tagging
 from suture.protocol.check import check_reply
 from suture.protocol.egress import Egress
 from suture.protocol.messages import Payload, Update, ones
 from suture.protocol.packing import Packed, pack, unpack
 from suture.simulation.method_checks import SMALL
 from suture.simulation.trial import Trial
+from suture_papers.missing_labels.fedmlp import FedMLP, Tagging
 
 FEDMLP = FedMLP(
     local=LocalTraining(lr=1e-2, batch_size=8), stage1=0.0, tagging=Tagging(negative=0.5, positive=0.5)

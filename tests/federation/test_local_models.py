@@ -19,11 +19,11 @@ from suture.federation.store import Rounds
 from suture.learning.saved_models import evaluate
 from suture.learning.training import LocalTraining
 from suture.methods.fedavg import FedAvg
-from suture.methods.fedmas import FedMAS
 from suture.models import ModelSpec
 from suture.models.saved import load_model
 from suture.protocol.messages import TaskName
 from suture.protocol.packing import Packed, load
+from suture_papers.fedmas.fedmas import FedMAS
 
 METHOD = FedAvg(local=LocalTraining(lr=1e-2, batch_size=8), class_weights="none", keep_local=True)
 

@@ -17,7 +17,6 @@ from suture.flare.codec import as_text, from_shareable_, from_text, register
 from suture.flare.executor import SiteExecutor
 from suture.flare.workspace import with_own_embedding, with_own_prior, with_own_weights
 from suture.learning.prediction import open_model
-from suture.methods.fedmas import FedMAS
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec, build
 from suture.models.priors import PriorSpec
@@ -25,6 +24,7 @@ from suture.models.saved import load_model, load_spec, save_model
 from suture.protocol.messages import Abstain, Payload
 from suture.protocol.packing import unpack
 from suture.simulation.job import Job
+from suture_papers.fedmas.fedmas import FedMAS
 
 IMAGES = ModelSpec()
 TEXT = ModelSpec("lstm", vocabulary=("heart", "lung"))

@@ -24,12 +24,13 @@ from rounds import conformant
 from small_hospitals import write_hospital
 from suture.core.errors import FederationError
 from suture.learning.finetuning import FineTuning
-from suture.methods.meta.pmfl import PMFL
 from suture.models import ModelSpec
 from suture.protocol.packing import load
-from suture.simulation import PhantomSites, SingleTargetSites, StudySites, start_watch
+from suture.simulation import PhantomSites, StudySites, start_watch
 from suture.simulation.job import Job, load_job, with_settings
 from suture.simulation.run import run_job
+from suture_papers.metafl.pmfl import PMFL
+from suture_papers.metafl.single_target import SingleTargetSites
 
 pytestmark = pytest.mark.flare
 

@@ -26,7 +26,6 @@ from suture.core.errors import RejectedUpdate
 from suture.core.labels import LabelSet
 from suture.data.augmentation import Augmentation
 from suture.data.config import TrainingConfig, load_server_config, load_site_config
-from suture.experiments.loading import load_experiment
 from suture.federation.expectation import expected_answer
 from suture.federation.plan import Plan, Schedule, round_context
 from suture.federation.server.collector import UpdateCollector
@@ -41,9 +40,6 @@ from suture.learning.optimisers import load_optimiser_state
 from suture.learning.prediction import open_model
 from suture.learning.training import LocalTraining, optimiser_of
 from suture.methods.fedavg import FedAvg
-from suture.methods.fedlsm.fedlsm import FedLSM
-from suture.methods.fedmas import FedMAS
-from suture.methods.meta.metafl import MetaFL
 from suture.methods.pfl import PersonalisedFL as PFL
 from suture.methods.source import code_hash
 from suture.methods.surgical import SurgicalAggregation
@@ -63,6 +59,10 @@ from suture.protocol.messages import (
     ones,
 )
 from suture.protocol.packing import Packed, pack, unpack
+from suture_papers.fedlsm.fedlsm import FedLSM
+from suture_papers.fedmas.fedmas import FedMAS
+from suture_papers.metafl.metafl import MetaFL
+from suture_papers.tables.loading import load_experiment
 
 
 def _tiny(channels: int) -> tuple[nn.Module, int]:
@@ -450,7 +450,7 @@ SCHEDULES = (
 def _experiments() -> tuple[dict[str, Any], ...]:
     import tomllib
 
-    from suture.experiments.loading import known_experiments
+    from suture_papers.tables.loading import known_experiments
 
     found = [tomllib.loads(path.read_text()) for path in known_experiments().values()]
     return tuple(sorted(found, key=lambda one: len(str(one)))[:6])

@@ -35,7 +35,6 @@ from suture.learning.evaluation import (
 )
 from suture.learning.metrics import auroc, multiclass_metrics
 from suture.learning.training import SiteContext
-from suture.methods.fedlsm.fedlsm import FedLSM
 from suture.models import ModelSpec
 from suture.protocol.decisions import Decision, Operating, Rule
 from suture.protocol.disclosure import (
@@ -50,6 +49,7 @@ from suture.protocol.disclosure import (
 )
 from suture.protocol.messages import ClassScore, Metrics
 from suture.protocol.privacy import PrivacyConfig
+from suture_papers.fedlsm.fedlsm import FedLSM
 
 NAMES = ("A", "B", "C", "D")
 LIMITS = PrivacyConfig()

@@ -14,22 +14,22 @@ from suture.core.errors import ConfigError
 from suture.core.labels import LabelType
 from suture.learning.training import LocalRound
 from suture.methods.base import Method
-from suture.methods.combined import Combined
-from suture.methods.condist import ConDist, Distillation
-from suture.methods.confident import Thresholds
 from suture.methods.fedavg import FedAvg
-from suture.methods.fedlc import Calibrated
-from suture.methods.fedprox import FedProx, Proximal
-from suture.methods.fedpu import FedPU, PositiveUnlabelled
-from suture.methods.fedrs import FedRS, Restricted
-from suture.methods.fedvls import FedVLS, LogitSuppression, VacantDistillation
-from suture.methods.fixmatch import FixMatch, PseudoLabels
-from suture.methods.focal import Focal
-from suture.methods.fssl import FSSL, ReceivedLabels
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec
 from suture.simulation.job import load_job, settings_of, with_settings
 from suture.simulation.trial import Trial
+from suture_papers.combined import Combined
+from suture_papers.drift.fedprox import FedProx, Proximal
+from suture_papers.missing_labels.condist import ConDist, Distillation
+from suture_papers.missing_labels.confident import Thresholds
+from suture_papers.missing_labels.fedpu import FedPU, PositiveUnlabelled
+from suture_papers.missing_labels.fedrs import FedRS, Restricted
+from suture_papers.missing_labels.fedvls import FedVLS, LogitSuppression, VacantDistillation
+from suture_papers.missing_labels.fixmatch import FixMatch, PseudoLabels
+from suture_papers.missing_labels.fssl import FSSL, ReceivedLabels
+from suture_papers.rare_classes.fedlc import Calibrated
+from suture_papers.rare_classes.focal import Focal
 
 TYPES: tuple[LabelType, ...] = ("multilabel", "multiclass")
 

@@ -19,10 +19,10 @@ from suture.core.errors import ConfigError
 from suture.core.labels import LabelType
 from suture.learning.training import fit
 from suture.methods.composed import _Training
-from suture.methods.condist import ConDist, Distillation, log_probabilities
 from suture.methods.fedavg import FedAvg
 from suture.simulation import trial
 from suture.simulation.method_checks import SMALL
+from suture_papers.missing_labels.condist import ConDist, Distillation, log_probabilities
 
 CONSTANT = {"first": 1.0, "last": 1.0}
 BOTH = pytest.mark.parametrize("label_type", ["multilabel", "multiclass"])

@@ -13,7 +13,12 @@ from torch import Tensor
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelType
 from suture.data.batch import Batch
-from suture.methods.confident import Thresholds, multilabel_targets, pseudo_loss, unknown_entries
+from suture_papers.missing_labels.confident import (
+    Thresholds,
+    multilabel_targets,
+    pseudo_loss,
+    unknown_entries,
+)
 
 
 def batch(y: list[list[float]], known: list[list[int]]) -> Batch:

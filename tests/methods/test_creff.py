@@ -20,14 +20,21 @@ from suture.core.seeds import generator_for, seed_for
 from suture.data.siamese import siamese
 from suture.learning.training import SiteContext, ready_inputs
 from suture.methods.base import GlobalModel, Phase, RoundContext
-from suture.methods.creff import creff
-from suture.methods.creff.creff import GRADIENTS, RETRAINED, ClassGradients, CReFF, joined, retrained_rows
-from suture.methods.creff.federated_features import FederatedFeatures, distance, head_gradient
 from suture.methods.fedavg import FedAvg
 from suture.methods.retraining import Retraining
 from suture.models import ModelSpec
 from suture.protocol.messages import Update, ones
 from suture.simulation.trial import SITES, Trial
+from suture_papers.rare_classes import creff
+from suture_papers.rare_classes.creff import (
+    GRADIENTS,
+    RETRAINED,
+    ClassGradients,
+    CReFF,
+    joined,
+    retrained_rows,
+)
+from suture_papers.rare_classes.federated_features import FederatedFeatures, distance, head_gradient
 
 METHOD = conformant("creff")
 assert isinstance(METHOD, CReFF)

@@ -21,7 +21,10 @@ from suture.federation.server.global_model import initial, with_labels
 from suture.federation.site.site import check_consent
 from suture.learning.training import LocalTraining, SiteContext
 from suture.methods.base import GlobalModel, Phase, RoundContext
-from suture.methods.fedalign import (
+from suture.models import ModelSpec
+from suture.models.names import name_vectors
+from suture.protocol.messages import Payload, Update
+from suture_papers.missing_labels.fedalign import (
     F1,
     MEASURED,
     FedAlign,
@@ -30,9 +33,6 @@ from suture.methods.fedalign import (
     matching_loss,
     validation_f1,
 )
-from suture.models import ModelSpec
-from suture.models.names import name_vectors
-from suture.protocol.messages import Payload, Update
 
 CTX = RoundContext(1, Phase("main", 2), 0)
 EVERY = ("Fibrosis", "Hernia", "Mass", "Nodule")

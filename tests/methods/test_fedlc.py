@@ -17,13 +17,13 @@ from suture.core.errors import ConfigError
 from suture.learning.losses import masked_ce
 from suture.learning.training import LocalRound, LocalTraining, Loss, SiteContext
 from suture.methods.fedavg import FedAvg
-from suture.methods.fedlc import Calibrated, FedLC, calibration, ce_against_others
-from suture.methods.ldam import LDAM
 from suture.methods.roles import Supervised
 from suture.models import ModelSpec
 from suture.models.classifier import Layout
 from suture.protocol.messages import Payload
 from suture.simulation.trial import Trial
+from suture_papers.rare_classes.fedlc import Calibrated, FedLC, calibration, ce_against_others
+from suture_papers.rare_classes.ldam import LDAM
 
 SMALL = ModelSpec("cnn", size=16)
 

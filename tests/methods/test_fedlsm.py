@@ -18,11 +18,11 @@ from suture.federation.server.global_model import initial
 from suture.federation.site.abstention import LabelViewRefused
 from suture.learning.training import LocalRound, LocalTraining, SiteContext, validation_loss
 from suture.methods.base import GlobalModel, Phase, RoundContext, loss_of
-from suture.methods.fedlsm.fedlsm import FedLSM
-from suture.methods.fedlsm.mean_teacher import MeanTeacher, Teaching, follower, subsets
 from suture.models.classifier import Classifier
 from suture.protocol.messages import Payload, Update
 from suture.protocol.packing import Packed, digest, pack
+from suture_papers.fedlsm.fedlsm import FedLSM
+from suture_papers.fedlsm.mean_teacher import MeanTeacher, Teaching, follower, subsets
 
 LABELS = ("A", "B", "C")
 CTX = RoundContext(1, Phase("main", 1), 0)

@@ -18,11 +18,11 @@ from suture.data.augmentation import Augmentation, augment
 from suture.data.batch import Samples, endless
 from suture.learning.training import LocalTraining, SiteContext
 from suture.methods.base import Phase, RoundContext
-from suture.methods.fedlsm.fedlsm import FedLSM
-from suture.methods.fedlsm.mean_teacher import Teaching, follower
 from suture.models import ModelSpec, build
 from suture.models.classifier import Classifier, Preprocessing, split_state
 from suture.protocol.messages import Payload
+from suture_papers.fedlsm.fedlsm import FedLSM
+from suture_papers.fedlsm.mean_teacher import Teaching, follower
 
 LABELS = ("A", "B", "C", "D")
 KNOWN = (False, False, True, True)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import suture.methods.fedmas as fedmas
+import suture_papers.fedmas.fedmas as fedmas
 from rounds import train_round
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet, LabelType
@@ -22,12 +22,12 @@ from suture.federation.server.global_model import initial
 from suture.learning.losses import balanced_ce
 from suture.learning.training import LocalTraining, SiteContext
 from suture.methods.base import GlobalModel, Phase, RoundContext
-from suture.methods.fedmas import FedMAS, by_class, distance, rescue_factor
 from suture.models import ModelSpec
 from suture.models.classifier import Preprocessing
 from suture.models.priors import PriorSpec
 from suture.models.priors.prior import freeze
 from suture.protocol.messages import Payload, Update
+from suture_papers.fedmas.fedmas import FedMAS, by_class, distance, rescue_factor
 
 CTX = RoundContext(1, Phase("main", 1), 0)
 CNN = ModelSpec("cnn", size=16)

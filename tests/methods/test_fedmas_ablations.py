@@ -15,8 +15,8 @@ from suture.federation.server.global_model import initial
 from suture.learning.training import LocalTraining, validation_loss
 from suture.methods.base import Phase, loss_of
 from suture.methods.fedavg import FedAvg
-from suture.methods.fedmas import FedMAS, distance
 from suture.protocol.messages import Payload
+from suture_papers.fedmas.fedmas import FedMAS, distance
 
 PHANTOMS = FedMAS(local=LocalTraining(lr=1e-2, batch_size=8))
 

@@ -13,12 +13,12 @@ from suture.core.errors import FederationError
 from suture.core.labels import LabelSet
 from suture.federation.server.registry import agree
 from suture.learning.training import LocalTraining
-from suture.methods.fedmas import FedMAS
 from suture.models import ModelSpec, build
 from suture.models.priors import PriorSpec, save_prior
 from suture.models.priors.prior import freeze
 from suture.protocol.messages import SiteInfo
 from suture.protocol.packing import load
+from suture_papers.fedmas.fedmas import FedMAS
 
 CNN = ModelSpec("cnn", size=16)
 METHOD = FedMAS(local=LocalTraining(lr=1e-2, batch_size=8))

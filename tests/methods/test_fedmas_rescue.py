@@ -19,10 +19,10 @@ from suture.core.errors import FederationError, RescueFactorError
 from suture.federation.loop import Loop, federate
 from suture.federation.server.server import Server
 from suture.learning.training import LocalTraining
-from suture.methods.fedmas import LEAST, Divergence, FedMAS, check_rescue
 from suture.models import ModelSpec
 from suture.protocol.messages import Payload, Update
 from suture.protocol.packing import Packed, load, pack, unpack
+from suture_papers.fedmas.fedmas import LEAST, Divergence, FedMAS, check_rescue
 
 METHOD = FedMAS(local=LocalTraining(lr=1e-2, batch_size=8))
 WIDE = ModelSpec("cnn", size=16, projection=128)

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from rounds import train_round
 from suture.federation.site.diagnostics import FILE
-from suture.methods.fedmas import distance
 from suture.protocol.packing import pack
+from suture_papers.fedmas.fedmas import distance
 
 
 def test_the_divergence_of_each_class_is_told_before_training(tiny: Any) -> None:

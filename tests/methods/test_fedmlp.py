@@ -25,7 +25,11 @@ from suture.learning.losses import masked_bce
 from suture.learning.training import LocalTraining, SiteContext
 from suture.methods.base import GlobalModel, LabelStatistics, Phase, RoundContext
 from suture.methods.fedavg import FedAvg
-from suture.methods.fedmlp import (
+from suture.models import ModelSpec
+from suture.models.classifier import Classifier, Layout
+from suture.protocol.messages import Payload, Update
+from suture.protocol.packing import Packed
+from suture_papers.missing_labels.fedmlp import (
     ABSENT,
     PRESENT,
     FedMLP,
@@ -33,11 +37,14 @@ from suture.methods.fedmlp import (
     objective,
     with_tags,
 )
-from suture.methods.prototypes import DEGREE, OF_DEGREE, OF_PROTOTYPES, PROTOTYPES, measured, similarity
-from suture.models import ModelSpec
-from suture.models.classifier import Classifier, Layout
-from suture.protocol.messages import Payload, Update
-from suture.protocol.packing import Packed
+from suture_papers.missing_labels.prototypes import (
+    DEGREE,
+    OF_DEGREE,
+    OF_PROTOTYPES,
+    PROTOTYPES,
+    measured,
+    similarity,
+)
 
 EVERY = ("Fibrosis", "Hernia", "Mass", "Nodule")
 LOCAL = LocalTraining(lr=1e-2, batch_size=8)

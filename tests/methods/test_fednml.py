@@ -20,15 +20,15 @@ from suture.core.seeds import seed_for
 from suture.data.batch import Batch
 from suture.federation.server.global_model import initial
 from suture.learning.training import LocalTraining, SiteContext, optimiser_of, predict
-from suture.methods import fednml
 from suture.methods.base import Phase, RoundContext
 from suture.methods.fedavg import FedAvg
-from suture.methods.fednml import FedNML, SoftLabels, agreement, noisy_images, objective
 from suture.models import ModelSpec
 from suture.models.classifier import Layout
 from suture.protocol.messages import Payload, Update
 from suture.protocol.packing import Packed
 from suture.simulation.trial import SITES, Trial
+from suture_papers.missing_labels import fednml
+from suture_papers.missing_labels.fednml import FedNML, SoftLabels, agreement, noisy_images, objective
 
 EVERY = ("Fibrosis", "Hernia", "Mass", "Nodule")
 LOCAL = LocalTraining(lr=1e-2, batch_size=8, optimiser="adamw")

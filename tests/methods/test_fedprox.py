@@ -13,11 +13,11 @@ from federated import LOCAL, at_site, federated, moved, objective_of, random_bat
 from suture.core.labels import LabelType
 from suture.learning.training import LocalTraining
 from suture.methods.fedavg import FedAvg
-from suture.methods.fedprox import FedProx, Proximal
 from suture.methods.roles import Step
 from suture.simulation.job import load_job, with_settings
 from suture.simulation.method_checks import SMALL
 from suture.simulation.trial import Trial
+from suture_papers.drift.fedprox import FedProx, Proximal
 
 NONE = torch.zeros(0)
 

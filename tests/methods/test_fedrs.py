@@ -15,9 +15,9 @@ from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet, LabelType
 from suture.learning.training import SiteContext
 from suture.methods.fedavg import FedAvg
-from suture.methods.fedrs import FedRS, Restricted
 from suture.simulation.method_checks import SMALL
 from suture.simulation.trial import Trial
+from suture_papers.missing_labels.fedrs import FedRS, Restricted
 
 THREE = ("A", "B", "C")
 

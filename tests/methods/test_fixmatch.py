@@ -20,17 +20,17 @@ from suture.core.labels import LabelType
 from suture.data.augmentation import STRONG, WEAK, Augmentation
 from suture.data.batch import Batch
 from suture.learning.training import SiteContext, training_batches
-from suture.methods.combined import Combined
 from suture.methods.composed import SECOND, SECOND_OF, Composed, _Training
-from suture.methods.confident import Thresholds
 from suture.methods.fedavg import FedAvg
-from suture.methods.fixmatch import FixMatch, PseudoLabels, whole_image_loss
-from suture.methods.fssl import FSSL, ReceivedLabels
 from suture.methods.roles import check_needs
 from suture.models import ModelSpec
 from suture.protocol.messages import Payload
 from suture.simulation import trial
 from suture.simulation.method_checks import SMALL
+from suture_papers.combined import Combined
+from suture_papers.missing_labels.confident import Thresholds
+from suture_papers.missing_labels.fixmatch import FixMatch, PseudoLabels, whole_image_loss
+from suture_papers.missing_labels.fssl import FSSL, ReceivedLabels
 
 EASY = Thresholds(positive=0.501, negative=0.499, best=0.26)
 """Thresholds that a model of random weights passes, too."""

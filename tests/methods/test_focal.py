@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from federated import LOCAL, at_site, federated, moved, objective_of, random_batch, same
 from suture.core.errors import ConfigError
 from suture.methods.fedavg import FedAvg
-from suture.methods.focal import Focal, FocalFedAvg, focal_ce
+from suture_papers.rare_classes.focal import Focal, FocalFedAvg, focal_ce
 
 ALL_KNOWN = torch.ones(2, 2, dtype=torch.bool)
 FIRST = torch.tensor([[1.0, 0.0], [1.0, 0.0]], dtype=torch.float64)

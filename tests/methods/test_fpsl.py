@@ -19,7 +19,7 @@ from suture.learning.step_losses import NonFiniteLoss
 from suture.learning.training import LocalTraining, SiteContext, training_batches
 from suture.methods.class_weights import NAME
 from suture.methods.fedavg import FedAvg
-from suture.methods.fpsl import FPSL, bilevel_loss
+from suture_papers.missing_labels.fpsl import FPSL, bilevel_loss
 
 SGD = LocalTraining(lr=0.1, batch_size=8, epochs=2, optimiser="sgd", momentum=0.0)
 BOTH = pytest.mark.parametrize("label_type", ["multilabel", "multiclass"])

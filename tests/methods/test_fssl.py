@@ -19,11 +19,11 @@ from suture.data.augmentation import WEAK, Augmentation
 from suture.data.batch import Batch
 from suture.learning.training import fit
 from suture.methods.composed import SECOND, SECOND_OF, _Training
-from suture.methods.confident import Thresholds
 from suture.methods.fedavg import FedAvg
-from suture.methods.fssl import FSSL, ReceivedLabels
 from suture.simulation import trial
 from suture.simulation.method_checks import SMALL
+from suture_papers.missing_labels.confident import Thresholds
+from suture_papers.missing_labels.fssl import FSSL, ReceivedLabels
 
 EASY = Thresholds(positive=0.501, negative=0.499, best=0.26)
 """Thresholds that a model of random weights passes, too."""

@@ -25,18 +25,18 @@ from suture.data.augmentation import MILD, STRONG, SURGICAL, Augmentation, augme
 from suture.federation.site.site import Site
 from suture.methods import METHODS
 from suture.methods.base import Method
-from suture.methods.combined import Combined
-from suture.methods.condist import Distillation
 from suture.methods.fedavg import FedAvg
-from suture.methods.fedlsm.fedlsm import FedLSM
-from suture.methods.fedlsm.mean_teacher import Teaching
-from suture.methods.fedprox import Proximal
-from suture.methods.fixmatch import FixMatch, PseudoLabels
-from suture.methods.meta.metafl import MetaFL
-from suture.methods.moon import Contrastive
 from suture.methods.retraining import Retraining
 from suture.simulation import trial
 from suture.simulation.method_checks import subject_of
+from suture_papers.combined import Combined
+from suture_papers.drift.fedprox import Proximal
+from suture_papers.drift.moon import Contrastive
+from suture_papers.fedlsm.fedlsm import FedLSM
+from suture_papers.fedlsm.mean_teacher import Teaching
+from suture_papers.metafl.metafl import MetaFL
+from suture_papers.missing_labels.condist import Distillation
+from suture_papers.missing_labels.fixmatch import FixMatch, PseudoLabels
 
 ROUNDS = 2
 SITE = "alpha"

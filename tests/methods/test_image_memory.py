@@ -13,10 +13,10 @@ from suture.core.errors import ConfigError
 from suture.federation.loop import Loop
 from suture.learning.training import SiteContext
 from suture.methods.base import KEPT
-from suture.methods.fedmlp import FedMLP
-from suture.methods.image_memory import remember, remembered
 from suture.protocol.messages import Abstain, Payload
 from suture.protocol.packing import unpack
+from suture_papers.missing_labels.fedmlp import FedMLP
+from suture_papers.missing_labels.image_memory import remember, remembered
 
 
 def site_of(*names: str) -> SiteContext:

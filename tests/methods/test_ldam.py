@@ -17,10 +17,10 @@ from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
 from suture.learning.training import LocalRound, Loss, SiteContext
 from suture.methods.fedavg import FedAvg
-from suture.methods.ldam import LDAM, LabelDistributionMargin, effective_weights, margins
 from suture.models import ModelSpec, build
 from suture.protocol.messages import Payload
 from suture.simulation.trial import Trial
+from suture_papers.rare_classes.ldam import LDAM, LabelDistributionMargin, effective_weights, margins
 
 SMALL = ModelSpec("cnn", size=16)
 

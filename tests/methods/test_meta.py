@@ -18,10 +18,6 @@ from suture.data.batch import Batch, Samples
 from suture.learning.losses import masked_loss
 from suture.learning.training import SiteContext
 from suture.methods.base import GlobalModel, Phase, RoundContext
-from suture.methods.meta.fl import FL
-from suture.methods.meta.inner_loop import INNER, ServerStep, adapt, stepped
-from suture.methods.meta.metafl import MetaFL
-from suture.methods.meta.pmfl import PMFL
 from suture.methods.parameters import local_parameters, parts, shared_parameters
 from suture.methods.share import Share, cut, put
 from suture.models import ModelSpec
@@ -29,6 +25,10 @@ from suture.models.backbones import text_lstm
 from suture.models.classifier import Classifier, load_tensors, split_state
 from suture.models.heads import head_rows
 from suture.protocol.messages import Payload, Update, ones
+from suture_papers.metafl.fl import FL
+from suture_papers.metafl.inner_loop import INNER, ServerStep, adapt, stepped
+from suture_papers.metafl.metafl import MetaFL
+from suture_papers.metafl.pmfl import PMFL
 
 TARGET = LabelSet(("target",))
 WORDS = 21

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from suture.federation.loop import Loop, Receiver, federate
 from suture.federation.server.server import Server
-from suture.methods.meta.inner_loop import INNER
-from suture.methods.meta.pmfl import PMFL
 from suture.protocol.messages import TaskName
 from suture.protocol.packing import Packed, load
+from suture_papers.metafl.inner_loop import INNER
+from suture_papers.metafl.pmfl import PMFL
 
 METHOD = PMFL(local=INNER, batches=2)
 LABELS = {"alpha": ("Mass",), "beta": ("Nodule",)}

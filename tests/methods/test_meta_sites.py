@@ -17,14 +17,14 @@ from suture.data.batch import Samples
 from suture.data.config import TrainingConfig
 from suture.learning.training import SiteContext
 from suture.methods import METHODS
-from suture.methods.meta.fl import FL
-from suture.methods.meta.inner_loop import INNER, batch_of
-from suture.methods.meta.metafl import MetaFL
-from suture.methods.meta.pmfl import PMFL
 from suture.methods.share import Share, cut, put
 from suture.models import ModelSpec, build
 from suture.protocol.messages import Abstain, Payload
 from suture.protocol.packing import load
+from suture_papers.metafl.fl import FL
+from suture_papers.metafl.inner_loop import INNER, batch_of
+from suture_papers.metafl.metafl import MetaFL
+from suture_papers.metafl.pmfl import PMFL
 
 SPEC = ModelSpec("cnn", size=16)
 

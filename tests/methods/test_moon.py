@@ -18,18 +18,18 @@ from official import Report, write_openi
 from rounds import conformant
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelType
-from suture.data.readers.openi import FINDINGS
 from suture.federation.loop import Loop, federate
 from suture.learning.training import SiteContext
 from suture.methods.base import KEPT
 from suture.methods.fedavg import FedAvg
-from suture.methods.moon import MOON, Contrastive, contrast
 from suture.models.classifier import split_state
 from suture.protocol.messages import Payload
 from suture.protocol.packing import load, unpack
 from suture.simulation.job import load_job, with_settings
 from suture.simulation.method_checks import SMALL
 from suture.simulation.run import run_job
+from suture_papers.chest_xrays.openi import FINDINGS
+from suture_papers.drift.moon import MOON, Contrastive, contrast
 
 WITH_NECK = replace(SMALL, neck=256)
 

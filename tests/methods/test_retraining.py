@@ -25,10 +25,7 @@ from suture.federation.server.server import Server
 from suture.learning.training import LocalRound, SiteContext
 from suture.methods.base import GlobalModel, Method, RoundContext
 from suture.methods.composed import Composed
-from suture.methods.crt import Decoupling
 from suture.methods.fedavg import FedAvg
-from suture.methods.fedmas import FedMAS
-from suture.methods.ldam import LDAM
 from suture.methods.retraining import RETRAINING, Retraining
 from suture.methods.roles import Step, Term, Value
 from suture.models import ModelSpec
@@ -36,6 +33,9 @@ from suture.models.heads import head_rows
 from suture.protocol.messages import Update
 from suture.simulation.job import load_job, with_settings
 from suture.simulation.trial import SITES, Trial
+from suture_papers.fedmas.fedmas import FedMAS
+from suture_papers.rare_classes.crt import Decoupling
+from suture_papers.rare_classes.ldam import LDAM
 
 SMALL = ModelSpec("cnn", size=16)
 RETRAIN = Retraining(rounds=2, epochs=2, batch_size=8)

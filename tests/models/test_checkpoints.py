@@ -19,7 +19,7 @@ import torch
 from suture.core.errors import ConfigError
 from suture.models.backbones import read_weights
 from suture.models.checkpoints import read_checkpoint
-from suture.models.priors.published import _read_part
+from suture_papers.fedmas.priors import _read_part
 
 
 class Command:

@@ -14,14 +14,14 @@ from suture.core.labels import LabelSet
 from suture.learning.training import LocalTraining
 from suture.methods.base import Method
 from suture.methods.fedavg import FedAvg
-from suture.methods.fedlsm.fedlsm import FedLSM
-from suture.methods.fedmas import FedMAS
 from suture.models.classifier import Layout
 from suture.protocol.check import Expectation, check_reply
 from suture.protocol.egress import IMAGES, Egress
 from suture.protocol.messages import Abstain, ClassScore, Evaluation, Figures, Metrics, SiteInfo, Update, ones
 from suture.protocol.packing import pack, unpack
 from suture.protocol.privacy import PrivacyConfig
+from suture_papers.fedlsm.fedlsm import FedLSM
+from suture_papers.fedmas.fedmas import FedMAS
 
 F32 = "torch.float32"
 EXPECTED = Expectation(

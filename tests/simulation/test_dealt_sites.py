@@ -13,20 +13,21 @@ from official import write_ham10000, write_nih
 from suture.core.errors import ConfigError, DataError
 from suture.data.config import SiteConfig, load_site_config
 from suture.data.readers import load_table
-from suture.data.readers.isic import LABELS as ISIC
-from suture.data.readers.isic import METADATA
-from suture.data.readers.nih import LABELS as NIH
 from suture.data.table import Table
 from suture.learning.training import LocalTraining
 from suture.methods import METHODS
-from suture.methods.fedlsm.fedlsm import FedLSM
 from suture.models import ModelSpec
-from suture.simulation import IsicSites, NihSites
 from suture.simulation.job import Job
 from suture.simulation.partition import assigned_classes
-from suture.simulation.public_data import data_folder, images_in
 from suture.simulation.run import run_job
 from suture.simulation.sites import cache_folder
+from suture_papers.chest_xrays.chest_sites import NihSites
+from suture_papers.chest_xrays.nih import LABELS as NIH
+from suture_papers.fedlsm.fedlsm import FedLSM
+from suture_papers.fedlsm.isic import LABELS as ISIC
+from suture_papers.fedlsm.isic import METADATA
+from suture_papers.fedlsm.isic_sites import IsicSites
+from suture_papers.public_data import data_folder, images_in
 
 
 @pytest.fixture

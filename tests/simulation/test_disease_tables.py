@@ -1,4 +1,4 @@
-"""suture.simulation.single_target: the disease tables of PMFL."""
+"""suture_papers.metafl.single_target: the disease tables of PMFL."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from suture.core.errors import DataError, LabelError
 from suture.core.labels import LabelSet
 from suture.data.table import Table
-from suture.simulation.single_target import build_disease_tables
+from suture_papers.metafl.single_target import build_disease_tables
 
 CLASSES = ("A", "B", "C")
 

@@ -13,14 +13,15 @@ from test_long_tailed_sites import prepared, tables, write_flamby, write_hyperkv
 from suture.core.errors import ConfigError
 from suture.data.config import load_site_config
 from suture.data.readers import load_table
-from suture.data.readers.flamby import LABELS
 from suture.federation.plan import needed
 from suture.learning.training import LocalTraining
 from suture.methods.fedavg import FedAvg
 from suture.models import ModelSpec
-from suture.simulation import AttributeSites, FlambySites, HyperKvasirSites
 from suture.simulation.job import Job, load_job, with_settings
 from suture.simulation.run import run_job
+from suture_papers.fedmas.flamby import LABELS
+from suture_papers.fedmas.flamby_sites import AttributeSites, FlambySites
+from suture_papers.fedmas.hyperkvasir_sites import HyperKvasirSites
 
 
 def test_sites_that_keep_their_models_have_the_test_images_too(tmp_path: Path) -> None:

@@ -16,13 +16,15 @@ from official import write_ham10000
 from suture.core.errors import ConfigError
 from suture.data.config import SiteConfig, load_site_config
 from suture.data.readers import load_table
-from suture.data.readers.flamby import LABELS, SPELLINGS, TRUTH
-from suture.data.readers.hyperkvasir import FOLDS
-from suture.data.readers.hyperkvasir import LABELS as HYPERKVASIR
-from suture.data.readers.isic import LABELS as ISIC
 from suture.data.table import SPLITS, Table
 from suture.methods import METHODS
-from suture.simulation import AttributeSites, FlambySites, HyperKvasirSites, IsicSites
+from suture_papers.fedlsm.isic import LABELS as ISIC
+from suture_papers.fedlsm.isic_sites import IsicSites
+from suture_papers.fedmas.flamby import LABELS, SPELLINGS, TRUTH
+from suture_papers.fedmas.flamby_sites import AttributeSites, FlambySites
+from suture_papers.fedmas.hyperkvasir import FOLDS
+from suture_papers.fedmas.hyperkvasir import LABELS as HYPERKVASIR
+from suture_papers.fedmas.hyperkvasir_sites import HyperKvasirSites
 
 CENTRES = {0: 192, 1: 160, 2: 128, 4: 16}
 

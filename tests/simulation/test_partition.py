@@ -13,8 +13,6 @@ from suture.core.errors import ConfigError, DataError
 from suture.core.labels import LabelSet, canonical, union
 from suture.data.readers import load_table
 from suture.data.readers.hospital import HospitalConfig
-from suture.data.readers.isic import LABELS as ISIC
-from suture.data.readers.nih import LABELS, NihConfig
 from suture.data.table import Table
 from suture.simulation.partition import (
     assigned_classes,
@@ -25,6 +23,8 @@ from suture.simulation.partition import (
     subset,
 )
 from suture.simulation.sites import TEXT, write_site
+from suture_papers.chest_xrays.nih import LABELS, NihConfig
+from suture_papers.fedlsm.isic import LABELS as ISIC
 
 
 def pooled(abnormal: int, none: int, labels: LabelSet = LABELS) -> Table:

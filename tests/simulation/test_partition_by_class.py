@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from lesions import ROWS, table, together
 from suture.core.errors import DataError
 from suture.data.readers import load_table
-from suture.data.readers.hyperkvasir import FOLDS, HyperKvasirConfig
 from suture.data.split import classes
 from suture.data.table import SPLITS
 from suture.simulation.partition import by_attribute, dirichlet, iid
+from suture_papers.fedmas.hyperkvasir import FOLDS, HyperKvasirConfig
 
 KEYS = [(kind, validation) for kind in range(4) for validation in (False, True)]
 

@@ -15,16 +15,16 @@ from suture.core.errors import ConfigError
 from suture.core.labels import union
 from suture.data.config import load_site_config
 from suture.data.readers import load_table
-from suture.data.readers.chexpert import LABELS as CHEXPERT
-from suture.data.readers.nih import LABELS as NIH
 from suture.learning.training import LocalTraining
 from suture.methods import METHODS
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec
-from suture.simulation import ChestSites, NihSites, PhantomSites
-from suture.simulation.chest import SHARED
+from suture.simulation import PhantomSites
 from suture.simulation.job import Job, with_settings
 from suture.simulation.run import POOLED, run_job
+from suture_papers.chest_xrays.chest_sites import SHARED, ChestSites, NihSites
+from suture_papers.chest_xrays.chexpert import LABELS as CHEXPERT
+from suture_papers.chest_xrays.nih import LABELS as NIH
 
 
 @pytest.fixture

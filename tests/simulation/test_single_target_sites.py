@@ -15,16 +15,15 @@ from official import Report, write_openi
 from suture.core.errors import ConfigError
 from suture.data.config import load_server_config, load_site_config
 from suture.data.readers import load_table
-from suture.data.readers.chexpert import SPELLINGS
 from suture.learning.finetuning import FineTuning
 from suture.learning.training import LocalTraining
 from suture.methods import METHODS
-from suture.methods.meta.fl import FL
 from suture.models import ModelSpec
-from suture.simulation import SingleTargetSites
 from suture.simulation.job import Job, with_settings
 from suture.simulation.run import run_job
-from suture.simulation.single_target import slug
+from suture_papers.chest_xrays.chexpert import SPELLINGS
+from suture_papers.metafl.fl import FL
+from suture_papers.metafl.single_target import SingleTargetSites, slug
 
 FINDINGS = ("Calcified Granuloma", "Mass", "Pulmonary Edema")
 REPORTS: list[Report] = [

@@ -12,10 +12,10 @@ from suture.data.config import SiteConfig
 from suture.data.inspection import ImageFacts
 from suture.data.quality import Count, Findings, Picture
 from suture.data.table import SPLITS, Split
-from suture.methods.condist import ConDist
 from suture.methods.fedavg import FedAvg
-from suture.methods.focal import FocalFedAvg
 from suture.simulation.study_check import compare
+from suture_papers.missing_labels.condist import ConDist
+from suture_papers.rare_classes.focal import FocalFedAvg
 
 CONFIG = SiteConfig.model_validate(
     {"data": {"dataset": "hospital", "root": "r", "table": "t"}, "privacy": {"min_count": 0}}

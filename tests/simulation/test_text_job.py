@@ -9,9 +9,9 @@ import pytest
 
 from official import Report, write_openi
 from suture.core.errors import ConfigError
-from suture.data.readers.openi import FINDINGS, THIRTEEN
 from suture.simulation.job import load_job, with_settings
 from suture.simulation.run import run_job
+from suture_papers.chest_xrays.openi import FINDINGS, THIRTEEN
 
 REPORTS: list[Report] = [
     (f"It shows {FINDINGS[i % 8].lower()}.", "", (f"{FINDINGS[i % 8]}/mild",))

@@ -18,7 +18,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from suture.cli.card import card
-from suture.cli.common import console, guarded, literal, print_line
+from suture.cli.common import command_of, console, guarded, literal, print_line
 from suture.cli.data import data_app, vocab
 from suture.cli.explain import explain
 from suture.cli.export_model import export_model
@@ -28,12 +28,13 @@ from suture.cli.live import track, watch
 from suture.cli.party import doctor, egress, ledger, policy
 from suture.cli.poc import poc_app
 from suture.cli.pretrain import pretrain
-from suture.cli.research import compare, evaluate, experiment, latent, predict, relate
+from suture.cli.research import compare, evaluate, latent, predict, relate
 from suture.cli.run import demo, export, run
 from suture.cli.sign import sign, verify
 from suture.cli.study import check, init
 from suture.core import VERSION
 from suture.core.allocator import keep_memory
+from suture.core.entry_points import found
 from suture.core.printable import clean_warnings
 
 app = typer.Typer(
@@ -132,13 +133,15 @@ def reference(
 
 COMMANDS: tuple[Callable[..., None], ...] = (
     *(demo, init, check, run, export, status, results, resume, report, watch, track),
-    *(predict, evaluate, compare, relate, latent, experiment, pretrain, finetune, vocab),
+    *(predict, evaluate, compare, relate, latent, pretrain, finetune, vocab),
     *(explain, export_model, card, sign, verify),
     *(doctor, policy, ledger, egress, reference),
 )
 for command in COMMANDS:
     app.command()(command)
 app.command("list")(list_)
+for name, points in sorted(found("suture.commands").items()):
+    app.command(name)(command_of(points[0]))
 app.add_typer(data_app, name="data")
 app.add_typer(poc_app, name="poc")
 

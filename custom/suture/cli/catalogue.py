@@ -13,10 +13,9 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from suture.core.entry_points import of_this_distribution, registered
+from suture.core.entry_points import found, load, of_this_distribution, registered
 from suture.core.errors import ConfigError, unknown
 from suture.core.printable import printable
-from suture.experiments.loading import known_experiments, load_experiment
 from suture.simulation.job_files import job_file, known_jobs, may_register, summary
 
 FILE = Path(__file__).with_name("catalogue.json")
@@ -38,8 +37,9 @@ def rows() -> Iterator[tuple[str, str, str]]:
             yield kind, name, text
     for name, path in known_jobs().items():
         yield "job", name, _or_reason(summary, path)
-    for name, path in known_experiments().items():
-        yield "experiment", name, _or_reason(_experiment, path)
+    for kind, points in found("suture.catalogue").items():
+        for name, text in load(points[0], "list of")():
+            yield kind, name, text
 
 
 def check_names(job: str, settings: Iterable[str], trust: bool = False) -> None:
@@ -147,8 +147,3 @@ def _outside(name: str) -> str:
 
 def _titled(kind: Any) -> str:
     return f"{kind.about.title} ({kind.about.paper})"
-
-
-def _experiment(path: Path) -> str:
-    found = load_experiment(str(path))
-    return f"{found.title}; presets {', '.join(found.presets)}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable
 from enum import StrEnum
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from suture.core.entry_points import load
 from suture.core.errors import FULL, LOCKED, MISPLACED, ConfigError, DiskError, SutureError
 from suture.core.printable import printable_lines
 
@@ -126,6 +128,19 @@ def literal(app: typer.Typer) -> Any:
             if getattr(part, "help", None):
                 part.help = escape(part.help)
     return commands[0]
+
+
+def command_of(point: EntryPoint) -> Callable[..., None]:
+    """The command that a package adds; where the package cannot be imported, one that says so."""
+    try:
+        command: Callable[..., None] = load(point, "command")
+    except ConfigError as error:
+        why = error
+
+        def command() -> None:
+            raise why
+
+    return command
 
 
 def renamed(app: typer.Typer, old: str, new: str) -> None:

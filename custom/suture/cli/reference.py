@@ -147,12 +147,14 @@ def configuration_page() -> str:
 
 def _sections(config: Any) -> Iterator[str]:
     """Yield each section of a configuration; of alternatives, the keys of all and then those of each."""
+    from suture.data.readers import DATASETS
+
     for name, field in _fields(config).items():
-        kinds = _classes(field.annotation)
-        if len(kinds) == 1:
-            yield _section(f"`[{name}]`", kinds[0])
+        if name == "data":
+            yield from _alternatives(name, [entry.config for entry in DATASETS.values()])
         else:
-            yield from _alternatives(name, kinds)
+            (kind,) = _classes(field.annotation)
+            yield _section(f"`[{name}]`", kind)
 
 
 def _alternatives(name: str, kinds: list[Any]) -> Iterator[str]:
@@ -177,12 +179,13 @@ def _discriminator(kind: Any) -> tuple[str, str]:
 def _job_sections(job: Any) -> Iterator[str]:
     """Yield the settings of a job, of its model, and of each kind of simulation."""
     from suture.federation.plan import Schedule
+    from suture.simulation.kinds import SIMULATIONS
 
     yield _section("`Job`", job, Schedule)
     for name in ("model", "augmentation", "finetuning"):
         (kind,) = _classes(_fields(job)[name].annotation)
         yield _section(f"`{name}`: `{kind.__name__}`", kind)
-    for kind in _classes(_fields(job)["simulation"].annotation):
+    for kind in SIMULATIONS.values():
         yield _section(f"`simulation`: `{kind.__name__}`", kind)
 
 

@@ -1,4 +1,4 @@
-"""What packages register by entry point: methods, data sets, priors and commands. Nothing is imported for it."""
+"""What packages register by entry point: methods, data sets, priors, simulations and commands."""
 
 from __future__ import annotations
 
@@ -23,18 +23,22 @@ def of_this_distribution(module: str) -> bool:
 
 
 def registered(group: str = GROUP) -> dict[str, list[EntryPoint]]:
-    """The entry points of other packages by name: several where packages register different ones of one name."""
-    return _found(group, ours=False)
+    """The entry points of other packages by name: several where packages register different ones."""
+    return found(group, ours=False)
 
 
-def _found(group: str, *, ours: bool) -> dict[str, list[EntryPoint]]:
-    """The entry points of this distribution, or those of others, by name."""
-    found: dict[str, list[EntryPoint]] = {}
-    for point in entry_points(group=group):
-        # A folder may be on the path twice.
-        if of_this_distribution(point.module) is ours and point not in found.get(point.name, []):
-            found.setdefault(point.name, []).append(point)
-    return found
+def found(group: str, *, ours: bool | None = None) -> dict[str, list[EntryPoint]]:
+    """The entry points by name: this distribution's, those of others, or all. Nothing is imported for it."""
+    points = [point for point in entry_points(group=group) if ours in (None, _ours(point))]
+    by_name: dict[str, list[EntryPoint]] = {}
+    for point in sorted(points, key=lambda point: not _ours(point)):
+        if point not in by_name.setdefault(point.name, []):  # a folder may be on the path twice
+            by_name[point.name].append(point)
+    return by_name
+
+
+def _ours(point: EntryPoint) -> bool:
+    return of_this_distribution(point.module)
 
 
 def package_of(point: EntryPoint) -> str:
@@ -61,7 +65,9 @@ def load(point: EntryPoint, what: str) -> Any:
 
 
 class Registry(MutableMapping[str, T]):
-    """What this distribution has of one kind, by name; what it registers by entry point is imported as it is used.
+    """What this distribution has of one kind, by name: the engine's, and the papers' by entry point.
+
+    What is registered by entry point is imported as it is first used.
 
     Args:
         group: of the entry points.
@@ -97,7 +103,7 @@ class Registry(MutableMapping[str, T]):
         return name in self._values or name in self._points()
 
     def _points(self) -> dict[str, list[EntryPoint]]:
-        return _found(self.group, ours=True)
+        return found(self.group, ours=True)
 
     def names(self) -> set[str]:
         """Those of this distribution and of other packages."""

@@ -8,6 +8,7 @@ import tempfile
 import weakref
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from importlib.metadata import distribution
 from pathlib import Path
 
 from nvflare.apis.filter import Filter
@@ -16,7 +17,8 @@ from nvflare.job_config.api import FedJob
 from nvflare.job_config.defs import FilterType
 from nvflare.recipe.spec import Recipe
 
-from suture.core.entry_points import GROUP
+from suture.core import VERSION
+from suture.core.entry_points import GROUP, PACKAGES
 from suture.core.errors import ConfigError
 from suture.core.files import writing
 from suture.core.names import check_sites
@@ -33,7 +35,10 @@ from suture.simulation.job import Job, check_federated
 _TASKS = ["handshake", "train", "calibrate", "evaluate"]
 _POLL = 0.01
 """Seconds that a site sleeps after each poll, before it waits for the bell; FLARE's default is 2."""
-_PACKAGE = Path(__file__).resolve().parent.parent
+_PACKAGES = Path(__file__).resolve().parents[2]
+"""The folder of the packages of this distribution."""
+
+_COMPILED = shutil.ignore_patterns("__pycache__")
 
 
 class FederationRecipe(Recipe):
@@ -85,20 +90,19 @@ class FederationRecipe(Recipe):
         if bundle:
             self._bundle(job, source, [SERVER_SITE_NAME, *(sites or [ALL_SITES])])
         else:
-            job.set_app_packages(["suture", *([source.package] if source else [])])
+            job.set_app_packages([*PACKAGES, *([source.package] if source else [])])
         super().__init__(job)
 
     def _bundle(self, job: FedJob, source: Source | None, targets: Sequence[str]) -> None:
         """Add this package, and that of a method from outside, to the apps of a job."""
-        for target in targets:
-            job.add_file_to(str(_PACKAGE), target, dest_dir="suture", app_folder_type="custom")
+        # FLARE copies the files only when the recipe is exported or run.
+        folder = Path(tempfile.mkdtemp(prefix="suture-packages-"))
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        write_own_distribution(folder)
         if source:
-            # FLARE copies the files only when the recipe is exported or run.
-            folder = Path(tempfile.mkdtemp(prefix="suture-method-"))
-            weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
             write_distribution(source, folder)
-            for target in targets:
-                job.add_file_to(str(folder), target, app_folder_type="custom")
+        for target in targets:
+            job.add_file_to(str(folder), target, app_folder_type="custom")
 
     # FLARE's recipes switch homomorphic encryption on by these filters.
 
@@ -130,17 +134,26 @@ def write_distribution(source: Source, folder: Path) -> None:
     where FLARE puts the folder on the path.
     """
     if source.path.is_dir():
-        compiled = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(source.path, folder / source.package, ignore=compiled)
+        shutil.copytree(source.path, folder / source.package, ignore=_COMPILED)
     else:
         shutil.copy(source.path, folder)
-    name = re.sub(r"[-_.]+", "_", source.distribution)
-    info = folder / f"{name}-{source.version}.dist-info"
+    points = f"[{GROUP}]\n{source.method} = {source.entry}\n"
+    _write_metadata(folder, source.distribution, source.version, points)
+
+
+def write_own_distribution(folder: Path) -> None:
+    """Write the packages of this distribution, with their entry points, as `write_distribution` does."""
+    for package in PACKAGES:
+        shutil.copytree(_PACKAGES / package, folder / package, ignore=_COMPILED)
+    points = distribution("suture").read_text("entry_points.txt") or ""
+    _write_metadata(folder, "suture", VERSION, points)
+
+
+def _write_metadata(folder: Path, name: str, version: str, points: str) -> None:
+    info = folder / f"{re.sub(r'[-_.]+', '_', name)}-{version}.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text(
-        f"Metadata-Version: 2.1\nName: {source.distribution}\nVersion: {source.version}\n"
-    )
-    (info / "entry_points.txt").write_text(f"[{GROUP}]\n{source.method} = {source.entry}\n")
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    (info / "entry_points.txt").write_text(points)
 
 
 def _plain(filter_: Filter) -> Filter:

@@ -62,7 +62,7 @@ def outside_method(name: str) -> type[Method]:
 
 
 def entry_of(name: str) -> EntryPoint | None:
-    """The entry point of another package's method; None for one of this distribution, this process or unknown.
+    """The entry point of another package's method; None for any other name.
 
     Raises:
         ConfigError: two packages register it.

@@ -11,34 +11,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from suture.simulation.chest import ChestSites, NihSites
-    from suture.simulation.flamby import AttributeSites, FlambySites
-    from suture.simulation.hyperkvasir import HyperKvasirSites
-    from suture.simulation.isic import IsicSites
     from suture.simulation.kinds import Simulation
-    from suture.simulation.openi import OpeniSites
     from suture.simulation.phantom_hospitals import PhantomSites
-    from suture.simulation.single_target import SingleTargetSites
     from suture.simulation.study import StudySites
 
-__all__ = [
-    "AttributeSites",
-    "ChestSites",
-    "FlambySites",
-    "HyperKvasirSites",
-    "IsicSites",
-    "NihSites",
-    "OpeniSites",
-    "PhantomSites",
-    "Simulation",
-    "SingleTargetSites",
-    "StudySites",
-]
+__all__ = ["PhantomSites", "Simulation", "StudySites"]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    if name.startswith("_") or not name[:1].isupper():
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from suture.simulation import kinds
 
+    # The sites of a paper stay importable from here too, as jobs of earlier versions import them.
+    if name in kinds.SIMULATIONS:
+        return kinds.SIMULATIONS[name]
     return getattr(kinds, name)

@@ -1,25 +1,40 @@
-"""Every kind of simulated sites."""
+"""What simulated sites are, and every kind of them."""
 
 from __future__ import annotations
 
-from suture.simulation.chest import ChestSites, NihSites
-from suture.simulation.flamby import AttributeSites, FlambySites
-from suture.simulation.hyperkvasir import HyperKvasirSites
-from suture.simulation.isic import IsicSites
-from suture.simulation.openi import OpeniSites
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, runtime_checkable
+
+from suture.core.entry_points import Registry
+from suture.methods.base import Method
 from suture.simulation.phantom_hospitals import PhantomSites
-from suture.simulation.single_target import SingleTargetSites
 from suture.simulation.study import StudySites
 
-Simulation = (
-    PhantomSites
-    | NihSites
-    | ChestSites
-    | IsicSites
-    | HyperKvasirSites
-    | FlambySites
-    | AttributeSites
-    | OpeniSites
-    | SingleTargetSites
-    | StudySites
+
+@runtime_checkable
+class Simulation(Protocol):
+    """Simulated sites: a frozen dataclass, whose fields are the settings ``simulation.…`` of a job.
+
+    Sites with tasks for fine-tuning name them in a field `targets`.
+    """
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    def prepare(self, folder: Path, runs: Path, seed: int, method: type[Method] | Method) -> list[str]:
+        """Write the folder of each site, and the server's; return the names of the sites.
+
+        Args:
+            folder: gets a folder for each site; see `suture.simulation.sites`.
+            runs: where the server keeps its experiments.
+            seed: of the job.
+            method: the sites permit it what it needs to see.
+
+        Raises:
+            SutureError: the data are missing, or do not fit the settings.
+        """
+
+
+SIMULATIONS: Registry[type[Simulation]] = Registry(
+    "suture.simulations", "kind of simulated sites", {"PhantomSites": PhantomSites, "StudySites": StudySites}
 )
+"""The kinds of simulated sites, by the name of their class."""

@@ -1,4 +1,4 @@
-"""suture.data.readers.chexpert: small files of the official format."""
+"""suture_papers.chest_xrays.chexpert: small files of the official format."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 
 from suture.core.errors import ConfigError, DataError
 from suture.data.readers import load_table, read_table
-from suture.data.readers.chexpert import LABELS, SPELLINGS, ChexpertConfig
-from suture.data.readers.nih import LABELS as NIH
+from suture_papers.chest_xrays.chexpert import LABELS, SPELLINGS, ChexpertConfig
+from suture_papers.chest_xrays.nih import LABELS as NIH
 
 HEADER = "Path,Sex,Age,Frontal/Lateral,AP/PA,No Finding," + ",".join(SPELLINGS) + "\n"
 

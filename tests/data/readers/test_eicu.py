@@ -1,4 +1,4 @@
-"""suture.data.readers.eicu: stays in intensive care as text."""
+"""suture_papers.metafl.eicu: stays in intensive care as text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from suture.core.errors import ConfigError, DataError
 from suture.data.readers import load_table, read_table
-from suture.data.readers.eicu import EicuConfig
+from suture_papers.metafl.eicu import EicuConfig
 
 PATIENT = """patientunitstayid,apacheadmissiondx,uniquepid
 1,"Sepsis, pulmonary",A

@@ -1,4 +1,4 @@
-"""suture.data.readers.hyperkvasir: the official tables and folds of HyperKvasir."""
+"""suture_papers.fedmas.hyperkvasir: the official tables and folds of HyperKvasir."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from suture.core.errors import ConfigError, DataError
 from suture.core.labels import canonical
 from suture.data.config import load_site_config
 from suture.data.readers import load_table, read_table
-from suture.data.readers.hyperkvasir import FOLDS, LABELS, TRUTH, HyperKvasirConfig
+from suture_papers.fedmas.hyperkvasir import FOLDS, LABELS, TRUTH, HyperKvasirConfig
 
 # The classes as the folds and as the folders spell them.
 SPELLINGS = {

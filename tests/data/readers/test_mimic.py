@@ -1,4 +1,4 @@
-"""suture.data.readers.mimic: small files of the official formats."""
+"""suture_papers.chest_xrays.mimic: small files of the official formats."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import pytest
 from suture.core.errors import ConfigError, DataError
 from suture.core.labels import LabelSet
 from suture.data.readers import load_table, read_table
-from suture.data.readers.chexpert import LABELS as CHEXPERT
-from suture.data.readers.chexpert import SPELLINGS
-from suture.data.readers.mimic import CXR_LT, MimicConfig
-from suture.data.readers.nih import LABELS as NIH
+from suture_papers.chest_xrays.chexpert import LABELS as CHEXPERT
+from suture_papers.chest_xrays.chexpert import SPELLINGS
+from suture_papers.chest_xrays.mimic import CXR_LT, MimicConfig
+from suture_papers.chest_xrays.nih import LABELS as NIH
 
 METADATA = """dicom_id,subject_id,study_id,PerformedProcedureStepDescription,ViewPosition,Rows,Columns
 a1-f,10000032,50414267,CHEST (PA AND LAT),PA,3056,2544

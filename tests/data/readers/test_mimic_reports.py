@@ -1,4 +1,4 @@
-"""suture.data.readers.mimic: MIMIC-CXR's reports and CheXpert's labels."""
+"""suture_papers.chest_xrays.mimic: MIMIC-CXR's reports and CheXpert's labels."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 
 from suture.core.errors import ConfigError, DataError
 from suture.data.readers import load_table, read_table
-from suture.data.readers.chexpert import SPELLINGS
-from suture.data.readers.mimic import MimicReportsConfig
+from suture_papers.chest_xrays.chexpert import SPELLINGS
+from suture_papers.chest_xrays.mimic import MimicReportsConfig
 
 FILES = {
     "10000032/s50414267": "FINAL REPORT\n Effusion.\n",

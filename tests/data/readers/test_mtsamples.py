@@ -1,4 +1,4 @@
-"""suture.data.readers.mtsamples: notes that stand under several specialties."""
+"""suture_papers.metafl.mtsamples: notes that stand under several specialties."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from suture.core.errors import ConfigError, DataError
 from suture.data.readers import load_table, read_table
-from suture.data.readers.mtsamples import MtsamplesConfig
+from suture_papers.metafl.mtsamples import MtsamplesConfig
 
 TABLE = """note_id,description,medical_specialty,transcription
 1,x, Surgery,"PREOP: ,Pain.,POSTOP: ,Pain, 1,000 ml."

@@ -1,4 +1,4 @@
-"""suture.data.readers.nih: the official files of NIH ChestX-ray14."""
+"""suture_papers.chest_xrays.nih: the official files of NIH ChestX-ray14."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from suture.core.errors import ConfigError, DataError, LabelError
 from suture.data.readers import load_table, read_table
-from suture.data.readers.nih import LABELS, NihConfig
+from suture_papers.chest_xrays.nih import LABELS, NihConfig
 
 V2020 = (
     "Image Index,Finding Labels,Follow-up #,Patient ID,Patient Age,Patient Gender,View Position,"

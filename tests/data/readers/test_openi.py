@@ -1,4 +1,4 @@
-"""suture.data.readers.openi: Indiana University's reports."""
+"""suture_papers.chest_xrays.openi: Indiana University's reports."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from official import Report, write_openi
 from suture.core.errors import ConfigError, DataError
 from suture.data.readers import load_table, read_table
-from suture.data.readers.openi import FINDINGS, OpeniConfig
+from suture_papers.chest_xrays.openi import FINDINGS, OpeniConfig
 
 REPORTS: list[Report] = [
     ("Heart is large.", "Cardiomegaly.", ("Cardiomegaly/mild", "Opacity/lung/base/left")),

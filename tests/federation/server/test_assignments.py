@@ -12,11 +12,11 @@ from suture.federation.server.registry import agree
 from suture.learning.training import LocalTraining
 from suture.methods.base import GlobalModel, Method
 from suture.methods.fedavg import FedAvg
-from suture.methods.fedlsm.fedlsm import FedLSM
-from suture.methods.fedlsm.mean_teacher import Teaching
 from suture.methods.surgical import SurgicalAggregation
 from suture.protocol.check import Expectation
 from suture.protocol.messages import Payload, SiteInfo
+from suture_papers.fedlsm.fedlsm import FedLSM
+from suture_papers.fedlsm.mean_teacher import Teaching
 
 LABELS = ("Edema", "Mass", "Nodule", "Pleural Effusion")
 SITES = {

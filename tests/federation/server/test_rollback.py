@@ -18,11 +18,11 @@ from suture.federation.server.server import Server
 from suture.federation.store import Rounds
 from suture.learning.training import LocalTraining
 from suture.methods.base import GlobalModel
-from suture.methods.meta.inner_loop import ServerStep
 from suture.methods.surgical import SurgicalAggregation
 from suture.protocol.messages import Abstain, Payload, Update
 from suture.protocol.packing import Packed, pack, unpack
 from suture.reports.report import write_report
+from suture_papers.metafl.inner_loop import ServerStep
 
 
 class Dead(Exception):

@@ -11,9 +11,9 @@ import pytest
 from suture.core.errors import LabelError
 from suture.federation.server.results import AT_SERVER, Results
 from suture.learning.training import LocalTraining
-from suture.methods.fedlsm.fedlsm import FedLSM
 from suture.methods.partial import PartialLoss
 from suture.protocol.messages import ClassScore, Metrics
+from suture_papers.fedlsm.fedlsm import FedLSM
 
 LOCAL = LocalTraining(lr=1e-2, batch_size=8, iterations=2)
 

@@ -20,16 +20,16 @@ from suture.data.table import Table
 from suture.federation.loop import Loop, federate
 from suture.federation.site.diagnostics import FILE, Diagnostics, collect
 from suture.learning.training import LocalTraining
-from suture.methods.fedlsm.fedlsm import FedLSM
-from suture.methods.fedlsm.mean_teacher import Teaching
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec
 from suture.protocol.messages import Payload, Update
 from suture.protocol.packing import Packed, unpack
-from suture.simulation import NihSites
 from suture.simulation.job import Job, with_settings
 from suture.simulation.run import run_job
 from suture.simulation.sites import write_site
+from suture_papers.chest_xrays.chest_sites import NihSites
+from suture_papers.fedlsm.fedlsm import FedLSM
+from suture_papers.fedlsm.mean_teacher import Teaching
 
 LABELS = LabelSet(("Edema", "Mass"))
 NAMES = ("0.png", "1.png", "2.png", "3.png")

@@ -20,10 +20,10 @@ from suture.federation.site.ledger import Ledger
 from suture.federation.site.site import Site
 from suture.federation.store import EXPERIMENTS, RETAINED
 from suture.learning.training import LocalTraining
-from suture.methods.fedlsm.fedlsm import FedLSM
 from suture.methods.surgical import SurgicalAggregation
 from suture.protocol.messages import Abstain, Evaluation, Payload, SiteInfo, Update
 from suture.protocol.packing import Packed, pack, unpack
+from suture_papers.fedlsm.fedlsm import FedLSM
 
 METHOD = SurgicalAggregation(local=LocalTraining(lr=1e-2, batch_size=8))
 ALPHA = {"alpha": ("Mass", "Nodule")}

@@ -20,14 +20,14 @@ from suture.learning.memory import check_memory
 from suture.learning.training import LocalTraining
 from suture.methods.base import Method
 from suture.methods.fedavg import FedAvg
-from suture.methods.meta.fl import FL
-from suture.methods.meta.metafl import MetaFL
-from suture.methods.meta.pmfl import PMFL
 from suture.methods.pfl import PersonalisedFL
 from suture.methods.surgical import SurgicalAggregation
 from suture.methods.vanilla import VanillaFL
 from suture.protocol.messages import Abstain, Payload, SiteInfo, Update
 from suture.protocol.packing import Packed, digest, pack, save, unpack
+from suture_papers.metafl.fl import FL
+from suture_papers.metafl.metafl import MetaFL
+from suture_papers.metafl.pmfl import PMFL
 
 LOCAL = LocalTraining(lr=1e-2, batch_size=8)
 METHOD = SurgicalAggregation(local=LOCAL)

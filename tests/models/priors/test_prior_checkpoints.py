@@ -14,7 +14,7 @@ from torch import Tensor
 
 from suture.core.errors import ConfigError
 from suture.models.priors import PriorSpec, load_prior
-from suture.models.priors.published import VisionTower, moco_resnet50, renamed
+from suture_papers.fedmas.priors import VisionTower, moco_resnet50, renamed
 
 MEAN = torch.tensor([0.485, 0.456, 0.406]).view(1, 3, 1, 1)
 STD = torch.tensor([0.229, 0.224, 0.225]).view(1, 3, 1, 1)

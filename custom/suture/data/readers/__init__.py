@@ -42,24 +42,24 @@ DATASETS: Registry[DataSet] = Registry(
     "suture.datasets",
     "data set",
     {
-    "hospital": DataSet(
-        HospitalConfig,
-        read_hospital,
-        "a hospital's own table: image or text, patient, split, one column per label",
-    ),
-    "omop": DataSet(
-        OmopConfig,
-        read_omop,
-        "a hospital's images, with labels from its OMOP database: MEASUREMENT and OBSERVATION",
-    ),
-    "fhir": DataSet(
-        FhirConfig,
-        read_fhir,
-        "a hospital's images, with labels from FHIR Observations: NDJSON files or Bundles",
-    ),
+        "hospital": DataSet(
+            HospitalConfig,
+            read_hospital,
+            "a hospital's own table: image or text, patient, split, one column per label",
+        ),
+        "omop": DataSet(
+            OmopConfig,
+            read_omop,
+            "a hospital's images, with labels from its OMOP database: MEASUREMENT and OBSERVATION",
+        ),
+        "fhir": DataSet(
+            FhirConfig,
+            read_fhir,
+            "a hospital's images, with labels from FHIR Observations: NDJSON files or Bundles",
+        ),
     },
 )
-"""The data sets of this distribution, by their word in ``[data]``; a reader does not know where it is listed."""
+"""The data sets of this distribution, by their word in ``[data]``."""
 
 
 def _chosen(value: Any, _handler: Any, info: ValidationInfo) -> DatasetConfig:

@@ -140,23 +140,27 @@ class Entry:
         return f"{self.text}: {width}{needs}; weights: {self.licence}"
 
 
-PRIORS: Registry[Entry] = Registry("suture.priors", "prior", {
-    "phantoms": Entry(
-        "small CNN, MoCo v2 on the demo's phantoms; inside this package",
-        lambda _path, size: read_prior(Path(__file__).parent, size, "phantoms"),
-        128,
-        64,
-        "Apache-2.0",
-    ),
-    "checkpoint": Entry(
-        "what `suture pretrain` wrote",
-        read_prior,
-        None,
-        None,
-        "as stated by --licence",
-        "the folder that it wrote",
-    ),
-})
+PRIORS: Registry[Entry] = Registry(
+    "suture.priors",
+    "prior",
+    {
+        "phantoms": Entry(
+            "small CNN, MoCo v2 on the demo's phantoms; inside this package",
+            lambda _path, size: read_prior(Path(__file__).parent, size, "phantoms"),
+            128,
+            64,
+            "Apache-2.0",
+        ),
+        "checkpoint": Entry(
+            "what `suture pretrain` wrote",
+            read_prior,
+            None,
+            None,
+            "as stated by --licence",
+            "the folder that it wrote",
+        ),
+    },
+)
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -1,1 +1,0 @@
-"""Tables and figures of papers as data: their runs, tests and plots."""

@@ -1,1 +1,0 @@
-"""MetaFL, PMFL and the FedAvg that they are compared with."""

@@ -1,0 +1,55 @@
+"""Open-i's chest X-ray reports partitioned among sites that know different findings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from suture.core.errors import ConfigError
+from suture.core.validation import LARGEST_SEED, LIMIT, STRICT
+from suture.data.readers import load_table
+from suture.methods.base import Method
+from suture.simulation.partition import Classes, class_lists
+from suture.simulation.sites import Destination, Validation, write_partitioned
+from suture_papers.chest_xrays.openi import FINDINGS, THIRTEEN, OpeniConfig
+from suture_papers.public_data import data_folder
+
+
+@dataclass(frozen=True, config=STRICT)
+class OpeniSites:
+    """Open-i's reports at K sites; the most frequent findings, of which each site knows some.
+
+    Attributes:
+        findings: how many: eight, or thirteen with devices.
+        clients, classes, per_client, validation, seed: see `NihSites`.
+        root: folder of NLMCXR_reports.tgz; by default openi_reports in SUTURE_DATA.
+    """
+
+    findings: Literal[8, 13] = 8
+    clients: Annotated[int, Field(ge=1, le=LIMIT)] = 4
+    classes: Classes = "dealt"
+    per_client: Annotated[int, Field(ge=1, le=LIMIT)] = 4
+    validation: Validation = "sites"
+    root: str | None = None
+    seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] = 1337
+
+    def prepare(self, folder: Path, runs: Path, seed: int, method: type[Method] | Method) -> list[str]:
+        """Write each site, and the held-out rows of the server; see `PhantomSites.prepare`.
+
+        Raises:
+            ConfigError: there is no archive.
+        """
+        root = data_folder(self.root, "openi_reports", "the archive of Open-i's reports")
+        table = root / "NLMCXR_reports.tgz"
+        if not table.exists():
+            raise ConfigError(f"{root} has no {table.name}; name its folder with --set simulation.root=DIR")
+        findings = FINDINGS if self.findings == 8 else THIRTEEN
+        pooled = load_table(OpeniConfig(root=table, table=table, labels=findings, seed=self.seed))
+        lists = class_lists(
+            self.classes, pooled.labels, self.clients, seed=self.seed, per_client=self.per_client
+        )
+        to = Destination(folder, runs, method, validation=self.validation)
+        return write_partitioned(to, pooled, lists, self.seed)

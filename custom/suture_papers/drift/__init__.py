@@ -1,0 +1,1 @@
+"""Sites differ in scanners and patients: FedProx and MOON."""

@@ -1,0 +1,1 @@
+"""FedLSM (Deng et al., MICCAI 2023)."""

@@ -1,0 +1,1 @@
+"""Fed-MAS, its priors, and one of its data sets, HyperKvasir."""

@@ -1,0 +1,1 @@
+"""MetaFL and PMFL: clinical text at sites of one disease each."""

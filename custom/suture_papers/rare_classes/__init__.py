@@ -1,0 +1,1 @@
+"""A few classes have most images: losses and re-training for the others."""

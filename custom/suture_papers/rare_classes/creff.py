@@ -1,0 +1,211 @@
+"""CReFF: sites send the gradients of a second head, and the server re-trains it on features that match them.
+
+    Shang, Lu, Huang, Wang. Federated Learning on Heterogeneous and Long-Tailed Data via Classifier
+    Re-Training with Federated Features. IJCAI 2022.
+
+    at site k:   G_kc = mean over 10 draws of up to 32 images of class c of the gradient of the cross-entropy
+                        by the head psi~, on features of the received backbone, one augmentation a draw
+                 then as FedAvg from the merged head psi
+    server:      w, psi as FedAvg;   G_c = mean of G_kc over the sites that have class c
+                 features V_c that match G_c under psi~, and psi~ trained anew on them (federated_features.py)
+
+The next round starts from psi; what predicts is psi~. A site without images of a class, or with fewer than
+its `min_count`, sends zeros for it. A class that nobody sent keeps its features; one that nobody ever sent
+has none: it is left out of the re-training, and its row of psi~ is that of psi.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import field, replace
+from typing import Annotated, ClassVar
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from pydantic.dataclasses import dataclass as validated
+from torch import Tensor
+
+from suture.core.errors import ConfigError
+from suture.core.labels import LabelSet
+from suture.core.seeds import generator_for, seed_for
+from suture.core.validation import LIMIT, STRICT
+from suture.data.siamese import siamese
+from suture.learning.training import LocalRound, SiteContext, ready_inputs
+from suture.methods.averaging import WeightedMean
+from suture.methods.base import About, GlobalModel, LabelUse, Limits, RoundContext, hyperparameters
+from suture.methods.class_weights import ClassWeights
+from suture.methods.composed import Composed
+from suture.methods.roles import Needs, Part, class_counts
+from suture.models import ModelSpec
+from suture.models.classifier import Layout, Shapes
+from suture.models.heads import head_rows
+from suture.protocol.egress import CLASSES, Egress
+from suture.protocol.messages import Payload, Update, by_name
+from suture_papers.rare_classes.federated_features import FederatedFeatures, head_gradient
+
+GRADIENTS, RETRAINED, FEATURES = "class_gradients", "retrained", "features/"
+"""Names of G, up, and of psi~, down; and what the names of the features of each class begin with."""
+
+
+@validated(frozen=True, config=STRICT)
+class ClassGradients(Part):
+    """The gradients of the head that a site measures.
+
+    Attributes:
+        draws: of images of each class.
+        images: the most images of a draw.
+    """
+
+    needs: ClassVar[Needs] = Needs(
+        label_types=("multiclass",), view="all", why="are compared over the classes of all sites"
+    )
+    draws: Annotated[int, Field(ge=1, le=LIMIT)] = 10
+    images: Annotated[int, Field(ge=1, le=LIMIT)] = 32
+
+    @torch.no_grad()
+    def of(self, site: SiteContext, rows: Tensor, seed: int) -> Tensor:
+        """G_kc of every class, ``[c, c, d + 1]``, by a head ``[c, d + 1]``; zeros where there is none.
+
+        What is drawn of a class depends on the seed and on its name.
+        """
+        site.model.eval()
+        train, size = site.samples["train"], len(rows)
+        rows = rows.to(site.device)
+        gradients = torch.zeros(size, *rows.shape)
+        for c in (class_counts(site) >= max(site.min_count, 1)).nonzero().flatten().tolist():
+            having, y = train.y[:, c].eq(1).nonzero().flatten(), F.one_hot(torch.tensor([c]), size).to(rows)
+            generator = generator_for(seed, site.model.labels.names[c])
+            for _ in range(self.draws):
+                drawn = having[torch.randperm(len(having), generator=generator)[: self.images]]
+                batch = ready_inputs(site, train.batch(drawn))
+                features = site.model.features({"image": siamese(batch.inputs["image"], generator)})
+                gradients[c] += head_gradient(features, y, rows).cpu() / self.draws
+        return gradients
+
+
+@hyperparameters
+class CReFF(Composed):
+    """CReFF; see `Composed` for the fields of FedAvg.
+
+    Attributes:
+        class_gradients: what a site measures before it trains.
+        federated_features: what the server makes of it after each round.
+    """
+
+    about = About("creff", "CReFF", "Shang et al., IJCAI 2022", question="classes rare")
+    labels = LabelUse(view="all", unknown="negative")
+    limits = Limits(images_only=True)
+    server_rates = ("federated_features.lr", "federated_features.head_lr")
+    class_weights: ClassWeights = "none"
+    class_gradients: ClassGradients = field(default_factory=ClassGradients)
+    federated_features: FederatedFeatures = field(default_factory=FederatedFeatures)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.retrain:
+            raise ConfigError(
+                "CReFF predicts with the head that the server re-trains, so that one re-trained at the sites "
+                "would never be used; leave method.retrain out"
+            )
+
+    @property
+    def _parts(self) -> tuple[Part, ...]:
+        return (*super()._parts, self.class_gradients)
+
+    def check_model(self, spec: ModelSpec) -> None:
+        super().check_model(spec)
+        if spec.head != "linear" or spec.second_head:
+            raise ConfigError("CReFF re-trains one linear head; set model.head=linear and second_head=false")
+
+    def egress(self, layout: Layout) -> Egress:
+        egress = super().egress(layout)
+        rows = {GRADIENTS: ((CLASSES, layout.features + 1), "torch.float32")}
+        why = {**egress.why, **_WHY}
+        return replace(egress, class_tensors=rows, class_rows={GRADIENTS: "own"}, why=why)
+
+    def class_state(self, layout: Layout) -> Shapes:
+        return {RETRAINED: ((layout.features + 1,), "torch.float32")}
+
+    def served_head(
+        self, head: Mapping[str, Tensor], class_tensors: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        rows = retrained_rows(head, class_tensors)
+        return {"head.weight": rows[:, :-1].contiguous(), "head.bias": rows[:, -1].contiguous()}
+
+    def train(
+        self, site: SiteContext, received: Payload, round_: LocalRound
+    ) -> tuple[Update, dict[str, Tensor]]:
+        draws = seed_for(round_.seed, site.name, round_.round, GRADIENTS)
+        rows = retrained_rows(received.head, received.class_tensors)
+        gradients = self.class_gradients.of(site, rows, draws)
+        update, kept = super().train(site, received, round_)
+        return replace(update, class_tensors={GRADIENTS: gradients}), kept
+
+    def aggregate(self, previous: GlobalModel, updates: Iterable[Update], ctx: RoundContext) -> GlobalModel:
+        merged = super().aggregate(previous, updates, ctx)
+        target, sent = mean_gradients(previous, updates)
+        used = retrained_rows(previous.head, previous.class_tensors).double()
+        memory = dict(previous.memory)
+        if len(sent):
+            start = torch.stack([self._features(previous, c, ctx.seed) for c in sent.tolist()])
+            found = self.federated_features.matched(start, sent, used, target[sent])
+            memory |= {_name(previous, c): v.float() for c, v in zip(sent.tolist(), found, strict=True)}
+        rows = joined(merged.head)
+        classes = [c for c in range(len(rows)) if _name(previous, c) in memory]
+        classes.sort(key=previous.labels.__getitem__)  # batches are drawn from them in their order
+        if classes:
+            rows[classes] = self._retrained(previous, memory, classes, ctx)
+        return replace(merged, memory=memory, class_tensors={RETRAINED: rows})
+
+    def _features(self, previous: GlobalModel, c: int, seed: int) -> Tensor:
+        """V_c where the last round left it; at first from N(0, 1)."""
+        if (name := _name(previous, c)) in previous.memory:
+            return previous.memory[name].double()
+        shape = self.federated_features.per_class, previous.head["head.weight"].shape[1]
+        return torch.randn(shape, generator=generator_for(seed, name), dtype=torch.float64)
+
+    def _retrained(
+        self, previous: GlobalModel, memory: Mapping[str, Tensor], classes: list[int], ctx: RoundContext
+    ) -> Tensor:
+        """The rows of psi~ of classes that have features, ``[s, d + 1]``."""
+        features = torch.stack([memory[_name(previous, c)] for c in classes]).double()
+        names = LabelSet(tuple(previous.labels[c] for c in classes), previous.label_type)
+        fresh = head_rows(names, features.shape[2], seed_for(ctx.seed, RETRAINED, ctx.round))
+        order = generator_for(ctx.seed, RETRAINED, ctx.round)
+        return self.federated_features.retrained(features, joined(fresh).double(), order).float()
+
+
+_WHY = {
+    GRADIENTS: "mean gradient of the re-trained head on the site's images of each class: tells the server "
+    "which classes the site has, and nearly the mean features of their images",
+}
+
+
+def mean_gradients(previous: GlobalModel, updates: Iterable[Update]) -> tuple[Tensor, Tensor]:
+    """G_c, the mean over the sites that sent one, ``[M, M, d + 1]``, and the classes that one sent, ``[s]``.
+
+    A gradient that is all zeros is none: it is what a site sends of a class that it does not have.
+    """
+    labels, rows = previous.labels, joined(previous.head).double()
+    mean = WeightedMean(labels, {}, {GRADIENTS: rows.new_zeros(len(rows), *rows.shape)})
+    for update in updates:
+        sent = update.class_tensors[GRADIENTS]
+        has = sent.flatten(1).any(dim=1)
+        mean.add_rows(update.labels, {GRADIENTS: by_name(sent, update.labels, labels, axis=1)}, has)
+    return mean.head()[GRADIENTS], mean.class_weights.nonzero().flatten()
+
+
+def retrained_rows(head: Mapping[str, Tensor], class_tensors: Mapping[str, Tensor]) -> Tensor:
+    """psi~, ``[c, d + 1]``: before there is one, and for a class that is new, the row of the head itself."""
+    rows = class_tensors[RETRAINED]
+    return torch.where(rows.any(dim=1, keepdim=True), rows, joined(head))
+
+
+def joined(head: Mapping[str, Tensor]) -> Tensor:
+    """The rows of a linear head with their biases, ``[c, d + 1]``."""
+    return torch.cat([head["head.weight"], head["head.bias"].unsqueeze(1)], dim=1)
+
+
+def _name(model: GlobalModel, c: int) -> str:
+    return f"{FEATURES}{model.labels[c]}"

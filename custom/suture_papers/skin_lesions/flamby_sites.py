@@ -1,0 +1,184 @@
+"""ISIC 2019 as FLamby's six centres, and as clients of different skin tones: both as in Fed-MAS."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from suture.core.errors import ConfigError
+from suture.core.validation import LARGEST_SEED, LIMIT, STRICT
+from suture.data.readers import load_table
+from suture.data.split import Codes, classes, crossed, divided, in_turn
+from suture.data.table import Table
+from suture.methods.base import Method
+from suture.simulation.partition import by_attribute
+from suture.simulation.sites import Destination, Validation, write_parts
+from suture_papers.fedmas.flamby import TRUTH, FlambyConfig, centres, listed, tones, with_validation
+from suture_papers.public_data import data_folder, images_in, lists_folder, official
+
+LOG = logging.getLogger(__name__)
+
+Centre = Annotated[int, Field(ge=0, le=5)]
+Split = Literal["official", "folds", "lesions", "images"]
+
+FOLDS = 5
+
+
+@dataclass(frozen=True, config=STRICT)
+class FlambySites:
+    """Fed-ISIC2019: one site for each centre. All know eight classes; some centres have no image of some.
+
+    A centre without any image is left out.
+
+    Attributes:
+        centres: 0 Barcelona, 1, 2 and 5 Vienna, 3 Rosendahl, 4 New York.
+        split: ``official`` trains on the lists of Fed-MAS and tests on all other images of a centre;
+            ``folds`` divides the lesions into five parts alike in centres and classes, because the lists of
+            one fold only are public; ``lesions`` and ``images`` cut each class of each centre 70/10/20, for
+            releases without the official test images.
+        fold: with ``official``, the number in the names of Fed-MAS's lists (the first is FLamby's own split);
+            with ``folds``, the fold for testing.
+        validation: the ``server`` holds the validation images, a tenth of each class, or the ``sites`` hold
+            their own.
+        root: folder of the images and, for ``folds`` and ``lesions``, of the file that names the lesions; by
+            default ham10000_112px in SUTURE_DATA.
+        lists: folder of flamby_train_test_split.csv and the training lists; by default that of the images, or
+            flamby_isic in SUTURE_DATA.
+        seed: of the random splits.
+        learning_rates: by name of the site, for sites with one of their own.
+    """
+
+    centres: Annotated[tuple[Centre, ...], Field(min_length=1)] = (0, 1, 2, 3, 4, 5)
+    split: Split = "official"
+    fold: Annotated[int, Field(ge=1, le=FOLDS)] = 1
+    validation: Validation = "server"
+    root: str | None = None
+    lists: str | None = None
+    seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] = 1337
+    learning_rates: dict[str, float] = Field(default_factory=dict)
+
+    def prepare(self, folder: Path, runs: Path, seed: int, method: type[Method] | Method) -> list[str]:
+        """Write each centre, and the held-out rows of the server; see `PhantomSites.prepare`."""
+        root, lists = _folders(self.root, self.lists)
+        whole = load_table(flamby_config(root, lists, self.split, self.seed))
+        of = centres(official(lists, TRUTH))
+        centre = np.array([of[image] for image in whole.images])
+        for k in self.centres:
+            if not (centre == k).any():
+                LOG.warning("%s: no image of centre %d; it is left out", whole.root, k)
+        wanted = np.isin(centre, self.centres)
+        if not wanted.any():
+            raise ConfigError(
+                f"{whole.root} has no image of these centres; correct simulation.centres or root"
+            )
+        pooled, centre = whole.rows(wanted), centre[wanted]
+        split = (
+            self._official(pooled, centre, lists)
+            if self.split == "official"
+            else self._divided(pooled, crossed(centre, classes(pooled.y)))
+        )
+        to = Destination(folder, runs, method, self.learning_rates, self.validation)
+        return write_parts(to, replace(pooled, split=split), tuple(f"centre-{k}" for k in centre))
+
+    def _divided(self, table: Table, strata: Codes) -> tuple[str, ...]:
+        """The split of each row without official lists: by five folds, or 70/10/20 of each stratum."""
+        if self.split != "folds":
+            return divided(table, (0.7, 0.1, 0.2), self.seed, strata)
+        fold = in_turn(strata, FOLDS, self.seed, table.patients)
+        return with_validation(table, fold != self.fold - 1, self.seed, strata)
+
+    def _official(self, table: Table, centre: NDArray[np.intp], lists: Path) -> tuple[str, ...]:
+        """The split of each row by the lists of its centre."""
+        split = np.full(len(table), "", dtype="<U10")
+        for k in np.unique(centre):
+            here = centre == k
+            own = table.rows(here)
+            trained = listed(official(lists, f"train_flamby_isic_fl_{k}_{self.fold}.csv"))
+            split[here] = with_validation(
+                own, np.array([image in trained for image in own.images]), self.seed
+            )
+        if "test" not in split:
+            raise ConfigError(
+                f"{table.root} has none of the images that fold {self.fold} tests with; divide those that "
+                "are there with --set simulation.split=lesions"
+            )
+        return tuple(split.tolist())
+
+
+@dataclass(frozen=True, config=STRICT)
+class AttributeSites:
+    """ISIC 2019 at four clients of different skin tones, each divided 70/15/15, as in Fed-MAS.
+
+    One client, the last, is dominated by the rarer tone, the others by the other. The paper prints neither
+    the files nor the shares: 90 % is this project's choice.
+
+    Attributes:
+        tones: CSV with the columns image and skin_tone, light or dark; only its images are used.
+        clients: number of clients, at least 2.
+        dominance: share of the images with the rarer tone that the last client holds, and the share of that
+            tone among this client's images.
+        split: divide ``lesions``, whose images stay together, or ``images``.
+        validation: the ``server`` holds the validation images, or the ``sites`` hold their own.
+        root: as in `FlambySites`.
+        lists: as in `FlambySites`.
+        seed: of the random splits.
+        learning_rates: by name of the site, for sites with one of their own.
+    """
+
+    tones: str | None = None
+    clients: Annotated[int, Field(ge=2, le=LIMIT)] = 4
+    dominance: Annotated[float, Field(gt=0.5, le=1)] = 0.9
+    split: Literal["lesions", "images"] = "lesions"
+    validation: Validation = "server"
+    root: str | None = None
+    lists: str | None = None
+    seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] = 1337
+    learning_rates: dict[str, float] = Field(default_factory=dict)
+
+    def prepare(self, folder: Path, runs: Path, seed: int, method: type[Method] | Method) -> list[str]:
+        """Write each client, and the held-out rows of the server; see `PhantomSites.prepare`."""
+        if not self.tones:
+            raise ConfigError("where are the skin tones? Name their CSV with --set simulation.tones=FILE")
+        tone = tones(Path(self.tones).expanduser().resolve())
+        root, lists = _folders(self.root, self.lists)
+        whole = load_table(flamby_config(root, lists, self.split, self.seed))
+        pooled = whole.rows(np.array([image in tone for image in whole.images]))
+        if len(pooled) < len(whole):
+            LOG.warning("%s: %d images have no skin tone; left out", whole.root, len(whole) - len(pooled))
+        attribute = [tone[image] for image in pooled.images]
+        site = by_attribute(pooled, attribute, self.clients, self.dominance, self.seed)
+        strata = crossed(site, attribute, classes(pooled.y))
+        split = divided(pooled, (0.7, 0.15, 0.15), self.seed, strata)
+        to = Destination(folder, runs, method, self.learning_rates, self.validation)
+        pooled = replace(pooled, split=split, attributes=tuple(attribute))
+        return write_parts(to, pooled, tuple(f"isic-{i}" for i in site))
+
+
+def flamby_config(root: Path, lists: Path, split: Split, seed: int) -> FlambyConfig:
+    """Return the configuration of all centres; rows without an image are left out.
+
+    Raises:
+        ConfigError: the lists are not there.
+    """
+    cut = "lesions" if split == "folds" else split  # `FlambySites` makes the folds itself
+    return FlambyConfig(
+        root=images_in(root),
+        table=official(lists, TRUTH),
+        lists=root if cut == "lesions" else None,
+        split=cut,
+        seed=seed,
+        color=True,
+        partial=True,
+    )
+
+
+def _folders(root: str | None, lists: str | None) -> tuple[Path, Path]:
+    images = data_folder(root, "ham10000_112px", "ISIC 2019")
+    return images, lists_folder(lists, images, TRUTH, "flamby_isic")

@@ -1,0 +1,1 @@
+"""A paper's table as data: its runs, tests, statistics and figures."""

@@ -1,0 +1,97 @@
+"""The command `suture experiment`: the runs of a paper's table, and its rendering."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from suture.cli.common import Amp, Device, SiteThreads, print_line
+
+DataRoot = Annotated[Path | None, typer.Option(help="Folder of the data sets.", envvar="SUTURE_DATA")]
+
+
+def listed() -> Iterator[tuple[str, str]]:
+    """Yield the name and description of each experiment, for `suture list`; of a broken one, the reason."""
+    from suture.core.errors import SutureError
+    from suture_papers.tables.loading import known_experiments, load_experiment
+
+    for name, path in known_experiments().items():
+        try:
+            found = load_experiment(str(path))
+            yield name, f"{found.title}; presets {', '.join(found.presets)}"
+        except SutureError as error:
+            yield name, str(error)
+
+
+def experiment(
+    name: Annotated[
+        str | None, typer.Argument(help="A name in experiments/, or a path; with --render, by default all.")
+    ] = None,
+    preset: Annotated[str | None, typer.Option(help="A preset; by default the first.")] = None,
+    data_root: DataRoot = None,
+    work: Annotated[Path, typer.Option(help="Folder of the runs.")] = Path("runs/experiments"),
+    results: Annotated[Path, typer.Option(help="Folder of tables and results.")] = Path("docs/results"),
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 2,
+    device: Device = None,
+    site_threads: SiteThreads = None,
+    amp: Amp = False,
+    render: Annotated[bool, typer.Option("--render", help="Only render what is there.")] = False,
+) -> None:
+    """Do the missing runs of a paper's table or figure, and render it."""
+    from suture.core.errors import ConfigError
+    from suture.simulation.sites import compute_on
+    from suture_papers.tables.conduct import Session, compare_classes, conduct
+    from suture_papers.tables.figures import write_plots
+    from suture_papers.tables.loading import load_experiment
+    from suture_papers.tables.render import stem_of
+    from suture_papers.tables.results import ResultStore
+
+    if name is None and not (render and preset is None):
+        raise ConfigError("which experiment? give its name; without a name, --render alone renders all")
+    if name is None or render:
+        return _render_all(results) if name is None else _render(name, preset, results)
+    chosen, stem = load_experiment(name), Path(name).stem
+    size, store = chosen.preset(preset), ResultStore(results / "runs", stem)
+    session = Session(store, work.resolve(), data_root.resolve() if data_root else None, _report)
+    compute_on(device, site_threads, amp)
+    conduct(chosen, size, session, jobs)
+    try:
+        write_plots(chosen, size, session, results, stem_of(chosen, size, stem))
+        compare_classes(chosen, size, session)
+    finally:  # the tables are written even where a plot fails
+        _render(name, preset, results)
+
+
+def _render(name: str, preset: str | None, results: Path) -> None:
+    """Write the tables and figures of one preset from the stored results."""
+    from suture_papers.tables.loading import load_experiment
+    from suture_papers.tables.outcome import collect
+    from suture_papers.tables.render import write_tables
+    from suture_papers.tables.results import ResultStore
+
+    chosen, stem = load_experiment(name), Path(name).stem
+    size = chosen.preset(preset)
+    outcome = collect(chosen, size, ResultStore(results / "runs", stem))
+    for path in write_tables(chosen, size, outcome, results, stem):
+        print_line(f"written: {path}")
+
+
+def _render_all(results: Path) -> None:
+    """Write the tables and figures of each preset that has a result in every cell."""
+    from suture_papers.tables.loading import known_experiments, load_experiment
+    from suture_papers.tables.outcome import collect
+    from suture_papers.tables.results import ResultStore
+
+    for name in known_experiments():
+        chosen, store = load_experiment(name), ResultStore(results / "runs", name)
+        for preset, size in chosen.presets.items():
+            if all(collect(chosen, size, store).results.values()):
+                _render(name, preset, results)
+
+
+def _report(line: str) -> None:
+    print_line(f"{datetime.now():%H:%M:%S} {line}")

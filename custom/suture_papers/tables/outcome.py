@@ -1,0 +1,99 @@
+"""The stored results of one preset: its tuned settings, and the results of each cell of its table."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from suture_papers.tables.results import Result, ResultStore, read_result
+from suture_papers.tables.runs import Run, cells, final_runs, tuning_runs
+from suture_papers.tables.spec import Experiment, Preset, Value
+
+Cell = tuple[str, str]
+"""A row, and the value of the series as text."""
+
+ClassComparison = Mapping[str, Mapping[str, Mapping[str, float | None]]]
+"""By row and class: ``auroc``, ``low``, ``high`` (95 % interval), and of all rows but the first ``p``."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The input of tables and figures.
+
+    Attributes:
+        results: of each cell, one result for each seed that has been run.
+        tuned: the chosen value of the tuned setting of each cell.
+        by_class: the stored comparison of single classes; None where it has not been done.
+    """
+
+    results: Mapping[Cell, Mapping[int, Result]]
+    tuned: Mapping[Cell, Value]
+    by_class: ClassComparison | None = None
+
+
+def collect(experiment: Experiment, preset: Preset, store: ResultStore) -> Outcome:
+    """Return the stored results, complete or not; a cell whose tuning is not done has none.
+
+    Raises:
+        ConfigError, DataError: as `read_result`.
+    """
+    found: dict[Cell, dict[int, Result]] = {(row, str(x)): {} for row, x in cells(experiment, preset)}
+    tuned = chosen(experiment, preset, store)
+    untuned = {cell for cell in found if preset.tune and cell not in tuned}
+    for run in final_runs(experiment, preset, {cell: tuned.get(cell) for cell in found}):
+        cell = (run.row, str(run.x))
+        result = None if cell in untuned else read_result(store, run)
+        if result is not None:
+            found[cell][run.seed] = result
+    return Outcome(found, tuned, compared_classes(experiment, preset, store))
+
+
+def chosen(experiment: Experiment, preset: Preset, store: ResultStore) -> dict[Cell, Value]:
+    """Return the value of the tuned setting with the highest validation figure.
+
+    A cell is left out until all values have been tried.
+    """
+    done: dict[Cell, list[tuple[float, Value]]] = {}
+    for run in tuning_runs(experiment, preset):
+        result = read_result(store, run)
+        if result is not None and result.validation is not None and preset.tune:
+            value = run.settings[preset.tune.key]
+            done.setdefault((run.row, str(run.x)), []).append((result.validation, value))
+    wanted = len(preset.tune.values) if preset.tune else 0
+    return {
+        cell: max(tried, key=lambda pair: pair[0])[1] for cell, tried in done.items() if len(tried) == wanted
+    }
+
+
+def compared_classes(experiment: Experiment, preset: Preset, store: ResultStore) -> ClassComparison | None:
+    """Return the stored comparison of single classes; None where it has not been done."""
+    runs = compared_runs(experiment, preset, store)
+    record = None if runs is None else store.find(comparison_name(runs))
+    if record is None:
+        return None
+    rows: ClassComparison = record["rows"]
+    return rows
+
+
+def compared_runs(experiment: Experiment, preset: Preset, store: ResultStore) -> dict[str, Run] | None:
+    """Return the first seed's run of each row of the comparison of single classes.
+
+    Returns:
+        None where the preset has no such comparison, or a learning rate is not tuned yet.
+    """
+    if experiment.by_class is None or set(experiment.by_class.rows) & set(preset.skip):
+        return None
+    tuned = chosen(experiment, preset, store)
+    if preset.tune and any((row, "None") not in tuned for row in experiment.by_class.rows):
+        return None
+    values = dict.fromkeys(((row, "None") for row in experiment.rows), None) | tuned
+    runs = {run.row: run for run in final_runs(experiment, preset, values) if run.seed == preset.seeds[0]}
+    return {row: runs[row] for row in experiment.by_class.rows}
+
+
+def comparison_name(runs: Mapping[str, Run]) -> str:
+    """Return the name under which the comparison of these runs is stored."""
+    names = json.dumps([run.name for run in runs.values()])
+    return f"by-class-{hashlib.sha256(names.encode()).hexdigest()[:10]}"

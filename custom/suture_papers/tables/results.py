@@ -1,0 +1,398 @@
+"""The stored results of runs: one JSON Lines file for each experiment, one run a line."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, ClassVar
+
+from suture.core.errors import ConfigError, DataError
+from suture.core.files import atomic_write, hold, read_json, read_records
+from suture.core.plain import read_regular
+from suture.core.validation import STRICT, flat, parse
+from suture.learning.metrics import mean_defined
+from suture.simulation.job import load_job, with_settings
+from suture_papers.tables.runs import Run
+from suture_papers.tables.spec import DATA
+
+log = logging.getLogger(__name__)
+
+_LOCK_SECONDS = 60.0
+_COMPACT = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+@dataclass(frozen=True)
+class ResultStore:
+    """Records in JSON Lines files, one file for each experiment, one record a line, sorted by name.
+
+    Experiments share runs, so a record is looked for in every file of the folder. A new record goes into the
+    file of the experiment. Processes may read and write at the same time. What is damaged in the file of
+    another experiment is logged and passed over: it need not stop this one.
+
+    Attributes:
+        folder: that holds the files, ``EXPERIMENT.jsonl``.
+        experiment: the name of the file that new records are written to.
+    """
+
+    folder: Path
+    experiment: str
+
+    def find(self, name: str) -> dict[str, Any] | None:
+        """Return the record of that name, without the name; None if there is none.
+
+        Raises:
+            DataError: the experiment's own file is damaged, or the folder has the form of an earlier version.
+        """
+        line = _stored(self.file_of(name)).lines.get(name)
+        if line is None:
+            return None
+        record: dict[str, Any] = json.loads(line)
+        del record["name"]
+        return record
+
+    def file_of(self, name: str) -> Path:
+        """Return the file that holds the record of that name; the experiment's own file if none does.
+
+        Raises:
+            DataError: as `find`.
+        """
+        own = self.folder / f"{self.experiment}.jsonl"
+        if former := min(self.folder.glob("*.json"), default=None):
+            raise DataError(
+                f"{former} is a result in the form of an earlier version, one .json file a run; this version "
+                "reads one .jsonl file an experiment, so move the .json files elsewhere, and the runs are "
+                "done again"
+            )
+        if name in _whole(_stored(own)):
+            return own
+        others = (path for path in sorted(self.folder.glob("*.jsonl")) if path != own)
+        return next((path for path in others if name in _passable(_stored(path))), own)
+
+    def put(self, name: str, record: Mapping[str, Any]) -> None:
+        """Add a record, or replace the one of that name, in whichever file holds it.
+
+        Raises:
+            DataError: as `find`, or the file that holds the record is damaged, or a number of the record is
+                not finite.
+            SutureError: another process holds the folder's lock for longer than a minute.
+        """
+        try:
+            line = _COMPACT.encode({"name": name} | {**record, "name": name})
+        except ValueError as error:
+            raise DataError(f"result {name}: {error}; write an undefined number as null") from error
+        with hold(self.folder / ".lock", _LOCK_SECONDS):
+            path = self.file_of(name)
+            lines = {**_whole(_parse(path)), name: line}
+            atomic_write(path, "".join(f"{lines[key]}\n" for key in sorted(lines)).encode())
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """What could be read of a file.
+
+    Attributes:
+        lines: by the names of their records.
+        fault: the first thing that could not be read, and the remedy; None if everything could.
+    """
+
+    lines: Mapping[str, str]
+    fault: str | None = None
+
+
+def _whole(stored: _Stored) -> Mapping[str, str]:
+    """Return the lines of a file that has to be undamaged: rewritten without a line, it would lose it."""
+    if stored.fault:
+        raise DataError(stored.fault)
+    return stored.lines
+
+
+def _passable(stored: _Stored) -> Mapping[str, str]:
+    """Return the lines of a file that can be read, and warn of the others."""
+    if stored.fault:
+        _warn(stored.fault)
+    return stored.lines
+
+
+@lru_cache(maxsize=256)
+def _warn(fault: str) -> None:
+    """Log a fault once, though every run is looked for in every file."""
+    log.warning("passed over: %s", fault)
+
+
+def _stored(path: Path) -> _Stored:
+    """Return what a file holds; parses again only a file that has changed."""
+    try:
+        now = path.stat()
+    except OSError:
+        return _parse(path)
+    return _parse_version(path, now.st_mtime_ns, now.st_size, now.st_ino)
+
+
+@lru_cache(maxsize=256)
+def _parse_version(path: Path, *_version: int) -> _Stored:
+    return _parse(path)
+
+
+def _parse(path: Path) -> _Stored:
+    try:
+        content = read_regular(path)
+    except FileNotFoundError:
+        return _Stored({})
+    except OSError as error:
+        return _Stored({}, f"{path} cannot be read: {error}; move it elsewhere, and its runs are done again")
+    return _read_lines(path, content)
+
+
+def _read_lines(path: Path, content: bytes) -> _Stored:
+    lines: dict[str, tuple[int, str]] = {}
+    faults, twice = [], set()
+    # Not splitlines(): JSON may hold U+2028, which that takes for the end of a line.
+    for number, raw in enumerate(content.split(b"\n"), 1):
+        try:
+            if not (line := raw.decode("utf-8-sig").strip()):
+                continue
+            name = _name(line)
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            why = f"{error!r:.300}"  # that of bytes that are not UTF-8 repeats the whole line
+            faults.append(
+                f"{path}, line {number} cannot be read: {why}; delete the line, and its run is done again"
+            )
+            continue
+        first, before = lines.setdefault(name, (number, line))
+        if json.loads(before) != json.loads(line):
+            twice.add(name)
+            faults.append(
+                f"{path}, lines {first} and {number} are both of {name} and differ; delete the wrong one"
+            )
+    # Which of two is right cannot be told, so neither is taken.
+    right = {name: line for name, (_, line) in lines.items() if name not in twice}
+    return _Stored(right, faults[0] if faults else None)
+
+
+def _name(line: str) -> str:
+    name = json.loads(line, parse_constant=_refuse_constant)["name"]
+    if not isinstance(name, str):
+        raise TypeError(f"the name is {name!r}")
+    return name
+
+
+def _refuse_constant(constant: str) -> float:
+    raise ValueError(f"{constant} is no number of JSON")
+
+
+_BY_CLASSES = "server_balanced_accuracy"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What is stored of a finished run: its figures, and what they cost.
+
+    Attributes:
+        run: the job, the settings that differ from the job's own, and the circumstances of the run.
+        metrics: of metrics.json, without intervals and counts.
+        validation_auroc, validation_loss: of the selected models on validation data.
+        seconds: the sum over rounds.
+        tests: by test set and model (`GLOBAL`, or a site), as returned by `external_tests.figures`.
+        tuned: by target, the figures of the fine-tuned models; `targets` of tuned.json.
+        validation_balanced_accuracy: of a run whose round was selected by it, which is then also tuned by it.
+        untested: by test set whose data were absent, the path that was looked for, with ``{data}``.
+        made_with: every setting of the run by dotted name, the job's own among them; empty in old results.
+    """
+
+    __pydantic_config__: ClassVar = STRICT
+
+    run: dict[str, Any]
+    metrics: dict[str, Any]
+    validation_auroc: float | None
+    validation_loss: float | None
+    seconds: float
+    tests: dict[str, dict[str, Any]] = field(default_factory=dict)
+    tuned: dict[str, Any] = field(default_factory=dict)
+    validation_balanced_accuracy: float | None = None
+    untested: dict[str, str] = field(default_factory=dict)
+    made_with: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def validation(self) -> float | None:
+        """The figure by which a setting is tuned; more is better."""
+        by_classes = self.validation_balanced_accuracy
+        return self.validation_auroc if by_classes is None else by_classes
+
+
+def read_result(store: ResultStore, run: Run) -> Result | None:
+    """Return the stored result of a run; None if the run has not been done.
+
+    Raises:
+        ConfigError: the job has been edited since; names the setting.
+        DataError: the record is not what `store_result` writes.
+    """
+    record = store.find(run.name)
+    if record is None:
+        return None
+    try:
+        result = parse(Result, record, f"{store.file_of(run.name)}, {run.name} cannot be read")
+    except ConfigError as error:
+        raise DataError(f"{error!s:.500}; delete its line, and the run is done again") from None
+    _refuse_edited(run, result, store)
+    return result
+
+
+def _refuse_edited(run: Run, result: Result, store: ResultStore) -> None:
+    if not result.made_with:
+        return
+    now = settings_now(run.job, run.arguments(None)[1::2])
+    if key := changed(result.made_with, now):
+        raise ConfigError(
+            f"{run.name} was run with {key}={result.made_with[key]}, and the job {run.job} now has "
+            f"{key}={now.get(key)}; set the job back, or delete the run's line in {store.file_of(run.name)} "
+            "and its folder in --work, and it is done again"
+        )
+
+
+def store_result(store: ResultStore, run: Run, result: Result) -> None:
+    """Store a result, with numbers rounded to six digits.
+
+    Raises:
+        DataError: as `ResultStore.put`.
+    """
+    # Settings stay whole: a learning rate may differ in the seventh digit.
+    store.put(run.name, {**_rounded(vars(result)), "made_with": result.made_with})
+
+
+def result_of(run: Run, done: Path, data_root: Path | None = None) -> Result:
+    """Take what is worth storing, a few kilobytes, from the folder of a finished run.
+
+    Args:
+        done: the folder of the run.
+        data_root: what stood for ``{data}`` in the run's settings.
+
+    Returns:
+        The result, without figures on external tests.
+
+    Raises:
+        DataError: the run did not finish.
+    """
+    facts = _facts(done)
+    history = read_records(done / "history.jsonl")
+    measured = _validation(history, facts)
+    by_server = measured.get("server_auroc")
+    tuned = done / "tuned.json"
+    return Result(
+        run=_about(run, facts),
+        metrics=_metrics(done),
+        validation_auroc=measured["auroc"] if by_server is None else by_server,
+        validation_loss=measured["loss"],
+        seconds=round(sum(r["seconds"] for r in history), 1),
+        tuned=read_json(tuned, "targets")["targets"] if tuned.exists() else {},
+        validation_balanced_accuracy=(
+            measured.get(_BY_CLASSES) if facts.get("selection") == _BY_CLASSES else None
+        ),
+        made_with=settings_done(done, data_root),
+    )
+
+
+def _facts(done: Path) -> dict[str, Any]:
+    facts = read_json(done / "run.json")
+    if facts.get("status") != "finished":
+        raise DataError(f"{done} holds no finished run ({facts.get('status')}: {facts.get('error')})")
+    return facts
+
+
+def _metrics(done: Path) -> dict[str, Any]:
+    metrics = read_json(done / "metrics.json")
+    for key in ("intervals", "counts"):
+        metrics.pop(key, None)
+    if share := metrics.pop("weighting", {}).get("mean_share"):
+        metrics["mean_share"] = share
+    return metrics
+
+
+def _validation(history: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the validation figures of the selected models: of one round, or of each site's best round."""
+    if facts["method"]["personal"] != "model":
+        selected = next((r for r in history if r["round"] == facts["selected_round"]), None)
+        return selected["validation"] if selected else {"auroc": None, "loss": None}
+    best: dict[str, Mapping[str, Any]] = {}
+    for line in history:
+        for site, own in line["sites"].items():
+            loss = own.get("validation_loss")
+            if loss is not None and (site not in best or loss < best[site]["validation_loss"]):
+                best[site] = own
+    return {
+        key: mean_defined(own.get(f"validation_{key}") for own in best.values()) for key in ("auroc", "loss")
+    }
+
+
+def _about(run: Run, facts: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "job": run.job,
+        "settings": run.settings,
+        "env": facts.get("env"),
+        "selected_round": facts["selected_round"],
+        "sites": {name: site["labels"] for name, site in facts["sites"].items()},
+        "versions": facts["versions"],
+        "finished": facts["finished"],
+    }
+
+
+def _rounded(value: Any) -> Any:
+    """Round numbers to six digits, at any depth."""
+    if isinstance(value, float):
+        return round(value, 6)
+    if isinstance(value, dict):
+        return {k: _rounded(v) for k, v in value.items()}
+    return [_rounded(v) for v in value] if isinstance(value, list | tuple) else value
+
+
+_SCHEDULE = ("rounds", "selection", "patience")
+"""The part of the schedule that changes a model."""
+
+
+def settings_done(done: Path, data_root: Path | None) -> dict[str, Any]:
+    """Return all settings of the run in the folder `done`, by dotted name; paths with ``{data}``."""
+    content = read_json(done / "job.json", "plan", "schedule")
+    if data_root is not None:
+        content = json.loads(json.dumps(content, ensure_ascii=False).replace(str(data_root), DATA))
+    return _settings(content["plan"], content["schedule"], content.get("simulation", {}))
+
+
+def settings_now(name: str, options: list[str]) -> dict[str, Any]:
+    """Return all settings of a job as it stands, by dotted name.
+
+    Args:
+        options: ``key=value``, as of `suture run --set`.
+
+    Raises:
+        ConfigError: the job, or a setting, does not exist any more.
+    """
+    job = with_settings(load_job(name), options)
+    # A simulation replaces the vocabulary by that of its documents, which only it has read.
+    job = dataclasses.replace(job, model=dataclasses.replace(job.model, vocabulary="clinical"))
+    simulation = dataclasses.asdict(job.simulation) if job.simulation else {}
+    settings = _settings(job.plan("x").to_dict(), job.schedule().to_dict(), simulation)
+    plain: dict[str, Any] = json.loads(json.dumps(settings))
+    return plain
+
+
+def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+    """Return the first setting that differs, None without one; a setting that is new does not count."""
+    return next((key for key in sorted(before) if key not in now or now[key] != before[key]), None)
+
+
+def _settings(
+    plan: Mapping[str, Any], schedule: Mapping[str, Any], simulation: Mapping[str, Any]
+) -> dict[str, Any]:
+    return {
+        "seed": plan["seed"],
+        "method": plan["method"],
+        **{key: schedule[key] for key in _SCHEDULE},
+        **flat("method", plan["hyperparameters"]),
+        **flat("model", {k: v for k, v in plan["model"].items() if k != "vocabulary"}),
+        **flat("augmentation", plan["augmentation"]),
+        **(flat("simulation", simulation) if simulation else {}),  # a folder of an older version has none
+    }

@@ -1,0 +1,123 @@
+"""The runs of an experiment, named by their settings, so that no run is done twice."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from suture_papers.tables.spec import DATA, Experiment, ExternalTest, Preset, Settings, Value
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a job.
+
+    Attributes:
+        row: the experiment's row that the run belongs to.
+        x: the value of the series, None without a series.
+        job: the job whose settings the run changes.
+        settings: those that differ from the job's own, the seed among them; paths with ``{data}``.
+        tests: the external test sets on which the run's models are measured.
+    """
+
+    row: str
+    x: Value
+    job: str
+    settings: Settings = field(hash=False)
+    tests: Mapping[str, ExternalTest] = field(default_factory=dict, hash=False)
+
+    @property
+    def name(self) -> str:
+        """Job, method, seed and a hash of all settings: equal runs of two experiments have one name."""
+        content: list[Any] = [self.job, sorted(self.settings.items())]
+        if self.tests:
+            content.append({name: test.data for name, test in self.tests.items()})
+        text = json.dumps(content, sort_keys=True)
+        digest = hashlib.sha256(text.encode()).hexdigest()[:10]
+        return f"{Path(self.job).name}-{self.settings.get('method', 'job')}-s{self.settings['seed']}-{digest}"
+
+    @property
+    def seed(self) -> int:
+        """The seed of the run."""
+        seed = self.settings["seed"]
+        assert isinstance(seed, int)
+        return seed
+
+    def paths(self) -> Iterator[str]:
+        """Yield the settings that are paths under the data root, with ``{data}``."""
+        return (text for value in self.settings.values() for text in _texts(value) if text.startswith(DATA))
+
+    def arguments(self, data_root: Path | None) -> list[str]:
+        """Return the settings as options of `suture run`."""
+        options = []
+        for key, value in self.settings.items():
+            text = value if isinstance(value, str) else json.dumps(value)
+            if data_root is not None:
+                text = text.replace(DATA, str(data_root))
+            options += ["--set", f"{key}={text}"]
+        return options
+
+
+def _texts(value: Value) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _texts(part)
+
+
+def final_runs(
+    experiment: Experiment, preset: Preset, tuned: Mapping[tuple[str, str], Value]
+) -> Iterator[Run]:
+    """Yield the runs that the table shows.
+
+    Args:
+        tuned: the chosen value of the tuned setting, by row and value of the series as text.
+    """
+    # Seed by seed, so that an experiment that is cut off still compares its rows.
+    for seed in preset.seeds:
+        for row, x in cells(experiment, preset):
+            extra = {preset.tune.key: tuned[row, str(x)]} if preset.tune else {}
+            yield _run(experiment, preset, row, x, seed, extra)
+
+
+def tuning_runs(experiment: Experiment, preset: Preset) -> Iterator[Run]:
+    """Yield the runs that choose the tuned setting; the best of each row is also in the table."""
+    if preset.tune is None:
+        return
+    for row, x in cells(experiment, preset):
+        for value in preset.tune.values:
+            yield _run(experiment, preset, row, x, preset.tune.seed, {preset.tune.key: value})
+
+
+def cells(experiment: Experiment, preset: Preset) -> Iterator[tuple[str, Value]]:
+    """Yield each row with each value of the series: all rows of the first value, then of the second."""
+    for x in values_of(experiment, preset):
+        for row in experiment.rows:
+            if row not in preset.skip:
+                yield row, x
+
+
+def values_of(experiment: Experiment, preset: Preset) -> tuple[Value, ...]:
+    """Return the values of the series, or a single None without a series."""
+    return (preset.series or experiment.series.values) if experiment.series else (None,)
+
+
+def _run(experiment: Experiment, preset: Preset, row: str, x: Value, seed: int, extra: Settings) -> Run:
+    at = values_of(experiment, preset)[0] if experiment.rows[row].steady else x
+    series: Settings = {experiment.series.key: at} if experiment.series else {}
+    # The method first: another one forgets hyperparameters that it does not have.
+    settings = {
+        **experiment.rows[row].set,
+        **experiment.set,
+        **preset.set,
+        **preset.rows.get(row, {}),
+        **series,
+        **extra,
+        "seed": seed,
+    }
+    return Run(row, x, experiment.job, settings, experiment.tests_in(preset))

@@ -1,0 +1,102 @@
+"""The columns of an experiment that are about fine-tuned models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+
+from suture.core.errors import unknown
+from suture.protocol.records import parse
+from suture.reports.finetuning_results import TITLES, TunedTask, spread
+from suture_papers.tables.outcome import Outcome
+from suture_papers.tables.results import Result
+from suture_papers.tables.spec import Column, Experiment, Preset
+
+RandomSplit = tuple[int, int]
+"""A seed and the number of a fine-tuning run: where both are equal, rows have the same random split."""
+
+
+def runs_of(results: Mapping[int, Result], task: str) -> dict[RandomSplit, TunedTask]:
+    """Return every fine-tuning run on a task, each as a `TunedTask` of that one run.
+
+    Args:
+        results: those of a row, by seed.
+
+    Raises:
+        ConfigError: a run was not fine-tuned on the task; names the nearest.
+        DataError: a result is damaged.
+    """
+    found: dict[RandomSplit, TunedTask] = {}
+    for seed, result in results.items():
+        if task not in result.tuned:
+            raise unknown("task of a column", task, result.tuned)
+        whole = parse(TunedTask, result.tuned[task], f"the result of seed {seed}, {task}")
+        found |= {(seed, i): TunedTask((run,)) for i, run in enumerate(whole.runs)}
+    return found
+
+
+def goal_of(experiment: Experiment, outcome: Outcome, task: str) -> float | None:
+    """Return the AUROC of a task that epochs are counted to: the mean of the goal row after its last epoch.
+
+    All rows have the same goal: a run that is never good would soon reach its own best AUROC.
+    """
+    if experiment.goal is None:
+        return None
+    runs = runs_of(outcome.results[experiment.goal, "None"], task)
+    ends = [end for one in runs.values() for end in one.figures("auroc")]
+    return fmean(ends) if ends else None
+
+
+def values_of_task(
+    results: Mapping[int, Result], column: Column, goal: float | None
+) -> dict[RandomSplit, float | None]:
+    """Return a column's figure of every fine-tuning run; None for epochs where the run misses the goal."""
+    assert column.task is not None
+    runs = runs_of(results, column.task)
+    if column.metric != "epochs":
+        return {at: one.figures(column.metric)[0] for at, one in runs.items()}
+    return {at: one.runs[0].reaches(goal) for at, one in runs.items()} if goal is not None else {}
+
+
+def epochs_text(epochs: Sequence[float | None]) -> str:
+    """Return mean ± SD over the runs that reach the goal, and their number where not all do."""
+    reached = [epoch for epoch in epochs if epoch is not None]
+    if not reached:
+        return "not reached" if epochs else "–"
+    text = spread(reached, digits=1)
+    return text if len(reached) == len(epochs) else f"{text} ({len(reached)} of {len(epochs)})"
+
+
+def curves(results: Mapping[int, Result], task: str) -> list[tuple[float, ...]]:
+    """Return the AUROC after each epoch, of every fine-tuning run."""
+    return [run.auroc for one in runs_of(results, task).values() for run in one.runs]
+
+
+def tasks_of(columns: Sequence[Column]) -> tuple[str, ...]:
+    """Return the tasks of columns, each once."""
+    return tuple(dict.fromkeys(column.task for column in columns if column.task is not None))
+
+
+def shown(experiment: Experiment) -> dict[str, str]:
+    """Return the figures of the table of tasks with their heads; without a goal there are no epochs."""
+    return {key: head for key, head in TITLES.items() if key != "epochs" or experiment.goal is not None}
+
+
+def task_cells(experiment: Experiment, preset: Preset, outcome: Outcome) -> list[list[str]]:
+    """Return a line for each task and row: mean ± SD of every figure, and the numbers of examples."""
+    cells = []
+    for task in tasks_of(experiment.columns_in(preset)):
+        goal = goal_of(experiment, outcome, task)
+        for row in experiment.rows:
+            if row in preset.skip:
+                continue
+            runs = [run for one in runs_of(outcome.results[row, "None"], task).values() for run in one.runs]
+            texts = ["–"] * (len(shown(experiment)) + 1)
+            if runs:
+                whole = TunedTask(tuple(runs))
+                texts = [spread(whole.figures(m), digits=3) for m in shown(experiment) if m != "epochs"]
+                if experiment.goal is not None:
+                    texts.append(epochs_text([run.reaches(goal) for run in runs] if goal is not None else []))
+                texts.append(f"{runs[0].train} / {runs[0].test}")
+            cells.append([task, experiment.rows[row].name, *texts])
+    return cells
