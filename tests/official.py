@@ -12,8 +12,8 @@ from PIL import Image
 from suture_papers.chest_xrays.chexpert import SPELLINGS
 from suture_papers.chest_xrays.mimic import CXR_LT
 from suture_papers.chest_xrays.nih import SPELLINGS as NIH
-from suture_papers.fedlsm.isic import METADATA
-from suture_papers.fedlsm.isic import SPELLINGS as ISIC
+from suture_papers.skin_lesions.isic import METADATA
+from suture_papers.skin_lesions.isic import SPELLINGS as ISIC
 
 
 def _image(path: Path, seed: int, color: bool = False) -> None:

@@ -18,7 +18,7 @@ from suture.learning.training import LocalTraining
 from suture.models import ModelSpec
 from suture.simulation.job import Job
 from suture_papers.fedlsm.fedlsm import FedLSM
-from suture_papers.fedlsm.isic_sites import IsicSites
+from suture_papers.skin_lesions.isic_sites import IsicSites
 
 JOB = Job(
     name="fedlsm_isic",

@@ -10,8 +10,8 @@ from suture.learning.training import LocalTraining
 from suture.models import ModelSpec
 from suture.models.priors import PriorSpec
 from suture.simulation.job import Job
-from suture_papers.fedlsm.isic_sites import IsicSites
 from suture_papers.fedmas.fedmas import FedMAS
+from suture_papers.skin_lesions.isic_sites import IsicSites
 
 JOB = Job(
     name="fedmas_ham10000",

@@ -24,7 +24,7 @@ from suture.models import ModelSpec
 from suture.models.priors import PriorSpec
 from suture.simulation.job import Job
 from suture_papers.fedmas.fedmas import FedMAS
-from suture_papers.fedmas.flamby_sites import FlambySites
+from suture_papers.skin_lesions.flamby_sites import FlambySites
 
 JOB = Job(
     name="fedmas_isic",

@@ -21,7 +21,7 @@ from suture.models import ModelSpec
 from suture.models.priors import PriorSpec
 from suture.simulation.job import Job
 from suture_papers.fedmas.fedmas import FedMAS
-from suture_papers.fedmas.flamby_sites import AttributeSites
+from suture_papers.skin_lesions.flamby_sites import AttributeSites
 
 JOB = Job(
     name="fedmas_tones",

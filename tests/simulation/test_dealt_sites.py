@@ -24,10 +24,10 @@ from suture.simulation.sites import cache_folder
 from suture_papers.chest_xrays.chest_sites import NihSites
 from suture_papers.chest_xrays.nih import LABELS as NIH
 from suture_papers.fedlsm.fedlsm import FedLSM
-from suture_papers.fedlsm.isic import LABELS as ISIC
-from suture_papers.fedlsm.isic import METADATA
-from suture_papers.fedlsm.isic_sites import IsicSites
 from suture_papers.public_data import data_folder, images_in
+from suture_papers.skin_lesions.isic import LABELS as ISIC
+from suture_papers.skin_lesions.isic import METADATA
+from suture_papers.skin_lesions.isic_sites import IsicSites
 
 
 @pytest.fixture

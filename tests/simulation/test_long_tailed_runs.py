@@ -19,9 +19,9 @@ from suture.methods.fedavg import FedAvg
 from suture.models import ModelSpec
 from suture.simulation.job import Job, load_job, with_settings
 from suture.simulation.run import run_job
-from suture_papers.fedmas.flamby import LABELS
-from suture_papers.fedmas.flamby_sites import AttributeSites, FlambySites
 from suture_papers.fedmas.hyperkvasir_sites import HyperKvasirSites
+from suture_papers.skin_lesions.flamby import LABELS
+from suture_papers.skin_lesions.flamby_sites import AttributeSites, FlambySites
 
 
 def test_sites_that_keep_their_models_have_the_test_images_too(tmp_path: Path) -> None:

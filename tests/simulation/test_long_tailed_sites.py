@@ -18,13 +18,13 @@ from suture.data.config import SiteConfig, load_site_config
 from suture.data.readers import load_table
 from suture.data.table import SPLITS, Table
 from suture.methods import METHODS
-from suture_papers.fedlsm.isic import LABELS as ISIC
-from suture_papers.fedlsm.isic_sites import IsicSites
-from suture_papers.fedmas.flamby import LABELS, SPELLINGS, TRUTH
-from suture_papers.fedmas.flamby_sites import AttributeSites, FlambySites
 from suture_papers.fedmas.hyperkvasir import FOLDS
 from suture_papers.fedmas.hyperkvasir import LABELS as HYPERKVASIR
 from suture_papers.fedmas.hyperkvasir_sites import HyperKvasirSites
+from suture_papers.skin_lesions.flamby import LABELS, SPELLINGS, TRUTH
+from suture_papers.skin_lesions.flamby_sites import AttributeSites, FlambySites
+from suture_papers.skin_lesions.isic import LABELS as ISIC
+from suture_papers.skin_lesions.isic_sites import IsicSites
 
 CENTRES = {0: 192, 1: 160, 2: 128, 4: 16}
 

@@ -24,7 +24,7 @@ from suture.simulation.partition import (
 )
 from suture.simulation.sites import TEXT, write_site
 from suture_papers.chest_xrays.nih import LABELS, NihConfig
-from suture_papers.fedlsm.isic import LABELS as ISIC
+from suture_papers.skin_lesions.isic import LABELS as ISIC
 
 
 def pooled(abnormal: int, none: int, labels: LabelSet = LABELS) -> Table:

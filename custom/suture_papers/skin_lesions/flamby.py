@@ -20,7 +20,7 @@ from suture.data.readers import DataSet
 from suture.data.reading import Reading, Sheet, fault, read_sheet, restricted, row_faults, rows_text
 from suture.data.split import Codes, classes, divided, stratified
 from suture.data.table import SPLITS, Table
-from suture_papers.fedlsm.isic import by_word, one_hot
+from suture_papers.skin_lesions.isic import by_word, one_hot
 
 SPELLINGS = ("MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC")
 """The eight classes as the tables write them, in the order of their numbers."""

@@ -20,8 +20,8 @@ from suture.data.table import Table
 from suture.methods.base import Method
 from suture.simulation.partition import by_attribute
 from suture.simulation.sites import Destination, Validation, write_parts
-from suture_papers.fedmas.flamby import TRUTH, FlambyConfig, centres, listed, tones, with_validation
 from suture_papers.public_data import data_folder, images_in, lists_folder, official
+from suture_papers.skin_lesions.flamby import TRUTH, FlambyConfig, centres, listed, tones, with_validation
 
 LOG = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from suture.data.readers import load_table
 from suture.methods.base import Method
 from suture.simulation.partition import assigned_sites, class_lists
 from suture.simulation.sites import Destination, Validation, write_partitioned, write_parts
-from suture_papers.fedlsm.isic import METADATA, TRUTH, IsicConfig
 from suture_papers.public_data import data_folder, images_in
+from suture_papers.skin_lesions.isic import METADATA, TRUTH, IsicConfig
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -1,4 +1,4 @@
-"""suture_papers.fedlsm.isic: the official files of ISIC 2018 Task 3 and HAM10000."""
+"""suture_papers.skin_lesions.isic: the official files of ISIC 2018 Task 3 and HAM10000."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from suture.core.errors import ConfigError, DataError, LabelError
 from suture.data.images import ImageSource
 from suture.data.readers import load_table, read_table
 from suture.data.table import SPLITS
-from suture_papers.fedlsm.isic import GROUPINGS, LABELS, METADATA, SPELLINGS, TRUTH, IsicConfig
+from suture_papers.skin_lesions.isic import GROUPINGS, LABELS, METADATA, SPELLINGS, TRUTH, IsicConfig
 
 Row = tuple[str, str, str]
 

@@ -1,4 +1,4 @@
-"""suture_papers.fedmas.flamby: FLamby's table of six centres, and the lists of Fed-MAS."""
+"""suture_papers.skin_lesions.flamby: FLamby's table of six centres, and the lists of Fed-MAS."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from suture.core.errors import DataError
 from suture.data.readers import load_table, read_table
-from suture_papers.fedmas.flamby import LABELS, SPELLINGS, TRUTH, FlambyConfig, centres, listed, tones
+from suture_papers.skin_lesions.flamby import LABELS, SPELLINGS, TRUTH, FlambyConfig, centres, listed, tones
 
 # Image, class and whether it trains: twenty of each class.
 Row = tuple[str, int, bool]

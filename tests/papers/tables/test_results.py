@@ -12,7 +12,7 @@ from suture_papers.tables.outcome import collect
 from suture_papers.tables.render import stem_of, write_tables
 from suture_papers.tables.results import ResultStore
 
-RESULTS = Path(__file__).parents[2] / "docs" / "results"
+RESULTS = Path(__file__).parents[3] / "docs" / "results"
 RUNS = RESULTS / "runs"
 PRESETS = [(name, preset) for name in known_experiments() for preset in load_experiment(name).presets]
 
