@@ -20,7 +20,6 @@ ROOMS = [
     "export",
     "simulation",
     "flare",
-    "experiments",
     "cli",
 ]
 

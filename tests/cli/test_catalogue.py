@@ -13,6 +13,7 @@ from suture.cli.catalogue import check_names, from_registries, rows, stored
 from suture.core.errors import ConfigError
 from suture.methods import METHODS
 from suture.methods.base import Question
+from suture_papers.tables import loading
 
 
 def test_the_stored_descriptions_are_those_of_the_registries() -> None:
@@ -48,7 +49,7 @@ def test_a_faulty_file_of_a_job_or_an_experiment_is_listed_with_its_error(
     job.write_text('"""A job.\n')
     experiment.write_text("titel = 1")
     monkeypatch.setattr(catalogue, "known_jobs", lambda: {"broken": job})
-    monkeypatch.setattr(catalogue, "known_experiments", lambda: {"wrong": experiment})
+    monkeypatch.setattr(loading, "known_experiments", lambda: {"wrong": experiment})
     found = {name: text for _, name, text in rows()}
     assert found["broken"].startswith(f"not usable: {job} cannot be read: unterminated")
     assert found["wrong"].startswith(f"not usable: {experiment}")

@@ -22,6 +22,7 @@ from one_site import OneSite
 import outside_method
 from outside_method import CLASS, DISTRIBUTION, METADATA, MODULE, NAME, install, on_path
 from own_poc import own_port, wait_until_joined
+from suture.core.entry_points import PACKAGES
 from suture.core.errors import CodeMismatch, ConfigError, FederationError
 from suture.federation.plan import Plan
 from suture.flare.admin.kit import kits_in
@@ -71,7 +72,11 @@ def test_its_package_travels_and_is_found_where_it_arrives(
     for app in ("app_server", "app_a", "app_b"):
         custom = folder / app / "custom"
         assert (custom / "suture" / "methods" / "surgical.py").is_file()
-        theirs = [p for p in custom.rglob("*") if p.is_file() and p.relative_to(custom).parts[0] != "suture"]
+        theirs = [
+            p
+            for p in custom.rglob("*")
+            if p.is_file() and p.relative_to(custom).parts[0].partition("-")[0] not in PACKAGES
+        ]
         expected = [*names, f"{METADATA}/METADATA", f"{METADATA}/entry_points.txt"]
         assert sorted(p.relative_to(custom).as_posix() for p in theirs) == sorted(expected)
     assert NAME not in outside()  # discovery has looked at the path before the job arrives
@@ -96,7 +101,7 @@ def test_staged_files_are_removed_with_the_recipe(installed: Path, tmp_path: Pat
 
 def test_an_installed_package_does_not_travel(installed: Path, tmp_path: Path) -> None:
     recipe: FederationRecipe = recipe_of(job(), "trial", ("a",))
-    assert recipe._job.job.app_packages == ["suture", MODULE]
+    assert recipe._job.job.app_packages == ["suture", "suture_papers", MODULE]
     assert not list(export_job(job(), tmp_path, "trial", ("a",), bundle=False).rglob("custom"))
 
 

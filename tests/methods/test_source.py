@@ -179,16 +179,19 @@ def test_a_method_that_is_not_installed_has_no_source_and_still_a_hash() -> None
     assert all(source_of(kind) is None for kind in METHODS.values())
 
 
-@pytest.mark.parametrize("changed", ["methods/fedavg.py", "data/clinical_words.txt"])
+@pytest.mark.parametrize(
+    "changed",
+    ["suture/methods/fedavg.py", "suture/data/clinical_words.txt", "suture_papers/drift/fedprox.py"],
+)
 def test_a_change_of_source_or_of_the_vocabulary_changes_the_hash(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: str
 ) -> None:
     monkeypatch.setattr("suture.methods.source._ROOT", tmp_path)
-    for name in ("plan.py", "methods/fedavg.py", "data/clinical_words.txt"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+    for name in ("suture/plan.py", "suture/methods/fedavg.py", "suture/data/clinical_words.txt", changed):
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
         (tmp_path / name).write_text(name)
     before = _hash.__wrapped__(None)
-    (tmp_path / "report.html").write_text("whatever is made of the data is no part of it")
+    (tmp_path / "suture/report.html").write_text("whatever is made of the data is no part of it")
     assert _hash.__wrapped__(None) == before
     (tmp_path / changed).write_text("another")
     assert _hash.__wrapped__(None) != before

@@ -38,8 +38,8 @@ def rows() -> Iterator[tuple[str, str, str]]:
     for name, path in known_jobs().items():
         yield "job", name, _or_reason(summary, path)
     for kind, points in found("suture.catalogue").items():
-        for name, text in load(points[0], "list of")():
-            yield kind, name, text
+        for name, describe in load(points[0], "list of")():
+            yield kind, name, _or_reason(lambda text: text(), describe)
 
 
 def check_names(job: str, settings: Iterable[str], trust: bool = False) -> None:

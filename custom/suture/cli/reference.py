@@ -92,7 +92,7 @@ def _method_row(name: str, kind: Any, jobs: list[str]) -> list[str]:
     from suture.cli.catalogue import method_entry
 
     method = kind()
-    module = f"`{kind.__module__.removeprefix('suture.').replace('.', '/')}.py`"
+    module = f"`{kind.__module__.replace('.', '/')}.py`"
     if method.limits.here_only:
         run = f"`--set method={name}`, `--env local` only"
     else:
@@ -147,14 +147,17 @@ def configuration_page() -> str:
 
 def _sections(config: Any) -> Iterator[str]:
     """Yield each section of a configuration; of alternatives, the keys of all and then those of each."""
+    from suture.data.dataset import DatasetConfig
     from suture.data.readers import DATASETS
 
     for name, field in _fields(config).items():
-        if name == "data":
-            yield from _alternatives(name, [entry.config for entry in DATASETS.values()])
+        kinds = _classes(field.annotation)
+        if kinds == [DatasetConfig]:
+            kinds = [entry.config for entry in DATASETS.values()]
+        if len(kinds) == 1:
+            yield _section(f"`[{name}]`", kinds[0])
         else:
-            (kind,) = _classes(field.annotation)
-            yield _section(f"`[{name}]`", kind)
+            yield from _alternatives(name, kinds)
 
 
 def _alternatives(name: str, kinds: list[Any]) -> Iterator[str]:

@@ -31,7 +31,7 @@ def found(group: str, *, ours: bool | None = None) -> dict[str, list[EntryPoint]
     """The entry points by name: this distribution's, those of others, or all. Nothing is imported for it."""
     points = [point for point in entry_points(group=group) if ours in (None, _ours(point))]
     by_name: dict[str, list[EntryPoint]] = {}
-    for point in sorted(points, key=lambda point: not _ours(point)):
+    for point in sorted(points, key=lambda point: (not _ours(point), point.name)):
         if point not in by_name.setdefault(point.name, []):  # a folder may be on the path twice
             by_name[point.name].append(point)
     return by_name

@@ -145,8 +145,11 @@ def write_own_distribution(folder: Path) -> None:
     """Write the packages of this distribution, with their entry points, as `write_distribution` does."""
     for package in PACKAGES:
         shutil.copytree(_PACKAGES / package, folder / package, ignore=_COMPILED)
-    points = distribution("suture").read_text("entry_points.txt") or ""
-    _write_metadata(folder, "suture", VERSION, points)
+    groups: dict[str, list[str]] = {}
+    for point in distribution("suture").entry_points:
+        groups.setdefault(point.group, []).append(f"{point.name} = {point.value}\n")
+    text = "".join(f"[{group}]\n{''.join(lines)}" for group, lines in groups.items())
+    _write_metadata(folder, "suture", VERSION, text)
 
 
 def _write_metadata(folder: Path, name: str, version: str, points: str) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -14,17 +15,19 @@ from suture.cli.common import Amp, Device, SiteThreads, print_line
 DataRoot = Annotated[Path | None, typer.Option(help="Folder of the data sets.", envvar="SUTURE_DATA")]
 
 
-def listed() -> Iterator[tuple[str, str]]:
-    """Yield the name and description of each experiment, for `suture list`; of a broken one, the reason."""
-    from suture.core.errors import SutureError
-    from suture_papers.tables.loading import known_experiments, load_experiment
+def listed() -> Iterator[tuple[str, Callable[[], str]]]:
+    """Yield the name of each experiment, and what describes it, for `suture list`."""
+    from suture_papers.tables.loading import known_experiments
 
     for name, path in known_experiments().items():
-        try:
-            found = load_experiment(str(path))
-            yield name, f"{found.title}; presets {', '.join(found.presets)}"
-        except SutureError as error:
-            yield name, str(error)
+        yield name, partial(_described, path)
+
+
+def _described(path: Path) -> str:
+    from suture_papers.tables.loading import load_experiment
+
+    found = load_experiment(str(path))
+    return f"{found.title}; presets {', '.join(found.presets)}"
 
 
 def experiment(
