@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
@@ -25,7 +26,9 @@ def write_pages(commands: Any, out: Path) -> None:
     from suture.cli import catalogue
     from suture.core.files import atomic_write, make_folder, write_json
 
-    if (own := catalogue.from_registries()) != catalogue.stored():
+    # The order counts too: the first model of a list is the one to begin with.
+    own = catalogue.from_registries()
+    if json.dumps(own) != json.dumps(catalogue.stored()):
         write_json(catalogue.FILE, own)
         typer.echo(f"written: {catalogue.FILE}")
     for name, text in pages(commands).items():
