@@ -9,8 +9,10 @@ import pytest
 from suture.core.errors import ConfigError
 from suture.federation.plan import Plan, Schedule
 from suture.methods.surgical import SurgicalAggregation
+from suture.simulation import PhantomSites
 from suture.simulation.job import load_job, with_settings
 from suture.simulation.job_files import known_jobs
+from suture_papers.chest_xrays.chest_sites import NihSites
 
 
 def test_settings_by_path_by_last_word_and_by_method() -> None:
@@ -34,7 +36,7 @@ def test_settings_by_path_by_last_word_and_by_method() -> None:
         ("method.local.learning=3", "unknown setting"),
         (
             "method.proximal.mu=1",
-            "has no setting 'method.proximal.mu'; fedprox, combined have it: set method",
+            "has no setting 'method.proximal.mu'; combined, fedprox have it: set method",
         ),
         ("zzz=3", r"known: (?!.*, lr, ).*method\.local\.lr, "),
         ("contrast=3", "ambiguous: augmentation.contrast, simulation.contrast"),
@@ -89,6 +91,36 @@ def test_unknown_job_and_file_without_a_job(tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text("x = 1\n")
     with pytest.raises(ConfigError, match="defines no JOB"):
         load_job(str(tmp_path / "job.py"))
+
+
+def test_a_job_of_data_names_the_kind_of_its_simulated_sites(tmp_path: Path) -> None:
+    text = 'rounds = 1\n[method]\nname = "surgical"\n[model]\nname = "cnn"\n[simulation]\n'
+    path = tmp_path / "job.toml"
+    path.write_text(text + 'kind = "PhantomSites"\nimages = 7\n')
+    assert load_job(path).simulation == PhantomSites(images=7)
+    path.write_text(text + 'kind = "NihSites"\nclients = 3\n')
+    assert load_job(path).simulation == NihSites(clients=3)
+    path.write_text(text + 'kind = "NihSite"\n')
+    with pytest.raises(ConfigError, match="'NihSite'; did you mean 'NihSites'"):
+        load_job(path)
+    path.write_text(text + 'kind = "NihSites"\nclient = 3\n')
+    with pytest.raises(ConfigError, match=r"\[simulation\].*'client'; did you mean 'clients'"):
+        load_job(path)
+    path.write_text(text.replace("[simulation]\n", "").replace("rounds", "simulation = 3\nrounds"))
+    with pytest.raises(ConfigError, match=r"\[simulation\]"):
+        load_job(path)
+
+
+def test_a_job_of_an_earlier_version_learns_where_a_module_is_now(tmp_path: Path) -> None:
+    path = tmp_path / "job.py"
+    for old, new in (
+        ("suture.methods.fedmas", "import suture_papers.fedmas.fedmas instead"),
+        ("suture.methods.meta.pmfl", "import suture_papers.metafl.pmfl instead"),
+        ("suture.nowhere", "No module named"),
+    ):
+        path.write_text(f"import {old}\n")
+        with pytest.raises(ConfigError, match=new):
+            load_job(path)
 
 
 def test_an_unknown_key_of_a_plan_or_schedule_is_named() -> None:

@@ -133,9 +133,10 @@ def configuration_page() -> str:
         "[The guide](../data.md) explains how to write one.\n"
     )
     job = (
-        "## A job\n\n`jobs/NAME/job.py` defines `JOB = Job(...)`. `--set KEY=VALUE` changes a setting: the "
-        "key is a dotted path such as `method.local.lr`, or its last word where that is unique; the value is "
-        "JSON, otherwise text.\n"
+        "## A job\n\n`jobs/NAME/job.toml` states these settings (`name` below `[method]` names the method, "
+        "`kind` below `[simulation]` the simulated sites), or `job.py` defines `JOB = Job(...)`. "
+        "`--set KEY=VALUE` changes a setting: the key is a dotted path such as "
+        "`method.local.lr`, or its last word where that is unique; the value is JSON, otherwise text.\n"
     )
     parts = [HEAD, "# Configuration\n", site, *_sections(SiteConfig), job, *_job_sections(Job)]
     parts += ["## Hyperparameters of the methods\n\nIn `--set`, their keys begin with `method.`.\n"]

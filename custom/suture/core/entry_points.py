@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, MutableMapping
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from suture.core.errors import ConfigError, unknown
@@ -39,6 +40,14 @@ def found(group: str, *, ours: bool | None = None) -> dict[str, list[EntryPoint]
 
 def _ours(point: EntryPoint) -> bool:
     return of_this_distribution(point.module)
+
+
+def moved(module: str) -> str:
+    """Where a module of an earlier version's engine is now, as the end of an error; empty if nowhere."""
+    papers = Path(__file__).parents[2] / PACKAGES[1]
+    paths = papers.rglob(f"{module.rpartition('.')[2]}.py") if of_this_distribution(module) else ()
+    places = [".".join(path.relative_to(papers.parent).with_suffix("").parts) for path in paths]
+    return f"; import {' or '.join(sorted(places))} instead" if places else ""
 
 
 def package_of(point: EntryPoint) -> str:

@@ -1,6 +1,6 @@
 """Jobs: what is trained, how, and (for a simulation) on which sites.
 
-Each `jobs/NAME/job.py` defines one; a study folder has a `job.toml`.
+Each `jobs/NAME/` defines one: its `job.toml` where it is data, its `job.py` where it is code.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
+from suture.core.entry_points import moved
 from suture.core.errors import ConfigError, SutureError, unknown
 from suture.core.names import as_job, check_job
 from suture.core.plain import read_regular, read_toml
@@ -33,7 +34,7 @@ from suture.models.documents import with_digest
 from suture.protocol.decisions import DecisionSettings
 from suture.protocol.half import Transport
 from suture.simulation.job_files import job_file
-from suture.simulation.kinds import Simulation
+from suture.simulation.kinds import SIMULATIONS, Simulation
 from suture.simulation.study import StudySites
 
 _STRICT = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
@@ -152,7 +153,8 @@ def load_job(job: str | Path, *, trust: bool = False) -> Job:
     except Exception as error:  # whatever a file of a user does
         line = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{line.filename}, line {line.lineno}"
-        raise ConfigError(f"{path} cannot be run: {type(error).__name__}: {error} ({where})") from error
+        hint = moved(error.name or "") if isinstance(error, ModuleNotFoundError) else ""
+        raise ConfigError(f"{path} cannot be run: {type(error).__name__}: {error} ({where}){hint}") from error
     defined = getattr(module, "JOB", None)
     if not isinstance(defined, Job):
         raise ConfigError(f"{path} defines no JOB; it needs a line JOB = Job(...)")
@@ -190,8 +192,16 @@ def _read_toml(path: Path) -> Job:
     method = parse(method_class(chosen["name"]), parameters, f"{path}: [method]")
     folder = path.parent
     given = {"name": as_job(folder.name), "title": folder.name, **values, "method": method}
-    sites = parse(StudySites, given.pop("simulation", {}), f"{path}: [simulation]")
+    sites = _sites(given.pop("simulation", {}), f"{path}: [simulation]")
     return beside(parse(Job, given | {"simulation": sites}, str(path)), folder)
+
+
+def _sites(values: Any, where: str) -> Simulation:
+    """Return the simulated sites of a job's section, whose `kind` names their class; by default a study."""
+    if not isinstance(values, dict):
+        raise ConfigError(f"{where} is not a section; write its keys below it")
+    kind = SIMULATIONS.find(str(values.get("kind", StudySites.__name__)))
+    return parse(kind, {key: value for key, value in values.items() if key != "kind"}, where)
 
 
 def check_federated(job: Job) -> None:

@@ -21,7 +21,8 @@ def jobs_folder() -> Path:
 
 def known_jobs() -> dict[str, Path]:
     """Return the job files in jobs/ by name."""
-    return {path.parent.name: path for path in sorted(jobs_folder().glob("*/job.py"))}
+    files = (path for name in ("job.py", "job.toml") for path in jobs_folder().glob(f"*/{name}"))
+    return {path.parent.name: path for path in sorted(files)}
 
 
 def job_file(job: str | Path, *, trust: bool = False) -> Path:
@@ -68,11 +69,14 @@ def refuse_code(path: Path) -> None:
 
 
 def summary(path: Path) -> str:
-    """Return the first line of the docstring of a job.py; empty without one.
+    """Return the first line of the docstring of a job.py, or of the comment of a job.toml; empty without one.
 
     Raises:
-        ConfigError: the file cannot be read, or is no Python.
+        ConfigError: the file cannot be read, or is not Python.
     """
+    if path.suffix == ".toml":
+        first = read_regular(path).decode(errors="replace").partition("\n")[0]
+        return first.removeprefix("#").strip() if first.startswith("#") else ""
     return (ast.get_docstring(_parsed(path)[0]) or "").partition("\n")[0]
 
 
