@@ -96,8 +96,8 @@ def test_unknown_job_and_file_without_a_job(tmp_path: Path) -> None:
 def test_a_job_of_data_names_the_kind_of_its_simulated_sites(tmp_path: Path) -> None:
     text = 'rounds = 1\n[method]\nname = "surgical"\n[model]\nname = "cnn"\n[simulation]\n'
     path = tmp_path / "job.toml"
-    path.write_text(text + 'kind = "PhantomSites"\nimages = 7\n')
-    assert load_job(path).simulation == PhantomSites(images=7)
+    path.write_text(text + 'kind = "PhantomSites"\nimages = 27\n')
+    assert load_job(path).simulation == PhantomSites(images=27)
     path.write_text(text + 'kind = "NihSites"\nclients = 3\n')
     assert load_job(path).simulation == NihSites(clients=3)
     path.write_text(text + 'kind = "NihSite"\n')

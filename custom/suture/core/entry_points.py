@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, MutableMapping
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -42,10 +43,13 @@ def _ours(point: EntryPoint) -> bool:
     return of_this_distribution(point.module)
 
 
-def moved(module: str) -> str:
-    """Where a module of an earlier version's engine is now, as the end of an error; empty if nowhere."""
-    papers = Path(__file__).parents[2] / PACKAGES[1]
-    paths = papers.rglob(f"{module.rpartition('.')[2]}.py") if of_this_distribution(module) else ()
+def moved(line: str) -> str:
+    """Where the module that a line imports is now, as the end of an error; empty if nowhere.
+
+    The papers' modules were the engine's in earlier versions.
+    """
+    papers, old = Path(__file__).parents[2] / PACKAGES[1], re.search(r"\bsuture\.[\w.]+", line)
+    paths = papers.rglob(f"{old[0].rpartition('.')[2]}.py") if old else ()
     places = [".".join(path.relative_to(papers.parent).with_suffix("").parts) for path in paths]
     return f"; import {' or '.join(sorted(places))} instead" if places else ""
 

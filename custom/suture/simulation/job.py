@@ -153,7 +153,7 @@ def load_job(job: str | Path, *, trust: bool = False) -> Job:
     except Exception as error:  # whatever a file of a user does
         line = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{line.filename}, line {line.lineno}"
-        hint = moved(error.name or "") if isinstance(error, ModuleNotFoundError) else ""
+        hint = moved(line.line or "") if isinstance(error, ModuleNotFoundError) else ""
         raise ConfigError(f"{path} cannot be run: {type(error).__name__}: {error} ({where}){hint}") from error
     defined = getattr(module, "JOB", None)
     if not isinstance(defined, Job):
