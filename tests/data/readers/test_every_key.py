@@ -18,6 +18,7 @@ from suture.data.config import load_site_config, parse_data
 from suture.data.decoding import decode_image
 from suture.data.images import ImageSource
 from suture.data.readers import DATASETS, read_table
+from suture.testing import check_dataset
 
 Values = dict[str, Any]
 
@@ -451,3 +452,10 @@ def test_a_default_that_is_written_out_is_no_fault(tmp_path: Path) -> None:
     more = 'seed = 1337\nfinding_separator = "|"\nsynonyms = {}\nvalues = {}\n'
     lines(tmp_path / "suture.toml", toml + more)
     assert load_site_config(tmp_path / "suture.toml").data.seed == 1337
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_reader_conforms(case: str, written: Callable[[str], tuple[Path, Values]]) -> None:
+    _, given = written(case)
+    config = parse_data({"dataset": CASES[case][0], **given}, "test")
+    check_dataset(DATASETS[config.dataset], config.model_dump(exclude_defaults=True))
