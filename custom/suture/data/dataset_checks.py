@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+
 from suture.core.errors import SutureError
 from suture.data.dataset import DatasetConfig
 from suture.data.readers import DataSet
