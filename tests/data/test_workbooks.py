@@ -129,7 +129,7 @@ def test_a_package_that_is_missing_is_named(
 
 def test_what_is_no_table_is_one_sentence(tmp_path: Path) -> None:
     for name, data, said in (
-        ("old.xlsx", b"\xd0\xcf\x11\xe0 of Excel 97", r"is no \.xlsx .*without a password"),
+        ("old.xlsx", b"\xd0\xcf\x11\xe0 of Excel 97", r"is not an \.xlsx .*without a password"),
         ("t.parquet", b"PAR1 and no more", "cannot be read"),
     ):
         (tmp_path / name).write_bytes(data)
@@ -148,9 +148,6 @@ def test_what_is_no_table_is_one_sentence(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
-        (f"<row>{'<c/>' * 400}</row>", "more rows, cells or styles than are read"),
-        ('<row r="1"/>' * 6000, "more rows, cells or styles than are read"),
-        ('<a b=""/>' * 1200, "more rows, cells or styles than are read"),
         ('<row><c r="ZZZ1"/></row>' * 300, "more than 1,000,000 cells"),
         (f'<row r="{10**12}"><c r="A1"/></row>', "more than 1,000,000 cells"),
     ],
@@ -158,8 +155,6 @@ def test_what_is_no_table_is_one_sentence(tmp_path: Path) -> None:
 def test_a_hostile_sheet_is_refused_before_it_is_held(
     rows: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workbooks, "_MOST_HELD", 5000)
-    monkeypatch.setattr(workbooks, "_MOST_IN_ROW", 300)
     monkeypatch.setattr(workbooks, "MOST_CELLS", 1_000_000)
     assert read_sheet(workbook(tmp_path / "fair.xlsx", [["image"], ["a.png"]])).rows == (("a.png",),)
     sheet = f"<worksheet {MAIN}><sheetData>{rows}</sheetData></worksheet>"
@@ -168,12 +163,9 @@ def test_a_hostile_sheet_is_refused_before_it_is_held(
 
 
 @pytest.mark.usefixtures("here")
-def test_a_workbook_that_unpacks_to_too_much_or_declares_entities_is_not_parsed(
+def test_a_workbook_that_unpacks_to_too_much_is_not_parsed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    doctype = f'<!DOCTYPE a [<!ENTITY b "cc">]><worksheet {MAIN}><sheetData><row/></sheetData></worksheet>'
-    with pytest.raises(DataError, match="declares entities"):
-        read_sheet(with_part(tmp_path / "t.xlsx", SHEET, doctype))
     monkeypatch.setattr(workbooks, "MOST_TEXT", 100_000)
     monkeypatch.setattr(openpyxl, "load_workbook", None)
     with pytest.raises(DataError, match=r"unpacks to .* bytes, and at most 100,000 are read"):

@@ -19,7 +19,6 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import IO, Any
-from xml.parsers import expat
 
 from suture.core.errors import DataError
 from suture.core.plain import open_regular
@@ -45,22 +44,6 @@ _MOST_OF_ROW = 2**24
 
 _ENVIRONMENT = {"ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "1"}
 """Of that process: other allocators reserve more than it may take."""
-
-_MOST_HELD = 2**22
-"""Elements and attributes of a part of a workbook that openpyxl holds: those that are not within a row."""
-
-_MOST_OF_STYLES = 2**19
-"""The same of a part that is neither a sheet nor the texts: openpyxl takes some 200 bytes for each."""
-
-_LARGE_PARTS = ("xl/worksheets/", "xl/sharedstrings.xml")
-
-_MOST_IN_ROW = 2**17
-"""Elements of one row, or of one string; a sheet has 16,384 columns, with about three for each cell."""
-
-_ROW, _STRING, _CELL, _FORMULA, _VALUE = (
-    f"http://schemas.openxmlformats.org/spreadsheetml/2006/main {name}"
-    for name in ("row", "si", "c", "f", "v")
-)
 
 _PARQUET_ROWS = 64
 """Rows that are decoded at a time."""
@@ -167,101 +150,56 @@ def _xlsx(path: Path, source: str | Path) -> Iterator[list[str]]:
     import openpyxl
 
     with open_regular(source) as file, warnings.catch_warnings():
-        _check_parts(path, file)
+        _check_size(path, file)
         warnings.simplefilter("ignore")  # of what it leaves out, such as the list of a drop-down menu
-        with closing(openpyxl.load_workbook(file, read_only=True, data_only=True, keep_links=False)) as book:
-            sheets = [sheet for sheet in book.worksheets if sheet.sheet_state == "visible"]
-            for sheet in sheets:
+        # Twice: a workbook of results does not tell a formula without one from a blank cell.
+        opened = partial(openpyxl.load_workbook, file, read_only=True, keep_links=False)
+        with closing(opened(data_only=True)) as results, closing(opened()) as formulas:
+            sheets = [
+                pair
+                for pair in zip(results.worksheets, formulas.worksheets, strict=True)
+                if pair[0].sheet_state == "visible"
+            ]
+            for sheet in (sheet for pair in sheets for sheet in pair):
                 sheet.reset_dimensions()  # what the file says of its own size may be wrong
-            filled = [sheet for sheet in sheets if any(map(any, _cells(path, sheet)))]
+            filled = [pair for pair in sheets if any(map(any, _cells(path, *pair)))]
             if len(filled) > 1:
-                names = ", ".join(repr(sheet.title) for sheet in filled)
+                names = ", ".join(repr(sheet.title) for sheet, _ in filled)
                 raise DataError(
                     f"{path} has {len(filled)} sheets, {names}; save the one to use as its own file"
                 )
-            for sheet in filled:
-                yield from _cells(path, sheet)
+            for pair in filled:
+                yield from _cells(path, *pair)
 
 
-def _cells(path: Path, sheet: Any) -> Iterator[list[str]]:
+def _cells(path: Path, results: Any, formulas: Any) -> Iterator[list[str]]:
     cells = 0
-    for row in sheet.iter_rows(max_row=MOST_ROWS):
+    both = (sheet.iter_rows(max_row=MOST_ROWS) for sheet in (results, formulas))
+    for row, written in zip(*both, strict=True):
         cells += len(row) + ROW
         if cells > MOST_CELLS:
             raise DataError(f"{path} has more than {MOST_CELLS:,} cells; leave out columns or rows")
+        # The result of a formula may well be an empty text, whose cell has another type than a blank one.
+        for cell, formula in zip(row, written, strict=True):
+            if formula.data_type == "f" and cell.value is None and cell.data_type == "n":
+                raise DataError(f"{path} has formulas without results; open it in Excel, and save it")
         yield [_shown(cell.value, cell) for cell in row]
 
 
-def _check_parts(path: Path, workbook: IO[bytes]) -> None:
-    """Refuse a workbook that takes much more memory than it has bytes; openpyxl itself has no limit.
+def _check_size(path: Path, workbook: IO[bytes]) -> None:
+    """Refuse what is not a workbook, or unpacks to too much.
 
     Raises:
-        DataError: it is no workbook, or too large.
+        DataError: it is.
     """
     try:
         packed = zipfile.ZipFile(workbook)
     except zipfile.BadZipFile as error:
-        raise DataError(f"{path} is no .xlsx ({error}); save it as one, without a password") from error
+        raise DataError(f"{path} is not an .xlsx ({error}); save it as one, without a password") from error
     with packed:
         total = sum(part.file_size for part in packed.infolist())
-        if total > MOST_TEXT:
-            raise DataError(f"{path} unpacks to {total:,} bytes, and at most {MOST_TEXT:,} are read")
-        for part in packed.infolist():
-            with packed.open(part) as file:
-                large = part.filename.lstrip("/").lower().startswith(_LARGE_PARTS)
-                most = _MOST_HELD if large else _MOST_OF_STYLES
-                _check_elements(_Elements(path, most), iter(partial(file.read, 2**16), b""))
-
-
-def _check_elements(elements: _Elements, chunks: Iterator[bytes]) -> None:
-    """Check a part of a workbook before openpyxl reads it; errors as of `_Elements`."""
-    parser = expat.ParserCreate(namespace_separator=" ")
-    parser.StartElementHandler, parser.EndElementHandler = elements.start, elements.end
-    parser.CharacterDataHandler, parser.StartDoctypeDeclHandler = elements.text, elements.doctype
-    try:
-        for chunk in chunks:
-            parser.Parse(chunk)
-    except expat.ExpatError:
-        return  # a picture, or what openpyxl cannot read beyond this either
-
-
-class _Elements:
-    """Counts the elements of a part as a parser meets them; openpyxl drops those of a row with the row.
-
-    Raises:
-        DataError: openpyxl would hold too many, the part declares entities, or a formula has no stored
-            result, so that its cell would be taken for blank.
-    """
-
-    def __init__(self, path: Path, most: int) -> None:
-        self._path, self._most = path, most
-        self._held = self._inside = self._depth = 0
-        self._formula = self._result = self._in_value = False
-
-    def start(self, name: str, attributes: dict[str, str]) -> None:
-        if self._depth or name in (_ROW, _STRING):
-            self._depth += 1
-            self._inside = self._inside + 1 + len(attributes) if self._depth > 1 else 0
-        if self._depth < 2:
-            self._held += 1 if self._depth else 1 + 4 * len(attributes)
-        if self._held > self._most or self._inside > _MOST_IN_ROW:
-            raise DataError(f"{self._path} has more rows, cells or styles than are read; save it as CSV")
-        if name == _CELL:  # a formula may well have an empty text for a result
-            self._formula, self._result = False, attributes.get("t") == "str"
-        self._formula = self._formula or name == _FORMULA
-        self._in_value = name == _VALUE
-
-    def text(self, _: str) -> None:
-        self._result = self._result or self._in_value
-
-    def end(self, name: str) -> None:
-        self._depth = max(self._depth - 1, 0)
-        self._in_value = False
-        if name == _CELL and self._formula and not self._result:
-            raise DataError(f"{self._path} has formulas without results; open it in Excel, and save it")
-
-    def doctype(self, *_: object) -> None:
-        raise DataError(f"{self._path} declares entities, which no spreadsheet program writes; save it anew")
+    if total > MOST_TEXT:
+        raise DataError(f"{path} unpacks to {total:,} bytes, and at most {MOST_TEXT:,} are read")
 
 
 def _parquet(path: Path, source: str | Path, only: Collection[str] | None) -> Iterator[list[str]]:
