@@ -41,7 +41,7 @@ _COPIED: list[tuple[weakref.ref[Tensor], int]] = []
 STAGED = 2**16
 """Bytes of memory that is not pinned that a copy takes without waiting."""
 
-_PACKAGE = Path(suture.__file__).parent
+_PACKAGES = Path(suture.__file__).parents[1]
 
 _READS = {
     "_local_scalar_dense",  # a number that Python looks at
@@ -210,12 +210,13 @@ def _arrive() -> None:
 def _where() -> str:
     """The innermost function of the package that runs, with its file."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and not frame.f_code.co_filename.startswith(str(_PACKAGE)):
+    while frame.f_back is not None and not frame.f_code.co_filename.startswith(str(_PACKAGES)):
         frame = frame.f_back
     file = Path(frame.f_code.co_filename)
-    if not file.is_relative_to(_PACKAGE):
-        return "outside of the package"
-    return f"{file.relative_to(_PACKAGE)}: {frame.f_code.co_qualname}"
+    if not file.is_relative_to(_PACKAGES):
+        return "outside of the packages"
+    within = file.relative_to(_PACKAGES)
+    return f"{within.relative_to(within.parts[0])}: {frame.f_code.co_qualname}"
 
 
 class _Module:

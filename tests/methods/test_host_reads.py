@@ -45,9 +45,9 @@ EACH_EPOCH = "learning/step_losses.py: StepLosses.read"
 
 NEEDED = {
     # The received model decides which images are distilled, and their mean is over these alone.
-    ("condist", "multiclass"): {"methods/condist.py: Distillation.begin.<locals>.value": 1},
+    ("condist", "multiclass"): {"missing_labels/condist.py: Distillation.begin.<locals>.value": 1},
     # Which images of a batch have a label, at a site where some have none.
-    ("fedvls", "multiclass"): {"methods/fedvls.py: suppressed": 1},
+    ("fedvls", "multiclass"): {"missing_labels/fedvls.py: suppressed": 1},
 }
 """How often a step of a method waits, and where."""
 
@@ -156,7 +156,7 @@ def test_fedlsm_waits_where_its_pseudo_labels_are_recorded(monkeypatch: pytest.M
         over=lambda context: replace(context, observe=lambda *_: None), write=lambda *_: None
     )
     monkeypatch.setattr(Site, "_watching", lambda *_: watch)
-    needed = {"methods/fedlsm/mean_teacher.py: MeanTeacher._count": 1}
+    needed = {"fedlsm/mean_teacher.py: MeanTeacher._count": 1}
     assert waits_a_step(conformant("fedlsm"), "multilabel") == needed
 
 
