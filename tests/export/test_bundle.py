@@ -41,7 +41,7 @@ from monai.bundle import run, verify_net_in_out
 verify_net_in_out("network", "configs/metadata.json", "configs/inference.json", device="cpu")
 run(config_file="configs/inference.json", dataset_dir=sys.argv[1], output_file=sys.argv[2],
     **({"site": sys.argv[3]} if sys.argv[3:] else {}))
-assert not [name for name in sys.modules if name.startswith("suture.")]
+assert not [name for name in sys.modules if name.startswith(("suture.", "suture_papers"))]
 """
 LABELS = ("Edema", "Mass", "Hernia")
 

@@ -91,7 +91,9 @@ def test_copies_of_the_received_model_stay_in_eval_mode(name: str, monkeypatch: 
         copies.append((made, {key: buffer.clone() for key, buffer in made.named_buffers()}))
         return made
 
-    for module in [m for key, m in sys.modules.items() if key.startswith("suture.methods.")]:
+    for module in [
+        m for key, m in sys.modules.items() if key.startswith(("suture.methods.", "suture_papers."))
+    ]:
         if getattr(module, "frozen_copy", None) is frozen_copy:
             monkeypatch.setattr(module, "frozen_copy", recorded)
     method = subject(name).method
