@@ -30,8 +30,8 @@ from nvflare.fuel.flare_api.flare_api import new_secure_session
 
 from suture.core.errors import ConfigError, FederationError
 from suture.core.plain import read_regular
+from suture.flare import GROUP
 from suture.flare.admin.kit import Kit, check_valid_now
-from suture.flare.event_feed import GROUP
 
 _LOGIN = 30.0
 """Seconds for a login; FLARE's own 5 s are not enough where the machine is busy."""

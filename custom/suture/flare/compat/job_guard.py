@@ -153,6 +153,11 @@ class JobGuard:
         return make_reply(ReturnCode.OK)
 
 
+def asked_to_stop(engine: Any) -> bool:
+    """Whether FLARE ends the process of a server's job, as when the server has died."""
+    return getattr(engine, "asked_to_stop", False) is True
+
+
 def _as_any_error(handler: Callable[[Message], Message | None]) -> Callable[[Message], Message | None]:
     """Let FLARE take "too large" as any other error of a stream, which fails that one message."""
 

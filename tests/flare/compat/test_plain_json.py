@@ -33,7 +33,7 @@ from nvflare.private.privacy_manager import PrivacyService
 from suture.flare.admin.policy import CLASSES
 from suture.flare.admin.remote import refusals
 from suture.flare.codec import from_text
-from suture.flare.plain_json import PlainJson, references
+from suture.flare.compat.plain_json import PlainJson, references
 from suture.flare.recipe import export_job
 from suture.simulation.job import load_job, with_settings
 
