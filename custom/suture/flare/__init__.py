@@ -14,6 +14,6 @@ EXPERIMENT = "suture_experiment"
 SHARED_WITH = "suture_shared_with"
 """Key of a job's meta.json: the users with whom its submitter shares the experiment."""
 
-# A party's resources.json names suture.flare.launcher, .plain_json and .stale_jobs. These names stay valid, so
-# that it need not be changed when a file moves.
+# A party's resources.json names suture.flare.launcher, .plain_json and .stale_jobs: names that stay valid
+# when a file moves, or every party would have to be changed.
 __path__.append(str(Path(__file__).with_name("compat")))

@@ -1,10 +1,10 @@
 """What a party's class_allow_list permits, by FLARE's own reading of it.
 
-FLARE 2.9.0: it looks at the list when the process of a job builds its components, long after the job was
-accepted: the submitter learns no more than EXECUTION_EXCEPTION. A class that a component imports, as a method
-of another package, is not looked at, and FLARE has no public call that does. The simulator has the built-in
-list alone, to which nothing can be added but by a file in its workspace.
-Where: nvflare/app_common/widgets/component_path_authorizer.py: ComponentPathAuthorizer.handle_event
+FLARE 2.9.0: it applies the list (NVIDIA/NVFlare#4701) when the process of a job builds its components,
+after the job was accepted: the submitter learns no more than EXECUTION_EXCEPTION. What a component imports,
+as a method of another package, is not looked at. There is no public call that says whether a class is
+allowed.
+Where: nvflare/app_common/widgets/component_path_authorizer.py: handle_event
 Expires with: test_flare_deploys_an_app_with_a_component_that_is_not_allowed
 """
 

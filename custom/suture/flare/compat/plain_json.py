@@ -1,13 +1,17 @@
 """Refusal of jobs whose configuration is more than plain JSON, at the server and at the sites.
 
-FLARE reads a job's meta.conf and config_fed_*.conf with pyhocon before any component of the job exists. Its
-`include url(...)` fetches an address; `include file(...)` and `${NAME}` read files and environment variables
-of the party. In JSON too, FLARE replaces `{$NAME}` by an environment variable of the party, and
-`${secret:NAME}` by a secret: as the title of a run, the server would send it to the submitter.
+FLARE 2.9.0: it reads a job's meta.conf and config_fed_*.conf with pyhocon before any component of the job
+exists. Its `include url(...)` fetches an address; `include file(...)` and `${NAME}` read files and
+environment variables of the party. In JSON too, FLARE replaces `{$NAME}` by an environment variable of the
+party, and `${secret:NAME}` by a secret: as the title of a run, the server would send it to the submitter.
 
 `suture policy` installs `PlainJson` as ``app_validator`` of local/resources.json. FLARE asks it at each
 deployment, but has read the configuration by then; and the server reads meta.conf at the submission, where
 FLARE has no hook. So the validator also takes FLARE's readers of other formats away from its process.
+Where: nvflare/private/fed/server/job_meta_validator.py: validate
+Where: nvflare/fuel/utils/wfconf.py: resolve_var_refs
+Expires with: test_flare_reads_variables_of_the_party_in_a_jobs_meta
+Expires with: test_flare_replaces_what_is_in_braces
 """
 
 from __future__ import annotations

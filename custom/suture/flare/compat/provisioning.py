@@ -1,9 +1,9 @@
 """The startup kits of a POC in a folder that holds something already.
 
-FLARE 2.9.0: ``nvflare poc prepare`` deletes the folder first, and with it the data of the simulated sites and
-the project file. So this calls what the command does after that.
+FLARE 2.9.0: ``nvflare poc prepare`` deletes the folder first, and with it the data of the simulated sites.
+So this calls what the command does after that.
 Where: nvflare/tool/poc/poc_commands.py: _prepare_poc
-Expires with: test_flare_prepares_a_poc_only_after_it_has_deleted_the_folder
+Expires with: test_flare_deletes_the_folder_in_which_it_prepares_a_poc
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """Tensors within FLARE's messages, and in files beside them within one machine.
 
-FLARE 2.9.0: a sender offers each tensor for download, in parts that the receiver requests. That costs
-messages and memory at the server, and for small models most of a round. A serialiser also writes a class
-that it does not know, as its own Shareable in a process that has registered nothing, without its content.
-Where: nvflare/fuel/utils/fobs/decomposers/via_downloader.py: ViaDownloaderDecomposer.decompose
-Expires with: test_flare_offers_small_tensors_for_download
+FLARE 2.9.0: a sender offers each tensor for download, in parts that the receiver requests. A message is
+asked for again when it has not come within `communication_timeout`, however far it is, so that large ones
+would never pass a slow line. Where there is none, one message takes less time, and less memory at the
+server.
+Where: nvflare/fuel/utils/fobs/decomposers/via_downloader.py: decompose
+Expires with: test_flare_offers_a_small_tensor_for_download
 """
 
 from __future__ import annotations
@@ -51,13 +52,7 @@ _TYPES = {str(t): t for t in (torch.float16, torch.bfloat16, torch.float32, torc
 
 
 class Tensors(TensorDecomposer):
-    """Puts tensors into the message, up to `INLINE` bytes.
-
-    FLARE offers tensors for download, which the receiver requests in parts. A message is asked for again when
-    it has not come within `communication_timeout`, however far it is, so that large ones would never pass a
-    slow line. Where there is none, one message takes less time, and less memory at the server. In the
-    simulator large tensors pass in files.
-    """
+    """Puts tensors into the message, up to `INLINE` bytes; in the simulator, large ones into files."""
 
     def decompose(self, target: Any, manager: DatumManager | None = None) -> Any:
         if isinstance(target, Tensor) and manager:
