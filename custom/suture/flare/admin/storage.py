@@ -6,8 +6,7 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from suture.core.files import write_json
-from suture.flare.admin.kit import Kit, policy_file, read_json
+from suture.flare.admin.kit import Kit, change_policy, policy_file, read_json
 
 
 def storages(kit: Kit) -> dict[str, Path]:
@@ -43,14 +42,11 @@ def private_storage(kit: Kit) -> Path:
     Returns:
         the file.
     """
-    path = policy_file(kit, "resources")
-    resources = read_json(path)
+    resources = read_json(policy_file(kit, "resources"))
     own = kit.folder / "storage"
     for name, root in storages(kit).items():
         if readable_by_others(root):
             own.mkdir(mode=0o700, exist_ok=True)
             settings, key = _storage_settings(resources)[name]
             settings[key] = str(own / name)
-    target = path.with_name("resources.json")
-    write_json(target, resources)
-    return target
+    return change_policy(kit, "resources", **resources)
