@@ -519,7 +519,7 @@ def test_flare_reads_settings_as_they_are(tmp_path: Path, monkeypatch: pytest.Mo
     from nvflare.fuel.utils.wfconf import resolve_var_refs
 
     from suture.flare.codec import as_text, from_text
-    from suture.flare.plain_json import references
+    from suture.flare.compat.plain_json import references
 
     pyhocon = pytest.importorskip("pyhocon")
     monkeypatch.setenv("HOME", "evaluated")

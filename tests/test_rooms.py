@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import sys
 from pathlib import Path
 
@@ -22,6 +23,11 @@ ROOMS = [
     "flare",
     "cli",
 ]
+
+FLARE = ("nvflare.apis", "nvflare.job_config", "nvflare.recipe", "nvflare.fuel.flare_api", "nvflare.widgets")
+"""What FLARE offers to applications, by its documentation."""
+FLARE_BESIDES = {"nvflare", "nvflare.fuel.common.excepts"}
+"""The package itself, with its simulator; and what `nvflare.fuel.flare_api` raises."""
 
 
 @pytest.fixture(scope="module")
@@ -55,3 +61,15 @@ def test_rooms_form_no_cycle_and_functions_are_short(figures: dict[str, object])
 def test_the_architecture_page_names_every_room() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text()
     assert [room for room in ROOMS if f"`{room}`" not in page] == []
+
+
+def test_only_flare_compat_uses_what_is_inside_of_flare() -> None:
+    """import-linter sees other distributions as a whole."""
+    package, found = ROOT / "custom" / "suture", set()
+    for path in package.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [n.name for n in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            inside = [n for n in names if f"{n}.".startswith("nvflare.") and n not in FLARE_BESIDES]
+            found |= {path.parent for n in inside if not f"{n}.".startswith(tuple(f"{p}." for p in FLARE))}
+    assert found == {package / "flare" / "compat"}

@@ -12,6 +12,7 @@ from nvflare.apis.shareable import make_reply
 
 from suture.flare import recipe, simulate
 from suture.flare.codec import from_shareable_
+from suture.flare.compat.allow_list import allowing
 from suture.flare.filters import EgressFilter
 from suture.protocol.messages import Update
 from suture.protocol.packing import unpack
@@ -44,5 +45,5 @@ if __name__ == "__main__":
     from hostile_site import Spoiler as Imported  # by the name that the sites find it under
 
     recipe.EgressFilter = Imported  # type: ignore[misc]
-    simulate.DEFAULT_CLASS_ALLOW_LIST = [*simulate.DEFAULT_CLASS_ALLOW_LIST, "hostile_site."]
+    simulate.allowing = lambda entries: allowing([*entries, "hostile_site."])
     simulate.main(Path(sys.argv[1]), int(sys.stdin.readline()))

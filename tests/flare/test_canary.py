@@ -22,7 +22,8 @@ from suture.core.errors import RescueFactorError
 from suture.data.augmentation import Augmentation
 from suture.federation.plan import Plan, Schedule, code_hash
 from suture.federation.server.server import open_server
-from suture.flare.codec import from_shareable_, register
+from suture.flare.codec import from_shareable_
+from suture.flare.compat.tensors import register
 from suture.learning.loss_scale import GradientOverflow
 from suture.learning.step_losses import NonFiniteLoss
 from suture.learning.training import LocalTraining

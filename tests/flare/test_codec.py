@@ -15,7 +15,8 @@ from nvflare.fuel.utils import fobs
 from nvflare.fuel.utils.fobs.datum import Datum, DatumManager
 
 from suture.core.errors import RejectedUpdate
-from suture.flare.codec import Tensors, from_shareable_, register, to_shareable
+from suture.flare.codec import from_shareable_, to_shareable
+from suture.flare.compat.tensors import Tensors, register
 from suture.protocol.packing import Packed
 
 

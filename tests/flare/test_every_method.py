@@ -13,7 +13,8 @@ from nvflare.fuel.utils import fobs
 from rounds import conformant
 from suture.federation.loop import Loop, federate
 from suture.federation.site.site import Site
-from suture.flare.codec import from_shareable_, register, to_shareable
+from suture.flare.codec import from_shareable_, to_shareable
+from suture.flare.compat.tensors import register
 from suture.flare.executor import EXPECTATION
 from suture.flare.filters import EgressFilter
 from suture.methods import METHODS

@@ -18,9 +18,9 @@ from suture.core.errors import SutureError
 from suture.federation.loop import Loop, federate
 from suture.federation.ownership import NotOwner
 from suture.federation.store import EXPERIMENTS, experiment_folder
+from suture.flare import EXPERIMENT, SHARED_WITH
 from suture.flare.codec import as_text
 from suture.flare.controller import FederationController
-from suture.flare.event_feed import EXPERIMENT, SHARED_WITH
 from suture.flare.executor import SiteExecutor
 from suture.flare.recipe import export_job
 from suture.learning.training import LocalTraining

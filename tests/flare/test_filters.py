@@ -13,7 +13,8 @@ from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.fuel.utils import fobs
 
 from suture.core.errors import RejectedUpdate
-from suture.flare.codec import from_shareable_, register, to_shareable
+from suture.flare.codec import from_shareable_, to_shareable
+from suture.flare.compat.tensors import register
 from suture.flare.executor import EXPECTATION
 from suture.flare.filters import EgressFilter
 from suture.protocol.check import Expectation

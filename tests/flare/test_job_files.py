@@ -13,7 +13,8 @@ from one_site import OneSite
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
 from suture.federation.plan import Plan
-from suture.flare.codec import as_text, from_shareable_, from_text, register
+from suture.flare.codec import as_text, from_shareable_, from_text
+from suture.flare.compat.tensors import register
 from suture.flare.executor import SiteExecutor
 from suture.flare.workspace import with_own_embedding, with_own_prior, with_own_weights
 from suture.learning.prediction import open_model

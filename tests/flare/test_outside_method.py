@@ -29,7 +29,8 @@ from suture.flare.admin.kit import kits_in
 from suture.flare.admin.poc import parties, project_of, project_template, provision
 from suture.flare.admin.policy import CLASSES, allow_classes, allow_packages, make_strict
 from suture.flare.admin.processes import start, stop
-from suture.flare.codec import as_text, from_shareable_, from_text, register
+from suture.flare.codec import as_text, from_shareable_, from_text
+from suture.flare.compat.tensors import register
 from suture.flare.controller import FederationController
 from suture.flare.recipe import FederationRecipe, export_job, recipe_of
 from suture.flare.workspace import check_method_allowed

@@ -24,7 +24,8 @@ from nvflare.security.security import FLAuthorizer
 from one_site import POLICY, OneSite
 
 from suture.flare.admin.policy import CLASSES
-from suture.flare.codec import as_text, from_shareable_, register, to_shareable
+from suture.flare.codec import as_text, from_shareable_, to_shareable
+from suture.flare.compat.tensors import register
 from suture.flare.executor import SiteExecutor
 from suture.flare.filters import EgressFilter
 from suture.flare.recipe import export_job

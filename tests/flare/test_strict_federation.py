@@ -20,10 +20,10 @@ from suture.federation.store import EXPERIMENTS
 from suture.flare.admin.doctor import examine
 from suture.flare.admin.kit import Kit, kits_in
 from suture.flare.admin.poc import _set_policies, parties, project_of, project_template, provision
+from suture.flare.admin.policy import storages
 from suture.flare.admin.processes import start, stop
 from suture.flare.admin.remote import Submission, download, submit
 from suture.flare.admin.session import connected
-from suture.flare.admin.storage import storages
 from suture.flare.recipe import export_job
 from suture.simulation.job import Job, load_job, with_settings
 

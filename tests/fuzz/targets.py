@@ -35,7 +35,8 @@ from suture.federation.server.server import Server
 from suture.federation.site.first_counts import FirstCounts
 from suture.federation.site.state import fixed_tensors, group, local_model, restored
 from suture.federation.store import Rounds
-from suture.flare.codec import from_shareable_, register, to_shareable
+from suture.flare.codec import from_shareable_, to_shareable
+from suture.flare.compat.tensors import register
 from suture.learning.optimisers import load_optimiser_state
 from suture.learning.prediction import open_model
 from suture.learning.training import LocalTraining, optimiser_of

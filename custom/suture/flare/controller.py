@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import shutil
 import threading
 import time
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from nvflare.apis.client import Client
 from nvflare.apis.controller_spec import ClientTask, Task
@@ -21,7 +22,7 @@ from nvflare.apis.signal import Signal
 from nvflare.widgets.info_collector import GroupInfoCollector, InfoCollector
 
 from suture.core.errors import Aborted, DiskError, RejectedUpdate, SutureError
-from suture.core.files import hold, make_folder, replacing
+from suture.core.files import hold, make_folder, replacing, whole_lines
 from suture.core.printable import printable
 from suture.federation.loop import federate
 from suture.federation.plan import Plan, Schedule
@@ -30,11 +31,12 @@ from suture.federation.server.ledgers import LEDGERS
 from suture.federation.server.record import LOCK, TAKEOVER
 from suture.federation.server.server import Server, find_server_config, open_server
 from suture.federation.store import open_experiment
-from suture.flare.bell import ring
-from suture.flare.codec import LARGE, from_shareable_, from_text, register, to_shareable
-from suture.flare.event_feed import GROUP, EventFeed
-from suture.flare.job_guard import JobGuard
-from suture.flare.tensor_files import written_once
+from suture.flare import GROUP
+from suture.flare.codec import from_shareable_, from_text, to_shareable
+from suture.flare.compat.bell import ring
+from suture.flare.compat.job_guard import JobGuard, asked_to_stop
+from suture.flare.compat.tensor_files import written_once
+from suture.flare.compat.tensors import LARGE, register
 from suture.flare.workspace import (
     check_method_allowed,
     claim_experiment,
@@ -51,6 +53,9 @@ log = logging.getLogger(__name__)
 
 _LOOK = 0.1
 """Seconds between two looks at what else than an answer ends an exchange."""
+
+_NEWEST = 100
+"""Largest number of events in one reply."""
 
 RESULTS = ("run.json", "history.jsonl", "events.jsonl", "metrics.json", "report.html", "model")
 """The part of a run folder that FLARE's job download contains."""
@@ -148,6 +153,24 @@ class FederationController(Controller):
             self.system_panic(f"the results could not be offered for download: {error}", fl_ctx)
 
 
+class EventFeed:
+    """Reads the events that the server records of its run, for whoever requests FLARE's statistics.
+
+    Args:
+        events: the run's events.jsonl. Events that are already in it belong to an earlier job.
+    """
+
+    def __init__(self, events: Path) -> None:
+        self._events = events
+        self._earlier = len(whole_lines(self._events))
+
+    def recent(self) -> dict[str, Any]:
+        """Return the newest events of this job, and the index of the first of them in the file, from 0."""
+        lines = whole_lines(self._events)
+        first = max(self._earlier, len(lines) - _NEWEST)
+        return {"first": first, "events": [json.loads(line) for line in lines[first:]]}
+
+
 def copy_results(folder: Path, target: Path, without: Collection[str] = ()) -> None:
     """Copy the files of `RESULTS` from a run folder into another one; each is whole, or as it was.
 
@@ -235,8 +258,7 @@ class FlareTransport:
         )
 
     def _aborted(self) -> bool:
-        """Whether the job was aborted or its server has died, which FLARE signals in another way."""
-        return self._abort.triggered or getattr(self._fl_ctx.get_engine(), "asked_to_stop", False) is True
+        return self._abort.triggered or asked_to_stop(self._fl_ctx.get_engine())
 
 
 class _Answers:

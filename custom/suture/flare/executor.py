@@ -15,8 +15,9 @@ from suture.federation.plan import Plan
 from suture.federation.site.abstention import abstention, record_error
 from suture.federation.site.site import Site
 from suture.federation.store import open_experiment
-from suture.flare.bell import Bell
-from suture.flare.codec import from_shareable_, from_text, register, to_shareable
+from suture.flare.codec import from_shareable_, from_text, to_shareable
+from suture.flare.compat.bell import Bell
+from suture.flare.compat.tensors import register
 from suture.flare.workspace import (
     check_method_allowed,
     claim_experiment,

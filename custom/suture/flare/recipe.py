@@ -23,9 +23,9 @@ from suture.core.errors import ConfigError
 from suture.core.files import writing
 from suture.core.names import check_sites
 from suture.federation.plan import Plan, Schedule, needed
+from suture.flare import EXPERIMENT, SHARED_WITH
 from suture.flare.codec import as_text
 from suture.flare.controller import FederationController
-from suture.flare.event_feed import EXPERIMENT, SHARED_WITH
 from suture.flare.executor import SiteExecutor
 from suture.flare.filters import EgressFilter
 from suture.methods.source import Source, source_of

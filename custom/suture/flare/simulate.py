@@ -13,15 +13,13 @@ import tempfile
 from pathlib import Path
 
 from nvflare import SimulatorRunner
-from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
-from nvflare.app_common.widgets.component_path_authorizer import CLASS_ALLOW_LIST
-from nvflare.fuel.utils.log_utils import FL_LOG_LEVEL, LogMode
 
 from suture.core.errors import ConfigError
 from suture.core.files import make_folder, read_json, write_json
 from suture.core.names import check_job
 from suture.federation.plan import Plan, Schedule
 from suture.federation.server.record import Record
+from suture.flare.compat.allow_list import allowing
 from suture.flare.recipe import FederationRecipe
 from suture.methods import entry_of
 from suture.methods.source import list_entry
@@ -49,10 +47,9 @@ def main(folder: Path, threads: int) -> None:
     # The packages are installed here, so their classes are allowed, as at a site where they are installed.
     point = entry_of(plan.method.about.name)
     own = ["suture.flare.", *([list_entry(point)] if point else [])]
-    policy = {"format_version": 2, CLASS_ALLOW_LIST: [*own, *DEFAULT_CLASS_ALLOW_LIST]}
     local = workspace / job["name"] / "local"
     make_folder(local)
-    write_json(local / "resources.json.default", policy)
+    write_json(local / "resources.json.default", allowing(own))
     with tempfile.TemporaryDirectory() as exported:
         recipe.export(exported)
         # Not `SimEnv`, which starts another process: the server, which is forked, has these imports at once.
@@ -62,7 +59,7 @@ def main(folder: Path, threads: int) -> None:
             clients=",".join(sites),
             n_clients=len(sites),
             threads=threads,
-            log_config=os.environ.get(FL_LOG_LEVEL, LogMode.CONCISE),
+            log_config=os.environ.get("FL_LOG_LEVEL", "concise"),
         ).run()
     if code:
         raise SystemExit(f"FLARE's simulator ended with return code {code}")

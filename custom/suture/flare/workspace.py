@@ -10,16 +10,15 @@ from typing import Any
 
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
-from nvflare.apis.fl_exception import UnsafeComponentError
 from nvflare.apis.job_def import JobMetaKey
-from nvflare.app_common.widgets.component_path_authorizer import ComponentPathAuthorizer
 
 from suture.core.errors import ConfigError
 from suture.core.files import named_file
 from suture.data.embedding import TFIDF
 from suture.federation.ownership import Submitter, claim
 from suture.federation.plan import Plan
-from suture.flare.event_feed import SHARED_WITH
+from suture.flare import SHARED_WITH
+from suture.flare.compat.allow_list import refusal
 from suture.methods import entry_of
 from suture.methods.source import class_path, list_entry
 from suture.models import MODELS
@@ -67,16 +66,14 @@ def check_method_allowed(method: str, fl_ctx: FLContext) -> None:
     if point is None:
         return
     path = class_path(point)
-    try:
-        ComponentPathAuthorizer().authorize_component_config({"path": path, "args": {}}, fl_ctx=fl_ctx)
-    except UnsafeComponentError as refusal:
+    if refusal({"path": path, "args": {}}, fl_ctx=fl_ctx):
         package = f" of {point.dist.name} {point.dist.version}" if point.dist else ""
         root = shlex.quote(str(workspace_root(fl_ctx)))
         raise ConfigError(
             f"{fl_ctx.get_identity_name()} does not allow the method {method!r} ({path}{package}); its "
             f"administrator can allow it with `suture policy {root} --allow "
             f"{list_entry(point)}`, which adds the package to class_allow_list in local/resources.json"
-        ) from refusal
+        )
 
 
 def with_own_prior(plan: Plan, folder: Path) -> Plan:

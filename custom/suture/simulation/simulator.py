@@ -1,4 +1,9 @@
-"""FLARE's simulator in a process of its own, and the first real error of a run that failed."""
+"""FLARE's simulator in a process of its own, and the first real error of a run that failed.
+
+FLARE 2.9.0: its simulator divides the commands of its processes at blanks, and leaves global state behind.
+Where: nvflare/private/fed/app/simulator/simulator_runner.py: do_one_task
+Expires with: test_flares_simulator_divides_its_commands_at_blanks
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
 """The start of FLARE's simulator: which site has lost its process, or its connection.
 
-FLARE does not start the process of a site again when it ends, or when its connection was reset, and its
-server goes on waiting for the site.
+FLARE 2.9.0: it does not start the process of a site again when it ends, or when its connection was reset,
+and its server goes on waiting for the site.
+Where: nvflare/private/fed/app/simulator/simulator_runner.py: do_one_task
+Expires with: test_flares_simulator_does_not_start_the_process_of_a_site_again
 """
 
 from __future__ import annotations

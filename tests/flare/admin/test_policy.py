@@ -20,6 +20,7 @@ from suture.flare.admin.kit import read_json, read_kit
 from suture.flare.admin.policy import (
     CLASSES,
     COMPONENTS,
+    VALIDATOR,
     allow_classes,
     allow_packages,
     allowed,
@@ -52,7 +53,7 @@ def test_the_list_names_what_a_job_names(make_kit: MakeKit) -> None:
     """A renamed class would make every policy in use wrong."""
     import importlib
 
-    components = [component["path"] for component in COMPONENTS.values()]
+    components = [component["path"] for component in (*COMPONENTS.values(), VALIDATOR)]
     for name in (*CLASSES["server"], *CLASSES["site"], *components):
         module, _, attribute = name.rpartition(".")
         assert hasattr(importlib.import_module(module), attribute)

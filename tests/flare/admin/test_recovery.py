@@ -15,9 +15,9 @@ from suture.core.errors import ConfigError, FederationError
 from suture.federation.ownership import OWNER, NotOwner
 from suture.federation.server.record import Record
 from suture.federation.store import EXPERIMENTS
+from suture.flare import EXPERIMENT, SHARED_WITH
 from suture.flare.admin.kit import Kit, read_kit
 from suture.flare.admin.recovery import newest, resume, state_on_this_machine
-from suture.flare.event_feed import EXPERIMENT, SHARED_WITH
 
 MAP = {"app_server": ["server"], "app_a": ["a"], "app_b": ["b"]}
 KIT = Kit(Path("nowhere"), "admin", "lead@a.org", "trial", "localhost", 8002)

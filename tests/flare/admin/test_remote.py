@@ -17,9 +17,9 @@ from suture.core.errors import ConfigError, DataError, FederationError
 from suture.federation.ownership import Submitter, claim
 from suture.federation.server.record import Record, describe
 from suture.federation.store import EXPERIMENTS
+from suture.flare import EXPERIMENT
 from suture.flare.admin.kit import Kit, read_kit
 from suture.flare.admin.remote import Tail, download, state, submit
-from suture.flare.event_feed import EXPERIMENT
 from suture.methods.surgical import SurgicalAggregation
 from suture.simulation.job import load_job
 

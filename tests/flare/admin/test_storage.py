@@ -13,8 +13,7 @@ from startup_kits import MakeKit
 
 from suture.flare.admin.kit import Kit, policy_file, read_json, read_kit
 from suture.flare.admin.kit_checks import check_policy
-from suture.flare.admin.policy import make_strict
-from suture.flare.admin.storage import readable_by_others, storages
+from suture.flare.admin.policy import make_strict, readable_by_others, storages
 
 
 @pytest.fixture

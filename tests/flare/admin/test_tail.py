@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import suture.flare.admin.remote as remote
 from suture.flare.admin.kit import Kit
 from suture.flare.admin.remote import Tail
-from suture.flare.event_feed import EventFeed
+from suture.flare.controller import EventFeed
 
 
 def events(n: int, start: int = 0) -> list[dict[str, Any]]:

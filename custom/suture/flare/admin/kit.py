@@ -13,6 +13,7 @@ from cryptography import x509
 from cryptography.x509.oid import NameOID
 
 from suture.core.errors import ConfigError
+from suture.core.files import write_json
 from suture.core.plain import read_regular
 
 Role = Literal["server", "site", "admin"]
@@ -108,6 +109,17 @@ def policy_file(kit: Kit, name: str) -> Path:
     own = kit.folder / "local" / f"{name}.json"
     default = own.with_name(f"{name}.json.default")
     return default if default.exists() and not own.exists() else own
+
+
+def change_policy(kit: Kit, name: str, **changes: object) -> Path:
+    """Set fields of ``resources`` or ``authorization``; return the file, which is ``local/NAME.json``.
+
+    Raises:
+        ConfigError: the party has no such file yet, or a broken one.
+    """
+    target = kit.folder / "local" / f"{name}.json"
+    write_json(target, {**read_json(policy_file(kit, name)), **changes})
+    return target
 
 
 def components_of(resources: Path) -> list[dict[str, Any]]:

@@ -29,9 +29,10 @@ from suture.flare.admin.policy import (
     missing_classes,
     moved_components,
     permits,
+    readable_by_others,
+    storages,
     survives,
 )
-from suture.flare.admin.storage import readable_by_others, storages
 from suture.methods import outside
 from suture.methods.source import class_path, list_entry
 

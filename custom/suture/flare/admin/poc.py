@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import io
 import logging
 import shutil
 import socket
 from collections.abc import Sequence
-from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from suture.core.errors import ConfigError, FederationError, unknown
-from suture.core.files import atomic_write, make_folder, replacing, writing
+from suture.core.errors import ConfigError, unknown
+from suture.core.files import atomic_write, make_folder, replacing
 from suture.core.plain import read_regular
 from suture.data.config import SiteConfig, load_server_config
 from suture.flare.admin.kit import Kit, kits_in, poc_folder
@@ -28,6 +26,7 @@ from suture.flare.admin.policy import (
     survive,
 )
 from suture.flare.admin.processes import STARTED
+from suture.flare.compat.provisioning import provision
 from suture.methods import entry_of
 from suture.methods.source import list_entry
 from suture.simulation.job import Job
@@ -102,24 +101,6 @@ def parties(kits: dict[str, Kit]) -> tuple[Kit, dict[str, Kit]]:
 def provisioned(folder: Path) -> bool:
     """Return whether the folder already holds startup kits."""
     return any(folder.glob("*/prod_*/*/startup"))
-
-
-def provision(project: Path, folder: Path) -> None:
-    """Write the startup kits of a project, and make this POC the one of FLARE's own commands.
-
-    It is the same as ``nvflare poc prepare -i PROJECT``.
-
-    Raises:
-        FederationError: FLARE does not accept the project.
-    """
-    from nvflare.tool.poc.poc_commands import prepare_poc_provision, save_startup_kit_dir_config
-
-    with redirect_stdout(io.StringIO()), writing(folder):
-        try:
-            made = prepare_poc_provision([], 0, str(folder), "", False, str(project))
-        except (ValueError, RuntimeError, KeyError) as error:
-            raise FederationError(f"{project}: FLARE cannot provision it: {error}") from error
-        save_startup_kit_dir_config(str(folder), made["name"])
 
 
 def prepare(

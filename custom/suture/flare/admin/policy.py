@@ -8,14 +8,14 @@ Of ``privacy`` FLARE reads ``privacy.json`` only, and no ``.default`` of it.
 from __future__ import annotations
 
 import re
+import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from suture.core.errors import ConfigError
 from suture.core.files import write_json
-from suture.flare.admin.kit import Kit, Role, components_of, policy_file, read_json
-from suture.flare.admin.storage import private_storage
+from suture.flare.admin.kit import Kit, Role, change_policy, components_of, policy_file, read_json
 
 CLASSES: dict[Role, tuple[str, ...]] = {
     "server": ("suture.flare.controller.FederationController",),
@@ -133,12 +133,9 @@ def _allow_list(kit: Kit) -> list[str]:
 
 
 def _add_to_list(kit: Kit, new: Sequence[str]) -> Path:
-    path, listed = policy_file(kit, "resources"), _allow_list(kit)
     if not new:
-        return path
-    target = path.with_name("resources.json")
-    write_json(target, {**read_json(path), "class_allow_list": [*new, *listed]})
-    return target
+        return policy_file(kit, "resources")
+    return change_policy(kit, "resources", class_allow_list=[*new, *_allow_list(kit)])
 
 
 # Code that travels with a job
@@ -163,15 +160,12 @@ def code_rights(kit: Kit) -> dict[str, str]:
 
 def refuse_code(kit: Kit) -> Path:
     """Take the right to bring code from every role; return the file. FLARE reads it at the next start."""
-    path = policy_file(kit, "authorization")
     code_rights(kit)
-    content = read_json(path)
-    for role, rights in content["permissions"].items():
+    permissions = read_json(policy_file(kit, "authorization"))["permissions"]
+    for role, rights in permissions.items():
         own = dict.fromkeys(_RIGHTS, rights) if isinstance(rights, str) else dict(rights)
-        content["permissions"][role] = {**own, "byoc": "none"}
-    target = path.with_name("authorization.json")
-    write_json(target, content)
-    return target
+        permissions[role] = {**own, "byoc": "none"}
+    return change_policy(kit, "authorization", permissions=permissions)
 
 
 # Killed processes
@@ -190,19 +184,16 @@ def survive(kit: Kit) -> Path:
         ConfigError: the party's resources.json is absent or broken, or lists no components.
     """
     path = policy_file(kit, "resources")
-    resources, component = read_json(path), COMPONENTS.get(kit.role)
-    if component is None:
+    if (component := COMPONENTS.get(kit.role)) is None:
         return path
     replaced = {component["path"], *MOVED}
     others = [
         c for c in components_of(path) if c.get("id") != component["id"] and c.get("path") not in replaced
     ]
-    changed = {**resources, "components": [*others, component]}
+    changes: dict[str, Any] = {"components": [*others, component]}
     if kit.role == "site":
-        changed["client"] = {"communication_timeout": OVERDUE, **resources.get("client", {})}
-    target = path.with_name("resources.json")
-    write_json(target, changed)
-    return target
+        changes["client"] = {"communication_timeout": OVERDUE, **read_json(path).get("client", {})}
+    return change_policy(kit, "resources", **changes)
 
 
 def survives(kit: Kit) -> bool:
@@ -235,14 +226,57 @@ def plain_json(kit: Kit) -> Path:
         ConfigError: the party has another validator.
     """
     path = policy_file(kit, "resources")
-    resources = read_json(path)
-    if resources.get("app_validator", VALIDATOR) != VALIDATOR:
+    if read_json(path).get("app_validator", VALIDATOR) != VALIDATOR:
         raise ConfigError(
             f"{path} has an app_validator of its own; call {VALIDATOR['path']} there, or remove it"
         )
-    target = path.with_name("resources.json")
-    write_json(target, {**resources, "app_validator": VALIDATOR})
-    return target
+    return change_policy(kit, "resources", app_validator=VALIDATOR)
+
+
+# What a server stores: jobs with their results, and snapshots; by default for every user to read
+
+
+def storages(kit: Kit) -> dict[str, Path]:
+    """Return the folders in which a server keeps jobs, with their results, and snapshots, by their names."""
+    if kit.role != "server":
+        return {}
+    resources = read_json(policy_file(kit, "resources"))
+    found = {name: settings.get(key) for name, (settings, key) in _storage_settings(resources).items()}
+    return {name: kit.folder / str(root) for name, root in found.items() if root}
+
+
+def _storage_settings(resources: dict[str, Any]) -> dict[str, tuple[dict[str, Any], str]]:
+    """Return where resources.json names the folder of the jobs and that of the snapshots."""
+    managers = [c for c in resources.get("components", []) if c.get("id") == "job_manager"]
+    snapshots = resources.get("snapshot_persistor", {}).get("args", {}).get("storage", {}).get("args", {})
+    return {
+        "jobs": (managers[0].get("args", {}) if managers else {}, "uri_root"),
+        "snapshots": (snapshots, "root_dir"),
+    }
+
+
+def readable_by_others(folder: Path) -> bool:
+    """Whether other users of the machine can enter a folder, or could if it were created now."""
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    return all(path.stat().st_mode & stat.S_IXOTH for path in (there, *there.parents))
+
+
+def private_storage(kit: Kit) -> Path:
+    """Move a server's storage out of folders that other users can read, to storage/ of its kit.
+
+    FLARE's provisioning puts it below /tmp. What lies there already stays there.
+
+    Returns:
+        the file.
+    """
+    resources = read_json(policy_file(kit, "resources"))
+    own = kit.folder / "storage"
+    for name, root in storages(kit).items():
+        if readable_by_others(root):
+            own.mkdir(mode=0o700, exist_ok=True)
+            settings, key = _storage_settings(resources)[name]
+            settings[key] = str(own / name)
+    return change_policy(kit, "resources", **resources)
 
 
 # The whole policy
@@ -250,10 +284,7 @@ def plain_json(kit: Kit) -> Path:
 
 def keep_logs(kit: Kit) -> Path:
     """Stop the site from sending its error log to the server; return the file."""
-    path = policy_file(kit, "resources")
-    target = path.with_name("resources.json")
-    write_json(target, {**read_json(path), "allow_log_streaming": False})
-    return target
+    return change_policy(kit, "resources", allow_log_streaming=False)
 
 
 def make_strict(kit: Kit) -> list[Path]:
@@ -278,19 +309,18 @@ def make_strict(kit: Kit) -> list[Path]:
             "move the file away"
         )
     code_rights(kit)
-    resources = plain_json(kit)
+    plain_json(kit)
     own_packages = [name for name in _allow_list(kit) if not f"{name}.".startswith(_BUILT_IN)]
     listed = {
         "class_list_enforcement_mode": "enforce",
         "class_allow_list": [*own_packages, *CLASSES[kit.role]],
     }
     own_logs = {"allow_log_streaming": False} if kit.role == "site" else {}
-    write_json(resources, {**read_json(resources), **listed, **own_logs})
-    rights = refuse_code(kit)
-    content = read_json(rights)
-    for own in content["permissions"].values():
+    resources = change_policy(kit, "resources", **listed, **own_logs)
+    permissions = read_json(refuse_code(kit))["permissions"]
+    for own in permissions.values():
         own |= {right: "o:site" for right in _SITE_ONLY if own.get(right) == "any"}
-    write_json(rights, content)
+    rights = change_policy(kit, "authorization", permissions=permissions)
     if kit.role == "server":
         private_storage(kit)
         return [resources, rights]

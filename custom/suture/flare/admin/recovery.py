@@ -22,8 +22,8 @@ from suture.federation.ownership import NotOwner, may_use
 from suture.federation.server.record import Record
 from suture.federation.server.server import find_server_config
 from suture.federation.store import EXPERIMENTS, experiment_folder
+from suture.flare import EXPERIMENT, SHARED_WITH
 from suture.flare.admin.kit import Kit, read_kit
-from suture.flare.event_feed import EXPERIMENT, SHARED_WITH
 
 if TYPE_CHECKING:
     from suture.flare.admin.session import Connection

@@ -30,8 +30,8 @@ from nvflare.fuel.flare_api.flare_api import new_secure_session
 
 from suture.core.errors import ConfigError, FederationError
 from suture.core.plain import read_regular
+from suture.flare import GROUP
 from suture.flare.admin.kit import Kit, check_valid_now
-from suture.flare.event_feed import GROUP
 
 _LOGIN = 30.0
 """Seconds for a login; FLARE's own 5 s are not enough where the machine is busy."""
@@ -52,70 +52,61 @@ class Connection:
 
     def sites(self) -> list[str]:
         """Return the names of the connected sites."""
-        with self._errors_explained(), suppress(NoClientsAvailable):
-            return sorted(client.name for client in self._session.get_connected_client_list())
+        with suppress(NoClientsAvailable):
+            return sorted(client.name for client in self._ask("get_connected_client_list"))
         return []
 
     def submit(self, folder: Path) -> str:
         """Submit an exported job; return its id."""
-        with self._errors_explained():
-            return str(self._session.submit_job(str(folder)))
+        return str(self._ask("submit_job", str(folder)))
 
     def jobs(self) -> list[dict[str, Any]]:
         """Return a summary of each job, oldest first."""
-        with self._errors_explained():
-            return list(self._session.list_jobs())
+        return list(self._ask("list_jobs"))
 
     def metas(self) -> list[dict[str, Any]]:
         """Return the complete metadata of each job, oldest first."""
-        with self._errors_explained():
-            return list(self._session.list_jobs(detailed=True))
+        return list(self._ask("list_jobs", detailed=True))
 
     def meta(self, job_id: str) -> dict[str, Any]:
         """Return the metadata of a job: status, submitter, the answers of the parties to its deployment."""
-        with self._errors_explained():
-            return dict(self._session.get_job_meta(job_id))
+        return dict(self._ask("get_job_meta", job_id))
 
     def abort(self, job_id: str) -> None:
         """Abort a job; one that has ended stays as it is."""
-        with self._errors_explained():
-            self._session.abort_job(job_id)
+        self._ask("abort_job", job_id)
 
     def clone(self, job_id: str) -> str:
         """Submit a copy of a job from the server's job store; return the id of the copy."""
-        with self._errors_explained():
-            return str(self._session.clone_job(job_id))
+        return str(self._ask("clone_job", job_id))
 
     def recent(self, job_id: str) -> dict[str, Any]:
         """Return the newest events of a running job, as `EventFeed.recent`; empty while there are none."""
-        # A job that is starting or ending is unknown to this command for a while.
-        with suppress(JobNotFound, JobNotRunning, KeyError, TypeError, *_REFUSALS):
-            try:
-                return dict(self._session.show_stats(job_id, "server")["server"][GROUP])
-            except (NoConnection, SessionClosed) as error:
-                raise NoAnswer(f"the server at {self._kit.server} does not answer: {error}") from error
-        return {}
+        try:
+            return dict(self._ask("show_stats", job_id, "server")["server"][GROUP])
+        except NoAnswer:
+            raise
+        except (FederationError, JobNotRunning, KeyError, TypeError):
+            return {}  # a job that is starting or ending is unknown to this command for a while
 
     def download(self, job_id: str, folder: Path) -> Path:
         """Download the server's workspace of a job that has ended; return its folder."""
-        with self._errors_explained():
-            return Path(self._session.download_job_result(job_id, str(folder))) / "workspace"
+        return Path(self._ask("download_job_result", job_id, str(folder))) / "workspace"
 
     def error_logs(self, job_id: str) -> dict[str, str]:
         """Return the error logs that sites sent to the server, as far as this administrator may read them."""
-        with suppress(FederationError), self._errors_explained():
-            folder = Path(self._session.download_job_components(job_id))
+        with suppress(FederationError):
+            folder = Path(self._ask("download_job_components", job_id))
             return {
                 path.name.removeprefix("ERRORLOG_"): read_regular(path).decode(errors="replace")
                 for path in folder.rglob("ERRORLOG_*")
             }
         return {}
 
-    @contextmanager
-    def _errors_explained(self) -> Iterator[None]:
-        """Raise FLARE's errors as one line with a remedy."""
+    def _ask(self, command: str, *arguments: str, **options: bool) -> Any:
+        """Return FLARE's answer to a command; raise its errors as one line with a remedy."""
         try:
-            yield
+            return getattr(self._session, command)(*arguments, **options)
         except (NoConnection, SessionClosed) as error:
             raise NoAnswer(f"the server at {self._kit.server} does not answer: {error}") from error
         except AuthorizationError as error:

@@ -1,10 +1,13 @@
 """The bell: the server rings when a site's task is ready, and a site waits for it before it asks for one.
 
-FLARE's clients poll, and sleep after each poll that finds nothing: 0.5 s in the simulator, the server's
-`task_request_interval` elsewhere. A site that waits before it asks finds its task at the first try. The bell
-is a message without content beside FLARE's own path of tasks, which stays as it is, with its filters.
-Whoever rings it causes one poll and nothing else; a bell that is lost is made up for by the ordinary poll
-after `CAP`.
+FLARE 2.9.0: a site polls, and sleeps after each poll that finds nothing: 0.5 s in the simulator, the
+server's `task_request_interval` elsewhere. A site that waits before it asks finds its task at the first
+try. The bell is a message without content beside FLARE's own path of tasks, which stays as it is, with its
+filters. Whoever rings it causes one poll and nothing else; a bell that is lost is made up for by the
+ordinary poll after `CAP`.
+Where: nvflare/private/fed/app/simulator/simulator_worker.py: do_one_task
+Where: nvflare/private/fed/client/client_runner.py: _try_run
+Expires with: test_a_site_of_flare_sleeps_after_a_poll_that_finds_nothing
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from nvflare.apis.job_launcher_spec import JobReturnCode
 from nvflare.app_common.job_launcher.client_process_launcher import ClientProcessJobLauncher
 from nvflare.app_common.job_launcher.process_launcher import ProcessHandle
 
-from suture.flare.launcher import TolerantHandle, TolerantLauncher
+from suture.flare.compat.launcher import TolerantHandle, TolerantLauncher
 
 
 class Machine:

@@ -1,11 +1,15 @@
 """The job guard: what one site sends may cost that site its round, and not the others the job.
 
-FLARE 2.9 decodes an answer before any code of a job sees it, and fetches its tensors from the site meanwhile.
-Where that fails, it ends the server's job process (nvflare/fuel/f3/cellnet/cell.py, "failed to decode
-streamed submit_update"): one unregistered class is enough, or a site that dies while it sends. It also ends
-the job where an answer has certain return codes, or a site says that a message was too large for it. There is
-no setting for any of it, so the guard puts itself in front, with the calls by which FLARE registers its own
-callbacks: it decodes an answer itself, and passes on what it has decoded.
+FLARE 2.9.0: it decodes an answer before any code of a job sees it, and fetches its tensors from the site
+meanwhile. Where that fails, it ends the server's job process since NVIDIA/NVFlare#4496: one unregistered
+class is enough, or a site that dies while it sends. It also ends the job where an answer has certain return
+codes, or a site says that a message was too large for it. There is no setting for any of it, so the guard
+puts itself in front, with the calls by which FLARE registers its own callbacks: it decodes an answer
+itself, and passes on what it has decoded.
+Where: nvflare/fuel/f3/cellnet/cell.py: call
+Where: nvflare/private/fed/server/server_engine.py: ask_to_stop
+Expires with: test_flare_itself_would_end_the_job
+Expires with: test_flare_sets_a_flag_and_no_signal_when_it_ends_a_job
 """
 
 from __future__ import annotations
@@ -151,6 +155,11 @@ class JobGuard:
         """Refuse an answer as if it was taken: after an error, the site would wait and send it again."""
         self._refuse(site, why)
         return make_reply(ReturnCode.OK)
+
+
+def asked_to_stop(engine: Any) -> bool:
+    """Whether FLARE ends the process of a server's job, as when the server has died."""
+    return getattr(engine, "asked_to_stop", False) is True
 
 
 def _as_any_error(handler: Callable[[Message], Message | None]) -> Callable[[Message], Message | None]:

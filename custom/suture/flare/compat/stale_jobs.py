@@ -1,7 +1,9 @@
 """Stale jobs: jobs that a server was running when it was killed.
 
-After a restart FLARE lists them as RUNNING for ever, and they can be neither aborted nor deleted. The state
-of their experiments is complete; `suture resume` submits them again.
+FLARE 2.9.0: after a restart it lists them as RUNNING for ever, and they can be neither aborted nor deleted.
+The state of their experiments is complete; `suture resume` submits them again.
+Where: nvflare/private/fed/server/job_runner.py: handle_event
+Expires with: test_flare_leaves_the_jobs_of_a_killed_server_as_running
 """
 
 from __future__ import annotations

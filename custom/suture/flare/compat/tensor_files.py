@@ -1,8 +1,11 @@
 """Files in which large tensors pass between the processes of FLARE's simulator, beside its messages.
 
-Within one machine the bytes of a model need not pass through sockets: the sender writes them into a file, the
-message names it, and the receiver takes it into its memory and deletes it. What several sites receive is
-written once. Only the simulator has a folder for such files; elsewhere there are none, and none are taken.
+FLARE 2.9.0: a message has all bytes of its tensors, or its receiver requests them through the same socket,
+also within one machine. Here the sender writes them into a file, the message names it, and the receiver
+takes it into its memory and deletes it. What several sites receive is written once. Only the simulator has
+a folder for such files; elsewhere there are none, and none are taken.
+Where: nvflare/app_opt/pt/decomposers.py: native_decompose
+Expires with: test_a_message_of_flare_has_all_bytes_of_its_tensors
 """
 
 from __future__ import annotations

@@ -12,9 +12,9 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
-from suture.flare import bell
-from suture.flare.bell import TOPIC, Bell, ring
 from suture.flare.codec import as_text
+from suture.flare.compat import bell
+from suture.flare.compat.bell import TOPIC, Bell, ring
 from suture.flare.executor import SiteExecutor
 
 

@@ -9,7 +9,7 @@ from nvflare.apis.event_type import EventType
 from nvflare.apis.job_def import RunStatus
 from nvflare.private.fed.server.job_runner import JobRunner
 
-from suture.flare.stale_jobs import StaleJobs
+from suture.flare.compat.stale_jobs import StaleJobs
 
 
 class Store:

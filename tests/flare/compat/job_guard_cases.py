@@ -33,9 +33,11 @@ from nvflare.fuel.utils import fobs
 from nvflare.private.defs import CellMessageHeaderKeys
 
 from suture.core.errors import FederationError
-from suture.flare import codec, job_guard
-from suture.flare.codec import from_shareable_, register, to_shareable
-from suture.flare.job_guard import JobGuard
+from suture.flare.codec import from_shareable_, to_shareable
+from suture.flare.compat import job_guard
+from suture.flare.compat import tensors as limits
+from suture.flare.compat.job_guard import JobGuard
+from suture.flare.compat.tensors import register
 from suture.protocol.packing import Packed
 
 TOKENS = {"token of a": "a"}
@@ -188,7 +190,7 @@ UNUSABLE: dict[str, tuple[Callable[[], Any], str]] = {
 @pytest.fixture
 def downloads(monkeypatch: pytest.MonkeyPatch) -> None:
     """As for a message above `INLINE`: its tensors are fetched from the site."""
-    monkeypatch.setattr(codec, "INLINE", 0)
+    monkeypatch.setattr(limits, "INLINE", 0)
 
 
 def offered_by_a_dead_process(federation: Federation) -> bytes:
@@ -238,7 +240,7 @@ def test_an_answer_that_flare_would_choke_on_is_refused(kind: str, federation: F
 def test_a_usable_answer_reaches_flare_as_it_was_sent(
     inline: int, downloaded: list[int], federation: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(codec, "INLINE", inline)
+    monkeypatch.setattr(limits, "INLINE", inline)
     offered: list[int] = []
     add = TensorDownloadable.__init__
 

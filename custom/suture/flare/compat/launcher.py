@@ -1,12 +1,16 @@
 """A launcher of a site's job processes that restarts a killed process.
 
-FLARE ends a whole job when the process of one site is killed (by the kernel for lack of memory, or by a
-person): any signal counts as an error of the job. This launcher starts the process again. The new process
-receives the same task from the server, and reads the state of the last committed round from its disk. The
-site installs the launcher in place of FLARE's own in local/resources.json; see docs/deployment.md.
+FLARE 2.9.0: it ends a whole job when the process of one site is killed, by the kernel for lack of memory or
+by a person: any signal counts as an error of the job (NVIDIA/NVFlare#5194). This launcher starts the
+process again. The new process receives the same task from the server, and reads the state of the last
+committed round from its disk. The site installs the launcher in place of FLARE's own in
+local/resources.json; see docs/deployment.md.
 
 A broken connection also loses the pending request. FLARE reports no error and repeats the request only when
 its answer is overdue: for pieces of tensors after ten minutes, which an environment variable can shorten.
+Where: nvflare/app_common/job_launcher/process_launcher.py: poll
+Where: nvflare/private/fed/client/client_executor.py: _wait_child_process_finish
+Expires with: test_flare_reports_a_killed_process_as_a_failure_of_the_job
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ from nvflare.private.privacy_manager import PrivacyService
 from suture.flare.admin.policy import CLASSES
 from suture.flare.admin.remote import refusals
 from suture.flare.codec import from_text
-from suture.flare.plain_json import PlainJson, references
+from suture.flare.compat.plain_json import PlainJson, references
 from suture.flare.recipe import export_job
 from suture.simulation.job import load_job, with_settings
 
@@ -96,8 +96,8 @@ def submit(job: Path) -> tuple[bool, str]:
 
 def deploy(app: Path, root: Path, monkeypatch: pytest.MonkeyPatch, validator: PlainJson | None) -> str:
     """What FLARE's client does with an app; the text of its refusal."""
-    (root / "startup").mkdir(parents=True)
-    (root / "local").mkdir()
+    for name in ("startup", "local"):
+        (root / name).mkdir(parents=True, exist_ok=True)
     own = FLAppValidator(SiteType.CLIENT, [validator] if validator else None)
     monkeypatch.setattr(AppAuthzService, "app_validator", own)
     monkeypatch.setattr(PrivacyService, "is_scope_allowed", lambda _: True)

@@ -14,8 +14,8 @@ pytestmark = pytest.mark.flare
 
 # Python runs a module of this name at the start of every process, so also in the one that FLARE's server has.
 DEAF = """
-import suture.flare.bell
-suture.flare.bell.ring = lambda sites, fl_ctx: print("lost bell", list(sites), flush=True)
+import suture.flare.compat.bell
+suture.flare.compat.bell.ring = lambda sites, fl_ctx: print("lost bell", list(sites), flush=True)
 """
 
 

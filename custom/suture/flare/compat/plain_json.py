@@ -1,13 +1,17 @@
 """Refusal of jobs whose configuration is more than plain JSON, at the server and at the sites.
 
-FLARE reads a job's meta.conf and config_fed_*.conf with pyhocon before any component of the job exists. Its
-`include url(...)` fetches an address; `include file(...)` and `${NAME}` read files and environment variables
-of the party. In JSON too, FLARE replaces `{$NAME}` by an environment variable of the party, and
-`${secret:NAME}` by a secret: as the title of a run, the server would send it to the submitter.
+FLARE 2.9.0: it reads a job's meta.conf and config_fed_*.conf with pyhocon before any component of the job
+exists. Its `include url(...)` fetches an address; `include file(...)` and `${NAME}` read files and
+environment variables of the party. In JSON too, FLARE replaces `{$NAME}` by an environment variable of the
+party, and `${secret:NAME}` by a secret: as the title of a run, the server would send it to the submitter.
 
 `suture policy` installs `PlainJson` as ``app_validator`` of local/resources.json. FLARE asks it at each
 deployment, but has read the configuration by then; and the server reads meta.conf at the submission, where
 FLARE has no hook. So the validator also takes FLARE's readers of other formats away from its process.
+Where: nvflare/private/fed/server/job_meta_validator.py: validate
+Where: nvflare/fuel/utils/wfconf.py: resolve_var_refs
+Expires with: test_flare_reads_variables_of_the_party_in_a_jobs_meta
+Expires with: test_flare_replaces_what_is_in_braces
 """
 
 from __future__ import annotations
@@ -19,17 +23,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from nvflare.apis.app_validation import AppValidator
-from nvflare.apis.fl_exception import UnsafeComponentError
-from nvflare.apis.workspace import Workspace
-from nvflare.app_common.widgets.component_path_authorizer import (
-    _COMPONENT_PATH_PATTERN,
-    ComponentPathAuthorizer,
-)
 from nvflare.fuel.utils.config import ConfigFormat, ConfigLoader
 from nvflare.fuel.utils.config_factory import ConfigFactory
 from nvflare.lighter.tool_consts import NVFLARE_SIG_FILE, NVFLARE_SUBMITTER_CRT_FILE
 
 from suture.core.plain import read_regular
+from suture.flare.compat.allow_list import unlisted
 
 _SIGNED = (NVFLARE_SIG_FILE, NVFLARE_SUBMITTER_CRT_FILE)
 """Files that FLARE adds to each folder of a submitted job: the submitter's signatures and certificate."""
@@ -90,37 +89,6 @@ def faults(config: Path) -> Iterator[str]:
             continue
         for text in references(content):
             yield f"config/{name} has a reference {text[:80]!r}; FLARE would replace what is in braces"
-
-
-def unlisted(app: Path) -> Iterator[str]:
-    """Yield FLARE's refusal of each component that the party's class_allow_list lacks.
-
-    FLARE itself refuses it when the job's process starts, where the submitter learns no more than
-    EXECUTION_EXCEPTION. An app that brings code is left to it: for such a job FLARE has another right.
-
-    Args:
-        app: the folder of a deployed app, ``WORKSPACE/JOB_ID/APP``.
-    """
-    root = app.parents[1]
-    if (app / "custom").is_dir() or not any((root / "local").glob("resources.json*")):
-        return
-    authorizer, workspace = ComponentPathAuthorizer(), Workspace(str(root))
-    for path in sorted((app / "config").glob("config_fed_*.json")):
-        for component in components(json.loads(read_regular(path))):
-            try:
-                authorizer.authorize_component_config(component, workspace=workspace)
-            except UnsafeComponentError as refusal:
-                yield f"config/{path.name}: {refusal}"
-
-
-def components(value: object) -> Iterator[dict[str, Any]]:
-    """Yield what FLARE takes for a component in a configuration: a table with the dotted path of a class."""
-    if isinstance(value, dict):
-        path = value.get("path", value.get("class_path"))
-        if isinstance(path, str) and _COMPONENT_PATH_PATTERN.fullmatch(path):
-            yield value
-    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        yield from components(inner)
 
 
 def references(value: object) -> Iterator[str]:

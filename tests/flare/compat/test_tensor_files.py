@@ -17,9 +17,10 @@ from nvflare.fuel.utils import fobs
 from nvflare.fuel.utils.fobs.datum import DatumManager
 from torch import Tensor
 
-from suture.flare import tensor_files
-from suture.flare.codec import LARGE, Tensors, from_shareable_, register, to_shareable
-from suture.flare.tensor_files import FOLDER, Incoming, Outgoing, TensorFile, written_once
+from suture.flare.codec import from_shareable_, to_shareable
+from suture.flare.compat import tensor_files
+from suture.flare.compat.tensor_files import FOLDER, Incoming, Outgoing, TensorFile, written_once
+from suture.flare.compat.tensors import LARGE, Tensors, register
 from suture.protocol.packing import Packed
 
 N = LARGE // 4

@@ -1,0 +1,249 @@
+"""What FLARE does without the files of `suture.flare.compat`: where a test fails, its file may go.
+
+The docstring of each file names its tests: here, and in job_guard_cases.py.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from argparse import Namespace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import nvflare
+import pytest
+import torch
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_constant import FLContextKey, RunProcessKey
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.job_def import RunStatus
+from nvflare.apis.signal import Signal
+from nvflare.app_common.job_launcher.process_launcher import ProcessHandle
+from nvflare.app_opt.pt.decomposers import TensorDecomposer
+from nvflare.fuel.common.exit_codes import ProcessExitCode
+from nvflare.fuel.utils.fobs import FOBSContextKey
+from nvflare.fuel.utils.fobs.datum import DatumManager
+from nvflare.fuel.utils.fobs.decomposers.via_downloader import EncKey, EncType
+from nvflare.fuel.utils.json_scanner import JsonScanner
+from nvflare.fuel.utils.wfconf import resolve_var_refs
+from nvflare.private.defs import JobFailureMsgKey
+from nvflare.private.fed.app.simulator.simulator_runner import SimulatorClientRunner
+from nvflare.private.fed.app.simulator.simulator_worker import ClientTaskWorker
+from nvflare.private.fed.client.client_executor import JobExecutor
+from nvflare.private.fed.client.client_runner import ClientRunner
+from nvflare.private.fed.client.client_status import ClientStatus
+from nvflare.private.fed.server.job_meta_validator import JobMetaValidator
+from nvflare.private.fed.server.job_runner import JobRunner
+from nvflare.private.fed.server.server_engine import ServerEngine
+from nvflare.tool.poc import poc_commands
+from test_plain_json import deploy, exported, strict, zipped
+from test_stale_jobs import Store
+
+import suture
+
+PACKAGE = Path(suture.__file__).parent
+SIMULATOR = [PACKAGE / "simulation" / name for name in ("simulator.py", "start_watch.py")]
+FILES = [*sorted((PACKAGE / "flare" / "compat").glob("[!_]*.py")), *SIMULATOR]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_each_file_says_what_it_works_around_where_and_until_when(path: Path) -> None:
+    text = ast.get_docstring(ast.parse(path.read_text())) or ""
+    assert re.search(r"^FLARE 2\.9\.\d: \S", text, re.MULTILINE)
+    where = re.findall(r"^Where: (nvflare/\S+\.py): (\w+)$", text, re.MULTILINE)
+    assert where
+    for file, function in where:
+        source = ast.parse((Path(nvflare.__file__).parents[1] / file).read_text())
+        assert function in {n.name for n in ast.walk(source) if isinstance(n, ast.FunctionDef)}, file
+    tests = re.findall(r"^Expires with: (test_\w+)$", text, re.MULTILINE)
+    assert tests
+    here = "".join(path.read_text() for path in Path(__file__).parent.glob("*.py"))
+    assert [name for name in tests if f"\ndef {name}(" not in here] == []
+
+
+# bell.py
+
+
+@pytest.fixture
+def sleeps(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """How long FLARE sleeps, without doing so."""
+    found: list[float] = []
+    monkeypatch.setattr(time, "sleep", found.append)
+    return found
+
+
+def test_a_site_of_flare_sleeps_after_a_poll_that_finds_nothing(sleeps: list[float]) -> None:
+    abort = Signal()
+    runner: Any = SimpleNamespace(
+        run_abort_signal=abort,
+        default_task_fetch_interval=2.0,
+        get_task_timeout=None,
+        log_debug=lambda *_: None,
+        _send_job_heartbeat=lambda: None,
+        engine=SimpleNamespace(new_context=FLContext, get_task_assignment=lambda *_: None),
+    )
+    runner.fetch_and_run_one_task = lambda fl_ctx: ClientRunner.fetch_and_run_one_task(runner, fl_ctx)
+    worker, fl_ctx = ClientTaskWorker(), FLContext()
+    fl_ctx.set_prop(FLContextKey.RUNNER, runner)
+    worker.fire_event = lambda *_: None
+    client = SimpleNamespace(client_name="a", run_manager=SimpleNamespace(new_context=lambda: fl_ctx))
+    worker.do_one_task(client, Namespace(task_name="task_exec"))
+    assert sleeps == [0.5, 0.5], "in the simulator"
+    runner.engine.get_task_assignment = lambda *_: abort.trigger(True)
+    ClientRunner._try_run(runner)
+    assert sleeps[2:] == [2.0], "elsewhere"
+
+
+# job_guard.py
+
+
+def test_flare_sets_a_flag_and_no_signal_when_it_ends_a_job() -> None:
+    engine: Any = SimpleNamespace()
+    ServerEngine.ask_to_stop(engine)
+    assert vars(engine) == {"asked_to_stop": True}
+
+
+# launcher.py
+
+
+def test_flare_reports_a_killed_process_as_a_failure_of_the_job(tmp_path: Path) -> None:
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+    process.send_signal(signal.SIGKILL)
+    sent: list[Any] = []
+    client = SimpleNamespace(client_name="a")
+    client.send_request_before_shutdown = lambda request, **_: sent.append(request.payload)
+    executor, fl_ctx = JobExecutor(client, ""), FLContext()
+    handle = ProcessHandle(process=process)
+    executor.run_processes["j"] = {
+        RunProcessKey.JOB_HANDLE: handle,
+        RunProcessKey.STATUS: ClientStatus.STARTED,
+    }
+    fl_ctx.get_engine = lambda: SimpleNamespace(fire_event=lambda *_: None)
+    executor._wait_child_process_finish(client, "j", None, "", None, str(tmp_path), fl_ctx)
+    assert [payload[JobFailureMsgKey.CODE] for payload in sent] == [ProcessExitCode.EXCEPTION]
+
+
+# plain_json.py
+
+
+def test_flare_reads_variables_of_the_party_in_a_jobs_meta(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SUTURE_TEST_SECRET", "rosebud")
+    job = exported(tmp_path)
+    meta = json.loads((job / "meta.json").read_text())
+    (job / "meta.json").unlink()
+    (job / "meta.conf").write_text(json.dumps({**meta, "note": 0})[:-2] + "${SUTURE_TEST_SECRET} }")
+    valid, error, read = JobMetaValidator().validate(job.name, zipped(job, job.parent))
+    assert (valid, error, read["note"]) == (True, "", "rosebud")
+
+
+def test_flare_replaces_what_is_in_braces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SUTURE_TEST_SECRET", "rosebud")
+    config = {"title": "of {$SUTURE_TEST_SECRET}"}
+    resolve_var_refs(JsonScanner(config), {})
+    assert config == {"title": "of rosebud"}
+
+
+# allow_list.py
+
+
+def test_flare_deploys_an_app_with_a_component_that_is_not_allowed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = exported(tmp_path) / "app_alpha"
+    assert "suture." in (app / "config" / "config_fed_client.json").read_text()
+    root = strict(tmp_path / "party", "other.")
+    assert deploy(app, root, monkeypatch, None) == ""
+
+
+# stale_jobs.py
+
+
+def test_flare_leaves_the_jobs_of_a_killed_server_as_running() -> None:
+    store = Store(old=RunStatus.RUNNING)
+    runner, fl_ctx = JobRunner(""), SimpleNamespace()
+    components = {"job_runner": runner, "job_manager": store}
+    fl_ctx.get_engine = lambda: SimpleNamespace(get_component=components.get)
+    runner.handle_event(EventType.SYSTEM_START, fl_ctx)
+    assert store.jobs == {"old": RunStatus.RUNNING}
+
+
+# tensors.py, tensor_files.py
+
+
+def test_flare_offers_a_small_tensor_for_download() -> None:
+    manager = DatumManager(fobs_ctx={FOBSContextKey.CELL: object()})
+    found = TensorDecomposer().decompose(torch.ones(1), manager)
+    assert found[EncKey.TYPE] == EncType.REF
+
+
+def test_a_message_of_flare_has_all_bytes_of_its_tensors() -> None:
+    tensor = torch.ones(2**20)
+    found = TensorDecomposer().decompose(tensor, DatumManager(fobs_ctx={}))
+    assert len(found[EncKey.DATA]) >= tensor.nbytes
+
+
+# provisioning.py
+
+
+def test_flare_deletes_the_folder_in_which_it_prepares_a_poc(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = tmp_path / "poc" / "data" / "image.png"
+    data.parent.mkdir(parents=True)
+    data.write_text("image")
+    monkeypatch.setattr(poc_commands, "prepare_poc_provision", lambda *_: {"name": "p"})
+    monkeypatch.setattr(poc_commands, "save_startup_kit_dir_config", lambda *_: None)
+    assert poc_commands._prepare_poc([], 0, str(tmp_path / "poc"), force=True)
+    assert not data.exists()
+
+
+# suture.simulation.start_watch and .simulator
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The commands of the processes that FLARE's simulator has started; each has ended at once."""
+    commands: list[list[str]] = []
+
+    def start(words: list[str], **_: Any) -> Any:
+        commands.append(words)
+        return SimpleNamespace(poll=lambda: 1, returncode=1)
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    connection = SimpleNamespace(send=lambda _: None)
+    monkeypatch.setattr(SimulatorClientRunner, "_create_connection", lambda *_, **__: connection)
+    return commands
+
+
+def simulator(workspace: Path) -> SimulatorClientRunner:
+    """FLARE's simulator of one site."""
+    for name in ("startup", "local"):
+        (workspace / "a" / name).mkdir(parents=True)
+    args = Namespace(workspace=str(workspace), set=[], threads=1, log_config="x", end_run_for_all=False)
+    cell = SimpleNamespace(get_root_url_for_child=lambda: "u", get_internal_listener_url=lambda: "u")
+    client = SimpleNamespace(client_name="a", token="t", cell=cell, simulate_running=False)
+    return SimulatorClientRunner("", args, [client], None, args, {})
+
+
+def test_flares_simulator_does_not_start_the_process_of_a_site_again(
+    started: list[list[str]], sleeps: list[float], tmp_path: Path
+) -> None:
+    simulator(tmp_path).run_client_thread(1, None, threading.Lock(), False)
+    assert len(started) == 1
+
+
+def test_flares_simulator_divides_its_commands_at_blanks(
+    started: list[list[str]], sleeps: list[float], tmp_path: Path
+) -> None:
+    simulator(tmp_path / "a b").run_client_thread(1, None, threading.Lock(), False)
+    assert str(tmp_path / "a") in started[0]
