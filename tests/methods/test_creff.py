@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from suture.core.seeds import generator_for, seed_for
 from suture.data.siamese import siamese
 from suture.learning.training import SiteContext, ready_inputs
 from suture.methods.base import GlobalModel, Phase, RoundContext
-from suture.methods.creff import creff
+from suture.methods.creff import creff, federated_features
 from suture.methods.creff.creff import GRADIENTS, RETRAINED, ClassGradients, CReFF, joined, retrained_rows
 from suture.methods.creff.federated_features import FederatedFeatures, distance, head_gradient
 from suture.methods.fedavg import FedAvg
@@ -84,7 +85,7 @@ def test_the_servers_half_is_the_papers(seed: int, classes: int, width: int, n: 
     head = torch.randn(classes, width + 1, generator=g).double()
     target = torch.randn(classes, classes, width + 1, generator=g).double()
     start = torch.randn(classes, n, width, generator=g).double()
-    how = FederatedFeatures(per_class=n, steps=3, head_epochs=2, head_batch=3, head_lr=0.3)
+    how = FederatedFeatures(per_class=n, steps=3, head_epochs=2, head_lr=0.3)
     found = how.matched(start, torch.arange(classes), head, target)
     for c in range(classes):
         features = start[c].clone().requires_grad_()
@@ -111,7 +112,8 @@ def test_the_servers_half_is_the_papers(seed: int, classes: int, width: int, n: 
             sgd.zero_grad()
             F.cross_entropy(layer(x[shuffled[i : i + 3]]), y[shuffled[i : i + 3]]).backward()
             sgd.step()
-    rows = how.retrained(found, fresh, torch.Generator().manual_seed(1))
+    with mock.patch.object(federated_features, "BATCH", 3):
+        rows = how.retrained(found, fresh, torch.Generator().manual_seed(1))
     assert torch.allclose(
         rows, torch.cat([layer.weight, layer.bias[:, None]], 1).detach(), rtol=1e-10, atol=1e-10
     )

@@ -18,10 +18,10 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
-from suture.core.errors import ConfigError, SutureError, unknown
+from suture.core.errors import ConfigError, SutureError, shown, unknown
 from suture.core.names import as_job, check_job
 from suture.core.plain import read_regular, read_toml
-from suture.core.validation import LARGEST_SEED, LIMIT, LabelName, bare, parse
+from suture.core.validation import LARGEST_SEED, LIMIT, LabelName, bare, parse, why_removed
 from suture.data.augmentation import Augmentation
 from suture.federation.plan import Plan, Quorum, Schedule, Selection, code_hash
 from suture.learning.finetuning import FineTuning
@@ -329,6 +329,8 @@ def _path(job: Job, key: str) -> tuple[str, ...]:
     if inside := [name for name in leaves if name.startswith(f"{key}.")]:
         raise ConfigError(f"{key!r} is several settings; set one of them: {', '.join(sorted(inside))}")
     if not ends:
+        if why := why_removed(key):
+            raise ConfigError(f"unknown setting {shown(key)}; {why}")
         if others := _methods_with(key):
             raise ConfigError(
                 f"{job.method.about.title} has no setting {key!r}; {', '.join(others)} "
