@@ -10,8 +10,8 @@ The engine is `custom/suture`, the papers are `custom/suture_papers`. What a lin
 - A line of code is neither blank, nor a comment, nor part of a docstring.
 - A public name stands at the top of a module, without leading underscore.
 - A setting is a key that a user can write into a job, a suture.toml, an experiment or a pretraining: a field
-  of their classes, at any depth, counted in the class that first declares it. Nothing uses it if no file of
-  jobs/, experiments/, examples/ and benchmarks/ writes or reads it and it is no table.
+  of their classes, at any depth, counted in the class that first declares it: a value, or a table of others.
+  Nothing uses a value if no file of jobs/, experiments/, examples/ and benchmarks/ writes or reads it.
 - Commands and options are those of docs/reference/commands.md. Words are those of the README, of the papers'
   pages and of docs/, but for docs/reference, results and what is generated.
 - Three walks. A task: what `Site.answer` runs of the package to train a round in the smallest federation: how
@@ -280,7 +280,11 @@ def settings(tree: Path) -> dict[str, object]:
     unused = sorted(
         f"{kind}.{name}" for (kind, name), table in found.items() if not table and name not in used
     )
-    return {"settings": len(found), "settings that nothing uses": unused}
+    tables = sum(found.values())
+    return {
+        "settings": {"values": len(found) - tables, "tables": tables},
+        "settings that nothing uses": unused,
+    }
 
 
 def written_classes(tree: Path) -> set[Any]:

@@ -146,7 +146,7 @@ def load_job(job: str | Path, *, trust: bool = False) -> Job:
     sys.modules[module.__name__] = module
     try:
         # Not by an import, which may take bytecode that lies beside the file and says something else.
-        exec(compile(read_regular(path), path, "exec"), vars(module))
+        exec(compile(read_regular(path), path, "exec"), vars(module))  # noqa: S102
     except SutureError:
         raise
     except Exception as error:  # whatever a file of a user does
